@@ -1,0 +1,16 @@
+"""Rows of a dataset and the identity of a prompt. Needs neither torch nor a tokenizer."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+Row = dict[str, Any]
+"""Columns of one dataset row. `prompt` is a string or a list of {role, content}; the rest is the scorer's."""
+
+
+def prompt_id(row: Row) -> str:
+    """16 hex digits of the row's content: the same row is the same prompt in every run, so history carries over."""
+    text = json.dumps(row, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()

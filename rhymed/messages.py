@@ -1,0 +1,470 @@
+"""All wire types, in sections by receiver. `docs/protocol.md` is generated from this module.
+
+A message travels as `[envelope, body, *arrays]`: two MessagePack maps and raw frames. The body's `type` names its
+struct. Token arrays are little-endian uint32, log-probs float32; the arrays of several samples lie end to end in
+one frame, in the order of the map's list, and the lengths in the map cut them apart. Unknown fields are refused.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+PROTOCOL = 1
+"""Version of this module. A peer of another version is turned away when it joins."""
+
+Role = Literal["rollout", "reward", "trainer"]
+FinishReason = Literal["stop", "length", "abort"]
+SampleState = Literal["generated", "scored", "trained", "dropped"]
+
+
+class Message(msgspec.Struct, frozen=True, tag_field="type", forbid_unknown_fields=True, omit_defaults=True):
+    """Base of all bodies."""
+
+
+class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Base of what stands inside a body."""
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# The envelope, and the answers that every receiver may give
+# ---------------------------------------------------------------------------------------------------------------
+
+
+class Envelope(Part, frozen=True, kw_only=True):
+    """First frame of every message."""
+
+    kind: Literal["request", "reply", "event"]
+    id: int = 0  # pairs a reply with its request; 0 in an event
+    deadline_s: float = 0.0  # how long the asker will wait; the answerer may give up after it
+
+
+class Done(Message, frozen=True, tag="done"):
+    """Answer: it happened (for the store: it is durable as configured)."""
+
+
+class Failure(Message, frozen=True, kw_only=True, tag="failure"):
+    """Answer: it did not happen, and why."""
+
+    error: str  # class name in rhymed.errors
+    message: str
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Parts that several messages share
+# ---------------------------------------------------------------------------------------------------------------
+
+
+class SampleId(Part, frozen=True, order=True):
+    """Identity of one rollout within a run. Stands for ever; also the key of its noise and of its record."""
+
+    step: int  # training step it is made for, from 0; negative: imported from an earlier run
+    prompt: str  # 16 hex digits, see rhymed.data.prompt_id
+    index: int  # 0 .. group_size - 1
+
+    def __str__(self) -> str:
+        return f"{self.step}/{self.prompt}/{self.index}"
+
+
+class SampleInfo(Part, frozen=True, kw_only=True):
+    """What is known of a generated sample without its tokens."""
+
+    id: SampleId
+    prompt_length: int  # tokens
+    length: int  # response tokens, end-of-sequence included
+    finish_reason: FinishReason
+    versions: list[
+        tuple[int, int]
+    ]  # (policy version, how many tokens in a row), oldest first; counts sum to length
+    reward: float | None = None  # None: not scored
+
+
+class Score(Part, frozen=True, kw_only=True):
+    """Outcome of scoring one sample: exactly one of reward and error is given."""
+
+    id: SampleId
+    reward: float | None = None
+    error: str | None = None  # what went wrong, for the user
+    timeout: bool = False  # the error was the time limit
+
+
+class JournalEntry(Part, frozen=True, kw_only=True):
+    """One line of the run's journal: how far a sample has durably come."""
+
+    id: SampleId
+    state: SampleState
+    length: int = 0  # response tokens
+    oldest_version: int = 0  # smallest policy version among its tokens
+    reward: float | None = None
+    reason: str = ""  # why dropped
+
+
+class Holding(Part, frozen=True, kw_only=True):
+    """A sample that a worker has in hand."""
+
+    id: SampleId
+    tokens: int = 0  # generated so far
+    seconds: float = 0.0  # since it was taken
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# To the broker
+# ---------------------------------------------------------------------------------------------------------------
+
+
+class Join(Message, frozen=True, kw_only=True, tag="join"):
+    """Worker or trainer -> broker, first of all and whenever the broker does not know it. Answered by Welcome."""
+
+    role: Role
+    worker: str  # unique name, e.g. "rollout-0@host:4711"
+    host: str
+    pid: int
+    protocol: int = PROTOCOL
+    slots: int = 1  # samples it can have in hand at once
+    version: int = -1  # policy version loaded; trainer: number of steps trained; -1: none
+    weights: str = ""  # trainer: address that serves its weights
+    holding: list[SampleId] = []  # what it still works on (after a restart of the broker)
+
+
+class Heartbeat(Message, frozen=True, kw_only=True, tag="heartbeat"):
+    """Worker -> broker, an event every `heartbeat_s`. Lost ones do no harm: the next tells the same and more."""
+
+    worker: str
+    version: int = -1
+    phase: str = ""  # what it does now, for people: "idle", "decode", "update", "train 12/64" …
+    holding: list[Holding] = []
+    stats: dict[str, float] = {}  # metrics, names as in docs/metrics.md
+
+
+class Generated(Message, frozen=True, kw_only=True, tag="generated"):
+    """Rollout worker -> broker, after the store acknowledged these samples. Saying it twice does no harm."""
+
+    worker: str
+    samples: list[SampleInfo]
+
+
+class Scored(Message, frozen=True, kw_only=True, tag="scored"):
+    """Reward worker -> broker, after the store acknowledged the rewards. Errors are told here as well."""
+
+    worker: str
+    scores: list[Score]
+
+
+class GiveBack(Message, frozen=True, kw_only=True, tag="give_back"):
+    """Worker -> broker: these samples will not be done here (it drains, or they cannot be done)."""
+
+    worker: str
+    samples: list[SampleId]
+    reason: str
+    retry: bool = True  # False: nobody could do it; drop with the reason
+
+
+class Loaded(Message, frozen=True, kw_only=True, tag="loaded"):
+    """Rollout worker -> broker: from now on new tokens are of this policy version."""
+
+    worker: str
+    version: int
+    seconds: float
+
+
+class Trained(Message, frozen=True, kw_only=True, tag="trained"):
+    """Trainer -> broker: step done, version = step + 1 is published."""
+
+    worker: str
+    step: int
+    metrics: dict[str, float]
+
+
+class Checkpointed(Message, frozen=True, kw_only=True, tag="checkpointed"):
+    """Trainer -> broker: all steps below `step` are in a durable checkpoint and will never be asked for again."""
+
+    worker: str
+    step: int
+
+
+class Leave(Message, frozen=True, kw_only=True, tag="leave"):
+    """Worker -> broker: goodbye. What it held is given to others."""
+
+    worker: str
+
+
+class GetQueues(Message, frozen=True, tag="get_queues"):
+    """Anybody -> broker: every queue and its depth, what each worker holds. Answered by Queues."""
+
+
+ToBroker = (
+    Join | Heartbeat | Generated | Scored | GiveBack | Loaded | Trained | Checkpointed | Leave | GetQueues
+)
+
+
+class Welcome(Message, frozen=True, kw_only=True, tag="welcome"):
+    """Broker's answer to Join."""
+
+    run: str  # the run's name
+    heartbeat_s: float
+    lost_after_s: float  # silence after which what the worker holds goes to others
+    step: int  # trainer: first step that the broker will ask for
+
+
+class WorkerRow(Part, frozen=True, kw_only=True):
+    worker: str
+    role: Role
+    host: str
+    pid: int
+    slots: int
+    version: int
+    phase: str
+    silent_s: float  # since the last heartbeat
+    holding: list[Holding]
+    stats: dict[str, float] = {}
+
+
+class StepRow(Part, frozen=True, kw_only=True):
+    step: int
+    states: dict[str, int]  # ledger state -> samples
+    groups_ready: int
+    groups: int
+    open_s: float
+
+
+class Queues(Message, frozen=True, kw_only=True, tag="queues"):
+    """Broker's answer to GetQueues: a snapshot."""
+
+    run: str
+    uptime_s: float
+    version: int  # newest published policy version
+    step: int  # next step to be trained
+    steps: int  # steps of the whole run
+    finished: bool
+    queues: dict[str, int]  # waiting, running, generated, scoring, scored, training, trained, dropped
+    oldest_s: dict[str, float]  # queue -> age of its oldest sample in that state
+    workers: list[WorkerRow]
+    open_steps: list[StepRow]
+    metrics: dict[str, float] = {}  # of the step trained last
+    lag_ms: float = 0.0  # event-loop lag, 99th percentile of the last seconds
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# To a worker or the trainer (all from the broker)
+# ---------------------------------------------------------------------------------------------------------------
+
+
+class Generate(Message, frozen=True, kw_only=True, tag="generate"):
+    """Broker -> rollout worker: take these. Done means taken; Generated follows when they are stored."""
+
+    samples: list[SampleId]
+
+
+class Cancel(Message, frozen=True, kw_only=True, tag="cancel"):
+    """Broker -> rollout worker: forget these; what they have so far is not kept."""
+
+    samples: list[SampleId]
+
+
+class LoadVersion(Message, frozen=True, kw_only=True, tag="load_version"):
+    """Broker -> rollout worker: load these weights in place. Done means begun; Loaded follows."""
+
+    version: int
+    weights: str  # address that serves them
+
+
+class RateSamples(Message, frozen=True, kw_only=True, tag="score"):
+    """Broker -> reward worker: take these. Done means taken; Scored follows."""
+
+    samples: list[SampleId]
+
+
+class TrainStep(Message, frozen=True, kw_only=True, tag="train_step"):
+    """Broker -> trainer: train one step on these whole groups. Done means taken; Trained follows."""
+
+    step: int
+    samples: list[SampleId]  # sorted: the order is part of what makes a step reproducible
+    metrics: dict[str, float] = {}  # rollout's side of the step, for the trainer's log
+
+
+class Finish(Message, frozen=True, kw_only=True, tag="finish"):
+    """Broker -> everybody: the run is over; leave. Trainer: write the last checkpoint first."""
+
+    reason: str
+
+
+ToRollout = Generate | Cancel | LoadVersion | Finish
+ToReward = RateSamples | Finish
+ToTrainer = TrainStep | Finish
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# To the store
+# ---------------------------------------------------------------------------------------------------------------
+
+
+class OpenRun(Message, frozen=True, kw_only=True, tag="open_run"):
+    """Broker -> store: this folder is that run's. Another name or fingerprint than the recorded one is refused."""
+
+    run: str
+    fingerprint: str  # of what must not change in a run: model, data, seed
+
+
+class PromptRow(Part, frozen=True, kw_only=True):
+    prompt: str  # id
+    row: str  # JSON object: the dataset's columns
+
+
+class PutPrompts(Message, frozen=True, kw_only=True, tag="put_prompts"):
+    """Broker -> store: the rows of the dataset. Writing one twice does no harm. Answered by Done."""
+
+    rows: list[PromptRow]
+
+
+class GetPrompts(Message, frozen=True, kw_only=True, tag="get_prompts"):
+    """Workers -> store. Answered by Prompts."""
+
+    prompts: list[str]
+
+
+class PutSamples(Message, frozen=True, kw_only=True, tag="put_samples"):
+    """Rollout worker -> store. Arrays: prompt tokens, response tokens (uint32), behaviour log-probs (float32).
+
+    Done means durable. A sample that is there already keeps its first record.
+    """
+
+    samples: list[SampleInfo]
+
+
+class GetSamples(Message, frozen=True, kw_only=True, tag="get_samples"):
+    """Reward worker, trainer -> store. Answered by Samples; an unknown id fails the whole request."""
+
+    samples: list[SampleId]
+    logprobs: bool = False
+    prompt_tokens: bool = False
+
+
+class PutScores(Message, frozen=True, kw_only=True, tag="put_scores"):
+    """Reward worker -> store. Only scores with a reward. Done means durable."""
+
+    scores: list[Score]
+
+
+class MarkSamples(Message, frozen=True, kw_only=True, tag="mark_samples"):
+    """Broker -> store: journal these as trained or dropped. Done means durable."""
+
+    samples: list[SampleId]
+    state: Literal["trained", "dropped"]
+    reason: str = ""
+
+
+class ForgetLogprobs(Message, frozen=True, kw_only=True, tag="forget_logprobs"):
+    """Broker -> store: steps below this one are checkpointed; their log-probs and journal lines may go."""
+
+    below_step: int
+
+
+class GetHistory(Message, frozen=True, kw_only=True, tag="get_history"):
+    """Rollout worker -> store: a prompt's earlier responses, newest step first. Answered by Samples (tokens only)."""
+
+    prompt: str
+    before_step: int
+    limit: int = 16  # responses
+
+
+class GetLengths(Message, frozen=True, kw_only=True, tag="get_lengths"):
+    """Broker -> store: response lengths, without touching tokens. Answered by Lengths."""
+
+    prompts: list[str]
+    before_step: int
+
+
+class GetJournal(Message, frozen=True, kw_only=True, tag="get_journal"):
+    """Broker -> store, when it starts: what of these steps is there already. Answered by Journal."""
+
+    from_step: int
+
+
+class GetStoreStats(Message, frozen=True, tag="get_store_stats"):
+    """Anybody -> store. Answered by StoreStats."""
+
+
+ToStore = (
+    OpenRun
+    | PutPrompts
+    | GetPrompts
+    | PutSamples
+    | GetSamples
+    | PutScores
+    | MarkSamples
+    | ForgetLogprobs
+    | GetHistory
+    | GetLengths
+    | GetJournal
+    | GetStoreStats
+)
+
+
+class Prompts(Message, frozen=True, kw_only=True, tag="prompts"):
+    rows: list[PromptRow]  # in the order asked
+
+
+class Samples(Message, frozen=True, kw_only=True, tag="samples"):
+    """Arrays: response tokens; then, if asked: log-probs; then, if asked: prompt tokens."""
+
+    samples: list[SampleInfo]  # in the order asked
+
+
+class LengthRow(Part, frozen=True, kw_only=True):
+    prompt: str
+    lengths: list[tuple[int, int]]  # (step, response tokens), oldest step first
+
+
+class Lengths(Message, frozen=True, kw_only=True, tag="lengths"):
+    rows: list[LengthRow]  # in the order asked
+
+
+class Journal(Message, frozen=True, kw_only=True, tag="journal"):
+    entries: list[JournalEntry]
+
+
+class StoreStats(Message, frozen=True, kw_only=True, tag="store_stats"):
+    samples: int
+    tokens: int  # response tokens
+    prompts: int
+    used_bytes: int  # of the map
+    map_bytes: int
+    commits: int
+    commit_ms: float  # mean of the last commits
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# To the trainer's weights address
+# ---------------------------------------------------------------------------------------------------------------
+
+
+class GetManifest(Message, frozen=True, kw_only=True, tag="get_manifest"):
+    """Rollout worker -> trainer: where is this version? Answered by Manifest."""
+
+    version: int
+
+
+class GetWeights(Message, frozen=True, kw_only=True, tag="get_weights"):
+    """Rollout worker on another host -> trainer: a slice of the version's file. Answered by Done + one frame."""
+
+    version: int
+    offset: int  # bytes
+    length: int  # bytes
+
+
+ToWeights = GetManifest | GetWeights
+
+
+class Manifest(Message, frozen=True, kw_only=True, tag="manifest"):
+    """One safetensors file a version. `path` serves a reader on `host`; others fetch `size` bytes by slices."""
+
+    version: int
+    host: str  # identity of the machine (its boot id), not a name to connect to
+    path: str
+    size: int  # bytes
+    digest: str  # blake2b-128 of the file, hex
+
+
+Reply = Done | Failure | Welcome | Queues | Prompts | Samples | Lengths | Journal | StoreStats | Manifest
+Anything = ToBroker | ToRollout | ToReward | ToTrainer | ToStore | ToWeights | Reply

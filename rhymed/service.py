@@ -1,0 +1,172 @@
+"""The frame of every process: an actor with background tasks, signals, logs, and a watch on its event loop.
+
+A service starts, works until it is told to stop (SIGTERM, SIGINT, `self.stop()`), and closes what it opened. A
+background task that fails ends the service with that error: whoever supervises it starts it again, clean.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import faulthandler
+import logging
+import signal
+import sys
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+log = logging.getLogger(__name__)
+
+LAG_INTERVAL_S = 0.05
+PR_SET_PDEATHSIG = 1
+
+
+class LagMeter:
+    """How late the event loop wakes who asked to sleep: the queueing delay that everything on it suffers."""
+
+    def __init__(self, window: int = 400) -> None:
+        self._late_s: deque[float] = deque(maxlen=window)
+
+    async def watch(self) -> None:
+        while True:
+            due = time.monotonic() + LAG_INTERVAL_S
+            await asyncio.sleep(LAG_INTERVAL_S)
+            self._late_s.append(max(0.0, time.monotonic() - due))
+
+    def p99_ms(self) -> float:
+        """99th percentile of the last 20 seconds, milliseconds."""
+        ordered = sorted(self._late_s)
+        return 1000 * ordered[int(0.99 * (len(ordered) - 1))] if ordered else 0.0
+
+
+class Service:
+    """Base of broker, store, workers and trainer. Subclasses override `open` and `close`."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.lag = LagMeter()
+        self.opened = asyncio.Event()
+        self._stopping = asyncio.Event()
+        self._failure: BaseException | None = None
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    async def open(self) -> None:
+        """Bind, connect, spawn. May raise: then the service ends with that error."""
+
+    async def close(self) -> None:
+        """Undo `open`; called once, after the background tasks were cancelled."""
+
+    def spawn(self, work: Coroutine[Any, Any, Any], *, vital: bool = True) -> asyncio.Task[Any]:
+        """Run beside the rest. If a vital task fails, the service ends with its error."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(lambda done: self._ended(done, vital))
+        return task
+
+    def _ended(self, task: asyncio.Task[Any], vital: bool) -> None:
+        self._tasks.discard(task)
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        log.error("%s: a background task failed", self.name, exc_info=error)
+        if vital:
+            self._failure = self._failure or error
+            self.stop()
+
+    def stop(self) -> None:
+        """Ask the service to end; returns at once."""
+        self._stopping.set()
+
+    @property
+    def stopping(self) -> bool:
+        return self._stopping.is_set()
+
+    async def run(self) -> None:
+        """Open, work until stopped, close. Raises what ended it, if that was an error."""
+        try:
+            self.spawn(self.lag.watch())
+            await self.open()
+            self.opened.set()
+            await self._stopping.wait()
+        finally:
+            for task in list(self._tasks):
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await self.close()
+        if self._failure is not None:
+            raise self._failure
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> Any:
+        """`async with service.running():` for tests and for several services in one process."""
+        task = asyncio.get_running_loop().create_task(self.run())
+        opened = asyncio.get_running_loop().create_task(self.opened.wait())
+        await asyncio.wait({task, opened}, return_when=asyncio.FIRST_COMPLETED)
+        opened.cancel()
+        try:
+            if task.done():
+                task.result()
+            yield self
+        finally:
+            self.stop()
+            await task
+
+
+async def retry(
+    attempt: Callable[[], Awaitable[Any]], *, what: str, on: type[Exception], pause_s: float = 0.5
+) -> Any:
+    """Repeat until it works, telling the log why not, with growing pauses up to 10 s. The caller bounds the time."""
+    while True:
+        try:
+            return await attempt()
+        except on as error:
+            log.warning("%s: %s; again in %.1f s", what, error, pause_s)
+            await asyncio.sleep(pause_s)
+            pause_s = min(10.0, pause_s * 1.5)
+
+
+def serve(build: Callable[[], Service], *, log_file: Path | None = None) -> int:
+    """Run one service as this process; returns the exit status. `build` is called on the event loop."""
+    import setproctitle
+    import uvloop
+
+    configure_logging(log_file)
+    die_with_parent()
+    faulthandler.enable()
+
+    async def body() -> None:
+        service = build()
+        setproctitle.setproctitle(f"rhymed {service.name}")
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, service.stop)
+        await service.run()
+
+    try:
+        uvloop.run(body())
+    except Exception as error:
+        log.error("ended: %s: %s", type(error).__name__, error, exc_info=error)
+        print(f"rhymed: {type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def configure_logging(log_file: Path | None, level: int = logging.INFO) -> None:
+    """One line an event: to the file when one is given, else to stderr."""
+    handler: logging.Handler = logging.StreamHandler()
+    if log_file is not None:
+        log_file.parent.mkdir(parents=True, exist_ok=True)
+        handler = logging.FileHandler(log_file)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=level, handlers=[handler], force=True)
+
+
+def die_with_parent() -> None:
+    """A supervisor that is killed outright takes its children along (Linux; elsewhere they notice by silence)."""
+    import os
+
+    if sys.platform == "linux" and os.environ.get("RHYMED_SUPERVISED"):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
