@@ -16,18 +16,14 @@ class Section(BaseModel):
 
 
 class Run(Section):
-    name: str = Field(
-        "run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="folder name under `folder`"
-    )
+    name: str = Field("run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="folder name under `folder`")
     folder: str = Field("runs", description="where run folders are made")
     seed: int = Field(0, ge=0, description="of data order, generated data and sampling")
 
 
 class Model(Section):
     path: str = Field("SmolLM2-135M-Instruct", description="folder, or a name that `rhymed model` knows")
-    dtype: Literal["bfloat16", "float16", "float32"] = Field(
-        "bfloat16", description="of the engine's weights"
-    )
+    dtype: Literal["bfloat16", "float16", "float32"] = Field("bfloat16", description="of the engine's weights")
 
 
 class Data(Section):
@@ -71,9 +67,7 @@ class Reward(Section):
     workers: int = Field(1, ge=0)
     processes: int = Field(2, gt=0, description="scoring subprocesses a worker")
     scorer: str = Field("reasoning_gym", description="reasoning_gym, math, exact, regex, or file.py:function")
-    answer: Literal["full", "tag", "last_number", "boxed"] = Field(
-        "full", description="what is taken for the answer"
-    )
+    answer: Literal["full", "tag", "last_number", "boxed"] = Field("full", description="what is taken for the answer")
     args: dict[str, Any] = Field({}, description="arguments of the scorer")
     timeout_s: float = Field(10.0, gt=0, description="then the scoring subprocess is killed")
     on_error: Literal["drop", "zero", "stop"] = "drop"
@@ -91,9 +85,7 @@ class Trainer(Section):
     clip_eps_low: float = Field(0.2, gt=0, lt=1)
     clip_eps_high: float = Field(0.28, gt=0)
     kl_coef: float = Field(0.0, ge=0, description="0: no reference model is kept")
-    norm: Literal["token", "sequence"] = Field(
-        "token", description="mean over the batch's tokens, or over samples"
-    )
+    norm: Literal["token", "sequence"] = Field("token", description="mean over the batch's tokens, or over samples")
     std_normalise: bool = Field(True, description="divide advantages by the group's standard deviation")
     tis_cap: float = Field(2.0, gt=0, description="cap of the engine/trainer importance ratio")
     minibatches: int = Field(1, gt=0, description="optimizer steps a training step")
@@ -106,12 +98,8 @@ class Trainer(Section):
 
 class Schedule(Section):
     policy: Literal["fair"] = "fair"
-    max_staleness: int = Field(
-        0, ge=0, description="steps that a token's weights may lag behind the step it trains"
-    )
-    max_retries: int = Field(
-        2, ge=0, description="of one sample after workers gave it back, then it is dropped"
-    )
+    max_staleness: int = Field(0, ge=0, description="steps that a token's weights may lag behind the step it trains")
+    max_retries: int = Field(2, ge=0, description="of one sample after workers gave it back, then it is dropped")
     heartbeat_s: float = Field(1.0, gt=0)
     lost_after_s: float = Field(20.0, gt=0, description="silence after which a worker counts as lost")
 

@@ -18,9 +18,7 @@ ENV_PREFIX = "RHYMED_"
 """`RHYMED_TRAINER__LR=2e-6` sets `trainer.lr`. Names without a double underscore are not ours to read."""
 
 
-def load_config(
-    path: Path | None, overrides: Iterable[str] = (), environ: Mapping[str, str] = os.environ
-) -> Config:
+def load_config(path: Path | None, overrides: Iterable[str] = (), environ: Mapping[str, str] = os.environ) -> Config:
     """Raises `ConfigError` with one line for each thing that is wrong."""
     tree = _read(path) if path else {}
     for name, text in sorted(environ.items()):

@@ -74,9 +74,7 @@ class SampleInfo(Part, frozen=True, kw_only=True):
     prompt_length: int  # tokens
     length: int  # response tokens, end-of-sequence included
     finish_reason: FinishReason
-    versions: list[
-        tuple[int, int]
-    ]  # (policy version, how many tokens in a row), oldest first; counts sum to length
+    versions: list[tuple[int, int]]  # (policy version, how many tokens in a row), oldest first; counts sum to length
     reward: float | None = None  # None: not scored
 
 
@@ -193,9 +191,7 @@ class GetQueues(Message, frozen=True, tag="get_queues"):
     """Anybody -> broker: every queue and its depth, what each worker holds. Answered by Queues."""
 
 
-ToBroker = (
-    Join | Heartbeat | Generated | Scored | GiveBack | Loaded | Trained | Checkpointed | Leave | GetQueues
-)
+ToBroker = Join | Heartbeat | Generated | Scored | GiveBack | Loaded | Trained | Checkpointed | Leave | GetQueues
 
 
 class Welcome(Message, frozen=True, kw_only=True, tag="welcome"):

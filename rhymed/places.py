@@ -49,9 +49,7 @@ def places(config: Config) -> Places:
     They do not lie in the run folder itself because a socket's path may have no more than 107 characters.
     """
     folder = (Path(config.run.folder) / config.run.name).expanduser().resolve()
-    sockets = (
-        Path(tempfile.gettempdir()) / f"rhymed-{hashlib.blake2b(bytes(folder), digest_size=6).hexdigest()}"
-    )
+    sockets = Path(tempfile.gettempdir()) / f"rhymed-{hashlib.blake2b(bytes(folder), digest_size=6).hexdigest()}"
 
     def address(given: str, name: str) -> str:
         return given or f"ipc://{sockets / name}"

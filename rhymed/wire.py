@@ -28,9 +28,7 @@ from rhymed.messages import Done, Envelope, Failure, Message, Reply
 
 log = logging.getLogger(__name__)
 
-SEND_HWM = (
-    10_000  # messages a peer; a worker has at most a few in flight, so reaching it means the peer is stuck
-)
+SEND_HWM = 10_000  # messages a peer; a worker has at most a few in flight, so reaching it means the peer is stuck
 RECV_HWM = 10_000
 MAX_MESSAGE_BYTES = 1 << 30
 BURST = 256  # messages taken from a socket before the event loop gets its turn
@@ -206,9 +204,7 @@ class Server(_Link):
     def __init__(self, address: str, accepts: Any, handler: Handler, *, insecure: bool = False) -> None:
         socket = _socket(zmq.ROUTER)
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        socket.setsockopt(
-            zmq.ROUTER_HANDOVER, 1
-        )  # a worker that reconnects under its name replaces its old link
+        socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a worker that reconnects under its name replaces its old link
         self.address = _bind(socket, address, insecure)
         super().__init__(socket, accepts, handler)
 
@@ -242,9 +238,7 @@ class Client(_Link):
         self._peer = f"{peer} at {address}"
         super().__init__(socket, accepts, handler)
 
-    async def request(
-        self, message: Message, *frames: Buffer, deadline_s: float = 30.0, phase: str = ""
-    ) -> Parcel:
+    async def request(self, message: Message, *frames: Buffer, deadline_s: float = 30.0, phase: str = "") -> Parcel:
         """Ask the server. Raises `DeadlineExceeded`, `Overloaded`, or the server's own error."""
         return await self._ask(b"", self._peer, message, frames, deadline_s, phase)
 
@@ -265,9 +259,7 @@ def _socket(kind: int) -> zmq.Socket[bytes]:
 def _bind(socket: zmq.Socket[bytes], address: str, insecure: bool) -> str:
     if not (insecure or is_local(address)):
         socket.close(linger=0)
-        raise errors.AddressRefused(
-            f"{address} is open to the network; bind loopback or ipc, or say insecure"
-        )
+        raise errors.AddressRefused(f"{address} is open to the network; bind loopback or ipc, or say insecure")
     try:
         if address.startswith("ipc://"):
             _claim(address.removeprefix("ipc://"))
