@@ -1,0 +1,224 @@
+"""What the other processes see of the store: typed calls, numpy arrays in and out.
+
+Every call has a deadline and raises the store's own error by its name, or `DeadlineExceeded`. Arrays that come back
+are read-only views into the received frames; copy them to change them. Knows nothing of how the store keeps things.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from rhymed import errors, wire
+from rhymed.data import Row, prompt_id
+from rhymed.messages import (
+    Done,
+    ForgetLogprobs,
+    GetHistory,
+    GetJournal,
+    GetLengths,
+    GetPrompts,
+    GetSamples,
+    GetStoreStats,
+    Journal,
+    JournalEntry,
+    Lengths,
+    MarkSamples,
+    Message,
+    OpenRun,
+    PromptRow,
+    Prompts,
+    PutPrompts,
+    PutSamples,
+    PutScores,
+    SampleId,
+    SampleInfo,
+    Samples,
+    Score,
+    StoreStats,
+)
+
+Tokens: TypeAlias = NDArray[np.uint32]
+Logprobs: TypeAlias = NDArray[np.float32]
+
+DEADLINE_S = 30.0
+ROWS_A_MESSAGE = 2000  # dataset rows in one PutPrompts: the store's loop stays responsive while it reads them
+
+
+@dataclass(frozen=True)
+class NewSample:
+    """A finished sample on its way to the store. Arrays are one-dimensional."""
+
+    info: SampleInfo
+    prompt_tokens: ArrayLike  # info.prompt_length token ids
+    tokens: ArrayLike  # info.length token ids
+    logprobs: ArrayLike  # info.length, natural logarithms under the policy that sampled them
+
+
+@dataclass(frozen=True)
+class StoredSample:
+    """A sample as the store gives it; what was not asked for is None."""
+
+    info: SampleInfo
+    tokens: Tokens
+    logprobs: Logprobs | None = None
+    prompt_tokens: Tokens | None = None
+
+
+class StoreClient:
+    """One link to the store. Calls may overlap: the store answers each when it is durable or read.
+
+    `name` must be unique among the store's clients.
+    """
+
+    def __init__(self, address: str, name: str) -> None:
+        self._link = wire.Client(address, name, peer="store")
+
+    def close(self) -> None:
+        self._link.close()
+
+    async def open_run(self, run: str, fingerprint: str, *, deadline_s: float = DEADLINE_S) -> None:
+        """Claim the folder for this run. Raises `RunMismatch` when it is another's."""
+        await self._ask(OpenRun(run=run, fingerprint=fingerprint), Done, deadline_s=deadline_s)
+
+    async def put_prompts(self, rows: Sequence[Row], *, deadline_s: float = DEADLINE_S) -> list[str]:
+        """Keep dataset rows; returns their ids in order. Writing a row twice does no harm."""
+        made = [PromptRow(prompt=prompt_id(row), row=json.dumps(row, ensure_ascii=False)) for row in rows]
+        for start in range(0, len(made), ROWS_A_MESSAGE):
+            await self._ask(PutPrompts(rows=made[start : start + ROWS_A_MESSAGE]), Done, deadline_s=deadline_s)
+        return [row.prompt for row in made]
+
+    async def get_prompts(self, prompts: Sequence[str], *, deadline_s: float = DEADLINE_S) -> list[Row]:
+        """The rows of these prompt ids, in the order asked. Raises `UnknownSample` for one that was never put."""
+        answer, _ = await self._ask(GetPrompts(prompts=list(prompts)), Prompts, deadline_s=deadline_s)
+        return [msgspec.json.decode(row.row, type=dict[str, Any]) for row in answer.rows]
+
+    async def put_samples(self, samples: Sequence[NewSample], *, deadline_s: float = DEADLINE_S) -> None:
+        """Returns when they are durable. A sample that is there already keeps its first record."""
+        if not samples:
+            return
+        frames = [_join(list(column)) for column in zip(*map(_check, samples), strict=True)]
+        await self._ask(PutSamples(samples=[sample.info for sample in samples]), Done, *frames, deadline_s=deadline_s)
+
+    async def get_samples(
+        self,
+        ids: Sequence[SampleId],
+        *,
+        logprobs: bool = False,
+        prompt_tokens: bool = False,
+        deadline_s: float = DEADLINE_S,
+    ) -> list[StoredSample]:
+        """In the order asked. Raises `UnknownSample` naming the first one that the store does not have."""
+        question = GetSamples(samples=list(ids), logprobs=logprobs, prompt_tokens=prompt_tokens)
+        return await self._samples(question, logprobs, prompt_tokens, deadline_s)
+
+    async def history(
+        self, prompt: str, before_step: int, limit: int = 16, *, deadline_s: float = DEADLINE_S
+    ) -> list[StoredSample]:
+        """The prompt's earlier responses, newest step first, at most `limit`; empty when there are none."""
+        question = GetHistory(prompt=prompt, before_step=before_step, limit=limit)
+        return await self._samples(question, False, False, deadline_s)
+
+    async def lengths(
+        self, prompts: Sequence[str], before_step: int, *, deadline_s: float = DEADLINE_S
+    ) -> dict[str, list[tuple[int, int]]]:
+        """Prompt -> [(step, response tokens)], oldest step first; an empty list where nothing is known."""
+        question = GetLengths(prompts=list(prompts), before_step=before_step)
+        answer, _ = await self._ask(question, Lengths, deadline_s=deadline_s)
+        return {row.prompt: row.lengths for row in answer.rows}
+
+    async def put_scores(self, scores: Sequence[Score], *, deadline_s: float = DEADLINE_S) -> None:
+        """Keep rewards; returns when they are durable. Scores without a reward are refused."""
+        if scores:
+            await self._ask(PutScores(scores=list(scores)), Done, deadline_s=deadline_s)
+
+    async def mark(
+        self,
+        ids: Sequence[SampleId],
+        state: Literal["trained", "dropped"],
+        reason: str = "",
+        *,
+        deadline_s: float = DEADLINE_S,
+    ) -> None:
+        """Journal how these samples ended. A sample that was never generated can be dropped, not trained."""
+        if ids:
+            await self._ask(MarkSamples(samples=list(ids), state=state, reason=reason), Done, deadline_s=deadline_s)
+
+    async def forget_logprobs(self, below_step: int, *, deadline_s: float = DEADLINE_S) -> None:
+        """Steps below this one are checkpointed: their log-probs and journal lines go."""
+        await self._ask(ForgetLogprobs(below_step=below_step), Done, deadline_s=deadline_s)
+
+    async def journal(self, from_step: int, *, deadline_s: float = DEADLINE_S) -> list[JournalEntry]:
+        """How far every sample of these steps has durably come, ordered by step, prompt, index."""
+        answer, _ = await self._ask(GetJournal(from_step=from_step), Journal, deadline_s=deadline_s)
+        return list(answer.entries)
+
+    async def stats(self, *, deadline_s: float = DEADLINE_S) -> StoreStats:
+        answer, _ = await self._ask(GetStoreStats(), StoreStats, deadline_s=deadline_s)
+        assert isinstance(answer, StoreStats)
+        return answer
+
+    async def _samples(
+        self, question: GetSamples | GetHistory, logprobs: bool, prompt_tokens: bool, deadline_s: float
+    ) -> list[StoredSample]:
+        answer, frames = await self._ask(question, Samples, deadline_s=deadline_s)
+        if len(frames) != 1 + logprobs + prompt_tokens:
+            raise errors.MalformedMessage(f"store sent {len(frames)} arrays, {1 + logprobs + prompt_tokens} expected")
+        lengths = [info.length for info in answer.samples]
+        rest = list(frames)
+        tokens = _cut(rest.pop(0), np.dtype(np.uint32), lengths)
+        probs = _cut(rest.pop(0), np.dtype(np.float32), lengths) if logprobs else itertools.repeat(None)
+        prompts: Iterable[Any] = itertools.repeat(None)
+        if prompt_tokens:
+            prompts = _cut(rest.pop(0), np.dtype(np.uint32), [info.prompt_length for info in answer.samples])
+        return [StoredSample(*row) for row in zip(answer.samples, tokens, probs, prompts, strict=False)]
+
+    async def _ask(self, question: Message, expected: type[Message], *frames: Any, deadline_s: float) -> wire.Parcel:
+        parcel = await self._link.request(question, *frames, deadline_s=deadline_s)
+        if not isinstance(parcel.message, expected):
+            raise errors.MalformedMessage(f"store answered {type(question).__name__} with {parcel.message!r:.80}")
+        return parcel
+
+
+def _check(sample: NewSample) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+    info = sample.info
+    prompt = _tokens(sample.prompt_tokens, f"sample {info.id}: prompt tokens")
+    tokens = _tokens(sample.tokens, f"sample {info.id}: tokens")
+    logprobs = np.asarray(sample.logprobs, np.float32)
+    sizes = (len(prompt), len(tokens), len(logprobs))
+    if logprobs.ndim != 1 or sizes != (info.prompt_length, info.length, info.length):
+        raise errors.MalformedMessage(
+            f"sample {info.id}: arrays of {sizes} prompt tokens, tokens and log-probs,"
+            f" {(info.prompt_length, info.length, info.length)} announced"
+        )
+    return prompt, tokens, logprobs
+
+
+def _tokens(given: ArrayLike, what: str) -> NDArray[np.uint32]:
+    array = np.asarray(given)
+    if array.dtype == np.uint32 and array.ndim == 1:
+        return array
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+        raise errors.MalformedMessage(f"{what}: one-dimensional integers expected, not {array.dtype}{array.shape}")
+    if array.size and not 0 <= int(array.min()) <= int(array.max()) < 1 << 32:
+        raise errors.MalformedMessage(f"{what}: ids outside of 0 .. 2^32 - 1")
+    return array.astype(np.uint32)
+
+
+def _join(arrays: list[NDArray[Any]]) -> NDArray[Any]:
+    return np.ascontiguousarray(arrays[0]) if len(arrays) == 1 else np.concatenate(arrays)
+
+
+def _cut(frame: Any, dtype: np.dtype[Any], lengths: list[int]) -> list[NDArray[Any]]:
+    whole = np.frombuffer(frame, dtype)
+    if len(whole) != sum(lengths):
+        raise errors.MalformedMessage(f"store sent an array of {len(whole)}, {sum(lengths)} announced")
+    ends = list(itertools.accumulate(lengths))
+    return [whole[end - length : end] for end, length in zip(ends, lengths, strict=True)]
