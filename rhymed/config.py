@@ -70,6 +70,7 @@ class Reward(Section):
     answer: Literal["full", "tag", "last_number", "boxed"] = Field("full", description="what is taken for the answer")
     args: dict[str, Any] = Field({}, description="arguments of the scorer")
     timeout_s: float = Field(10.0, gt=0, description="then the scoring subprocess is killed")
+    memory_gib: float = Field(4.0, ge=0, description="writable memory of a scoring subprocess; 0: no limit")
     on_error: Literal["drop", "zero", "stop"] = "drop"
 
 
@@ -141,7 +142,8 @@ class Config(Section):
             )
         if self.data.source == "reasoning_gym" and self.data.size < self.rollout.prompts_per_step:
             raise ValueError(
-                f"data.size = {self.data.size} is less than rollout.prompts_per_step = {self.rollout.prompts_per_step}"
+                f"data.size = {self.data.size} is less than"
+                f" rollout.prompts_per_step = {self.rollout.prompts_per_step}"
             )
         if self.data.source != "reasoning_gym" and not self.data.path:
             raise ValueError(f"data.path is needed for data.source = {self.data.source!r}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import os
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -38,11 +39,12 @@ def load_config(path: Path | None, overrides: Iterable[str] = (), environ: Mappi
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text())
+        text = path.read_text()
+        return dict(json.loads(text)) if path.suffix == ".json" else tomllib.loads(text)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror or error}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: not TOML: {error}") from None
+    except ValueError as error:  # TOMLDecodeError, JSONDecodeError, UnicodeDecodeError
+        raise ConfigError(f"{path}: cannot be read: {error}") from None
 
 
 def _put(tree: dict[str, Any], keys: list[str], text: str, place: str) -> None:

@@ -248,7 +248,8 @@ class Client(_Link):
 
 
 def _socket(kind: int) -> zmq.Socket[bytes]:
-    socket = zmq.Context.instance().socket(kind)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
+    socket = context.socket(kind)
     socket.setsockopt(zmq.SNDHWM, SEND_HWM)
     socket.setsockopt(zmq.RCVHWM, RECV_HWM)
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)

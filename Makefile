@@ -1,0 +1,48 @@
+# A verb for everything a person does. `make quickstart` and `make test` set up what they need.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+
+.PHONY: help setup quickstart test test-fast lint types format bench docs clean
+
+help:
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
+
+setup: $(VENV)/.ready ## virtual environment with everything pinned
+
+$(VENV)/.ready: requirements/cpu.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; say PYTHON=..."; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --no-deps -r requirements/cpu.txt
+	$(BIN)/pip install --quiet --no-deps -e .
+	touch $@
+
+quickstart: setup ## train a real model on this machine, about ten minutes
+	$(BIN)/rhymed run configs/quickstart.toml
+
+test: setup ## all tests
+	$(BIN)/python -m pytest
+
+test-fast: setup ## the tests that need no model
+	$(BIN)/python -m pytest -m "not slow"
+
+lint: setup ## ruff
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: setup ## mypy, strict
+	$(BIN)/mypy
+
+format: setup ## put the code into shape
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: setup ## every benchmark, in full
+	for name in store broker weights; do $(BIN)/rhymed bench $$name || exit 1; done
+
+docs: setup ## pages that are generated from the code
+	$(BIN)/python -m rhymed.protocol
+	$(BIN)/python -m rhymed_broker.ledger
+
+clean: ## the virtual environment and caches; runs/ stays
+	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache

@@ -1,0 +1,5 @@
+import sys
+
+from rhymed.cli import main
+
+sys.exit(main())

@@ -1,0 +1,30 @@
+"""`rhymed bench NAME`: the measurements behind docs/experiments.md, as commands anyone can repeat."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+NAMES = ("store", "broker", "weights")
+
+
+def add(commands: Any) -> None:
+    parser = commands.add_parser("bench", help="measure a part of the system on this machine")
+    parser.add_argument("name", choices=NAMES)
+    parser.add_argument("--quick", action="store_true", help="under a minute, for a look")
+    parser.add_argument("--json", action="store_true", help="the result as one JSON object on standard output")
+    parser.set_defaults(handler=handle)
+
+
+def handle(arguments: argparse.Namespace) -> int:
+    import contextlib
+    import importlib
+    import sys
+
+    module = importlib.import_module(f"rhymed.bench.{arguments.name}")
+    with contextlib.redirect_stdout(sys.stderr) if arguments.json else contextlib.nullcontext():
+        result = module.run(arguments.quick)
+    if arguments.json:
+        print(json.dumps(result, indent=2))
+    return 0

@@ -1,0 +1,25 @@
+"""`rhymed broker`: the control plane as a process of its own."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from rhymed.cli.options import add_config, read_config
+
+
+def add(commands: Any) -> None:
+    parser = commands.add_parser("broker", help="serve the control plane of a run")
+    add_config(parser)
+    parser.set_defaults(handler=handle)
+
+
+def handle(arguments: argparse.Namespace) -> int:
+    config = read_config(arguments)
+    from rhymed_broker.service import BrokerService
+
+    from rhymed.places import places
+    from rhymed.service import serve
+
+    where = places(config)
+    return serve(lambda: BrokerService(config, where), log_file=where.log("broker"))

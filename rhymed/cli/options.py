@@ -1,0 +1,48 @@
+"""Arguments that several commands share: which configuration, with which changes."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rhymed.config import Config
+
+LATEST = Path("runs/latest/config.json")
+"""`rhymed run` leaves this link to its newest run, so that other commands need no argument."""
+
+
+def add_config(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "config",
+        nargs="?",
+        type=Path,
+        metavar="CONFIG",
+        help=f"TOML file, or a run's config.json (default: {LATEST})",
+    )
+    add_override(parser)
+
+
+def add_override(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "-o",
+        "--override",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="change a setting, e.g. -o trainer.lr=2e-6; repeatable",
+    )
+
+
+def read_config(arguments: argparse.Namespace) -> Config:
+    """The configuration that the arguments name. Raises `ConfigError`."""
+    from rhymed.errors import ConfigError
+    from rhymed.load import load_config
+
+    path = arguments.config
+    if path is None:
+        if not LATEST.exists():
+            raise ConfigError(f"no CONFIG given, and there is no {LATEST}; name a TOML file")
+        path = LATEST
+    return load_config(path, arguments.override)

@@ -1,0 +1,63 @@
+"""`rhymed run`: a whole run on this machine, from set-up to summary."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rhymed.cli.options import add_override
+
+if TYPE_CHECKING:
+    from rhymed.config import Config
+    from rhymed.places import Places
+
+
+def add(commands: Any) -> None:
+    parser = commands.add_parser("run", help="start, supervise and stop every process of a run on this machine")
+    parser.add_argument("config", type=Path, metavar="CONFIG", help="TOML file; with --resume: the run's folder")
+    parser.add_argument("--resume", action="store_true", help="go on with the run in folder CONFIG")
+    parser.add_argument("--plain", action="store_true", help="one line a step, no live screen")
+    add_override(parser)
+    parser.set_defaults(handler=handle)
+
+
+def handle(arguments: argparse.Namespace) -> int:
+    import uvloop
+
+    from rhymed import runs
+    from rhymed.service import configure_logging
+
+    config, where = _prepare(arguments)
+    configure_logging(where.log("run"))
+    plain = arguments.plain or not sys.stdout.isatty()
+    with runs.hold(where):
+        from rhymed.session import session
+
+        status: int = uvloop.run(session(config, where, plain=plain))
+        return status
+
+
+def _prepare(arguments: argparse.Namespace) -> tuple[Config, Places]:
+    """Everything that can be wrong before a process is started is found here."""
+    from rhymed import runs
+    from rhymed.errors import ConfigError
+    from rhymed.load import load_config
+    from rhymed.places import places
+
+    path: Path = arguments.config
+    if arguments.resume:
+        path = path if path.is_file() else path / "config.json"
+        if not path.exists():
+            raise ConfigError(f"--resume: {path} does not exist; name a run's folder, e.g. runs/quickstart")
+    config = load_config(path, arguments.override)
+    if config.rollout.engine == "vllm":
+        from rhymed.models import resolve_model
+
+        print(f"model    {resolve_model(config)}", flush=True)
+    if not arguments.resume:
+        return runs.create(config)
+    if not places(config).folder.exists():
+        raise ConfigError(f"--resume: {places(config).folder} does not exist")
+    return config, runs.save(config)

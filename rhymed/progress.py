@@ -1,0 +1,193 @@
+"""What `rhymed run` shows while it runs: a live screen on a terminal, otherwise one line a step.
+
+`render` and `line` are pure; `Screen` owns the terminal. The newest snapshot replaces the one before.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from rhymed.config import Config
+from rhymed.messages import Queues, StepRow, WorkerRow
+from rhymed.places import Places
+
+MARKS = {"rollout": "▶", "reward": "★", "trainer": "▲"}
+COLOURS = {
+    "waiting": "grey50",
+    "running": "cyan",
+    "generated": "blue",
+    "scoring": "magenta",
+    "scored": "yellow",
+    "training": "green",
+    "trained": "green",
+    "dropped": "red",
+}
+SPARKS = "▁▂▃▄▅▆▇█"
+BAR_CELLS = 48
+
+SHOWN = (
+    ("reward/mean", "reward", "{:.3f}"),
+    ("response_length/mean", "length", "{:.1f}"),
+    ("rollout/tokens_per_s", "tokens/s", "{:.0f}"),
+    ("timing_s/rollout", "rollout s", "{:.1f}"),
+    ("timing_s/reward", "reward s", "{:.1f}"),
+    ("timing_s/train", "train s", "{:.1f}"),
+    ("mismatch_kl/mean", "mismatch", "{:.4f}"),
+)
+"""(metric, heading, format) of a step's line."""
+
+
+def heading() -> str:
+    """The first line of the plain output."""
+    return "step    " + "  ".join(f"{name:>9}" for _, name, _ in SHOWN) + "    elapsed"
+
+
+def line(queues: Queues, elapsed_s: float) -> str:
+    """One trained step, for people and for `grep`."""
+    cells = [form.format(queues.metrics[key]) if key in queues.metrics else "-" for key, _, form in SHOWN]
+    step = f"{queues.step}/{queues.steps}"
+    return f"{step:<8}" + "  ".join(f"{cell:>9}" for cell in cells) + f"  {_minutes(elapsed_s):>9}"
+
+
+def render(queues: Queues | None, rewards: list[float], events: list[str], elapsed_s: float) -> RenderableType:
+    """The whole live screen. `queues` is None while the broker does not answer."""
+    parts: list[RenderableType] = []
+    if queues is None:
+        parts.append(Text(f"starting … {elapsed_s:.0f} s", style="bold"))
+    else:
+        title = f"step {queues.step}/{queues.steps}   policy v{queues.version}   {_minutes(elapsed_s)}"
+        parts.append(Text(f"rhymed {queues.run}   {title}", style="bold"))
+        parts.extend(_step(row) for row in queues.open_steps[:2])
+        parts.append(_workers(queues.workers))
+        parts.append(Text(_metrics(queues)))
+    if rewards:
+        parts.append(Text(f"reward  {sparkline(rewards[-60:])}  {rewards[-1]:.3f}"))
+    parts.extend(Text(event, style="yellow") for event in events)
+    return Group(*parts)
+
+
+def _metrics(queues: Queues) -> str:
+    known = [(name, form.format(queues.metrics[key])) for key, name, form in SHOWN if key in queues.metrics]
+    return "last step   " + "   ".join(f"{name} {value}" for name, value in known) if known else ""
+
+
+def _step(row: StepRow) -> Text:
+    """A bar whose coloured parts are the states of the step's samples."""
+    total = max(1, sum(row.states.values()))
+    bar = Text(f"step {row.step:<4} ")
+    left = BAR_CELLS
+    for state, colour in COLOURS.items():
+        cells = round(BAR_CELLS * row.states.get(state, 0) / total)
+        bar.append("█" * min(left, cells), style=colour)
+        left -= min(left, cells)
+    bar.append("·" * left + f" {row.groups_ready}/{row.groups} groups  ", style="grey50")
+    for state, count in row.states.items():
+        if count:
+            bar.append(f"{state} {count} ", style=COLOURS.get(state, ""))
+    return bar
+
+
+def _workers(rows: list[WorkerRow]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="grey50")
+    for name in ("process", "does", "holds", "version", "tokens/s", "silent"):
+        table.add_column(name, justify="left" if name in ("process", "does") else "right")
+    for row in sorted(rows, key=lambda row: (row.role, row.worker)):
+        speed = row.stats.get("rollout/tokens_per_s")
+        table.add_row(
+            f"{MARKS[row.role]} {row.worker}",
+            row.phase or "-",
+            str(len(row.holding)),
+            f"v{row.version}" if row.version >= 0 else "-",
+            f"{speed:.0f}" if speed is not None else "",
+            f"{row.silent_s:.0f} s",
+        )
+    return table
+
+
+def sparkline(values: list[float]) -> str:
+    """One character a value, between the smallest and the largest."""
+    low, span = min(values), max(values) - min(values)
+    return "".join(SPARKS[int((value - low) / span * (len(SPARKS) - 1))] if span else SPARKS[3] for value in values)
+
+
+def _minutes(seconds: float) -> str:
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
+
+
+class Screen:
+    """The terminal of one run."""
+
+    def __init__(self, config: Config, where: Places, *, plain: bool, console: Console | None = None) -> None:
+        self._console = console or Console()
+        self._live = None if plain else Live(console=self._console, refresh_per_second=4, transient=True)
+        self._events: deque[str] = deque(maxlen=4)
+        self._rewards: list[float] = []
+        self._started = time.monotonic()
+        self._shown_step = 0
+        self._phase = ""
+        self._steps_seen = False
+        self._say(f"run      {where.folder}")
+        self._say(
+            f"starting store, broker, trainer, {config.rollout.workers} rollout, {config.reward.workers} reward"
+        )
+
+    def __enter__(self) -> Self:
+        if self._live:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        if self._live:
+            self._live.stop()
+
+    def tell(self, event: str) -> None:
+        """Something happened that a person should read."""
+        self._events.append(f"{_minutes(self._elapsed())} {event}")
+        if not self._live:
+            self._say(f"-- {event}")
+
+    def show(self, queues: Queues | None) -> None:
+        """The newest snapshot."""
+        if queues is not None:
+            self._step(queues)
+        if self._live:
+            self._live.update(render(queues, self._rewards, list(self._events), self._elapsed()))
+        elif queues is not None and not self._steps_seen:
+            self._starting(queues)
+
+    def closing(self, finished: bool) -> None:
+        """The watcher has ended; processes are being stopped."""
+        self._say("finished; stopping all processes" if finished else "stopping all processes")
+
+    def _step(self, queues: Queues) -> None:
+        if queues.step <= self._shown_step or not queues.metrics:
+            return
+        if not self._steps_seen:
+            self._steps_seen = True
+            self._say(heading())
+        self._shown_step = queues.step
+        self._rewards.append(queues.metrics.get("reward/mean", 0.0))
+        self._say(line(queues, self._elapsed()))
+
+    def _starting(self, queues: Queues) -> None:
+        """Until the first step is done, tell what every process does whenever that changes."""
+        phase = ", ".join(f"{row.worker}: {row.phase or 'ready'}" for row in queues.workers if row.role != "reward")
+        if phase and phase != self._phase:
+            self._phase = phase
+            self._say(f"{_minutes(self._elapsed()):>6}   {phase}")
+
+    def _elapsed(self) -> float:
+        return time.monotonic() - self._started
+
+    def _say(self, text: str) -> None:
+        self._console.print(text, highlight=False, soft_wrap=True)

@@ -1,0 +1,71 @@
+"""One `rhymed run` from start to summary: the processes, the watcher that shows them, the end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import time
+from collections.abc import AsyncIterator
+
+from rhymed.config import Config
+from rhymed.errors import WireError
+from rhymed.messages import GetQueues, Queues
+from rhymed.places import Places
+from rhymed.progress import Screen
+from rhymed.supervisor import Supervisor, commands
+from rhymed.wire import Client
+
+POLL_S = 0.5
+ASK_S = 3.0
+
+
+async def session(config: Config, where: Places, *, plain: bool) -> int:
+    """Returns the exit status: 0 finished, 1 failed, 130 interrupted."""
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    started = time.monotonic()
+    with Screen(config, where, plain=plain) as screen:
+        async with Supervisor(commands(config, where.config), where.log, screen.tell) as supervisor:
+            finished = await _watch(where, supervisor, screen, stop)
+            screen.closing(finished)
+    from rhymed.report import summary
+
+    print(await asyncio.to_thread(summary, config, where, time.monotonic() - started), flush=True)
+    if supervisor.failure:
+        print(f"run failed: {supervisor.failure}", flush=True)
+        return 1
+    if not finished:
+        print(f"interrupted; go on with: rhymed run --resume {where.folder}", flush=True)
+    return 0 if finished else 130
+
+
+async def _watch(where: Places, supervisor: Supervisor, screen: Screen, stop: asyncio.Event) -> bool:
+    """Show what the broker tells until the run has finished (True), failed or been interrupted (False)."""
+    ends = [asyncio.create_task(event.wait()) for event in (stop, supervisor.failed)]
+    try:
+        async for queues in _snapshots(where):
+            screen.show(queues)
+            if queues is not None and queues.finished:
+                return True
+            if any(end.done() for end in ends):
+                return False
+    finally:
+        for end in ends:
+            end.cancel()
+    return False
+
+
+async def _snapshots(where: Places) -> AsyncIterator[Queues | None]:
+    """The broker's queues twice a second; `None` while it does not answer. Never ends by itself."""
+    client = Client(where.broker, peer="broker")
+    try:
+        while True:
+            queues: Queues | None = None
+            with contextlib.suppress(WireError):
+                queues = (await client.request(GetQueues(), deadline_s=ASK_S)).message
+            yield queues
+            await asyncio.sleep(POLL_S)
+    finally:
+        client.close()

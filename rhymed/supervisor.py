@@ -1,0 +1,142 @@
+"""Starts the processes of a run on this machine, starts again what dies, and leaves nothing behind.
+
+Owns child processes, each in a session of its own so that an engine's children go with it. Knows nothing of
+samples: what a restarted process has to do it learns from the broker and the store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rhymed.config import Config
+
+log = logging.getLogger(__name__)
+
+STOP_S = 12.0  # from SIGTERM to SIGKILL
+CALM_S = 120.0  # a process that lived this long has its restarts forgiven
+MAX_RESTARTS = 5
+
+
+@dataclass(frozen=True)
+class Command:
+    """One process to be kept running."""
+
+    name: str
+    argv: Sequence[str]
+
+
+@dataclass
+class Child:
+    """A command and its present process."""
+
+    command: Command
+    process: asyncio.subprocess.Process | None = None
+    started: float = 0.0
+    restarts: int = 0
+    task: asyncio.Task[None] | None = field(default=None, repr=False)
+
+
+def commands(config: Config, config_file: Path) -> list[Command]:
+    """What `rhymed run` starts, in this order; it is stopped in the reverse order."""
+
+    def command(name: str, *arguments: str) -> Command:
+        return Command(name, [sys.executable, "-m", "rhymed", *arguments, str(config_file)])
+
+    def worker(role: str, name: str) -> Command:
+        return command(name, "worker", "--role", role, "--name", name)
+
+    return [
+        command("store", "store"),
+        command("broker", "broker"),
+        worker("trainer", "trainer"),
+        *(worker("rollout", f"rollout-{i}") for i in range(config.rollout.workers)),
+        *(worker("reward", f"reward-{i}") for i in range(config.reward.workers)),
+    ]
+
+
+class Supervisor:
+    """`async with Supervisor(…) as s: await s.failed.wait()`; `tell` receives one line an event, for people."""
+
+    def __init__(self, commands: Sequence[Command], logs: Callable[[str], Path], tell: Callable[[str], None]) -> None:
+        self.children = [Child(command) for command in commands]
+        self.failure = ""  # what ended the run, for people
+        self.failed = asyncio.Event()
+        self._logs = logs
+        self._tell = tell
+        self._closing = False
+
+    async def __aenter__(self) -> Supervisor:
+        for child in self.children:
+            child.task = asyncio.create_task(self._keep(child))
+        return self
+
+    async def __aexit__(self, *ended: object) -> None:
+        self._closing = True
+        for child in reversed(self.children):
+            _signal(child, signal.SIGTERM)
+        tasks = [child.task for child in self.children if child.task is not None]
+        await asyncio.wait(tasks, timeout=STOP_S)
+        for child in self.children:
+            _signal(child, signal.SIGKILL)  # also an engine's children that outlived their parent
+        stuck = (await asyncio.wait(tasks, timeout=STOP_S))[1]
+        for task in stuck:
+            task.cancel()
+
+    async def _keep(self, child: Child) -> None:
+        """Run the command until it succeeds, we close, or it has failed too often."""
+        while not self._closing:
+            status = await self._run(child)
+            if self._closing or status == 0:
+                return
+            if time.monotonic() - child.started > CALM_S:
+                child.restarts = 0
+            if child.restarts == MAX_RESTARTS:
+                self.failure = f"{child.command.name} ended {MAX_RESTARTS + 1} times; see {self._output(child)}"
+                self.failed.set()
+                return
+            pause_s = 0.5 * 2**child.restarts
+            child.restarts += 1
+            self._tell(f"{child.command.name} ended ({_reason(status)}); starting it again in {pause_s:g} s")
+            await asyncio.sleep(pause_s)
+
+    async def _run(self, child: Child) -> int:
+        output = self._output(child)
+        output.parent.mkdir(parents=True, exist_ok=True)
+        with output.open("ab") as stream:
+            child.process = await asyncio.create_subprocess_exec(
+                *child.command.argv,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=stream,
+                stderr=stream,
+                start_new_session=True,
+                env={**os.environ, "RHYMED_SUPERVISED": "1"},
+            )
+        child.started = time.monotonic()
+        try:
+            return await child.process.wait()
+        finally:
+            _signal(child, signal.SIGKILL)  # its session may still hold an engine
+
+    def _output(self, child: Child) -> Path:
+        return self._logs(child.command.name).with_suffix(".out")
+
+
+def _signal(child: Child, number: signal.Signals) -> None:
+    """To the whole session, also when its leader has ended."""
+    if child.process is None:
+        return
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child.process.pid, number)
+
+
+def _reason(status: int) -> str:
+    return f"signal {signal.Signals(-status).name}" if status < 0 else f"status {status}"

@@ -1,0 +1,83 @@
+import io
+from pathlib import Path
+
+from rich.console import Console
+
+from rhymed.config import Config, Run
+from rhymed.messages import Queues, StepRow, WorkerRow
+from rhymed.places import places
+from rhymed.progress import Screen, render, sparkline
+
+
+def queues(step: int, **metrics: float) -> Queues:
+    worker = WorkerRow(
+        worker="rollout-0",
+        role="rollout",
+        host="here",
+        pid=1,
+        slots=64,
+        version=step,
+        phase="decode",
+        silent_s=0.2,
+        holding=[],
+        stats={"rollout/tokens_per_s": 310.0},
+    )
+    row = StepRow(step=step, states={"running": 48, "waiting": 16}, groups_ready=0, groups=8, open_s=3.0)
+    return Queues(
+        run="quickstart",
+        uptime_s=10.0,
+        version=step,
+        step=step,
+        steps=30,
+        finished=False,
+        queues={"running": 48, "waiting": 16},
+        oldest_s={},
+        workers=[worker],
+        open_steps=[row],
+        metrics=metrics,
+    )
+
+
+def text(renderable: object) -> str:
+    console = Console(file=io.StringIO(), width=100, force_terminal=False)
+    console.print(renderable)
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_the_screen_tells_step_queues_processes_and_the_last_step() -> None:
+    shown = text(render(queues(3, **{"reward/mean": 0.25}), [0.1, 0.25], ["0:10 rollout-0 ended"], 65.0))
+    assert "rhymed quickstart   step 3/30   policy v3   1:05" in shown
+    assert "running 48" in shown
+    assert "▶ rollout-0" in shown
+    assert "decode" in shown
+    assert "310" in shown
+    assert "▁█  0.250" in shown
+    assert "rollout-0 ended" in shown
+
+
+def test_a_silent_broker_is_a_screen_too() -> None:
+    assert "starting … 12 s" in text(render(None, [], [], 12.0))
+
+
+def test_plain_output_has_one_line_a_step_and_never_repeats_one(tmp_path: Path) -> None:
+    config = Config(run=Run(folder=str(tmp_path)))
+    out = Console(file=io.StringIO(), width=120)
+    with Screen(config, places(config), plain=True, console=out) as screen:
+        screen.show(None)
+        screen.show(queues(0))
+        for _ in range(3):
+            screen.show(queues(1, **{"reward/mean": 0.125}))
+        screen.tell("reward-0 ended (signal SIGKILL)")
+        screen.show(queues(2, **{"reward/mean": 0.5}))
+    lines = out.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert [line.split()[:2] for line in lines if line.startswith(("1/", "2/"))] == [
+        ["1/30", "0.125"],
+        ["2/30", "0.500"],
+    ]
+    assert "-- reward-0 ended (signal SIGKILL)" in lines
+    assert any("rollout-0: decode" in line for line in lines)
+
+
+def test_a_flat_curve_is_a_flat_sparkline() -> None:
+    assert sparkline([1.0, 1.0]) == "▄▄"
+    assert sparkline([0.0, 1.0]) == "▁█"

@@ -1,0 +1,44 @@
+from pathlib import Path
+
+import pytest
+
+from rhymed import runs
+from rhymed.config import Config, Run
+from rhymed.errors import ConfigError
+from rhymed.load import load_config
+from rhymed.places import places
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    return Config(run=Run(name="first", folder=str(tmp_path)))
+
+
+def test_a_taken_name_gets_a_number_and_the_old_folder_stays(config: Config, tmp_path: Path) -> None:
+    _, one = runs.create(config)
+    again, two = runs.create(config)
+    assert one.folder == tmp_path / "first"
+    assert again.run.name == "first-2"
+    assert two.folder == tmp_path / "first-2"
+    assert (tmp_path / "latest").resolve() == two.folder
+
+
+def test_other_commands_read_the_same_places_from_the_saved_configuration(config: Config) -> None:
+    made, where = runs.create(config)
+    read = load_config(where.config, environ={})
+    assert places(read) == where
+    assert read.trainer == made.trainer
+
+
+def test_a_second_supervisor_is_kept_out(config: Config) -> None:
+    _, where = runs.create(config)
+    with runs.hold(where), pytest.raises(ConfigError, match="in use by a running"), runs.hold(where):
+        pass
+    with runs.hold(where):
+        pass
+
+
+def test_metrics_survive_a_cut_line_and_repeated_steps(config: Config) -> None:
+    _, where = runs.create(config)
+    where.metrics.write_text('{"step": 1, "reward/mean": 0.1}\n{"step": 0}\n{"step": 1, "reward/mean": 0.2}\n{"st')
+    assert runs.read_metrics(where) == [{"step": 0}, {"step": 1, "reward/mean": 0.2}]

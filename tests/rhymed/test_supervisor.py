@@ -1,0 +1,102 @@
+"""Real processes: what dies comes back, what is stopped is gone, and so are its children."""
+
+import asyncio
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rhymed import supervisor
+from rhymed.supervisor import Command, Supervisor
+
+
+@pytest.fixture
+def logs(tmp_path: Path) -> Callable[[str], Path]:
+    return lambda name: tmp_path / f"{name}.log"
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Callable[..., Command]:
+    """A command that runs the given Python text."""
+
+    def write(name: str, text: str, *arguments: object) -> Command:
+        (tmp_path / "script.py").write_text(text)
+        return Command(name, [sys.executable, str(tmp_path / "script.py"), *map(str, arguments)])
+
+    return write
+
+
+async def until(condition: Callable[[], bool], deadline_s: float = 20.0) -> None:
+    async with asyncio.timeout(deadline_s):
+        while not condition():
+            await asyncio.sleep(0.02)
+
+
+def alive(pid: int) -> bool:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        return False
+    return stat.rpartition(")")[2].split()[0] != "Z"
+
+
+async def test_a_killed_process_is_started_again_and_said_so(tmp_path, logs, script) -> None:
+    pids = tmp_path / "pids"
+    text = "import os, sys, time; open(sys.argv[1], 'a').write(f'{os.getpid()}\\n'); time.sleep(60)"
+    told: list[str] = []
+
+    def read() -> list[int]:
+        return [int(line) for line in pids.read_text().splitlines()] if pids.exists() else []
+
+    async with Supervisor([script("worker", text, pids)], logs, told.append):
+        await until(lambda: len(read()) == 1)
+        os.kill(read()[0], 9)
+        await until(lambda: len(read()) == 2)
+        assert "worker ended (signal SIGKILL); starting it again" in told[0]
+    assert not any(alive(pid) for pid in read())
+
+
+async def test_what_a_dead_process_left_behind_goes_too(tmp_path, logs, script) -> None:
+    text = (
+        "import subprocess, sys, time\n"
+        "child = subprocess.Popen(['sleep', '600'])\n"
+        "open(sys.argv[1], 'w').write(str(child.pid))\n"
+        "time.sleep(60)\n"
+    )
+    file = tmp_path / "grandchild"
+    async with Supervisor([script("worker", text, file)], logs, lambda _: None):
+        await until(lambda: file.exists() and file.read_text() != "")
+        grandchild = int(file.read_text())
+        assert alive(grandchild)
+    await until(lambda: not alive(grandchild))
+
+
+async def test_one_that_fails_every_time_ends_the_run_with_its_log_named(logs, script, monkeypatch) -> None:
+    monkeypatch.setattr(supervisor, "MAX_RESTARTS", 1)
+    command = script("trainer", "import sys; print('no such model'); sys.exit(3)")
+    async with Supervisor([command], logs, lambda _: None) as running:
+        async with asyncio.timeout(20):
+            await running.failed.wait()
+        assert "trainer ended 2 times" in running.failure
+        assert "trainer.out" in running.failure
+    assert "no such model" in logs("trainer").with_suffix(".out").read_text()
+
+
+async def test_one_that_ignores_sigterm_is_killed(logs, script, monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr(supervisor, "STOP_S", 0.5)
+    file = tmp_path / "pid"
+    text = (
+        "import os, signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "open(sys.argv[1], 'w').write(str(os.getpid()))\n"
+        "time.sleep(60)\n"
+    )
+    async with Supervisor([script("stubborn", text, file)], logs, lambda _: None):
+        await until(lambda: file.exists() and file.read_text() != "")
+        pid = int(file.read_text())
+        started = time.monotonic()
+    assert time.monotonic() - started < 15
+    assert not alive(pid)
