@@ -118,7 +118,7 @@ class Supervisor:
                 stdout=stream,
                 stderr=stream,
                 start_new_session=True,
-                env={**os.environ, "RHYMED_SUPERVISED": "1"},
+                env={**os.environ, "RHYMED_SUPERVISED": str(output.parent)},
             )
         child.started = time.monotonic()
         try:

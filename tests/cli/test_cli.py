@@ -1,0 +1,58 @@
+"""What a person types, and what comes back when it is wrong."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rhymed.cli import main
+
+
+def test_help_starts_without_the_heavy_libraries() -> None:
+    code = (
+        "import sys\n"
+        "from rhymed.cli import parser\n"
+        "parser().format_help()\n"
+        "heavy = {'torch', 'vllm', 'transformers', 'zmq', 'numpy', 'pydantic', 'rich', 'lmdb'} & set(sys.modules)\n"
+        "sys.exit(f'imported: {heavy}' if heavy else 0)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("command", ["run", "queues", "worker", "broker", "store", "model", "bench"])
+def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main([command, "--help"])
+    assert end.value.code == 0
+    assert f"usage: rhymed {command}" in capsys.readouterr().out
+
+
+def test_a_mistyped_key_ends_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text("[trainer]\nlearning = 1\nlrr = 2\n")
+    assert main(["run", str(file)]) == 2
+    error = capsys.readouterr().err
+    assert "mine.toml: unknown key trainer.lrr; did you mean lr?" in error
+    assert "Traceback" not in error
+
+
+def test_a_missing_file_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "nowhere.toml"]) == 2
+    assert "nowhere.toml: No such file" in capsys.readouterr().err
+
+
+def test_resuming_what_is_not_there_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "--resume", str(tmp_path / "gone")]) == 2
+    assert "does not exist" in capsys.readouterr().err
+
+
+def test_a_role_without_a_run_is_told_what_to_give(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["worker", "--role", "reward"]) == 2
+    assert "no CONFIG given" in capsys.readouterr().err

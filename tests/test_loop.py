@@ -1,0 +1,176 @@
+"""Whole runs through `rhymed run`: every kind of process, real sockets, a real store, a real (tiny) policy."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+REWARD = """
+def reward(completions, **columns):
+    return [min(1.0, len(set(text)) / 20) for text in completions]
+"""
+
+CONFIG = """
+[run]
+name = "loop"
+folder = "{folder}"
+[model]
+path = "{model}"
+dtype = "float32"
+[data]
+source = "jsonl"
+path = "{folder}/rows.jsonl"
+[rollout]
+engine = "{engine}"
+prompts_per_step = 4
+group_size = 4
+max_prompt_length = 32
+max_response_length = 24
+max_concurrency = 16
+kv_cache_gib = 0.2
+[trace]
+mean_length = 12
+step_s = 0.005
+vocabulary = 258
+[reward]
+scorer = "{folder}/reward.py:reward"
+processes = 1
+[trainer]
+epochs = 2
+lr = 1e-3
+checkpoint_every = 2
+threads = 1
+[schedule]
+heartbeat_s = 0.3
+lost_after_s = 3
+[store]
+map_gib = 0.25
+"""
+
+
+@pytest.fixture
+def write(tmp_path: Path, tiny_model: Path) -> Callable[[str], Path]:
+    (tmp_path / "reward.py").write_text(REWARD)
+    rows = [{"prompt": f"count to {number}"} for number in range(12)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def config(engine: str) -> Path:
+        file = tmp_path / "loop.toml"
+        file.write_text(CONFIG.format(folder=tmp_path, model=tiny_model, engine=engine))
+        return file
+
+    return config
+
+
+@contextlib.contextmanager
+def started(*arguments: object) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", "rhymed", "run", "--plain", *map(str, arguments)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGINT)
+            process.communicate(timeout=60)
+
+
+def finish(process: subprocess.Popen[str], folder: Path, deadline_s: float = 240) -> str:
+    try:
+        out, _ = process.communicate(timeout=deadline_s)
+    except subprocess.TimeoutExpired:
+        pytest.fail(f"the run did not end; {tails(folder)}")
+    assert process.returncode == 0, out + tails(folder)
+    return out
+
+
+def tails(folder: Path) -> str:
+    return "".join(f"\n== {file.name}\n{file.read_text()[-1500:]}" for file in sorted(folder.glob("logs/*")))
+
+
+def metrics(folder: Path) -> list[dict[str, Any]]:
+    file = folder / "metrics.jsonl"
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def wait_for(condition: Callable[[], bool], what: str, deadline_s: float = 180) -> None:
+    end = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < end, f"no {what} within {deadline_s} s"
+        time.sleep(0.05)
+
+
+def processes_of(folder: Path) -> dict[int, str]:
+    """Living processes that were started for this run, by their command line."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if entry.name.isdigit() and int(entry.name) != os.getpid():
+                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                environment = (entry / "environ").read_bytes()
+                if str(folder) in command or f"RHYMED_SUPERVISED={folder}".encode() in environment:
+                    found[int(entry.name)] = command
+    return found
+
+
+def pid_of(folder: Path, name: str) -> int:
+    return next(row["pid"] for row in queues(folder)["workers"] if row["worker"] == name)
+
+
+def queues(folder: Path) -> dict[str, Any]:
+    command = [sys.executable, "-m", "rhymed", "queues", "--json", "--run", str(folder)]
+    return json.loads(subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_run_trains_every_step_and_leaves_nothing_behind(write, tmp_path: Path) -> None:
+    with started(write("trace")) as run:
+        out = finish(run, tmp_path / "loop")
+    rows = metrics(tmp_path / "loop")
+    assert [row["step"] for row in rows] == list(range(6))
+    assert all(row["staleness/max"] == 0 for row in rows)
+    assert "6 steps" in out
+    assert (tmp_path / "loop" / "reward.png").exists()
+    assert processes_of(tmp_path / "loop") == {}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_killed_workers_cost_time_and_no_sample(write, tmp_path: Path) -> None:
+    folder = tmp_path / "loop"
+    with started(write("trace"), "-o", "trainer.epochs=3", "-o", "trace.step_s=0.05") as run:
+        wait_for(lambda: len(metrics(folder)) >= 1, "first step")
+        os.kill(pid_of(folder, "rollout-0"), signal.SIGKILL)
+        os.kill(pid_of(folder, "reward-0"), signal.SIGKILL)
+        out = finish(run, folder)
+    assert "rollout-0 ended (signal SIGKILL); starting it again" in out
+    assert "reward-0 ended (signal SIGKILL); starting it again" in out
+    rows = metrics(folder)
+    assert [row["step"] for row in rows] == list(range(9))
+    assert sum(row["rollout/dropped"] for row in rows) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_an_interrupted_run_ends_in_seconds_and_goes_on_where_it_was(write, tmp_path: Path) -> None:
+    folder = tmp_path / "loop"
+    with started(write("trace"), "-o", "trainer.epochs=3", "-o", "trace.step_s=0.03") as run:
+        wait_for(lambda: len(metrics(folder)) >= 3, "third step")
+        run.send_signal(signal.SIGINT)
+        out, _ = run.communicate(timeout=40)
+    assert run.returncode == 130, out
+    assert processes_of(folder) == {}
+    with started("--resume", folder) as run:
+        finish(run, folder)
+    steps = [row["step"] for row in metrics(folder)]
+    assert sorted(set(steps)) == list(range(9))
