@@ -18,6 +18,7 @@ class Places:
     broker: str
     store: str
     weights: str
+    sockets: Path  # folder of the ipc sockets whose address was not configured
 
     @property
     def database(self) -> Path:
@@ -59,4 +60,5 @@ def places(config: Config) -> Places:
         broker=address(config.net.broker, "broker"),
         store=address(config.net.store, "store"),
         weights=address(config.net.weights, "weights"),
+        sockets=sockets,
     )

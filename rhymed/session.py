@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
 import signal
 import time
 from collections.abc import AsyncIterator
@@ -30,6 +31,7 @@ async def session(config: Config, where: Places, *, plain: bool) -> int:
         async with Supervisor(commands(config, where.config), where.log, screen.tell) as supervisor:
             finished = await _watch(where, supervisor, screen, stop)
             screen.closing(finished)
+    shutil.rmtree(where.sockets, ignore_errors=True)
     from rhymed.report import summary
 
     print(await asyncio.to_thread(summary, config, where, time.monotonic() - started), flush=True)
