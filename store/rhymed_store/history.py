@@ -1,0 +1,171 @@
+"""The database of a run: its tables, and transactions of many operations. The only module that knows LMDB.
+
+Invariants: one writer (a lock on the folder); an operation happens wholly or not at all; the map's last part is kept
+back from new data, so that in a full store scores, marks and the forgetting that makes room work on. What the
+operations and the questions are is in `writes` and `reads`; knows neither sockets nor the event loop.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import lmdb
+
+from rhymed import errors
+from rhymed.messages import StoreStats
+from rhymed_store.records import SCHEMA
+from rhymed_store.stream import Stream
+
+TABLES = {
+    "samples": "headers, by prompt, step, index",
+    "tokens": "a stream of compressed responses, by position",
+    "contexts": "prompt tokens, once a prompt",
+    "prompts": "dataset rows",
+    "drops": "why samples were dropped, by sample",
+    "journal": "how far samples came, by step, prompt, index; only steps that no checkpoint holds",
+    "logprobs": "as the journal",
+    "meta": "what the folder is",
+}
+RESERVE = 1 / 16  # of the map, for all but new data
+
+
+@dataclass
+class Batch:
+    """One write transaction on its way."""
+
+    txn: Any
+    tokens: int = 0  # response tokens added so far
+
+
+Operation: TypeAlias = Callable[[Batch], None]
+"""A part of a transaction. It checks before it writes: when it raises a `RhymedError`, it has written nothing."""
+
+
+class History:
+    """Safe to share between threads, but `commit` is for one thread alone."""
+
+    def __init__(self, folder: Path, map_bytes: int, *, durable: bool = True) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder, self.map_bytes = folder, map_bytes
+        self._lock = _lock(folder)
+        self._env = lmdb.open(
+            str(folder), map_size=map_bytes, max_dbs=len(TABLES), sync=durable, readahead=False, max_readers=256
+        )
+        self._env.reader_check()
+        self.tables = {name: self._env.open_db(name.encode()) for name in TABLES}
+        self.page_bytes: int = self._env.stat()["psize"]
+        self.stream = Stream(self.tables["tokens"], self.page_bytes)
+        self._commits = 0
+        self._commit_s: deque[float] = deque(maxlen=100)
+        self._check_schema()
+
+    def close(self) -> None:
+        self._env.sync(True)
+        self._env.close()
+        os.close(self._lock)
+
+    def sync(self) -> None:
+        """Make durable what was committed, for a history that was opened with `durable=False`."""
+        self._env.sync(True)
+
+    def read(self) -> Any:
+        """A read transaction, a context manager. What it gives are views into the map, valid inside the context."""
+        return self._env.begin(buffers=True)
+
+    def commit(self, operations: Sequence[Operation]) -> list[Exception | None]:
+        """All in one transaction. Tells for each what went wrong; one that fails does not fail the others."""
+        try:
+            return self._commit(operations)
+        except lmdb.Error as error:
+            if len(operations) == 1:
+                return [self._explain(error)]
+        return [self.commit([operation])[0] for operation in operations]
+
+    def _commit(self, operations: Sequence[Operation]) -> list[Exception | None]:
+        outcomes: list[Exception | None] = []
+        began = time.perf_counter()
+        with self._env.begin(write=True) as txn:
+            batch = Batch(txn)
+            for operation in operations:
+                try:
+                    operation(batch)
+                    outcomes.append(None)
+                except errors.RhymedError as error:
+                    outcomes.append(error)
+            if batch.tokens:
+                self.put_number(txn, "tokens", self.number(txn, "tokens") + batch.tokens)
+        self._commits += 1
+        self._commit_s.append(time.perf_counter() - began)
+        return outcomes
+
+    def _explain(self, error: Exception) -> errors.StoreError:
+        if isinstance(error, lmdb.MapFullError | lmdb.TxnFullError):
+            return self._full()
+        if os.strerror(errno.ENOSPC) in str(error):
+            return errors.StoreFull(f"the disk under {self.folder} is full; nothing acknowledged is lost")
+        return errors.StoreError(f"{self.folder}: {error}")
+
+    def _full(self) -> errors.StoreFull:
+        return errors.StoreFull(
+            f"{self.folder} has no room left in {self.map_bytes / 2**30:g} GiB; raise store.map_gib and start the store"
+            " again: nothing acknowledged is lost"
+        )
+
+    def claim_room(self, txn: Any, size: int) -> None:
+        """Raises `StoreFull` unless `size` bytes of new data fit without touching the reserve."""
+        if self.used_bytes(txn) + size > self.map_bytes * (1 - RESERVE):
+            raise self._full()
+
+    def used_bytes(self, txn: Any) -> int:
+        """Pages that hold something; what was forgotten leaves pages that are used again."""
+        stats = [txn.stat(table) for table in self.tables.values()]
+        pages: int = sum(stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"] for stat in stats)
+        return pages * self.page_bytes
+
+    def number(self, txn: Any, name: str, default: int = 0) -> int:
+        """From the table of what the folder is."""
+        value = txn.get(name.encode(), db=self.tables["meta"])
+        return default if value is None else int(bytes(value))
+
+    def put_number(self, txn: Any, name: str, value: int) -> None:
+        txn.put(name.encode(), str(value).encode(), db=self.tables["meta"])
+
+    def stats(self) -> StoreStats:
+        with self.read() as txn:
+            return StoreStats(
+                samples=txn.stat(self.tables["samples"])["entries"],
+                tokens=self.number(txn, "tokens"),
+                prompts=txn.stat(self.tables["prompts"])["entries"],
+                used_bytes=self.used_bytes(txn),
+                map_bytes=self.map_bytes,
+                commits=self._commits,
+                commit_ms=1000 * sum(self._commit_s) / max(1, len(self._commit_s)),
+            )
+
+    def _check_schema(self) -> None:
+        with self._env.begin(write=True) as txn:
+            found = self.number(txn, "schema", SCHEMA)
+            self.put_number(txn, "schema", SCHEMA)
+            if found != SCHEMA:
+                txn.abort()
+        if found != SCHEMA:
+            raise errors.StoreError(f"{self.folder} is of schema {found}, this program reads {SCHEMA}; use a new run")
+
+
+def _lock(folder: Path) -> int:
+    """Descriptor of the folder's lock: two writers would not corrupt it, but each would forget what the other knows."""
+    descriptor = os.open(folder / "writer.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise errors.StoreError(f"{folder} is open in another store process; stop that one first") from None
+    return descriptor

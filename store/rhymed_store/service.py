@@ -1,0 +1,121 @@
+"""The store's process: answers what the wire brings. Reads and compression run on threads, writes on one of their own.
+
+`Done` to a write means that it is durable as configured. Owns the database's folder as long as it runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, TypeVar
+
+from rhymed.config import Config
+from rhymed.messages import (
+    ForgetLogprobs,
+    GetHistory,
+    GetJournal,
+    GetLengths,
+    GetPrompts,
+    GetSamples,
+    GetStoreStats,
+    MarkSamples,
+    Message,
+    OpenRun,
+    PutPrompts,
+    PutSamples,
+    PutScores,
+    ToStore,
+)
+from rhymed.places import Places
+from rhymed.service import Service
+from rhymed.wire import DONE, Parcel, Server
+from rhymed_store.history import Batch, History
+from rhymed_store.reads import Reads
+from rhymed_store.writer import Writer
+from rhymed_store.writes import Writes, prepare
+
+Result = TypeVar("Result")
+
+SYNC_S = 1.0  # durability = "async": how much a power failure may cost
+THREADS = 2
+
+
+class StoreService(Service):
+    """Serves `places.store` from the database in `places.database`."""
+
+    def __init__(self, config: Config, places: Places) -> None:
+        super().__init__("store")
+        self._config, self._places = config, places
+
+    async def open(self) -> None:
+        config = self._config.store
+        durable = config.durability == "sync"
+        self._pool = ThreadPoolExecutor(THREADS, "store")
+        self._history = await self._aside(
+            partial(History, self._places.database, int(config.map_gib * 2**30), durable=durable)
+        )
+        self._reads, self._writes = Reads(self._history), Writes(self._history, config.compression)
+        self._writer = Writer(self._history.commit)
+        self._handlers = self._table()
+        self._server = Server(self._places.store, ToStore, self._answer, insecure=self._config.net.insecure)
+        if not durable:
+            self.spawn(self._sync())
+
+    async def close(self) -> None:
+        """Acknowledged or not, what was received is written before the database is closed."""
+        if hasattr(self, "_server"):
+            self._server.close()
+        if hasattr(self, "_writer"):
+            await asyncio.to_thread(self._writer.close)
+        self._pool.shutdown()
+        if hasattr(self, "_history"):
+            await asyncio.to_thread(self._history.close)
+
+    def _table(self) -> dict[type[Message], Callable[[Any, Sequence[bytes]], Awaitable[Message | Parcel]]]:
+        reads, writes = self._reads, self._writes
+        return {
+            OpenRun: self._write(writes.open_run),
+            PutPrompts: self._write(writes.put_prompts),
+            PutSamples: self._put_samples,
+            PutScores: self._write(writes.put_scores),
+            MarkSamples: self._write(writes.mark),
+            ForgetLogprobs: self._write(writes.forget_logprobs),
+            GetPrompts: self._read(reads.prompts),
+            GetSamples: self._read(reads.samples),
+            GetHistory: self._read(reads.history),
+            GetLengths: self._read(reads.lengths),
+            GetJournal: self._read(reads.journal),
+            GetStoreStats: self._read(lambda _: self._history.stats()),
+        }
+
+    async def _answer(self, peer: bytes, message: Message, frames: Sequence[bytes]) -> Message | Parcel:
+        return await self._handlers[type(message)](message, frames)
+
+    def _write(self, operation: Callable[[Batch, Any], None]) -> Callable[..., Awaitable[Message]]:
+        async def handle(message: Message, frames: Sequence[bytes]) -> Message:
+            await self._writer.write(partial(operation, message=message))
+            return DONE
+
+        return handle
+
+    async def _put_samples(self, message: PutSamples, frames: Sequence[bytes]) -> Message:
+        rows = await self._aside(partial(prepare, message, frames, self._config.store.compression))
+        await self._writer.write(partial(self._writes.put_samples, rows=rows), sum(map(len, frames)))
+        return DONE
+
+    def _read(self, question: Callable[[Any], Any]) -> Callable[..., Awaitable[Message | Parcel]]:
+        async def handle(message: Message, frames: Sequence[bytes]) -> Message | Parcel:
+            answer = await self._aside(partial(question, message))
+            return Parcel(*answer) if isinstance(answer, tuple) else answer
+
+        return handle
+
+    async def _aside(self, work: Callable[[], Result]) -> Result:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+
+    async def _sync(self) -> None:
+        while True:
+            await asyncio.sleep(SYNC_S)
+            await self._aside(self._history.sync)

@@ -1,0 +1,210 @@
+"""What can be written: each operation is a part of a transaction, and checks all of its input before it writes.
+
+A sample keeps its first record; a reward may be replaced until the sample is trained; the last mark wins, and what is
+trained or dropped stays so when a late score arrives. Knows the tables, not LMDB.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from rhymed.errors import MalformedMessage, RunMismatch, UnknownSample
+from rhymed.messages import (
+    ForgetLogprobs,
+    MarkSamples,
+    OpenRun,
+    PutPrompts,
+    PutSamples,
+    PutScores,
+    SampleId,
+    SampleInfo,
+)
+from rhymed_store import records
+from rhymed_store.history import Batch, History
+
+HEADER_BYTES = 256  # what a sample takes beside its arrays, with room for partly filled pages
+NOTHING_FORGOTTEN = -records.STEP_BIAS
+
+
+class NewRow(NamedTuple):
+    """A sample made ready for writing."""
+
+    key: bytes
+    info: SampleInfo
+    frame: bytes
+    width: records.Width
+    logprobs: bytes
+    context_key: bytes
+    context: Any  # prompt tokens, uint32 bytes
+
+
+def prepare(message: PutSamples, frames: Sequence[bytes], level: int) -> list[NewRow]:
+    """Check and compress: the heavy part of a write, outside of any transaction. Raises `MalformedMessage`."""
+    infos = message.samples
+    lengths = [info.length for info in infos]
+    contexts = [info.prompt_length for info in infos]
+    for info in infos:
+        _check_info(info)
+    if len(frames) != 3:
+        raise MalformedMessage(f"PutSamples carries 3 arrays (prompt tokens, tokens, log-probs), not {len(frames)}")
+    for frame, expected, what in zip(
+        frames, (sum(contexts), sum(lengths), sum(lengths)), ("prompt tokens", "tokens", "log-probs"), strict=True
+    ):
+        if len(frame) != 4 * expected:
+            raise MalformedMessage(f"PutSamples: {len(frame)} bytes of {what}, {4 * expected} announced")
+    packed, width = records.pack_tokens(np.frombuffer(frames[1], "<u4"), lengths, level)
+    rows = []
+    for info, frame, context, logprobs in zip(
+        infos, packed, _cut(frames[0], contexts), _cut(frames[2], lengths), strict=True
+    ):
+        name = records.context_key(info.id.prompt, context)
+        key = records.sample_key(info.id)
+        rows.append(NewRow(key, info, frame, width, records.pack_logprobs(logprobs), name, context))
+    return rows
+
+
+def _check_info(info: SampleInfo) -> None:
+    if info.length < 0 or info.prompt_length < 0:
+        raise MalformedMessage(f"sample {info.id}: negative length")
+    if sum(count for _, count in info.versions) != info.length or any(count < 1 for _, count in info.versions):
+        raise MalformedMessage(f"sample {info.id}: versions {info.versions} do not sum to {info.length} tokens")
+    if any(not -(1 << 31) <= version < 1 << 31 for version, _ in info.versions):
+        raise MalformedMessage(f"sample {info.id}: a policy version must fit 32 bits")
+
+
+def _cut(frame: bytes, lengths: list[int]) -> list[memoryview]:
+    view, ends = memoryview(frame), list(accumulate(lengths))
+    return [view[4 * (end - length) : 4 * end] for end, length in zip(ends, lengths, strict=True)]
+
+
+class Writes:
+    """The operations on one history. `level` is zstd's, of what is compressed here (prompts and their tokens)."""
+
+    def __init__(self, history: History, level: int) -> None:
+        self._history, self._tables, self._level = history, history.tables, level
+
+    def open_run(self, batch: Batch, message: OpenRun) -> None:
+        meta = self._tables["meta"]
+        found = batch.txn.get(b"run", db=meta)
+        given = msgspec.json.encode([message.run, message.fingerprint])
+        if found is None:
+            batch.txn.put(b"run", given, db=meta)
+        elif bytes(found) != given:
+            run, fingerprint = msgspec.json.decode(found, type=tuple[str, str])
+            raise RunMismatch(
+                f"{self._history.folder} belongs to run {run!r} (fingerprint {fingerprint}), not to {message.run!r}"
+                f" (fingerprint {message.fingerprint}); choose another run.name, or restore model, data and seed"
+            )
+
+    def put_prompts(self, batch: Batch, message: PutPrompts) -> None:
+        rows = [(records.prompt_key(row.prompt), _checked(row.prompt, row.row)) for row in message.rows]
+        self._history.claim_room(batch.txn, sum(len(data) + HEADER_BYTES for _, data in rows))
+        for key, data in rows:
+            if batch.txn.get(key, db=self._tables["prompts"]) is None:
+                batch.txn.put(key, records.pack_bytes(data, self._level), db=self._tables["prompts"])
+
+    def put_samples(self, batch: Batch, rows: Sequence[NewRow]) -> None:
+        txn, table = batch.txn, self._tables["samples"]
+        first = {row.key: row for row in reversed(rows)}
+        fresh = [row for key, row in sorted(first.items()) if txn.get(key, db=table) is None]
+        if not fresh:
+            return
+        blob = b"".join([row.frame for row in fresh])
+        self._history.claim_room(txn, len(blob) + sum(len(row.logprobs) + HEADER_BYTES for row in fresh))
+        self._put_contexts(txn, fresh)
+        made = self._headers(txn, fresh, self._history.stream.append(txn, blob))
+        self._put_all(txn, "samples", [(row.key, record.pack()) for row, record in zip(fresh, made, strict=True)])
+        live_from = self._live_from(txn)
+        live = [(records.journal_key(row.info.id), row, record) for row, record in zip(fresh, made, strict=True)]
+        live = sorted(entry for entry in live if entry[1].info.id.step >= live_from)
+        self._put_all(txn, "logprobs", [(key, row.logprobs) for key, row, _ in live])
+        self._put_all(txn, "journal", [(key, record.journal()) for key, _, record in live])
+        batch.tokens += sum(row.info.length for row in fresh)
+
+    def _put_contexts(self, txn: Any, rows: Sequence[NewRow]) -> None:
+        for key, context in {row.context_key: row.context for row in rows}.items():
+            if txn.get(key, db=self._tables["contexts"]) is None:
+                tokens = np.frombuffer(context, "<u4")
+                (frame,), width = records.pack_tokens(tokens, [len(tokens)], self._level)
+                txn.put(key, bytes([width]) + frame, db=self._tables["contexts"])
+
+    def _headers(self, txn: Any, rows: Sequence[NewRow], position: int) -> list[records.Record]:
+        drops = self._tables["drops"] if txn.stat(self._tables["drops"])["entries"] else None
+        made = []
+        for row in rows:
+            check = int.from_bytes(row.context_key[-4:], "big")
+            record = records.new_record(row.info, check, position, len(row.frame), row.width)
+            if drops and txn.get(row.key, db=drops) is not None:
+                record = record.marked("dropped")  # it was given up before it came
+            made.append(record)
+            position += len(row.frame)
+        return made
+
+    def _put_all(self, txn: Any, table: str, rows: list[tuple[bytes, bytes]]) -> None:
+        with txn.cursor(self._tables[table]) as cursor:
+            cursor.putmulti(rows)
+
+    def put_scores(self, batch: Batch, message: PutScores) -> None:
+        found = []
+        for score in message.scores:
+            reward = records.check_reward(score.reward, score.id)
+            found.append((score.id, self._record(batch.txn, score.id), reward))
+        for sample, record, reward in found:
+            if record.state != "trained":
+                self._update(batch.txn, sample, record.scored(reward))
+
+    def mark(self, batch: Batch, message: MarkSamples) -> None:
+        txn, state = batch.txn, message.state
+        if state == "dropped":
+            self._drop(txn, message)
+        found = [(sample, self._record(txn, sample, missing_ok=state == "dropped")) for sample in message.samples]
+        for sample, record in found:
+            if record is not None:
+                self._update(txn, sample, record.marked(state))
+
+    def _drop(self, txn: Any, message: MarkSamples) -> None:
+        """Keep the reason for ever; what was never generated has no record, only a line in the journal."""
+        keys = [(records.sample_key(sample), records.journal_key(sample)) for sample in message.samples]
+        live_from = records.step_prefix(self._live_from(txn))
+        line = records.pack_journal("dropped")
+        for key, journal in keys:
+            txn.put(key, message.reason.encode(), db=self._tables["drops"])
+            if journal >= live_from:
+                txn.put(journal, line, db=self._tables["journal"])
+
+    def forget_logprobs(self, batch: Batch, message: ForgetLogprobs) -> None:
+        below = max(message.below_step, self._live_from(batch.txn))
+        end = records.step_prefix(below)
+        for table in ("logprobs", "journal"):
+            with batch.txn.cursor(self._tables[table]) as cursor:
+                while cursor.first() and cursor.key() < end:
+                    cursor.delete()
+        self._history.put_number(batch.txn, "forgotten", below)
+
+    def _live_from(self, txn: Any) -> int:
+        """First step that no checkpoint holds: older ones have neither journal nor log-probs."""
+        return self._history.number(txn, "forgotten", NOTHING_FORGOTTEN)
+
+    def _record(self, txn: Any, sample: SampleId, *, missing_ok: bool = False) -> Any:
+        value = txn.get(records.sample_key(sample), db=self._tables["samples"])
+        if value is None and not missing_ok:
+            raise UnknownSample(f"sample {sample} was never stored")
+        return None if value is None else records.unpack_record(value)
+
+    def _update(self, txn: Any, sample: SampleId, record: records.Record) -> None:
+        txn.put(records.sample_key(sample), record.pack(), db=self._tables["samples"])
+        if sample.step >= self._live_from(txn):
+            txn.put(records.journal_key(sample), record.journal(), db=self._tables["journal"])
+
+
+def _checked(prompt: str, row: str) -> bytes:
+    try:
+        msgspec.json.decode(row, type=dict[str, Any])
+    except msgspec.MsgspecError as error:
+        raise MalformedMessage(f"row of prompt {prompt} is not a JSON object: {error}") from None
+    return row.encode()
