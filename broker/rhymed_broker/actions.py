@@ -1,0 +1,61 @@
+"""What the ledger wants done. The service does it; what fails comes back to the ledger as an event."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+from rhymed.messages import SampleId
+
+
+class Assign(NamedTuple):
+    """Rollout worker: generate these."""
+
+    worker: str
+    ids: list[SampleId]
+
+
+class Rate(NamedTuple):
+    """Reward worker: score these."""
+
+    worker: str
+    ids: list[SampleId]
+
+
+class Cancel(NamedTuple):
+    """Rollout worker: forget these."""
+
+    worker: str
+    ids: list[SampleId]
+
+
+class Load(NamedTuple):
+    """Rollout worker: load this policy version."""
+
+    worker: str
+    version: int
+
+
+class Train(NamedTuple):
+    """Trainer: train this step; `ids` sorted, those dropped left out."""
+
+    worker: str
+    step: int
+    ids: list[SampleId]
+    metrics: dict[str, float]  # of the rollout
+
+
+class Mark(NamedTuple):
+    """Store: journal these."""
+
+    ids: list[SampleId]
+    state: Literal["trained", "dropped"]
+    reason: str = ""
+
+
+class FinishRun(NamedTuple):
+    """Everybody: the run is over."""
+
+    reason: str
+
+
+Action = Assign | Rate | Cancel | Load | Train | Mark | FinishRun

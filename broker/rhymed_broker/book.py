@@ -1,0 +1,57 @@
+"""One open step: its samples, which of them want a worker, and how far its groups are.
+
+Invariant: `counts` sum to the number of samples; `shelves["waiting"]` and `shelves["generated"]` hold exactly the
+samples in these states, by group, and no empty group.
+"""
+
+from __future__ import annotations
+
+from rhymed.messages import SampleId
+from rhymed_broker.metrics import StepMeter
+from rhymed_broker.table import SETTLED, STATES, Sample, State
+
+Groups = dict[str, dict[Sample, None]]
+
+
+class StepBook:
+    def __init__(self, step: int, ids: list[SampleId], meter: StepMeter) -> None:
+        self.step = step
+        self.meter = meter
+        self.samples = {id: Sample(id) for id in ids}
+        self.counts: dict[State, int] = dict.fromkeys(STATES, 0)
+        self.shelves: dict[State, Groups] = {"waiting": {}, "generated": {}}
+        self.handed = False  # to a trainer, at least once
+        self._unsettled: dict[str, int] = {}  # prompt -> samples that are not scored or dropped
+        for id in ids:
+            self._unsettled[id.prompt] = self._unsettled.get(id.prompt, 0) + 1
+        self.groups = len(self._unsettled)
+        self.groups_ready = 0
+
+    def moved(self, sample: Sample, source: State, target: State) -> None:
+        """The sample went from `source` to `target`."""
+        counts = self.counts
+        if source != "new":
+            counts[source] -= 1
+        counts[target] += 1
+        prompt = sample.id.prompt
+        if source in self.shelves:
+            groups = self.shelves[source]
+            group = groups[prompt]
+            del group[sample]
+            if not group:
+                del groups[prompt]
+        if target in self.shelves:
+            self.shelves[target].setdefault(prompt, {})[sample] = None
+        if target in SETTLED and source not in SETTLED:
+            self._unsettled[prompt] -= 1
+            if not self._unsettled[prompt]:
+                self.groups_ready += 1
+
+    @property
+    def all_generated(self) -> bool:
+        return not (self.counts["waiting"] or self.counts["running"])
+
+    @property
+    def complete(self) -> bool:
+        """Every group is."""
+        return self.groups_ready == self.groups

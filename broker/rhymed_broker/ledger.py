@@ -1,0 +1,386 @@
+"""Which sample is where. Pure: what happened and the time come in, what is to be done comes out of `drain`.
+
+Invariants: a sample is with at most one worker; it ends exactly once, trained or dropped with a reason; a worker
+gets samples of step k only while its weights are at least version k - max_staleness; step k goes to the trainer when
+the version is k and all its groups are complete. Version v means v trained steps.
+
+Said twice, or too late, or by somebody who had been given up, a report does no harm: what the store has counts, the
+rest is ignored. Knows no asyncio, socket, clock or logger. Why a sample may move is in `table`, where they all are in
+`samples`, who is here in `roster`; which worker gets what is a policy's decision (`pipe`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from rhymed.messages import Holding, Join, JournalEntry, SampleId, SampleInfo, Score
+from rhymed_broker import pipe
+from rhymed_broker.actions import Action, Assign, Cancel, FinishRun, Load, Mark, Rate, Train
+from rhymed_broker.metrics import StepMeter, rollout_side, step_side
+from rhymed_broker.roster import Roster, Worker
+from rhymed_broker.samples import Samples
+from rhymed_broker.table import Sample, State, diagram
+
+LOAD_PATIENCE_S = 300.0  # then a worker that has not loaded the version is told again
+
+
+class Steps(Protocol):
+    """A plan, as the ledger sees it."""
+
+    steps: int
+
+    def samples(self, step: int) -> list[SampleId]: ...
+
+
+class Ledger:
+    def __init__(
+        self,
+        *,
+        max_staleness: int = 0,
+        max_retries: int = 2,
+        lost_after_s: float = 20.0,
+        missing_after_s: float = 5.0,
+        policy: pipe.Policy = pipe.fair,
+    ) -> None:
+        self.max_staleness = max_staleness
+        self.max_retries = max_retries
+        self.lost_after_s = lost_after_s
+        self.missing_after_s = missing_after_s  # a worker does not mention a sample that it was given: it goes on
+        self.policy = policy
+        self.roster = Roster()
+        self.samples = Samples(max_staleness)
+        self.version = 0
+        self.steps = 0  # of the whole run
+        self.started = False
+        self.finished = False
+        self._plan: Steps | None = None
+        self._actions: list[Action] = []
+        self._training: int | None = None  # step that the trainer has
+        self._may_train = True  # the trainer did not refuse just now
+        self._trained_at: float | None = None
+
+    def drain(self, now: float) -> list[Action]:
+        """Hand out work, and return everything that is to be done since the last call."""
+        if self.started and not self.finished:
+            self._hand_over(now)
+            self._place("waiting", "rollout", now)
+            self._place("generated", "reward", now)
+            if self.version >= self.steps and self.roster.trainer is not None:
+                self.finished = True
+                self._actions.append(FinishRun(f"all {self.steps} steps are trained"))
+        actions = [*self._actions, *self.samples.take_drops()]
+        self._actions = []
+        return actions
+
+    # -- the run's position -------------------------------------------------------------------------------------
+
+    def pause(self) -> None:
+        """No work is handed out until `start`: the position is about to change."""
+        self.started = self.finished = False
+
+    def start(self, plan: Steps, position: int, journal: Iterable[JournalEntry], now: float) -> None:
+        """Begin at `position` trained steps, or be set back to it. `journal`: what the store has of later steps."""
+        workers = list(self.roster.workers.values())
+        for worker in workers:
+            worker.claims = [*worker.claims, *worker.held]
+            for sample in list(worker.held.values()):
+                self.roster.release(sample, now)
+        self.samples.reset(journal)
+        self._plan, self.steps, self.version = plan, plan.steps, position
+        self.started, self.finished = True, False
+        self._training, self._may_train, self._trained_at = None, True, None
+        self._open_steps(now)
+        for worker in workers:
+            if worker.version > position:
+                worker.version = -1  # weights of that number will be made anew, perhaps not bit for bit
+            self._welcome(worker, now)
+
+    def _open_steps(self, now: float) -> None:
+        assert self._plan is not None, "start comes first"
+        for step in range(self.version, min(self.version + self.max_staleness + 1, self.steps)):
+            if step not in self.samples.books:
+                meter = StepMeter(now, self.roster.occupancy.read(now))
+                self.samples.open(step, self._plan.samples(step), meter, now)
+                self._note(step, now)
+
+    # -- workers come and go ------------------------------------------------------------------------------------
+
+    def join(self, join: Join, now: float) -> bool:
+        """A worker is here. True: the trainer is at another position than we, `start` is needed."""
+        if known := self.roster.workers.get(join.worker):
+            self._remove(known, "it started again", now, keep=frozenset(join.holding))
+        if join.role == "trainer" and self.roster.trainer is not None:
+            self._remove(self.roster.trainer, "another trainer joined", now)
+        worker = Worker(join, now)
+        self.roster.add(worker, now)
+        if join.role == "trainer":
+            return self._trainer_joined(join.version, now)
+        if self.started:
+            self._welcome(worker, now)
+        return False
+
+    def _trainer_joined(self, version: int, now: float) -> bool:
+        self._may_train = True
+        if not self.started or version not in (self.version, self.version + 1):
+            return True
+        for worker in self.roster.workers.values():
+            worker.target = -1  # it was told an address that may be gone
+        if version == self.version + 1:
+            return self.train_done(self.version, now) is None
+        for worker in self.roster.workers.values():
+            self._tell_load(worker, now)
+        return False
+
+    def _welcome(self, worker: Worker, now: float) -> None:
+        claims, worker.claims, worker.target = worker.claims, [], -1
+        self._adopt(worker, claims, now)
+        self._tell_load(worker, now)
+
+    def leave(self, name: str, now: float) -> None:
+        """It says goodbye: what it held goes to others and does not count as a failure."""
+        if worker := self.roster.workers.get(name):
+            self._remove(worker, "it left", now, failed=False)
+
+    def tick(self, now: float) -> list[str]:
+        """Once a second or so. Returns the names of workers that are lost now."""
+        lost = [worker for worker in self.roster.workers.values() if now - worker.seen > self.lost_after_s]
+        for worker in lost:
+            self._remove(worker, f"silent for {now - worker.seen:.0f} s", now)
+        for worker in self.roster.workers.values():
+            if worker.resting:
+                self.roster.rest(worker, False)
+            if worker.target != -1 and now - worker.told_at > LOAD_PATIENCE_S:
+                worker.target = -1
+            self._tell_load(worker, now)
+        self._may_train = True
+        return [worker.name for worker in lost]
+
+    def _remove(
+        self, worker: Worker, why: str, now: float, *, failed: bool = True, keep: frozenset[SampleId] = frozenset()
+    ) -> None:
+        for sample in list(worker.held.values()):
+            self._return(sample, f"{worker.name}: {why}", now, failed=failed and sample.id not in keep)
+        if worker is self.roster.trainer:
+            self.train_failed(now)
+        self.roster.remove(worker, now)
+
+    # -- what workers have --------------------------------------------------------------------------------------
+
+    def heartbeat(
+        self, name: str, version: int, phase: str, holding: list[Holding], stats: dict[str, float], now: float
+    ) -> None:
+        """It lives, and tells what it has in hand. Where we differ for long, what it tells is taken for true."""
+        worker = self.roster.workers[name]
+        worker.seen, worker.phase, worker.holding, worker.stats = now, phase, holding, stats
+        if worker.role == "trainer" or not self.started:
+            return
+        if worker.role == "rollout" and version != worker.version and worker.target == -1:
+            self.loaded(name, version, now)
+        told = {item.id for item in holding}
+        if unknown := told - worker.held.keys():
+            self._adopt(worker, sorted(unknown), now)
+        if missing := worker.held.keys() - told:
+            self._reclaim(worker, missing, now)
+        elif worker.missing:
+            worker.missing = {}
+
+    def _reclaim(self, worker: Worker, missing: set[SampleId], now: float) -> None:
+        """It does not mention these: after a while they go to others."""
+        worker.missing = {id: worker.missing.get(id, now) for id in missing}
+        late = sorted(id for id, since in worker.missing.items() if now - since > self.missing_after_s)
+        for id in late:
+            self._return(worker.held[id], f"{worker.name} does not have it", now, failed=True)
+
+    def _adopt(self, worker: Worker, claims: Iterable[SampleId], now: float) -> None:
+        """It works on what we did not give it, or gave it in an earlier life. What nobody else has it may keep."""
+        free: State = "waiting" if worker.role == "rollout" else "generated"
+        cancel: list[SampleId] = []
+        for id in claims:
+            sample = self.samples.get(id)
+            if sample is None:
+                cancel.append(id)
+            elif sample.state == free and self._may_have(worker, id.step):
+                self.samples.move(sample, "assigned", now, worker.name)
+                self.roster.hold(worker, (sample,), now)
+            elif sample.state in ("waiting", "running", "dropped") and sample.worker != worker.name:
+                cancel.append(id)
+        if cancel and worker.role == "rollout":
+            self._actions.append(Cancel(worker.name, cancel))
+
+    def _may_have(self, worker: Worker, step: int) -> bool:
+        oldest = max(0, step - self.max_staleness)
+        return worker.role != "rollout" or oldest <= worker.version <= self.version
+
+    def loaded(self, name: str, version: int, now: float) -> None:
+        """New tokens of this worker are of this version."""
+        worker = self.roster.workers[name]
+        worker.version = version
+        if worker.target == version:
+            worker.target = -1
+        self._tell_load(worker, now)
+
+    def load_failed(self, name: str) -> None:
+        """It could not be told to load: the next tick tells it again."""
+        if worker := self.roster.workers.get(name):
+            worker.target = -1
+
+    def _tell_load(self, worker: Worker, now: float) -> None:
+        if worker.role != "rollout" or not self.started or self.roster.trainer is None:
+            return
+        if worker.version != self.version and worker.target != self.version:
+            worker.target, worker.told_at = self.version, now
+            self._actions.append(Load(worker.name, self.version))
+
+    # -- reports ------------------------------------------------------------------------------------------------
+
+    def generated(self, name: str, infos: Iterable[SampleInfo], now: float) -> None:
+        """The store has these."""
+        touched: set[int] = set()
+        for info in infos:
+            sample = self.samples.get(info.id)
+            if sample is None or sample.state not in ("waiting", "running"):
+                continue
+            if sample.worker and sample.worker != name:
+                self._actions.append(Cancel(sample.worker, [info.id]))
+            self.roster.release(sample, now)
+            sample.length = info.length
+            sample.oldest = info.versions[0][0] if info.versions else info.id.step
+            self.samples.move(sample, "generated", now, name)
+            self.samples.refuse_stale(sample, now)
+            touched.add(info.id.step)
+        for step in touched:
+            self._note(step, now)
+
+    def scored(self, name: str, scores: Iterable[Score], now: float) -> None:
+        """The store has these rewards. One without a reward drops its sample."""
+        touched: set[int] = set()
+        for score in scores:
+            sample = self.samples.get(score.id)
+            if sample is None or sample.state not in ("generated", "scoring"):
+                continue
+            self.roster.release(sample, now)
+            self.samples.books[score.id.step].meter.report(score)
+            if score.reward is None:
+                self.samples.drop(sample, f"not scored: {score.error}", now)
+            else:
+                sample.reward = score.reward
+                self.samples.move(sample, "scored", now, name)
+            touched.add(score.id.step)
+        for step in touched:
+            self._note(step, now)
+
+    def given_back(
+        self, name: str, ids: Iterable[SampleId], reason: str, now: float, *, retry: bool = True, failed: bool = True
+    ) -> None:
+        """It will not do these, or could not be told to. `retry`: others may; `failed`: it counts as a try."""
+        worker = self.roster.workers.get(name)
+        held = [sample for id in ids if (sample := worker.held.get(id))] if worker else []
+        for sample in held:
+            if retry:
+                self._return(sample, f"{name}: {reason}", now, failed=failed)
+            else:
+                self._give_up(sample, reason, now)
+        if worker and held and retry:
+            self.roster.rest(worker, True)  # until the next tick, lest it get the same again at once
+
+    # -- the trainer --------------------------------------------------------------------------------------------
+
+    def train_done(self, step: int, now: float) -> dict[str, float] | None:
+        """Step trained, the next version is published. Returns our metrics of it; None: we never gave it."""
+        book = self.samples.books.get(step)
+        if book is None or step != self.version or not book.handed or not self.started:
+            return None
+        row = rollout_side(step, book.meter, book.samples.values()) | step_side(book.meter, self._trained_at, now)
+        done = [sample for sample in book.samples.values() if sample.state in ("training", "scored")]
+        for sample in done:
+            self.samples.move(sample, "trained", now)
+        if done:
+            self._actions.append(Mark([sample.id for sample in done], "trained"))
+        self.samples.forget(step)
+        self._training, self.version, self._trained_at = None, step + 1, now
+        self._open_steps(now)
+        for worker in self.roster.workers.values():
+            self._tell_load(worker, now)
+        return row
+
+    def train_failed(self, now: float) -> None:
+        """It did not take the step, or is gone: again at the next tick, or when a trainer joins."""
+        self._training, self._may_train = None, False
+        for sample in list(self.samples.queues["training"]):
+            self.samples.move(sample, "returned", now)
+
+    def _hand_over(self, now: float) -> None:
+        book, trainer = self.samples.books.get(self.version), self.roster.trainer
+        if book is None or trainer is None or self._training is not None or not self._may_train or not book.complete:
+            return
+        self._training = book.step
+        book.handed = True
+        book.meter.handed_at = now
+        ready = [sample for sample in book.samples.values() if sample.state == "scored"]
+        for sample in ready:
+            self.samples.move(sample, "handed", now, trainer.name)
+        metrics = rollout_side(book.step, book.meter, book.samples.values())
+        self._actions.append(Train(trainer.name, book.step, sorted(sample.id for sample in ready), metrics))
+
+    # -- inside -------------------------------------------------------------------------------------------------
+
+    def _place(self, state: State, role: str, now: float) -> None:
+        """Let the policy (for scoring: `fair`) hand what is in `state` to workers of `role`."""
+        free = self.roster.free[role]
+        if not free or not self.samples.queues[state]:
+            return
+        policy, order = (self.policy, Assign) if role == "rollout" else (pipe.fair, Rate)
+        seats = [worker for worker in free.values() if role == "reward" or worker.version <= self.version]
+        given: dict[str, list[SampleId]] = {}
+        for name, samples in policy(pipe.Snapshot(self.samples.shelves(state), seats)):
+            worker = self.roster.workers[name]
+            assert len(worker.held) + len(samples) <= worker.slots, f"policy: {name} has no room for {len(samples)}"
+            for sample in samples:
+                assert self._may_have(worker, sample.id.step), f"policy: {name} may not have {sample.id}"
+                self.samples.move(sample, "assigned", now, name)
+            self.roster.hold(worker, samples, now)
+            given.setdefault(name, []).extend([sample.id for sample in samples])
+        self._actions += [order(name, ids) for name, ids in given.items()]
+
+    def _return(self, sample: Sample, why: str, now: float, *, failed: bool) -> None:
+        sample.returns += failed
+        if sample.returns > self.max_retries:
+            self._give_up(sample, f"given up after {sample.returns} tries: {why}", now)
+        else:
+            self.roster.release(sample, now)
+            self.samples.move(sample, "returned", now, why)
+
+    def _give_up(self, sample: Sample, reason: str, now: float) -> None:
+        self.roster.release(sample, now)
+        self.samples.drop(sample, reason, now)
+        self._note(sample.id.step, now)
+
+    def _note(self, step: int, now: float) -> None:
+        """Write down when the step's rollout, and when its scoring, came to an end."""
+        book = self.samples.books[step]
+        if book.meter.generated_at is None and book.all_generated:
+            book.meter.generated(now, self.roster.occupancy.read(now))
+        if book.meter.complete_at is None and book.complete:
+            book.meter.complete_at = now
+
+
+def page() -> str:
+    """docs/ledger.md."""
+    return f"""# The ledger
+
+Where a sample can be, and what moves it. Generated from the table in `rhymed_broker/table.py`:
+`python -m rhymed_broker.ledger > docs/ledger.md`.
+
+```mermaid
+{diagram()}
+```
+
+`returned`: its worker is lost, left, or gave it back; after `schedule.max_retries` failures it is dropped instead.
+`found_…`: the store's journal already had it when its step was opened, after a restart of the broker or the trainer.
+A sample that was trained after the trainer's last checkpoint is found as scored, and trained again.
+"""
+
+
+if __name__ == "__main__":
+    print(page(), end="")

@@ -1,0 +1,114 @@
+"""What a step cost and what it brought, as numbers. Pure accounting; names as in docs/metrics.md.
+
+`Occupancy` integrates slots over time, `StepMeter` notes a step's moments; `rollout_side` and `step_side` turn them
+into metrics. Knows nothing of transitions: the ledger tells it what happened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rhymed.messages import Score
+from rhymed_broker.table import Sample
+
+
+class Occupancy:
+    """Integrals over time of slots there are, and of slots in use. O(1) a change."""
+
+    __slots__ = ("_at", "busy", "busy_s", "slot_s", "slots")
+
+    def __init__(self) -> None:
+        self.slots = 0
+        self.busy = 0
+        self.slot_s = 0.0
+        self.busy_s = 0.0
+        self._at = 0.0
+
+    def change(self, now: float, slots: int = 0, busy: int = 0) -> None:
+        self.read(now)
+        self.slots += slots
+        self.busy += busy
+
+    def read(self, now: float) -> tuple[float, float]:
+        """(slot seconds, busy slot seconds) until now."""
+        past = now - self._at if self._at else 0.0
+        self._at = now
+        self.slot_s += self.slots * past
+        self.busy_s += self.busy * past
+        return self.slot_s, self.busy_s
+
+
+class StepMeter:
+    """Moments and counts of one open step. Times are the caller's clock; None: not yet."""
+
+    __slots__ = (
+        "complete_at", "errors", "generated_at", "handed_at", "opened_at", "reports", "slots_generated",
+        "slots_opened", "timeouts",
+    )  # fmt: skip
+
+    def __init__(self, now: float, slots: tuple[float, float]) -> None:
+        self.opened_at = now
+        self.slots_opened = slots
+        self.generated_at: float | None = None  # its last sample was generated
+        self.slots_generated = slots
+        self.complete_at: float | None = None  # its last group was complete
+        self.handed_at: float | None = None  # to the trainer
+        self.reports = 0  # scores and scoring errors
+        self.errors = 0
+        self.timeouts = 0
+
+    def generated(self, now: float, slots: tuple[float, float]) -> None:
+        self.generated_at = now
+        self.slots_generated = slots
+
+    def report(self, score: Score) -> None:
+        self.reports += 1
+        self.errors += score.error is not None
+        self.timeouts += score.timeout
+
+    def bubble_ratio(self) -> float:
+        """Idle slot time over slot time, from the step's opening until its last sample was generated."""
+        slot_s = self.slots_generated[0] - self.slots_opened[0]
+        busy_s = self.slots_generated[1] - self.slots_opened[1]
+        return 1.0 - busy_s / slot_s if slot_s > 0 else 0.0
+
+
+def rollout_side(step: int, meter: StepMeter, samples: Iterable[Sample]) -> dict[str, float]:
+    """Metrics of a complete step before it is trained."""
+    total = list(samples)
+    made = [sample for sample in total if sample.state != "dropped"]
+    lengths = [sample.length for sample in made]
+    ages = [step - sample.oldest for sample in made]
+    generated_at = meter.generated_at if meter.generated_at is not None else meter.opened_at
+    complete_at = meter.complete_at if meter.complete_at is not None else generated_at
+    rollout_s = generated_at - meter.opened_at
+    return {
+        "response_length/mean": _mean(lengths),
+        "response_length/max": float(max(lengths, default=0)),
+        "response_length/min": float(min(lengths, default=0)),
+        "rollout/tokens": float(sum(lengths)),
+        "rollout/tokens_per_s": sum(lengths) / rollout_s if rollout_s > 0 else 0.0,
+        "rollout/bubble_ratio": meter.bubble_ratio(),
+        "rollout/samples": float(len(made)),
+        "rollout/dropped": float(len(total) - len(made)),
+        "rollout/retries": float(sum(sample.returns for sample in total)),
+        "reward/error_rate": meter.errors / max(1, meter.reports),
+        "reward/timeout_rate": meter.timeouts / max(1, meter.reports),
+        "staleness/mean": _mean(ages),
+        "staleness/max": float(max(ages, default=0)),
+        "timing_s/rollout": rollout_s,
+        "timing_s/reward": max(0.0, complete_at - generated_at),
+    }
+
+
+def step_side(meter: StepMeter, previous_at: float | None, now: float) -> dict[str, float]:
+    """Metrics that are known when the step is trained. `previous_at`: when the step before it was."""
+    handed_at = meter.handed_at if meter.handed_at is not None else now
+    return {
+        "timing_s/train": now - handed_at,
+        "timing_s/step": now - (previous_at if previous_at is not None else meter.opened_at),
+    }
+
+
+def _mean(values: list[int]) -> float:
+    return sum(values) / len(values) if values else 0.0

@@ -1,0 +1,82 @@
+"""What the broker writes, in order and off everybody's way: marks in the store's journal, lines of metrics.
+
+Writes wait in a queue and are tried again while the store is away, up to a deadline; then the broker ends with an
+error that says so. Losing the queue in a crash does no harm: a mark that is missing costs work, never a sample.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from rhymed.errors import DeadlineExceeded, Overloaded, PeerGone, StoreError, StoreFull
+from rhymed.service import retry
+
+STORE_PATIENCE_S = 120.0  # a store that was killed is back sooner; one that is full may be given room
+
+Write = Callable[[], Awaitable[Any]]
+
+
+class Outbox:
+    def __init__(self, patience_s: float = STORE_PATIENCE_S) -> None:
+        self._writes: asyncio.Queue[tuple[str, Write]] = asyncio.Queue()
+        self._patience_s = patience_s
+
+    def put(self, what: str, write: Write) -> None:
+        """`write` may be called several times."""
+        self._writes.put_nowait((what, write))
+
+    def put_line(self, path: Path, row: dict[str, Any]) -> None:
+        """Append a line of JSON."""
+        line = json.dumps(row) + "\n"
+        self.put("metrics", lambda: asyncio.to_thread(_append, path, line))
+
+    async def run(self) -> None:
+        """Write until cancelled. Raises `StoreError` when the store stays away."""
+        while True:
+            what, write = await self._writes.get()
+            await patiently(write, what, self._patience_s)
+            self._writes.task_done()
+
+    async def flush(self, deadline_s: float) -> None:
+        """Wait until all is written, but not longer than this."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._writes.join(), deadline_s)
+
+
+async def patiently(attempt: Write, what: str, patience_s: float = STORE_PATIENCE_S) -> Any:
+    """Try again while the store is away or full; raises `StoreError` after `patience_s`."""
+    started = time.monotonic()
+    last: Exception | None = None
+
+    async def once() -> Any:
+        nonlocal last
+        try:
+            return await attempt()
+        except Exception as error:
+            last = error
+            raise
+
+    try:
+        async with asyncio.timeout(patience_s):
+            return await retry(once, what=f"store ({what})", on=_Away)
+    except TimeoutError:
+        waited = time.monotonic() - started
+        raise StoreError(
+            f"the store has not done '{what}' for {waited:.0f} s (last: {last}); is it running? start it again and"
+            " resume the run: nothing is lost"
+        ) from None
+
+
+_Away: Any = (DeadlineExceeded, PeerGone, Overloaded, StoreFull)
+
+
+def _append(path: Path, line: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as stream:
+        stream.write(line)

@@ -1,0 +1,97 @@
+"""Which prompts a step trains on. Pure: a position (the step's number) is all that a resume needs.
+
+The stream of prompts is the concatenation of the epochs' permutations, cut into steps: what an epoch leaves over
+opens the next one, so nothing is lost or repeated. No step has a prompt twice: at the seam of two epochs a prompt
+that the step already has is put behind the seam. What the last epoch leaves over is too little for a step and ends
+the run. The order depends on seed, epoch and the prompts' ids alone: not on the dataset's row order, nor on any
+library's random generator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from rhymed.errors import DataError
+from rhymed.messages import SampleId
+
+GOLDEN = 0x9E3779B97F4A7C15
+WORD = (1 << 64) - 1
+
+Order = npt.NDArray[np.intp]
+
+
+class Plan:
+    """`prompts` are ids (16 hex digits), each once. Raises `DataError` when they are too few for one step."""
+
+    def __init__(
+        self,
+        prompts: Sequence[str],
+        prompts_per_step: int,
+        group_size: int,
+        epochs: int,
+        steps: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        if len(set(prompts)) != len(prompts):
+            raise DataError("the same prompt is in the dataset more than once")
+        if len(prompts) < prompts_per_step:
+            raise DataError(
+                f"the dataset has {len(prompts)} prompts, a step needs {prompts_per_step} different ones"
+                " (rollout.prompts_per_step)"
+            )
+        self.prompts_per_step = prompts_per_step
+        self.group_size = group_size
+        whole = epochs * len(prompts) // prompts_per_step
+        self.steps = whole if steps is None else min(steps, whole)
+        self._seed = seed
+        self._prompts = sorted(prompts)
+        self._words = np.array([int(prompt, 16) for prompt in self._prompts], dtype=np.uint64)
+        self._orders: list[Order] = []
+
+    def prompts(self, step: int) -> list[str]:
+        """The step's prompts, in the order in which they are to be started."""
+        if not 0 <= step < self.steps:
+            raise IndexError(f"step {step} is not in 0..{self.steps - 1}")
+        first, size = step * self.prompts_per_step, len(self._prompts)
+        epoch, start = divmod(first, size)
+        found = list(self._order(epoch)[start : start + self.prompts_per_step])
+        if missing := self.prompts_per_step - len(found):
+            found += list(self._order(epoch + 1)[:missing])
+        return [self._prompts[place] for place in found]
+
+    def samples(self, step: int) -> list[SampleId]:
+        """Group after group."""
+        return [SampleId(step, prompt, index) for prompt in self.prompts(step) for index in range(self.group_size)]
+
+    def _order(self, epoch: int) -> Order:
+        while len(self._orders) <= epoch:
+            self._orders.append(self._seamless(len(self._orders)))
+        return self._orders[epoch]
+
+    def _seamless(self, epoch: int) -> Order:
+        """The epoch's permutation; what its first step has from the epoch before is moved behind that step."""
+        drawn = np.argsort(_mix(self._words ^ np.uint64(_key(self._seed, epoch))), kind="stable")
+        held = epoch * len(self._prompts) % self.prompts_per_step  # prompts that the seam's step has already
+        if not held:
+            return drawn
+        clash = np.isin(drawn, self._orders[epoch - 1][-held:])
+        head = np.flatnonzero(~clash)[: self.prompts_per_step - held]
+        rest = np.ones(len(drawn), dtype=bool)
+        rest[head] = False
+        return np.concatenate([drawn[head], drawn[rest]])
+
+
+def _key(seed: int, epoch: int) -> int:
+    word = np.array([(seed * GOLDEN + epoch + 1) & WORD], dtype=np.uint64)
+    return int(_mix(_mix(word))[0])
+
+
+def _mix(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """SplitMix64's finaliser (Steele, Lea, Flood 2014): a bijection, so different prompts keep different keys."""
+    words = words + np.uint64(GOLDEN)
+    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return words ^ (words >> np.uint64(31))

@@ -1,0 +1,97 @@
+"""Who is here and what they hold. Owns workers, their free slots, and how busy the slots have been.
+
+Invariant: a sample is in exactly one worker's `held` while it is running or scoring, else in none; `free[role]` has
+exactly the workers of that role with a free slot that do not rest. Knows nothing of steps, versions or queues.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rhymed.messages import Holding, Join, SampleId
+from rhymed_broker.metrics import Occupancy
+from rhymed_broker.table import Sample
+
+
+class Worker:
+    """A rollout or reward worker, or the trainer (which holds nothing here)."""
+
+    __slots__ = (
+        "claims", "held", "holding", "host", "missing", "name", "phase", "pid", "resting", "role", "seen", "slots",
+        "stats", "target", "told_at", "version",
+    )  # fmt: skip
+
+    def __init__(self, join: Join, now: float) -> None:
+        self.name = join.worker
+        self.role = join.role
+        self.host = join.host
+        self.pid = join.pid
+        self.slots = join.slots
+        self.version = join.version
+        self.target = -1  # version that it was told to load; -1: none
+        self.told_at = 0.0
+        self.seen = now
+        self.phase = ""
+        self.stats: dict[str, float] = {}
+        self.holding: list[Holding] = []  # as it told last
+        self.held: dict[SampleId, Sample] = {}  # as the ledger knows
+        self.missing: dict[SampleId, float] = {}  # held, but not told: since when
+        self.claims: list[SampleId] = join.holding  # works on these since before we knew it
+        self.resting = False  # failed lately: gets nothing until the next tick
+
+
+class Roster:
+    def __init__(self) -> None:
+        self.workers: dict[str, Worker] = {}
+        self.trainer: Worker | None = None
+        self.free: dict[str, dict[str, Worker]] = {"rollout": {}, "reward": {}, "trainer": {}}
+        self.occupancy = Occupancy()  # of rollout slots
+
+    def add(self, worker: Worker, now: float) -> None:
+        self.workers[worker.name] = worker
+        if worker.role == "trainer":
+            self.trainer = worker
+        elif worker.role == "rollout":
+            self.occupancy.change(now, slots=worker.slots)
+        self.refresh(worker)
+
+    def remove(self, worker: Worker, now: float) -> None:
+        """The caller has released what it held."""
+        assert not worker.held, f"{worker.name} leaves with samples in hand"
+        del self.workers[worker.name]
+        self.free[worker.role].pop(worker.name, None)
+        if self.trainer is worker:
+            self.trainer = None
+        elif worker.role == "rollout":
+            self.occupancy.change(now, slots=-worker.slots)
+
+    def hold(self, worker: Worker, samples: Iterable[Sample], now: float) -> None:
+        before = len(worker.held)
+        for sample in samples:
+            assert not sample.worker, f"{sample.id} is with {sample.worker} already"
+            sample.worker = worker.name
+            worker.held[sample.id] = sample
+        self._changed(worker, len(worker.held) - before, now)
+
+    def release(self, sample: Sample, now: float) -> None:
+        """Out of the hands of who holds it, if anybody does."""
+        worker = self.workers.get(sample.worker)
+        sample.worker = ""
+        if worker is not None and worker.held.pop(sample.id, None) is not None:
+            worker.missing.pop(sample.id, None)
+            self._changed(worker, -1, now)
+
+    def rest(self, worker: Worker, resting: bool) -> None:
+        worker.resting = resting
+        self.refresh(worker)
+
+    def refresh(self, worker: Worker) -> None:
+        if worker.resting or len(worker.held) >= worker.slots:
+            self.free[worker.role].pop(worker.name, None)
+        else:
+            self.free[worker.role][worker.name] = worker
+
+    def _changed(self, worker: Worker, held: int, now: float) -> None:
+        if worker.role == "rollout":
+            self.occupancy.change(now, busy=held)
+        self.refresh(worker)

@@ -1,0 +1,387 @@
+"""The broker as a process: messages in, the ledger decides, requests out. A thin shell around `ledger`.
+
+Events that arrive together lead to one scheduling pass. Every request to a worker has a deadline, and what could not
+be delivered goes back to the ledger. The run begins when the dataset is read and the trainer has joined, and ends
+when the plan is trained. Nothing here must survive: the store's journal and the trainer's position are the truth.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from rhymed import messages as m
+from rhymed.config import Config
+from rhymed.errors import MalformedMessage, PeerGone, RewardError, RhymedError, WireError
+from rhymed.places import Places
+from rhymed.service import Service
+from rhymed.wire import DONE, Server
+from rhymed_broker import status
+from rhymed_broker.actions import Action, Assign, Cancel, FinishRun, Load, Mark, Rate, Train
+from rhymed_broker.ledger import Ledger
+from rhymed_broker.outbox import Outbox, patiently
+from rhymed_broker.plan import Plan
+from rhymed_store.client import StoreClient
+
+log = logging.getLogger(__name__)
+
+DELIVERY_S = 15.0  # a worker answers that it took something; its work comes later
+FINISH_S = 120.0  # for the trainer's last checkpoint
+LINGER_S = 3.0  # after the end, for those who watch
+FLUSH_S = 30.0  # for the last marks and metrics
+
+Report = m.Generated | m.Scored | m.GiveBack
+
+
+class BrokerService(Service):
+    def __init__(self, config: Config, places: Places) -> None:
+        super().__init__("broker")
+        self.config = config
+        self.places = places
+        schedule = config.schedule
+        self.ledger = Ledger(
+            max_staleness=schedule.max_staleness,
+            max_retries=schedule.max_retries,
+            lost_after_s=schedule.lost_after_s,
+            missing_after_s=max(5.0, 3 * schedule.heartbeat_s),
+        )
+        self.finished = False
+        self._peers: dict[str, bytes] = {}
+        self._weights = ""  # where the trainer serves them
+        self._metrics: dict[str, float] = {}  # of the step trained last
+        self._plan: Plan | None = None
+        self._position: int | None = None  # the trainer's, when the ledger has to start there
+        self._moved = asyncio.Event()  # `_position` was set
+        self._early: list[Report] = []  # reports while the ledger was not started
+        self._pass: asyncio.Handle | None = None
+        self._over = ""  # why the run is over; empty: it is not
+        self._trainer_done = asyncio.Event()  # it left, or is set back
+        self._begun = time.monotonic()
+        self._outbox = Outbox()
+        self._handlers: dict[type[m.Message], Callable[[bytes, Any], m.Message]] = {
+            m.Join: self._join,
+            m.Heartbeat: self._heartbeat,
+            m.Generated: self._report,
+            m.Scored: self._report,
+            m.GiveBack: self._report,
+            m.Loaded: self._loaded,
+            m.Trained: self._trained,
+            m.Checkpointed: self._checkpointed,
+            m.Leave: self._leave,
+            m.GetQueues: self._queues,
+        }
+
+    async def open(self) -> None:
+        self.server = Server(
+            self.places.broker, m.ToBroker, self._handle, insecure=self.config.net.insecure
+        )  # workers may join while the dataset is read
+        self.store = StoreClient(self.places.store, "broker")
+        self.spawn(self._outbox.run())
+        self.spawn(self._run_ledger())
+        self.spawn(self._tick())
+
+    async def close(self) -> None:
+        if self._pass is not None:
+            self._pass.cancel()
+        if hasattr(self, "server"):
+            self.server.close()
+        if hasattr(self, "store"):
+            self.store.close()
+
+    # -- the run's position -------------------------------------------------------------------------------------
+
+    async def _run_ledger(self) -> None:
+        """Read the dataset, then start the ledger wherever a trainer says it is."""
+        plan = self._plan = await self._prepare()
+        while True:
+            await self._moved.wait()
+            self._moved.clear()
+            position = self._position
+            if position is None:
+                continue
+            entries = await patiently(partial(self.store.journal, position), "read the journal")
+            if self._moved.is_set():
+                continue  # another trainer meanwhile
+            self._position = None
+            self.ledger.start(plan, position, entries, time.monotonic())
+            log.info("step %d of %d: %d samples found in the journal", position, plan.steps, len(entries))
+            early, self._early = self._early, []
+            for report in early:
+                self._apply(report)
+            self._wake()
+
+    async def _prepare(self) -> Plan:
+        from rhymed.sources import load_rows
+
+        config = self.config
+        rows = await asyncio.to_thread(load_rows, config)
+        await patiently(lambda: self.store.open_run(config.run.name, fingerprint(config)), "open the run")
+        prompts = await patiently(lambda: self.store.put_prompts(rows), "keep the prompts")
+        rollout, trainer = config.rollout, config.trainer
+        plan = Plan(
+            prompts, rollout.prompts_per_step, rollout.group_size, trainer.epochs, trainer.steps, config.run.seed
+        )
+        log.info("%d prompts, %d steps", len(prompts), plan.steps)
+        return plan
+
+    def _restart_at(self, position: int) -> None:
+        self.ledger.pause()
+        self._position = position
+        self._moved.set()
+        self._trainer_done.set()
+
+    # -- messages -----------------------------------------------------------------------------------------------
+
+    async def _handle(self, peer: bytes, message: Any, frames: Sequence[bytes]) -> m.Message:
+        if isinstance(message, m.Scored) and self.config.reward.on_error != "drop":
+            message = await self._forgive(message)
+        answer = self._handlers[type(message)](peer, message)
+        if not isinstance(message, m.GetQueues):
+            self._wake()
+        return answer
+
+    def _join(self, peer: bytes, join: m.Join) -> m.Message:
+        if join.protocol != m.PROTOCOL:
+            raise MalformedMessage(
+                f"{join.worker} speaks protocol {join.protocol}, this broker {m.PROTOCOL}: install the same release"
+            )
+        now = time.monotonic()
+        self._only_trainer(join, now)
+        self._peers[join.worker] = peer
+        if join.role == "trainer":
+            self._weights = join.weights
+        if self.ledger.join(join, now):
+            self._restart_at(join.version)
+        if self._over or (join.role == "trainer" and self.ledger.finished):
+            self.spawn(self._tell([join.worker], self._over or "all steps are trained"))
+        log.info("%s joined with %d slots, version %d", join.worker, join.slots, join.version)
+        schedule = self.config.schedule
+        step = max(0, join.version) if join.role == "trainer" else self.ledger.version
+        return m.Welcome(
+            run=self.config.run.name,
+            heartbeat_s=schedule.heartbeat_s,
+            lost_after_s=schedule.lost_after_s,
+            step=step,
+        )
+
+    def _only_trainer(self, join: m.Join, now: float) -> None:
+        """A second trainer is turned away as long as the first one is heard."""
+        present = self.ledger.roster.trainer
+        if join.role != "trainer" or present is None or present.name == join.worker:
+            return
+        silent_s = now - present.seen
+        if silent_s < 3 * self.config.schedule.heartbeat_s:
+            raise WireError(f"{present.name} is the trainer, heard {silent_s:.1f} s ago; end it before another joins")
+
+    def _heartbeat(self, peer: bytes, beat: m.Heartbeat) -> m.Message:
+        self._known(beat.worker)
+        self.ledger.heartbeat(beat.worker, beat.version, beat.phase, beat.holding, beat.stats, time.monotonic())
+        return DONE
+
+    def _report(self, peer: bytes, report: Report) -> m.Message:
+        """What an unknown worker reports counts too: it is in the store. But it has to join again."""
+        if self.ledger.started:
+            self._apply(report)
+        else:
+            self._early.append(report)
+        self._known(report.worker)
+        return DONE
+
+    def _apply(self, report: Report) -> None:
+        now = time.monotonic()
+        if isinstance(report, m.Generated):
+            self.ledger.generated(report.worker, report.samples, now)
+        elif isinstance(report, m.Scored):
+            self.ledger.scored(report.worker, report.scores, now)
+        else:
+            log.warning("%s gives back %d samples: %s", report.worker, len(report.samples), report.reason)
+            self.ledger.given_back(report.worker, report.samples, report.reason, now, retry=report.retry)
+
+    async def _forgive(self, report: m.Scored) -> m.Scored:
+        """`on_error = "zero"`: the reward is written down as 0 before it counts. "stop": the run ends."""
+        wrong = [score for score in report.scores if score.reward is None]
+        if not wrong:
+            return report
+        if self.config.reward.on_error == "stop":
+            text = f"sample {wrong[0].id} could not be scored: {wrong[0].error} (reward.on_error = 'stop')"
+            self.spawn(self._fail(RewardError(text)))
+            raise RewardError(text)
+        zeros = [m.Score(id=score.id, reward=0.0) for score in wrong]
+        await self.store.put_scores(zeros)
+        told = {
+            score.id: m.Score(id=score.id, reward=0.0, error=score.error, timeout=score.timeout) for score in wrong
+        }
+        return m.Scored(worker=report.worker, scores=[told.get(score.id, score) for score in report.scores])
+
+    async def _fail(self, error: RhymedError) -> None:
+        """Tell everybody, then end with this error."""
+        self.ledger.pause()
+        await self._tell(list(self.ledger.roster.workers), f"run failed: {error}")
+        raise error
+
+    def _loaded(self, peer: bytes, loaded: m.Loaded) -> m.Message:
+        self._known(loaded.worker)
+        self.ledger.loaded(loaded.worker, loaded.version, time.monotonic())
+        return DONE
+
+    def _trained(self, peer: bytes, trained: m.Trained) -> m.Message:
+        self._known(trained.worker)
+        row = self.ledger.train_done(trained.step, time.monotonic())
+        if row is None:
+            if trained.step < (self.ledger.version if self._position is None else self._position):
+                return DONE  # said twice
+            self._restart_at(trained.step + 1)  # it was given the step by the broker's earlier life
+        self._metrics = {**trained.metrics, **(row or {})}
+        line = {"step": trained.step, "version": trained.step + 1, "time": time.time(), **self._metrics}
+        self._outbox.put_line(self.places.metrics, line)
+        log.info("step %d trained, reward/mean %s", trained.step, trained.metrics.get("reward/mean"))
+        return DONE
+
+    def _checkpointed(self, peer: bytes, checkpointed: m.Checkpointed) -> m.Message:
+        step = checkpointed.step
+        self._schedule()  # what is still to be marked of these steps goes before
+        self._outbox.put("forget log-probs", lambda: self.store.forget_logprobs(step))
+        return DONE
+
+    def _leave(self, peer: bytes, leave: m.Leave) -> m.Message:
+        log.info("%s left", leave.worker)
+        self.ledger.leave(leave.worker, time.monotonic())
+        self._peers.pop(leave.worker, None)
+        if self.ledger.roster.trainer is None:
+            self._trainer_done.set()
+        return DONE
+
+    def _queues(self, peer: bytes, question: m.GetQueues) -> m.Message:
+        return status.queues(
+            self.ledger,
+            time.monotonic(),
+            run=self.config.run.name,
+            started_at=self._begun,
+            steps=self._plan.steps if self._plan else 0,
+            finished=self.finished,
+            metrics=self._metrics,
+            lag_ms=self.lag.p99_ms(),
+        )
+
+    def _known(self, worker: str) -> None:
+        found = self.ledger.roster.workers.get(worker)
+        if found is None:
+            raise PeerGone(f"{worker} is not known here: join first")
+        found.seen = time.monotonic()
+
+    # -- actions ------------------------------------------------------------------------------------------------
+
+    def _wake(self) -> None:
+        """One pass for all that arrives in this turn of the event loop."""
+        if self._pass is None and not self.stopping:
+            self._pass = asyncio.get_running_loop().call_soon(self._schedule)
+
+    def _schedule(self) -> None:
+        self._pass = None
+        for action in self.ledger.drain(time.monotonic()):
+            self._do(action)
+
+    def _do(self, action: Action) -> None:
+        match action:
+            case Mark(ids, state, reason):
+                if state == "dropped":
+                    log.warning("%d samples dropped, first %s: %s", len(ids), ids[0], reason)
+                self._outbox.put(f"mark {state}", lambda: self.store.mark(ids, state, reason))
+            case FinishRun(reason):
+                self.spawn(self._finish(reason))
+            case _:
+                self.spawn(self._deliver(action))
+
+    async def _deliver(self, action: Assign | Rate | Cancel | Load | Train) -> None:
+        try:
+            await self._ask(action.worker, self._message(action))
+        except RhymedError as error:  # the link's, or the worker's own
+            self._undelivered(action, error)
+
+    def _message(self, action: Assign | Rate | Cancel | Load | Train) -> m.Message:
+        match action:
+            case Assign(_, ids):
+                return m.Generate(samples=ids)
+            case Rate(_, ids):
+                return m.RateSamples(samples=ids)
+            case Cancel(_, ids):
+                return m.Cancel(samples=ids)
+            case Load(_, version):
+                return m.LoadVersion(version=version, weights=self._weights)
+            case Train(_, step, ids, metrics):
+                return m.TrainStep(step=step, samples=ids, metrics=metrics)
+
+    def _undelivered(self, action: Assign | Rate | Cancel | Load | Train, error: RhymedError) -> None:
+        log.warning("%s to %s failed: %s", type(action).__name__, action.worker, error)
+        now = time.monotonic()
+        match action:
+            case Assign(name, ids) | Rate(name, ids):
+                self.ledger.given_back(name, ids, str(error), now, failed=not isinstance(error, PeerGone))
+            case Load(name, _):
+                self.ledger.load_failed(name)
+            case Train(_, step, _, _) if step == self.ledger.version:
+                self.ledger.train_failed(now)
+        self._wake()
+
+    async def _ask(self, worker: str, message: m.Message, deadline_s: float = DELIVERY_S) -> None:
+        peer = self._peers.get(worker)
+        if peer is None:
+            raise PeerGone(f"{worker} is gone")
+        await self.server.request(peer, message, deadline_s=deadline_s)
+
+    async def _tick(self) -> None:
+        """The clock: who is silent is lost; what was refused is tried again."""
+        pause_s = min(1.0, self.config.schedule.heartbeat_s)
+        while True:
+            await asyncio.sleep(pause_s)
+            for name in self.ledger.tick(time.monotonic()):
+                log.warning("%s is lost: silent for more than %g s", name, self.config.schedule.lost_after_s)
+                self._peers.pop(name, None)
+            self._wake()
+
+    # -- the end ------------------------------------------------------------------------------------------------
+
+    async def _finish(self, reason: str) -> None:
+        """The trainer first: if it dies before its last checkpoint, it comes back earlier and the run goes on."""
+        log.info("finishing: %s", reason)
+        self._trainer_done.clear()
+        trainer = self.ledger.roster.trainer
+        await self._tell([trainer.name] if trainer else [], reason)
+        try:
+            await asyncio.wait_for(self._trainer_done.wait(), FINISH_S)
+        except TimeoutError:
+            log.warning("the trainer has not left %g s after the end", FINISH_S)
+        if not self.ledger.finished:
+            return
+        self._over = reason
+        await self._tell(list(self.ledger.roster.workers), reason)
+        await self._outbox.flush(FLUSH_S)
+        self.finished = True
+        await asyncio.sleep(LINGER_S)
+        self.stop()
+
+    async def _tell(self, names: Sequence[str], reason: str) -> None:
+        finish = m.Finish(reason=reason)
+        answers = await asyncio.gather(*(self._ask(name, finish) for name in names), return_exceptions=True)
+        for name, answer in zip(names, answers, strict=True):
+            if isinstance(answer, BaseException):
+                log.warning("%s was not told of the end: %s", name, answer)
+
+
+def fingerprint(config: Config) -> str:
+    """What must not change between the parts of one run, readable: the store refuses another."""
+    return json.dumps(
+        {
+            "model": config.model.path,
+            "data": config.data.model_dump(),
+            "seed": config.run.seed,
+            "prompts_per_step": config.rollout.prompts_per_step,
+            "group_size": config.rollout.group_size,
+        },
+        sort_keys=True,
+    )

@@ -1,0 +1,102 @@
+"""The states of a sample and the moves between them, as data. Everything else about samples follows this table.
+
+`docs/ledger.md` is generated from it (`python -m rhymed_broker.ledger`).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from rhymed.errors import InvalidTransition
+from rhymed.messages import SampleId
+
+State = Literal["new", "waiting", "running", "generated", "scoring", "scored", "training", "trained", "dropped"]
+Event = Literal[
+    "opened", "found_generated", "found_scored", "found_dropped",
+    "assigned", "returned", "generated", "scored", "handed", "trained", "dropped",
+]  # fmt: skip
+
+STATES: tuple[State, ...] = (
+    "waiting", "running", "generated", "scoring", "scored", "training", "trained", "dropped",
+)  # fmt: skip
+SETTLED: frozenset[State] = frozenset({"scored", "training", "trained", "dropped"})
+"""A group is complete when all its samples are in one of these."""
+
+TRANSITIONS: tuple[tuple[State, Event, State], ...] = (
+    # its step opens; what the journal knows of it already counts
+    ("new", "opened", "waiting"),
+    ("new", "found_generated", "generated"),
+    ("new", "found_scored", "scored"),
+    ("new", "found_dropped", "dropped"),
+    # a rollout worker makes it
+    ("waiting", "assigned", "running"),
+    ("running", "returned", "waiting"),
+    ("running", "generated", "generated"),
+    ("waiting", "generated", "generated"),  # reported by a worker that had been given up: the store has it
+    # a reward worker scores it
+    ("generated", "assigned", "scoring"),
+    ("scoring", "returned", "generated"),
+    ("scoring", "scored", "scored"),
+    ("generated", "scored", "scored"),  # likewise
+    # its step goes to the trainer
+    ("scored", "handed", "training"),
+    ("training", "returned", "scored"),
+    ("training", "trained", "trained"),
+    ("scored", "trained", "trained"),  # the trainer was given up, and came back with the step done
+    # it cannot be used
+    ("waiting", "dropped", "dropped"),
+    ("running", "dropped", "dropped"),
+    ("generated", "dropped", "dropped"),
+    ("scoring", "dropped", "dropped"),
+    ("scored", "dropped", "dropped"),  # the journal's, made under rules that do not hold any more
+)
+
+NEXT: dict[State, dict[Event, State]] = {state: {} for state in ("new", *STATES)}
+for _source, _event, _target in TRANSITIONS:
+    NEXT[_source][_event] = _target
+
+STORY_LENGTH = 16  # events of one sample that are kept for people
+
+
+class Sample:
+    """One sample of an open step. Changed by the ledger only."""
+
+    __slots__ = ("id", "length", "oldest", "returns", "reward", "since", "state", "story", "worker")
+
+    def __init__(self, id: SampleId) -> None:
+        self.id = id
+        self.state: State = "new"
+        self.since = 0.0  # when it came into this state
+        self.worker = ""  # who has it in hand
+        self.returns = 0  # times that a worker failed on it
+        self.length = 0  # response tokens
+        self.oldest = 0  # smallest policy version among its tokens
+        self.reward: float | None = None
+        self.story: list[tuple[float, Event, str]] = []
+
+    def step_to(self, event: Event, now: float, who: str) -> State:
+        """The new state. Raises `InvalidTransition` with the sample's story."""
+        target = NEXT[self.state].get(event)
+        if target is None:
+            raise InvalidTransition(f"sample {self.id} is {self.state} and cannot be {event}. {self.tell()}")
+        self.state = target
+        self.since = now
+        story = self.story
+        story.append((now, event, who))
+        if len(story) > STORY_LENGTH:
+            del story[1]  # its beginning stays
+        return target
+
+    def tell(self) -> str:
+        """Its story in one line."""
+        lines = [f"{at:.3f} {event}{f' ({who})' if who else ''}" for at, event, who in self.story]
+        return f"Story: {', '.join(lines) or 'none yet'}"
+
+
+def diagram() -> str:
+    """The table as a Mermaid state diagram."""
+    lines = ["stateDiagram-v2"]
+    for source, event, target in TRANSITIONS:
+        lines.append(f"    {'[*]' if source == 'new' else source} --> {target}: {event}")
+    lines += ["    trained --> [*]", "    dropped --> [*]"]
+    return "\n".join(lines)

@@ -1,0 +1,286 @@
+"""Stories: events in, exact actions out. The invariants are checked after every event."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from telling import SmallPlan, Story
+
+from rhymed.errors import InvalidTransition
+from rhymed.messages import JournalEntry, SampleId
+from rhymed_broker.actions import Assign, Cancel, FinishRun, Load, Mark, Rate, Train
+from rhymed_broker.ledger import page
+
+A0, A1, B0, B1 = SampleId(0, "a", 0), SampleId(0, "a", 1), SampleId(0, "b", 0), SampleId(0, "b", 1)
+NEXT0, NEXT1 = SampleId(1, "a", 0), SampleId(1, "a", 1)
+LATER0, LATER1 = SampleId(2, "a", 0), SampleId(2, "a", 1)
+
+
+def trains(actions: list) -> list[tuple[int, list[SampleId]]]:
+    return [(action.step, action.ids) for action in actions if isinstance(action, Train)]
+
+
+def entry(id: SampleId, state: str, reward: float | None = None, version: int | None = None) -> JournalEntry:
+    oldest = id.step if version is None else version
+    return JournalEntry(id=id, state=state, length=5, oldest_version=oldest, reward=reward, reason="why")
+
+
+def test_one_step_from_waiting_to_trained(story: Story) -> None:
+    assert story.begin(SmallPlan()) == []
+    assert story.join("w", "rollout") == [Assign("w", [A0, A1])]
+    assert story.join("r", "reward") == []
+    assert story.generated("w", A1) == [Rate("r", [A1])]
+    assert story.generated("w", A0) == [Rate("r", [A0])]
+    assert story.scored("r", A1) == []
+    assert trains(story.scored("r", A0)) == [(0, [A0, A1])]
+    assert story.trained(0) == [Mark([A0, A1], "trained"), Load("w", 1)]
+    assert story.metrics["response_length/mean"] == 10
+    assert story.loaded("w", 1) == [Assign("w", [NEXT0, NEXT1])]
+    story.generated("w", NEXT0, NEXT1)
+    story.scored("r", NEXT0, NEXT1)
+    assert story.trained(1) == [Mark([NEXT0, NEXT1], "trained"), Load("w", 2), FinishRun("all 2 steps are trained")]
+    assert story.ledger.samples.depths()["trained"] == 4
+
+
+def test_at_staleness_0_a_worker_waits_for_the_weights(story: Story) -> None:
+    story.begin(SmallPlan())
+    assert story.join("w", "rollout", version=-1) == [Load("w", 0)]
+    assert story.loaded("w", 0) == [Assign("w", [A0, A1])]
+
+
+def test_without_weights_nothing_at_staleness_1_either(pipelined: Story) -> None:
+    pipelined.begin(SmallPlan())
+    assert pipelined.join("w", "rollout", version=-1) == [Load("w", 0)]
+
+
+def test_at_staleness_1_the_next_step_is_open_too(pipelined: Story) -> None:
+    pipelined.begin(SmallPlan(steps=3))
+    assert pipelined.join("w", "rollout") == [Assign("w", [A0, A1, NEXT0, NEXT1])]
+    pipelined.join("r", "reward")
+    pipelined.generated("w", A0, A1)
+    pipelined.scored("r", A0, A1)
+    assert pipelined.trained(0) == [Mark([A0, A1], "trained"), Load("w", 1)]
+    assert pipelined.state(LATER0) == "waiting"  # version 0 is too old for step 2
+    assert pipelined.loaded("w", 1) == [Assign("w", [LATER0, LATER1])]
+
+
+def test_a_stale_sample_is_dropped(story: Story) -> None:
+    story.begin(SmallPlan(), position=1)
+    story.join("w", "rollout", version=1)
+    (mark,) = story.generated("w", NEXT0, version=0)
+    assert mark == Mark([NEXT0], "dropped", "stale: tokens of version 0, allowed are 1 and newer")
+
+
+def test_reports_said_twice_do_nothing(story: Story) -> None:
+    story.begin(SmallPlan())
+    story.join("w", "rollout")
+    story.join("r", "reward")
+    story.generated("w", A0, A1)
+    assert story.generated("w", A0, A1) == []
+    story.scored("r", A0)
+    assert story.scored("r", A0) == []
+    assert story.generated("w", A0) == []
+    story.scored("r", A1)
+    assert story.trained(0) != []
+    assert story.trained(0) == []
+    assert story.generated("w", A0) == story.scored("r", A0) == story.give_back("w", A0) == []
+
+
+def test_what_a_lost_worker_held_goes_to_others(story: Story) -> None:
+    story.begin(SmallPlan())
+    story.join("w", "rollout")
+    story.now += 15
+    story.join("x", "rollout")
+    story.beat("trainer")
+    assert story.tick(6) == [Assign("x", [A0, A1])]
+    assert story.lost == ["w"]
+
+
+def test_a_late_report_of_a_lost_worker_counts_and_stops_the_other(story: Story) -> None:
+    story.begin(SmallPlan())
+    story.join("w", "rollout")
+    story.now += 15
+    story.join("x", "rollout")
+    story.beat("trainer")
+    story.tick(6)
+    assert story.generated("w", A0) == [Cancel("x", [A0])]
+    assert story.generated("x", A0) == []
+    assert story.state(A0) == "generated"
+
+
+def test_retries_are_bounded(story: Story) -> None:
+    story.begin(SmallPlan())
+    story.join("w", "rollout")
+    for _ in range(2):
+        assert story.give_back("w", A0) == []  # it rests until the next tick
+        assert story.tick() == [Assign("w", [A0])]
+    assert story.give_back("w", A0) == [Mark([A0], "dropped", "given up after 3 tries: w: cannot")]
+
+
+def test_given_back_for_good_is_dropped_and_the_group_goes_on(story: Story) -> None:
+    story.begin(SmallPlan())
+    story.join("w", "rollout")
+    story.join("r", "reward")
+    story.generated("w", A1)
+    story.scored("r", A1)
+    actions = story.give_back("w", A0, retry=False)
+    assert trains(actions) == [(0, [A1])]
+    assert Mark([A0], "dropped", "cannot") in actions
+
+
+def test_a_scoring_error_drops(story: Story) -> None:
+    story.begin(SmallPlan())
+    story.join("w", "rollout")
+    story.join("r", "reward")
+    story.generated("w", A0, A1)
+    assert story.scored("r", A0, error="boom") == [Mark([A0], "dropped", "not scored: boom")]
+    assert trains(story.scored("r", A1)) == [(0, [A1])]
+    story.trained(0)
+    assert story.metrics["reward/error_rate"] == 0.5
+    assert story.metrics["rollout/dropped"] == 1
+
+
+def test_a_step_without_a_single_sample_is_handed_over_once(story: Story) -> None:
+    story.begin(SmallPlan())
+    story.join("w", "rollout")
+    assert trains(story.give_back("w", A0, A1, retry=False)) == [(0, [])]
+    story.beat("trainer")
+    assert story.tick() == []
+    assert story.trained(0) == [Load("w", 1)]
+
+
+def test_leaving_is_no_failure(story: Story) -> None:
+    story.begin(SmallPlan())
+    for number in range(5):
+        story.join(f"w{number}", "rollout")
+        story.ledger.leave(f"w{number}", story.now)
+    assert story.state(A0) == "waiting"
+
+
+def test_what_a_worker_does_not_mention_goes_to_others(story: Story) -> None:
+    story.begin(SmallPlan())
+    story.join("w", "rollout")
+    assert story.beat("w", [A0]) == []
+    story.now += 4
+    assert story.beat("w", [A0]) == []
+    story.now += 2
+    assert story.beat("w", [A0]) == [Assign("w", [A1])]
+
+
+def test_a_sample_mentioned_again_is_not_missing(story: Story) -> None:
+    story.begin(SmallPlan())
+    story.join("w", "rollout")
+    story.beat("w", [A0])
+    story.now += 4
+    story.beat("w", [A0, A1])
+    story.now += 4
+    assert story.beat("w", [A0]) == []
+
+
+def test_a_worker_keeps_what_it_works_on_when_the_broker_starts_again(story: Story) -> None:
+    story.join("w", "rollout", slots=2, holding=[A0, NEXT0])
+    assert story.begin(SmallPlan()) == [Cancel("w", [NEXT0]), Assign("w", [A1])]
+    assert story.state(A0) == "running"
+
+
+def test_a_worker_that_started_again_has_forgotten(story: Story) -> None:
+    story.begin(SmallPlan())
+    story.join("w", "rollout")
+    assert story.join("w", "rollout", holding=[A1]) == [Assign("w", [A0])]
+    assert story.ledger.samples.get(A0).returns == 1  # type: ignore[union-attr]
+    assert story.ledger.samples.get(A1).returns == 0  # type: ignore[union-attr]
+
+
+def test_the_journal_is_taken_up(story: Story) -> None:
+    story.join("r", "reward")
+    journal = [entry(A0, "generated"), entry(A1, "scored", 1.0), entry(B0, "dropped"), entry(B1, "trained", 1.0)]
+    assert story.begin(SmallPlan(groups=2), journal=journal) == [Rate("r", [A0])]
+    assert trains(story.scored("r", A0)) == [(0, [A0, A1, B1])]
+
+
+def test_a_stale_journal_entry_is_dropped(pipelined: Story) -> None:
+    step_3 = SampleId(3, "a", 0)
+    journal = [entry(LATER0, "scored", 1.0, version=1), entry(step_3, "generated", version=1)]
+    (mark,) = pipelined.begin(SmallPlan(steps=5), position=2, journal=journal)
+    assert mark == Mark([step_3], "dropped", "stale: tokens of version 1, allowed are 2 and newer")
+    assert pipelined.state(LATER0) == "scored"
+
+
+def run_step(story: Story, step: int) -> None:
+    ids = SmallPlan().samples(step)
+    story.generated("w", *ids)
+    story.scored("r", *ids)
+
+
+def test_a_trainer_that_comes_back_older_sets_the_run_back(story: Story) -> None:
+    plan = SmallPlan(steps=5)
+    story.begin(plan)
+    story.join("w", "rollout")
+    story.join("r", "reward")
+    for step in range(2):
+        run_step(story, step)
+        story.trained(step)
+        story.loaded("w", step + 1)
+    story.join("trainer", "trainer", version=1)
+    assert story.needs_start
+    story.ledger.pause()
+    assert story.drain() == []
+    journal = [entry(NEXT0, "trained", 1.0), entry(NEXT1, "scored", 1.0)]
+    story.ledger.start(plan, 1, journal, story.now)
+    actions = story.drain()
+    assert Cancel("w", [LATER0, LATER1]) in actions
+    assert Load("w", 1) in actions
+    assert trains(actions) == [(1, [NEXT0, NEXT1])]
+    assert story.trained(1) == [Mark([NEXT0, NEXT1], "trained"), Load("w", 2)]
+    assert story.loaded("w", 2) == [Assign("w", [LATER0, LATER1])]
+
+
+def test_a_trainer_that_comes_back_at_the_same_place_gets_the_step_again(story: Story) -> None:
+    story.begin(SmallPlan())
+    story.join("w", "rollout")
+    story.join("r", "reward")
+    run_step(story, 0)
+    assert trains(story.join("trainer", "trainer", version=0)) == [(0, [A0, A1])]
+    assert not story.needs_start
+
+
+def test_a_trainer_that_comes_back_with_the_step_done(story: Story) -> None:
+    story.begin(SmallPlan())
+    story.join("w", "rollout")
+    story.join("r", "reward")
+    run_step(story, 0)
+    assert story.join("trainer", "trainer", version=1) == [Mark([A0, A1], "trained"), Load("w", 1)]
+    assert not story.needs_start
+
+
+def test_a_trainer_that_refuses_is_asked_again_at_the_tick(story: Story) -> None:
+    story.begin(SmallPlan())
+    story.join("w", "rollout")
+    story.join("r", "reward")
+    run_step(story, 0)
+    story.ledger.train_failed(story.now)
+    assert story.drain() == []
+    assert trains(story.tick()) == [(0, [A0, A1])]
+
+
+def test_a_load_that_failed_is_told_again(story: Story) -> None:
+    story.begin(SmallPlan())
+    assert story.join("w", "rollout", version=-1) == [Load("w", 0)]
+    story.ledger.load_failed("w")
+    assert story.tick() == [Load("w", 0)]
+    assert story.tick() == []
+
+
+def test_an_impossible_move_tells_the_story(story: Story) -> None:
+    story.begin(SmallPlan())
+    story.join("w", "rollout")
+    sample = story.ledger.samples.get(A0)
+    assert sample is not None
+    with pytest.raises(InvalidTransition, match=r"0/a/0 is running and cannot be scored.*opened.*assigned \(w\)"):
+        story.ledger.samples.move(sample, "scored", 1.0)
+
+
+def test_the_document_is_generated_from_the_table() -> None:
+    document = Path(__file__).parents[2] / "docs" / "ledger.md"
+    assert document.read_text() == page(), "python -m rhymed_broker.ledger > docs/ledger.md"
