@@ -79,7 +79,7 @@ class SampleInfo(Part, frozen=True, kw_only=True):
 
 
 class Score(Part, frozen=True, kw_only=True):
-    """Outcome of scoring one sample: exactly one of reward and error is given."""
+    """Outcome of scoring one sample: a reward, or an error; both when reward.on_error makes the error a zero."""
 
     id: SampleId
     reward: float | None = None

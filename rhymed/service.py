@@ -116,7 +116,11 @@ class Service:
 
 
 async def retry(
-    attempt: Callable[[], Awaitable[Any]], *, what: str, on: type[Exception], pause_s: float = 0.5
+    attempt: Callable[[], Awaitable[Any]],
+    *,
+    what: str,
+    on: type[Exception] | tuple[type[Exception], ...],
+    pause_s: float = 0.5,
 ) -> Any:
     """Repeat until it works, telling the log why not, with growing pauses up to 10 s. The caller bounds the time."""
     while True:

@@ -1,0 +1,253 @@
+"""Real subprocesses: each test states what a scorer may do to its child, and what the others see of it."""
+
+import asyncio
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rhymed.config import Config
+from rhymed.errors import RewardError
+from rhymed_workers import pool as pool_module
+from rhymed_workers.pool import Child, Outcome, Pool, item
+
+SCORER = """
+import ctypes, os, signal, subprocess, sys, time
+
+def score(solution_str, ground_truth, extra_info=None):
+    match solution_str.split():
+        case ["reward", number]: return float(number)
+        case ["sleep", seconds]: time.sleep(float(seconds)); return 1.0
+        case ["spin"]:
+            while True: pass
+        case ["exit"]: sys.exit(3)
+        case ["os_exit"]: os._exit(7)
+        case ["segfault"]: ctypes.string_at(0)
+        case ["print"]:
+            print("noise" * 1000, flush=True)
+            os.write(1, b"raw noise")
+            subprocess.run(["echo", "noise of a grandchild"], check=True)
+            print(sys.stdin.read())
+            return 1.0
+        case ["raise"]: raise ValueError("wrong \\udc80 on purpose")
+        case ["unprintable"]: raise Unprintable
+        case ["late"]: raise TimeoutError("a request of the scorer")
+        case ["alarm"]:
+            signal.signal(signal.SIGALRM, lambda *_: (_ for _ in ()).throw(TimeoutError("alarm")))
+            signal.alarm(1)
+            time.sleep(30)
+        case ["leftover"]: signal.setitimer(signal.ITIMER_REAL, 0.2); return 1.0
+        case ["hoard"]: return float(len(bytearray(3 << 30)))
+        case ["family", file]:
+            child = subprocess.Popen(["sleep", "60"])
+            open(file, "w").write(str(child.pid))
+            time.sleep(60)
+        case ["pid"]: return float(os.getpid())
+        case ["nan"]: return float("nan")
+    return float(len(solution_str))
+
+class Unprintable(Exception):
+    def __str__(self): raise RuntimeError
+"""
+
+ROW = {"prompt": "q", "answer": "4", "big": 10**40}
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Callable[..., Config]:
+    file = tmp_path / "scorer.py"
+    file.write_text(SCORER)
+
+    def config(**reward: Any) -> Config:
+        defaults = {"scorer": f"{file}:score", "processes": 1, "timeout_s": 20.0}
+        return Config.model_validate({"reward": defaults | reward})
+
+    return config
+
+
+async def ask(pool: Pool, text: str) -> Outcome:
+    return await pool.score(item(text, ROW))
+
+
+async def crash(pool: Pool, times: int) -> None:
+    for _ in range(times):
+        await ask(pool, "os_exit")
+
+
+def alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+async def gone(pid: int) -> bool:
+    deadline = time.monotonic() + 20
+    while alive(pid) and time.monotonic() < deadline:
+        await asyncio.sleep(0.05)
+    return not alive(pid)
+
+
+async def test_rewards_in_any_order(make: Callable[..., Config]) -> None:
+    async with Pool(make(processes=2)) as pool:
+        outcomes = await asyncio.gather(*(ask(pool, f"reward {number}") for number in range(40)))
+    assert [outcome.reward for outcome in outcomes] == [float(number) for number in range(40)]
+    assert all(outcome.error is None and outcome.seconds >= 0 for outcome in outcomes)
+
+
+async def test_long_responses_and_integers_of_any_size_pass(make: Callable[..., Config]) -> None:
+    async with Pool(make()) as pool:
+        assert (await ask(pool, "\u00e9" * 2_000_000)).reward == 2_000_000
+
+
+@pytest.mark.parametrize("work", ["sleep 60", "spin"])
+async def test_a_hanging_scorer_is_killed_and_replaced(make: Callable[..., Config], work: str) -> None:
+    async with Pool(make(timeout_s=0.5)) as pool:
+        outcome = await ask(pool, work)
+        assert outcome.timeout
+        assert outcome.reward is None
+        assert "reward.timeout_s = 0.5 s" in str(outcome.error)
+        assert (await ask(pool, "reward 2")).reward == 2.0
+
+
+async def test_the_whole_process_group_is_killed(make: Callable[..., Config], tmp_path: Path) -> None:
+    file = tmp_path / "grandchild"
+    async with Pool(make(timeout_s=3)) as pool:
+        assert (await ask(pool, f"family {file}")).timeout
+        assert await gone(int(file.read_text()))
+
+
+@pytest.mark.parametrize(
+    ("work", "message"),
+    [
+        ("os_exit", "exit status 7"),
+        ("segfault", "signal SIGSEGV"),
+        ("exit", "SystemExit: 3"),
+        ("raise", "ValueError: wrong ? on purpose"),
+        ("unprintable", "Unprintable"),
+        ("nan", "must be finite"),
+        ("hoard", "MemoryError"),
+    ],
+)
+async def test_a_failure_hurts_its_own_sample_only(make: Callable[..., Config], work: str, message: str) -> None:
+    async with Pool(make(processes=2, memory_gib=2.0)) as pool:
+        outcomes = await asyncio.gather(ask(pool, "reward 1"), ask(pool, work), ask(pool, "reward 3"))
+    assert [outcome.reward for outcome in outcomes] == [1.0, None, 3.0]
+    assert message in str(outcomes[1].error)
+    assert not outcomes[1].timeout
+
+
+async def test_a_time_limit_of_the_scorer_itself_counts_as_one(make: Callable[..., Config]) -> None:
+    async with Pool(make()) as pool:
+        assert (await ask(pool, "late")).timeout
+        alarmed = await ask(pool, "alarm")  # works in a main thread only
+        assert (alarmed.timeout, alarmed.error) == (True, "TimeoutError: alarm")
+
+
+async def test_what_the_scorer_prints_or_reads_does_not_reach_the_pipes(make: Callable[..., Config]) -> None:
+    async with Pool(make()) as pool:
+        assert (await ask(pool, "print")).reward == 1.0
+        assert (await ask(pool, "reward 2")).reward == 2.0
+
+
+async def test_an_alarm_left_behind_does_not_hit_the_next(make: Callable[..., Config]) -> None:
+    async with Pool(make()) as pool:
+        await ask(pool, "leftover")
+        await asyncio.sleep(0.5)
+        assert (await ask(pool, "reward 2")).reward == 2.0
+
+
+async def test_a_child_killed_while_idle_costs_no_sample(make: Callable[..., Config]) -> None:
+    async with Pool(make()) as pool:
+        victim = int((await ask(pool, "pid")).reward or 0)
+        os.kill(victim, 9)
+        assert await gone(victim)
+        assert (await ask(pool, "reward 2")).reward == 2.0
+
+
+async def test_a_cancelled_score_frees_its_place(make: Callable[..., Config]) -> None:
+    async with Pool(make()) as pool:
+        task = asyncio.create_task(ask(pool, "sleep 60"))
+        await asyncio.sleep(0.3)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert (await ask(pool, "reward 2")).reward == 2.0
+
+
+async def test_closing_leaves_no_process(make: Callable[..., Config]) -> None:
+    async with Pool(make(processes=2)) as pool:
+        await asyncio.gather(*(ask(pool, "reward 1") for _ in range(4)))
+        pids = pool.pids
+        assert pids
+    assert not any(alive(pid) for pid in pids)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("def scores(completions): ...", "did you mean scores"),
+        ("import os; os._exit(5)", "exit status 5"),
+        ("import sys; sys.exit('no licence')", "SystemExit: no licence"),
+    ],
+)
+async def test_a_scorer_that_cannot_be_loaded_ends_the_pool_at_once(
+    make: Callable[..., Config], tmp_path: Path, source: str, message: str
+) -> None:
+    (tmp_path / "broken.py").write_text(source + "\n")
+    with pytest.raises(RewardError, match=message):
+        async with Pool(make(scorer=f"{tmp_path}/broken.py:score")):
+            pass
+
+
+async def test_loading_has_a_deadline_of_its_own(make: Callable[..., Config], tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text("import time; time.sleep(60)\n")
+    with pytest.raises(RewardError, match=r"was not loaded within 0\.5 s"):
+        await Child.start(make(scorer=f"{tmp_path}/slow.py:score"), deadline_s=0.5)
+
+
+async def test_loading_slowly_is_no_time_out(make: Callable[..., Config], tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text("import time; time.sleep(1)\ndef score(completions): return [1.0]\n")
+    async with Pool(make(scorer=f"{tmp_path}/slow.py:score", timeout_s=0.5)) as pool:
+        assert (await ask(pool, "reward 1")).reward == 1.0
+
+
+async def test_a_pool_that_cannot_replace_its_children_says_so(
+    make: Callable[..., Config], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool_module, "RESTART_S", 0.01)
+    config = make(timeout_s=5.0)
+    async with Pool(config) as pool:
+        await ask(pool, "reward 1")
+        (tmp_path / "scorer.py").write_text("1 / 0\n")
+        with pytest.raises(RewardError, match=r"no scoring process can be started: .*ZeroDivisionError"):
+            await crash(pool, times=4)
+
+
+async def test_children_end_with_a_parent_that_is_killed_outright(
+    make: Callable[..., Config], tmp_path: Path
+) -> None:
+    program = (
+        "import asyncio, sys\n"
+        "from rhymed.config import Config\n"
+        "from rhymed_workers.pool import Pool, item\n"
+        "async def main():\n"
+        "    async with Pool(Config.model_validate_json(sys.argv[1])) as pool:\n"
+        "        print(int((await pool.score(item('pid', {'answer': ''}))).reward), flush=True)\n"
+        "        await pool.score(item('sleep 60', {'answer': ''}))\n"
+        "asyncio.run(main())\n"
+    )
+    parent = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", program, make().model_dump_json(), stdout=asyncio.subprocess.PIPE
+    )
+    assert parent.stdout is not None
+    child = int(await parent.stdout.readline())
+    assert alive(child)
+    parent.kill()
+    await parent.wait()
+    assert await gone(child)

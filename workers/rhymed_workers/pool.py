@@ -1,0 +1,335 @@
+"""Scoring subprocesses that can be killed.
+
+A scorer runs user code and symbolic algebra over whatever a model wrote: it may hang, crash, print, exit or eat
+memory. Each runs in a child with a session of its own; at `reward.timeout_s` the whole process group is killed. A
+child that died is replaced, and one more than is used at a time is kept warm, since importing a scorer takes seconds.
+Every item ends in exactly one `Outcome`, and what one item does to its child hurts no other.
+
+Parent and child speak MessagePack frames of four length bytes and a body over two pipes that user code does not see
+(its stdout is stderr). The scorer runs in the child's main thread: `signal.alarm` works there, and only there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import json
+import logging
+import os
+import resource
+import signal
+import struct
+import sys
+import time
+from typing import Any, BinaryIO, Self
+
+import msgspec
+
+from rhymed.config import Config
+from rhymed.data import Row
+from rhymed.errors import RewardError
+
+log = logging.getLogger(__name__)
+
+START_S = 120.0  # for a child to import its scorer, on a loaded machine
+AUTOPSY_S = 1.0
+DEATH_S = 10.0  # for the kernel to bury a killed child
+MAX_STARTS = 3  # failed starts in a row after which the pool is broken
+RESTART_S = 1.0
+MAX_FRAME = 1 << 28  # bytes
+ERROR_CHARS = 2000
+PR_SET_PDEATHSIG = 1
+HEAD = struct.Struct("<I")
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # there is a process for every core already
+
+
+class Item(msgspec.Struct, frozen=True):
+    """What is to be scored."""
+
+    response: str
+    row: str  # JSON object: MessagePack has no integers above 64 bits, rows of reasoning_gym do
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """Exactly one of reward and error is given."""
+
+    reward: float | None = None
+    error: str | None = None
+    timeout: bool = False
+    seconds: float = 0.0  # of scoring alone
+
+
+class Ready(msgspec.Struct, frozen=True):
+    """A child's first words: how loading the scorer went."""
+
+    error: str | None = None
+
+
+def item(response: str, row: Row) -> Item:
+    return Item(response, json.dumps(row, ensure_ascii=False))
+
+
+class Dead(Exception):
+    """The child has ended, or talks nonsense, which comes to the same."""
+
+
+class Child:
+    """One subprocess: started, asked one item at a time, killed."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+        self.pid = process.pid
+        self.alive = True  # as far as we have done nothing about it
+
+    @classmethod
+    async def start(cls, config: Config, deadline_s: float = START_S) -> Child:
+        """Returns when the scorer is loaded. Raises `RewardError` when it cannot be."""
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "rhymed_workers.pool"),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            start_new_session=True,
+            env={**ONE_THREAD, **os.environ},
+        )
+        child = cls(process)
+        try:
+            async with asyncio.timeout(deadline_s):
+                await child._write(config.model_dump_json().encode())
+                ready = msgspec.msgpack.decode(await child._read(), type=Ready)
+            if ready.error is not None:
+                raise RewardError(ready.error)
+        except TimeoutError:
+            await child.kill()
+            raise RewardError(f"scorer {config.reward.scorer} was not loaded within {deadline_s:g} s") from None
+        except (Dead, msgspec.MsgspecError) as error:
+            ended = await child._autopsy(error)
+            raise RewardError(f"loading scorer {config.reward.scorer}: the process ended with {ended}") from None
+        except BaseException:
+            await child.kill()
+            raise
+        return child
+
+    @property
+    def usable(self) -> bool:
+        return self.alive and self._process.returncode is None
+
+    async def score(self, item: Item, timeout_s: float) -> Outcome:
+        """The child is dead afterwards if it hung, crashed or the caller was cancelled: ask `usable`."""
+        began = time.monotonic()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._write(msgspec.msgpack.encode(item))
+                return msgspec.msgpack.decode(await self._read(), type=Outcome)
+        except TimeoutError:
+            await self.kill()
+            error = f"scoring took longer than reward.timeout_s = {timeout_s:g} s and was killed"
+            return Outcome(error=error, timeout=True, seconds=time.monotonic() - began)
+        except (Dead, msgspec.MsgspecError) as error:
+            ended = await self._autopsy(error)
+            return Outcome(error=f"the scoring process ended with {ended}", seconds=time.monotonic() - began)
+        except BaseException:
+            await self.kill()
+            raise
+
+    async def kill(self) -> None:
+        """Kill the process and all that it started."""
+        self.alive = False
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._process.wait(), DEATH_S)
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+
+    async def _autopsy(self, error: Exception) -> str:
+        """How it ended; its exit status comes a moment after its pipe closed."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._process.wait(), AUTOPSY_S)
+        code = self._process.returncode
+        await self.kill()
+        if code is None:
+            return str(error)
+        return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
+
+    async def _write(self, body: bytes) -> None:
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(HEAD.pack(len(body)) + body)
+            await self._process.stdin.drain()
+        except (ConnectionError, RuntimeError) as error:  # uvloop: RuntimeError on a closed transport
+            raise Dead(str(error)) from None
+
+    async def _read(self) -> bytes:
+        assert self._process.stdout is not None
+        try:
+            (length,) = HEAD.unpack(await self._process.stdout.readexactly(HEAD.size))
+            if length > MAX_FRAME:
+                raise Dead(f"a frame of {length} bytes")
+            return await self._process.stdout.readexactly(length)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            raise Dead("a closed pipe") from None
+
+
+class Pool:
+    """`async with Pool(config) as pool: outcome = await pool.score(item(text, row))`."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._idle: asyncio.Queue[Child] = asyncio.Queue()
+        self._slots = asyncio.Semaphore(config.reward.processes)
+        self._children: set[Child] = set()
+        self._replacing: set[asyncio.Task[None]] = set()
+        self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def __aenter__(self) -> Self:
+        """Raises `RewardError` if the scorer cannot be loaded. The spare follows later."""
+        try:
+            self._add(await Child.start(self._config))  # alone first: one error, not one a process
+            for _ in range(self._config.reward.processes):
+                self._replace()
+        except BaseException:
+            await self.__aexit__()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for task in self._replacing:
+            task.cancel()
+        await asyncio.gather(*self._replacing, return_exceptions=True)
+        await asyncio.gather(*(child.kill() for child in self._children))
+        self._children.clear()
+        if self._broken.done():
+            self._broken.exception()  # seen
+        else:
+            self._broken.cancel()
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the living children."""
+        return [child.pid for child in self._children if child.usable]
+
+    async def score(self, item: Item) -> Outcome:
+        """Wait for a free child, then at most `reward.timeout_s`. Raises `RewardError` only if the pool is broken."""
+        async with self._slots:
+            child = await self._take()
+            try:
+                return await child.score(item, self._config.reward.timeout_s)
+            finally:
+                if child.usable:
+                    self._idle.put_nowait(child)
+                else:
+                    self._bury(child)
+
+    async def _take(self) -> Child:
+        while True:
+            getting = asyncio.ensure_future(self._idle.get())
+            either: set[asyncio.Future[Any]] = {getting, self._broken}
+            try:
+                await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            except BaseException:
+                if not getting.cancel() and not getting.cancelled():
+                    self._idle.put_nowait(getting.result())
+                raise
+            if not getting.done():
+                getting.cancel()
+                self._broken.result()
+            child = getting.result()
+            if child.usable:
+                return child
+            self._bury(child)  # it died while it had nothing to do: nobody's fault that we know
+
+    def _add(self, child: Child) -> None:
+        self._children.add(child)
+        self._idle.put_nowait(child)
+
+    def _bury(self, child: Child) -> None:
+        self._children.discard(child)
+        self._replace()
+
+    def _replace(self) -> None:
+        task = asyncio.get_running_loop().create_task(self._start_one())
+        self._replacing.add(task)
+        task.add_done_callback(self._replacing.discard)
+
+    async def _start_one(self) -> None:
+        for attempt in range(1, MAX_STARTS + 1):
+            try:
+                self._add(await Child.start(self._config))
+                return
+            except (RewardError, OSError) as error:
+                log.warning("scoring process not started (%d of %d): %s", attempt, MAX_STARTS, error)
+                if attempt == MAX_STARTS and not self.pids and not self._broken.done():
+                    self._broken.set_exception(RewardError(f"no scoring process can be started: {error}"))
+                await asyncio.sleep(RESTART_S)
+
+
+# The child
+
+
+def main() -> None:
+    """Load the scorer, then answer items until the parent closes the pipe."""
+    requests, answers = _claim_pipes()
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    config = Config.model_validate_json(_get(requests) or b"{}")
+    _limit_memory(config.reward.memory_gib)
+    try:
+        from rhymed_workers.scorers import load_scorer
+
+        scorer = load_scorer(config)
+    except BaseException as error:
+        _put(answers, msgspec.msgpack.encode(Ready(error=_tell(error))))
+        return
+    _put(answers, msgspec.msgpack.encode(Ready()))
+    while (body := _get(requests)) is not None:
+        work = msgspec.msgpack.decode(body, type=Item)
+        began = time.monotonic()
+        try:
+            reward = scorer(work.response, json.loads(work.row))
+            outcome = Outcome(reward=reward, seconds=time.monotonic() - began)
+        except BaseException as error:  # SystemExit and math-verify's TimeoutException are no Exceptions
+            late = isinstance(error, TimeoutError) or type(error).__name__ == "TimeoutException"
+            outcome = Outcome(error=_tell(error), timeout=late, seconds=time.monotonic() - began)
+        signal.alarm(0)  # an alarm that user code left behind would kill an idle child
+        _put(answers, msgspec.msgpack.encode(outcome))
+
+
+def _claim_pipes() -> tuple[BinaryIO, BinaryIO]:
+    """Move the pipes out of reach of print and of grandchildren (a duplicate is not inherited)."""
+    requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.dup2(2, 1)
+    return requests, answers
+
+
+def _limit_memory(gib: float) -> None:
+    """Of private writable memory: a runaway expression gets a MemoryError before the machine gets into trouble."""
+    if gib:
+        size = int(gib * (1 << 30))
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        resource.setrlimit(resource.RLIMIT_DATA, (size if hard < 0 else min(size, hard), hard))
+
+
+def _tell(error: BaseException) -> str:
+    try:
+        text = str(error) if isinstance(error, RewardError) else f"{type(error).__name__}: {error}"
+    except Exception:  # user code may have broken its own __str__
+        text = type(error).__name__
+    return text[:ERROR_CHARS].encode(errors="replace").decode()
+
+
+def _get(pipe: BinaryIO) -> bytes | None:
+    head = pipe.read(HEAD.size)
+    return pipe.read(HEAD.unpack(head)[0]) if len(head) == HEAD.size else None
+
+
+def _put(pipe: BinaryIO, body: bytes) -> None:
+    pipe.write(HEAD.pack(len(body)) + body)
+    pipe.flush()
+
+
+if __name__ == "__main__":
+    main()

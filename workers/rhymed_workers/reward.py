@@ -1,0 +1,269 @@
+"""The reward worker: takes samples by reference, scores them in killable subprocesses, tells store, then broker.
+
+A sample is in `_holding` from the moment it is taken until the broker has acknowledged its score. Everything in
+between may be repeated: reading, scoring, storing and telling twice do no harm. Store and broker may restart; the
+worker waits for them, up to `PATIENCE_S`, and joins again. It does not know what an error means for the step: that
+is the broker's, except that `reward.on_error = "zero"` makes it a reward here, so that the store agrees.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from rhymed.config import Config
+from rhymed.data import Row
+from rhymed.errors import (
+    DeadlineExceeded,
+    MalformedMessage,
+    Overloaded,
+    PeerGone,
+    RemoteFailure,
+    RewardError,
+    RhymedError,
+    StoreFull,
+    UnknownSample,
+)
+from rhymed.messages import (
+    Finish,
+    Heartbeat,
+    Holding,
+    Join,
+    Leave,
+    Message,
+    RateSamples,
+    SampleId,
+    Score,
+    Scored,
+    ToReward,
+    Welcome,
+)
+from rhymed.places import Places
+from rhymed.service import Service, retry
+from rhymed.wire import DONE, Client
+from rhymed_store.client import StoreClient, StoredSample
+from rhymed_workers.pool import Outcome, Pool, item
+
+log = logging.getLogger(__name__)
+
+SLOTS_A_PROCESS = 8  # samples in hand per scoring process, so that none waits for store or broker
+BATCH = 256  # samples in one request to the store
+ASK_S = 10.0
+PATIENCE_S = 600.0  # without an answer from store or broker; then the worker ends with that error
+TRANSIENT = (DeadlineExceeded, PeerGone, Overloaded, RemoteFailure, StoreFull)
+
+Decoder = Callable[[Sequence[StoredSample]], list[str]]
+
+
+def load_decoder(config: Config) -> Decoder:
+    """Response tokens to text, special tokens left out. The trace engine's tokens are no text: ids and blanks."""
+    if config.rollout.engine == "trace":
+        return lambda samples: [" ".join(map(str, sample.tokens.tolist())) for sample in samples]
+    from tokenizers import Tokenizer
+
+    from rhymed.models import resolve_model
+
+    file = resolve_model(config) / "tokenizer.json"
+    if not file.is_file():
+        raise RewardError(f"{file} is missing: model.path must be a folder with a fast tokenizer")
+    tokenizer = Tokenizer.from_file(str(file))
+    return lambda samples: list(tokenizer.decode_batch([sample.tokens.tolist() for sample in samples]))
+
+
+class RewardWorker(Service):
+    """`name` is unique in the run. Raises `RewardError` from `run` when the scorer cannot be loaded."""
+
+    def __init__(self, config: Config, where: Places, name: str) -> None:
+        super().__init__(name)
+        self._config = config
+        self._where = where
+        self._holding: dict[SampleId, float] = {}  # sample -> when it was taken
+        self._taken: asyncio.Queue[SampleId] = asyncio.Queue()
+        self._outcomes: asyncio.Queue[tuple[SampleId, Outcome]] = asyncio.Queue()
+        self._tally = Tally()
+        self._joined = False
+        self._closing = contextlib.AsyncExitStack()
+
+    async def open(self) -> None:
+        self._decode = await asyncio.to_thread(load_decoder, self._config)
+        self._pool = await self._closing.enter_async_context(Pool(self._config))
+        self._store = StoreClient(self._where.store, self.name)
+        self._closing.callback(self._store.close)
+        self._broker = Client(self._where.broker, self.name, peer="broker", accepts=ToReward, handler=self._handle)
+        self._closing.callback(self._broker.close)
+        for work in (self._belong(), self._fetch(), self._report()):
+            self.spawn(work)
+
+    async def close(self) -> None:
+        if self._joined:
+            with contextlib.suppress(RhymedError):
+                await self._broker.request(Leave(worker=self.name), deadline_s=1.0)
+        await self._closing.aclose()
+
+    async def _handle(self, peer: bytes, message: Any, frames: Sequence[bytes]) -> Message:
+        match message:
+            case RateSamples():
+                for sample in message.samples:
+                    if sample not in self._holding:
+                        self._holding[sample] = time.monotonic()
+                        self._taken.put_nowait(sample)
+            case Finish():
+                log.info("%s: the run is over: %s", self.name, message.reason)
+                self._joined = False  # it knows that we go
+                self.stop()
+            case _:
+                raise MalformedMessage(f"a reward worker does not take {type(message).__name__}")
+        return DONE
+
+    # Belonging to the run
+
+    async def _belong(self) -> None:
+        """Join, then say every `heartbeat_s` what is in hand; a broker that does not know us is joined again."""
+        welcome = await self._join()
+        while True:
+            await asyncio.sleep(welcome.heartbeat_s)
+            try:
+                await self._broker.request(self._heartbeat(), deadline_s=ASK_S)
+            except PeerGone:
+                welcome = await self._join()
+            except TRANSIENT as error:
+                log.warning("%s: %s", self.name, error)
+                welcome = await self._join()
+
+    async def _join(self) -> Welcome:
+        slots = self._config.reward.processes * SLOTS_A_PROCESS
+
+        async def attempt() -> Welcome:
+            join = Join(
+                role="reward",
+                worker=self.name,
+                host=socket.gethostname(),
+                pid=os.getpid(),
+                slots=slots,
+                holding=list(self._holding),
+            )
+            answer = (await self._broker.request(join, deadline_s=ASK_S)).message
+            if not isinstance(answer, Welcome):
+                raise MalformedMessage(f"the broker answered Join with {type(answer).__name__}")
+            return answer
+
+        welcome: Welcome = await patiently(attempt, "joining the run")
+        self._joined = True
+        return welcome
+
+    def _heartbeat(self) -> Heartbeat:
+        now = time.monotonic()
+        held = [Holding(id=id, seconds=now - since) for id, since in self._holding.items()]
+        phase = "score" if held else "idle"
+        return Heartbeat(worker=self.name, phase=phase, holding=held, stats=self._tally.stats())
+
+    # The way of a sample
+
+    async def _fetch(self) -> None:
+        while True:
+            ids = await _batch(self._taken)
+            for id, response, row in await self._read(ids):
+                self.spawn(self._score(id, response, row))
+
+    async def _read(self, ids: Sequence[SampleId]) -> list[tuple[SampleId, str, Row]]:
+        """Texts and rows of these samples. What the store does not know ends here, as an error of that sample."""
+        prompts = list(dict.fromkeys(id.prompt for id in ids))
+        try:
+            samples = await patiently(lambda: self._store.get_samples(ids), "reading samples")
+            rows = await patiently(lambda: self._store.get_prompts(prompts), "reading prompts")
+        except UnknownSample as error:
+            if len(ids) > 1:
+                return [found for id in ids for found in await self._read([id])]
+            self._outcomes.put_nowait((ids[0], Outcome(error=f"not in the store: {error}")))
+            return []
+        texts = await asyncio.to_thread(self._decode, samples)
+        by_prompt = dict(zip(prompts, rows, strict=True))
+        return [(id, text, by_prompt[id.prompt]) for id, text in zip(ids, texts, strict=True)]
+
+    async def _score(self, id: SampleId, response: str, row: Row) -> None:
+        outcome = await self._pool.score(item(response, row))
+        if outcome.error is not None:
+            log.warning("%s not scored: %s", id, outcome.error)
+        self._outcomes.put_nowait((id, outcome))
+
+    async def _report(self) -> None:
+        while True:
+            scores = []
+            for id, outcome in await _batch(self._outcomes):
+                self._tally.add(outcome)
+                scores.append(self._judge(id, outcome))
+            told = await self._keep(scores)
+
+            async def attempt(scores: list[Score] = told) -> None:
+                try:
+                    await self._broker.request(Scored(worker=self.name, scores=scores), deadline_s=ASK_S)
+                except PeerGone:
+                    await self._join()
+                    raise
+
+            await patiently(attempt, "reporting scores")
+            for score in told:
+                self._holding.pop(score.id, None)
+
+    def _judge(self, id: SampleId, outcome: Outcome) -> Score:
+        zero = outcome.error is not None and self._config.reward.on_error == "zero"
+        reward = 0.0 if zero else outcome.reward
+        return Score(id=id, reward=reward, error=outcome.error, timeout=outcome.timeout)
+
+    async def _keep(self, scores: list[Score]) -> list[Score]:
+        """Store the rewards; returns what is to be told. A sample that the store does not know has no reward."""
+        rewards = [Score(id=score.id, reward=score.reward) for score in scores if score.reward is not None]
+        if not rewards:
+            return scores
+        try:
+            await patiently(lambda: self._store.put_scores(rewards), "storing rewards")
+        except UnknownSample as error:
+            if len(scores) > 1:
+                return [kept for score in scores for kept in await self._keep([score])]
+            return [Score(id=scores[0].id, error=scores[0].error or f"not in the store: {error}")]
+        return scores
+
+
+class Tally:
+    """Counts of one worker since it started."""
+
+    def __init__(self) -> None:
+        self._scored = self._errors = self._timeouts = 0
+        self._seconds = 0.0
+
+    def add(self, outcome: Outcome) -> None:
+        self._scored += outcome.error is None
+        self._errors += outcome.error is not None
+        self._timeouts += outcome.timeout
+        self._seconds += outcome.seconds
+
+    def stats(self) -> dict[str, float]:
+        return {
+            "reward/scored": float(self._scored),
+            "reward/errors": float(self._errors),
+            "reward/timeouts": float(self._timeouts),
+            "timing_s/score": self._seconds / max(1, self._scored + self._errors),
+        }
+
+
+async def patiently(attempt: Callable[[], Awaitable[Any]], what: str) -> Any:
+    """Try again while store or broker are away, at most `PATIENCE_S`; other errors pass."""
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            return await retry(attempt, what=what, on=TRANSIENT)
+    except TimeoutError:
+        raise DeadlineExceeded(f"{what}: given up after {PATIENCE_S:g} s") from None
+
+
+async def _batch(queue: asyncio.Queue[Any]) -> list[Any]:
+    """What waits in the queue, at least one thing, at most `BATCH`."""
+    found = [await queue.get()]
+    while len(found) < BATCH and not queue.empty():
+        found.append(queue.get_nowait())
+    return found
