@@ -42,7 +42,8 @@ bench: setup ## every benchmark, in full
 
 docs: setup ## pages that are generated from the code
 	$(BIN)/python -m rhymed.protocol
-	$(BIN)/python -m rhymed_broker.ledger
+	$(BIN)/python -m rhymed_broker.ledger > docs/ledger.md
+	$(BIN)/python scripts/modules.py
 
 clean: ## the virtual environment and caches; runs/ stays
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache

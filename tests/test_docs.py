@@ -1,0 +1,22 @@
+"""Pages that are generated from the code say what the code says."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_the_list_of_modules_is_current() -> None:
+    spec = importlib.util.spec_from_file_location("modules", ROOT / "scripts" / "modules.py")
+    assert spec is not None
+    assert spec.loader is not None
+    modules = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(modules)
+    assert (ROOT / "docs" / "architecture.md").read_text() == modules.page(), "run `make docs`"
+
+
+def test_the_readme_shows_the_smallest_command_on_its_first_screen() -> None:
+    lines = (ROOT / "README.md").read_text().splitlines()
+    assert any("make quickstart" in line for line in lines[:35])
