@@ -1,0 +1,212 @@
+"""A real engine on a tiny model with random weights, against a forward pass by transformers in float32."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import pytest_asyncio
+
+from rhymed.config import Config
+from rhymed.errors import DataError, EngineError
+from rhymed.messages import SampleId
+from rhymed_workers.engine import Output, Task, sampling_for
+
+pytest.importorskip("vllm")
+torch = pytest.importorskip("torch")
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(400),
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.filterwarnings("ignore"),  # vLLM's and torch's own
+]
+
+PROMPT = [40, 41, 42, 43, 44, 45, 46, 47]
+EOS = 1
+
+
+def config(model: Path, **rollout: Any) -> Config:
+    rollout = {"max_prompt_length": 64, "max_response_length": 160, "max_concurrency": 16, **rollout}
+    rollout.setdefault("kv_cache_gib", 0.25)
+    return Config.model_validate({"model": {"path": str(model), "dtype": "float32"}, "rollout": rollout})
+
+
+@pytest.fixture(scope="module")
+def versions(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Weight files of three versions: the model's own, and two that are far from it."""
+    from safetensors.torch import load_file, save_file
+
+    folder = tmp_path_factory.mktemp("versions")
+    base = load_file(tiny_model / "model.safetensors")
+    paths = []
+    for version in range(3):
+        generator = torch.Generator().manual_seed(version)
+        noise = 0.0 if version == 0 else 0.1
+        moved = {n: t + noise * torch.randn(t.shape, generator=generator) for n, t in base.items()}
+        paths.append(folder / f"v{version}.safetensors")
+        save_file(moved, paths[-1])
+    return paths
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def engine(tiny_model: Path) -> AsyncIterator[Any]:
+    from rhymed_workers.vllm import VllmEngine
+
+    engine = VllmEngine(config(tiny_model, temperature=0.7, top_k=50, top_p=0.9), tiny_model)
+    await engine.open()
+    yield engine
+    await engine.close()
+
+
+def task(engine: Any, index: int, *, step: int = 0, prompt: list[int] | None = None) -> Task:
+    id = SampleId(step=step, prompt="0123456789abcdef", index=index)
+    return Task(id, prompt or PROMPT, sampling_for(engine._config, id))
+
+
+def expected(model: Path, weights: Path, output: Output, rollout: Any, start: int = 0) -> np.ndarray:
+    """Log-probs of the output's tokens from `start` on under the processed distribution of these weights."""
+    from safetensors.torch import load_file
+    from transformers import LlamaForCausalLM
+
+    network = LlamaForCausalLM.from_pretrained(model, dtype=torch.float32)
+    network.load_state_dict(load_file(weights), strict=False)
+    tokens = torch.tensor([*PROMPT, *output.tokens.tolist()])
+    with torch.no_grad():
+        logits = network(tokens[None]).logits[0, len(PROMPT) - 1 : -1] / rollout.temperature
+    top = logits.topk(rollout.top_k).values[:, -1:]
+    logits = logits.masked_fill(logits < top, -torch.inf)
+    ordered, order = logits.sort(dim=-1)
+    outside = ordered.softmax(-1).cumsum(-1) <= 1 - rollout.top_p
+    outside[:, -1] = False
+    logits = logits.masked_fill(outside.scatter(1, order, outside), -torch.inf)
+    chosen = logits.log_softmax(-1).gather(1, tokens[len(PROMPT) :, None])[:, 0]
+    return chosen.numpy()[start:]
+
+
+async def test_logprobs_are_those_of_the_sampled_distribution_after_each_load(
+    engine: Any, tiny_model: Path, versions: list[Path]
+) -> None:
+    for version, path in enumerate(versions):
+        splits = await engine.load(version, path)
+        assert set(splits) == {"pause", "load", "finish", "reset", "resume"}
+        outputs = await asyncio.gather(*(engine.generate(task(engine, index)) for index in range(4)))
+        for output in outputs:
+            assert output.versions == [(version, len(output.tokens))]
+            reference = expected(tiny_model, path, output, engine._config.rollout)
+            np.testing.assert_allclose(output.logprobs, reference, atol=2e-4)
+
+
+async def test_a_sample_is_drawn_from_its_own_seed(engine: Any) -> None:
+    first, again, sibling = [await engine.generate(task(engine, index)) for index in (5, 5, 6)]
+    assert first.tokens.tolist() == again.tokens.tolist()
+    assert first.tokens.tolist() != sibling.tokens.tolist()
+
+
+async def test_ends_at_the_limit_or_at_the_end_token(engine: Any) -> None:
+    outputs = await asyncio.gather(*(engine.generate(task(engine, index, step=1)) for index in range(24)))
+    assert {output.finish_reason for output in outputs} <= {"stop", "length"}
+    for output in outputs:
+        ended = output.tokens[-1] == EOS
+        assert output.finish_reason == ("stop" if ended else "length")
+        assert ended or len(output.tokens) == engine._config.rollout.max_response_length
+        assert EOS not in output.tokens[:-1]
+
+
+async def test_weights_that_change_in_flight(engine: Any, tiny_model: Path, versions: list[Path]) -> None:
+    await engine.load(1, versions[1])
+    jobs = [task(engine, index, step=2) for index in range(16)]
+    waits = [asyncio.ensure_future(engine.generate(job)) for job in jobs]
+    while not any(count >= 8 for count in engine.progress().values()):
+        await asyncio.sleep(0.002)
+    await engine.load(2, versions[2])
+    crossed = 0
+    for output in await asyncio.gather(*waits):
+        assert sum(count for _, count in output.versions) == len(output.tokens)
+        if [version for version, _ in output.versions] != [1, 2]:
+            continue
+        crossed += 1
+        before = output.versions[0][1]
+        old = expected(tiny_model, versions[1], output, engine._config.rollout)
+        new = expected(tiny_model, versions[2], output, engine._config.rollout)
+        np.testing.assert_allclose(output.logprobs[:before], old[:before], atol=2e-4)
+        np.testing.assert_allclose(output.logprobs[before:], new[before:], atol=2e-4)
+    assert crossed
+    assert engine.progress() == {}
+
+
+async def test_cancel_gives_what_there_is(engine: Any) -> None:
+    jobs = [task(engine, index, step=3) for index in range(8)]
+    waits = [asyncio.ensure_future(engine.generate(job)) for job in jobs]
+    while not any(engine.progress().values()):
+        await asyncio.sleep(0.001)
+    for job in jobs:
+        engine.cancel(job.id)
+    outputs = await asyncio.gather(*waits)
+    aborted = [output for output in outputs if output.finish_reason == "abort"]
+    assert aborted
+    assert all(len(output.tokens) == len(output.logprobs) < 160 for output in aborted)
+    assert (await engine.generate(task(engine, 9))).finish_reason in ("stop", "length")
+
+
+async def test_a_prompt_that_is_too_long_harms_only_itself(engine: Any) -> None:
+    with pytest.raises(DataError, match="0123456789abcdef"):
+        await engine.generate(task(engine, 0, prompt=[5] * 1000))
+    assert len((await engine.generate(task(engine, 1))).tokens)
+
+
+async def test_weights_that_do_not_fit_end_the_engine(tiny_model: Path, engine: Any, tmp_path: Path) -> None:
+    """Last of this module: the engine is not to be used after it."""
+    from safetensors.torch import load_file, save_file
+
+    base = load_file(tiny_model / "model.safetensors")
+    base.pop(sorted(base)[3])
+    save_file(base, tmp_path / "short.safetensors")
+    with pytest.raises(EngineError, match=r"version 7 could not be loaded from .*short\.safetensors"):
+        await engine.load(7, tmp_path / "short.safetensors")
+
+
+OWNER = """
+import asyncio, sys
+from pathlib import Path
+from rhymed.config import Config
+from rhymed_workers.vllm import VllmEngine
+
+async def main():
+    rollout = {"max_prompt_length": 64, "max_response_length": 64, "max_concurrency": 4, "kv_cache_gib": 0.25}
+    engine = VllmEngine(Config.model_validate({"rollout": rollout}), Path(sys.argv[1]))
+    await engine.open()
+    print("open", flush=True)
+    await asyncio.sleep(300)
+
+if __name__ == "__main__":
+    asyncio.run(main())
+"""
+
+
+async def test_no_process_outlives_a_killed_worker(tiny_model: Path, tmp_path: Path) -> None:
+    import psutil
+
+    script = tmp_path / "owner.py"
+    script.write_text(OWNER)
+    owner = subprocess.Popen([sys.executable, str(script), str(tiny_model)], stdout=subprocess.PIPE, text=True)
+    assert owner.stdout is not None
+    assert await asyncio.to_thread(owner.stdout.readline) == "open\n"
+    below = psutil.Process(owner.pid).children(recursive=True)
+    assert below
+    os.kill(owner.pid, signal.SIGKILL)
+    owner.wait()
+    owner.stdout.close()
+    deadline = time.monotonic() + 30
+    while any(process.is_running() and process.status() != "zombie" for process in below):
+        assert time.monotonic() < deadline, "an engine process outlived its owner"
+        await asyncio.sleep(0.1)

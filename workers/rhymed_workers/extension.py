@@ -1,0 +1,114 @@
+"""What runs inside vLLM's own processes: weights from a file, and an end when our process ends.
+
+vLLM imports this module in every worker process because it is named as `worker_extension_cls`; importing it
+registers the weight-transfer backend `BACKEND`. Weights go through vLLM's layerwise reload: loading into the live
+parameters instead would ruin layers whose weights were repacked. Knows nothing of versions, requests or rhymed's
+messages.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+BACKEND = "rhymed-file"
+OWNER = "RHYMED_ENGINE_OWNER"
+"""Environment variable with the pid of the process that started the engine."""
+
+
+def end_with_owner() -> None:
+    """When the owner is gone, kill this process and the engine's processes between the two, at once.
+
+    A signal on the parent's death (PR_SET_PDEATHSIG) would come too early: it follows the parent's thread.
+    """
+    owner = int(os.environ.get(OWNER, "0"))
+    if not owner or not hasattr(os, "pidfd_open"):
+        return
+    try:
+        descriptor = os.pidfd_open(owner)
+    except ProcessLookupError:
+        raise RuntimeError(f"process {owner}, which wanted this engine, is gone") from None
+    chain = _between(owner)
+
+    def watch() -> None:
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)
+        poll.poll()
+        for pid in [*chain, os.getpid()]:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+
+    threading.Thread(target=watch, name="end-with-owner", daemon=True).start()
+
+
+def _between(owner: int) -> list[int]:
+    """Pids from below the owner down to our parent; empty when the owner is not above us."""
+    import psutil
+
+    above = [process.pid for process in psutil.Process().parents()]
+    return above[: above.index(owner)][::-1] if owner in above else []
+
+
+@dataclass
+class NoInit:
+    """Nothing has to be agreed on before files are read."""
+
+
+@dataclass
+class File:
+    path: str  # safetensors, parameter names as in the model's Hugging Face folder
+
+
+def _register() -> None:
+    from vllm.distributed.weight_transfer import base, factory
+
+    class FileWeights(base.WeightTransferEngine[Any, Any]):
+        """Every rank reads the file by mmap and keeps its own shard."""
+
+        init_info_cls = NoInit
+        update_info_cls = File
+
+        def init_transfer_engine(self, init_info: NoInit) -> None:
+            pass
+
+        def start_weight_update(self) -> None:
+            from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
+
+            initialize_layerwise_reload(self.model)
+
+        def receive_weights(self, update_info: File) -> None:
+            from safetensors import safe_open
+
+            expected = {name for name, _ in self.model.named_parameters()}
+            with safe_open(update_info.path, framework="pt") as file:
+                loaded = self.model.load_weights((name, file.get_tensor(name)) for name in file.keys())  # noqa: SIM118
+            if loaded is not None and (missing := sorted(expected - loaded)):
+                raise ValueError(
+                    f"{update_info.path} lacks {len(missing)} parameters of the model, first {missing[0]}"
+                )
+
+        def finish_weight_update(self) -> None:
+            from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
+
+            finalize_layerwise_reload(self.model, self.model_config)
+
+        def shutdown(self) -> None:
+            pass
+
+    if BACKEND not in factory.WeightTransferEngineFactory._registry:
+        factory.WeightTransferEngineFactory.register_engine(BACKEND, FileWeights)
+
+
+class Extension:
+    """Mixed into vLLM's worker class; what it does is done by importing this module."""
+
+
+if os.environ.get(OWNER):
+    _register()
+    end_with_owner()

@@ -1,0 +1,309 @@
+"""The rollout worker: takes samples, lets the engine write them, stores them, then tells the broker.
+
+A sample is in `_holding` from the moment it is taken until the broker has acknowledged it as generated, or given
+back. Storing and telling twice do no harm, so both are repeated until they are acknowledged; store, broker and
+trainer may restart meanwhile. Nothing is sampled before the first published version is loaded. When the engine dies
+the worker ends with `EngineError`: whoever supervises it starts it again, clean.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rhymed import errors
+from rhymed import messages as m
+from rhymed.config import Config
+from rhymed.places import Places
+from rhymed.service import Service, retry
+from rhymed.wire import DONE, Client
+from rhymed_store.client import NewSample, StoreClient
+from rhymed_workers.engine import Engine, Output, Task, build_engine, sampling_for
+from rhymed_workers.fetch import Fetcher
+from rhymed_workers.render import PromptCache, load_renderer
+
+log = logging.getLogger(__name__)
+
+BATCH = 256  # samples in one message
+ASK_S = 10.0
+GOODBYE_S = 1.0
+PATIENCE_S = 600.0  # without an answer from store, broker or trainer; then the worker ends with that error
+TRANSIENT = (errors.DeadlineExceeded, errors.PeerGone, errors.Overloaded, errors.RemoteFailure, errors.StoreFull)
+
+
+@dataclass(eq=False)
+class Hand:
+    """A sample in hand. Taken again after a cancel it is another one."""
+
+    id: m.SampleId
+    since: float
+    prompt: list[int] | None = None
+    output: Output | None = None
+
+
+class RolloutWorker(Service):
+    """`name` is unique in the run. `engine` is given in tests; otherwise the configuration names it."""
+
+    def __init__(self, config: Config, where: Places, name: str, engine: Engine | None = None) -> None:
+        super().__init__(name)
+        self._config = config
+        self._where = where
+        self._engine = engine
+        self._holding: dict[m.SampleId, Hand] = {}
+        self._finished: asyncio.Queue[Hand] = asyncio.Queue()
+        self._wanted: m.LoadVersion | None = None
+        self._news = asyncio.Event()  # a version is wanted
+        self._ready = asyncio.Event()  # a published version is loaded
+        self._phase = "start"
+        self._timings: dict[str, float] = {}  # of the last load
+        self._stored = 0
+        self._joined = False
+        self._broker: Client | None = None
+        self._closing = contextlib.AsyncExitStack()
+
+    async def open(self) -> None:
+        self._store = StoreClient(self._where.store, self.name)
+        self._closing.callback(self._store.close)
+        self._fetcher = Fetcher(self.name)
+        self._closing.callback(self._fetcher.close)
+        self.spawn(self._work())  # beside: an engine takes long to start, and a signal must not wait for it
+
+    async def _work(self) -> None:
+        if self._engine is None:
+            self._engine = await asyncio.to_thread(build_engine, self._config)
+        self._closing.push_async_callback(self._engine.close)
+        render, _ = await asyncio.gather(asyncio.to_thread(load_renderer, self._config), self._engine.open())
+        self._prompts = PromptCache(self._rows, render)
+        self._closing.callback(self._prompts.close)
+        self._phase = "idle"
+        self._broker = Client(self._where.broker, self.name, peer="broker", accepts=m.ToRollout, handler=self._handle)
+        self._closing.callback(self._broker.close)
+        for work in (self._belong(), self._load(), self._report()):
+            self.spawn(work)
+
+    async def close(self) -> None:
+        if self._joined and self._broker is not None:
+            with contextlib.suppress(errors.RhymedError):  # what is in hand goes to others
+                await self._broker.request(m.Leave(worker=self.name), deadline_s=GOODBYE_S)
+        await self._closing.aclose()
+
+    @property
+    def engine(self) -> Engine:
+        assert self._engine is not None, "the engine is there before anybody can ask for it"
+        return self._engine
+
+    async def _handle(self, peer: bytes, message: Any, frames: Sequence[bytes]) -> m.Message:
+        match message:
+            case m.Generate():
+                for id in message.samples:
+                    if id not in self._holding:
+                        hand = self._holding[id] = Hand(id, time.monotonic())
+                        self.spawn(self._sample(hand))
+            case m.Cancel():
+                for id in message.samples:
+                    self._holding.pop(id, None)
+                    self.engine.cancel(id)
+            case m.LoadVersion():
+                self._wanted = message
+                self._news.set()
+            case m.Finish():
+                log.info("%s: the run is over: %s", self.name, message.reason)
+                self._joined = False  # it knows that we go
+                self.stop()
+            case _:
+                raise errors.MalformedMessage(f"a rollout worker does not take {type(message).__name__}")
+        return DONE
+
+    # -- belonging to the run -----------------------------------------------------------------------------------
+
+    async def _belong(self) -> None:
+        """Join, then say every `heartbeat_s` what is in hand; a broker that does not know us is joined again."""
+        welcome = await self._join()
+        while True:
+            await asyncio.sleep(welcome.heartbeat_s)
+            try:
+                await self._ask(self._heartbeat())
+            except TRANSIENT as error:
+                log.warning("%s: %s", self.name, error)
+                welcome = await self._join()
+
+    async def _join(self) -> m.Welcome:
+        async def attempt() -> m.Welcome:
+            join = m.Join(
+                role="rollout",
+                worker=self.name,
+                host=socket.gethostname(),
+                pid=os.getpid(),
+                slots=self._config.rollout.max_concurrency,
+                version=self.engine.version,
+                holding=list(self._holding),
+            )
+            answer = await self._ask(join)
+            if not isinstance(answer, m.Welcome):
+                raise errors.MalformedMessage(f"the broker answered Join with {type(answer).__name__}")
+            return answer
+
+        welcome: m.Welcome = await patiently(attempt, "joining the run")
+        self._joined = True
+        return welcome
+
+    def _heartbeat(self) -> m.Heartbeat:
+        now, progress = time.monotonic(), self.engine.progress()
+        held = [
+            m.Holding(
+                id=hand.id,
+                tokens=len(hand.output.tokens) if hand.output else progress.get(hand.id, 0),
+                seconds=now - hand.since,
+            )
+            for hand in self._holding.values()
+        ]
+        stats = {**self.engine.stats(), **self._timings, "rollout/stored": float(self._stored)}
+        phase = self._phase if self._phase != "idle" or not held else "decode"
+        return m.Heartbeat(worker=self.name, version=self.engine.version, phase=phase, holding=held, stats=stats)
+
+    async def _ask(self, message: m.Message) -> Any:
+        assert self._broker is not None, "the link is there before anybody can ask"
+        return (await self._broker.request(message, deadline_s=ASK_S)).message
+
+    async def _tell(self, message: m.Message, what: str) -> None:
+        """Until it is acknowledged; a broker that has forgotten us is joined on the way."""
+
+        async def attempt() -> None:
+            try:
+                await self._ask(message)
+            except errors.PeerGone:
+                await self._join()
+                raise
+
+        await patiently(attempt, what)
+
+    # -- the way of a sample ------------------------------------------------------------------------------------
+
+    async def _rows(self, prompts: Sequence[str]) -> list[Any]:
+        rows: list[Any] = await patiently(lambda: self._store.get_prompts(prompts), "reading prompts")
+        return rows
+
+    async def _sample(self, hand: Hand) -> None:
+        try:
+            hand.prompt = await self._prompts.tokens(hand.id.prompt)
+            await self._ready.wait()
+            if self._holding.get(hand.id) is not hand:
+                return  # cancelled
+            task = Task(hand.id, hand.prompt, sampling_for(self._config, hand.id))
+            output = await self.engine.generate(task)
+        except (errors.DataError, errors.UnknownSample) as error:
+            await self._give_back(hand, str(error))
+            return
+        except errors.EngineError:
+            if self.stopping:
+                return  # the signal that ends us ends the engine as well
+            raise
+        if self._holding.get(hand.id) is not hand:
+            return
+        if output.finish_reason == "abort":
+            await self._give_back(hand, "the engine aborted it", retry=True)
+            return
+        hand.output = output
+        self._finished.put_nowait(hand)
+
+    async def _give_back(self, hand: Hand, reason: str, *, retry: bool = False) -> None:
+        if self._holding.get(hand.id) is not hand:
+            return
+        log.warning("%s: sample %s given back: %s", self.name, hand.id, reason)
+        back = m.GiveBack(worker=self.name, samples=[hand.id], reason=reason, retry=retry)
+        await self._tell(back, "giving a sample back")
+        self._forget([hand])
+
+    async def _report(self) -> None:
+        while True:
+            hands = [await self._finished.get()]
+            while len(hands) < BATCH and not self._finished.empty():
+                hands.append(self._finished.get_nowait())
+            await self._deliver(hands)
+            self._forget(hands)
+
+    async def _deliver(self, hands: Sequence[Hand]) -> None:
+        samples = [_new_sample(hand) for hand in hands]
+        await patiently(lambda: self._store.put_samples(samples), "storing samples")
+        self._stored += len(samples)
+        infos = [sample.info for sample in samples]
+        await self._tell(m.Generated(worker=self.name, samples=infos), "reporting samples")
+
+    def _forget(self, hands: Sequence[Hand]) -> None:
+        for hand in hands:
+            if self._holding.get(hand.id) is hand:
+                del self._holding[hand.id]
+
+    # -- weights ------------------------------------------------------------------------------------------------
+
+    async def _load(self) -> None:
+        """Versions as they are wanted; of several that wait only the newest."""
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            wanted = self._wanted
+            assert wanted is not None, "news is a wanted version"
+            self._phase = "update"
+            try:
+                seconds = await self._load_version(wanted)
+            except errors.EngineError:
+                raise
+            except errors.RhymedError as error:
+                log.warning("%s: version %d not fetched: %s; again in 1 s", self.name, wanted.version, error)
+                await asyncio.sleep(1.0)
+                self._news.set()
+                continue
+            finally:
+                self._phase = "idle"
+            loaded = m.Loaded(worker=self.name, version=wanted.version, seconds=seconds)
+            await self._tell(loaded, "reporting a loaded version")
+
+    async def _load_version(self, wanted: m.LoadVersion) -> float:
+        if wanted.version == self.engine.version:
+            return 0.0
+        start = time.monotonic()
+        path = await self._fetcher.fetch(wanted.version, wanted.weights)
+        fetched = time.monotonic()
+        splits = await self.engine.load(wanted.version, path)
+        seconds = time.monotonic() - start
+        self._timings = {"timing_s/fetch_weights": fetched - start, "timing_s/load_weights": seconds}
+        log.info(
+            "%s: version %d loaded in %.3f s: fetch %.3f, %s",
+            self.name,
+            wanted.version,
+            seconds,
+            fetched - start,
+            ", ".join(f"{name} {value:.3f}" for name, value in splits.items()),
+        )
+        self._ready.set()
+        return seconds
+
+
+def _new_sample(hand: Hand) -> NewSample:
+    output, prompt = hand.output, hand.prompt
+    assert output is not None, "only finished samples are stored"
+    assert prompt is not None, "what is finished had a prompt"
+    info = m.SampleInfo(
+        id=hand.id,
+        prompt_length=len(prompt),
+        length=len(output.tokens),
+        finish_reason=output.finish_reason,
+        versions=output.versions,
+    )
+    return NewSample(info, prompt, output.tokens, output.logprobs)
+
+
+async def patiently(attempt: Callable[[], Awaitable[Any]], what: str) -> Any:
+    """Try again while a peer is away, at most `PATIENCE_S`; other errors pass."""
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            return await retry(attempt, what=what, on=TRANSIENT)
+    except TimeoutError:
+        raise errors.DeadlineExceeded(f"{what}: given up after {PATIENCE_S:g} s") from None

@@ -1,0 +1,338 @@
+"""vLLM as the engine: AsyncLLM in this process, its core in a child process, weights by our file backend.
+
+Tokens are drawn by vLLM's own sampler with one seed a sample; log-probs are those of the processed distribution
+(after temperature, top-p, top-k, min-p), which is the one that was sampled. vLLM labels what each step produced with
+the weights' version, so the spans in an output are exact also when weights changed while it ran.
+
+Only `_arguments` and `_environment` know whether the machine has a GPU.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from rhymed.config import Config
+from rhymed.errors import DataError, EngineError
+from rhymed.messages import SampleId
+from rhymed_workers.engine import NO_VERSION, Output, Rate, Sampling, Task
+from rhymed_workers.extension import BACKEND, OWNER
+
+log = logging.getLogger(__name__)
+
+LOAD_PATIENCE_S = 120.0  # for one phase of a weight update
+BATCH_TOKENS = 2048  # in one forward pass, at least; on a CPU more would only make running samples wait longer
+T = TypeVar("T")
+
+
+class VllmEngine:
+    """One AsyncLLM on the model in `folder`."""
+
+    def __init__(self, config: Config, folder: Path) -> None:
+        self._config = config
+        self._folder = folder
+        self._llm: Any = None
+        self._version = NO_VERSION
+        self._running: dict[SampleId, str] = {}  # sample -> vLLM's request id
+        self._finished_tokens = 0
+        self._requests = 0
+        self._rate = Rate()
+        self._updating = asyncio.Lock()
+        self._starting: asyncio.Future[Any] | None = None
+        self._closed = False
+
+    @property
+    def version(self) -> int:
+        return self._version
+
+    async def open(self) -> None:
+        """Seconds to half a minute: imports and the model, twice."""
+        self._stop_tokens = await asyncio.to_thread(_stop_tokens, self._folder)
+        self._starting = _in_daemon_thread(self._start)
+        try:
+            self._llm = await asyncio.shield(self._starting)
+        except (RuntimeError, ValueError, OSError) as error:
+            raise EngineError(f"vLLM did not start with {self._folder}: {error}; its log tells more") from error
+
+    def _start(self) -> Any:
+        _environment(self._config)
+        from vllm.engine.arg_utils import AsyncEngineArgs
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        if self._closed:
+            return None
+        return AsyncLLM.from_engine_args(AsyncEngineArgs(**_arguments(self._config, self._folder)))
+
+    async def close(self) -> None:
+        self._closed = True
+        starting = self._starting
+        if starting is None:
+            return
+        if self._llm is None and starting.done() and not starting.cancelled() and starting.exception() is None:
+            self._llm = starting.result()
+        if self._llm is not None:
+            await asyncio.to_thread(self._llm.shutdown, timeout=1.0)
+        await asyncio.to_thread(_end_children)
+
+    async def generate(self, task: Task) -> Output:
+        from vllm import TokensPrompt
+        from vllm.exceptions import VLLMClientError
+        from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+
+        self._requests += 1
+        request = f"{task.id}#{self._requests}"
+        self._running[task.id] = request
+        prompt = TokensPrompt(prompt_token_ids=list(task.prompt))
+        last = None
+        try:
+            async for output in self._llm.generate(prompt, self._params(task.sampling), request):
+                last = output
+        except EngineDeadError as error:
+            raise EngineError("the engine died; its log tells why") from error
+        except (VLLMClientError, ValueError) as error:
+            raise DataError(f"prompt {task.id.prompt}: vLLM refuses it: {error}") from error
+        except EngineGenerateError as error:
+            raise EngineError(f"sample {task.id}: the engine failed: {error.__cause__ or error}") from error
+        finally:
+            if self._running.get(task.id) == request:
+                del self._running[task.id]
+        assert last is not None, "vLLM ends a request with an output"
+        made = _output(last.outputs[0])
+        self._finished_tokens += len(made.tokens)
+        return made
+
+    def cancel(self, id: SampleId) -> None:
+        request = self._running.get(id)
+        if request is not None:
+            abort = asyncio.get_running_loop().create_task(self._llm.abort(request))
+            abort.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+    async def load(self, version: int, path: Path) -> dict[str, float]:
+        """Running requests wait, forget their keys and values, and go on under the new weights."""
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        async with self._updating:
+            watch = _Stopwatch()
+            try:
+                async with asyncio.timeout(LOAD_PATIENCE_S):
+                    await self._update(version, path, watch)
+            except TimeoutError:
+                raise EngineError(f"loading version {version} took more than {LOAD_PATIENCE_S:g} s") from None
+            except EngineDeadError as error:
+                raise EngineError(f"the engine died while it loaded version {version}") from error
+            except Exception as error:  # half-loaded weights: this engine must not go on
+                raise EngineError(f"version {version} could not be loaded from {path}: {error}") from error
+            self._version = version
+            return watch.splits
+
+    async def _update(self, version: int, path: Path, watch: _Stopwatch) -> None:
+        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
+
+        await self._llm.pause_generation(mode="keep", clear_cache=False)
+        watch.split("pause")
+        await self._llm.start_weight_update()
+        await self._llm.update_weights(WeightTransferUpdateRequest(update_info={"path": str(path)}))
+        watch.split("load")
+        await self._llm.finish_weight_update(str(version))
+        watch.split("finish")
+        if not await self._llm.reset_prefix_cache(reset_running_requests=True):
+            raise RuntimeError("the prefix cache still holds keys and values of the old weights")
+        watch.split("reset")
+        await self._llm.resume_generation()
+        watch.split("resume")
+
+    def progress(self) -> dict[SampleId, int]:
+        if self._llm is None:
+            return {}
+        by_request = {
+            state.external_req_id: state.detokenizer.num_output_tokens()
+            for state in self._llm.output_processor.request_states.values()
+            if state.detokenizer is not None
+        }
+        return {id: by_request.get(request, 0) for id, request in self._running.items()}
+
+    def stats(self) -> dict[str, float]:
+        if self._llm is not None and self._llm.errored and not self._closed:
+            raise EngineError("the engine died; its log tells why")
+        done = self.progress()
+        return {
+            "rollout/tokens_per_s": self._rate.look(self._finished_tokens + sum(done.values())),
+            "rollout/running": float(sum(count > 0 for count in done.values())),
+            "rollout/waiting": float(sum(count == 0 for count in done.values())),
+        }
+
+    def _params(self, sampling: Sampling) -> Any:
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        return SamplingParams(
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            min_p=sampling.min_p,
+            max_tokens=sampling.max_tokens,
+            seed=sampling.seed,
+            stop_token_ids=self._stop_tokens,
+            logprobs=0,  # of the sampled token only
+            flat_logprobs=True,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+
+
+class _Stopwatch:
+    def __init__(self) -> None:
+        self.splits: dict[str, float] = {}
+        self._at = time.perf_counter()
+
+    def split(self, name: str) -> None:
+        now = time.perf_counter()
+        self.splits[name], self._at = now - self._at, now
+
+
+def _output(done: Any) -> Output:
+    spans = [(_version(span.version), span.end - span.start) for span in done.weight_versions or []]
+    return Output(
+        tokens=np.array(done.token_ids, np.uint32),
+        logprobs=np.array(done.logprobs.logprobs, np.float32),
+        finish_reason=done.finish_reason if done.finish_reason in ("stop", "length") else "abort",
+        versions=[(version, count) for version, count in spans if count],
+    )
+
+
+def _version(label: str) -> int:
+    return NO_VERSION if label == "default" else int(label)
+
+
+def _stop_tokens(folder: Path) -> list[int]:
+    """End-of-sequence ids; the generation config's word counts before the model's."""
+    for name in ("generation_config.json", "config.json"):
+        file = folder / name
+        found = json.loads(file.read_text()).get("eos_token_id") if file.is_file() else None
+        if found is not None:
+            return [found] if isinstance(found, int) else list(found)
+    return []
+
+
+def _arguments(config: Config, folder: Path) -> dict[str, Any]:
+    from vllm.config import WeightTransferConfig
+    from vllm.platforms import current_platform
+
+    rollout = config.rollout
+    length = rollout.max_prompt_length + rollout.max_response_length
+    arguments = {
+        "model": str(folder),
+        "dtype": config.model.dtype,
+        "seed": config.run.seed % 2**31,
+        "max_model_len": length,
+        "max_num_seqs": rollout.max_concurrency,
+        "skip_tokenizer_init": True,  # tokens in, tokens out
+        "generation_config": "vllm",  # only what the configuration says shapes the distribution
+        "logprobs_mode": "processed_logprobs",
+        "enable_prefix_caching": True,  # a group's samples share their prompt
+        "disable_log_stats": True,
+        "worker_extension_cls": "rhymed_workers.extension.Extension",
+        "weight_transfer_config": WeightTransferConfig(backend=BACKEND),
+    }
+    if current_platform.is_cpu():
+        arguments |= {
+            "kv_cache_memory_bytes": int(rollout.kv_cache_gib * 2**30),
+            "enforce_eager": True,  # compiling costs minutes at the start and gains nothing that shows
+            "distributed_executor_backend": "uni",  # one process less to start and to talk to
+            # A request that is prefilled in chunks rewinds its seed's generator, which CPU generators cannot.
+            "enable_chunked_prefill": False,
+            "max_num_batched_tokens": max(length, BATCH_TOKENS),
+        }
+    return arguments
+
+
+def _environment(config: Config) -> None:
+    """For vLLM and the child processes it will start; what the user has set stays."""
+    values = {
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        OWNER: str(os.getpid()),
+        "VLLM_LOGGING_CONFIG_PATH": str(_logging_file()),
+        "RAY_USAGE_STATS_ENABLED": "0",
+    }
+    if not _has_gpu():
+        values |= {
+            # Threads that spin at a barrier starve trainer and scorers on the same cores: measured 1.2 against 11
+            # tokens/s with the cores shared.
+            "OMP_WAIT_POLICY": "passive",
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # lets vLLM accept the executor "uni"
+            "TORCHDYNAMO_DISABLE": "1",  # the sampler's one compiled function costs seconds at the first token
+        }
+    for name, value in values.items():
+        if name == OWNER or not os.environ.get(name):
+            os.environ[name] = value
+
+
+def _has_gpu() -> bool:
+    return any(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/kfd").exists()
+
+
+def _logging_file() -> Path:
+    """vLLM's log lines go where ours go, from its child processes too."""
+    files = [handler for handler in logging.getLogger().handlers if isinstance(handler, logging.FileHandler)]
+    handler: dict[str, Any] = {"class": "logging.StreamHandler", "formatter": "line", "level": "WARNING"}
+    if files:
+        handler = {"class": "logging.FileHandler", "formatter": "line", "filename": files[0].baseFilename}
+    tree = {
+        "version": 1,
+        "disable_existing_loggers": False,
+        "formatters": {"line": {"format": "%(asctime)s %(levelname)s %(name)s[%(process)d]: %(message)s"}},
+        "handlers": {"out": handler},
+        "loggers": {"vllm": {"handlers": ["out"], "level": "INFO", "propagate": False}},
+    }
+    file = Path(tempfile.gettempdir()) / f"rhymed-vllm-logging-{os.getpid()}.json"
+    file.write_text(json.dumps(tree))
+    return file
+
+
+def _in_daemon_thread(work: Callable[[], T]) -> asyncio.Future[T]:
+    """Like `asyncio.to_thread`, but a process that ends does not wait for it."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def settle(result: T | None, error: BaseException | None) -> None:
+        if future.cancelled():
+            return
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(result)  # type: ignore[arg-type]
+
+    def body() -> None:
+        result, error = None, None
+        try:
+            result = work()
+        except BaseException as caught:
+            error = caught
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(settle, result, error)
+
+    threading.Thread(target=body, name="engine-start", daemon=True).start()
+    return future
+
+
+def _end_children() -> None:
+    """Whatever vLLM has left, at any point of its start."""
+    if "multiprocessing" not in sys.modules:
+        return
+    import multiprocessing
+
+    for child in multiprocessing.active_children():
+        child.kill()
+        child.join(timeout=5)
