@@ -291,13 +291,9 @@ class Ledger:
         book = self.samples.books.get(step)
         if book is None or step != self.version or not book.handed or not self.started:
             return None
-        row = rollout_side(step, book.meter, book.samples.values()) | step_side(book.meter, self._trained_at, now)
-        done = [sample for sample in book.samples.values() if sample.state in ("training", "scored")]
-        for sample in done:
-            self.samples.move(sample, "trained", now)
-        if done:
-            self._actions.append(Mark([sample.id for sample in done], "trained"))
-        self.samples.forget(step)
+        row = book.meter.rollout | step_side(book.meter, self._trained_at, now)
+        if done := self.samples.finish(step):
+            self._actions.append(Mark(done, "trained"))
         self._training, self.version, self._trained_at = None, step + 1, now
         self._open_steps(now)
         for worker in self.roster.workers.values():
@@ -307,8 +303,7 @@ class Ledger:
     def train_failed(self, now: float) -> None:
         """It did not take the step, or is gone: again at the next tick, or when a trainer joins."""
         self._training, self._may_train = None, False
-        for sample in list(self.samples.queues["training"]):
-            self.samples.move(sample, "returned", now)
+        self.samples.move_all(list(self.samples.queues["training"]), "returned", now)
 
     def _hand_over(self, now: float) -> None:
         book, trainer = self.samples.books.get(self.version), self.roster.trainer
@@ -318,10 +313,10 @@ class Ledger:
         book.handed = True
         book.meter.handed_at = now
         ready = [sample for sample in book.samples.values() if sample.state == "scored"]
-        for sample in ready:
-            self.samples.move(sample, "handed", now, trainer.name)
-        metrics = rollout_side(book.step, book.meter, book.samples.values())
-        self._actions.append(Train(trainer.name, book.step, sorted(sample.id for sample in ready), metrics))
+        self.samples.move_all(ready, "handed", now, trainer.name)
+        book.meter.rollout = rollout_side(book.step, book.meter, book.samples.values())
+        ids = sorted([sample.id for sample in ready], key=lambda id: (id.prompt, id.index))
+        self._actions.append(Train(trainer.name, book.step, ids, book.meter.rollout))
 
     # -- inside -------------------------------------------------------------------------------------------------
 
@@ -338,7 +333,7 @@ class Ledger:
             assert len(worker.held) + len(samples) <= worker.slots, f"policy: {name} has no room for {len(samples)}"
             for sample in samples:
                 assert self._may_have(worker, sample.id.step), f"policy: {name} may not have {sample.id}"
-                self.samples.move(sample, "assigned", now, name)
+            self.samples.move_all(samples, "assigned", now, name)
             self.roster.hold(worker, samples, now)
             given.setdefault(name, []).extend([sample.id for sample in samples])
         self._actions += [order(name, ids) for name, ids in given.items()]

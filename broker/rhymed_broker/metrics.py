@@ -42,7 +42,7 @@ class StepMeter:
     """Moments and counts of one open step. Times are the caller's clock; None: not yet."""
 
     __slots__ = (
-        "complete_at", "errors", "generated_at", "handed_at", "opened_at", "reports", "slots_generated",
+        "complete_at", "errors", "generated_at", "handed_at", "opened_at", "reports", "rollout", "slots_generated",
         "slots_opened", "timeouts",
     )  # fmt: skip
 
@@ -56,6 +56,7 @@ class StepMeter:
         self.reports = 0  # scores and scoring errors
         self.errors = 0
         self.timeouts = 0
+        self.rollout: dict[str, float] = {}  # the step's metrics when it was handed over
 
     def generated(self, now: float, slots: tuple[float, float]) -> None:
         self.generated_at = now

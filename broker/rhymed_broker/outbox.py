@@ -19,6 +19,9 @@ from rhymed.service import retry
 
 STORE_PATIENCE_S = 120.0  # a store that was killed is back sooner; one that is full may be given room
 
+AWAY = (DeadlineExceeded, PeerGone, Overloaded, StoreFull)
+"""What a store that will be back answers; anything else is a fault, and ends the broker."""
+
 Write = Callable[[], Awaitable[Any]]
 
 
@@ -64,16 +67,13 @@ async def patiently(attempt: Write, what: str, patience_s: float = STORE_PATIENC
 
     try:
         async with asyncio.timeout(patience_s):
-            return await retry(once, what=f"store ({what})", on=_Away)
+            return await retry(once, what=f"store ({what})", on=AWAY)
     except TimeoutError:
         waited = time.monotonic() - started
         raise StoreError(
             f"the store has not done '{what}' for {waited:.0f} s (last: {last}); is it running? start it again and"
             " resume the run: nothing is lost"
         ) from None
-
-
-_Away: Any = (DeadlineExceeded, PeerGone, Overloaded, StoreFull)
 
 
 def _append(path: Path, line: str) -> None:

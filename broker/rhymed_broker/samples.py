@@ -7,14 +7,14 @@ Knows nothing of workers beyond the name in a sample's story.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from rhymed.messages import JournalEntry, SampleId
 from rhymed_broker.actions import Mark
 from rhymed_broker.book import StepBook
 from rhymed_broker.metrics import StepMeter
 from rhymed_broker.pipe import Shelf
-from rhymed_broker.table import STATES, Event, Sample, State
+from rhymed_broker.table import NEXT, STATES, STORY_LENGTH, Event, Sample, State
 
 
 class Samples:
@@ -23,7 +23,6 @@ class Samples:
         self.books: dict[int, StepBook] = {}  # open steps, oldest first
         self.queues: dict[State, dict[Sample, None]] = {state: {} for state in STATES}
         self.transitions = 0  # ever
-        self._by_id: dict[SampleId, Sample] = {}
         self._found: dict[int, dict[SampleId, JournalEntry]] = {}  # of steps not yet opened
         self._past: dict[State, int] = {"trained": 0, "dropped": 0}  # of steps forgotten
         self._drops: dict[str, list[SampleId]] = {}  # reason -> not yet journaled
@@ -33,20 +32,16 @@ class Samples:
         for queue in self.queues.values():
             queue.clear()
         self.books.clear()
-        self._by_id.clear()
         self._found.clear()
         for entry in journal:
             self._found.setdefault(entry.id.step, {})[entry.id] = entry
 
     def open(self, step: int, ids: list[SampleId], meter: StepMeter, now: float) -> None:
         book = self.books[step] = StepBook(step, ids, meter)
-        self._by_id.update(book.samples)
         found = self._found.pop(step, {})
-        for id, sample in book.samples.items():
-            entry = found.get(id)
-            if entry is None:
-                self.move(sample, "opened", now)
-            else:
+        self.move_all([sample for id, sample in book.samples.items() if id not in found], "opened", now)
+        for id, entry in found.items():
+            if sample := book.samples.get(id):
                 self._recover(sample, entry, now)
 
     def _recover(self, sample: Sample, entry: JournalEntry, now: float) -> None:
@@ -60,16 +55,30 @@ class Samples:
 
     def get(self, id: SampleId) -> Sample | None:
         """None: its step is not open (yet, or any more), or it is not in the plan."""
-        return self._by_id.get(id)
+        book = self.books.get(id.step)
+        return book.samples.get(id) if book is not None else None
 
     def move(self, sample: Sample, event: Event, now: float, who: str = "") -> None:
-        source = sample.state
-        target = sample.step_to(event, now, who)
-        if source != "new":
-            del self.queues[source][sample]
-        self.queues[target][sample] = None
-        self.books[sample.id.step].moved(sample, source, target)
-        self.transitions += 1
+        """Raises `InvalidTransition`."""
+        self.move_all((sample,), event, now, who)
+
+    def move_all(self, samples: Sequence[Sample], event: Event, now: float, who: str = "") -> None:
+        """The same event for many; they may be in different states, of different steps."""
+        queues, books, line = self.queues, self.books, (now, event, who)
+        for sample in samples:
+            source = sample.state
+            target = NEXT[source].get(event) or sample.refuse(event)
+            sample.state = target
+            sample.since = now
+            story = sample.story
+            story.append(line)
+            if len(story) > STORY_LENGTH:
+                del story[1]  # its beginning stays
+            if source != "new":
+                del queues[source][sample]
+            queues[target][sample] = None
+            books[sample.id.step].moved(sample, source, target)
+        self.transitions += len(samples)
 
     def drop(self, sample: Sample, reason: str, now: float) -> None:
         self.move(sample, "dropped", now, reason)
@@ -95,14 +104,20 @@ class Samples:
             if book.counts[state]
         ]
 
-    def forget(self, step: int) -> None:
-        """A trained step needs no memory: what is told of it from now on is late."""
+    def finish(self, step: int) -> list[SampleId]:
+        """The step is trained: returns the samples that were, and forgets all; later reports on them are late."""
         book = self.books.pop(step)
+        done: list[SampleId] = []
         for id, sample in book.samples.items():
-            del self._by_id[id]
+            if sample.state != "dropped":
+                if "trained" not in NEXT[sample.state]:
+                    sample.refuse("trained")
+                done.append(id)
             del self.queues[sample.state][sample]
-        for state in self._past:
-            self._past[state] += book.counts[state]
+        self.transitions += len(done)
+        self._past["trained"] += len(done)
+        self._past["dropped"] += book.counts["dropped"]
+        return done
 
     def depths(self) -> dict[State, int]:
         """State -> samples; for the last two since the broker started."""

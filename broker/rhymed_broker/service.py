@@ -8,6 +8,7 @@ when the plan is trained. Nothing here must survive: the store's journal and the
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
 import time
@@ -77,6 +78,7 @@ class BrokerService(Service):
         }
 
     async def open(self) -> None:
+        gc.set_threshold(100_000, 20, 100)  # the ledger's many objects hold no cycles: looking for some costs pauses
         self.server = Server(
             self.places.broker, m.ToBroker, self._handle, insecure=self.config.net.insecure
         )  # workers may join while the dataset is read

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, NoReturn
 
 from rhymed.errors import InvalidTransition
 from rhymed.messages import SampleId
@@ -74,18 +74,9 @@ class Sample:
         self.reward: float | None = None
         self.story: list[tuple[float, Event, str]] = []
 
-    def step_to(self, event: Event, now: float, who: str) -> State:
-        """The new state. Raises `InvalidTransition` with the sample's story."""
-        target = NEXT[self.state].get(event)
-        if target is None:
-            raise InvalidTransition(f"sample {self.id} is {self.state} and cannot be {event}. {self.tell()}")
-        self.state = target
-        self.since = now
-        story = self.story
-        story.append((now, event, who))
-        if len(story) > STORY_LENGTH:
-            del story[1]  # its beginning stays
-        return target
+    def refuse(self, event: Event) -> NoReturn:
+        """Raises `InvalidTransition` with the sample's story."""
+        raise InvalidTransition(f"sample {self.id} is {self.state} and cannot be {event}. {self.tell()}")
 
     def tell(self) -> str:
         """Its story in one line."""

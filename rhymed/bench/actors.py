@@ -1,0 +1,198 @@
+"""Workers without work: they speak the real protocol over real sockets and answer at once.
+
+A rollout worker writes the same few tokens for every sample to the store, a reward worker a reward of 1, a trainer
+counts. For measuring the broker, and for its tests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from rhymed import messages as m
+from rhymed.errors import MalformedMessage, PeerGone, RhymedError
+from rhymed.wire import DONE, Client
+from rhymed_store.client import NewSample, StoreClient
+
+TOKENS = np.arange(8, dtype=np.uint32)
+LOGPROBS = np.zeros(8, dtype=np.float32)
+
+
+class Actor:
+    """`async with Rollout(address, store, "rollout-0"): …` joins, beats, works, leaves."""
+
+    role: m.Role
+    accepts: Any
+
+    def __init__(
+        self, broker: str, store: StoreClient | None, name: str, slots: int = 16, work_s: float = 0.0
+    ) -> None:
+        self.name = name
+        self.slots = slots
+        self.store = store
+        self.work_s = work_s
+        self.version = -1
+        self.holding: dict[m.SampleId, float] = {}
+        self.over = asyncio.Event()
+        self.joined = 0  # times
+        self._address = broker
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> Any:
+        self.link = Client(self._address, self.name, peer="broker", accepts=self.accepts, handler=self._handle)
+        try:
+            await self.join()
+        except RhymedError:
+            self.link.close()
+            raise
+        self.start(self._beat())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        with contextlib.suppress(RhymedError):
+            await self.link.request(m.Leave(worker=self.name), deadline_s=0.5)
+        self.link.close()
+
+    def vanish(self) -> None:
+        """As if killed: without a word."""
+        for task in self._tasks:
+            task.cancel()
+        self.link.close()
+
+    def start(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def join(self) -> None:
+        join = m.Join(
+            role=self.role,
+            worker=self.name,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            slots=self.slots,
+            version=self.version,
+            weights="ipc:///weights" if self.role == "trainer" else "",
+            holding=list(self.holding),
+        )
+        self.welcome: m.Welcome = (await self.link.request(join, deadline_s=30)).message
+        self.joined += 1
+
+    async def tell(self, message: m.Message) -> None:
+        """As real workers do: a broker that does not know us is joined, then told again."""
+        while True:
+            try:
+                await self.link.request(message, deadline_s=30)
+                return
+            except PeerGone:
+                await self.join()
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(self.welcome.heartbeat_s)
+            now = time.monotonic()
+            holding = [m.Holding(id=id, seconds=now - since) for id, since in self.holding.items()]
+            with contextlib.suppress(RhymedError):
+                await self.tell(m.Heartbeat(worker=self.name, version=self.version, phase="busy", holding=holding))
+
+    async def _handle(self, peer: bytes, message: Any, frames: Sequence[bytes]) -> m.Message:
+        if isinstance(message, m.Finish):
+            self.over.set()
+            return DONE
+        if isinstance(message, m.Cancel):
+            for id in message.samples:
+                self.holding.pop(id, None)
+            return DONE
+        self.take(message)
+        return DONE
+
+    def take(self, message: Any) -> None:
+        raise MalformedMessage(f"{self.name} does not take {type(message).__name__}")
+
+    def hold(self, ids: Sequence[m.SampleId]) -> None:
+        now = time.monotonic()
+        self.holding.update(dict.fromkeys(ids, now))
+
+
+class Rollout(Actor):
+    role: m.Role = "rollout"
+    accepts = m.ToRollout
+
+    def take(self, message: Any) -> None:
+        if isinstance(message, m.LoadVersion):
+            self.version = message.version
+            self.start(self.tell(m.Loaded(worker=self.name, version=self.version, seconds=0.0)))
+        else:
+            self.hold(message.samples)
+            self.start(self.generate(message.samples))
+
+    async def generate(self, ids: Sequence[m.SampleId]) -> None:
+        await asyncio.sleep(self.work_s)
+        infos = [
+            m.SampleInfo(
+                id=id,
+                prompt_length=1,
+                length=len(TOKENS),
+                finish_reason="stop",
+                versions=[(self.version, len(TOKENS))],
+            )
+            for id in ids
+            if id in self.holding
+        ]
+        if self.store is not None:
+            await self.store.put_samples([NewSample(info, TOKENS[:1], TOKENS, LOGPROBS) for info in infos])
+        await self.tell(m.Generated(worker=self.name, samples=infos))
+        for info in infos:
+            self.holding.pop(info.id, None)
+
+
+class Reward(Actor):
+    role: m.Role = "reward"
+    accepts = m.ToReward
+
+    def take(self, message: Any) -> None:
+        self.hold(message.samples)
+        self.start(self.score(message.samples))
+
+    def judge(self, id: m.SampleId) -> m.Score:
+        return m.Score(id=id, reward=1.0)
+
+    async def score(self, ids: Sequence[m.SampleId]) -> None:
+        await asyncio.sleep(self.work_s)
+        scores = [self.judge(id) for id in ids]
+        if self.store is not None:
+            await self.store.put_scores([score for score in scores if score.error is None])
+        with contextlib.suppress(RhymedError):
+            await self.tell(m.Scored(worker=self.name, scores=scores))
+        for id in ids:
+            self.holding.pop(id, None)
+
+
+class Trainer(Actor):
+    role: m.Role = "trainer"
+    accepts = m.ToTrainer
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.version = 0
+        self.steps: list[m.TrainStep] = []
+
+    def take(self, message: Any) -> None:
+        self.steps.append(message)
+        self.start(self.train(message))
+
+    async def train(self, task: m.TrainStep) -> None:
+        await asyncio.sleep(self.work_s)
+        self.version = task.step + 1
+        await self.tell(m.Trained(worker=self.name, step=task.step, metrics={"reward/mean": 1.0}))
+        await self.tell(m.Checkpointed(worker=self.name, step=task.step + 1))

@@ -1,0 +1,189 @@
+"""`rhymed queues`: what waits where, and what every worker holds, from the broker itself."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+
+    from rhymed.messages import Queues
+
+LATEST = Path("runs/latest")
+DEADLINE_S = 5.0
+REFRESH_S = 1.0
+SHOWN = 4  # samples of a worker that are listed one by one, the longest held first
+
+COLOURS = {
+    "waiting": "grey50",
+    "running": "cyan",
+    "generated": "blue",
+    "scoring": "magenta",
+    "scored": "yellow",
+    "training": "green",
+    "trained": "green",
+    "dropped": "red",
+}
+PURPOSE = {
+    "waiting": "for a rollout worker",
+    "running": "being generated",
+    "generated": "for a reward worker",
+    "scoring": "being scored",
+    "scored": "for the rest of the step",
+    "training": "with the trainer",
+    "trained": "done",
+    "dropped": "given up, reason in the store",
+}
+
+
+def add(subparsers: Any) -> None:
+    parser = subparsers.add_parser("queues", help="show every queue of a run, and what each worker holds")
+    parser.add_argument("--watch", action="store_true", help="refresh every second until the run ends")
+    parser.add_argument("--json", action="store_true", help="the raw snapshot as JSON (with --watch: one a line)")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--broker", metavar="ADDRESS", help="e.g. tcp://127.0.0.1:5555")
+    where.add_argument("--run", type=Path, metavar="FOLDER", default=LATEST, help=f"default: {LATEST}")
+    parser.set_defaults(handler=handle)
+
+
+def handle(arguments: argparse.Namespace) -> int:
+    import asyncio
+
+    address = arguments.broker or address_of(arguments.run)
+    return asyncio.run(_show(address, watch=arguments.watch, raw=arguments.json))
+
+
+def address_of(folder: Path) -> str:
+    """The broker's address of the run in this folder."""
+    from rhymed.config import Config
+    from rhymed.errors import ConfigError
+    from rhymed.places import places
+
+    file = folder / "config.json"
+    try:
+        config = Config.model_validate_json(file.read_text())
+    except OSError:
+        raise ConfigError(f"{file} does not exist: name the run's folder with --run, or --broker ADDRESS") from None
+    except ValueError as error:
+        raise ConfigError(f"{file} is not a run's configuration: {error}") from None
+    return places(config).broker
+
+
+async def _show(address: str, *, watch: bool, raw: bool) -> int:
+    import asyncio
+
+    import msgspec
+    from rich.console import Console
+    from rich.live import Live
+
+    from rhymed.wire import Client
+
+    client = Client(address, peer="broker")
+    try:
+        snapshot = await _ask(client, address)
+        if raw:
+            print(msgspec.json.encode(snapshot).decode(), flush=True)
+            while watch and not snapshot.finished:
+                await asyncio.sleep(REFRESH_S)
+                snapshot = await _ask(client, address)
+                print(msgspec.json.encode(snapshot).decode(), flush=True)
+        elif not watch:
+            Console().print(render(snapshot))
+        else:
+            with Live(render(snapshot), auto_refresh=False) as screen:
+                while not snapshot.finished:
+                    await asyncio.sleep(REFRESH_S)
+                    snapshot = await _ask(client, address)
+                    screen.update(render(snapshot), refresh=True)
+        return 0
+    finally:
+        client.close()
+
+
+async def _ask(client: Any, address: str) -> Queues:
+    from rhymed.errors import DeadlineExceeded
+    from rhymed.messages import GetQueues, Queues
+
+    try:
+        answer = (await client.request(GetQueues(), deadline_s=DEADLINE_S)).message
+    except DeadlineExceeded:
+        raise DeadlineExceeded(
+            f"no broker answered at {address} within {DEADLINE_S:g} s: is the run alive? `rhymed run` starts one;"
+            " --run FOLDER or --broker ADDRESS names another"
+        ) from None
+    assert isinstance(answer, Queues), f"the broker answered GetQueues with {type(answer).__name__}"
+    return answer
+
+
+def render(snapshot: Queues) -> RenderableType:
+    """Pure: the tables of one snapshot."""
+    from rich.console import Group
+
+    state = "finished" if snapshot.finished else f"version {snapshot.version}"
+    head = (
+        f"run [bold]{snapshot.run}[/]  step {snapshot.step}/{snapshot.steps}  {state}"
+        f"  up {_age(snapshot.uptime_s)}  event-loop lag p99 {snapshot.lag_ms:.1f} ms"
+    )
+    return Group(head, _queues(snapshot), _steps(snapshot), _workers(snapshot))
+
+
+def _queues(snapshot: Queues) -> RenderableType:
+    table = _table("queue", "samples", "oldest", "")
+    for state, depth in snapshot.queues.items():
+        age = _age(snapshot.oldest_s[state]) if state in snapshot.oldest_s else "-"
+        table.add_row(
+            f"[{COLOURS.get(state, 'white')}]{state}[/]", str(depth), age, f"[dim]{PURPOSE.get(state, '')}[/]"
+        )
+    return table
+
+
+def _steps(snapshot: Queues) -> RenderableType:
+    table = _table("step", "groups", "open for", "samples")
+    for row in snapshot.open_steps:
+        states = "  ".join(
+            f"[{COLOURS.get(state, 'white')}]{count} {state}[/]" for state, count in row.states.items()
+        )
+        table.add_row(str(row.step), f"{row.groups_ready}/{row.groups}", _age(row.open_s), states)
+    return table
+
+
+def _workers(snapshot: Queues) -> RenderableType:
+    from rich.markup import escape
+
+    table = _table("worker", "holds", "version", "heard", "phase", "samples, longest held first")
+    for row in snapshot.workers:
+        held = sorted(row.holding, key=lambda item: -item.seconds)
+        texts = [f"{item.id} {item.tokens} tok {_age(item.seconds)}" for item in held[:SHOWN]]
+        if len(held) > SHOWN:
+            texts.append(f"… and {len(held) - SHOWN} more")
+        version = "-" if row.role == "reward" else str(row.version)
+        full = "-" if row.role == "trainer" else f"{len(held)}/{row.slots}"
+        table.add_row(
+            escape(row.worker), full, version, f"{_age(row.silent_s)} ago", escape(row.phase) or "-", "\n".join(texts)
+        )
+    return table
+
+
+def _coloured(state: str) -> str:
+    return f"[{COLOURS.get(state, 'white')}]{state}[/]"
+
+
+def _table(*columns: str) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        table.add_column(column, justify="right" if column in ("samples", "oldest", "holds", "version") else "left")
+    return table
+
+
+def _age(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.1f}s"
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h{minutes:02}m" if hours else f"{minutes}m{rest:02}s"

@@ -1,0 +1,251 @@
+"""The broker with a real store, over real sockets; workers are lean but speak the real protocol."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import msgpack
+import pytest
+import zmq
+
+from rhymed import messages as m
+from rhymed.bench.actors import Reward, Rollout, Trainer
+from rhymed.config import Config
+from rhymed.errors import MalformedMessage, PeerGone, RewardError, WireError
+from rhymed.places import Places, places
+from rhymed.wire import Client
+from rhymed_broker.service import BrokerService
+from rhymed_store.client import StoreClient
+from rhymed_store.service import StoreService
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    data = tmp_path / "rows.jsonl"
+    data.write_text("".join(json.dumps({"prompt": f"p{number}", "answer": "1"}) + "\n" for number in range(6)))
+    return Config.model_validate(
+        {
+            "run": {"name": "test", "folder": str(tmp_path / "runs")},
+            "data": {"source": "jsonl", "path": str(data)},
+            "rollout": {"prompts_per_step": 2, "group_size": 4, "engine": "trace"},
+            "trainer": {"epochs": 1},
+            "schedule": {"heartbeat_s": 0.1, "lost_after_s": 1.0},
+            "store": {"map_gib": 0.1, "durability": "async"},
+        }
+    )
+
+
+def changed(config: Config, **sections: dict) -> Config:
+    tree = config.model_dump()
+    for section, values in sections.items():
+        tree[section] |= values
+    return Config.model_validate(tree)
+
+
+class Cluster:
+    """Store and broker of one run, and links to them."""
+
+    def __init__(self, config: Config, stack: contextlib.AsyncExitStack) -> None:
+        self.config = config
+        self.where: Places = places(config)
+        self.stack = stack
+        self.broker = BrokerService(config, self.where)
+
+    async def open(self) -> Cluster:
+        await self.open_store()
+        await self.stack.enter_async_context(self.broker.running())
+        return self
+
+    async def open_store(self) -> None:
+        await self.stack.enter_async_context(StoreService(self.config, self.where).running())
+        self.store = StoreClient(self.where.store, "test")
+        self.stack.callback(self.store.close)
+
+    async def actor(self, kind: type, name: str, **settings: object) -> object:
+        return await self.stack.enter_async_context(kind(self.where.broker, self.store, name, **settings))
+
+    async def everybody(self, **settings: object) -> Trainer:
+        await self.actor(Rollout, "rollout-0", **settings)
+        await self.actor(Rollout, "rollout-1", **settings)
+        await self.actor(Reward, "reward-0")
+        trainer = await self.actor(Trainer, "trainer")
+        assert isinstance(trainer, Trainer)
+        return trainer
+
+
+@pytest.fixture
+async def cluster(config: Config) -> AsyncIterator[Cluster]:
+    async with contextlib.AsyncExitStack() as stack:
+        yield await Cluster(config, stack).open()
+
+
+async def until(true: Callable[[], object], what: str, seconds: float = 30) -> None:
+    started = time.monotonic()
+    while not true():
+        assert time.monotonic() - started < seconds, f"timed out: {what}"
+        await asyncio.sleep(0.01)
+
+
+async def test_a_whole_run(cluster: Cluster) -> None:
+    trainer = await cluster.everybody()
+    await asyncio.wait_for(trainer.over.wait(), 30)
+    assert [step.step for step in trainer.steps] == [0, 1, 2]
+    ids = [id for step in trainer.steps for id in step.samples]
+    assert len(set(ids)) == len(ids) == 24
+    assert len({id.prompt for id in ids}) == 6
+    assert trainer.steps[0].samples == sorted(trainer.steps[0].samples)
+    await trainer.link.request(m.Leave(worker=trainer.name), deadline_s=5)
+    await until(lambda: cluster.broker.finished, "finish")
+    rows = [json.loads(line) for line in cluster.where.metrics.read_text().splitlines()]
+    assert [row["step"] for row in rows] == [0, 1, 2]
+    for name in ("reward/mean", "rollout/bubble_ratio", "timing_s/step", "staleness/max", "response_length/mean"):
+        assert name in rows[0], name
+    assert rows[0]["response_length/mean"] == 8
+
+
+async def test_a_worker_that_dies_loses_nothing(cluster: Cluster) -> None:
+    trainer = await cluster.everybody()
+    dying = Rollout(cluster.where.broker, cluster.store, "dying", work_s=1000)
+    await dying.__aenter__()
+    await until(lambda: dying.holding or trainer.over.is_set(), "work for the dying")
+    dying.vanish()
+    await asyncio.wait_for(trainer.over.wait(), 30)
+    assert sum(len(step.samples) for step in trainer.steps) == 24
+
+
+@contextlib.contextmanager
+def broker_process(config: Config) -> Iterator[subprocess.Popen[bytes]]:
+    file = places(config).folder / "config.json"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(config.model_dump_json())
+    with subprocess.Popen([sys.executable, "-m", "rhymed", "broker", str(file)]) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+async def test_the_broker_is_killed_and_starts_again(config: Config) -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        cluster = Cluster(config, stack)
+        await cluster.open_store()
+        with broker_process(config) as first:
+            trainer = await cluster.everybody(work_s=0.1)
+            await until(lambda: trainer.steps, "first step")
+            first.kill()
+        with broker_process(config):
+            await asyncio.wait_for(trainer.over.wait(), 60)
+        ids = [id for step in trainer.steps for id in step.samples]
+        assert {id.step for id in ids} == {0, 1, 2}
+        assert len({(step.step, tuple(step.samples)) for step in trainer.steps}) == 3  # told twice: the same
+
+
+async def test_a_trainer_comes_back_from_an_older_checkpoint(cluster: Cluster) -> None:
+    await cluster.actor(Rollout, "rollout-0")
+    await cluster.actor(Reward, "reward-0")
+    trainer = Trainer(cluster.where.broker, cluster.store, "trainer")
+    await trainer.__aenter__()
+    await until(lambda: trainer.version >= 2, "two steps")
+    trainer.vanish()
+    again = Trainer(cluster.where.broker, cluster.store, "trainer")
+    again.version = 1
+    await cluster.stack.enter_async_context(again)
+    await asyncio.wait_for(again.over.wait(), 30)
+    assert [step.step for step in again.steps] == [1, 2]
+    assert again.steps[0].samples == trainer.steps[1].samples
+
+
+class Failing(Reward):
+    def judge(self, id: m.SampleId) -> m.Score:
+        wrong = id.step == 0 and id.index == 0
+        return m.Score(id=id, error="no answer found") if wrong else m.Score(id=id, reward=1.0)
+
+
+async def test_scoring_errors_drop_by_default(cluster: Cluster) -> None:
+    await cluster.actor(Rollout, "rollout-0")
+    await cluster.actor(Failing, "reward-0")
+    trainer = await cluster.actor(Trainer, "trainer")
+    await asyncio.wait_for(trainer.over.wait(), 30)
+    assert [len(step.samples) for step in trainer.steps] == [6, 8, 8]
+    assert trainer.steps[0].metrics["reward/error_rate"] == 0.25
+
+
+async def test_scoring_errors_as_zero(config: Config) -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        cluster = await Cluster(changed(config, reward={"on_error": "zero"}), stack).open()
+        await cluster.actor(Rollout, "rollout-0")
+        await cluster.actor(Failing, "reward-0")
+        trainer = await cluster.actor(Trainer, "trainer")
+        await asyncio.wait_for(trainer.over.wait(), 30)
+        assert [len(step.samples) for step in trainer.steps] == [8, 8, 8]
+        wrong = [id for id in trainer.steps[0].samples if id.index == 0]
+        assert [found.info.reward for found in await cluster.store.get_samples(wrong)] == [0.0, 0.0]
+
+
+async def run_with_failing_scorer(config: Config) -> list[m.TrainStep]:
+    async with contextlib.AsyncExitStack() as stack:
+        cluster = await Cluster(config, stack).open()
+        await cluster.actor(Rollout, "rollout-0")
+        await cluster.actor(Failing, "reward-0")
+        trainer = await cluster.actor(Trainer, "trainer")
+        await asyncio.wait_for(trainer.over.wait(), 30)
+        await until(lambda: cluster.broker.stopping or trainer.steps, "end")
+    return trainer.steps
+
+
+async def test_scoring_errors_may_stop_the_run(config: Config) -> None:
+    with pytest.raises(RewardError, match="could not be scored: no answer found"):
+        await run_with_failing_scorer(changed(config, reward={"on_error": "stop"}))
+
+
+async def test_another_protocol_is_turned_away(cluster: Cluster) -> None:
+    link = Client(cluster.where.broker, "old", peer="broker")
+    join = m.Join(role="rollout", worker="old", host="h", pid=1, protocol=m.PROTOCOL + 1)
+    with pytest.raises(MalformedMessage, match=f"protocol {m.PROTOCOL + 1}, this broker {m.PROTOCOL}"):
+        await link.request(join, deadline_s=5)
+    link.close()
+
+
+async def test_who_is_not_known_has_to_join(cluster: Cluster) -> None:
+    link = Client(cluster.where.broker, "stranger", peer="broker")
+    for message in (m.Heartbeat(worker="stranger"), m.Generated(worker="stranger", samples=[])):
+        with pytest.raises(PeerGone, match="join first"):
+            await link.request(message, deadline_s=5)
+    link.close()
+
+
+async def test_a_second_trainer_is_turned_away(cluster: Cluster) -> None:
+    await cluster.actor(Trainer, "trainer")
+    with pytest.raises(WireError, match="trainer is the trainer, heard"):
+        await cluster.actor(Trainer, "usurper")
+
+
+def ask_plainly(address: str) -> list[dict]:
+    """Nothing of rhymed on this side of the wire."""
+    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+        socket.connect(address)
+        request = [{"kind": "request", "id": 7, "deadline_s": 5.0}, {"type": "get_queues"}]
+        socket.send_multipart([msgpack.packb(part) for part in request])
+        assert socket.poll(10_000)
+        return [msgpack.unpackb(part) for part in socket.recv_multipart()]
+
+
+async def test_any_msgpack_client_can_ask_for_the_queues(cluster: Cluster) -> None:
+    rollout = await cluster.actor(Rollout, "rollout-0", work_s=1000)
+    await cluster.actor(Trainer, "trainer")
+    await until(lambda: rollout.holding, "work")
+    envelope, body = await asyncio.to_thread(ask_plainly, cluster.where.broker)
+    assert envelope == {"kind": "reply", "id": 7}
+    assert body["type"] == "queues"
+    assert body["queues"] == {**dict.fromkeys(body["queues"], 0), "running": 8}
+    held = {row["worker"]: row.get("holding", []) for row in body["workers"]}
+    assert len(held["rollout-0"]) == 8
+    assert held["rollout-0"][0]["id"]["step"] == 0
+    assert body["open_steps"][0]["groups"] == 2

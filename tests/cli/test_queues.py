@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from rhymed.cli import queues
+from rhymed.config import Config
+from rhymed.errors import ConfigError
+from rhymed.messages import Holding, Queues, SampleId, StepRow, WorkerRow
+
+HELD = [Holding(id=SampleId(3, "abc", index), tokens=10 * index, seconds=float(index)) for index in range(6)]
+SNAPSHOT = Queues(
+    run="demo",
+    uptime_s=3700,
+    version=3,
+    step=3,
+    steps=40,
+    finished=False,
+    queues={"waiting": 12, "running": 6, "trained": 192},
+    oldest_s={"waiting": 75.0},
+    workers=[
+        WorkerRow(
+            worker="rollout-0@[host]", role="rollout", host="h", pid=1, slots=8, version=3, phase="decode",
+            silent_s=0.4, holding=HELD,
+        ),
+        WorkerRow(
+            worker="reward-0", role="reward", host="h", pid=2, slots=4, version=-1, phase="", silent_s=1, holding=[]
+        ),
+    ],
+    open_steps=[StepRow(step=3, states={"waiting": 12, "running": 6}, groups_ready=1, groups=8, open_s=9.0)],
+    lag_ms=2.5,
+)  # fmt: skip
+
+
+def text(snapshot: Queues) -> str:
+    console = Console(width=110, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    with console.file:
+        console.print(queues.render(snapshot))
+        return console.export_text()
+
+
+def test_the_tables_name_everything() -> None:
+    lines = [" ".join(line.split()) for line in text(SNAPSHOT).splitlines()]
+    assert lines[0] == "run demo step 3/40 version 3 up 1h01m event-loop lag p99 2.5 ms"
+    assert "waiting 12 1m15s for a rollout worker" in lines
+    assert "trained 192 - done" in lines
+    assert "3 1/8 9.0s 12 waiting 6 running" in lines
+    assert "rollout-0@[host] 6/8 3 0.4s ago decode 3/abc/5 50 tok 5.0s" in lines
+    assert "… and 2 more" in lines
+    assert "reward-0 0/4 - 1.0s ago -" in lines
+
+
+def test_the_address_comes_from_the_run_folder(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(Config.model_validate({"net": {"broker": "ipc:///x"}}).model_dump_json())
+    assert queues.address_of(tmp_path) == "ipc:///x"
+    with pytest.raises(ConfigError, match=r"does not exist: name the run's folder with --run"):
+        queues.address_of(tmp_path / "other")
+
+
+def test_nobody_there_is_told_within_the_deadline(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "rhymed", "queues", "--json", "--broker", f"ipc://{tmp_path}/none"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "no broker answered at ipc://" in done.stderr
+    assert "rhymed run" in done.stderr
+
+
+def test_json_survives() -> None:
+    import msgspec
+
+    assert json.loads(msgspec.json.encode(SNAPSHOT))["workers"][0]["holding"][1]["id"]["index"] == 1
