@@ -7,6 +7,7 @@ operations and the questions are is in `writes` and `reads`; knows neither socke
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -42,6 +43,7 @@ class Batch:
     """One write transaction on its way."""
 
     txn: Any
+    used_bytes: int  # of the map: measured when it began, then estimated
     tokens: int = 0  # response tokens added so far
 
 
@@ -55,22 +57,37 @@ class History:
     def __init__(self, folder: Path, map_bytes: int, *, durable: bool = True) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.map_bytes = folder, map_bytes
-        self._lock = _lock(folder)
-        self._env = lmdb.open(
-            str(folder), map_size=map_bytes, max_dbs=len(TABLES), sync=durable, readahead=False, max_readers=256
-        )
-        self._env.reader_check()
-        self.tables = {name: self._env.open_db(name.encode()) for name in TABLES}
-        self.page_bytes: int = self._env.stat()["psize"]
-        self.stream = Stream(self.tables["tokens"], self.page_bytes)
         self._commits = 0
         self._commit_s: deque[float] = deque(maxlen=100)
-        self._check_schema()
+        with contextlib.ExitStack() as opened:
+            opened.callback(os.close, _lock(folder))
+            self._env = self._open(durable)
+            opened.callback(self._env.close)
+            self._env.reader_check()
+            self.tables = {name: self._env.open_db(name.encode()) for name in TABLES}
+            self.page_bytes: int = self._env.stat()["psize"]
+            self.stream = Stream(self.tables["tokens"], self.page_bytes)
+            self._check_schema()
+            self._opened = opened.pop_all()
+
+    def _open(self, durable: bool) -> Any:
+        try:
+            return lmdb.open(
+                str(self.folder),
+                map_size=self.map_bytes,
+                max_dbs=len(TABLES),
+                sync=durable,
+                readahead=False,
+                max_readers=256,
+            )
+        except (lmdb.InvalidError, lmdb.CorruptedError, lmdb.VersionMismatchError) as error:
+            raise errors.StoreDamaged(
+                f"{self.folder} cannot be read: {error}; restore it, or use a new run"
+            ) from None
 
     def close(self) -> None:
         self._env.sync(True)
-        self._env.close()
-        os.close(self._lock)
+        self._opened.close()
 
     def sync(self) -> None:
         """Make durable what was committed, for a history that was opened with `durable=False`."""
@@ -93,7 +110,7 @@ class History:
         outcomes: list[Exception | None] = []
         began = time.perf_counter()
         with self._env.begin(write=True) as txn:
-            batch = Batch(txn)
+            batch = Batch(txn, self.used_bytes(txn))
             for operation in operations:
                 try:
                     operation(batch)
@@ -115,14 +132,15 @@ class History:
 
     def _full(self) -> errors.StoreFull:
         return errors.StoreFull(
-            f"{self.folder} has no room left in {self.map_bytes / 2**30:g} GiB; raise store.map_gib and start the store"
-            " again: nothing acknowledged is lost"
+            f"{self.folder} has no room left in {self.map_bytes / 2**30:g} GiB; raise store.map_gib and start the"
+            " store again: nothing acknowledged is lost"
         )
 
-    def claim_room(self, txn: Any, size: int) -> None:
+    def claim_room(self, batch: Batch, size: int) -> None:
         """Raises `StoreFull` unless `size` bytes of new data fit without touching the reserve."""
-        if self.used_bytes(txn) + size > self.map_bytes * (1 - RESERVE):
+        if batch.used_bytes + size > self.map_bytes * (1 - RESERVE):
             raise self._full()
+        batch.used_bytes += size
 
     def used_bytes(self, txn: Any) -> int:
         """Pages that hold something; what was forgotten leaves pages that are used again."""
@@ -161,7 +179,7 @@ class History:
 
 
 def _lock(folder: Path) -> int:
-    """Descriptor of the folder's lock: two writers would not corrupt it, but each would forget what the other knows."""
+    """Descriptor of the folder's lock. LMDB lets writers take turns; that one run has one store is our rule."""
     descriptor = os.open(folder / "writer.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

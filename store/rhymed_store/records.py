@@ -12,6 +12,7 @@ import struct
 import threading
 import zlib
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
@@ -103,7 +104,7 @@ def new_record(info: SampleInfo, prompt_check: int, position: int, size: int, wi
 
 def unpack_record(value: Any) -> Record:
     fields = _HEADER.unpack_from(value)
-    return Record(*fields, versions=list(_RUN.iter_unpack(value[_HEADER.size :])))
+    return Record._make((*fields, list(_RUN.iter_unpack(value[_HEADER.size :]))))
 
 
 def unpack_length(value: Any) -> int:
@@ -117,6 +118,7 @@ def unpack_length(value: Any) -> int:
 # ---------------------------------------------------------------------------------------------------------------
 
 
+@lru_cache(maxsize=1 << 14)
 def prompt_key(prompt: str) -> bytes:
     try:
         key = bytes.fromhex(prompt)
@@ -201,8 +203,8 @@ def pack_tokens(tokens: Tokens, lengths: Iterable[int], level: int) -> tuple[lis
     than byte planes (0.80 against 0.96 bytes a token at 4,096 tokens), and the high part is nearly constant.
     """
     width = width_of(tokens)
-    low = memoryview(tokens.astype("<u2")).cast("B")
-    high = memoryview((tokens >> 16).astype("<u1" if width == 3 else "<u2")).cast("B") if width > 2 else None
+    low = tokens.astype("<u2").data.cast("B")
+    high = (tokens >> 16).astype("<u1" if width == 3 else "<u2").data.cast("B") if width > 2 else None
     compress = _compressor(level).compress
     frames, start = [], 0
     for length in lengths:

@@ -1,4 +1,4 @@
-"""The store's process: answers what the wire brings. Reads and compression run on threads, writes on one of their own.
+"""The store's process. Questions and compression run on a pool of threads, writes on a thread of their own.
 
 `Done` to a write means that it is durable as configured. Owns the database's folder as long as it runs.
 """
@@ -6,12 +6,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+import contextlib
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
 
 from rhymed.config import Config
+from rhymed.errors import Overloaded
 from rhymed.messages import (
     ForgetLogprobs,
     GetHistory,
@@ -38,6 +40,9 @@ from rhymed_store.writes import Writes, prepare
 
 Result = TypeVar("Result")
 
+MOST_BYTES = 2 << 30  # of samples that may wait in memory; more is refused
+PRESSURE_BYTES = 4 << 20  # of samples underway: from here on they come faster than workers decode
+PRESSURE_LEVEL = -5  # zstd: twice as fast as level 1, for half again the size
 SYNC_S = 1.0  # durability = "async": how much a power failure may cost
 THREADS = 2
 
@@ -57,6 +62,7 @@ class StoreService(Service):
             partial(History, self._places.database, int(config.map_gib * 2**30), durable=durable)
         )
         self._reads, self._writes = Reads(self._history), Writes(self._history, config.compression)
+        self._underway_bytes = 0
         self._writer = Writer(self._history.commit)
         self._handlers = self._table()
         self._server = Server(self._places.store, ToStore, self._answer, insecure=self._config.net.insecure)
@@ -95,15 +101,32 @@ class StoreService(Service):
 
     def _write(self, operation: Callable[[Batch, Any], None]) -> Callable[..., Awaitable[Message]]:
         async def handle(message: Message, frames: Sequence[bytes]) -> Message:
-            await self._writer.write(partial(operation, message=message))
+            await self._writer.write(lambda batch: operation(batch, message))
             return DONE
 
         return handle
 
     async def _put_samples(self, message: PutSamples, frames: Sequence[bytes]) -> Message:
-        rows = await self._aside(partial(prepare, message, frames, self._config.store.compression))
-        await self._writer.write(partial(self._writes.put_samples, rows=rows), sum(map(len, frames)))
+        size = sum(map(len, frames))
+        with self._underway(size):
+            rows = await self._aside(partial(prepare, message, frames, self._level()))
+            await self._writer.write(lambda batch: self._writes.put_samples(batch, rows), size)
         return DONE
+
+    @contextlib.contextmanager
+    def _underway(self, size: int) -> Iterator[None]:
+        if self._underway_bytes + size > MOST_BYTES:
+            raise Overloaded(f"{self._underway_bytes >> 20} MiB of samples wait to be written; try again later")
+        self._underway_bytes += size
+        try:
+            yield
+        finally:
+            self._underway_bytes -= size
+
+    def _level(self) -> int:
+        """Frames tell their own level, so under pressure speed comes first."""
+        level = self._config.store.compression
+        return level if self._underway_bytes < PRESSURE_BYTES else min(level, PRESSURE_LEVEL)
 
     def _read(self, question: Callable[[Any], Any]) -> Callable[..., Awaitable[Message | Parcel]]:
         async def handle(message: Message, frames: Sequence[bytes]) -> Message | Parcel:

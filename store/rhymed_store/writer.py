@@ -12,18 +12,17 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from rhymed.errors import Overloaded, PeerGone
+from rhymed.errors import PeerGone
 from rhymed_store.history import Operation
 
 log = logging.getLogger(__name__)
 
 GROUP_BYTES = 64 << 20  # of payload in one transaction, so that nobody waits long for its end
-PENDING_BYTES = 2 << 30  # of payload that may wait in memory; more is refused
 
 
 class _Pending(NamedTuple):
     operation: Operation
-    size: int  # bytes of payload, as an estimate
+    size: int
     done: asyncio.Future[None]
 
 
@@ -34,23 +33,15 @@ class Writer:
         self._commit = commit
         self._loop = asyncio.get_running_loop()
         self._queue: queue.SimpleQueue[_Pending | None] = queue.SimpleQueue()
-        self._waiting_bytes = 0
         self._closed = False
         self._thread = threading.Thread(target=self._work, name="store-writer", daemon=True)
         self._thread.start()
 
-    @property
-    def waiting_bytes(self) -> int:
-        return self._waiting_bytes
-
     async def write(self, operation: Operation, size: int = 0) -> None:
-        """Returns when the operation is committed. Raises what it raised."""
+        """Returns when the operation is committed. Raises what it raised. `size`: bytes of payload, an estimate."""
         if self._closed:
             raise PeerGone("the store is closing")
-        if self._waiting_bytes + size > PENDING_BYTES:
-            raise Overloaded(f"{self._waiting_bytes >> 20} MiB wait to be written; try again later")
         done: asyncio.Future[None] = self._loop.create_future()
-        self._waiting_bytes += size
         self._queue.put(_Pending(operation, size, done))
         await done
 
@@ -88,7 +79,6 @@ class Writer:
 
     def _settle(self, group: list[_Pending], outcomes: Sequence[Exception | None]) -> None:
         for pending, error in zip(group, outcomes, strict=True):
-            self._waiting_bytes -= pending.size
             if pending.done.done():
                 continue  # who asked has gone
             if error is None:

@@ -103,7 +103,7 @@ class Writes:
 
     def put_prompts(self, batch: Batch, message: PutPrompts) -> None:
         rows = [(records.prompt_key(row.prompt), _checked(row.prompt, row.row)) for row in message.rows]
-        self._history.claim_room(batch.txn, sum(len(data) + HEADER_BYTES for _, data in rows))
+        self._history.claim_room(batch, sum(len(data) + HEADER_BYTES for _, data in rows))
         for key, data in rows:
             if batch.txn.get(key, db=self._tables["prompts"]) is None:
                 batch.txn.put(key, records.pack_bytes(data, self._level), db=self._tables["prompts"])
@@ -115,7 +115,7 @@ class Writes:
         if not fresh:
             return
         blob = b"".join([row.frame for row in fresh])
-        self._history.claim_room(txn, len(blob) + sum(len(row.logprobs) + HEADER_BYTES for row in fresh))
+        self._history.claim_room(batch, len(blob) + sum(len(row.logprobs) + HEADER_BYTES for row in fresh))
         self._put_contexts(txn, fresh)
         made = self._headers(txn, fresh, self._history.stream.append(txn, blob))
         self._put_all(txn, "samples", [(row.key, record.pack()) for row, record in zip(fresh, made, strict=True)])

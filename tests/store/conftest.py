@@ -1,0 +1,48 @@
+"""A store for tests: real LMDB in a temporary folder, real sockets."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))  # `keeping` is imported by the tests beside it
+
+from keeping import Book
+
+from rhymed.config import Config
+from rhymed.places import Places, places
+from rhymed_store.client import StoreClient
+from rhymed_store.service import StoreService
+
+
+@pytest.fixture
+def book(tmp_path: Path) -> Iterator[Book]:
+    book = Book(tmp_path / "store")
+    yield book
+    book.history.close()
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    return Config.model_validate({"run": {"folder": str(tmp_path)}, "store": {"map_gib": 0.125}})
+
+
+@pytest.fixture
+def where(config: Config) -> Places:
+    return places(config)
+
+
+@pytest.fixture
+async def service(config: Config, where: Places) -> AsyncIterator[StoreService]:
+    async with StoreService(config, where).running() as service:
+        yield service
+
+
+@pytest.fixture
+async def client(service: StoreService, where: Places) -> AsyncIterator[StoreClient]:
+    client = StoreClient(where.store, "test")
+    yield client
+    client.close()
