@@ -184,6 +184,13 @@ def test_a_worker_keeps_what_it_works_on_when_the_broker_starts_again(story: Sto
     assert story.state(A0) == "running"
 
 
+def test_a_worker_with_other_weights_may_not_keep_its_work(story: Story) -> None:
+    story.join("old", "rollout", version=0, holding=[NEXT0])
+    story.join("new", "rollout", version=2, holding=[NEXT1])
+    actions = story.begin(SmallPlan(), position=1)
+    assert actions == [Cancel("old", [NEXT0]), Load("old", 1), Cancel("new", [NEXT1]), Load("new", 1)]
+
+
 def test_a_worker_that_started_again_has_forgotten(story: Story) -> None:
     story.begin(SmallPlan())
     story.join("w", "rollout")
