@@ -439,6 +439,7 @@ class GetManifest(Message, frozen=True, kw_only=True, tag="get_manifest"):
     """Rollout worker -> trainer: where is this version? Answered by Manifest."""
 
     version: int
+    host: str = ""  # the asker's machine, see rhymed.hosts; on the trainer's own it needs no digest
 
 
 class GetWeights(Message, frozen=True, kw_only=True, tag="get_weights"):
@@ -459,7 +460,7 @@ class Manifest(Message, frozen=True, kw_only=True, tag="manifest"):
     host: str  # identity of the machine (its boot id), not a name to connect to
     path: str
     size: int  # bytes
-    digest: str  # blake2b-128 of the file, hex
+    digest: str  # blake2b-128 of the file, hex; empty for a reader on `host`: it would cost more than publishing
 
 
 Reply = Done | Failure | Welcome | Queues | Prompts | Samples | Lengths | Journal | StoreStats | Manifest

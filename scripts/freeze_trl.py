@@ -1,0 +1,183 @@
+"""Freeze TRL's GRPO loss and gradients on a tiny seeded batch, for `tests/workers/test_grpo.py` to agree with.
+
+    pip install --no-deps --target /tmp/trl trl==1.16.0
+    PYTHONPATH=/tmp/trl python scripts/freeze_trl.py tests/data/grpo_trl.json
+
+Runs TRL's own `GRPOTrainer._compute_loss` in fp32, for several settings. The importance ratio between engine and trainer
+is an input of that function; it is made here as `_generate_and_score_completions` makes it ("token_truncate").
+Advantages are frozen from the same formula on rewards with TRL's own `nanstd`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from tokenizers import Tokenizer, models
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from trl import GRPOConfig, GRPOTrainer, __version__
+from trl.trainer.utils import nanstd
+
+GROUPS, GROUP, PROMPT, RESPONSE, VOCABULARY = 2, 4, 6, 9, 48
+CAP = 2.0
+CASES: list[dict[str, Any]] = [
+    {"loss_type": "dapo", "beta": 0.0, "temperature": 1.0, "correct": True},
+    {"loss_type": "dapo", "beta": 0.1, "temperature": 0.7, "correct": True},
+    {"loss_type": "bnpo", "beta": 0.0, "temperature": 1.0, "correct": False},
+    {"loss_type": "grpo", "beta": 0.0, "temperature": 1.0, "correct": True},
+    {"loss_type": "grpo", "beta": 0.04, "temperature": 1.3, "correct": False},
+]
+
+
+def tiny() -> LlamaForCausalLM:
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=64,
+        initializer_range=0.3,
+        tie_word_embeddings=True,
+    )
+    torch.manual_seed(0)
+    return LlamaForCausalLM(config)
+
+
+def batch() -> dict[str, torch.Tensor]:
+    """Left-padded prompts, right-padded responses, as TRL has them."""
+    generator = torch.Generator().manual_seed(1)
+    count = GROUPS * GROUP
+    prompts = torch.randint(1, VOCABULARY, (GROUPS, PROMPT), generator=generator).repeat_interleave(GROUP, 0)
+    prompt_mask = torch.ones_like(prompts)
+    prompt_mask[:GROUP, :2] = 0  # the first group's prompt is two tokens shorter
+    prompts[prompt_mask == 0] = 0
+    lengths = torch.tensor([9, 3, 1, 7, 5, 9, 2, 4])
+    mask = (torch.arange(RESPONSE)[None] < lengths[:, None]).long()
+    responses = torch.randint(1, VOCABULARY, (count, RESPONSE), generator=generator) * mask
+    return {
+        "prompt_ids": prompts,
+        "prompt_mask": prompt_mask,
+        "completion_ids": responses,
+        "completion_mask": mask,
+        "rewards": torch.tensor([1.0, 0.0, 0.5, 0.0, 0.2, 0.9, 0.9, 0.1]),
+        "noise_old": torch.randn((count, RESPONSE), generator=generator) * 0.3,
+        "noise_engine": torch.randn((count, RESPONSE), generator=generator) * 0.5,
+        "noise_reference": torch.randn((count, RESPONSE), generator=generator) * 0.4,
+    }
+
+
+def trainer(case: dict[str, Any], model: LlamaForCausalLM, folder: str) -> GRPOTrainer:
+    words = {f"w{number}": number for number in range(VOCABULARY)}
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="w0")), pad_token="w0", eos_token="w1"
+    )
+    args = GRPOConfig(
+        output_dir=folder,
+        per_device_train_batch_size=GROUPS * GROUP,
+        num_generations=GROUP,
+        max_completion_length=RESPONSE,
+        loss_type=case["loss_type"],
+        beta=case["beta"],
+        temperature=case["temperature"],
+        epsilon=0.2,
+        epsilon_high=0.28,
+        bf16=False,
+        use_cpu=True,
+        report_to=[],
+        gradient_checkpointing=False,
+    )
+    rows = Dataset.from_list([{"prompt": "w2"}] * 8)
+    return GRPOTrainer(
+        model, lambda completions, **_: [0.0] * len(completions), args, rows, processing_class=tokenizer
+    )
+
+
+def run(case: dict[str, Any]) -> dict[str, Any]:
+    given = batch()
+    with tempfile.TemporaryDirectory() as folder:
+        tiny().save_pretrained(folder)  # TRL loads the reference model from where the policy came from
+        model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        made = trainer(case, model, folder)
+        made.current_gradient_accumulation_steps = 1
+        ids = torch.cat([given["prompt_ids"], given["completion_ids"]], 1)
+        attention = torch.cat([given["prompt_mask"], given["completion_mask"]], 1)
+        model.train()
+        with torch.no_grad():
+            logps, _, _ = made._get_per_token_logps_and_entropies(model, ids, attention, RESPONSE)
+        mask = given["completion_mask"]
+        old, engine = logps + given["noise_old"], logps + given["noise_old"] + given["noise_engine"]
+        reference = logps + given["noise_reference"]
+        grouped = given["rewards"].view(GROUPS, GROUP)
+        centred = grouped - torch.nanmean(grouped, dim=1, keepdim=True)
+        advantages = (centred / (nanstd(grouped, dim=1, keepdim=True) + 1e-4)).flatten()
+        inputs = {
+            **given,
+            "advantages": advantages,
+            "old_per_token_logps": old,
+            "ref_per_token_logps": reference,
+            "num_items_in_batch": mask.sum(),
+        }
+        if case["correct"]:  # what `use_vllm` does to the loss; the engine itself is not needed
+            made.use_vllm, made.vllm_importance_sampling_correction = True, True
+            inputs["importance_sampling_ratio"] = torch.exp((old - engine) * mask).clamp(max=CAP)
+        model.zero_grad()
+        loss = made._compute_loss(model, inputs)
+        loss.backward()
+        metrics = made._metrics["train"]
+    gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
+    norm = torch.stack([gradient.norm() for gradient in gradients.values()]).norm()
+    flat = [
+        values[row, : int(mask[row].sum())] for values in (old, engine, reference, logps) for row in range(len(mask))
+    ]
+    rows = len(mask)
+    return {
+        "case": case,
+        "loss": loss.item(),
+        "clipped": metrics["clip_ratio/region_mean"][0],
+        "entropy": metrics["entropy"][0],
+        "kl": metrics["kl"][0] if case["beta"] else None,
+        "gradient_norm": norm.item(),
+        "gradients": {
+            name: gradient.flatten()[:: max(1, gradient.numel() // 40)].tolist()
+            for name, gradient in gradients.items()
+        },
+        "advantages": advantages.tolist(),
+        **{
+            name: torch.cat(flat[index * rows : (index + 1) * rows]).tolist()
+            for index, name in enumerate(("old", "engine", "reference", "logps"))
+        },
+    }
+
+
+def main(path: Path) -> None:
+    given = batch()
+    prompts = [row[mask.bool()].tolist() for row, mask in zip(given["prompt_ids"], given["prompt_mask"], strict=True)]
+    responses = [
+        row[mask.bool()].tolist() for row, mask in zip(given["completion_ids"], given["completion_mask"], strict=True)
+    ]
+    model = tiny()
+    frozen = {
+        "made_with": {"trl": __version__, "script": "scripts/freeze_trl.py"},
+        "config": {key: value for key, value in model.config.to_diff_dict().items() if key != "transformers_version"},
+        "weights": {name: parameter.flatten().tolist() for name, parameter in model.named_parameters()},
+        "prompts": prompts,
+        "responses": responses,
+        "rewards": given["rewards"].tolist(),
+        "cap": CAP,
+        "cases": [run(case) for case in CASES],
+    }
+    text = json.dumps(frozen)
+    path.write_text(text)
+    print(f"{path}: {len(text)} bytes, {hashlib.sha256(text.encode()).hexdigest()[:12]}")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
