@@ -16,7 +16,9 @@ import asyncio
 import itertools
 import logging
 import os
+import time
 from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 from urllib.parse import urlsplit
 
@@ -31,6 +33,7 @@ log = logging.getLogger(__name__)
 SEND_HWM = 10_000  # messages a peer; a worker has at most a few in flight, so reaching it means the peer is stuck
 RECV_HWM = 10_000
 MAX_MESSAGE_BYTES = 1 << 30
+CLAIM_TRIES = 20
 BURST = 256  # messages taken from a socket before the event loop gets its turn
 
 Buffer: TypeAlias = Any  # bytes, memoryview or a contiguous numpy array
@@ -278,13 +281,15 @@ def _claim(path: str) -> None:
     os.makedirs(os.path.dirname(path) or ".", mode=0o700, exist_ok=True)
     if not os.path.exists(path):
         return
-    with socket.socket(socket.AF_UNIX) as probe:
-        try:
-            probe.connect(path)
-        except OSError:
-            os.unlink(path)
-        else:
-            raise errors.AddressRefused(f"ipc://{path} is served by a living process already")
+    for _ in range(CLAIM_TRIES):
+        with socket.socket(socket.AF_UNIX) as probe:
+            try:
+                probe.connect(path)
+            except OSError:
+                Path(path).unlink(missing_ok=True)
+                return
+        time.sleep(0.005)  # a socket that was closed just now listens until zmq's own thread has heard of it
+    raise errors.AddressRefused(f"ipc://{path} is served by a living process already")
 
 
 def is_local(address: str) -> bool:

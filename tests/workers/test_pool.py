@@ -13,7 +13,8 @@ import pytest
 from rhymed.config import Config
 from rhymed.errors import RewardError
 from rhymed_workers import pool as pool_module
-from rhymed_workers.pool import Child, Outcome, Pool, item
+from rhymed_workers.child import Outcome, item
+from rhymed_workers.pool import Child, Pool
 
 SCORER = """
 import ctypes, os, signal, subprocess, sys, time
@@ -235,7 +236,8 @@ async def test_children_end_with_a_parent_that_is_killed_outright(
     program = (
         "import asyncio, sys\n"
         "from rhymed.config import Config\n"
-        "from rhymed_workers.pool import Pool, item\n"
+        "from rhymed_workers.child import item\n"
+        "from rhymed_workers.pool import Pool\n"
         "async def main():\n"
         "    async with Pool(Config.model_validate_json(sys.argv[1])) as pool:\n"
         "        print(int((await pool.score(item('pid', {'answer': ''}))).reward), flush=True)\n"

@@ -3,32 +3,26 @@
 A scorer runs user code and symbolic algebra over whatever a model wrote: it may hang, crash, print, exit or eat
 memory. Each runs in a child with a session of its own; at `reward.timeout_s` the whole process group is killed. A
 child that died is replaced, and one more than is used at a time is kept warm, since importing a scorer takes seconds.
-Every item ends in exactly one `Outcome`, and what one item does to its child hurts no other.
-
-Parent and child speak MessagePack frames of four length bytes and a body over two pipes that user code does not see
-(its stdout is stderr). The scorer runs in the child's main thread: `signal.alarm` works there, and only there.
+Every item ends in exactly one `Outcome`, and what one item does to its child hurts no other. What the child does is
+in `rhymed_workers.child`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
-import json
 import logging
 import os
-import resource
 import signal
-import struct
 import sys
 import time
-from typing import Any, BinaryIO, Self
+from typing import Any, Self
 
 import msgspec
 
 from rhymed.config import Config
-from rhymed.data import Row
 from rhymed.errors import RewardError
+from rhymed_workers.child import HEAD, Item, Outcome, Ready
 
 log = logging.getLogger(__name__)
 
@@ -38,36 +32,7 @@ DEATH_S = 10.0  # for the kernel to bury a killed child
 MAX_STARTS = 3  # failed starts in a row after which the pool is broken
 RESTART_S = 1.0
 MAX_FRAME = 1 << 28  # bytes
-ERROR_CHARS = 2000
-PR_SET_PDEATHSIG = 1
-HEAD = struct.Struct("<I")
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # there is a process for every core already
-
-
-class Item(msgspec.Struct, frozen=True):
-    """What is to be scored."""
-
-    response: str
-    row: str  # JSON object: MessagePack has no integers above 64 bits, rows of reasoning_gym do
-
-
-class Outcome(msgspec.Struct, frozen=True):
-    """Exactly one of reward and error is given."""
-
-    reward: float | None = None
-    error: str | None = None
-    timeout: bool = False
-    seconds: float = 0.0  # of scoring alone
-
-
-class Ready(msgspec.Struct, frozen=True):
-    """A child's first words: how loading the scorer went."""
-
-    error: str | None = None
-
-
-def item(response: str, row: Row) -> Item:
-    return Item(response, json.dumps(row, ensure_ascii=False))
 
 
 class Dead(Exception):
@@ -86,7 +51,7 @@ class Child:
     async def start(cls, config: Config, deadline_s: float = START_S) -> Child:
         """Returns when the scorer is loaded. Raises `RewardError` when it cannot be."""
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "rhymed_workers.pool"),
+            *(sys.executable, "-m", "rhymed_workers.child"),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             start_new_session=True,
@@ -262,74 +227,3 @@ class Pool:
                 if attempt == MAX_STARTS and not self.pids and not self._broken.done():
                     self._broken.set_exception(RewardError(f"no scoring process can be started: {error}"))
                 await asyncio.sleep(RESTART_S)
-
-
-# The child
-
-
-def main() -> None:
-    """Load the scorer, then answer items until the parent closes the pipe."""
-    requests, answers = _claim_pipes()
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    config = Config.model_validate_json(_get(requests) or b"{}")
-    _limit_memory(config.reward.memory_gib)
-    try:
-        from rhymed_workers.scorers import load_scorer
-
-        scorer = load_scorer(config)
-    except BaseException as error:
-        _put(answers, msgspec.msgpack.encode(Ready(error=_tell(error))))
-        return
-    _put(answers, msgspec.msgpack.encode(Ready()))
-    while (body := _get(requests)) is not None:
-        work = msgspec.msgpack.decode(body, type=Item)
-        began = time.monotonic()
-        try:
-            reward = scorer(work.response, json.loads(work.row))
-            outcome = Outcome(reward=reward, seconds=time.monotonic() - began)
-        except BaseException as error:  # SystemExit and math-verify's TimeoutException are no Exceptions
-            late = isinstance(error, TimeoutError) or type(error).__name__ == "TimeoutException"
-            outcome = Outcome(error=_tell(error), timeout=late, seconds=time.monotonic() - began)
-        signal.alarm(0)  # an alarm that user code left behind would kill an idle child
-        _put(answers, msgspec.msgpack.encode(outcome))
-
-
-def _claim_pipes() -> tuple[BinaryIO, BinaryIO]:
-    """Move the pipes out of reach of print and of grandchildren (a duplicate is not inherited)."""
-    requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
-    os.dup2(2, 1)
-    return requests, answers
-
-
-def _limit_memory(gib: float) -> None:
-    """Of private writable memory: a runaway expression gets a MemoryError before the machine gets into trouble."""
-    if gib:
-        size = int(gib * (1 << 30))
-        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-        resource.setrlimit(resource.RLIMIT_DATA, (size if hard < 0 else min(size, hard), hard))
-
-
-def _tell(error: BaseException) -> str:
-    try:
-        text = str(error) if isinstance(error, RewardError) else f"{type(error).__name__}: {error}"
-    except Exception:  # user code may have broken its own __str__
-        text = type(error).__name__
-    return text[:ERROR_CHARS].encode(errors="replace").decode()
-
-
-def _get(pipe: BinaryIO) -> bytes | None:
-    head = pipe.read(HEAD.size)
-    return pipe.read(HEAD.unpack(head)[0]) if len(head) == HEAD.size else None
-
-
-def _put(pipe: BinaryIO, body: bytes) -> None:
-    pipe.write(HEAD.pack(len(body)) + body)
-    pipe.flush()
-
-
-if __name__ == "__main__":
-    main()

@@ -48,7 +48,8 @@ from rhymed.places import Places
 from rhymed.service import Service, retry
 from rhymed.wire import DONE, Client
 from rhymed_store.client import StoreClient, StoredSample
-from rhymed_workers.pool import Outcome, Pool, item
+from rhymed_workers.child import Outcome, item
+from rhymed_workers.pool import Pool
 
 log = logging.getLogger(__name__)
 
@@ -206,6 +207,8 @@ class RewardWorker(Service):
                 except PeerGone:
                     await self._join()
                     raise
+                except RewardError as error:  # reward.on_error = "stop": Finish follows
+                    log.error("%s: the broker ends the run: %s", self.name, error)
 
             await patiently(attempt, "reporting scores")
             for score in told:
