@@ -9,27 +9,36 @@ import json
 import math
 import time
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 
 class MetricsLog:
-    """Append-only; safe to reopen after a restart."""
+    """Append-only; safe to reopen after a restart. Files are opened, and TensorBoard imported, by the first write."""
 
     def __init__(self, jsonl: Path, tensorboard: Path | None = None) -> None:
-        jsonl.parent.mkdir(parents=True, exist_ok=True)
-        self._jsonl = jsonl.open("a", buffering=1)
-        self._events = _event_writer(tensorboard) if tensorboard else None
+        self._paths = jsonl, tensorboard
+        self._jsonl: IO[str] | None = None
+        self._events: Any = None
 
     def write(self, step: int, metrics: dict[str, float]) -> None:
         """`step` counts trained steps from 0. A value that is not finite is written as null: JSON has no NaN."""
+        if self._jsonl is None:
+            self._jsonl = self._open()
         finite = {key: value if math.isfinite(value) else None for key, value in sorted(metrics.items())}
         self._jsonl.write(json.dumps({"step": step, "time": round(time.time(), 3), **finite}) + "\n")
         if self._events is not None:
             self._events.add_event(_event(step, metrics))
             self._events.flush()
 
+    def _open(self) -> IO[str]:
+        jsonl, tensorboard = self._paths
+        jsonl.parent.mkdir(parents=True, exist_ok=True)
+        self._events = _event_writer(tensorboard) if tensorboard else None
+        return jsonl.open("a", buffering=1)
+
     def close(self) -> None:
-        self._jsonl.close()
+        if self._jsonl is not None:
+            self._jsonl.close()
         if self._events is not None:
             self._events.close()
 

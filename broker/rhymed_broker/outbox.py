@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import time
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Any
 
 from rhymed.errors import DeadlineExceeded, Overloaded, PeerGone, StoreError, StoreFull
@@ -33,11 +31,6 @@ class Outbox:
     def put(self, what: str, write: Write) -> None:
         """`write` may be called several times."""
         self._writes.put_nowait((what, write))
-
-    def put_line(self, path: Path, row: dict[str, Any]) -> None:
-        """Append a line of JSON."""
-        line = json.dumps(row) + "\n"
-        self.put("metrics", lambda: asyncio.to_thread(_append, path, line))
 
     async def run(self) -> None:
         """Write until cancelled. Raises `StoreError` when the store stays away."""
@@ -74,9 +67,3 @@ async def patiently(attempt: Write, what: str, patience_s: float = STORE_PATIENC
             f"the store has not done '{what}' for {waited:.0f} s (last: {last}); is it running? start it again and"
             " resume the run: nothing is lost"
         ) from None
-
-
-def _append(path: Path, line: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a") as stream:
-        stream.write(line)

@@ -19,6 +19,7 @@ from typing import Any
 from rhymed import messages as m
 from rhymed.config import Config
 from rhymed.errors import MalformedMessage, PeerGone, RewardError, RhymedError, WireError
+from rhymed.metrics import MetricsLog
 from rhymed.places import Places
 from rhymed.service import Service
 from rhymed.wire import DONE, Server
@@ -64,6 +65,7 @@ class BrokerService(Service):
         self._trainer_done = asyncio.Event()  # it left, or is set back
         self._begun = time.monotonic()
         self._outbox = Outbox()
+        self._log = MetricsLog(places.metrics, places.tensorboard)
         self._handlers: dict[type[m.Message], Callable[[bytes, Any], m.Message]] = {
             m.Join: self._join,
             m.Heartbeat: self._heartbeat,
@@ -94,6 +96,7 @@ class BrokerService(Service):
             self.server.close()
         if hasattr(self, "store"):
             self.store.close()
+        await asyncio.to_thread(self._log.close)
 
     # -- the run's position -------------------------------------------------------------------------------------
 
@@ -239,8 +242,8 @@ class BrokerService(Service):
                 return DONE  # said twice
             self._restart_at(trained.step + 1)  # it was given the step by the broker's earlier life
         self._metrics = {**trained.metrics, **(row or {})}
-        line = {"step": trained.step, "version": trained.step + 1, "time": time.time(), **self._metrics}
-        self._outbox.put_line(self.places.metrics, line)
+        metrics = self._metrics
+        self._outbox.put("metrics", lambda: asyncio.to_thread(self._log.write, trained.step, metrics))
         log.info("step %d trained, reward/mean %s", trained.step, trained.metrics.get("reward/mean"))
         return DONE
 
