@@ -59,6 +59,7 @@ class VllmEngine:
     async def open(self) -> None:
         """Seconds to half a minute: imports and the model, twice."""
         self._stop_tokens = await asyncio.to_thread(_stop_tokens, self._folder)
+        self._names = await asyncio.to_thread(_model_tensors, self._folder)
         self._starting = _in_daemon_thread(self._start)
         try:
             self._llm = await asyncio.shield(self._starting)
@@ -83,6 +84,7 @@ class VllmEngine:
             self._llm = starting.result()
         if self._llm is not None:
             await asyncio.to_thread(self._llm.shutdown, timeout=1.0)
+            self._llm = self._starting = None  # else its finaliser runs when the modules are gone
         await asyncio.to_thread(_end_children)
 
     async def generate(self, task: Task) -> Output:
@@ -123,6 +125,7 @@ class VllmEngine:
         from vllm.v1.engine.exceptions import EngineDeadError
 
         async with self._updating:
+            await asyncio.to_thread(self._check, path)
             watch = _Stopwatch()
             try:
                 async with asyncio.timeout(LOAD_PATIENCE_S):
@@ -135,6 +138,15 @@ class VllmEngine:
                 raise EngineError(f"version {version} could not be loaded from {path}: {error}") from error
             self._version = version
             return watch.splits
+
+    def _check(self, path: Path) -> None:
+        """vLLM would take a file that lacks a part of a merged parameter, and leave that part undefined."""
+        lacking = sorted(self._names - _tensor_names(path))
+        if lacking:
+            raise EngineError(
+                f"{path} lacks {len(lacking)} of the {len(self._names)} tensors of {self._folder}, first"
+                f" {lacking[0]}: trainer and engine must have the same model"
+            )
 
     async def _update(self, version: int, path: Path, watch: _Stopwatch) -> None:
         from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
@@ -223,6 +235,20 @@ def _stop_tokens(folder: Path) -> list[int]:
         if found is not None:
             return [found] if isinstance(found, int) else list(found)
     return []
+
+
+def _model_tensors(folder: Path) -> set[str]:
+    """Names of the tensors that a file of weights must have."""
+    names = {name for file in folder.glob("*.safetensors") for name in _tensor_names(file)}
+    tied = json.loads((folder / "config.json").read_text()).get("tie_word_embeddings", False)
+    return names - {"lm_head.weight"} if tied else names
+
+
+def _tensor_names(file: Path) -> set[str]:
+    """From the header of a safetensors file."""
+    with file.open("rb") as stream:
+        size = int.from_bytes(stream.read(8), "little")
+        return set(json.loads(stream.read(size))) - {"__metadata__"}
 
 
 def _arguments(config: Config, folder: Path) -> dict[str, Any]:
