@@ -18,9 +18,10 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import psutil
 from numpy.typing import NDArray
 
 from rhymed.config import Config
@@ -50,43 +51,57 @@ def run(quick: bool) -> dict[str, float]:
     return asyncio.run(_run(quick))
 
 
+class _Rig(NamedTuple):
+    clients: list[StoreClient]
+    folder: Path
+    process: psutil.Process
+
+    def cpu_s(self) -> float:
+        """Seconds of processor time that the store has used."""
+        times = self.process.cpu_times()
+        return float(times.user + times.system)
+
+
 async def _run(quick: bool) -> dict[str, float]:
     results: dict[str, float] = {}
     repetitions, megabytes = (3, 24) if quick else (7, 96)
     for kind in ("text", "random"):
         for length in (4096, 512):
-            async with _store() as (clients, folder):
-                results |= await _ingest(clients, folder, kind, length, repetitions, megabytes)
+            async with _store() as rig:
+                results |= await _ingest(rig, kind, length, repetitions, megabytes)
     for kind in ("text", "random"):
-        async with _store() as (clients, _):
-            results |= await _history(clients[0], kind, 100 if quick else 500)
+        async with _store() as rig:
+            results |= await _history(rig.clients[0], kind, 100 if quick else 500)
     for length in (300, 32):
-        async with _store() as (clients, _):
-            results |= await _rest(clients[0], length, 200 if quick else 1000)
+        async with _store() as rig:
+            results |= await _rest(rig.clients[0], length, 200 if quick else 1000)
     for name, value in results.items():
         print(f"{name:<44} {value:>10.2f}")
     return results
 
 
-async def _ingest(
-    clients: list[StoreClient], folder: Path, kind: str, length: int, repetitions: int, megabytes: int
-) -> dict[str, float]:
-    rates, disk_rates, syncs = [], [], []
+async def _ingest(rig: _Rig, kind: str, length: int, repetitions: int, megabytes: int) -> dict[str, float]:
+    clients = rig.clients
+    rates: list[float] = []
+    disk_rates: list[float] = []
+    syncs: list[float] = []
+    cpu: list[float] = []
     make = _Maker(kind)
     rounds = max(1, megabytes * 1_000_000 // (4 * length * GROUP * CLIENTS * IN_FLIGHT))
     for repetition in range(-1, repetitions):  # the first one warms up
         loads = [[make.group(length, repetition) for _ in range(rounds)] for _ in range(CLIENTS * IN_FLIGHT)]
         size = 4 * length * GROUP * rounds * CLIENTS * IN_FLIGHT
         before = await clients[0].stats()
-        began = time.perf_counter()
+        cpu_before, began = rig.cpu_s(), time.perf_counter()
         await asyncio.gather(*(_send(clients[i % CLIENTS], load) for i, load in enumerate(loads)))
-        seconds = time.perf_counter() - began
+        seconds, cpu_s = time.perf_counter() - began, rig.cpu_s() - cpu_before
         commits = (await clients[0].stats()).commits - before.commits
-        disk_s = await asyncio.to_thread(_write_plainly, folder / "plain", size, commits)
+        disk_s = await asyncio.to_thread(_write_plainly, rig.folder / "plain", size, commits)
         if repetition >= 0:
             rates.append(size / seconds / 1e6)
             disk_rates.append(size / disk_s / 1e6)
             syncs.append(size / commits / 1e6)
+            cpu.append(1000 * cpu_s / (size / 1e6))
         await clients[0].forget_logprobs(repetition + 1)
     stats = await clients[0].stats()
     name = f"ingest_{kind}_{length}"
@@ -96,6 +111,7 @@ async def _ingest(
         f"{name}_mb_per_s_max": max(rates),
         f"{name}_disk_mb_per_s": statistics.median(disk_rates),
         f"{name}_over_disk": statistics.median(a / b for a, b in zip(rates, disk_rates, strict=True)),
+        f"{name}_store_cpu_ms_per_mb": statistics.median(cpu),
         f"{name}_mb_a_commit": statistics.median(syncs),
         f"{name}_bytes_a_token_at_rest": stats.used_bytes / stats.tokens,
     }
@@ -111,14 +127,19 @@ async def _history(client: StoreClient, kind: str, fetches: int) -> dict[str, fl
     for step in range(4):
         group = make.group(4096, step, prompt=0)
         await client.put_samples(group)
-    prompt, took = group[0].info.id.prompt, []
+    prompt, took, empty = group[0].info.id.prompt, [], []
     for _ in range(fetches):
         began = time.perf_counter()
         found = await client.history(prompt, before_step=4, limit=16)
-        took.append(1000 * (time.perf_counter() - began))
+        between = time.perf_counter()
+        nothing = await client.history(prompt, before_step=0)
+        took.append(1000 * (between - began))
+        empty.append(1000 * (time.perf_counter() - between))
         assert sum(len(sample.tokens) for sample in found) == 16 * 4096
+        assert not nothing
     ordered = sorted(took)
     return {
+        f"history_{kind}_empty_ms": statistics.median(empty),
         f"history_{kind}_16x4096_ms": statistics.median(took),
         f"history_{kind}_16x4096_ms_p90": ordered[int(0.9 * len(ordered))],
     }
@@ -181,16 +202,16 @@ def _write_plainly(path: Path, size: int, syncs: int) -> float:
 
 
 @contextlib.asynccontextmanager
-async def _store(**options: Any) -> AsyncIterator[tuple[list[StoreClient], Path]]:
+async def _store(**options: Any) -> AsyncIterator[_Rig]:
     """A store in a process of its own, in a folder that is removed afterwards, and clients of it."""
     with tempfile.TemporaryDirectory(prefix="rhymed-bench-") as folder:
         config = Config.model_validate({"run": {"folder": folder, "name": "bench"}, "store": options})
         where = places(config)
-        with _process(config):
+        with _process(config) as process:
             clients = [StoreClient(where.store, f"bench-{number}") for number in range(CLIENTS)]
             try:
                 await clients[0].open_run("bench", "bench")
-                yield clients, Path(folder)
+                yield _Rig(clients, Path(folder), psutil.Process(process.pid))
             finally:
                 for client in clients:
                     client.close()
