@@ -33,6 +33,9 @@ MAGIC = {
 }
 """How files begin that are often given by mistake, and what to do about it."""
 
+SEED_STRIDE = 1_000_003
+"""reasoning_gym makes entry i from seed + i: neighbouring seeds would share all prompts but one."""
+
 TUPLE, MAP = "__tuple__", "__map__"
 
 
@@ -199,7 +202,7 @@ def _look(path: Path, foreign: dict[bytes, str]) -> None:
 
 def _generate(data: Data, seed: int) -> Iterator[tuple[str, Any]]:
     """Entries as rows: `question` is called `prompt`; the rest is frozen, so that `gym_entry` gives it back."""
-    dataset = gym_dataset(data.task, {"seed": seed, **data.args, "size": data.size})
+    dataset = gym_dataset(data.task, {"seed": seed * SEED_STRIDE, **data.args, "size": data.size})
     for number, entry in enumerate(dataset):
         where = f"reasoning_gym {data.task}, entry {number}"
         if number >= data.size:  # some tasks forget to stop
