@@ -11,9 +11,9 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 @functools.cache
 def host_id() -> str:
-    """The kernel's boot id; where there is none, the network card's number. A container shares it with its host,
+    """The kernel's boot id; where there is none, the network card's number.
 
-    so a path has to be looked at as well before it is trusted.
+    A container has its host's, so a path has to be looked at as well before it is trusted.
     """
     try:
         return BOOT_ID.read_text().strip()

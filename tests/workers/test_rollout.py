@@ -1,0 +1,254 @@
+"""The rollout worker with the trace engine, between a real store and a broker that only keeps what it is told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rhymed import messages as m
+from rhymed.config import Config
+from rhymed.data import prompt_id
+from rhymed.errors import EngineError, PeerGone, TrainerError
+from rhymed.hosts import host_id
+from rhymed.places import Places, places
+from rhymed.wire import DONE, Server
+from rhymed_store.client import StoreClient
+from rhymed_store.service import StoreService
+from rhymed_workers.rollout import RolloutWorker
+from rhymed_workers.trace import TraceBook, TraceEngine
+
+ROWS = [{"prompt": f"count to {number}"} for number in range(4)]
+BAD = {"question": "where is the prompt?"}
+NAME = "rollout-0"
+
+
+def ids(row: dict[str, str] = ROWS[0], step: int = 0, count: int = 4) -> list[m.SampleId]:
+    return [m.SampleId(step=step, prompt=prompt_id(row), index=index) for index in range(count)]
+
+
+class Desk:
+    """A broker's front: it knows a worker from its Join on, and keeps every message."""
+
+    def __init__(self, address: str) -> None:
+        self.known = False
+        self.got: list[Any] = []
+        self.server = Server(address, m.ToBroker, self._answer)
+
+    async def _answer(self, peer: bytes, message: Any, frames: Any) -> m.Message:
+        if isinstance(message, m.Join):
+            self.known = True
+            self.got.append(message)
+            return m.Welcome(run="run", heartbeat_s=0.05, lost_after_s=5, step=0)
+        if not self.known:
+            raise PeerGone(f"{NAME} is not known here: join first")
+        self.got.append(message)
+        return DONE
+
+    def all(self, kind: type) -> list[Any]:
+        return [message for message in self.got if isinstance(message, kind)]
+
+    @property
+    def generated(self) -> dict[m.SampleId, m.SampleInfo]:
+        return {info.id: info for message in self.all(m.Generated) for info in message.samples}
+
+    async def ask(self, message: m.Message) -> None:
+        await self.server.request(NAME.encode(), message, deadline_s=10)
+
+
+class Shelf:
+    """A trainer's front: a file for every version but the ones that are missing."""
+
+    def __init__(self, address: str, file: Path) -> None:
+        self.missing: set[int] = set()
+        self.asked: list[int] = []
+        file.write_bytes(b"weights")
+        self._file = file
+        self.server = Server(address, m.ToWeights, self._answer)
+
+    async def _answer(self, peer: bytes, message: m.GetManifest, frames: Any) -> m.Message:
+        self.asked.append(message.version)
+        if message.version in self.missing:
+            raise TrainerError(f"version {message.version} is not kept")
+        return m.Manifest(version=message.version, host=host_id(), path=str(self._file), size=7, digest="")
+
+
+async def until(condition: Callable[[], Any], deadline_s: float = 30.0) -> None:
+    async with asyncio.timeout(deadline_s):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    return Config.model_validate(
+        {
+            "run": {"folder": str(tmp_path)},
+            "rollout": {"engine": "trace", "max_prompt_length": 64, "max_response_length": 80, "max_concurrency": 8},
+            "trace": {"mean_length": 20, "step_s": 0.002, "token_s": 0},
+            "store": {"map_gib": 0.1},
+        }
+    )
+
+
+@pytest.fixture
+async def scene(config: Config, tmp_path: Path) -> AsyncIterator[tuple[Places, Desk, Shelf, StoreClient]]:
+    where = places(config)
+    async with StoreService(config, where).running():
+        desk, shelf = Desk(where.broker), Shelf(where.weights, tmp_path / "weights")
+        client = StoreClient(where.store, "broker")
+        await client.put_prompts([*ROWS, BAD])
+        yield where, desk, shelf, client
+        client.close()
+        desk.server.close()
+        shelf.server.close()
+
+
+@asynccontextmanager
+async def at_work(config: Config, where: Places, desk: Desk, version: int | None = 0) -> AsyncIterator[RolloutWorker]:
+    worker = RolloutWorker(config, where, NAME)
+    async with worker.running():
+        await until(lambda: desk.all(m.Join))
+        if version is not None:
+            await desk.ask(m.LoadVersion(version=version, weights=where.weights))
+            await until(lambda: desk.all(m.Loaded))
+        yield worker
+
+
+async def test_samples_are_stored_then_reported(config: Config, scene: Any) -> None:
+    where, desk, _, client = scene
+    async with at_work(config, where, desk):
+        join = desk.all(m.Join)[0]
+        assert (join.role, join.slots, join.version, join.holding) == ("rollout", 8, -1, [])
+        await desk.ask(m.Generate(samples=ids()))
+        await until(lambda: len(desk.generated) == 4)
+        stored = await client.get_samples(ids(), logprobs=True, prompt_tokens=True)
+        await until(lambda: desk.got[-1].holding == [] if isinstance(desk.got[-1], m.Heartbeat) else False)
+    book = TraceBook(config)
+    for id, sample in zip(ids(), stored, strict=True):
+        tokens, logprobs, reason = book.response(id)
+        assert sample.info == desk.generated[id]
+        assert sample.info.finish_reason == reason
+        assert sample.info.versions == [(0, len(tokens))]
+        np.testing.assert_array_equal(sample.tokens, tokens)
+        np.testing.assert_array_equal(sample.logprobs, logprobs)
+        assert bytes(sample.prompt_tokens.tolist()) == b"count to 0"
+    assert [leave.worker for leave in desk.all(m.Leave)] == [NAME]
+
+
+async def test_nothing_is_sampled_before_a_version_is_loaded(config: Config, scene: Any) -> None:
+    where, desk, shelf, _ = scene
+    async with at_work(config, where, desk, version=None) as worker:
+        await desk.ask(m.Generate(samples=ids()))
+        await until(lambda: any(beat.holding for beat in desk.all(m.Heartbeat)))
+        assert worker.engine.progress() == {}
+        shelf.missing.add(5)
+        await desk.ask(m.LoadVersion(version=5, weights=where.weights))
+        await until(lambda: 5 in shelf.asked)
+        await desk.ask(m.LoadVersion(version=6, weights=where.weights))  # overtakes the one that cannot be had
+        await until(lambda: len(desk.generated) == 4)
+        assert [loaded.version for loaded in desk.all(m.Loaded)] == [6]
+        assert all(info.versions[0][0] == 6 for info in desk.generated.values())
+
+
+async def test_a_version_is_loaded_while_samples_run(config: Config, scene: Any) -> None:
+    where, desk, _, _ = scene
+    slow = config.model_copy(update={"trace": config.trace.model_copy(update={"step_s": 0.01, "mean_length": 60})})
+    async with at_work(slow, where, desk) as worker:
+        await desk.ask(m.Generate(samples=ids()))
+        await until(lambda: any(worker.engine.progress().values()))
+        await desk.ask(m.LoadVersion(version=1, weights=where.weights))
+        await until(lambda: len(desk.generated) == 4)
+        beat = desk.all(m.Heartbeat)[-1]
+    assert [0, 1] in [[version for version, _ in info.versions] for info in desk.generated.values()]
+    assert [loaded.version for loaded in desk.all(m.Loaded)] == [0, 1]
+    assert {"rollout/tokens_per_s", "timing_s/load_weights"} <= set(beat.stats)
+
+
+async def test_a_bad_prompt_is_given_back_for_good_and_harms_no_other(config: Config, scene: Any) -> None:
+    where, desk, _, _ = scene
+    async with at_work(config, where, desk):
+        unknown = m.SampleId(step=0, prompt="f" * 16, index=0)
+        await desk.ask(m.Generate(samples=[*ids(BAD, count=2), unknown, *ids()]))
+        await until(lambda: len(desk.generated) == 4 and len(desk.all(m.GiveBack)) == 3)
+    backs = {back.samples[0]: back for back in desk.all(m.GiveBack)}
+    assert set(backs) == {*ids(BAD, count=2), unknown}
+    assert not any(back.retry for back in backs.values())
+    assert "column `prompt`" in backs[ids(BAD)[0]].reason
+
+
+async def test_cancelled_samples_are_neither_stored_nor_reported(config: Config, scene: Any) -> None:
+    where, desk, _, client = scene
+    slow = config.model_copy(update={"trace": config.trace.model_copy(update={"step_s": 0.02, "mean_length": 200})})
+    async with at_work(slow, where, desk) as worker:
+        await desk.ask(m.Generate(samples=ids()))
+        await until(lambda: len(worker.engine.progress()) == 4)
+        await desk.ask(m.Cancel(samples=ids()[:2]))
+        await until(lambda: len(desk.generated) == 2)
+        assert set(desk.generated) == set(ids()[2:])
+        assert worker.engine.progress() == {}
+        assert (await client.stats()).samples == 2
+
+
+async def test_a_broker_that_forgot_is_joined_again_and_told_what_is_held(config: Config, scene: Any) -> None:
+    where, desk, _, _ = scene
+    slow = config.model_copy(update={"trace": config.trace.model_copy(update={"step_s": 0.02, "mean_length": 60})})
+    async with at_work(slow, where, desk) as worker:
+        await desk.ask(m.Generate(samples=ids()))
+        await until(lambda: any(worker.engine.progress().values()))
+        desk.known = False
+        await until(lambda: len(desk.all(m.Join)) == 2)
+        again = desk.all(m.Join)[1]
+        assert (again.version, set(again.holding)) == (0, set(ids()))
+        await until(lambda: len(desk.generated) == 4)
+
+
+async def test_a_store_that_is_away_for_a_while_costs_nothing(config: Config, tmp_path: Path) -> None:
+    where = places(config)
+    desk, shelf = Desk(where.broker), Shelf(where.weights, tmp_path / "weights")
+    async with StoreService(config, where).running():
+        client = StoreClient(where.store, "broker")
+        await client.put_prompts(ROWS)
+        client.close()
+    async with at_work(config, where, desk):
+        await desk.ask(m.Generate(samples=ids()))
+        await asyncio.sleep(0.2)
+        assert not desk.generated
+        async with StoreService(config, where).running():
+            await until(lambda: len(desk.generated) == 4)
+    desk.server.close()
+    shelf.server.close()
+
+
+class Dying(TraceEngine):
+    """A trace engine that dies at its first task."""
+
+    async def generate(self, task: Any) -> Any:
+        raise EngineError("the engine died")
+
+
+async def test_the_worker_ends_with_its_engine(config: Config, scene: Any) -> None:
+    where, desk, _, _ = scene
+    worker = RolloutWorker(config, where, NAME, Dying(config))
+    ended = asyncio.ensure_future(worker.run())
+    await until(lambda: desk.all(m.Join))
+    await desk.ask(m.LoadVersion(version=0, weights=where.weights))
+    await desk.ask(m.Generate(samples=ids()))
+    with pytest.raises(EngineError, match="the engine died"):
+        await asyncio.wait_for(ended, 20)
+    assert desk.all(m.Leave)
+
+
+async def test_finish_ends_it(config: Config, scene: Any) -> None:
+    where, desk, _, _ = scene
+    worker = RolloutWorker(config, where, NAME)
+    ended = asyncio.ensure_future(worker.run())
+    await until(lambda: desk.all(m.Join))
+    await desk.ask(m.Finish(reason="all steps are trained"))
+    await asyncio.wait_for(ended, 20)
+    assert not desk.all(m.Leave)
