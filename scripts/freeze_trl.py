@@ -3,8 +3,8 @@
     pip install --no-deps --target /tmp/trl trl==1.16.0
     PYTHONPATH=/tmp/trl python scripts/freeze_trl.py tests/data/grpo_trl.json
 
-Runs TRL's own `GRPOTrainer._compute_loss` in fp32, for several settings. The importance ratio between engine and trainer
-is an input of that function; it is made here as `_generate_and_score_completions` makes it ("token_truncate").
+Runs TRL's own `GRPOTrainer._compute_loss` in fp32, for several settings. The importance ratio between engine and
+trainer is an input of that function; it is made here as `_generate_and_score_completions` does ("token_truncate").
 Advantages are frozen from the same formula on rewards with TRL's own `nanstd`.
 """
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import shutil
 import time
 from collections.abc import Callable, Sequence
@@ -175,7 +176,7 @@ class Learner:
             if parameter.grad is None:  # nothing had a signal: momentum moves the weights all the same
                 parameter.grad = torch.zeros_like(parameter)
         norm = float(torch.nn.utils.clip_grad_norm_(parameters, self._config.max_grad_norm))
-        if np.isfinite(norm) and np.isfinite(loss):
+        if math.isfinite(norm) and math.isfinite(loss):
             for group in self._optimizer.param_groups:
                 group["lr"] = self.lr
             self._optimizer.step()
@@ -195,7 +196,7 @@ class Learner:
     def _describe(self, samples: Sequence[StoredSample], chosen: Sequence[StoredSample]) -> dict[str, float]:
         if not samples:
             return {}
-        rewards = np.array([s.info.reward for s in samples if s.info.reward is not None])
+        rewards = np.array([sample.info.reward for sample in samples if scored(sample)])
         lengths = np.array([sample.info.length for sample in samples])
         cut = [sample.info.finish_reason == "length" for sample in samples]
         oldest = [min((version for version, _ in s.info.versions), default=self.steps - 1) for s in samples]
@@ -277,12 +278,16 @@ class Learner:
 
 
 def scored_groups(samples: Sequence[StoredSample]) -> tuple[list[StoredSample], int]:
-    """Samples with a reward whose group has at least two such, and how many groups are left out."""
-    counts: dict[str, int] = {}
+    """Samples with a finite reward whose group has at least two such, and how many groups are left out."""
+    counts = dict.fromkeys((sample.info.id.prompt for sample in samples), 0)
     for sample in samples:
-        counts[sample.info.id.prompt] = counts.get(sample.info.id.prompt, 0) + (sample.info.reward is not None)
-    chosen = [s for s in samples if s.info.reward is not None and counts[s.info.id.prompt] >= 2]
+        counts[sample.info.id.prompt] += scored(sample)
+    chosen = [sample for sample in samples if scored(sample) and counts[sample.info.id.prompt] >= 2]
     return chosen, sum(count < 2 for count in counts.values())
+
+
+def scored(sample: StoredSample) -> bool:
+    return sample.info.reward is not None and math.isfinite(sample.info.reward)
 
 
 def _given(array: np.ndarray[Any, Any] | None) -> np.ndarray[Any, Any]:

@@ -50,6 +50,7 @@ log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 ASK_S = 10.0  # the broker answers at once, or is not there
+LAST_WORDS_S = 10.0  # for what is not acknowledged when the run is over
 FETCH_S = 12.0  # less than the broker waits for the answer to TrainStep
 
 
@@ -63,14 +64,15 @@ class TrainerService(Service):
         self._step: asyncio.Task[list[StoredSample]] | None = None  # fetching, or fetched and being trained
         self._idle = asyncio.Event()
         self._idle.set()
+        self._version = 0  # published; the learner's own count is ahead while a step is being published
         self._last: Trained | None = None
+        self._telling: set[asyncio.Task[None]] = set()
         self._saved = 0  # steps in the newest checkpoint
         self._closing = contextlib.AsyncExitStack()
 
     # -- life ---------------------------------------------------------------------------------------------------
 
     async def open(self) -> None:
-        self._closing.callback(self._torch.shutdown, cancel_futures=True)
         self._publisher = Publisher(self._places.folder / "weights", self._config.model.dtype)
         self._closing.callback(self._publisher.close)
         self._learner = await self._aside(self._load)
@@ -88,6 +90,7 @@ class TrainerService(Service):
         if self._joined:
             with contextlib.suppress(RhymedError):
                 await self._broker.request(Leave(worker=self.name), deadline_s=1.0)
+        await asyncio.to_thread(self._torch.shutdown, cancel_futures=True)  # a checkpoint is written to its end
         await self._closing.aclose()
 
     def _load(self) -> Learner:
@@ -116,7 +119,7 @@ class TrainerService(Service):
         welcome = await self._join()
         while True:
             await asyncio.sleep(welcome.heartbeat_s)
-            beat = Heartbeat(worker=self.name, version=self._learner.steps, phase=self._phase)
+            beat = Heartbeat(worker=self.name, version=self._version, phase=self._phase)
             try:
                 await self._broker.request(beat, deadline_s=ASK_S)
             except RhymedError as error:
@@ -130,7 +133,7 @@ class TrainerService(Service):
                 worker=self.name,
                 host=socket.gethostname(),
                 pid=os.getpid(),
-                version=self._learner.steps,
+                version=self._version,
                 weights=self._weights.address,
             )
             answer = (await self._broker.request(join, deadline_s=ASK_S, phase="join")).message
@@ -142,9 +145,13 @@ class TrainerService(Service):
         self._joined = True
         return welcome
 
-    async def _tell(self, message: Message) -> None:
-        """Until the broker has acknowledged it, through its restarts."""
+    def _tell(self, message: Message) -> None:
+        """In the background, until the broker has acknowledged it, through its restarts."""
+        task = self.spawn(self._insist(message))
+        self._telling.add(task)
+        task.add_done_callback(self._telling.discard)
 
+    async def _insist(self, message: Message) -> None:
         async def attempt() -> None:
             try:
                 await self._broker.request(message, deadline_s=ASK_S)
@@ -168,10 +175,10 @@ class TrainerService(Service):
 
     async def _take(self, order: TrainStep) -> None:
         """Returns when the step's samples are here and fit, or it is trained already. Raises why it cannot be."""
-        steps = self._learner.steps
+        steps = self._version
         if order.step < steps:
             known = self._last if self._last and self._last.step == order.step else None
-            self.spawn(self._tell(known or Trained(worker=self.name, step=order.step, metrics={})))
+            self._tell(known or Trained(worker=self.name, step=order.step, metrics={}))
             return
         if order.step > steps:
             raise TrainerError(f"step {order.step} cannot be trained: {steps} steps are trained, {steps} is the next")
@@ -198,17 +205,19 @@ class TrainerService(Service):
 
     async def _train(self, samples: list[StoredSample]) -> None:
         def progress(done: int, total: int) -> None:
+            if self.stopping:
+                raise TrainerError("stopped in the middle of a step, which will be trained again")
             self._phase = f"train {done}/{total}"
 
-        step = self._learner.steps
+        step = self._version
         metrics = await self._aside(lambda: self._learner.train(samples, progress))
         self._phase = "publish"
         metrics |= {"timing_s/fetch": self._fetch_s, "timing_s/publish": await self._publish()}
         self._last = Trained(worker=self.name, step=step, metrics=metrics)
         self._step = None
         log.info("step %d: %s", step, " ".join(f"{key}={value:.4g}" for key, value in sorted(metrics.items())))
-        self.spawn(self._tell(self._last))
-        if self._learner.steps % self._config.trainer.checkpoint_every == 0:
+        self._tell(self._last)
+        if self._version % self._config.trainer.checkpoint_every == 0:
             await self._save()
         if self._step is None:
             self._phase = "idle"
@@ -219,6 +228,7 @@ class TrainerService(Service):
         started = time.perf_counter()
         model, version = self._learner.policy.model, self._learner.steps
         await self._aside(lambda: self._publisher.publish(version, model.state_dict().items()))
+        self._version = version
         return time.perf_counter() - started
 
     async def _save(self) -> None:
@@ -237,11 +247,13 @@ class TrainerService(Service):
         found = await self._aside(write)
         self._saved = found.step
         log.info("checkpoint %s in %.1f s", found.folder, time.perf_counter() - started)
-        self.spawn(self._tell(Checkpointed(worker=self.name, step=found.step)))
+        self._tell(Checkpointed(worker=self.name, step=found.step))
 
     async def _finish(self, reason: str) -> None:
         log.info("the run is over: %s", reason)
         await self._idle.wait()
-        if self._saved != self._learner.steps:
+        if self._saved != self._version:
             await self._save()
+        if self._telling:
+            await asyncio.wait(self._telling, timeout=LAST_WORDS_S)
         self.stop()

@@ -1,0 +1,254 @@
+"""The trainer's service through real sockets, with a real store; the broker is a server that notes what it hears."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.torch import load_file
+
+from rhymed import messages as m
+from rhymed.config import Config
+from rhymed.errors import PeerGone, StalenessBroken, TrainerError, UnknownSample
+from rhymed.places import Places, places
+from rhymed.wire import DONE, Client, Server
+from rhymed_store.client import NewSample, StoreClient
+from rhymed_store.service import StoreService
+from rhymed_workers.trainer import TrainerService
+
+WAIT_S = 60.0
+
+
+class Broker:
+    """Welcomes whoever joins and remembers everything."""
+
+    def __init__(self, address: str) -> None:
+        self.heard: list[Any] = []
+        self.peer = b""
+        self.joined = asyncio.Event()
+        self._news = asyncio.Event()
+        self.server = Server(address, m.ToBroker, self._handle)
+
+    async def _handle(self, peer: bytes, message: Any, frames: Sequence[bytes]) -> m.Message:
+        self.heard.append(message)
+        self._news.set()
+        if isinstance(message, m.Join):
+            self.peer = peer
+            self.joined.set()
+            return m.Welcome(run="t", heartbeat_s=0.1, lost_after_s=5, step=message.version)
+        if not self.peer:
+            raise PeerGone("not known here: join first")
+        return DONE
+
+    async def hear(self, kind: type[Any], **fields: Any) -> Any:
+        """The first message of this kind with these fields, past or to come."""
+        async with asyncio.timeout(WAIT_S):
+            while True:
+                for message in self.heard:
+                    if isinstance(message, kind) and all(getattr(message, k) == v for k, v in fields.items()):
+                        return message
+                self._news.clear()
+                await self._news.wait()
+
+    async def ask(self, message: m.Message) -> None:
+        await asyncio.wait_for(self.joined.wait(), WAIT_S)
+        await self.server.request(self.peer, message, deadline_s=WAIT_S)
+
+
+@pytest.fixture
+def config(tmp_path: Path, tiny_model: Path) -> Config:
+    return Config.model_validate(
+        {
+            "run": {"folder": str(tmp_path), "name": "t"},
+            "model": {"path": str(tiny_model), "dtype": "float32"},
+            "rollout": {"prompts_per_step": 2, "group_size": 4},
+            "trainer": {"lr": 1e-3, "checkpoint_every": 2, "threads": 1},
+            "store": {"map_gib": 0.05},
+            "net": {name: f"ipc://{tmp_path}/{name}" for name in ("broker", "store", "weights")},
+        }
+    )
+
+
+@pytest.fixture
+def where(config: Config) -> Places:
+    return places(config)
+
+
+@pytest.fixture
+async def broker(where: Places) -> AsyncIterator[Broker]:
+    made = Broker(where.broker)
+    yield made
+    made.server.close()
+
+
+@pytest.fixture
+async def put(config: Config, where: Places) -> AsyncIterator[Callable[..., Any]]:
+    """A store that runs, and a way to put a scored step into it."""
+    async with StoreService(config, where).running():
+        client = StoreClient(where.store, "test")
+
+        async def put_step(step: int, version: int | None = None) -> list[m.SampleId]:
+            draw = np.random.default_rng(step)
+            made = []
+            for prompt in range(2):
+                tokens = draw.integers(2, 250, 5)
+                for index in range(4):
+                    length = int(draw.integers(1, 9))
+                    info = m.SampleInfo(
+                        id=m.SampleId(step, f"{prompt:016x}", index),
+                        prompt_length=5,
+                        length=length,
+                        finish_reason="stop",
+                        versions=[(step if version is None else version, length)],
+                    )
+                    response = draw.integers(2, 250, length)
+                    made.append(NewSample(info, tokens, response, np.full(length, -5.5, np.float32)))
+            await client.put_samples(made)
+            ids = [sample.info.id for sample in made]
+            await client.put_scores([m.Score(id=id, reward=float(id.index)) for id in ids])
+            return ids
+
+        yield put_step
+        client.close()
+
+
+async def published(where: Places, version: int) -> dict[str, Any]:
+    link = Client(where.weights, peer="weights")
+    try:
+        manifest = (await link.request(m.GetManifest(version=version), deadline_s=WAIT_S)).message
+        return load_file(manifest.path)
+    finally:
+        link.close()
+
+
+async def test_a_step_is_trained_published_told_and_checkpointed(
+    config: Config, where: Places, broker: Broker, put: Any
+) -> None:
+    async with TrainerService(config, where).running():
+        join = await broker.hear(m.Join)
+        assert (join.role, join.version, join.weights) == ("trainer", 0, where.weights)
+        before = await published(where, 0)
+        for step in range(2):
+            await broker.ask(m.TrainStep(step=step, samples=await put(step)))
+            trained = await broker.hear(m.Trained, step=step)
+            assert trained.metrics["reward/mean"] == 1.5
+            assert trained.metrics.keys() >= {
+                *("reward/std", "actor/loss", "actor/entropy", "actor/grad_norm", "actor/lr", "actor/pg_clipfrac"),
+                *("mismatch_kl/mean", "staleness/max", "perf/train_tokens_per_s", "response_length/clip_ratio"),
+                *("timing_s/fetch", "timing_s/train", "timing_s/publish"),
+            }
+        after = await published(where, 2)
+        assert any((after[name] != before[name]).any() for name in before)
+        await broker.hear(m.Checkpointed, step=2)
+        await broker.hear(m.Heartbeat, version=2, phase="idle")
+    assert (where.checkpoints / "step-000002" / "model.safetensors").exists()
+    await broker.hear(m.Leave)
+
+
+async def test_a_restarted_trainer_goes_on_to_the_bit_from_its_checkpoint(
+    config: Config, where: Places, broker: Broker, put: Any
+) -> None:
+    async with TrainerService(config, where).running():
+        for step in range(3):
+            await broker.ask(m.TrainStep(step=step, samples=await put(step)))
+            await broker.hear(m.Trained, step=step)
+        expected = await published(where, 3)
+        await broker.hear(m.Checkpointed, step=2)
+    broker.heard.clear()
+    async with TrainerService(config, where).running():
+        assert (await broker.hear(m.Join)).version == 2
+        await broker.ask(m.TrainStep(step=2, samples=await put(2)))
+        await broker.hear(m.Trained, step=2)
+        found = await published(where, 3)
+    assert all((found[name] == expected[name]).all() for name in expected)
+
+
+async def test_finish_writes_the_last_checkpoint_and_leaves(
+    config: Config, where: Places, broker: Broker, put: Any
+) -> None:
+    service = TrainerService(config, where)
+    async with service.running():
+        await broker.ask(m.TrainStep(step=0, samples=await put(0)))
+        await broker.ask(m.Finish(reason="enough"))  # while it trains
+        await broker.hear(m.Trained, step=0)
+        await broker.hear(m.Checkpointed, step=1)
+        await broker.hear(m.Leave)
+    assert service.stopping
+
+
+async def test_a_trained_step_is_answered_and_not_trained_again(
+    config: Config, where: Places, broker: Broker, put: Any
+) -> None:
+    async with TrainerService(config, where).running():
+        order = m.TrainStep(step=0, samples=await put(0))
+        await broker.ask(order)
+        await broker.ask(order)  # the broker did not hear the first answer
+        first = await broker.hear(m.Trained, step=0)
+        weights = await published(where, 1)
+        broker.heard.clear()
+        await broker.ask(order)
+        assert await broker.hear(m.Trained, step=0) == first
+        again = await published(where, 1)
+        assert all((again[name] == weights[name]).all() for name in weights)
+        with pytest.raises(TrainerError, match="step 5 cannot be trained: 1 steps are trained"):
+            await broker.ask(m.TrainStep(step=5, samples=[]))
+
+
+async def test_what_is_stale_or_unknown_is_refused_and_the_trainer_lives_on(
+    config: Config, where: Places, broker: Broker, put: Any
+) -> None:
+    async with TrainerService(config, where).running():
+        await broker.ask(m.TrainStep(step=0, samples=await put(0)))
+        await broker.hear(m.Trained, step=0)
+        with pytest.raises(StalenessBroken, match="version 0; step 1"):
+            await broker.ask(m.TrainStep(step=1, samples=await put(1, version=0)))
+        with pytest.raises(UnknownSample):
+            await broker.ask(m.TrainStep(step=1, samples=[m.SampleId(1, "f" * 16, 0)]))
+        broker.heard.clear()
+        await broker.hear(m.Heartbeat, phase="idle", version=1)
+
+
+async def test_a_restarted_broker_is_joined_again_and_hears_what_it_missed(
+    config: Config, where: Places, broker: Broker, put: Any
+) -> None:
+    async with TrainerService(config, where).running():
+        await broker.ask(m.TrainStep(step=0, samples=await put(0)))
+        broker.server.close()
+        reborn = Broker(where.broker)
+        try:
+            assert (await reborn.hear(m.Join)).role == "trainer"
+            assert (await reborn.hear(m.Trained)).step == 0
+        finally:
+            reborn.server.close()
+
+
+async def test_a_damaged_checkpoint_is_not_the_end(
+    config: Config, where: Places, broker: Broker, put: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with TrainerService(config, where).running():
+        for step in range(4):
+            await broker.ask(m.TrainStep(step=step, samples=await put(step)))
+            await broker.hear(m.Trained, step=step)
+        await broker.hear(m.Checkpointed, step=4)
+    file = where.checkpoints / "step-000004" / "optimizer.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    broker.heard.clear()
+    async with TrainerService(config, where).running():
+        assert (await broker.hear(m.Join)).version == 2
+    assert "step-000004 is damaged" in caplog.text
+
+
+async def test_being_stopped_in_the_middle_of_a_step_is_quick_and_loses_only_that_step(
+    config: Config, where: Places, broker: Broker, put: Any
+) -> None:
+    config = config.model_copy(update={"trainer": config.trainer.model_copy(update={"micro_tokens": 1})})
+    async with TrainerService(config, where).running():
+        await broker.ask(m.TrainStep(step=0, samples=await put(0)))
+    assert not any(isinstance(message, m.Checkpointed) for message in broker.heard)
+    broker.heard.clear()
+    async with TrainerService(config, where).running():
+        assert (await broker.hear(m.Join)).version == 0
