@@ -43,7 +43,7 @@ def _read(path: Path) -> dict[str, Any]:
         return dict(json.loads(text)) if path.suffix == ".json" else tomllib.loads(text)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror or error}") from None
-    except ValueError as error:  # TOMLDecodeError, JSONDecodeError, UnicodeDecodeError
+    except (ValueError, TypeError) as error:  # of TOML, JSON, UTF-8; or JSON that is no object
         raise ConfigError(f"{path}: cannot be read: {error}") from None
 
 

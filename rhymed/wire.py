@@ -13,11 +13,13 @@ would silently drop for a full or unknown peer; ROUTER_MANDATORY makes both an e
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import ipaddress
 import itertools
 import logging
 import os
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 from urllib.parse import urlsplit
@@ -35,6 +37,9 @@ RECV_HWM = 10_000
 MAX_MESSAGE_BYTES = 1 << 30
 CLAIM_TRIES = 20
 BURST = 256  # messages taken from a socket before the event loop gets its turn
+
+UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""What msgspec raises for bytes that are not what was agreed: not all of it is its own."""
 
 Buffer: TypeAlias = Any  # bytes, memoryview or a contiguous numpy array
 
@@ -132,7 +137,7 @@ class _Link:
         try:
             envelope = _envelopes.decode(parts[0])
             body, frames = parts[1], parts[2:]
-        except (msgspec.MsgspecError, IndexError) as error:
+        except (*UNREADABLE, IndexError) as error:
             log.warning("message without a readable envelope from %r ignored: %s", peer, error)
             return
         if envelope.kind == "reply":
@@ -148,7 +153,7 @@ class _Link:
             return  # later than its deadline, or not asked
         try:
             reply = _replies.decode(body)
-        except msgspec.MsgspecError as error:
+        except UNREADABLE as error:
             future.set_exception(errors.MalformedMessage(f"reply: {error}"))
             return
         if isinstance(reply, Failure):
@@ -181,7 +186,7 @@ class _Link:
             raise errors.MalformedMessage("this end of the link takes no requests")
         try:
             return self._requests.decode(body)
-        except msgspec.MsgspecError as error:
+        except UNREADABLE as error:
             raise errors.MalformedMessage(f"{error} in {body[:80]!r}") from None
 
     def close(self) -> None:
@@ -236,7 +241,7 @@ class Client(_Link):
             socket.setsockopt(zmq.ROUTING_ID, name.encode())
         socket.setsockopt(zmq.RECONNECT_IVL, 50)  # ms
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
-        socket.connect(address)
+        _connect(socket, address)
         self.address = address
         self._peer = f"{peer} at {address}"
         super().__init__(socket, accepts, handler)
@@ -261,17 +266,40 @@ def _socket(kind: int) -> zmq.Socket[bytes]:
 
 
 def _bind(socket: zmq.Socket[bytes], address: str, insecure: bool) -> str:
-    if not (insecure or is_local(address)):
-        socket.close(linger=0)
-        raise errors.AddressRefused(f"{address} is open to the network; bind loopback or ipc, or say insecure")
-    try:
+    with _refusing(socket, f"cannot bind {address}"):
+        if not (insecure or is_local(address)):
+            raise errors.AddressRefused(f"{address} is open to the network; bind loopback or ipc, or say insecure")
         if address.startswith("ipc://"):
             _claim(address.removeprefix("ipc://"))
+        _check_port(address)
         socket.bind(address)
-    except zmq.ZMQError as error:
-        socket.close(linger=0)
-        raise errors.AddressRefused(f"cannot bind {address}: {error}") from None
     return socket.getsockopt_string(zmq.LAST_ENDPOINT)
+
+
+def _connect(socket: zmq.Socket[bytes], address: str) -> None:
+    with _refusing(socket, f"cannot connect to {address}"):
+        _check_port(address)
+        socket.connect(address)
+
+
+@contextlib.contextmanager
+def _refusing(socket: zmq.Socket[bytes], what: str) -> Iterator[None]:
+    """A socket whose address is no good is closed, and the error says which address it was."""
+    try:
+        yield
+    except (zmq.ZMQError, OSError) as error:
+        socket.close(linger=0)
+        raise errors.AddressRefused(f"{what}: {error}") from None
+    except errors.AddressRefused:
+        socket.close(linger=0)
+        raise
+
+
+def _check_port(address: str) -> None:
+    """zmq takes a port modulo 65536 and says nothing."""
+    port = address.rpartition(":")[2]
+    if address.startswith("tcp://") and port.isdigit() and int(port) > 65535:
+        raise errors.AddressRefused(f"{address}: there is no port {port}")
 
 
 def _claim(path: str) -> None:
@@ -295,7 +323,14 @@ def _claim(path: str) -> None:
 def is_local(address: str) -> bool:
     """True for ipc, inproc and loopback TCP."""
     url = urlsplit(address)
-    return url.scheme in ("ipc", "inproc") or url.hostname in ("127.0.0.1", "::1", "localhost")
+    if url.scheme in ("ipc", "inproc") or url.hostname == "localhost":
+        return True
+    try:
+        host = ipaddress.ip_address(url.hostname or "")
+    except ValueError:
+        return False
+    mapped = host.ipv4_mapped if isinstance(host, ipaddress.IPv6Address) else None
+    return (mapped or host).is_loopback
 
 
 DONE = Done()

@@ -1,0 +1,164 @@
+import asyncio
+import contextlib
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from rhymed.errors import EngineError, PeerGone, StoreFull
+from rhymed.service import LagMeter, Service, retry
+
+
+class Recorder(Service):
+    """Writes down what happens to it; `fail` names the place where it raises."""
+
+    def __init__(self, fail: str = "") -> None:
+        super().__init__("recorder")
+        self.fail, self.story = fail, list[str]()
+
+    async def open(self) -> None:
+        self.story.append("open")
+        self._maybe("open")
+        self.spawn(self.work(), vital=self.fail != "aside")
+
+    async def work(self) -> None:
+        try:
+            await asyncio.sleep(0)
+            self._maybe("work")
+            self._maybe("aside")
+            await asyncio.sleep(3600)
+        finally:
+            self.story.append("work ended")
+
+    async def close(self) -> None:
+        self.story.append("close")
+        self._maybe("close")
+
+    def _maybe(self, place: str) -> None:
+        if self.fail == place:
+            raise EngineError(f"failed in {place}")
+
+
+async def test_opens_works_and_closes_after_its_tasks_have_ended() -> None:
+    service = Recorder()
+    async with service.running():
+        assert service.story == ["open"]
+        assert not service.stopping
+        await asyncio.sleep(0.01)
+    assert service.story == ["open", "work ended", "close"]
+
+
+async def test_a_failing_background_task_ends_it_with_that_error() -> None:
+    service = Recorder("work")
+    async with asyncio.timeout(10):
+        with pytest.raises(EngineError, match="failed in work"):
+            await service.run()
+    assert service.story == ["open", "work ended", "close"]
+
+
+async def test_a_failing_task_that_is_not_vital_does_not() -> None:
+    service = Recorder("aside")
+    async with service.running():
+        await asyncio.sleep(0.05)
+        assert service.story == ["open", "work ended"]
+        assert not service.stopping
+
+
+async def test_failing_to_open_still_closes() -> None:
+    service = Recorder("open")
+    with pytest.raises(EngineError, match="failed in open"):
+        async with service.running():
+            raise AssertionError("it did not open")
+    assert service.story == ["open", "close"]
+
+
+async def test_running_tells_how_it_ended() -> None:
+    for place in ("work", "close"):
+        with pytest.raises(EngineError, match=f"failed in {place}"):
+            async with Recorder(place).running():
+                await asyncio.sleep(0.05)
+
+
+async def test_the_error_of_the_body_is_not_hidden() -> None:
+    with pytest.raises(PeerGone):
+        async with Recorder().running():
+            raise PeerGone("in the body")
+
+
+async def test_stopping_twice_is_stopping() -> None:
+    service = Recorder()
+    async with service.running():
+        service.stop()
+        service.stop()
+    assert service.story.count("close") == 1
+
+
+async def test_the_lag_meter_sees_a_blocked_loop() -> None:
+    meter = LagMeter()
+    assert meter.p99_ms() == 0
+    watching = asyncio.create_task(meter.watch())
+    await asyncio.sleep(0.06)
+    time.sleep(0.3)  # noqa: ASYNC251 - that is the point
+    await asyncio.sleep(0.2)
+    watching.cancel()
+    assert max(meter._late_s) > 0.2
+    assert meter.p99_ms() >= 0
+
+
+async def test_retry_repeats_what_it_may_and_passes_the_rest() -> None:
+    outcomes: list[Exception | int] = [PeerGone("a"), StoreFull("b"), 7, EngineError("c")]
+
+    async def attempt() -> int:
+        outcome = outcomes.pop(0)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    assert await retry(attempt, what="it", on=(PeerGone, StoreFull), pause_s=0.001) == 7
+    with pytest.raises(EngineError):
+        await retry(attempt, what="it", on=PeerGone, pause_s=0.001)
+
+
+PROGRAM = """
+import sys
+from pathlib import Path
+from rhymed.errors import EngineError
+from rhymed.service import Service, serve
+
+class Probe(Service):
+    async def open(self):
+        if sys.argv[1] == "fail":
+            raise EngineError("no engine")
+        print("ready", flush=True)
+    async def close(self):
+        print("closed", flush=True)
+
+sys.exit(serve(lambda: Probe("probe"), log_file=Path(sys.argv[2])))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_process_ends_clean_on_a_signal(tmp_path: Path, number: signal.Signals) -> None:
+    log = tmp_path / "logs" / "probe.log"
+    command = [sys.executable, "-c", PROGRAM, "work", str(log)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(number)
+        with contextlib.suppress(BrokenPipeError):
+            assert process.communicate(timeout=60)[0] == "closed\n"
+    assert process.returncode == 0
+    assert log.exists()
+
+
+def test_a_process_that_fails_says_why_in_one_line_and_in_its_log(tmp_path: Path) -> None:
+    log = tmp_path / "probe.log"
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, "fail", str(log)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr == "rhymed: EngineError: no engine\n"
+    assert "Traceback" in log.read_text()
