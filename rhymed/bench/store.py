@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import psutil
+import uvloop
 from numpy.typing import NDArray
 
 from rhymed.config import Config
@@ -48,7 +49,8 @@ sys.exit(serve(lambda: StoreService(config, places(config))))
 
 def run(quick: bool) -> dict[str, float]:
     """Measure, print a table, return the numbers; units are in the names."""
-    return asyncio.run(_run(quick))
+    results: dict[str, float] = uvloop.run(_run(quick))  # the event loop of every process of a run
+    return results
 
 
 class _Rig(NamedTuple):
