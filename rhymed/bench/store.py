@@ -207,7 +207,8 @@ def _write_plainly(path: Path, size: int, syncs: int) -> float:
 async def _store(**options: Any) -> AsyncIterator[_Rig]:
     """A store in a process of its own, in a folder that is removed afterwards, and clients of it."""
     with tempfile.TemporaryDirectory(prefix="rhymed-bench-") as folder:
-        config = Config.model_validate({"run": {"folder": folder, "name": "bench"}, "store": options})
+        net = {"store": f"ipc://{folder}/socket"}
+        config = Config.model_validate({"run": {"folder": folder, "name": "bench"}, "store": options, "net": net})
         where = places(config)
         with _process(config) as process:
             clients = [StoreClient(where.store, f"bench-{number}") for number in range(CLIENTS)]
