@@ -11,13 +11,14 @@ import contextlib
 import ctypes
 import faulthandler
 import logging
+import os
 import signal
 import sys
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 log = logging.getLogger(__name__)
 
@@ -132,8 +133,8 @@ async def retry(
             pause_s = min(10.0, pause_s * 1.5)
 
 
-def serve(build: Callable[[], Service], *, log_file: Path | None = None) -> int:
-    """Run one service as this process; returns the exit status. `build` is called on the event loop."""
+def serve(build: Callable[[], Service], *, log_file: Path | None = None) -> NoReturn:
+    """Run one service as this process, and end the process with it. `build` is called on the event loop."""
     import setproctitle
     import uvloop
 
@@ -149,13 +150,17 @@ def serve(build: Callable[[], Service], *, log_file: Path | None = None) -> int:
             loop.add_signal_handler(number, service.stop)
         await service.run()
 
+    status = 0
     try:
         uvloop.run(body())
     except Exception as error:
         log.error("ended: %s: %s", type(error).__name__, error, exc_info=error)
         print(f"rhymed: {type(error).__name__}: {error}", file=sys.stderr)
-        return 1
-    return 0
+        status = 1
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)  # a thread in the middle of a long computation must not keep the process
 
 
 def configure_logging(log_file: Path | None, level: int = logging.INFO) -> None:
@@ -170,7 +175,5 @@ def configure_logging(log_file: Path | None, level: int = logging.INFO) -> None:
 
 def die_with_parent() -> None:
     """A supervisor that is killed outright takes its children along (Linux; elsewhere they notice by silence)."""
-    import os
-
     if sys.platform == "linux" and os.environ.get("RHYMED_SUPERVISED"):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

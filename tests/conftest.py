@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+
+@pytest.fixture(scope="session", autouse=True)
+def sockets() -> Iterator[None]:
+    """Sockets of the tests lie in one folder, with a path short enough for them, that goes with the session."""
+    folder = tempfile.mkdtemp(prefix="rhymed-tests-", dir="/tmp")
+    patch = pytest.MonkeyPatch()
+    patch.setenv("TMPDIR", folder)
+    patch.setattr(tempfile, "tempdir", folder)
+    yield
+    patch.undo()
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from typing import Any, NoReturn
 
 from rhymed.cli.options import add_config, read_config
 
@@ -14,12 +14,11 @@ def add(commands: Any) -> None:
     parser.set_defaults(handler=handle)
 
 
-def handle(arguments: argparse.Namespace) -> int:
+def handle(arguments: argparse.Namespace) -> NoReturn:
     config = read_config(arguments)
-    from rhymed_store.service import StoreService
-
     from rhymed.places import places
     from rhymed.service import serve
+    from rhymed_store.service import StoreService
 
     where = places(config)
-    return serve(lambda: StoreService(config, where), log_file=where.log("store"))
+    serve(lambda: StoreService(config, where), log_file=where.log("store"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from rhymed.cli.options import add_config, read_config
 
@@ -22,7 +22,7 @@ def add(commands: Any) -> None:
     parser.set_defaults(handler=handle)
 
 
-def handle(arguments: argparse.Namespace) -> int:
+def handle(arguments: argparse.Namespace) -> NoReturn:
     config = read_config(arguments)
     import os
     import socket
@@ -33,7 +33,7 @@ def handle(arguments: argparse.Namespace) -> int:
     where = places(config)
     name = arguments.name or f"{arguments.role}@{socket.gethostname()}:{os.getpid()}"
     build = _builder(arguments.role, config, where, name)
-    return serve(build, log_file=where.log(name.replace("/", "_")))
+    serve(build, log_file=where.log(name.replace("/", "_")))
 
 
 def _builder(role: str, config: Config, where: Places, name: str) -> Callable[[], Service]:
@@ -47,4 +47,4 @@ def _builder(role: str, config: Config, where: Places, name: str) -> Callable[[]
         return lambda: RewardWorker(config, where, name)
     from rhymed_workers.trainer import TrainerService
 
-    return lambda: TrainerService(config, where)
+    return lambda: TrainerService(config, where, name)

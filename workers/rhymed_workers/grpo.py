@@ -77,7 +77,7 @@ def engine_weights(old_N: Tensor, engine_N: Tensor, cap: float) -> Tensor:
 def k3(logp_N: Tensor, other_N: Tensor) -> Tensor:
     """Schulman's estimate of KL(p || other) from samples of p: never negative, low variance."""
     difference = other_N - logp_N
-    return difference.exp() - difference - 1
+    return difference.expm1() - difference  # exact where the policies are close
 
 
 def terms(

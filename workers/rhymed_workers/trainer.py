@@ -55,8 +55,8 @@ FETCH_S = 12.0  # less than the broker waits for the answer to TrainStep
 
 
 class TrainerService(Service):
-    def __init__(self, config: Config, places: Places) -> None:
-        super().__init__(f"trainer@{socket.gethostname()}:{os.getpid()}")
+    def __init__(self, config: Config, places: Places, name: str = "") -> None:
+        super().__init__(name or f"trainer@{socket.gethostname()}:{os.getpid()}")
         self._config, self._places = config, places
         self._torch = ThreadPoolExecutor(1, "torch")
         self._phase = "start"
@@ -90,7 +90,7 @@ class TrainerService(Service):
         if self._joined:
             with contextlib.suppress(RhymedError):
                 await self._broker.request(Leave(worker=self.name), deadline_s=1.0)
-        await asyncio.to_thread(self._torch.shutdown, cancel_futures=True)  # a checkpoint is written to its end
+        self._torch.shutdown(wait=False, cancel_futures=True)  # what is half done, a checkpoint too, counts for nothing
         await self._closing.aclose()
 
     def _load(self) -> Learner:
