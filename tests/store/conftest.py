@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -17,15 +16,6 @@ from rhymed.config import Config
 from rhymed.places import Places, places
 from rhymed_store.client import StoreClient
 from rhymed_store.service import StoreService
-
-
-@pytest.fixture(autouse=True)
-def _sockets(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Sockets of a test, also of the processes it starts, go into a folder that goes away with it."""
-    with tempfile.TemporaryDirectory(prefix="rhymed-test-") as folder:
-        monkeypatch.setenv("TMPDIR", folder)
-        monkeypatch.setattr(tempfile, "tempdir", None)
-        yield
 
 
 @pytest.fixture
