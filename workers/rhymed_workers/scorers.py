@@ -19,6 +19,7 @@ import logging
 import math
 import re
 import sys
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -265,6 +266,7 @@ def _synchronous(function: Callable[..., Any]) -> Callable[..., Any]:
             return result
         if not runner:
             runner.append(asyncio.Runner())
+            weakref.finalize(call, runner[0].close)
         return runner[0].run(await_it(result))
 
     return call
