@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 REWARD = """
@@ -174,3 +175,23 @@ def test_an_interrupted_run_ends_in_seconds_and_goes_on_where_it_was(write, tmp_
         finish(run, folder)
     steps = [row["step"] for row in metrics(folder)]
     assert sorted(set(steps)) == list(range(9))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(500)
+def test_the_real_engine_follows_every_update_and_survives_a_kill(write, tmp_path: Path) -> None:
+    """Engine and trainer agree on the sampled tokens' log-probs after every update: stale weights would differ."""
+    folder = tmp_path / "loop"
+    with started(write("vllm"), "-o", "trainer.steps=5", "-o", "trainer.lr=1e-2") as run:
+        wait_for(lambda: len(metrics(folder)) >= 2, "second step", 240)
+        killed = pid_of(folder, "rollout-0")
+        engines = [child.pid for child in psutil.Process(killed).children(recursive=True)]
+        os.kill(killed, signal.SIGKILL)
+        wait_for(lambda: not any(psutil.pid_exists(pid) for pid in engines), "end of the engine's processes", 30)
+        finish(run, folder)
+    rows = metrics(folder)
+    assert engines
+    assert [row["step"] for row in rows] == list(range(5))
+    assert all(0 <= row["mismatch_kl/mean"] < 1e-4 for row in rows), [row["mismatch_kl/mean"] for row in rows]
+    assert all(row["staleness/max"] == 0 for row in rows)
+    assert processes_of(folder) == {}
