@@ -1,8 +1,8 @@
 """Published policy versions: one safetensors file each, and the server that tells where they are.
 
 The file lies in shared memory where there is room, so publishing is one conversion into memory that the engines on
-this machine map as well. It appears under its name only when it is whole; the last `KEEP` versions are kept. Nothing
-is made durable here: a checkpoint is what outlives the machine. Engines are not known here, they come and ask.
+this machine map. It appears under its name only when it is whole; the last `KEEP` versions are kept. Nothing is made
+durable here: a checkpoint is what outlives the machine. Engines are not known here, they come and ask.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import asyncio
 import hashlib
 import json
 import logging
-import mmap
 import os
 import shutil
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 
 KEEP = 2
 ALIGN = 64  # bytes
+PIECE = 1 << 20  # elements
+WRITERS = 2  # threads
 SHARED_MEMORY = Path("/dev/shm")
 MAX_SLICE_BYTES = 256 << 20
 DTYPES = {"bfloat16": ("BF16", torch.bfloat16), "float16": ("F16", torch.float16), "float32": ("F32", torch.float32)}
@@ -59,11 +61,9 @@ class Publisher:
         folder = self._place(size)
         path = folder / f"version-{version:06d}.safetensors"
         part = path.with_suffix(".part")
-        with part.open("w+b") as file:
-            _reserve(file.fileno(), size)
-            with mmap.mmap(file.fileno(), size) as memory:
-                memory[: len(header)] = header
-                _fill(memory, unique, starts, self._dtype)
+        with part.open("wb", buffering=0) as file:
+            file.write(header)
+            _write(file.fileno(), unique, starts, self._dtype)
         part.rename(path)
         self._digests.pop(version, None)
         self._kept[version] = published = Published(version, path, size)
@@ -186,16 +186,30 @@ def _header(tensors: list[tuple[str, Tensor]], dtype: str, version: int) -> tupl
     return len(text).to_bytes(8, "little") + text, [start + offset for offset in offsets], start + end
 
 
-def _reserve(descriptor: int, size: int) -> None:
-    """A full tmpfs is an error here; without the reservation it would be a SIGBUS when the pages are touched."""
-    os.ftruncate(descriptor, size)
-    if hasattr(os, "posix_fallocate"):
-        os.posix_fallocate(descriptor, 0, size)
+def _write(descriptor: int, tensors: list[tuple[str, Tensor]], starts: list[int], dtype: torch.dtype) -> None:
+    """Convert and write piece by piece, on threads of our own.
 
-
-def _fill(memory: mmap.mmap, tensors: list[tuple[str, Tensor]], starts: list[int], dtype: torch.dtype) -> None:
+    A piece is small enough to stay in the cache between the two. Torch's own threads would be woken for each piece,
+    which costs more than the work when the machine is busy; a mapped file would cost a fault for each page.
+    """
+    pieces = []
     for (_, tensor), start in zip(tensors, starts, strict=True):
-        if tensor.numel():
-            place = torch.frombuffer(memory, dtype=dtype, count=tensor.numel(), offset=start)
-            place.view(tensor.shape).copy_(tensor)
-            del place
+        flat = tensor.reshape(-1)
+        for first in range(0, len(flat), PIECE):
+            pieces.append((flat[first : first + PIECE], start + first * dtype.itemsize))
+    threads = torch.get_num_threads()
+    with ThreadPoolExecutor(WRITERS, "publish", initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        parts = [pieces[writer::WRITERS] for writer in range(WRITERS)]
+        list(pool.map(lambda part: _write_part(descriptor, part, dtype), parts))
+    torch.set_num_threads(threads)  # threads that are made later take the number that was set last
+
+
+def _write_part(descriptor: int, pieces: list[tuple[Tensor, int]], dtype: torch.dtype) -> None:
+    buffer = torch.empty(PIECE, dtype=dtype)
+    content = memoryview(buffer.view(torch.uint8).numpy())
+    for piece, start in pieces:
+        buffer[: len(piece)].copy_(piece)
+        size = len(piece) * dtype.itemsize
+        done = 0
+        while done < size:
+            done += os.pwrite(descriptor, content[done:size], start + done)
