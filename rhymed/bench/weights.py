@@ -34,16 +34,19 @@ async def _measure(repetitions: int) -> dict[str, Any]:
     from rhymed_workers.vllm import VllmEngine
     from rhymed_workers.weights import Publisher, WeightsServer
 
-    config = Config.model_validate({"rollout": {"max_prompt_length": 64, "max_response_length": 512}})
+    dtype = _dtype()
+    config = Config.model_validate(
+        {"model": {"dtype": dtype}, "rollout": {"max_prompt_length": 64, "max_response_length": 512}}
+    )
     folder = resolve_model(config)
     parameters = await asyncio.to_thread(_parameters, folder)
     start = time.perf_counter()
     engine = VllmEngine(config, folder)
     await engine.open()
-    result: dict[str, Any] = {"parameters": sum(t.numel() for t in parameters.values())}
+    result: dict[str, Any] = {"dtype": dtype, "parameters": sum(t.numel() for t in parameters.values())}
     result["engine_start_s"] = time.perf_counter() - start
     with tempfile.TemporaryDirectory() as scratch:
-        publisher = Publisher(Path(scratch) / "weights")
+        publisher = Publisher(Path(scratch) / "weights", dtype)
         server = WeightsServer(f"ipc://{scratch}/socket", publisher)
         bench = _Bench(config, engine, publisher, Fetcher("bench"), server.address, parameters)
         try:
@@ -74,8 +77,11 @@ class _Bench:
         idle = [await self._once(0.01) for _ in range(repetitions)]
         moved = await self._sample(32)
         running = [asyncio.ensure_future(self._sample(512, index)) for index in range(1, RUNNING + 1)]
-        while sum(count > 0 for count in self._engine.progress().values()) < RUNNING:
-            await asyncio.sleep(0.05)
+        async with asyncio.timeout(120):
+            while True:
+                if sum(count > 0 for count in self._engine.progress().values()) == RUNNING:
+                    break
+                await asyncio.sleep(0.05)
         busy = [await self._once(0.01) for _ in range(repetitions)]
         for task in running:
             task.cancel()
@@ -123,6 +129,14 @@ class _Bench:
         return await self._engine.generate(Task(id, PROMPT, sampling))
 
 
+def _dtype() -> str:
+    """Bfloat16 where the machine computes in it."""
+    import torch
+
+    fast = torch.cuda.is_available() or torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return "bfloat16" if fast else "float32"
+
+
 def _parameters(folder: Path) -> dict[str, Any]:
     """In float32, as a trainer holds them."""
     import torch
@@ -145,7 +159,10 @@ def _summary(rows: list[dict[str, float]]) -> dict[str, dict[str, float]]:
 
 
 def _print(result: dict[str, Any]) -> None:
-    print(f"{result['parameters'] / 1e6:.0f} M parameters; engine started in {result['engine_start_s']:.1f} s")
+    print(
+        f"{result['parameters'] / 1e6:.0f} M parameters in {result['dtype']};"
+        f" engine started in {result['engine_start_s']:.1f} s"
+    )
     print(f"{'seconds':<14}{'idle engine':>24}{f'{RUNNING} samples in flight':>28}")
     for phase in (*PHASES, "total"):
         cells = [result[kind][phase] for kind in ("idle", "busy")]

@@ -4,22 +4,16 @@ Tokens are drawn by vLLM's own sampler with one seed a sample; log-probs are tho
 (after temperature, top-p, top-k, min-p), which is the one that was sampled. vLLM labels what each step produced with
 the weights' version, so the spans in an output are exact also when weights changed while it ran.
 
-Only `_arguments` and `_environment` know whether the machine has a GPU.
+How it is started, and what depends on the machine, is in `launch`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import logging
-import os
-import sys
-import tempfile
-import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -27,13 +21,9 @@ from rhymed.config import Config
 from rhymed.errors import DataError, EngineError
 from rhymed.messages import SampleId
 from rhymed_workers.engine import NO_VERSION, Output, Rate, Sampling, Task
-from rhymed_workers.extension import BACKEND, OWNER
+from rhymed_workers.launch import arguments, end_children, environment, in_daemon_thread
 
-log = logging.getLogger(__name__)
-
-LOAD_PATIENCE_S = 120.0  # for one phase of a weight update
-BATCH_TOKENS = 2048  # in one forward pass, at least; on a CPU more would only make running samples wait longer
-T = TypeVar("T")
+LOAD_PATIENCE_S = 120.0  # for one weight update
 
 
 class VllmEngine:
@@ -60,20 +50,20 @@ class VllmEngine:
         """Seconds to half a minute: imports and the model, twice."""
         self._stop_tokens = await asyncio.to_thread(_stop_tokens, self._folder)
         self._names = await asyncio.to_thread(_model_tensors, self._folder)
-        self._starting = _in_daemon_thread(self._start)
+        self._starting = in_daemon_thread(self._start)
         try:
             self._llm = await asyncio.shield(self._starting)
         except (RuntimeError, ValueError, OSError) as error:
             raise EngineError(f"vLLM did not start with {self._folder}: {error}; its log tells more") from error
 
     def _start(self) -> Any:
-        _environment(self._config)
+        environment()
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
 
         if self._closed:
             return None
-        return AsyncLLM.from_engine_args(AsyncEngineArgs(**_arguments(self._config, self._folder)))
+        return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments(self._config, self._folder)))
 
     async def close(self) -> None:
         self._closed = True
@@ -83,9 +73,10 @@ class VllmEngine:
         if self._llm is None and starting.done() and not starting.cancelled() and starting.exception() is None:
             self._llm = starting.result()
         if self._llm is not None:
-            await asyncio.to_thread(self._llm.shutdown, timeout=1.0)
-            self._llm = self._starting = None  # else its finaliser runs when the modules are gone
-        await asyncio.to_thread(_end_children)
+            await asyncio.to_thread(self._llm.shutdown, timeout=2.0)
+            self._llm.shutdown = lambda: None  # its finaliser calls it again, maybe when the modules are gone
+            self._llm = self._starting = None
+        await asyncio.to_thread(end_children)
 
     async def generate(self, task: Task) -> Output:
         from vllm import TokensPrompt
@@ -249,116 +240,3 @@ def _tensor_names(file: Path) -> set[str]:
     with file.open("rb") as stream:
         size = int.from_bytes(stream.read(8), "little")
         return set(json.loads(stream.read(size))) - {"__metadata__"}
-
-
-def _arguments(config: Config, folder: Path) -> dict[str, Any]:
-    from vllm.config import WeightTransferConfig
-    from vllm.platforms import current_platform
-
-    rollout = config.rollout
-    length = rollout.max_prompt_length + rollout.max_response_length
-    arguments = {
-        "model": str(folder),
-        "dtype": config.model.dtype,
-        "seed": config.run.seed % 2**31,
-        "max_model_len": length,
-        "max_num_seqs": rollout.max_concurrency,
-        "skip_tokenizer_init": True,  # tokens in, tokens out
-        "generation_config": "vllm",  # only what the configuration says shapes the distribution
-        "logprobs_mode": "processed_logprobs",
-        "enable_prefix_caching": True,  # a group's samples share their prompt
-        "disable_log_stats": True,
-        "worker_extension_cls": "rhymed_workers.extension.Extension",
-        "weight_transfer_config": WeightTransferConfig(backend=BACKEND),
-    }
-    if current_platform.is_cpu():
-        arguments |= {
-            "kv_cache_memory_bytes": int(rollout.kv_cache_gib * 2**30),
-            "enforce_eager": True,  # compiling costs minutes at the start and gains nothing that shows
-            "distributed_executor_backend": "uni",  # one process less to start and to talk to
-            # A request that is prefilled in chunks rewinds its seed's generator, which CPU generators cannot.
-            "enable_chunked_prefill": False,
-            "max_num_batched_tokens": max(length, BATCH_TOKENS),
-        }
-    return arguments
-
-
-def _environment(config: Config) -> None:
-    """For vLLM and the child processes it will start; what the user has set stays."""
-    values = {
-        "HF_HUB_OFFLINE": "1",
-        "VLLM_NO_USAGE_STATS": "1",
-        OWNER: str(os.getpid()),
-        "VLLM_LOGGING_CONFIG_PATH": str(_logging_file()),
-        "RAY_USAGE_STATS_ENABLED": "0",
-    }
-    if not _has_gpu():
-        values |= {
-            # Threads that spin at a barrier starve trainer and scorers on the same cores: measured 1.2 against 11
-            # tokens/s with the cores shared.
-            "OMP_WAIT_POLICY": "passive",
-            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # lets vLLM accept the executor "uni"
-            "TORCHDYNAMO_DISABLE": "1",  # the sampler's one compiled function costs seconds at the first token
-        }
-    for name, value in values.items():
-        if name == OWNER or not os.environ.get(name):
-            os.environ[name] = value
-
-
-def _has_gpu() -> bool:
-    return any(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/kfd").exists()
-
-
-def _logging_file() -> Path:
-    """vLLM's log lines go where ours go, from its child processes too."""
-    files = [handler for handler in logging.getLogger().handlers if isinstance(handler, logging.FileHandler)]
-    handler: dict[str, Any] = {"class": "logging.StreamHandler", "formatter": "line", "level": "WARNING"}
-    if files:
-        handler = {"class": "logging.FileHandler", "formatter": "line", "filename": files[0].baseFilename}
-    tree = {
-        "version": 1,
-        "disable_existing_loggers": False,
-        "formatters": {"line": {"format": "%(asctime)s %(levelname)s %(name)s[%(process)d]: %(message)s"}},
-        "handlers": {"out": handler},
-        "loggers": {"vllm": {"handlers": ["out"], "level": "INFO", "propagate": False}},
-    }
-    file = Path(tempfile.gettempdir()) / f"rhymed-vllm-logging-{os.getpid()}.json"
-    file.write_text(json.dumps(tree))
-    return file
-
-
-def _in_daemon_thread(work: Callable[[], T]) -> asyncio.Future[T]:
-    """Like `asyncio.to_thread`, but a process that ends does not wait for it."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[T] = loop.create_future()
-
-    def settle(result: T | None, error: BaseException | None) -> None:
-        if future.cancelled():
-            return
-        if error is not None:
-            future.set_exception(error)
-        else:
-            future.set_result(result)  # type: ignore[arg-type]
-
-    def body() -> None:
-        result, error = None, None
-        try:
-            result = work()
-        except BaseException as caught:
-            error = caught
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(settle, result, error)
-
-    threading.Thread(target=body, name="engine-start", daemon=True).start()
-    return future
-
-
-def _end_children() -> None:
-    """Whatever vLLM has left, at any point of its start."""
-    if "multiprocessing" not in sys.modules:
-        return
-    import multiprocessing
-
-    for child in multiprocessing.active_children():
-        child.kill()
-        child.join(timeout=5)
