@@ -150,6 +150,16 @@ def test_equal_rewards_change_nothing(learner: Callable[..., Learner]) -> None:
     assert made.steps == 1
 
 
+def test_the_mismatch_is_watched_also_when_nothing_is_trained(
+    learner: Callable[..., Learner], caplog: pytest.LogCaptureFixture
+) -> None:
+    same = rewarded(samples(0), lambda info: 1.0)
+    assert 0 <= learner().train(same)["mismatch_kl/mean"] < 0.05
+    shifted = [dataclasses.replace(sample, logprobs=sample.logprobs + np.float32(1)) for sample in same]
+    assert learner().train(shifted)["mismatch_kl/mean"] > 0.3
+    assert "above trainer.mismatch_warn" in caplog.text
+
+
 def test_what_has_no_signal_is_not_computed_and_changes_nothing(learner: Callable[..., Learner]) -> None:
     """Skipping samples of advantage 0 must not show: a vanishing KL term makes the learner compute all of them."""
     flat = rewarded(samples(0), lambda info: 1.0 if info.id.prompt.endswith("1") else float(info.id.index))

@@ -47,6 +47,7 @@ class Sums:
     clipped: float = 0.0
     kl: float = 0.0
     mismatch: float = 0.0
+    compared: int = 0  # tokens that `mismatch` is about
     computed: int = 0  # tokens through the model, prompts included, padding not
     grad_norms: list[float] = field(default_factory=list)
     skipped: int = 0  # optimizer steps that were not finite
@@ -124,6 +125,8 @@ class Learner:
         batches = [micro_batches(sequences, part[useful_B[part]], self._config.micro_tokens) for part in parts]
         tokens = self._tokens(samples, parts, advantages_B, [batch for part in batches for batch in part])
         sums, total, done = Sums(), sum(map(len, batches)), 0
+        if not total:
+            self._compare(samples, sequences, sums)
         for part in batches:
             loss = 0.0
             for batch in part:
@@ -133,6 +136,17 @@ class Learner:
             self._optimize(loss, sums)
         progress(total, total)
         return sums
+
+    def _compare(self, samples: Sequence[StoredSample], sequences: Sequence[Sequences], sums: Sums) -> None:
+        """No sample had a signal: engine and trainer are compared all the same, on one micro-batch."""
+        batches = micro_batches(sequences, range(len(samples)), self._config.micro_tokens)
+        if batches:
+            engine_N = torch.from_numpy(np.concatenate([_given(sample.logprobs) for sample in samples]))
+            self._mismatch(engine_N[batches[0].flat_N], self.policy.logprobs(batches[0]), sums)
+
+    def _mismatch(self, engine_N: Tensor, logp_N: Tensor, sums: Sums) -> None:
+        sums.mismatch += float(torch.nan_to_num(grpo.k3(engine_N, logp_N)).sum())
+        sums.compared += len(engine_N)
 
     def _tokens(
         self,
@@ -159,7 +173,7 @@ class Learner:
             found = grpo.terms(logp_N, old_N, engine_N, tokens.advantages_N[flat_N], self._objective, reference_N)
             sums.entropy += float(entropy_N.sum())
             sums.clipped += float(found.clipped_N.sum())
-            sums.mismatch += float(torch.nan_to_num(grpo.k3(engine_N, old_N)).sum())
+            self._mismatch(engine_N, old_N, sums)
             sums.kl += 0.0 if found.kl_N is None else float(found.kl_N.sum())
             return (found.loss_N * tokens.weights_N[flat_N]).sum()
 
@@ -223,19 +237,23 @@ class Learner:
                 "actor/tokens": float(sums.tokens),
                 "actor/entropy": sums.entropy / sums.tokens,
                 "actor/pg_clipfrac": sums.clipped / sums.tokens,
-                "mismatch_kl/mean": sums.mismatch / sums.tokens,
             }
             if self._reference is not None:
                 found["actor/kl"] = sums.kl / sums.tokens
-            if found["mismatch_kl/mean"] > self._config.mismatch_warn:
-                log.warning(
-                    "step %d: mismatch_kl/mean %.4f is above trainer.mismatch_warn = %g: the engine samples from"
-                    " other probabilities than the trainer computes",
-                    self.steps - 1,
-                    found["mismatch_kl/mean"],
-                    self._config.mismatch_warn,
-                )
+        if sums.compared:
+            found["mismatch_kl/mean"] = sums.mismatch / sums.compared
+            self._warn_of_mismatch(found["mismatch_kl/mean"])
         return found
+
+    def _warn_of_mismatch(self, mean: float) -> None:
+        if mean > self._config.mismatch_warn:
+            log.warning(
+                "step %d: mismatch_kl/mean %.4f is above trainer.mismatch_warn = %g: the engine samples from other"
+                " probabilities than the trainer computes",
+                self.steps - 1,
+                mean,
+                self._config.mismatch_warn,
+            )
 
     # -- state --------------------------------------------------------------------------------------------------
 
