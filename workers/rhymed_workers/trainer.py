@@ -90,7 +90,9 @@ class TrainerService(Service):
         if self._joined:
             with contextlib.suppress(RhymedError):
                 await self._broker.request(Leave(worker=self.name), deadline_s=1.0)
-        self._torch.shutdown(wait=False, cancel_futures=True)  # what is half done, a checkpoint too, counts for nothing
+        self._torch.shutdown(
+            wait=False, cancel_futures=True
+        )  # what is half done, a checkpoint too, counts for nothing
         await self._closing.aclose()
 
     def _load(self) -> Learner:
