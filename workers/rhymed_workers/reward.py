@@ -2,8 +2,8 @@
 
 A sample is in `_holding` from the moment it is taken until the broker has acknowledged its score. Everything in
 between may be repeated: reading, scoring, storing and telling twice do no harm. Store and broker may restart; the
-worker waits for them, up to `PATIENCE_S`, and joins again. It does not know what an error means for the step: that
-is the broker's, except that `reward.on_error = "zero"` makes it a reward here, so that the store agrees.
+worker waits for them, up to `patience.PATIENCE_S`, and joins again. What an error means for the step it does not
+know: that is the broker's, except that `reward.on_error = "zero"` makes it a reward here, so that the store agrees.
 """
 
 from __future__ import annotations
@@ -14,20 +14,16 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rhymed.config import Config
 from rhymed.data import Row
 from rhymed.errors import (
-    DeadlineExceeded,
     MalformedMessage,
-    Overloaded,
     PeerGone,
-    RemoteFailure,
     RewardError,
     RhymedError,
-    StoreFull,
     UnknownSample,
 )
 from rhymed.messages import (
@@ -45,10 +41,11 @@ from rhymed.messages import (
     Welcome,
 )
 from rhymed.places import Places
-from rhymed.service import Service, retry
+from rhymed.service import Service
 from rhymed.wire import DONE, Client
 from rhymed_store.client import StoreClient, StoredSample
 from rhymed_workers.child import Outcome, item
+from rhymed_workers.patience import TRANSIENT, patiently
 from rhymed_workers.pool import Pool
 
 log = logging.getLogger(__name__)
@@ -56,8 +53,6 @@ log = logging.getLogger(__name__)
 SLOTS_A_PROCESS = 8  # samples in hand per scoring process, so that none waits for store or broker
 BATCH = 256  # samples in one request to the store
 ASK_S = 10.0
-PATIENCE_S = 600.0  # without an answer from store or broker; then the worker ends with that error
-TRANSIENT = (DeadlineExceeded, PeerGone, Overloaded, RemoteFailure, StoreFull)
 
 Decoder = Callable[[Sequence[StoredSample]], list[str]]
 
@@ -253,15 +248,6 @@ class Tally:
             "reward/timeouts": float(self._timeouts),
             "timing_s/score": self._seconds / max(1, self._scored + self._errors),
         }
-
-
-async def patiently(attempt: Callable[[], Awaitable[Any]], what: str) -> Any:
-    """Try again while store or broker are away, at most `PATIENCE_S`; other errors pass."""
-    try:
-        async with asyncio.timeout(PATIENCE_S):
-            return await retry(attempt, what=what, on=TRANSIENT)
-    except TimeoutError:
-        raise DeadlineExceeded(f"{what}: given up after {PATIENCE_S:g} s") from None
 
 
 async def _batch(queue: asyncio.Queue[Any]) -> list[Any]:

@@ -14,7 +14,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,11 +22,12 @@ from rhymed import errors
 from rhymed import messages as m
 from rhymed.config import Config
 from rhymed.places import Places
-from rhymed.service import Service, retry
+from rhymed.service import Service
 from rhymed.wire import DONE, Client
 from rhymed_store.client import NewSample, StoreClient
 from rhymed_workers.engine import Engine, Output, Task, build_engine, sampling_for
 from rhymed_workers.fetch import Fetcher
+from rhymed_workers.patience import TRANSIENT, patiently
 from rhymed_workers.render import PromptCache, load_renderer
 
 log = logging.getLogger(__name__)
@@ -34,8 +35,6 @@ log = logging.getLogger(__name__)
 BATCH = 256  # samples in one message
 ASK_S = 10.0
 GOODBYE_S = 1.0
-PATIENCE_S = 600.0  # without an answer from store, broker or trainer; then the worker ends with that error
-TRANSIENT = (errors.DeadlineExceeded, errors.PeerGone, errors.Overloaded, errors.RemoteFailure, errors.StoreFull)
 
 
 @dataclass(eq=False)
@@ -298,12 +297,3 @@ def _new_sample(hand: Hand) -> NewSample:
         versions=output.versions,
     )
     return NewSample(info, prompt, output.tokens, output.logprobs)
-
-
-async def patiently(attempt: Callable[[], Awaitable[Any]], what: str) -> Any:
-    """Try again while a peer is away, at most `PATIENCE_S`; other errors pass."""
-    try:
-        async with asyncio.timeout(PATIENCE_S):
-            return await retry(attempt, what=what, on=TRANSIENT)
-    except TimeoutError:
-        raise errors.DeadlineExceeded(f"{what}: given up after {PATIENCE_S:g} s") from None

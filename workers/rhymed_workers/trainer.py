@@ -37,11 +37,12 @@ from rhymed.messages import (
 )
 from rhymed.models import resolve_model
 from rhymed.places import Places
-from rhymed.service import Service, retry
+from rhymed.service import Service
 from rhymed.wire import DONE, Client
 from rhymed_store.client import StoreClient, StoredSample
 from rhymed_workers import checkpoint
 from rhymed_workers.learner import Learner
+from rhymed_workers.patience import patiently
 from rhymed_workers.policy import Policy
 from rhymed_workers.weights import Publisher, WeightsServer
 
@@ -143,7 +144,7 @@ class TrainerService(Service):
                 raise MalformedMessage(f"the broker answered Join with {type(answer).__name__}")
             return answer
 
-        welcome: Welcome = await retry(attempt, what="joining the run", on=RhymedError)
+        welcome: Welcome = await patiently(attempt, "joining the run", on=RhymedError)
         self._joined = True
         return welcome
 
@@ -161,7 +162,7 @@ class TrainerService(Service):
                 await self._join()
                 raise
 
-        await retry(attempt, what=f"telling {type(message).__name__}", on=RhymedError, pause_s=0.1)
+        await patiently(attempt, f"telling {type(message).__name__}", on=RhymedError, pause_s=0.1)
 
     # -- a step -------------------------------------------------------------------------------------------------
 
