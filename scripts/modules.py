@@ -9,7 +9,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "architecture.md"
 START = "## Modules\n"
-PARTS = ("rhymed", "rhymed/cli", "rhymed/bench", "broker/rhymed_broker", "store/rhymed_store", "workers/rhymed_workers")
+PARTS = (
+    "rhymed",
+    "rhymed/cli",
+    "rhymed/bench",
+    *(f"{part}/rhymed_{part}" for part in ("broker", "store", "workers")),
+)
 
 
 def section() -> str:
