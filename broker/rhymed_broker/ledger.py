@@ -173,6 +173,8 @@ class Ledger:
         """It lives, and tells what it has in hand. Where we differ for long, what it tells is taken for true."""
         worker = self.roster.workers[name]
         worker.seen, worker.phase, worker.holding, worker.stats = now, phase, holding, stats
+        if worker.role == "trainer":
+            worker.version = version
         if worker.role == "trainer" or not self.started:
             return
         if worker.role == "rollout" and version != worker.version and worker.target == -1:
