@@ -23,6 +23,17 @@ def test_help_starts_without_the_heavy_libraries() -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_broker_and_store_need_neither_torch_nor_an_engine() -> None:
+    code = (
+        "import sys\n"
+        "import rhymed_broker.service, rhymed_store.service, rhymed.session, rhymed_workers.trace\n"
+        "heavy = {'torch', 'vllm', 'transformers', 'reasoning_gym'} & set(sys.modules)\n"
+        "sys.exit(f'imported: {heavy}' if heavy else 0)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize("command", ["run", "queues", "worker", "broker", "store", "model", "bench"])
 def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
