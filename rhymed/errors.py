@@ -112,6 +112,10 @@ class CheckpointError(TrainerError):
     pass
 
 
+HOPELESS = (ConfigError, DataError, RewardError, RunMismatch)
+"""What ends a process in the same way again however often it is started: a person has to change something."""
+
+
 def by_name(name: str) -> type[RhymedError]:
     """The class that a peer named in its failure; a name of another version becomes `RemoteFailure`."""
     found = globals().get(name)

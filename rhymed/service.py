@@ -20,10 +20,13 @@ from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any, NoReturn
 
+from rhymed.errors import HOPELESS
+
 log = logging.getLogger(__name__)
 
 LAG_INTERVAL_S = 0.05
 PR_SET_PDEATHSIG = 1
+EX_HOPELESS = 2  # exit status that tells a supervisor not to try again
 
 
 class LagMeter:
@@ -156,7 +159,7 @@ def serve(build: Callable[[], Service], *, log_file: Path | None = None) -> NoRe
     except Exception as error:
         log.error("ended: %s: %s", type(error).__name__, error, exc_info=error)
         print(f"rhymed: {type(error).__name__}: {error}", file=sys.stderr)
-        status = 1
+        status = EX_HOPELESS if isinstance(error, HOPELESS) else 1
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rhymed.config import Config
+from rhymed.service import EX_HOPELESS
 
 log = logging.getLogger(__name__)
 
@@ -99,14 +100,20 @@ class Supervisor:
                 return
             if time.monotonic() - child.started > CALM_S:
                 child.restarts = 0
-            if child.restarts == MAX_RESTARTS:
-                self.failure = f"{child.command.name} ended {MAX_RESTARTS + 1} times; see {self._output(child)}"
-                self.failed.set()
+            if status == EX_HOPELESS or child.restarts == MAX_RESTARTS:
+                self._give_up(child)
                 return
             pause_s = 0.5 * 2**child.restarts
             child.restarts += 1
             self._tell(f"{child.command.name} ended ({_reason(status)}); starting it again in {pause_s:g} s")
             await asyncio.sleep(pause_s)
+
+    def _give_up(self, child: Child) -> None:
+        output = self._output(child)
+        lines = output.read_text(errors="replace").strip().splitlines() or ["it said nothing"]
+        times = f"{child.restarts + 1} times" if child.restarts else "once and for all"
+        self.failure = f"{child.command.name} ended {times}: {lines[-1]}\nsee {output}"
+        self.failed.set()
 
     async def _run(self, child: Child) -> int:
         output = self._output(child)

@@ -16,9 +16,12 @@ def add(commands: Any) -> None:
 
 def handle(arguments: argparse.Namespace) -> NoReturn:
     config = read_config(arguments)
+    from rhymed import runs
     from rhymed.places import places
     from rhymed.service import serve
     from rhymed_broker.service import BrokerService
 
     where = places(config)
+    if not where.config.exists():  # nobody else has: then other commands find the run by it
+        runs.save(config)
     serve(lambda: BrokerService(config, where), log_file=where.log("broker"))

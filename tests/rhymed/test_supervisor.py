@@ -80,8 +80,8 @@ async def test_one_that_fails_every_time_ends_the_run_with_its_log_named(logs, s
     async with Supervisor([command], logs, lambda _: None) as running:
         async with asyncio.timeout(20):
             await running.failed.wait()
-        assert "trainer ended 2 times" in running.failure
-        assert "trainer.out" in running.failure
+            assert "trainer.out" in running.failure
+    assert "ended 2 times: no such model" in running.failure
     assert "no such model" in logs("trainer").with_suffix(".out").read_text()
 
 
@@ -100,3 +100,13 @@ async def test_one_that_ignores_sigterm_is_killed(logs, script, monkeypatch, tmp
         started = time.monotonic()
     assert time.monotonic() - started < 15
     assert not alive(pid)
+
+
+async def test_what_cannot_get_better_is_not_tried_again(logs, script) -> None:
+    command = script("reward-0", "import sys; print('no such function'); sys.exit(2)")
+    told: list[str] = []
+    async with Supervisor([command], logs, told.append) as running:
+        async with asyncio.timeout(20):
+            await running.failed.wait()
+    assert told == []
+    assert "reward-0 ended once and for all: no such function" in running.failure
