@@ -16,21 +16,10 @@ from rich.table import Table
 from rich.text import Text
 
 from rhymed.config import Config
+from rhymed.marks import COLOURS, ROLES, SPARKS
 from rhymed.messages import Queues, StepRow, WorkerRow
 from rhymed.places import Places
 
-MARKS = {"rollout": "▶", "reward": "★", "trainer": "▲"}
-COLOURS = {
-    "waiting": "grey50",
-    "running": "cyan",
-    "generated": "blue",
-    "scoring": "magenta",
-    "scored": "yellow",
-    "training": "green",
-    "trained": "green",
-    "dropped": "red",
-}
-SPARKS = "▁▂▃▄▅▆▇█"
 BAR_CELLS = 48
 
 SHOWN = (
@@ -102,7 +91,7 @@ def _workers(rows: list[WorkerRow]) -> Table:
     for row in sorted(rows, key=lambda row: (row.role, row.worker)):
         speed = row.stats.get("rollout/tokens_per_s")
         table.add_row(
-            f"{MARKS[row.role]} {row.worker}",
+            f"{ROLES[row.role]} {row.worker}",
             row.phase or "-",
             str(len(row.holding)),
             f"v{row.version}" if row.version >= 0 else "-",

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rhymed.config import Config
 
-LATEST = Path("runs/latest/config.json")
-"""`rhymed run` leaves this link to its newest run, so that other commands need no argument."""
+LATEST = Path("runs/latest")
+"""`rhymed run` leaves this link to its newest run's folder, so that other commands need no argument."""
 
 
 def add_config(parser: argparse.ArgumentParser) -> None:
@@ -19,7 +19,7 @@ def add_config(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         type=Path,
         metavar="CONFIG",
-        help=f"TOML file, or a run's config.json (default: {LATEST})",
+        help=f"TOML file, or a run's config.json (default: that of {LATEST})",
     )
     add_override(parser)
 
@@ -42,7 +42,7 @@ def read_config(arguments: argparse.Namespace) -> Config:
 
     path = arguments.config
     if path is None:
-        if not LATEST.exists():
-            raise ConfigError(f"no CONFIG given, and there is no {LATEST}; name a TOML file")
-        path = LATEST
+        path = LATEST / "config.json"
+        if not path.exists():
+            raise ConfigError(f"no CONFIG given, and there is no {path}; name a TOML file")
     return load_config(path, arguments.override)

@@ -6,27 +6,19 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rhymed.cli.options import LATEST
+from rhymed.marks import COLOURS
+
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
     from rhymed.messages import Queues
 
-LATEST = Path("runs/latest")
 DEADLINE_S = 5.0
 REFRESH_S = 1.0
 SHOWN = 4  # samples of a worker that are listed one by one, the longest held first
 
-COLOURS = {
-    "waiting": "grey50",
-    "running": "cyan",
-    "generated": "blue",
-    "scoring": "magenta",
-    "scored": "yellow",
-    "training": "green",
-    "trained": "green",
-    "dropped": "red",
-}
 PURPOSE = {
     "waiting": "for a rollout worker",
     "running": "being generated",
