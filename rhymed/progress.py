@@ -123,6 +123,8 @@ class Screen:
         self._shown_step = 0
         self._phase = ""
         self._steps_seen = False
+        self._mismatch_warn = config.trainer.mismatch_warn
+        self._mismatched = False
         self._say(f"run      {where.folder}")
         self._say(
             f"starting store, broker, trainer, {config.rollout.workers} rollout, {config.reward.workers} reward"
@@ -167,6 +169,16 @@ class Screen:
         self._shown_step = queues.step
         self._rewards.append(queues.metrics.get("reward/mean", 0.0))
         self._say(line(queues, self._elapsed()))
+        self._watch_mismatch(queues.metrics.get("mismatch_kl/mean", 0.0))
+
+    def _watch_mismatch(self, mean: float) -> None:
+        """Stale or wrong weights in the engine must not be overlooked: say it when it begins."""
+        if mean > self._mismatch_warn and not self._mismatched:
+            self.tell(
+                f"WARNING mismatch_kl/mean {mean:.4f} is above {self._mismatch_warn:g}: the engine does not sample"
+                " from the trainer's policy"
+            )
+        self._mismatched = mean > self._mismatch_warn
 
     def _starting(self, queues: Queues) -> None:
         """Until the first step is done, tell what every process does whenever that changes."""

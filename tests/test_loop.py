@@ -195,3 +195,14 @@ def test_the_real_engine_follows_every_update_and_survives_a_kill(write, tmp_pat
     assert all(0 <= row["mismatch_kl/mean"] < 1e-4 for row in rows), [row["mismatch_kl/mean"] for row in rows]
     assert all(row["staleness/max"] == 0 for row in rows)
     assert processes_of(folder) == {}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_one_step_of_staleness_is_used_and_never_more(write, tmp_path: Path) -> None:
+    with started(write("trace"), "-o", "schedule.max_staleness=1", "-o", "trace.step_s=0.02") as run:
+        finish(run, tmp_path / "loop")
+    rows = metrics(tmp_path / "loop")
+    assert [row["step"] for row in rows] == list(range(6))
+    assert max(row["staleness/max"] for row in rows) == 1
+    assert sum(row["rollout/dropped"] for row in rows) == 0

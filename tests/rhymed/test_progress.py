@@ -78,6 +78,16 @@ def test_plain_output_has_one_line_a_step_and_never_repeats_one(tmp_path: Path) 
     assert any("rollout-0: decode" in line for line in lines)
 
 
+def test_a_jump_of_the_mismatch_is_said_once(tmp_path: Path) -> None:
+    config = Config(run=Run(folder=str(tmp_path)))
+    out = Console(file=io.StringIO(), width=120)
+    with Screen(config, places(config), plain=True, console=out) as screen:
+        for step, mismatch in enumerate([0.001, 0.3, 0.3, 0.001, 0.2], 1):
+            screen.show(queues(step, **{"reward/mean": 0.5, "mismatch_kl/mean": mismatch}))
+    warnings = [text for text in out.file.getvalue().splitlines() if "WARNING mismatch_kl" in text]  # type: ignore[attr-defined]
+    assert ["0.3000" in warnings[0], "0.2000" in warnings[1], len(warnings)] == [True, True, 2]
+
+
 def test_a_flat_curve_is_a_flat_sparkline() -> None:
     assert sparkline([1.0, 1.0]) == "▄▄"
     assert sparkline([0.0, 1.0]) == "▁█"
