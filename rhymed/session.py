@@ -45,17 +45,16 @@ async def session(config: Config, where: Places, *, plain: bool) -> int:
 
 async def _watch(where: Places, supervisor: Supervisor, screen: Screen, stop: asyncio.Event) -> bool:
     """Show what the broker tells until the run has finished (True), failed or been interrupted (False)."""
-    ends = [asyncio.create_task(event.wait()) for event in (stop, supervisor.failed)]
-    try:
-        async for queues in _snapshots(where):
-            screen.show(queues)
-            if queues is not None and queues.finished:
-                return True
-            if any(end.done() for end in ends):
-                return False
-    finally:
-        for end in ends:
-            end.cancel()
+    last: Queues | None = None
+    async for queues in _snapshots(where):
+        screen.show(queues)
+        last = queues or last
+        if queues is not None and queues.finished:
+            return True
+        if supervisor.left("broker"):  # between two looks of ours
+            return last is not None and last.step >= last.steps > 0
+        if stop.is_set() or supervisor.failed.is_set():
+            return False
     return False
 
 

@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 STOP_S = 12.0  # from SIGTERM to SIGKILL
 CALM_S = 120.0  # a process that lived this long has its restarts forgiven
 MAX_RESTARTS = 5
+LEFT_S = 8.0  # one that left by itself was told of the run's end, or was sent away: by then we know which
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ class Child:
     process: asyncio.subprocess.Process | None = None
     started: float = 0.0
     restarts: int = 0
+    left: bool = False  # it ended by itself, without an error
     task: asyncio.Task[None] | None = field(default=None, repr=False)
 
 
@@ -85,6 +87,9 @@ class Supervisor:
         for child in reversed(self.children):
             _signal(child, signal.SIGTERM)
         tasks = [child.task for child in self.children if child.task is not None]
+        for child in self.children:
+            if child.task is not None and child.process is not None and child.process.returncode is not None:
+                child.task.cancel()  # it only waits to start the process again
         await asyncio.wait(tasks, timeout=STOP_S)
         for child in self.children:
             _signal(child, signal.SIGKILL)  # also an engine's children that outlived their parent
@@ -92,21 +97,29 @@ class Supervisor:
         for task in stuck:
             task.cancel()
 
+    def left(self, name: str) -> bool:
+        """It ended without an error and has not been started again."""
+        return any(child.left for child in self.children if child.command.name == name)
+
     async def _keep(self, child: Child) -> None:
         """Run the command until it succeeds, we close, or it has failed too often."""
         while not self._closing:
             status = await self._run(child)
-            if self._closing or status == 0:
+            child.left = status == 0
+            if self._closing or (child.left and child.command.name == "broker"):
                 return
             if time.monotonic() - child.started > CALM_S:
                 child.restarts = 0
             if status == EX_HOPELESS or child.restarts == MAX_RESTARTS:
                 self._give_up(child)
                 return
-            pause_s = 0.5 * 2**child.restarts
+            pause_s = LEFT_S if child.left else 0.5 * 2**child.restarts
             child.restarts += 1
-            self._tell(f"{child.command.name} ended ({_reason(status)}); starting it again in {pause_s:g} s")
+            if not child.left:
+                self._tell(f"{child.command.name} ended ({_reason(status)}); starting it again in {pause_s:g} s")
             await asyncio.sleep(pause_s)
+            if child.left and not self._closing:
+                self._tell(f"{child.command.name} had left; starting it again")
 
     def _give_up(self, child: Child) -> None:
         output = self._output(child)
@@ -127,7 +140,7 @@ class Supervisor:
                 start_new_session=True,
                 env={**os.environ, "RHYMED_SUPERVISED": str(output.parent)},
             )
-        child.started = time.monotonic()
+        child.started, child.left = time.monotonic(), False
         try:
             return await child.process.wait()
         finally:

@@ -110,3 +110,18 @@ async def test_what_cannot_get_better_is_not_tried_again(logs, script) -> None:
             await running.failed.wait()
     assert told == []
     assert "reward-0 ended once and for all: no such function" in running.failure
+
+
+async def test_one_that_was_sent_away_is_started_again_but_the_broker_is_not(
+    logs, script, monkeypatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(supervisor, "LEFT_S", 0.1)
+    starts = tmp_path / "starts"
+    command = script("rollout-0", "import sys; open(sys.argv[1], 'a').write('x')", starts)
+    broker = Command("broker", [sys.executable, "-c", "pass"])
+    told: list[str] = []
+    async with Supervisor([command, broker], logs, told.append) as running:
+        await until(lambda: starts.exists() and len(starts.read_text()) >= 2)
+        await until(lambda: running.left("broker"))
+    assert "rollout-0 had left; starting it again" in told
+    assert not any("broker" in line for line in told)
