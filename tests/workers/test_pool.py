@@ -253,3 +253,24 @@ async def test_children_end_with_a_parent_that_is_killed_outright(
     parent.kill()
     await parent.wait()
     assert await gone(child)
+
+
+async def test_a_start_that_is_cancelled_while_the_child_dies_leaves_nothing(
+    make: Callable[..., Config], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, told = tmp_path / "mute.py", tmp_path / "pid"
+    file.write_text(
+        "import os, pathlib, time\n"
+        f"pathlib.Path({str(told)!r}).write_text(str(os.getpid()))\n"
+        "os.closerange(0, 64)\n"
+        "time.sleep(60)\n"
+    )
+    monkeypatch.setattr(pool_module, "AUTOPSY_S", 60.0)
+    starting = asyncio.create_task(Child.start(make(scorer=f"{file}:score")))
+    while not (told.exists() and told.read_text()):
+        await asyncio.sleep(0.05)
+    await asyncio.sleep(0.2)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert not alive(int(told.read_text()))

@@ -59,21 +59,24 @@ class Child:
         )
         child = cls(process)
         try:
-            async with asyncio.timeout(deadline_s):
-                await child._write(config.model_dump_json().encode())
-                ready = msgspec.msgpack.decode(await child._read(), type=Ready)
-            if ready.error is not None:
-                raise RewardError(ready.error)
-        except TimeoutError:
-            await child.kill()
-            raise RewardError(f"scorer {config.reward.scorer} was not loaded within {deadline_s:g} s") from None
-        except (Dead, msgspec.MsgspecError) as error:
-            ended = await child._autopsy(error)
-            raise RewardError(f"loading scorer {config.reward.scorer}: the process ended with {ended}") from None
-        except BaseException:
+            await child._load(config, deadline_s)
+        except BaseException:  # also a second one, while the first is being told
             await child.kill()
             raise
         return child
+
+    async def _load(self, config: Config, deadline_s: float) -> None:
+        try:
+            async with asyncio.timeout(deadline_s):
+                await self._write(config.model_dump_json().encode())
+                ready = msgspec.msgpack.decode(await self._read(), type=Ready)
+        except TimeoutError:
+            raise RewardError(f"scorer {config.reward.scorer} was not loaded within {deadline_s:g} s") from None
+        except (Dead, msgspec.MsgspecError) as error:
+            ended = await self._autopsy(error)
+            raise RewardError(f"loading scorer {config.reward.scorer}: the process ended with {ended}") from None
+        if ready.error is not None:
+            raise RewardError(ready.error)
 
     @property
     def usable(self) -> bool:
@@ -81,6 +84,13 @@ class Child:
 
     async def score(self, item: Item, timeout_s: float) -> Outcome:
         """The child is dead afterwards if it hung, crashed or the caller was cancelled: ask `usable`."""
+        try:
+            return await self._ask(item, timeout_s)
+        except BaseException:
+            await self.kill()
+            raise
+
+    async def _ask(self, item: Item, timeout_s: float) -> Outcome:
         began = time.monotonic()
         try:
             async with asyncio.timeout(timeout_s):
@@ -88,20 +98,17 @@ class Child:
                 return msgspec.msgpack.decode(await self._read(), type=Outcome)
         except TimeoutError:
             await self.kill()
-            error = f"scoring took longer than reward.timeout_s = {timeout_s:g} s and was killed"
-            return Outcome(error=error, timeout=True, seconds=time.monotonic() - began)
-        except (Dead, msgspec.MsgspecError) as error:
-            ended = await self._autopsy(error)
-            return Outcome(error=f"the scoring process ended with {ended}", seconds=time.monotonic() - began)
-        except BaseException:
-            await self.kill()
-            raise
+            error, late = f"scoring took longer than reward.timeout_s = {timeout_s:g} s and was killed", True
+        except (Dead, msgspec.MsgspecError) as nonsense:
+            error, late = f"the scoring process ended with {await self._autopsy(nonsense)}", False
+        return Outcome(error=error, timeout=late, seconds=time.monotonic() - began)
 
     async def kill(self) -> None:
-        """Kill the process and all that it started."""
-        self.alive = False
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)
+        """Kill the process and all that it started, and wait for its end. Again: only wait."""
+        if self.alive:  # else its id may be another's by now
+            self.alive = False
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._process.wait(), DEATH_S)
         if self._process.stdin is not None:
