@@ -6,9 +6,17 @@ together is in `rhymed.load`.
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+from pathlib import PurePath
+from typing import Any, Literal, Self, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Answer: TypeAlias = Literal["full", "tag", "last_number", "boxed"]
+
+SUFFIXES = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".parquet": "parquet"}
+"""File names that tell the kind of a dataset."""
+
+INHERITED = ("system", "template", "prompt_column")
 
 
 class Section(BaseModel):
@@ -22,18 +30,63 @@ class Run(Section):
 
 
 class Model(Section):
-    path: str = Field("SmolLM2-135M-Instruct", description="folder, or a name that `rhymed model` knows")
+    path: str = Field(
+        "SmolLM2-135M-Instruct", description="folder, GGUF file, hub id, or a name that `rhymed model` knows"
+    )
+    revision: str = Field("", description="hub id: branch, tag or commit; empty: main")
+    chat_template: str = Field("", description="file with a Jinja chat template; empty: the tokenizer's own")
     dtype: Literal["bfloat16", "float16", "float32"] = Field("bfloat16", description="of the engine's weights")
 
 
 class Data(Section):
-    source: Literal["reasoning_gym", "jsonl", "parquet"] = "reasoning_gym"
+    """Where rows come from. Without `source`, `path` tells: *.jsonl, *.parquet, else a hub id; no path: generated."""
+
+    source: Literal["reasoning_gym", "jsonl", "parquet", "hub"] = "reasoning_gym"
     task: str = Field("chain_sum", description="reasoning_gym: dataset name")
     args: dict[str, Any] = Field({}, description="reasoning_gym: arguments of the dataset")
     size: int = Field(64, gt=0, description="reasoning_gym: how many prompts to generate")
-    path: str = Field("", description="jsonl, parquet: the file")
+    path: str = Field("", description="jsonl, parquet: the file; hub: a dataset id or a local copy's folder")
+    subset: str = Field("", description="hub: configuration of the dataset, e.g. main")
+    split: str = Field("train", description="hub: split of the dataset")
+    revision: str = Field("", description="hub: branch, tag or commit; empty: main")
+    limit: int = Field(0, ge=0, description="use only the first so many rows; 0: all")
+    prompt_column: str = Field("", description="empty: prompt, else question, problem, instruction, input or query")
     system: str = Field("", description="system message put before every prompt; empty: none")
     template: str = Field("{prompt}", description="user message; {column} names a column of the row")
+    overlong: Literal["error", "drop"] = Field("error", description="what becomes of prompts over max_prompt_length")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _infer(cls, given: Any) -> Any:
+        if not isinstance(given, dict) or "source" in given or not given.get("path"):
+            return given
+        suffix = PurePath(str(given["path"])).suffix.lower()
+        return {**given, "source": SUFFIXES.get(suffix, "hub")}
+
+    @model_validator(mode="after")
+    def _has_path(self) -> Self:
+        if self.source != "reasoning_gym" and not self.path:
+            raise ValueError(f"path is needed for source = {self.source!r}")
+        return self
+
+
+class HeldOut(Data):
+    """One dataset to evaluate on. `system`, `template` and `prompt_column` are those of `data` unless given."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="in metrics: val/<name>/acc/mean@k")
+
+
+class Eval(Section):
+    """Evaluation on held-out prompts: during training every `every` steps, or by `rhymed eval`."""
+
+    datasets: list[HeldOut] = []
+    every: int = Field(0, ge=0, description="training steps between evaluations; 0: none during training")
+    at_start: bool = Field(True, description="also before the first step")
+    samples: int = Field(1, gt=0, description="k: responses a prompt")
+    temperature: float = Field(1.0, ge=0, le=2, description="0: greedy")
+    top_p: float = Field(1.0, gt=0, le=1)
+    max_response_length: int | None = Field(None, gt=0, description="tokens; empty: rollout.max_response_length")
+    threshold: float = Field(1.0, description="reward from which a response counts as right, for pass@k")
 
 
 class Rollout(Section):
@@ -63,15 +116,49 @@ class Trace(Section):
     vocabulary: int = Field(49152, gt=1)
 
 
+class Scorer(Section):
+    """One of several scorers."""
+
+    scorer: str = Field(description="as reward.scorer")
+    name: str = Field("", pattern=r"^[A-Za-z0-9._-]*$", description="in metrics; empty: the scorer's own name")
+    weight: float = 1.0
+    answer: Answer = "full"
+    args: dict[str, Any] = {}
+
+    @property
+    def label(self) -> str:
+        """Its name in metrics, e.g. `math`, or `reward` for `my/file.py:reward`."""
+        return self.name or self.scorer.rpartition(":")[2]
+
+
 class Reward(Section):
     workers: int = Field(1, ge=0)
     processes: int = Field(2, gt=0, description="scoring subprocesses a worker")
-    scorer: str = Field("reasoning_gym", description="reasoning_gym, math, exact, regex, or file.py:function")
-    answer: Literal["full", "tag", "last_number", "boxed"] = Field("full", description="what is taken for the answer")
+    scorer: str = Field(
+        "reasoning_gym",
+        description="reasoning_gym, math, exact, regex, format, length_penalty, or file.py:function",
+    )
+    answer: Answer = Field("full", description="what is taken for the answer")
     args: dict[str, Any] = Field({}, description="arguments of the scorer")
-    timeout_s: float = Field(10.0, gt=0, description="then the scoring subprocess is killed")
+    scorers: list[Scorer] = Field([], description="several instead of one: the reward is their weighted sum")
+    timeout_s: float = Field(10.0, gt=0, description="for one scorer; then the scoring subprocess is killed")
     memory_gib: float = Field(4.0, ge=0, description="writable memory of a scoring subprocess; 0: no limit")
     on_error: Literal["drop", "zero", "stop"] = "drop"
+
+    @property
+    def all(self) -> list[Scorer]:
+        """At least one."""
+        return self.scorers or [Scorer(scorer=self.scorer, answer=self.answer, args=self.args)]
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Self:
+        alone = sorted({"scorer", "answer", "args"} & self.model_fields_set)
+        if self.scorers and alone and self.scorer != type(self).model_fields["scorer"].default:
+            raise ValueError(f"{' and '.join(alone)} stands beside scorers: move it into one of [[reward.scorers]]")
+        labels = [one.label for one in self.all]
+        if twice := sorted({label for label in labels if labels.count(label) > 1}):
+            raise ValueError(f"two scorers are called {twice[0]!r}: give each a name of its own")
+        return self
 
 
 class Trainer(Section):
@@ -127,10 +214,27 @@ class Config(Section):
     rollout: Rollout = Rollout()
     trace: Trace = Trace()
     reward: Reward = Reward()
+    eval: Eval = Eval()
     trainer: Trainer = Trainer()
     schedule: Schedule = Schedule()
     store: Store = Store()
     net: Net = Net()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _inherit(cls, given: Any) -> Any:
+        """Held-out prompts are asked as those of the training are, unless they say otherwise."""
+        if not isinstance(given, dict):
+            return given
+        data, evaluation = given.get("data"), given.get("eval")
+        if not isinstance(data, dict) or not isinstance(evaluation, dict):
+            return given
+        held_out = evaluation.get("datasets")
+        if not isinstance(held_out, list):
+            return given
+        shared = {key: data[key] for key in INHERITED if key in data}
+        datasets = [{**shared, **one} if isinstance(one, dict) else one for one in held_out]
+        return {**given, "eval": {**evaluation, "datasets": datasets}}
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
@@ -145,8 +249,11 @@ class Config(Section):
                 f"data.size = {self.data.size} is less than"
                 f" rollout.prompts_per_step = {self.rollout.prompts_per_step}"
             )
-        if self.data.source != "reasoning_gym" and not self.data.path:
-            raise ValueError(f"data.path is needed for data.source = {self.data.source!r}")
+        if self.eval.every and not self.eval.datasets:
+            raise ValueError(f"eval.every = {self.eval.every} needs at least one of [[eval.datasets]]")
+        names = [one.name for one in self.eval.datasets]
+        if len(set(names)) < len(names):
+            raise ValueError(f"eval.datasets: two have the same name ({', '.join(names)})")
         if self.schedule.lost_after_s <= 2 * self.schedule.heartbeat_s:
             raise ValueError("schedule.lost_after_s must be more than twice schedule.heartbeat_s")
         return self

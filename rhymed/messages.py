@@ -11,7 +11,7 @@ from typing import Literal
 
 import msgspec
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Version of this module. A peer of another version is turned away when it joins."""
 
 Role = Literal["rollout", "reward", "trainer"]
@@ -56,10 +56,14 @@ class Failure(Message, frozen=True, kw_only=True, tag="failure"):
 # ---------------------------------------------------------------------------------------------------------------
 
 
+EVAL = 1 << 30
+"""The step `EVAL + v` is the evaluation of policy version v on held-out prompts."""
+
+
 class SampleId(Part, frozen=True, order=True):
     """Identity of one rollout within a run. Stands for ever; also the key of its noise and of its record."""
 
-    step: int  # training step it is made for, from 0; negative: imported from an earlier run
+    step: int  # training step it is made for, from 0; negative: imported from an earlier run; from EVAL: see there
     prompt: str  # 16 hex digits, see rhymed.data.prompt_id
     index: int  # 0 .. group_size - 1
 
@@ -85,6 +89,8 @@ class Score(Part, frozen=True, kw_only=True):
     reward: float | None = None
     error: str | None = None  # what went wrong, for the user
     timeout: bool = False  # the error was the time limit
+    parts: dict[str, float] = {}  # scorer -> what it gave, before its weight
+    failed: str = ""  # the scorer that the error is about
 
 
 class JournalEntry(Part, frozen=True, kw_only=True):
