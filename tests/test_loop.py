@@ -59,6 +59,10 @@ map_gib = 0.25
 """
 
 
+ENDLESS = ("-o", "trainer.epochs=1000")
+"""For tests that do something in the middle of a run, however fast the machine is; they interrupt it."""
+
+
 @pytest.fixture
 def write(tmp_path: Path, tiny_model: Path) -> Callable[[str], Path]:
     (tmp_path / "reward.py").write_text(REWARD)
@@ -76,13 +80,13 @@ def write(tmp_path: Path, tiny_model: Path) -> Callable[[str], Path]:
 @contextlib.contextmanager
 def started(*arguments: object) -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, "-m", "rhymed", "run", "--plain", *map(str, arguments)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    try:
-        yield process
-    finally:
-        if process.poll() is None:
-            process.send_signal(signal.SIGINT)
-            process.communicate(timeout=60)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                process.send_signal(signal.SIGINT)
+                process.communicate(timeout=60)
 
 
 def finish(process: subprocess.Popen[str], folder: Path, deadline_s: float = 240) -> str:
@@ -91,6 +95,13 @@ def finish(process: subprocess.Popen[str], folder: Path, deadline_s: float = 240
     except subprocess.TimeoutExpired:
         pytest.fail(f"the run did not end; {tails(folder)}")
     assert process.returncode == 0, out + tails(folder)
+    return out
+
+
+def interrupt(process: subprocess.Popen[str]) -> str:
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, out
     return out
 
 
@@ -149,15 +160,17 @@ def test_a_run_trains_every_step_and_leaves_nothing_behind(write, tmp_path: Path
 @pytest.mark.timeout(400)
 def test_killed_workers_cost_time_and_no_sample(write, tmp_path: Path) -> None:
     folder = tmp_path / "loop"
-    with started(write("trace"), "-o", "trainer.epochs=3", "-o", "trace.step_s=0.05") as run:
+    with started(write("trace"), *ENDLESS) as run:
         wait_for(lambda: len(metrics(folder)) >= 1, "first step")
         os.kill(pid_of(folder, "rollout-0"), signal.SIGKILL)
         os.kill(pid_of(folder, "reward-0"), signal.SIGKILL)
-        out = finish(run, folder)
+        done = len(metrics(folder))
+        wait_for(lambda: len(metrics(folder)) >= done + 3, "steps after the kill")
+        out = interrupt(run)
     assert "rollout-0 ended (signal SIGKILL); starting it again" in out
     assert "reward-0 ended (signal SIGKILL); starting it again" in out
     rows = metrics(folder)
-    assert [row["step"] for row in rows] == list(range(9))
+    assert [row["step"] for row in rows] == list(range(len(rows)))
     assert sum(row["rollout/dropped"] for row in rows) == 0
 
 
@@ -165,16 +178,15 @@ def test_killed_workers_cost_time_and_no_sample(write, tmp_path: Path) -> None:
 @pytest.mark.timeout(400)
 def test_an_interrupted_run_ends_in_seconds_and_goes_on_where_it_was(write, tmp_path: Path) -> None:
     folder = tmp_path / "loop"
-    with started(write("trace"), "-o", "trainer.epochs=3", "-o", "trace.step_s=0.03") as run:
+    with started(write("trace"), *ENDLESS) as run:
         wait_for(lambda: len(metrics(folder)) >= 3, "third step")
-        run.send_signal(signal.SIGINT)
-        out, _ = run.communicate(timeout=40)
-    assert run.returncode == 130, out
+        interrupt(run)
     assert processes_of(folder) == {}
-    with started("--resume", folder) as run:
+    wanted = len(metrics(folder)) + 3
+    with started("--resume", folder, "-o", f"trainer.steps={wanted}") as run:
         finish(run, folder)
     steps = [row["step"] for row in metrics(folder)]
-    assert sorted(set(steps)) == list(range(9))
+    assert sorted(set(steps)) == list(range(wanted))
 
 
 @pytest.mark.slow
@@ -182,16 +194,18 @@ def test_an_interrupted_run_ends_in_seconds_and_goes_on_where_it_was(write, tmp_
 def test_the_real_engine_follows_every_update_and_survives_a_kill(write, tmp_path: Path) -> None:
     """Engine and trainer agree on the sampled tokens' log-probs after every update: stale weights would differ."""
     folder = tmp_path / "loop"
-    with started(write("vllm"), "-o", "trainer.steps=5", "-o", "trainer.lr=1e-2") as run:
+    with started(write("vllm"), *ENDLESS, "-o", "trainer.lr=1e-2") as run:
         wait_for(lambda: len(metrics(folder)) >= 2, "second step", 240)
         killed = pid_of(folder, "rollout-0")
         engines = [child.pid for child in psutil.Process(killed).children(recursive=True)]
         os.kill(killed, signal.SIGKILL)
         wait_for(lambda: not any(psutil.pid_exists(pid) for pid in engines), "end of the engine's processes", 30)
-        finish(run, folder)
+        done = len(metrics(folder))
+        wait_for(lambda: len(metrics(folder)) >= done + 3, "steps of the next engine")
+        interrupt(run)
     rows = metrics(folder)
     assert engines
-    assert [row["step"] for row in rows] == list(range(5))
+    assert [row["step"] for row in rows] == list(range(len(rows)))
     assert all(0 <= row["mismatch_kl/mean"] < 1e-4 for row in rows), [row["mismatch_kl/mean"] for row in rows]
     assert all(row["staleness/max"] == 0 for row in rows)
     assert processes_of(folder) == {}
