@@ -57,7 +57,10 @@ class Failure(Message, frozen=True, kw_only=True, tag="failure"):
 
 
 EVAL = 1 << 30
-"""The step `EVAL + v` is the evaluation of policy version v on held-out prompts."""
+"""The step `EVAL + v` is the evaluation of policy version v on held-out prompts.
+
+So a question about what was before a training step never finds evaluations, and one from EVAL on finds the earlier ones.
+"""
 
 
 class SampleId(Part, frozen=True, order=True):
@@ -242,8 +245,9 @@ class Queues(Message, frozen=True, kw_only=True, tag="queues"):
     queues: dict[str, int]  # waiting, running, generated, scoring, scored, training, trained, dropped
     oldest_s: dict[str, float]  # queue -> age of its oldest sample in that state
     workers: list[WorkerRow]
-    open_steps: list[StepRow]
+    open_steps: list[StepRow]  # evaluations, too: their step is EVAL + version
     metrics: dict[str, float] = {}  # of the step trained last
+    val: dict[str, float] = {}  # of the newest evaluation; val/version: which policy version it was
     lag_ms: float = 0.0  # event-loop lag, 99th percentile of the last seconds
 
 
@@ -328,14 +332,19 @@ class GetPrompts(Message, frozen=True, kw_only=True, tag="get_prompts"):
 class PutSamples(Message, frozen=True, kw_only=True, tag="put_samples"):
     """Rollout worker -> store. Arrays: prompt tokens, response tokens (uint32), behaviour log-probs (float32).
 
-    Done means durable. A sample that is there already keeps its first record.
+    Done means durable. A sample that is there already keeps its first record. Imported samples (step < 0) have no
+    log-probs: the third array covers the others only. They never enter the journal. Of evaluations (step >= EVAL) the
+    journal tells, but their log-probs are not kept: they are never trained.
     """
 
     samples: list[SampleInfo]
 
 
 class GetSamples(Message, frozen=True, kw_only=True, tag="get_samples"):
-    """Reward worker, trainer -> store. Answered by Samples; an unknown id fails the whole request."""
+    """Reward worker, trainer -> store. Answered by Samples; an unknown id fails the whole request.
+
+    So does, with `logprobs`, a sample that has none (any more): imported, an evaluation, or of a step forgotten.
+    """
 
     samples: list[SampleId]
     logprobs: bool = False
@@ -357,7 +366,10 @@ class MarkSamples(Message, frozen=True, kw_only=True, tag="mark_samples"):
 
 
 class ForgetLogprobs(Message, frozen=True, kw_only=True, tag="forget_logprobs"):
-    """Broker -> store: steps below this one are checkpointed; their log-probs and journal lines may go."""
+    """Broker -> store: steps below this one are checkpointed; their log-probs and journal lines may go.
+
+    So may the journal lines of evaluations below EVAL + below_step.
+    """
 
     below_step: int
 

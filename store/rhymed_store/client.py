@@ -59,7 +59,7 @@ class NewSample:
     info: SampleInfo
     prompt_tokens: ArrayLike  # info.prompt_length token ids
     tokens: ArrayLike  # info.length token ids
-    logprobs: ArrayLike  # info.length, natural logarithms under the policy that sampled them
+    logprobs: ArrayLike | None  # info.length, natural logarithms under the policy that sampled them; imported: None
 
 
 @dataclass(frozen=True)
@@ -191,12 +191,12 @@ def _check(sample: NewSample) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]
     info = sample.info
     prompt = _tokens(sample.prompt_tokens, f"sample {info.id}: prompt tokens")
     tokens = _tokens(sample.tokens, f"sample {info.id}: tokens")
-    logprobs = np.asarray(sample.logprobs, np.float32)
+    logprobs = np.asarray([] if sample.logprobs is None else sample.logprobs, np.float32)
+    expected = (info.prompt_length, info.length, info.length if info.id.step >= 0 else 0)
     sizes = (len(prompt), len(tokens), len(logprobs))
-    if logprobs.ndim != 1 or sizes != (info.prompt_length, info.length, info.length):
+    if logprobs.ndim != 1 or sizes != expected:
         raise errors.MalformedMessage(
-            f"sample {info.id}: arrays of {sizes} prompt tokens, tokens and log-probs,"
-            f" {(info.prompt_length, info.length, info.length)} announced"
+            f"sample {info.id}: arrays of {sizes} prompt tokens, tokens and log-probs, {expected} announced"
         )
     return prompt, tokens, logprobs
 

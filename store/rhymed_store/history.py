@@ -1,4 +1,4 @@
-"""The database of a run: its tables, and transactions of many operations. The only module that knows LMDB.
+"""The database of a run as its one writer has it: transactions of many operations. With `database`, all of LMDB.
 
 Invariants: one writer (a lock on the folder); an operation happens wholly or not at all; the map's last part is kept
 back from new data, so that in a full store scores, marks and the forgetting that makes room work on. What the
@@ -22,19 +22,9 @@ import lmdb
 
 from rhymed import errors
 from rhymed.messages import StoreStats
+from rhymed_store.database import TABLES, Database, wrong_schema
 from rhymed_store.records import SCHEMA
-from rhymed_store.stream import Stream
 
-TABLES = {
-    "samples": "headers, by prompt, step, index",
-    "tokens": "a stream of compressed responses, by position",
-    "contexts": "prompt tokens, once a prompt",
-    "prompts": "dataset rows",
-    "drops": "why samples were dropped, by sample",
-    "journal": "how far samples came, by step, prompt, index; only steps that no checkpoint holds",
-    "logprobs": "as the journal",
-    "meta": "what the folder is",
-}
 RESERVE = 1 / 16  # of the map, for all but new data
 
 
@@ -51,7 +41,7 @@ Operation: TypeAlias = Callable[[Batch], None]
 """A part of a transaction. It checks before it writes: when it raises a `RhymedError`, it has written nothing."""
 
 
-class History:
+class History(Database):
     """Safe to share between threads, but `commit` is for one thread alone."""
 
     def __init__(self, folder: Path, map_bytes: int, *, durable: bool = True) -> None:
@@ -64,9 +54,7 @@ class History:
             self._env = self._open(durable)
             opened.callback(self._env.close)
             self._env.reader_check()
-            self.tables = {name: self._env.open_db(name.encode()) for name in TABLES}
-            self.page_bytes: int = self._env.stat()["psize"]
-            self.stream = Stream(self.tables["tokens"], self.page_bytes)
+            self._open_tables(create=True)
             self._check_schema()
             self._opened = opened.pop_all()
 
@@ -92,10 +80,6 @@ class History:
     def sync(self) -> None:
         """Make durable what was committed, for a history that was opened with `durable=False`."""
         self._env.sync(True)
-
-    def read(self) -> Any:
-        """A read transaction, a context manager. What it gives are views into the map, valid inside the context."""
-        return self._env.begin(buffers=True)
 
     def commit(self, operations: Sequence[Operation]) -> list[Exception | None]:
         """All in one transaction. Tells for each what went wrong; one that fails does not fail the others."""
@@ -142,17 +126,6 @@ class History:
             raise self._full()
         batch.used_bytes += size
 
-    def used_bytes(self, txn: Any) -> int:
-        """Pages that hold something; what was forgotten leaves pages that are used again."""
-        stats = [txn.stat(table) for table in self.tables.values()]
-        pages: int = sum(stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"] for stat in stats)
-        return pages * self.page_bytes
-
-    def number(self, txn: Any, name: str, default: int = 0) -> int:
-        """From the table of what the folder is."""
-        value = txn.get(name.encode(), db=self.tables["meta"])
-        return default if value is None else int(bytes(value))
-
     def put_number(self, txn: Any, name: str, value: int) -> None:
         txn.put(name.encode(), str(value).encode(), db=self.tables["meta"])
 
@@ -175,7 +148,7 @@ class History:
             if found != SCHEMA:
                 txn.abort()
         if found != SCHEMA:
-            raise errors.StoreError(f"{self.folder} is of schema {found}, this program reads {SCHEMA}; use a new run")
+            raise errors.StoreError(wrong_schema(self.folder, found))
 
 
 def _lock(folder: Path) -> int:

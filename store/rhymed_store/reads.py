@@ -14,6 +14,7 @@ import numpy as np
 
 from rhymed.errors import MalformedMessage, StoreDamaged, UnknownSample
 from rhymed.messages import (
+    EVAL,
     GetHistory,
     GetJournal,
     GetLengths,
@@ -28,7 +29,7 @@ from rhymed.messages import (
     Samples,
 )
 from rhymed_store import records
-from rhymed_store.history import History
+from rhymed_store.database import Database
 from rhymed_store.records import Record, Tokens
 
 
@@ -38,7 +39,7 @@ class Found(NamedTuple):
 
 
 class Reads:
-    def __init__(self, history: History) -> None:
+    def __init__(self, history: Database) -> None:
         self._history, self._tables = history, history.tables
 
     def samples(self, message: GetSamples) -> tuple[Samples, list[Any]]:
@@ -132,6 +133,9 @@ class Reads:
         sample, record = found
         value = txn.get(records.journal_key(sample), db=self._tables["logprobs"])
         if value is None:
+            if not 0 <= sample.step < EVAL:
+                kind = "imported history" if sample.step < 0 else "an evaluation"
+                raise UnknownSample(f"sample {sample} is {kind}: there are no log-probs of it")
             forgotten = self._history.number(txn, "forgotten", sample.step)
             if sample.step < forgotten:
                 raise UnknownSample(f"log-probs of sample {sample} were forgotten: a checkpoint holds its step")

@@ -1,7 +1,8 @@
 """What can be written: each operation is a part of a transaction, and checks all of its input before it writes.
 
 A sample keeps its first record; a reward may be replaced until the sample is trained; the last mark wins, and what is
-trained or dropped stays so when a late score arrives. Knows the tables, not LMDB.
+trained or dropped stays so when a late score arrives. Only what may still be trained has log-probs: neither imported
+history (step < 0, no journal either) nor evaluations (from EVAL). Knows the tables, not LMDB.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import numpy as np
 
 from rhymed.errors import MalformedMessage, RunMismatch, UnknownSample
 from rhymed.messages import (
+    EVAL,
     ForgetLogprobs,
     MarkSamples,
     OpenRun,
@@ -28,7 +30,6 @@ from rhymed_store import records
 from rhymed_store.history import Batch, History
 
 HEADER_BYTES = 256  # what a sample takes beside its arrays, with room for partly filled pages
-NOTHING_FORGOTTEN = -records.STEP_BIAS
 
 
 class NewRow(NamedTuple):
@@ -38,7 +39,7 @@ class NewRow(NamedTuple):
     info: SampleInfo
     frame: bytes
     width: records.Width
-    logprobs: bytes
+    logprobs: bytes  # packed; empty where they are not kept
     context_key: bytes
     context: Any  # prompt tokens, uint32 bytes
 
@@ -48,23 +49,24 @@ def prepare(message: PutSamples, frames: Sequence[bytes], level: int) -> list[Ne
     infos = message.samples
     lengths = [info.length for info in infos]
     contexts = [info.prompt_length for info in infos]
+    with_logprobs = [info.length if info.id.step >= 0 else 0 for info in infos]
     for info in infos:
         _check_info(info)
     if len(frames) != 3:
         raise MalformedMessage(f"PutSamples carries 3 arrays (prompt tokens, tokens, log-probs), not {len(frames)}")
-    for frame, expected, what in zip(
-        frames, (sum(contexts), sum(lengths), sum(lengths)), ("prompt tokens", "tokens", "log-probs"), strict=True
-    ):
+    sizes = (sum(contexts), sum(lengths), sum(with_logprobs))
+    for frame, expected, what in zip(frames, sizes, ("prompt tokens", "tokens", "log-probs"), strict=True):
         if len(frame) != 4 * expected:
             raise MalformedMessage(f"PutSamples: {len(frame)} bytes of {what}, {4 * expected} announced")
     packed, width = records.pack_tokens(np.frombuffer(frames[1], "<u4"), lengths, level)
     rows = []
     for info, frame, context, logprobs in zip(
-        infos, packed, _cut(frames[0], contexts), _cut(frames[2], lengths), strict=True
+        infos, packed, _cut(frames[0], contexts), _cut(frames[2], with_logprobs), strict=True
     ):
         name = records.context_key(info.id.prompt, context)
         key = records.sample_key(info.id)
-        rows.append(NewRow(key, info, frame, width, records.pack_logprobs(logprobs), name, context))
+        kept = records.pack_logprobs(logprobs) if 0 <= info.id.step < EVAL else b""
+        rows.append(NewRow(key, info, frame, width, kept, name, context))
     return rows
 
 
@@ -121,8 +123,8 @@ class Writes:
         self._put_all(txn, "samples", [(row.key, record.pack()) for row, record in zip(fresh, made, strict=True)])
         live_from = self._live_from(txn)
         live = [(records.journal_key(row.info.id), row, record) for row, record in zip(fresh, made, strict=True)]
-        live = sorted(entry for entry in live if entry[1].info.id.step >= live_from)
-        self._put_all(txn, "logprobs", [(key, row.logprobs) for key, row, _ in live])
+        live = sorted(entry for entry in live if is_live(entry[1].info.id.step, live_from))
+        self._put_all(txn, "logprobs", [(key, row.logprobs) for key, row, _ in live if row.logprobs])
         self._put_all(txn, "journal", [(key, record.journal()) for key, _, record in live])
         batch.tokens += sum(row.info.length for row in fresh)
 
@@ -170,25 +172,25 @@ class Writes:
     def _drop(self, txn: Any, message: MarkSamples) -> None:
         """Keep the reason for ever; what was never generated has no record, only a line in the journal."""
         keys = [(records.sample_key(sample), records.journal_key(sample)) for sample in message.samples]
-        live_from = records.step_prefix(self._live_from(txn))
+        live_from = self._live_from(txn)
         line = records.pack_journal("dropped")
-        for key, journal in keys:
+        for sample, (key, journal) in zip(message.samples, keys, strict=True):
             txn.put(key, message.reason.encode(), db=self._tables["drops"])
-            if journal >= live_from:
+            if is_live(sample.step, live_from):
                 txn.put(journal, line, db=self._tables["journal"])
 
     def forget_logprobs(self, batch: Batch, message: ForgetLogprobs) -> None:
         below = max(message.below_step, self._live_from(batch.txn))
-        end = records.step_prefix(below)
-        for table in ("logprobs", "journal"):
+        for table, first in (("logprobs", 0), ("journal", 0), ("journal", EVAL)):
+            low, high = records.step_prefix(first), records.step_prefix(first + below)
             with batch.txn.cursor(self._tables[table]) as cursor:
-                while cursor.first() and cursor.key() < end:
+                while cursor.set_range(low) and cursor.key() < high:
                     cursor.delete()
         self._history.put_number(batch.txn, "forgotten", below)
 
     def _live_from(self, txn: Any) -> int:
         """First step that no checkpoint holds: older ones have neither journal nor log-probs."""
-        return self._history.number(txn, "forgotten", NOTHING_FORGOTTEN)
+        return self._history.number(txn, "forgotten")
 
     def _record(self, txn: Any, sample: SampleId, *, missing_ok: bool = False) -> Any:
         value = txn.get(records.sample_key(sample), db=self._tables["samples"])
@@ -198,8 +200,13 @@ class Writes:
 
     def _update(self, txn: Any, sample: SampleId, record: records.Record) -> None:
         txn.put(records.sample_key(sample), record.pack(), db=self._tables["samples"])
-        if sample.step >= self._live_from(txn):
+        if is_live(sample.step, self._live_from(txn)):
             txn.put(records.journal_key(sample), record.journal(), db=self._tables["journal"])
+
+
+def is_live(step: int, live_from: int) -> bool:
+    """Whether the journal tells of this step, when `live_from` is the first that no checkpoint holds."""
+    return step >= live_from and (step < EVAL or step - EVAL >= live_from)
 
 
 def _checked(prompt: str, row: str) -> bytes:

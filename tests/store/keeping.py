@@ -42,7 +42,8 @@ def new_sample(step: int = 0, index: int = 0, *, prompt: str = PROMPT, length: i
         versions=[(step, length)] if length else [],
     )
     tokens = rng.integers(0, 49_152, length).astype(np.uint32)
-    return NewSample(info, np.arange(7, dtype=np.uint32), tokens, -rng.random(length, np.float32))
+    logprobs = -rng.random(length if step >= 0 else 0, np.float32)  # imported samples have none
+    return NewSample(info, np.arange(7, dtype=np.uint32), tokens, logprobs)
 
 
 class Book:

@@ -14,6 +14,7 @@ from keeping import OTHER, PROMPT, Book, new_sample
 
 from rhymed.errors import MalformedMessage, RunMismatch, StoreDamaged, StoreError, StoreFull, UnknownSample
 from rhymed.messages import (
+    EVAL,
     ForgetLogprobs,
     GetHistory,
     GetJournal,
@@ -255,3 +256,38 @@ def test_any_span_of_a_stream_is_read_back(
         pages = stat["leaf_pages"] + stat["overflow_pages"] + stat["branch_pages"]
         assert pages * stat["psize"] < 1.15 * len(whole)
     env.close()
+
+
+def test_imported_history_has_rewards_and_neither_logprobs_nor_journal(book: Book) -> None:
+    book.put(new_sample(-2), new_sample(0), new_sample(-1))  # in one message, with log-probs of one of them
+    imported, trained = SampleId(-1, PROMPT, 0), SampleId(0, PROMPT, 0)
+    book.do(lambda b: book.writes.put_scores(b, PutScores(scores=[Score(id=imported, reward=0.5)])))
+    book.do(lambda b: book.writes.mark(b, MarkSamples(samples=[imported], state="dropped", reason="no")))
+    assert set(states(book, from_step=-(2**31))) == {str(trained)}
+    found, (_, logprobs) = book.reads.samples(GetSamples(samples=[trained], logprobs=True))
+    assert bytes(logprobs) == np.asarray(new_sample(0).logprobs).tobytes()
+    earlier_ones, _ = book.reads.history(GetHistory(prompt=PROMPT, before_step=0))
+    assert [info.reward for info in earlier_ones.samples] == [0.5, None]
+    with pytest.raises(UnknownSample, match=f"{imported} is imported history: there are no log-probs"):
+        book.reads.samples(GetSamples(samples=[trained, imported], logprobs=True))
+
+
+def test_evaluations_are_journaled_kept_apart_and_forgotten_with_their_version(book: Book) -> None:
+    for version in (0, 1, 2):
+        book.put(new_sample(EVAL + version), new_sample(version))
+    held_out = SampleId(EVAL + 1, PROMPT, 0)
+    book.do(lambda b: book.writes.put_scores(b, PutScores(scores=[Score(id=held_out, reward=1.0)])))
+    assert states(book, EVAL) == {
+        f"{EVAL + version}/{PROMPT}/0": "scored" if version == 1 else "generated" for version in (0, 1, 2)
+    }
+    with pytest.raises(UnknownSample, match=f"{held_out} is an evaluation"):
+        book.reads.samples(GetSamples(samples=[held_out], logprobs=True))
+    assert earlier(book, EVAL - 1) == [(2, 0), (1, 0), (0, 0)]
+    assert earlier(book, EVAL + 2, limit=2) == [(EVAL + 1, 0), (EVAL, 0)]
+    assert book.reads.lengths(GetLengths(prompts=[PROMPT], before_step=3)).rows[0].lengths == [
+        (step, 50) for step in (0, 1, 2)
+    ]
+    book.do(lambda b: book.writes.forget_logprobs(b, ForgetLogprobs(below_step=2)))
+    assert set(states(book)) == {f"2/{PROMPT}/0", f"{EVAL + 2}/{PROMPT}/0"}
+    book.put(new_sample(EVAL + 1, 7))  # late
+    assert set(states(book)) == {f"2/{PROMPT}/0", f"{EVAL + 2}/{PROMPT}/0"}

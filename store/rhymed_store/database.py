@@ -1,0 +1,144 @@
+"""The tables of a store's database and how they are read; `Reader` opens them beside a living store, or without one.
+
+Invariant: reading changes nothing, and holds no snapshot longer than one transaction, for pages that a snapshot needs
+cannot be used again by the writer. Knows neither what may be written nor who asks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import lmdb
+
+from rhymed.errors import StoreDamaged, StoreError
+from rhymed_store.records import RESCUE, SCHEMA
+from rhymed_store.stream import Stream
+
+TABLES = {
+    "samples": "headers, by prompt, step, index",
+    "tokens": "a stream of compressed responses, by position",
+    "contexts": "prompt tokens, once a prompt",
+    "prompts": "dataset rows",
+    "drops": "why samples were dropped, by sample",
+    "journal": "how far samples came, by step, prompt, index; only steps that no checkpoint holds",
+    "logprobs": "as the journal, of training steps",
+    "meta": "what the folder is",
+}
+SLACK = 64  # pages that LMDB may have numbered and never written
+
+
+class Database:
+    """What reading and writing share. Who derives from it opens `_env`, then the tables."""
+
+    folder: Path
+    _env: Any
+
+    def _open_tables(self, *, create: bool) -> None:
+        self.tables = {name: self._env.open_db(name.encode(), create=create) for name in TABLES}
+        self.page_bytes: int = self._env.stat()["psize"]
+        self.stream = Stream(self.tables["tokens"], self.page_bytes)
+
+    def read(self) -> Any:
+        """A read transaction, a context manager. What it gives are views into the map, valid inside the context."""
+        return self._env.begin(buffers=True)
+
+    def used_bytes(self, txn: Any, *names: str) -> int:
+        """Pages of these tables (none: of all) that hold something; what was forgotten leaves pages to use again."""
+        stats = [txn.stat(self.tables[name]) for name in names or TABLES]
+        pages: int = sum(stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"] for stat in stats)
+        return pages * self.page_bytes
+
+    def number(self, txn: Any, name: str, default: int = 0) -> int:
+        """From the table of what the folder is."""
+        value = txn.get(name.encode(), db=self.tables["meta"])
+        return default if value is None else int(bytes(value))
+
+
+class Reader(Database):
+    """Read-only: any number of them may be open, in any process. A context manager."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        if not _is_file(folder / "data.mdb"):
+            raise StoreError(f"{folder} is not a run's store: there is no data.mdb in it")
+        with self._explained(), contextlib.ExitStack() as opened:
+            self._env = lmdb.open(
+                str(folder),
+                map_size=0,  # as large as its writer made it
+                max_dbs=len(TABLES),
+                readonly=True,
+                create=False,
+                readahead=False,
+            )
+            opened.callback(self._env.close)
+            self._env.reader_check()  # a reader that was killed must not hold back the writer
+            self._is_whole()
+            self._open_tables(create=False)
+            with self.read() as txn:
+                found = self.number(txn, "schema", SCHEMA)
+            if found != SCHEMA:
+                raise StoreError(wrong_schema(folder, found))
+            self._opened = opened.pop_all()
+
+    def _is_whole(self) -> None:
+        """Reading behind the end of a file that was cut would kill the process, so it is looked at first."""
+        page, pages = self._env.stat()["psize"], self._env.info()["last_pgno"] + 1
+        found = (self.folder / "data.mdb").stat().st_size // page
+        if pages - found > min(SLACK, pages // 2):
+            raise StoreDamaged(
+                f"{self.folder / 'data.mdb'} was cut: {pages} pages were written, {found} are there; copy it again,"
+                " while its run is not alive"
+            )
+
+    @contextlib.contextmanager
+    def read(self) -> Iterator[Any]:
+        with self._explained(), self._env.begin(buffers=True) as txn:
+            yield txn
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except (lmdb.NotFoundError, lmdb.ReadonlyError):
+            raise StoreError(f"{self.folder} is empty: no run has opened it yet") from None
+        except (lmdb.Error, struct.error) as error:
+            if "Permission denied" in str(error):
+                raise StoreError(
+                    f"{self.folder} belongs to {_owner(self.folder)}: a reader needs to read data.mdb and to write"
+                    " lock.mdb; ask for that, or for a file of `rhymed history export`"
+                ) from None
+            raise StoreDamaged(f"{self.folder} cannot be read: {error}; {RESCUE}") from None
+
+    def close(self) -> None:
+        self._opened.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def wrong_schema(folder: Path, found: int) -> str:
+    return f"{folder} is of schema {found}, this program reads {SCHEMA}; use a new run"
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except PermissionError:
+        raise StoreError(f"{path.parent} belongs to {_owner(path.parent)}, who does not let others read it") from None
+
+
+def _owner(path: Path) -> str:
+    for place in (path, *path.parents):
+        with contextlib.suppress(OSError, KeyError):
+            return place.owner()
+    return "somebody else"
