@@ -6,21 +6,33 @@ together is in `rhymed.load`.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import PurePath
 from typing import Any, Literal, Self, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic_core import PydanticKnownError
 
 Answer: TypeAlias = Literal["full", "tag", "last_number", "boxed"]
 
 SUFFIXES = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".parquet": "parquet"}
 """File names that tell the kind of a dataset."""
 
-INHERITED = ("system", "template", "prompt_column")
+INHERITED = ("system", "template")
 
 
 class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _typed(cls, given: Any, info: ValidationInfo) -> Any:
+        """Numbers and truth values are not read out of text, nor numbers out of truth values."""
+        wanted = cls.model_fields[str(info.field_name)].annotation
+        for kind, name in ((bool, "bool_type"), (int, "int_type"), (float, "float_type")):
+            if wanted in (kind, kind | None) and isinstance(given, str if kind is bool else str | bool):
+                raise PydanticKnownError(name)
+        return given
 
 
 class Run(Section):
@@ -71,7 +83,7 @@ class Data(Section):
 
 
 class HeldOut(Data):
-    """One dataset to evaluate on. `system`, `template` and `prompt_column` are those of `data` unless given."""
+    """One dataset to evaluate on. Its prompts are asked with `data.system` and `data.template`."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="in metrics: val/<name>/acc/mean@k")
 
@@ -163,7 +175,7 @@ class Reward(Section):
 
 class Trainer(Section):
     epochs: int = Field(5, gt=0)
-    steps: int | None = Field(None, gt=0, description="end after so many steps, even inside an epoch")
+    steps: int | None = Field(None, ge=0, description="end after so many steps, even inside an epoch")
     algorithm: Literal["grpo"] = "grpo"
     lr: float = Field(1e-6, gt=0)
     warmup_steps: int = Field(0, ge=0)
@@ -220,6 +232,11 @@ class Config(Section):
     store: Store = Store()
     net: Net = Net()
 
+    @property
+    def longest_response(self) -> int:
+        """Tokens of the longest response that is ever asked for, in training or evaluation."""
+        return max(self.rollout.max_response_length, self.eval.max_response_length or 0)
+
     @model_validator(mode="before")
     @classmethod
     def _inherit(cls, given: Any) -> Any:
@@ -233,27 +250,54 @@ class Config(Section):
         if not isinstance(held_out, list):
             return given
         shared = {key: data[key] for key in INHERITED if key in data}
+        for one in held_out:
+            for key in INHERITED:
+                if isinstance(one, dict) and key in one and one[key] != data.get(key, Data.model_fields[key].default):
+                    raise ValueError(f"eval.datasets: {key} must be that of data, or left out: both are asked alike")
         datasets = [{**shared, **one} if isinstance(one, dict) else one for one in held_out]
         return {**given, "eval": {**evaluation, "datasets": datasets}}
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
-        samples = self.rollout.prompts_per_step * self.rollout.group_size
-        if samples % self.trainer.minibatches:
-            raise ValueError(
-                f"trainer.minibatches = {self.trainer.minibatches} does not divide the {samples} samples of a step"
-                " (rollout.prompts_per_step x rollout.group_size)"
-            )
-        if self.data.source == "reasoning_gym" and self.data.size < self.rollout.prompts_per_step:
-            raise ValueError(
-                f"data.size = {self.data.size} is less than"
-                f" rollout.prompts_per_step = {self.rollout.prompts_per_step}"
-            )
-        if self.eval.every and not self.eval.datasets:
-            raise ValueError(f"eval.every = {self.eval.every} needs at least one of [[eval.datasets]]")
-        names = [one.name for one in self.eval.datasets]
-        if len(set(names)) < len(names):
-            raise ValueError(f"eval.datasets: two have the same name ({', '.join(names)})")
-        if self.schedule.lost_after_s <= 2 * self.schedule.heartbeat_s:
-            raise ValueError("schedule.lost_after_s must be more than twice schedule.heartbeat_s")
+        if found := list(contradictions(self)):
+            raise ValueError("\n".join(found))
         return self
+
+
+def contradictions(config: Config) -> Iterator[str]:
+    """What settings say against each other, a line each, as far as no file has to be read for it."""
+    rollout, trainer, data = config.rollout, config.trainer, config.data
+    samples = rollout.prompts_per_step * rollout.group_size
+    if samples % trainer.minibatches:
+        yield (
+            f"trainer.minibatches = {trainer.minibatches} does not divide the {samples} samples of a step"
+            " (rollout.prompts_per_step x rollout.group_size)"
+        )
+    if data.source == "reasoning_gym" and data.size < rollout.prompts_per_step:
+        yield f"data.size = {data.size} is less than rollout.prompts_per_step = {rollout.prompts_per_step}"
+    if 0 < data.limit < rollout.prompts_per_step:
+        yield f"data.limit = {data.limit} is less than rollout.prompts_per_step = {rollout.prompts_per_step}"
+    if trainer.steps is not None and trainer.warmup_steps > trainer.steps:
+        yield (
+            f"trainer.warmup_steps = {trainer.warmup_steps} is more than trainer.steps = {trainer.steps}:"
+            " the learning rate would never be reached"
+        )
+    yield from _evaluation(config.eval)
+    if config.schedule.lost_after_s <= 2 * config.schedule.heartbeat_s:
+        yield "schedule.lost_after_s must be more than twice schedule.heartbeat_s"
+    given = [address for address in (config.net.broker, config.net.store, config.net.weights) if address]
+    if len(set(given)) < len(given):
+        yield "net.broker, net.store and net.weights must be three different addresses"
+
+
+def _evaluation(held_out: Eval) -> Iterator[str]:
+    if held_out.every and not held_out.datasets:
+        yield f"eval.every = {held_out.every} needs at least one of [[eval.datasets]]"
+    names = [one.name for one in held_out.datasets]
+    if len(set(names)) < len(names):
+        yield f"eval.datasets: two have the same name ({', '.join(names)})"
+    if held_out.samples > 1 and held_out.temperature == 0:
+        yield (
+            f"eval.samples = {held_out.samples} with eval.temperature = 0: greedy responses are all the same;"
+            " set samples = 1 or a temperature"
+        )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from rhymed.config import Config
@@ -49,10 +49,25 @@ def hold(where: Places) -> Iterator[None]:
 
 def read_metrics(where: Places) -> list[dict[str, Any]]:
     """The steps of `metrics.jsonl`, each once (a step trained again after a resume: the last), in order."""
-    rows: dict[int, dict[str, Any]] = {}
+    return _last(row for row in _rows(where) if not _is_evaluation(row))
+
+
+def read_evaluations(where: Places) -> list[dict[str, Any]]:
+    """The evaluations of `metrics.jsonl`, in order; their `step` is the policy version."""
+    return _last(row for row in _rows(where) if _is_evaluation(row))
+
+
+def _is_evaluation(row: dict[str, Any]) -> bool:
+    return any(key.startswith("val/") for key in row)
+
+
+def _last(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    by_step = {int(row["step"]): row for row in rows}
+    return [by_step[step] for step in sorted(by_step)]
+
+
+def _rows(where: Places) -> Iterator[dict[str, Any]]:
     if where.metrics.exists():
         for line in where.metrics.read_text().splitlines():
             with contextlib.suppress(ValueError):  # the last line of a run that was killed may be cut
-                row = json.loads(line)
-                rows[int(row["step"])] = row
-    return [rows[step] for step in sorted(rows)]
+                yield json.loads(line)

@@ -52,10 +52,17 @@ class Mark(NamedTuple):
     reason: str = ""
 
 
+class Evaluated(NamedTuple):
+    """Metrics: an evaluation of this policy version is complete."""
+
+    version: int
+    metrics: dict[str, float]
+
+
 class FinishRun(NamedTuple):
     """Everybody: the run is over."""
 
     reason: str
 
 
-Action = Assign | Rate | Cancel | Load | Train | Mark | FinishRun
+Action = Assign | Rate | Cancel | Load | Train | Mark | Evaluated | FinishRun

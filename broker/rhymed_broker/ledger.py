@@ -2,7 +2,8 @@
 
 Invariants: a sample is with at most one worker; it ends exactly once, trained or dropped with a reason; a worker
 gets samples of step k only while its weights are at least version k - max_staleness; step k goes to the trainer when
-the version is k and all its groups are complete. Version v means v trained steps.
+the version is k and all its groups are complete. Version v means v trained steps. An evaluation of version v (step
+EVAL + v) is sampled from version v alone: until it is generated, no worker that has v loads a newer one.
 
 Said twice, or too late, or by somebody who had been given up, a report does no harm: what the store has counts, the
 rest is ignored. Knows no asyncio, socket, clock or logger. Why a sample may move is in `table`, where they all are in
@@ -14,13 +15,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
-from rhymed.messages import Holding, Join, JournalEntry, SampleId, SampleInfo, Score
+from rhymed.messages import EVAL, Holding, Join, JournalEntry, SampleId, SampleInfo, Score
 from rhymed_broker import pipe
-from rhymed_broker.actions import Action, Assign, Cancel, FinishRun, Load, Mark, Rate, Train
+from rhymed_broker.actions import Action, Assign, Cancel, Evaluated, FinishRun, Load, Mark, Rate, Train
+from rhymed_broker.exam import Exam
 from rhymed_broker.metrics import StepMeter, rollout_side, step_side
 from rhymed_broker.roster import Roster, Worker
 from rhymed_broker.samples import Samples
-from rhymed_broker.table import Sample, State, diagram
+from rhymed_broker.table import Sample, State, diagram, window
 
 LOAD_PATIENCE_S = 300.0  # then a worker that has not loaded the version is told again
 
@@ -55,6 +57,7 @@ class Ledger:
         self.started = False
         self.finished = False
         self._plan: Steps | None = None
+        self._exam: Exam | None = None
         self._actions: list[Action] = []
         self._training: int | None = None  # step that the trainer has
         self._may_train = True  # the trainer did not refuse just now
@@ -66,7 +69,9 @@ class Ledger:
             self._hand_over(now)
             self._place("waiting", "rollout", now)
             self._place("generated", "reward", now)
-            if self.version >= self.steps and self.roster.trainer is not None:
+            self._grade(now)
+            done = self.version >= self.steps and not self.samples.evaluations()
+            if done and self.roster.trainer is not None:
                 self.finished = True
                 self._actions.append(FinishRun(f"all {self.steps} steps are trained"))
         actions = [*self._actions, *self.samples.take_drops()]
@@ -79,7 +84,9 @@ class Ledger:
         """No work is handed out until `start`: the position is about to change."""
         self.started = self.finished = False
 
-    def start(self, plan: Steps, position: int, journal: Iterable[JournalEntry], now: float) -> None:
+    def start(
+        self, plan: Steps, position: int, journal: Iterable[JournalEntry], now: float, exam: Exam | None = None
+    ) -> None:
         """Begin at `position` trained steps, or be set back to it. `journal`: what the store has of later steps."""
         workers = list(self.roster.workers.values())
         for worker in workers:
@@ -87,7 +94,7 @@ class Ledger:
             for sample in list(worker.held.values()):
                 self.roster.release(sample, now)
         self.samples.reset(journal)
-        self._plan, self.steps, self.version = plan, plan.steps, position
+        self._plan, self._exam, self.steps, self.version = plan, exam, plan.steps, position
         self.started, self.finished = True, False
         self._training, self._may_train, self._trained_at = None, True, None
         self._open_steps(now)
@@ -98,11 +105,15 @@ class Ledger:
 
     def _open_steps(self, now: float) -> None:
         assert self._plan is not None, "start comes first"
+        if self._exam is not None and self._exam.due(self.version):
+            self._open(EVAL + self.version, self._exam.ids(self.version), now)
         for step in range(self.version, min(self.version + self.max_staleness + 1, self.steps)):
             if step not in self.samples.books:
-                meter = StepMeter(now, self.roster.occupancy.read(now))
-                self.samples.open(step, self._plan.samples(step), meter, now)
-                self._note(step, now)
+                self._open(step, self._plan.samples(step), now)
+
+    def _open(self, step: int, ids: list[SampleId], now: float) -> None:
+        self.samples.open(step, ids, StepMeter(now, self.roster.occupancy.read(now)), now)
+        self._note(step, now)
 
     # -- workers come and go ------------------------------------------------------------------------------------
 
@@ -153,6 +164,7 @@ class Ledger:
             if worker.target != -1 and now - worker.told_at > LOAD_PATIENCE_S:
                 worker.target = -1
             self._tell_load(worker, now)
+        self._abandon(now)
         self._may_train = True
         return [worker.name for worker in lost]
 
@@ -211,8 +223,8 @@ class Ledger:
             self._actions.append(Cancel(worker.name, cancel))
 
     def _may_have(self, worker: Worker, step: int) -> bool:
-        oldest = max(0, step - self.max_staleness)
-        return worker.role != "rollout" or oldest <= worker.version <= self.version
+        oldest, newest = window(step, self.max_staleness)
+        return worker.role != "rollout" or oldest <= worker.version <= min(newest, self.version)
 
     def loaded(self, name: str, version: int, now: float) -> None:
         """New tokens of this worker are of this version."""
@@ -230,6 +242,9 @@ class Ledger:
     def _tell_load(self, worker: Worker, now: float) -> None:
         if worker.role != "rollout" or not self.started or self.roster.trainer is None:
             return
+        evaluation = self.samples.books.get(EVAL + worker.version)
+        if evaluation is not None and not evaluation.all_generated:
+            return  # it is needed as it is
         if worker.version != self.version and worker.target != self.version:
             worker.target, worker.told_at = self.version, now
             self._actions.append(Load(worker.name, self.version))
@@ -249,7 +264,7 @@ class Ledger:
             sample.length = info.length
             sample.oldest = info.versions[0][0] if info.versions else info.id.step
             self.samples.move(sample, "generated", now, name)
-            self.samples.refuse_stale(sample, now)
+            self.samples.refuse_stale(sample, now, info.versions[-1][0] if info.versions else None)
             touched.add(info.id.step)
         for step in touched:
             self._note(step, now)
@@ -267,6 +282,7 @@ class Ledger:
                 self.samples.drop(sample, f"not scored: {score.error}", now)
             else:
                 sample.reward = score.reward
+                sample.points = self._exam.points(score) if self._exam is not None else None
                 self.samples.move(sample, "scored", now, name)
             touched.add(score.id.step)
         for step in touched:
@@ -319,6 +335,31 @@ class Ledger:
         book.meter.rollout = rollout_side(book.step, book.meter, book.samples.values())
         ids = sorted([sample.id for sample in ready], key=lambda id: (id.prompt, id.index))
         self._actions.append(Train(trainer.name, book.step, ids, book.meter.rollout))
+
+    # -- evaluations --------------------------------------------------------------------------------------------
+
+    def _grade(self, now: float) -> None:
+        """Close the evaluations that are complete, and let workers that waited for them load newer weights."""
+        for book in self.samples.evaluations():
+            version = book.step - EVAL
+            if book.all_generated and version < self.version:
+                for worker in self.roster.workers.values():
+                    self._tell_load(worker, now)
+            if book.complete and self._exam is not None:
+                row = {**self._exam.metrics(book.samples.values()), "timing_s/val": now - book.meter.opened_at}
+                self.samples.forget(book.step)
+                self._actions.append(Evaluated(version, row))
+
+    def _abandon(self, now: float) -> None:
+        """Drop what nobody can sample any more: its version is past, and no worker has it."""
+        for book in self.samples.evaluations():
+            version = book.step - EVAL
+            able = any(
+                worker.role == "rollout" and worker.version == version for worker in self.roster.workers.values()
+            )
+            if version < self.version and not able:
+                for sample in [one for group in book.shelves["waiting"].values() for one in group]:
+                    self._give_up(sample, f"no worker has version {version} any more", now)
 
     # -- inside -------------------------------------------------------------------------------------------------
 

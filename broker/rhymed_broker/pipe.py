@@ -31,7 +31,8 @@ class Shelf(NamedTuple):
     """One step's samples that want a worker."""
 
     step: int
-    oldest_version: int  # rollout workers with older weights may not take them
+    oldest_version: int  # rollout workers with older weights may not take them,
+    newest_version: int  # nor those with newer ones
     groups: Mapping[str, Mapping[Sample, None]]  # prompt -> its samples, both in order of arrival; none is empty
     size: int  # samples
 
@@ -39,7 +40,7 @@ class Shelf(NamedTuple):
 class Snapshot(NamedTuple):
     """What a policy decides on."""
 
-    shelves: Sequence[Shelf]  # oldest step first
+    shelves: Sequence[Shelf]  # evaluations, then steps, oldest first
     seats: Sequence[Seat]
     forecasts: Mapping[str, float] = {}  # prompt -> expected response tokens, where history knows
 
@@ -53,7 +54,7 @@ Policy = Callable[[Snapshot], list[Placement]]
 
 
 def fair(snapshot: Snapshot) -> list[Placement]:
-    """Oldest step first, least loaded worker first, all to the same share of their slots.
+    """Shelf after shelf, least loaded worker first, all to the same share of their slots.
 
     A group stays on one worker as far as that worker's share goes: siblings share a prefix and draft for each other,
     but nobody idles for it.
@@ -64,7 +65,8 @@ def fair(snapshot: Snapshot) -> list[Placement]:
         able = [
             seat
             for seat in snapshot.seats
-            if (seat.version >= shelf.oldest_version or seat.role == "reward") and loads[seat.name] < seat.slots
+            if (shelf.oldest_version <= seat.version <= shelf.newest_version or seat.role == "reward")
+            and loads[seat.name] < seat.slots
         ]
         if able:
             placed += _deal(shelf, able, loads)

@@ -24,7 +24,10 @@ Order = npt.NDArray[np.intp]
 
 
 class Plan:
-    """`prompts` are ids (16 hex digits), each once. Raises `DataError` when they are too few for one step."""
+    """`prompts` are ids (16 hex digits), each once. Raises `DataError` when they are too few for one step.
+
+    With `steps` = 0 nothing is trained, and there need be no prompts.
+    """
 
     def __init__(
         self,
@@ -37,7 +40,7 @@ class Plan:
     ) -> None:
         if len(set(prompts)) != len(prompts):
             raise DataError("the same prompt is in the dataset more than once")
-        if len(prompts) < prompts_per_step:
+        if len(prompts) < prompts_per_step and steps != 0:
             raise DataError(
                 f"the dataset has {len(prompts)} prompts, a step needs {prompts_per_step} different ones"
                 " (rollout.prompts_per_step)"

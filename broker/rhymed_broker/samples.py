@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from rhymed.messages import JournalEntry, SampleId
+from rhymed.messages import EVAL, JournalEntry, SampleId
 from rhymed_broker.actions import Mark
 from rhymed_broker.book import StepBook
 from rhymed_broker.metrics import StepMeter
 from rhymed_broker.pipe import Shelf
-from rhymed_broker.table import NEXT, STATES, STORY_LENGTH, Event, Sample, State
+from rhymed_broker.table import NEXT, STATES, STORY_LENGTH, Event, Sample, State, window
 
 
 class Samples:
@@ -45,12 +45,16 @@ class Samples:
                 self._recover(sample, entry, now)
 
     def _recover(self, sample: Sample, entry: JournalEntry, now: float) -> None:
-        """To where the journal says it is. One that was trained after the last checkpoint is trained again."""
+        """To where the journal says it is. One that was trained after the last checkpoint is trained again.
+
+        One of an evaluation is scored again: the journal knows its reward, but not what each scorer gave.
+        """
         sample.length, sample.oldest, sample.reward = entry.length, entry.oldest_version, entry.reward
         if entry.state == "dropped":
             self.move(sample, "found_dropped", now, entry.reason)
             return
-        self.move(sample, "found_generated" if entry.reward is None else "found_scored", now)
+        scored = entry.reward is not None and sample.id.step < EVAL
+        self.move(sample, "found_scored" if scored else "found_generated", now)
         self.refuse_stale(sample, now)
 
     def get(self, id: SampleId) -> Sample | None:
@@ -84,11 +88,13 @@ class Samples:
         self.move(sample, "dropped", now, reason)
         self._drops.setdefault(reason, []).append(sample.id)
 
-    def refuse_stale(self, sample: Sample, now: float) -> None:
-        """Drop it if it has tokens of weights that are too old for its step."""
-        allowed = sample.id.step - self.max_staleness
-        if sample.oldest < allowed:
-            self.drop(sample, f"stale: tokens of version {sample.oldest}, allowed are {allowed} and newer", now)
+    def refuse_stale(self, sample: Sample, now: float, newest_version: int | None = None) -> None:
+        """Drop it if it has tokens of weights that are too old for its step, or too new."""
+        oldest, newest = window(sample.id.step, self.max_staleness)
+        if sample.oldest < oldest:
+            self.drop(sample, f"stale: tokens of version {sample.oldest}, allowed are {oldest} and newer", now)
+        elif newest_version is not None and newest_version > newest:
+            self.drop(sample, f"mixed: tokens of version {newest_version}, allowed are {newest} and older", now)
 
     def take_drops(self) -> list[Mark]:
         """Those to be journaled since the last call."""
@@ -99,8 +105,8 @@ class Samples:
     def shelves(self, state: State) -> list[Shelf]:
         """What is in `state`, by step and group, for a policy."""
         return [
-            Shelf(step, max(0, step - self.max_staleness), book.shelves[state], book.counts[state])
-            for step, book in self.books.items()
+            Shelf(step, *window(step, self.max_staleness), book.shelves[state], book.counts[state])
+            for step, book in sorted(self.books.items(), key=lambda item: item[0] < EVAL)
             if book.counts[state]
         ]
 
@@ -118,6 +124,17 @@ class Samples:
         self._past["trained"] += len(done)
         self._past["dropped"] += book.counts["dropped"]
         return done
+
+    def forget(self, step: int) -> None:
+        """The evaluation is over: later reports on its samples are late."""
+        book = self.books.pop(step)
+        for sample in book.samples.values():
+            del self.queues[sample.state][sample]
+        self._past["dropped"] += book.counts["dropped"]
+
+    def evaluations(self) -> list[StepBook]:
+        """Those that are open."""
+        return [book for step, book in self.books.items() if step >= EVAL]
 
     def depths(self) -> dict[State, int]:
         """State -> samples; for the last two since the broker started."""

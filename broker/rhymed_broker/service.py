@@ -18,13 +18,15 @@ from typing import Any
 
 from rhymed import messages as m
 from rhymed.config import Config
+from rhymed.data import Row
 from rhymed.errors import MalformedMessage, PeerGone, RewardError, RhymedError, WireError
 from rhymed.metrics import MetricsLog
 from rhymed.places import Places
 from rhymed.service import Service
 from rhymed.wire import DONE, Server
 from rhymed_broker import status
-from rhymed_broker.actions import Action, Assign, Cancel, FinishRun, Load, Mark, Rate, Train
+from rhymed_broker.actions import Action, Assign, Cancel, Evaluated, FinishRun, Load, Mark, Rate, Train
+from rhymed_broker.exam import Exam, load_exam
 from rhymed_broker.ledger import Ledger
 from rhymed_broker.outbox import Outbox, patiently
 from rhymed_broker.plan import Plan
@@ -57,6 +59,8 @@ class BrokerService(Service):
         self._weights = ""  # where the trainer serves them
         self._metrics: dict[str, float] = {}  # of the step trained last
         self._plan: Plan | None = None
+        self._exam: Exam | None = None
+        self._val: dict[str, float] = {}  # of the newest evaluation
         self._position: int | None = None  # the trainer's, when the ledger has to start there
         self._moved = asyncio.Event()  # `_position` was set
         self._early: list[Report] = []  # reports while the ledger was not started
@@ -113,7 +117,7 @@ class BrokerService(Service):
             if self._moved.is_set():
                 continue  # another trainer meanwhile
             self._position = None
-            self.ledger.start(plan, position, entries, time.monotonic())
+            self.ledger.start(plan, position, entries, time.monotonic(), self._exam)
             log.info("step %d of %d: %d samples found in the journal", position, plan.steps, len(entries))
             early, self._early = self._early, []
             for report in early:
@@ -124,15 +128,23 @@ class BrokerService(Service):
         from rhymed.sources import load_rows
 
         config = self.config
-        rows = await asyncio.to_thread(load_rows, config)
-        await patiently(lambda: self.store.open_run(config.run.name, fingerprint(config)), "open the run")
-        prompts = await patiently(lambda: self.store.put_prompts(rows), "keep the prompts")
         rollout, trainer = config.rollout, config.trainer
+        rows = await asyncio.to_thread(load_rows, config) if trainer.steps != 0 else []
+        held_out = {one.name: await asyncio.to_thread(load_rows, config, one) for one in config.eval.datasets}
+        await patiently(lambda: self.store.open_run(config.run.name, fingerprint(config)), "open the run")
+        prompts = await self._keep(rows)
         plan = Plan(
             prompts, rollout.prompts_per_step, rollout.group_size, trainer.epochs, trainer.steps, config.run.seed
         )
-        log.info("%d prompts, %d steps", len(prompts), plan.steps)
+        datasets = {name: await self._keep(kept) for name, kept in held_out.items()}
+        self._exam = load_exam(config, datasets, plan.steps)
+        log.info("%d prompts, %d steps, held out: %s", len(prompts), plan.steps, ", ".join(datasets) or "none")
         return plan
+
+    async def _keep(self, rows: list[Row]) -> list[str]:
+        """Their ids; the store has them then."""
+        ids: list[str] = await patiently(lambda: self.store.put_prompts(rows), "keep the prompts")
+        return ids
 
     def _restart_at(self, position: int) -> None:
         self.ledger.pause()
@@ -270,6 +282,7 @@ class BrokerService(Service):
             steps=self._plan.steps if self._plan else 0,
             finished=self.finished,
             metrics=self._metrics,
+            val=self._val,
             lag_ms=self.lag.p99_ms(),
         )
 
@@ -297,9 +310,13 @@ class BrokerService(Service):
                 if state == "dropped":
                     log.warning("%d samples dropped, first %s: %s", len(ids), ids[0], reason)
                 self._outbox.put(f"mark {state}", lambda: self.store.mark(ids, state, reason))
+            case Evaluated(version, metrics):
+                self._val = {"val/version": float(version), **metrics}
+                log.info("version %d evaluated: %s", version, metrics)
+                self._outbox.put("metrics", lambda: asyncio.to_thread(self._log.write, version, metrics))
             case FinishRun(reason):
                 self.spawn(self._finish(reason))
-            case _:
+            case Assign() | Rate() | Cancel() | Load() | Train():
                 self.spawn(self._deliver(action))
 
     async def _deliver(self, action: Assign | Rate | Cancel | Load | Train) -> None:

@@ -17,6 +17,7 @@ def queues(
     steps: int,
     finished: bool,
     metrics: dict[str, float],
+    val: dict[str, float],
     lag_ms: float,
 ) -> Queues:
     return Queues(
@@ -33,6 +34,7 @@ def queues(
         workers=[_worker(worker, now) for _, worker in sorted(ledger.roster.workers.items())],
         open_steps=[_step(book, now) for book in ledger.samples.books.values()],
         metrics=metrics,
+        val=val,
         lag_ms=lag_ms,
     )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Literal, NoReturn
 
 from rhymed.errors import InvalidTransition
-from rhymed.messages import SampleId
+from rhymed.messages import EVAL, SampleId
 
 State = Literal["new", "waiting", "running", "generated", "scoring", "scored", "training", "trained", "dropped"]
 Event = Literal[
@@ -55,13 +55,19 @@ NEXT: dict[State, dict[Event, State]] = {state: {} for state in ("new", *STATES)
 for _source, _event, _target in TRANSITIONS:
     NEXT[_source][_event] = _target
 
+
+def window(step: int, max_staleness: int) -> tuple[int, int]:
+    """Oldest and newest policy version that may sample for this step; an evaluation has one alone."""
+    return (step - EVAL, step - EVAL) if step >= EVAL else (max(0, step - max_staleness), step)
+
+
 STORY_LENGTH = 16  # events of one sample that are kept for people
 
 
 class Sample:
     """One sample of an open step. Changed by the ledger only."""
 
-    __slots__ = ("id", "length", "oldest", "returns", "reward", "since", "state", "story", "worker")
+    __slots__ = ("id", "length", "oldest", "points", "returns", "reward", "since", "state", "story", "worker")
 
     def __init__(self, id: SampleId) -> None:
         self.id = id
@@ -72,6 +78,7 @@ class Sample:
         self.length = 0  # response tokens
         self.oldest = 0  # smallest policy version among its tokens
         self.reward: float | None = None
+        self.points: float | None = None  # of an evaluation: what decides whether it is right
         self.story: list[tuple[float, Event, str]] = []
 
     def refuse(self, event: Event) -> NoReturn:

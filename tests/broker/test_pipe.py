@@ -21,7 +21,7 @@ def shelf(step: int, groups: int, size: int, oldest_version: int = 0) -> Shelf:
         f"p{group}": {Sample(SampleId(step, f"p{group}", index)): None for index in range(size)}
         for group in range(groups)
     }
-    return Shelf(step, oldest_version, made, groups * size)
+    return Shelf(step, oldest_version, step, made, groups * size)
 
 
 def placed(shelves: list[Shelf], chairs: list[Chair]) -> dict[str, list[str]]:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rhymed.config import Config
-from rhymed.messages import FinishReason, SampleId
+from rhymed.messages import EVAL, FinishReason, SampleId
 
 NO_VERSION = -1
 """Weights that no trainer has published: nothing may be sampled from them."""
@@ -88,6 +88,16 @@ def seed_of(run_seed: int, id: SampleId) -> int:
 
 def sampling_for(config: Config, id: SampleId) -> Sampling:
     rollout = config.rollout
+    if id.step >= EVAL:
+        wanted = config.eval
+        return Sampling(
+            temperature=wanted.temperature,
+            top_p=wanted.top_p,
+            top_k=0,
+            min_p=0.0,
+            max_tokens=wanted.max_response_length or rollout.max_response_length,
+            seed=seed_of(config.run.seed, id),
+        )
     return Sampling(
         temperature=rollout.temperature,
         top_p=rollout.top_p,

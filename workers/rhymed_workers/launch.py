@@ -30,7 +30,7 @@ def arguments(config: Config, folder: Path) -> dict[str, Any]:
     from vllm.platforms import current_platform
 
     rollout = config.rollout
-    length = rollout.max_prompt_length + rollout.max_response_length
+    length = rollout.max_prompt_length + config.longest_response
     chosen = {
         "model": str(folder),
         "dtype": config.model.dtype,
