@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from rhymed.messages import Holding, Join, Role, SampleId, SampleInfo, Score
 from rhymed_broker.actions import Action
+from rhymed_broker.exam import Exam
 from rhymed_broker.ledger import Ledger
 
 
@@ -32,9 +33,11 @@ class Story:
         self.ledger = ledger
         self.now = 100.0
 
-    def begin(self, plan: SmallPlan, position: int = 0, journal: Iterable = ()) -> list[Action]:
+    def begin(
+        self, plan: SmallPlan, position: int = 0, journal: Iterable = (), exam: Exam | None = None
+    ) -> list[Action]:
         self.join("trainer", "trainer", version=position)
-        self.ledger.start(plan, position, journal, self.now)
+        self.ledger.start(plan, position, journal, self.now, exam)
         return self.drain()
 
     def join(self, name: str, role: Role, slots: int = 8, version: int = 0, holding: Iterable = ()) -> list[Action]:
