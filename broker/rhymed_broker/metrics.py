@@ -6,6 +6,7 @@ into metrics. Knows nothing of transitions: the ledger tells it what happened.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
 
 from rhymed.messages import Score
@@ -38,12 +39,33 @@ class Occupancy:
         return self.slot_s, self.busy_s
 
 
+class ScorerMeter:
+    """What one scorer gave in one step."""
+
+    __slots__ = ("count", "errors", "timeouts", "total")
+
+    def __init__(self) -> None:
+        self.total = 0.0  # sum of what it gave, before its weight
+        self.count = 0
+        self.errors = 0
+        self.timeouts = 0
+
+    def read(self, label: str) -> dict[str, float]:
+        """The mean is of what it gave, the rates are of the samples that it was asked about and applied to."""
+        asked = max(1, self.count + self.errors)
+        mean = {f"reward/{label}/mean": self.total / self.count} if self.count else {}
+        return mean | {
+            f"reward/{label}/error_rate": self.errors / asked,
+            f"reward/{label}/timeout_rate": self.timeouts / asked,
+        }
+
+
 class StepMeter:
     """Moments and counts of one open step. Times are the caller's clock; None: not yet."""
 
     __slots__ = (
-        "complete_at", "errors", "generated_at", "handed_at", "opened_at", "reports", "rollout", "slots_generated",
-        "slots_opened", "timeouts",
+        "complete_at", "errors", "generated_at", "handed_at", "opened_at", "reports", "rollout", "scorers",
+        "slots_generated", "slots_opened", "timeouts",
     )  # fmt: skip
 
     def __init__(self, now: float, slots: tuple[float, float]) -> None:
@@ -56,6 +78,7 @@ class StepMeter:
         self.reports = 0  # scores and scoring errors
         self.errors = 0
         self.timeouts = 0
+        self.scorers: defaultdict[str, ScorerMeter] = defaultdict(ScorerMeter)  # by label
         self.rollout: dict[str, float] = {}  # the step's metrics when it was handed over
 
     def generated(self, now: float, slots: tuple[float, float]) -> None:
@@ -66,6 +89,16 @@ class StepMeter:
         self.reports += 1
         self.errors += score.error is not None
         self.timeouts += score.timeout
+        for label, value in score.parts.items():
+            self.scorers[label].total += value
+            self.scorers[label].count += 1
+        if score.failed:
+            self.scorers[score.failed].errors += 1
+            self.scorers[score.failed].timeouts += score.timeout
+
+    def scores(self) -> dict[str, float]:
+        """Every scorer's metrics."""
+        return {name: value for label, meter in self.scorers.items() for name, value in meter.read(label).items()}
 
     def bubble_ratio(self) -> float:
         """Idle slot time over slot time, from the step's opening until its last sample was generated."""
@@ -95,6 +128,7 @@ def rollout_side(step: int, meter: StepMeter, samples: Iterable[Sample]) -> dict
         "rollout/retries": float(sum(sample.returns for sample in total)),
         "reward/error_rate": meter.errors / max(1, meter.reports),
         "reward/timeout_rate": meter.timeouts / max(1, meter.reports),
+        **meter.scores(),
         "staleness/mean": _mean(ages),
         "staleness/max": float(max(ages, default=0)),
         "timing_s/rollout": rollout_s,

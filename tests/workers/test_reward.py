@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from rhymed.config import Config
-from rhymed.data import prompt_id
+from rhymed.data import Row, prompt_id
 from rhymed.errors import PeerGone, RewardError
 from rhymed.messages import (
     Done,
@@ -43,6 +43,8 @@ def score(solution_str, ground_truth):
         time.sleep(60)
     return float(solution_str == ground_truth)
 """
+
+SHORT = {"max_prompt_length": 64, "max_response_length": 64}
 
 ROW = {"prompt": "count to three", "answer": "1 2 3"}
 PROMPT = prompt_id(ROW)
@@ -92,13 +94,13 @@ async def until(condition: Callable[[], Any], deadline_s: float = 60.0) -> None:
             await asyncio.sleep(0.02)
 
 
-async def put(where: Places, *responses: str, name: str = "rollout-0") -> list[SampleId]:
+async def put(where: Places, *responses: str, name: str = "rollout-0", row: Row = ROW) -> list[SampleId]:
     client = StoreClient(where.store, name)
-    await client.put_prompts([ROW])
+    await client.put_prompts([row])
     new = [
         NewSample(
             info=SampleInfo(
-                id=sample_id(index),
+                id=SampleId(step=0, prompt=prompt_id(row), index=index),
                 prompt_length=2,
                 length=len(response.split()),
                 finish_reason="stop",
@@ -127,7 +129,8 @@ def make(tmp_path: Path) -> Callable[..., Config]:
     (tmp_path / "scorer.py").write_text(SCORER)
 
     def config(**reward: Any) -> Config:
-        given = {"scorer": f"{tmp_path}/scorer.py:score", "processes": 1} | reward
+        alone = {} if "scorers" in reward else {"scorer": f"{tmp_path}/scorer.py:score"}
+        given = alone | {"processes": 1} | reward
         return Config.model_validate(
             {
                 "run": {"folder": str(tmp_path)},
@@ -181,13 +184,51 @@ async def test_errors_and_time_outs_are_told_and_never_silently_zero(
         await until(lambda: len(desk.scores) == 3)
         await until(lambda: desk.stats["reward/errors"] + desk.stats["reward/scored"] == 3)
     raised, late, fine = (desk.scores[id] for id in ids)
-    assert (raised.reward, raised.error, raised.timeout) == (reward, "ValueError: unlucky", False)
-    assert (late.reward, late.timeout) == (reward, True)
+    assert (raised.reward, raised.failed, raised.timeout) == (reward, "score", False)
+    assert "score raised ValueError: unlucky (" in str(raised.error)
+    assert "scorer.py, line 6)" in str(raised.error)
+    assert (late.reward, late.failed, late.timeout) == (reward, "score", True)
     assert "reward.timeout_s" in str(late.error)
-    assert fine == Score(id=ids[2], reward=1.0)
+    assert fine == Score(id=ids[2], reward=1.0, parts={"score": 1.0})
     assert await rewards(where, *ids) == [reward, reward, 1.0]
     counts = [desk.stats[f"reward/{name}"] for name in ("scored", "errors", "timeouts")]
     assert counts == [1, 2, 1]
+
+
+async def test_several_scorers_are_one_weighted_sum_and_each_is_told(
+    make: Callable[..., Config], where: Places, desk: Desk
+) -> None:
+    ids = await put(where, "1 2 3", "3 2 1 4 5", "13 14")
+    scorers = [
+        {"scorer": "length_penalty", "args": {"buffer": 2, "max_length": 6}, "weight": 0.5},
+        {"scorer": make().reward.scorer, "name": "mine", "weight": 2.0},
+        {"scorer": "exact"},
+    ]
+    async with RewardWorker(make(scorers=scorers), where, "reward-0").running():
+        await until(lambda: desk.joins)
+        await desk.rate(*ids)
+        await until(lambda: len(desk.scores) == 3)
+    right, long, raised = (desk.scores[id] for id in ids)
+    assert (right.reward, right.parts) == (3.0, {"length_penalty": 0.0, "mine": 1.0, "exact": 1.0})
+    assert (long.reward, long.parts) == (-0.25, {"length_penalty": -0.5, "mine": 0.0, "exact": 0.0})
+    assert (raised.reward, raised.failed, raised.parts) == (None, "mine", {"length_penalty": 0.0})
+    assert await rewards(where, *ids) == [3.0, -0.25, None]
+
+
+@pytest.mark.parametrize("on_error", ["drop", "zero"])
+async def test_a_scorer_that_never_works_ends_the_worker_with_its_first_error(
+    make: Callable[..., Config], where: Places, desk: Desk, on_error: str
+) -> None:
+    rows = [{"prompt": f"count to {number}", "answer": "1"} for number in range(4)]
+    ids = [id for row in rows for id in await put(where, *["13"] * 4, name=row["prompt"], row=row)]
+    running = asyncio.create_task(RewardWorker(make(on_error=on_error), where, "reward-0").run())
+    await until(lambda: desk.joins)
+    await desk.rate(*ids)
+    async with asyncio.timeout(60):
+        with pytest.raises(
+            RewardError, match=r"scorer score failed for each of the first 16 samples .*unlucky \(.*line 6"
+        ):
+            await running
 
 
 async def test_a_sample_that_the_store_does_not_know_hurts_no_other(
@@ -256,7 +297,7 @@ def test_the_models_tokenizer_decodes_without_special_tokens(tiny_model: Path) -
 
     from rhymed_store.client import StoredSample
 
-    decode = load_decoder(Config.model_validate({"model": {"path": str(tiny_model)}}))
+    decode = load_decoder(Config.model_validate({"model": {"path": str(tiny_model)}, "rollout": SHORT}))
     ids = Tokenizer.from_file(str(tiny_model / "tokenizer.json")).encode("two words").ids
     info = SampleInfo(
         id=sample_id(0), prompt_length=0, length=len(ids) + 1, finish_reason="stop", versions=[(0, len(ids) + 1)]

@@ -7,12 +7,19 @@ import pytest
 
 from rhymed.config import Config
 from rhymed.errors import RewardError
+from rhymed.gym import read_gym
 from rhymed.sources import load_rows
-from rhymed_workers.scorers import finite, load_scorer
+from rhymed_workers.scorers import RewardFunction, finite, load_scorers
 
 
 def config(scorer: str, **reward: Any) -> Config:
     return Config.model_validate({"reward": {"scorer": scorer, **reward}})
+
+
+def load_scorer(config: Config) -> RewardFunction:
+    """The only one."""
+    (function,) = load_scorers(config).values()
+    return function
 
 
 @pytest.fixture
@@ -32,6 +39,43 @@ def test_exact() -> None:
     assert score("Two words", {"answer": "two words"}) == 0.0
     assert load_scorer(config("exact", args={"ignore_case": True}))("Two words", {"answer": "two words"}) == 1.0
     assert load_scorer(config("exact", answer="last_number"))("it is 1,234", {"answer": "... #### 1234"}) == 1.0
+
+
+def test_exact_compares_numbers_without_their_separators() -> None:
+    score = load_scorer(config("exact", answer="tag"))
+    assert score("<answer>1,080</answer>", {"answer": "so #### 1080"}) == 1.0
+    assert score("<answer>1080</answer>", {"answer": "so #### 1,080"}) == 1.0
+    assert score("<answer>1,08</answer>", {"answer": "so #### 108"}) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("response", "reward"),
+    [
+        ("<think>1\n2</think>\n<answer>3</answer>", 1.0),
+        ("\n<think></think><answer>3\n</answer> ", 1.0),
+        ("<answer>3</answer>", 0.0),
+        ("<think>1</think> so <answer>3</answer>", 0.0),
+        ("<think>1</think><answer>3</answer> truly", 0.0),
+        ("<think>1</think><answer>3</answer><answer>4</answer>", 0.0),
+        ("<think>1<think>2</think><answer>3</answer>", 0.0),
+        ("", 0.0),
+    ],
+)
+def test_format(response: str, reward: float) -> None:
+    assert load_scorer(config("format"))(response, {}) == reward
+
+
+def test_format_matches_its_pattern_with_the_whole_response() -> None:
+    score = load_scorer(config("format", args={"pattern": r"Answer: .+"}))
+    assert [score(text, {}) for text in ("Answer: 4\nor 5", "The Answer: 4")] == [1.0, 0.0]
+
+
+def test_length_penalty_is_soft_over_the_last_tokens() -> None:
+    score = load_scorer(config("length_penalty", args={"max_length": 100, "buffer": 20}))
+    lengths = [0, 80, 81, 90, 100, 130]
+    assert [score("", {}, [5] * length) for length in lengths] == [0.0, 0.0, -0.05, -0.5, -1.0, -1.0]
+    made = Config.model_validate({"rollout": {"max_response_length": 40}, "reward": {"scorer": "length_penalty"}})
+    assert [load_scorer(made)("", {}, [5] * length) for length in (30, 35, 40)] == [0.0, -0.5, -1.0]
 
 
 def test_regex_finds_or_compares_its_group() -> None:
@@ -85,12 +129,14 @@ def test_reasoning_gym_scores_with_the_arguments_of_the_data() -> None:
 
 def test_trl_function_gets_lists_of_one_and_its_columns(user: Any) -> None:
     name = user(
-        "def score(prompts, completions, answer, completion_ids=None, bonus=0.0, **columns):\n"
-        "    assert prompts == ['q'] and columns == {'level': [3]} and completion_ids is None\n"
+        "def score(prompts, completions, answer, completion_ids, bonus=0.0, **columns):\n"
+        "    assert prompts == ['q'] and completion_ids == [[7, 70000]]\n"
+        "    columns['log_metric']('seen', 1.0)\n"
+        "    assert columns['level'] == [3] and columns['trainer_state'] is None and 'prompt' not in columns\n"
         "    return [float(c == a) + bonus for c, a in zip(completions, answer)]\n"
     )
     score = load_scorer(config(name, args={"bonus": 0.5}))
-    assert score("4", {"prompt": "q", "answer": "4", "level": 3}) == 1.5
+    assert score("4", {"prompt": "q", "answer": "4", "level": 3}, [7, 70000]) == 1.5
     with pytest.raises(RewardError, match=r"needs column answer; the row has: prompt"):
         score("4", {"prompt": "q"})
 
@@ -110,6 +156,68 @@ def test_verl_function(user: Any) -> None:
     assert load_scorer(config(name))("4", row) == 1.0
     assert load_scorer(config(name, args={"scale": 2.0}))("4", row) == 2.0
     assert load_scorer(config(name))("5", row) == 0.0
+
+
+def test_verl_function_gets_what_follows_gsm8ks_mark(user: Any) -> None:
+    name = user("def score(solution_str, ground_truth):\n    return float(solution_str == ground_truth)\n")
+    score = load_scorer(config(name))
+    assert score("1080", {"answer": "10 * 108 = <<10*108=1080>>1,080\n#### 1,080"}) == 1.0
+    assert score("two, #### words", {"reward_model": {"ground_truth": "two, #### words"}}) == 1.0
+    assert score("1,080", {"answer": "1,080"}) == 1.0
+
+
+@pytest.mark.parametrize(
+    "made", ["Scorer(2.0)", "functools.partial(plain, factor=2.0)", "Scorer(2.0).method", "late"]
+)
+def test_whatever_can_be_called_counts(user: Any, made: str) -> None:
+    name = user(
+        "import functools\n"
+        "def plain(completions, factor): return [factor]\n"
+        "class Scorer:\n"
+        "    def __init__(self, factor): self.factor = factor\n"
+        "    async def __call__(self, completions, **columns): return [self.factor]\n"
+        "    def method(self, completions): return [self.factor]\n"
+        "@functools.wraps(plain)\n"
+        "def late(*args, **kwargs): return plain(*args, **{'factor': 2.0, **kwargs})\n"
+        f"score = {made}\n"
+    )
+    args = {"factor": 2.0} if made == "late" else {}
+    assert load_scorer(config(name, args=args))("4", {"prompt": "q"}) == 2.0
+
+
+def test_what_it_raises_is_told_with_its_last_line_in_the_users_file(user: Any) -> None:
+    source = (
+        "import json\n"
+        "def score(solution_str, ground_truth):\n"
+        "    return inner(solution_str)\n"
+        "def inner(text):\n"
+        "    return json.loads(text)['score']\n"
+    )
+    score = load_scorer(config(user(source)))
+    with pytest.raises(RewardError, match=r"^score raised KeyError: 'score' \(/.*/mine\.py, line 5\)$"):
+        score("{}", {"answer": "4"})
+    with pytest.raises(RewardError, match=r"^score raised JSONDecodeError: .* \(/.*/mine\.py, line 5\)$") as caught:
+        score("{", {"answer": "4"})
+    assert isinstance(caught.value.__cause__, json.JSONDecodeError)
+
+
+def test_what_it_raises_before_its_first_line_is_told_with_its_definition(user: Any) -> None:
+    name = user("\ndef score(a, /, completions): return [1.0]\n")
+    with pytest.raises(RewardError, match=r"^score \(/.*/mine\.py, line 2\) raised TypeError: .*positional-only"):
+        load_scorer(config(name))("4", {"prompt": "q", "a": 1})
+
+
+def test_several_scorers_have_their_own_arguments_and_keys(user: Any) -> None:
+    name = user("def score(completions, **columns):\n    return [None]\n")
+    scorers = [{"scorer": name}, {"scorer": "exact", "answer": "tag", "weight": 0.5}, {"scorer": "format"}]
+    made = Config.model_validate({"reward": {"scorers": scorers}})
+    functions = load_scorers(made)
+    text, row = "<think></think><answer>4</answer>", {"prompt": "q", "answer": "4"}
+    assert {label: one(text, row) for label, one in functions.items()} == {"score": None, "exact": 1, "format": 1}
+    with pytest.raises(RewardError, match=r"reward\.scorers\[1\]\.args: scorer exact has no argument 'x'"):
+        load_scorers(
+            Config.model_validate({"reward": {"scorers": [scorers[2], {"scorer": "exact", "args": {"x": 1}}]}})
+        )
 
 
 def test_async_function_keeps_one_loop(user: Any) -> None:
@@ -182,8 +290,14 @@ def test_numbers_of_other_libraries_count() -> None:
         ("json:dmups", {}, "did you mean dumps"),
         ("json:dumps", {}, "neither TRL's parameters"),
         ("exact", {"args": {"colunm": "x"}}, "did you mean column"),
-        ("regex", {}, "needs reward.args.pattern"),
-        ("regex", {"args": {"pattern": "("}}, "reward.args.pattern"),
+        ("mine.py", {}, r"write mine\.py:function"),
+        ("regex", {}, r"reward: scorer regex needs args\.pattern"),
+        ("regex", {"args": {"pattern": "("}}, r"reward\.args\.pattern"),
+        ("format", {"args": {"pattern": 3}}, r"needs args\.pattern"),
+        ("format", {"answer": "tag"}, "takes the whole response"),
+        ("length_penalty", {"args": {"buffer": 9, "max_length": 8}}, "buffer = 9 is more than max_length = 8"),
+        ("length_penalty", {"args": {"buffer": 0}}, r"reward\.args\.buffer = 0 must be a positive number of tokens"),
+        ("length_penalty", {"args": {"bufer": 1}}, "did you mean buffer"),
     ],
 )
 def test_what_cannot_be_loaded_is_said_at_once(name: str, reward: dict[str, Any], message: str) -> None:
@@ -195,11 +309,13 @@ def test_what_cannot_be_loaded_is_said_at_once(name: str, reward: dict[str, Any]
     ("source", "message"),
     [
         ("import sys; sys.exit(3)", "SystemExit: 3"),
-        ("1 / 0", "ZeroDivisionError"),
-        ("def score(", "SyntaxError"),
+        ("\n1 / 0", r"ZeroDivisionError: division by zero \(/.*/mine\.py, line 2\)"),
+        ("\n\ndef score(", r"failed: SyntaxError: '\(' was never closed \(/.*/mine\.py, line 3\)"),
+        ("import no_such", r"ModuleNotFoundError: No module named 'no_such' \(/.*/mine\.py, line 1\)"),
         ("def scores(): ...", "did you mean scores"),
         ("def score(solution_str, ground_truth, judge): ...", "also needs judge"),
-        ("score = 3", "no function 'score'"),
+        ("score = 3", r"'score' in .*mine\.py is 3 \(int\), not a function"),
+        ("class score:\n    def __call__(self, completions): ...", "is a class: name a function"),
     ],
 )
 def test_a_file_that_cannot_be_used(user: Any, source: str, message: str) -> None:
@@ -215,5 +331,41 @@ def test_unknown_args_of_a_function_are_refused(user: Any) -> None:
 
 def test_reasoning_gym_scorer_needs_its_data(tmp_path: Path) -> None:
     made = Config.model_validate({"data": {"source": "jsonl", "path": str(tmp_path / "x.jsonl")}})
-    with pytest.raises(RewardError, match=r"needs data\.source"):
+    with pytest.raises(RewardError, match=r"needs data\.source = 'reasoning_gym'; for rows of your own take math"):
         load_scorer(made)
+
+
+def test_reasoning_gym_scores_held_out_rows_of_other_tasks() -> None:
+    held_out = [
+        {"name": "hard", "task": "chain_sum", "args": {"min_terms": 7, "max_terms": 8}},
+        {"name": "other", "task": "countdown"},
+    ]
+    made = Config.model_validate({"data": {"task": "chain_sum"}, "eval": {"datasets": held_out}})
+    score = load_scorer(made)
+    for data in made.eval.datasets:
+        row = next(read_gym(data, seed=0))[1]
+        assert score(str(row["answer"] or row["metadata"]["expression"]), row) == 1.0
+
+
+def test_reasoning_gym_refuses_two_ways_to_score_one_task() -> None:
+    places = {"min_num_decimal_places": 1, "max_num_decimal_places": 1}
+    held_out = [{"name": "hard", "task": "decimal_arithmetic", "args": places}]
+    made = Config.model_validate({"data": {"task": "decimal_arithmetic"}, "eval": {"datasets": held_out}})
+    with pytest.raises(RewardError, match="decimal_arithmetic scores by its arguments"):
+        load_scorer(made)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"prompt": "q", "answer": "so #### 72"}, "reward.scorer = 'math' suits its reference answer '72'"),
+        (
+            {"prompt": "q", "answer": "Paris", "data_source": "geo"},
+            "'geo'.*'exact' suits its reference answer 'Paris'",
+        ),
+        ({"prompt": "q"}, "score it with file.py:function"),
+    ],
+)
+def test_reasoning_gym_says_what_suits_a_row_that_is_none_of_its_own(row: dict[str, Any], message: str) -> None:
+    with pytest.raises(RewardError, match=message):
+        load_scorer(Config())("72", row)

@@ -70,18 +70,22 @@ def reference(row: Row, column: str = "") -> Any:
     """The row's right answer: verl's `reward_model.ground_truth`, or the first of REFERENCE_COLUMNS that it has."""
     if column:
         if column not in row:
-            raise RewardError(f"the row has no column {column!r} (reward.args.column); columns: {', '.join(row)}")
+            raise RewardError(f"the row has no column {column!r} (args.column); columns: {', '.join(row)}")
         return row[column]
-    model = row.get("reward_model")
-    if isinstance(model, dict) and model.get("ground_truth") is not None:
-        return model["ground_truth"]
+    if (prepared := _prepared(row)) is not None:
+        return prepared
     for name in REFERENCE_COLUMNS:
         if row.get(name) is not None:
             return row[name]
     raise RewardError(
         f"the row has no reference answer: none of reward_model.ground_truth, {', '.join(REFERENCE_COLUMNS)};"
-        f" columns: {', '.join(row)}. Name it with reward.args.column"
+        f" columns: {', '.join(row)}. Name it with the scorer's args.column"
     )
+
+
+def _prepared(row: Row) -> Any:
+    model = row.get("reward_model")
+    return model.get("ground_truth") if isinstance(model, dict) else None
 
 
 def reference_text(row: Row, column: str = "") -> str:
@@ -93,3 +97,16 @@ def reference_text(row: Row, column: str = "") -> str:
     if not text:
         raise RewardError("the row's reference answer is empty")
     return text
+
+
+def ground_truth(row: Row) -> Any:
+    """For verl's functions. GSM8K's text becomes the number after `####`, without commas, as verl prepares it."""
+    value = reference(row)
+    raw = isinstance(value, str) and FINAL in value and _prepared(row) is None
+    return normal(reference_text(row)) if raw else value
+
+
+def normal(text: str) -> str:
+    """For comparing: runs of blanks are one, none at the ends; a number is without thousands separators."""
+    text = " ".join(text.split())
+    return last_number(text) if NUMBER.fullmatch(text) else text

@@ -1,8 +1,9 @@
-"""The scoring subprocess: loads the scorer, then answers one item after the other until its parent closes the pipe.
+"""The scoring subprocess: loads the scorers, then answers one item after the other until its parent closes the pipe.
 
 Parent and child speak frames of four length bytes and a MessagePack body over two pipes that user code does not see
 (its stdout is stderr). The first frame down is the configuration (JSON), the first one up is `Ready`; then each
-`Item` is answered by one `Outcome`. The scorer runs in the main thread: `signal.alarm` works there, and only there.
+`Item` is answered by the `Verdict` of the one scorer that it asks, so the parent knows which of them hangs. Scorers
+run in the main thread: `signal.alarm` works there, and only there.
 """
 
 from __future__ import annotations
@@ -16,13 +17,19 @@ import signal
 import struct
 import sys
 import time
-from typing import BinaryIO
+from array import array
+from typing import TYPE_CHECKING, BinaryIO
 
 import msgspec
 
 from rhymed.config import Config
 from rhymed.data import Row
 from rhymed.errors import RewardError
+from rhymed_workers.blame import describe
+from rhymed_workers.outcome import Verdict
+
+if TYPE_CHECKING:
+    from rhymed_workers.scorers import RewardFunction
 
 ERROR_CHARS = 2000
 PR_SET_PDEATHSIG = 1
@@ -30,57 +37,59 @@ HEAD = struct.Struct("<I")
 
 
 class Item(msgspec.Struct, frozen=True):
-    """What is to be scored."""
+    """What is to be scored, and by which scorer."""
 
     response: str
     row: str  # JSON object: MessagePack has no integers above 64 bits, rows of reasoning_gym do
-
-
-class Outcome(msgspec.Struct, frozen=True):
-    """Exactly one of reward and error is given."""
-
-    reward: float | None = None
-    error: str | None = None
-    timeout: bool = False
-    seconds: float = 0.0  # of scoring alone
+    tokens: bytes  # of the response, uint32
+    scorer: int = 0  # index in reward.all
 
 
 class Ready(msgspec.Struct, frozen=True):
-    """A child's first words: how loading the scorer went."""
+    """A child's first words: how loading the scorers went."""
 
     error: str | None = None
 
 
-def item(response: str, row: Row) -> Item:
-    return Item(response, json.dumps(row, ensure_ascii=False))
+def item(response: str, row: Row, tokens: bytes = b"") -> Item:
+    """For `Pool.score`; `tokens` as in `Item`."""
+    return Item(response, json.dumps(row, ensure_ascii=False), tokens)
 
 
 def main() -> None:
-    """Load the scorer, then answer items until the parent closes the pipe."""
+    """Load the scorers, then answer items until the parent closes the pipe."""
     requests, answers = _claim_pipes()
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     config = Config.model_validate_json(_get(requests) or b"{}")
     _limit_memory(config.reward.memory_gib)
     try:
-        from rhymed_workers.scorers import load_scorer
+        from rhymed_workers.scorers import load_scorers
 
-        scorer = load_scorer(config)
+        functions = list(load_scorers(config).values())
     except BaseException as error:
         _put(answers, msgspec.msgpack.encode(Ready(error=_tell(error))))
         return
     _put(answers, msgspec.msgpack.encode(Ready()))
     while (body := _get(requests)) is not None:
         work = msgspec.msgpack.decode(body, type=Item)
-        began = time.monotonic()
-        try:
-            reward = scorer(work.response, json.loads(work.row))
-            outcome = Outcome(reward=reward, seconds=time.monotonic() - began)
-        except BaseException as error:  # SystemExit and math-verify's TimeoutException are no Exceptions
-            late = isinstance(error, TimeoutError) or type(error).__name__ == "TimeoutException"
-            outcome = Outcome(error=_tell(error), timeout=late, seconds=time.monotonic() - began)
+        verdict = _judge(functions[work.scorer], work)
         signal.alarm(0)  # an alarm that user code left behind would kill an idle child
-        _put(answers, msgspec.msgpack.encode(outcome))
+        _put(answers, msgspec.msgpack.encode(verdict))
+
+
+def _judge(function: RewardFunction, work: Item) -> Verdict:
+    began = time.monotonic()
+    try:
+        reward = function(work.response, json.loads(work.row), array("I", work.tokens).tolist())
+        return Verdict(reward=reward, seconds=time.monotonic() - began)
+    except BaseException as error:  # SystemExit and math-verify's TimeoutException are no Exceptions
+        late = any(_is_late(one) for one in (error, error.__cause__))
+        return Verdict(error=_tell(error), timeout=late, seconds=time.monotonic() - began)
+
+
+def _is_late(error: BaseException | None) -> bool:
+    return isinstance(error, TimeoutError) or type(error).__name__ == "TimeoutException"
 
 
 def _claim_pipes() -> tuple[BinaryIO, BinaryIO]:
@@ -102,10 +111,7 @@ def _limit_memory(gib: float) -> None:
 
 
 def _tell(error: BaseException) -> str:
-    try:
-        text = str(error) if isinstance(error, RewardError) else f"{type(error).__name__}: {error}"
-    except Exception:  # user code may have broken its own __str__
-        text = type(error).__name__
+    text = str(error) if isinstance(error, RewardError) else describe(error)
     return text[:ERROR_CHARS].encode(errors="replace").decode()
 
 

@@ -22,7 +22,8 @@ import msgspec
 
 from rhymed.config import Config
 from rhymed.errors import RewardError
-from rhymed_workers.child import HEAD, Item, Outcome, Ready
+from rhymed_workers.child import HEAD, Item, Ready
+from rhymed_workers.outcome import Outcome, Verdict, combine
 
 log = logging.getLogger(__name__)
 
@@ -40,16 +41,18 @@ class Dead(Exception):
 
 
 class Child:
-    """One subprocess: started, asked one item at a time, killed."""
+    """One subprocess: started, asked for one scorer's verdict at a time, killed."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, config: Config) -> None:
         self._process = process
+        self._scorers = config.reward.all
+        self._timeout_s = config.reward.timeout_s
         self.pid = process.pid
         self.alive = True  # as far as we have done nothing about it
 
     @classmethod
     async def start(cls, config: Config, deadline_s: float = START_S) -> Child:
-        """Returns when the scorer is loaded. Raises `RewardError` when it cannot be."""
+        """Returns when the scorers are loaded. Raises `RewardError` when one cannot be."""
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "rhymed_workers.child"),
             stdin=asyncio.subprocess.PIPE,
@@ -57,7 +60,7 @@ class Child:
             start_new_session=True,
             env={**ONE_THREAD, **os.environ},
         )
-        child = cls(process)
+        child = cls(process, config)
         try:
             await child._load(config, deadline_s)
         except BaseException:  # also a second one, while the first is being told
@@ -71,37 +74,45 @@ class Child:
                 await self._write(config.model_dump_json().encode())
                 ready = msgspec.msgpack.decode(await self._read(), type=Ready)
         except TimeoutError:
-            raise RewardError(f"scorer {config.reward.scorer} was not loaded within {deadline_s:g} s") from None
+            raise RewardError(f"scorer {self._names} was not loaded within {deadline_s:g} s") from None
         except (Dead, msgspec.MsgspecError) as error:
             ended = await self._autopsy(error)
-            raise RewardError(f"loading scorer {config.reward.scorer}: the process ended with {ended}") from None
+            raise RewardError(f"loading scorer {self._names}: the process ended with {ended}") from None
         if ready.error is not None:
             raise RewardError(ready.error)
+
+    @property
+    def _names(self) -> str:
+        return ", ".join(one.scorer for one in self._scorers)
 
     @property
     def usable(self) -> bool:
         return self.alive and self._process.returncode is None
 
-    async def score(self, item: Item, timeout_s: float) -> Outcome:
-        """The child is dead afterwards if it hung, crashed or the caller was cancelled: ask `usable`."""
+    async def score(self, item: Item, scorer: int) -> Verdict:
+        """Of the scorer with this index; it may take `reward.timeout_s`.
+
+        The child is dead afterwards if it hung, crashed or the caller was cancelled: ask `usable`.
+        """
         try:
-            return await self._ask(item, timeout_s)
+            verdict = await self._ask(msgspec.structs.replace(item, scorer=scorer), self._scorers[scorer].scorer)
         except BaseException:
             await self.kill()
             raise
+        return msgspec.structs.replace(verdict, label=self._scorers[scorer].label)
 
-    async def _ask(self, item: Item, timeout_s: float) -> Outcome:
+    async def _ask(self, item: Item, name: str) -> Verdict:
         began = time.monotonic()
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(self._timeout_s):
                 await self._write(msgspec.msgpack.encode(item))
-                return msgspec.msgpack.decode(await self._read(), type=Outcome)
+                return msgspec.msgpack.decode(await self._read(), type=Verdict)
         except TimeoutError:
             await self.kill()
-            error, late = f"scoring took longer than reward.timeout_s = {timeout_s:g} s and was killed", True
+            error, late = f"{name} took longer than reward.timeout_s = {self._timeout_s:g} s and was killed", True
         except (Dead, msgspec.MsgspecError) as nonsense:
-            error, late = f"the scoring process ended with {await self._autopsy(nonsense)}", False
-        return Outcome(error=error, timeout=late, seconds=time.monotonic() - began)
+            error, late = f"{name}: the scoring process ended with {await self._autopsy(nonsense)}", False
+        return Verdict(error=error, timeout=late, seconds=time.monotonic() - began)
 
     async def kill(self) -> None:
         """Kill the process and all that it started, and wait for its end. Again: only wait."""
@@ -155,7 +166,7 @@ class Pool:
         self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def __aenter__(self) -> Self:
-        """Raises `RewardError` if the scorer cannot be loaded. The spare follows later."""
+        """Raises `RewardError` if a scorer cannot be loaded. The spare follows later."""
         try:
             self._add(await Child.start(self._config))  # alone first: one error, not one a process
             for _ in range(self._config.reward.processes):
@@ -182,11 +193,20 @@ class Pool:
         return [child.pid for child in self._children if child.usable]
 
     async def score(self, item: Item) -> Outcome:
-        """Wait for a free child, then at most `reward.timeout_s`. Raises `RewardError` only if the pool is broken."""
+        """Wait for a free child, then at most `reward.timeout_s` a scorer; the first error ends it.
+
+        Raises `RewardError` only if the pool is broken.
+        """
+        scorers = self._config.reward.all
+        verdicts: list[Verdict] = []
         async with self._slots:
             child = await self._take()
             try:
-                return await child.score(item, self._config.reward.timeout_s)
+                for number in range(len(scorers)):
+                    verdicts.append(await child.score(item, number))
+                    if verdicts[-1].error is not None:
+                        break
+                return combine(scorers, verdicts)
             finally:
                 if child.usable:
                     self._idle.put_nowait(child)

@@ -4,6 +4,7 @@ A sample is in `_holding` from the moment it is taken until the broker has ackno
 between may be repeated: reading, scoring, storing and telling twice do no harm. Store and broker may restart; the
 worker waits for them, up to `patience.PATIENCE_S`, and joins again. What an error means for the step it does not
 know: that is the broker's, except that `reward.on_error = "zero"` makes it a reward here, so that the store agrees.
+A scorer that has never worked and keeps failing ends the worker, for good: see rhymed_workers.tally.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rhymed.config import Config
-from rhymed.data import Row
 from rhymed.errors import (
     MalformedMessage,
     PeerGone,
@@ -44,9 +44,11 @@ from rhymed.places import Places
 from rhymed.service import Service
 from rhymed.wire import DONE, Client
 from rhymed_store.client import StoreClient, StoredSample
-from rhymed_workers.child import Outcome, item
+from rhymed_workers.child import Item, item
+from rhymed_workers.outcome import Outcome
 from rhymed_workers.patience import TRANSIENT, patiently
 from rhymed_workers.pool import Pool
+from rhymed_workers.tally import Tally
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +75,7 @@ def load_decoder(config: Config) -> Decoder:
 
 
 class RewardWorker(Service):
-    """`name` is unique in the run. Raises `RewardError` from `run` when the scorer cannot be loaded."""
+    """`name` is unique in the run. Raises `RewardError` from `run` when a scorer cannot be loaded, or never works."""
 
     def __init__(self, config: Config, where: Places, name: str) -> None:
         super().__init__(name)
@@ -82,7 +84,7 @@ class RewardWorker(Service):
         self._holding: dict[SampleId, float] = {}  # sample -> when it was taken
         self._taken: asyncio.Queue[SampleId] = asyncio.Queue()
         self._outcomes: asyncio.Queue[tuple[SampleId, Outcome]] = asyncio.Queue()
-        self._tally = Tally()
+        self._tally = Tally(config.rollout.group_size)
         self._joined = False
         self._closing = contextlib.AsyncExitStack()
 
@@ -164,11 +166,11 @@ class RewardWorker(Service):
     async def _fetch(self) -> None:
         while True:
             ids = await _batch(self._taken)
-            for id, response, row in await self._read(ids):
-                self.spawn(self._score(id, response, row))
+            for id, work in await self._read(ids):
+                self.spawn(self._score(id, work))
 
-    async def _read(self, ids: Sequence[SampleId]) -> list[tuple[SampleId, str, Row]]:
-        """Texts and rows of these samples. What the store does not know ends here, as an error of that sample."""
+    async def _read(self, ids: Sequence[SampleId]) -> list[tuple[SampleId, Item]]:
+        """Texts, tokens and rows of these samples. One that the store does not know ends here, with an error."""
         prompts = list(dict.fromkeys(id.prompt for id in ids))
         try:
             samples = await patiently(lambda: self._store.get_samples(ids), "reading samples")
@@ -180,12 +182,16 @@ class RewardWorker(Service):
             return []
         texts = await asyncio.to_thread(self._decode, samples)
         by_prompt = dict(zip(prompts, rows, strict=True))
-        return [(id, text, by_prompt[id.prompt]) for id, text in zip(ids, texts, strict=True)]
+        return [
+            (sample.info.id, item(text, by_prompt[sample.info.id.prompt], sample.tokens.tobytes()))
+            for sample, text in zip(samples, texts, strict=True)
+        ]
 
-    async def _score(self, id: SampleId, response: str, row: Row) -> None:
-        outcome = await self._pool.score(item(response, row))
+    async def _score(self, id: SampleId, work: Item) -> None:
+        outcome = await self._pool.score(work)
         if outcome.error is not None:
             log.warning("%s not scored: %s", id, outcome.error)
+        self._tally.judge(id.prompt, outcome)
         self._outcomes.put_nowait((id, outcome))
 
     async def _report(self) -> None:
@@ -211,8 +217,14 @@ class RewardWorker(Service):
 
     def _judge(self, id: SampleId, outcome: Outcome) -> Score:
         zero = outcome.error is not None and self._config.reward.on_error == "zero"
-        reward = 0.0 if zero else outcome.reward
-        return Score(id=id, reward=reward, error=outcome.error, timeout=outcome.timeout)
+        return Score(
+            id=id,
+            reward=0.0 if zero else outcome.reward,
+            error=outcome.error,
+            timeout=outcome.timeout,
+            parts=outcome.parts,
+            failed=outcome.failed,
+        )
 
     async def _keep(self, scores: list[Score]) -> list[Score]:
         """Store the rewards; returns what is to be told. A sample that the store does not know has no reward."""
@@ -226,28 +238,6 @@ class RewardWorker(Service):
                 return [kept for score in scores for kept in await self._keep([score])]
             return [Score(id=scores[0].id, error=scores[0].error or f"not in the store: {error}")]
         return scores
-
-
-class Tally:
-    """Counts of one worker since it started."""
-
-    def __init__(self) -> None:
-        self._scored = self._errors = self._timeouts = 0
-        self._seconds = 0.0
-
-    def add(self, outcome: Outcome) -> None:
-        self._scored += outcome.error is None
-        self._errors += outcome.error is not None
-        self._timeouts += outcome.timeout
-        self._seconds += outcome.seconds
-
-    def stats(self) -> dict[str, float]:
-        return {
-            "reward/scored": float(self._scored),
-            "reward/errors": float(self._errors),
-            "reward/timeouts": float(self._timeouts),
-            "timing_s/score": self._seconds / max(1, self._scored + self._errors),
-        }
 
 
 async def _batch(queue: asyncio.Queue[Any]) -> list[Any]:

@@ -1,0 +1,38 @@
+"""What user code did wrong, in a sentence that names file and line. Knows nothing of rewards."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+
+def describe(error: BaseException) -> str:
+    """`ValueError: text`, also for errors that cannot be printed. Of a syntax error without the place."""
+    try:
+        text = str(error.msg if isinstance(error, SyntaxError) else error)
+    except Exception:  # user code may have broken its own __str__
+        text = ""
+    name = type(error).__name__
+    return f"{name}: {text}" if text else name
+
+
+def raised_at(error: BaseException, file: str) -> str:
+    """`file, line n` of the last frame inside this file, or of a syntax error; empty if it never came there."""
+    if isinstance(error, SyntaxError) and error.filename and error.lineno:
+        return f"{error.filename}, line {error.lineno}"
+    lines = [line for frame, line in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == file]
+    return f"{file}, line {lines[-1]}" if lines else ""
+
+
+def defined_at(function: Callable[..., Any]) -> tuple[str, int] | None:
+    """File and first line of a function, of what a partial holds, or of an object's `__call__`; None: unknown."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    plain = inspect.unwrap(function)
+    if not hasattr(plain, "__code__"):
+        plain = getattr(type(plain).__call__, "__wrapped__", type(plain).__call__)
+    code = getattr(plain, "__code__", None)
+    return (code.co_filename, code.co_firstlineno) if code is not None else None
