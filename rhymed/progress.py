@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rhymed.config import Config
-from rhymed.marks import COLOURS, ROLES, SPARKS
+from rhymed.marks import COLOURS, ROLES, SPARKS, grades, step_name
 from rhymed.messages import Queues, StepRow, WorkerRow
 from rhymed.places import Places
 
@@ -57,6 +57,7 @@ def render(queues: Queues | None, rewards: list[float], events: list[str], elaps
         parts.extend(_step(row) for row in queues.open_steps[:2])
         parts.append(_workers(queues.workers))
         parts.append(Text(_metrics(queues)))
+        parts.extend(Text(f"eval v{queues.val['val/version']:.0f}   {text}") for text in grades(queues.val))
     if rewards:
         parts.append(Text(f"reward  {sparkline(rewards[-60:])}  {rewards[-1]:.3f}"))
     parts.extend(Text(event, style="yellow") for event in events)
@@ -71,7 +72,7 @@ def _metrics(queues: Queues) -> str:
 def _step(row: StepRow) -> Text:
     """A bar whose coloured parts are the states of the step's samples."""
     total = max(1, sum(row.states.values()))
-    bar = Text(f"step {row.step:<4} ")
+    bar = Text(f"{step_name(row.step):<9} ")
     left = BAR_CELLS
     for state, colour in COLOURS.items():
         cells = round(BAR_CELLS * row.states.get(state, 0) / total)
@@ -121,6 +122,7 @@ class Screen:
         self._rewards: list[float] = []
         self._started = time.monotonic()
         self._shown_step = 0
+        self._shown_val = -1.0
         self._phase = ""
         self._steps_seen = False
         self._mismatch_warn = config.trainer.mismatch_warn
@@ -151,6 +153,7 @@ class Screen:
         """The newest snapshot."""
         if queues is not None:
             self._step(queues)
+            self._evaluation(queues)
         if self._live:
             self._live.update(render(queues, self._rewards, list(self._events), self._elapsed()))
         elif queues is not None and not self._steps_seen:
@@ -170,6 +173,13 @@ class Screen:
         self._rewards.append(queues.metrics.get("reward/mean", 0.0))
         self._say(line(queues, self._elapsed()))
         self._watch_mismatch(queues.metrics.get("mismatch_kl/mean", 0.0))
+
+    def _evaluation(self, queues: Queues) -> None:
+        version = queues.val.get("val/version", self._shown_val)
+        if version > self._shown_val:
+            self._shown_val = version
+            for text in grades(queues.val):
+                self._say(f"eval v{version:.0f}   {text}")
 
     def _watch_mismatch(self, mean: float) -> None:
         """Stale or wrong weights in the engine must not be overlooked: say it when it begins."""

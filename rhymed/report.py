@@ -9,19 +9,21 @@ from typing import Any
 
 from rhymed.config import Config
 from rhymed.places import Places
-from rhymed.runs import read_metrics
+from rhymed.runs import read_evaluations, read_metrics
 
 EDGE_STEPS = 5  # the summary compares the mean of this many first and last steps
 
 
 def summary(config: Config, where: Places, elapsed_s: float) -> str:
     """Text for the terminal; also writes `summary.json` and, with matplotlib, `reward.png` into the run's folder."""
-    rows = read_metrics(where)
+    rows, evaluations = read_metrics(where), read_evaluations(where)
+    if config.trainer.steps == 0:
+        return _graded(config, where)
     if not rows:
         return f"no step was trained; logs are in {where.folder / 'logs'}"
     numbers = totals(rows, elapsed_s)
     (where.folder / "summary.json").write_text(json.dumps(numbers, indent=2) + "\n")
-    picture = draw(rows, where.folder / "reward.png", title=config.run.name)
+    picture = draw(rows, where.folder / "reward.png", title=config.run.name, evaluations=evaluations)
     lines = [
         "",
         f"{len(rows)} steps in {elapsed_s / 60:.1f} min, {numbers['tokens']:.0f} response tokens",
@@ -31,10 +33,56 @@ def summary(config: Config, where: Places, elapsed_s: float) -> str:
         f" train {numbers['train_s']:.1f}",
         f"rollout  {numbers['tokens_per_s']:.0f} tokens/s, mismatch_kl {numbers['mismatch_kl']:.5f},"
         f" dropped samples {numbers['dropped']:.0f}",
+        *_progress(evaluations),
         f"picture  {picture}" if picture else "picture  none: matplotlib is not installed",
         f"folder   {where.folder}",
     ]
     return "\n".join(lines)
+
+
+def evaluation(config: Config, where: Places) -> dict[str, Any]:
+    """What the newest evaluation found, by dataset: metrics as in docs/metrics.md, without `val/<dataset>/`."""
+    rows = read_evaluations(where)
+    row = rows[-1] if rows else {}
+    datasets = {
+        one.name: {
+            key.removeprefix(f"val/{one.name}/"): value
+            for key, value in row.items()
+            if key.startswith(f"val/{one.name}/")
+        }
+        for one in config.eval.datasets
+    }
+    return {"model": config.model.path, "samples": config.eval.samples, "datasets": datasets}
+
+
+def _graded(config: Config, where: Places) -> str:
+    """The summary of a run that only evaluates; also writes `eval.json`."""
+    found = evaluation(config, where)
+    (where.folder / "eval.json").write_text(json.dumps(found, indent=2) + "\n")
+    lines = ["", f"model    {found['model']}"]
+    for name, row in found["datasets"].items():
+        if not row:
+            lines.append(f"{name}: not evaluated; logs are in {where.folder / 'logs'}")
+            continue
+        lines.append(f"{name}: {row['prompts']:.0f} prompts, {found['samples']} responses each")
+        if row["dropped"]:
+            lines.append(
+                f"  {row['dropped']:.0f} samples were dropped and do not count; logs: {where.folder / 'logs'}"
+            )
+        shown = {key: value for key, value in row.items() if key not in ("prompts", "dropped")}
+        lines += [f"  {key.removeprefix('acc/'):<22}{value:9.3f}" for key, value in shown.items()]
+    return "\n".join([*lines, f"folder   {where.folder}"])
+
+
+def _progress(evaluations: list[dict[str, Any]]) -> list[str]:
+    """First and last evaluation of every held-out dataset."""
+    if not evaluations:
+        return []
+    first, last = evaluations[0], evaluations[-1]
+    keys = [key for key in last if "/acc/mean@" in key and key in first]
+    return [
+        f"{key:<24} {first[key]:.3f} (v{first['step']}) -> {last[key]:.3f} (v{last['step']})" for key in sorted(keys)
+    ]
 
 
 def totals(rows: list[dict[str, Any]], elapsed_s: float) -> dict[str, float]:
@@ -66,7 +114,9 @@ def totals(rows: list[dict[str, Any]], elapsed_s: float) -> dict[str, float]:
     }
 
 
-def draw(rows: list[dict[str, Any]], path: Path, *, title: str) -> Path | None:
+def draw(
+    rows: list[dict[str, Any]], path: Path, *, title: str, evaluations: list[dict[str, Any]] | None = None
+) -> Path | None:
     """Reward, response length and time a step over the steps. None where matplotlib is not installed."""
     try:
         from matplotlib.figure import Figure
@@ -83,6 +133,9 @@ def draw(rows: list[dict[str, Any]], path: Path, *, title: str) -> Path | None:
     smooth = [mean(rewards[max(0, i - 4) : i + 1]) for i in range(len(rewards))]
     top.plot(steps, rewards, color="#9db4c8", marker=".", label="step")
     top.plot(steps, smooth, color="#1f5f8b", linewidth=2, label="mean of 5 steps")
+    for key in sorted({key for row in evaluations or [] for key in row if "/acc/mean@" in key}):
+        known = [row for row in evaluations or [] if row.get(key) is not None]
+        top.plot([row["step"] for row in known], [row[key] for row in known], marker="o", linestyle="--", label=key)
     top.set(ylabel="reward", title=title)
     top.legend(frameon=False)
     middle.plot(steps, column("response_length/mean"), color="#6a994e")

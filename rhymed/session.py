@@ -29,7 +29,7 @@ async def session(config: Config, where: Places, *, plain: bool) -> int:
     started = time.monotonic()
     with Screen(config, where, plain=plain) as screen:
         async with Supervisor(commands(config, where.config), where.log, screen.tell) as supervisor:
-            finished = await _watch(where, supervisor, screen, stop)
+            finished = await _watch(where, supervisor, screen, stop, evaluates_only=config.trainer.steps == 0)
             screen.closing(finished)
     shutil.rmtree(where.sockets, ignore_errors=True)
     from rhymed.report import summary
@@ -39,11 +39,14 @@ async def session(config: Config, where: Places, *, plain: bool) -> int:
         print(f"run failed: {supervisor.failure}", flush=True)
         return 1
     if not finished:
-        print(f"interrupted; go on with: rhymed run --resume {where.folder}", flush=True)
+        again = "" if config.trainer.steps == 0 else f"; go on with: rhymed run --resume {where.folder}"
+        print(f"interrupted{again}", flush=True)
     return 0 if finished else 130
 
 
-async def _watch(where: Places, supervisor: Supervisor, screen: Screen, stop: asyncio.Event) -> bool:
+async def _watch(
+    where: Places, supervisor: Supervisor, screen: Screen, stop: asyncio.Event, *, evaluates_only: bool
+) -> bool:
     """Show what the broker tells until the run has finished (True), failed or been interrupted (False)."""
     last: Queues | None = None
     async for queues in _snapshots(where):
@@ -52,7 +55,7 @@ async def _watch(where: Places, supervisor: Supervisor, screen: Screen, stop: as
         if queues is not None and queues.finished:
             return True
         if supervisor.left("broker"):  # between two looks of ours
-            return last is not None and last.step >= last.steps > 0
+            return last is not None and last.step >= last.steps and (last.steps > 0 or evaluates_only)
         if stop.is_set() or supervisor.failed.is_set():
             return False
     return False

@@ -10,11 +10,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+
+from rhymed.data import prompt_id
+from rhymed.messages import EVAL, GetHistory
+from rhymed_store.history import History
+from rhymed_store.reads import Reads
 
 REWARD = """
 def reward(completions, **columns):
@@ -63,15 +69,28 @@ ENDLESS = ("-o", "trainer.epochs=1000")
 """For tests that do something in the middle of a run, however fast the machine is; they interrupt it."""
 
 
+HELD_OUT = """
+[eval]
+every = 2
+samples = 2
+threshold = 0.1
+[[eval.datasets]]
+name = "other"
+path = "{folder}/held_out.jsonl"
+"""
+
+
 @pytest.fixture
-def write(tmp_path: Path, tiny_model: Path) -> Callable[[str], Path]:
+def write(tmp_path: Path, tiny_model: Path) -> Callable[..., Path]:
     (tmp_path / "reward.py").write_text(REWARD)
     rows = [{"prompt": f"count to {number}"} for number in range(12)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    held_out = [{"prompt": f"count down from {number}"} for number in range(5)]
+    (tmp_path / "held_out.jsonl").write_text("".join(json.dumps(row) + "\n" for row in held_out))
 
-    def config(engine: str) -> Path:
+    def config(engine: str, more: str = "") -> Path:
         file = tmp_path / "loop.toml"
-        file.write_text(CONFIG.format(folder=tmp_path, model=tiny_model, engine=engine))
+        file.write_text((CONFIG + more).format(folder=tmp_path, model=tiny_model, engine=engine))
         return file
 
     return config
@@ -220,3 +239,54 @@ def test_one_step_of_staleness_is_used_and_never_more(write, tmp_path: Path) -> 
     assert [row["step"] for row in rows] == list(range(6))
     assert max(row["staleness/max"] for row in rows) == 1
     assert sum(row["rollout/dropped"] for row in rows) == 0
+
+
+def tokens_of(folder: Path) -> dict[str, list[int]]:
+    """Every training sample of the run: its tokens."""
+    history = History(folder / "store", 1 << 28)
+    found = {}
+    try:
+        for row in map(json.loads, (folder.parent / "rows.jsonl").read_text().splitlines()):
+            question = GetHistory(prompt=prompt_id(row), before_step=EVAL, limit=1000)
+            samples, (tokens,) = Reads(history).history(question)
+            ends = list(accumulate(info.length for info in samples.samples))
+            for info, end in zip(samples.samples, ends, strict=True):
+                found[str(info.id)] = tokens[end - info.length : end].tolist()
+    finally:
+        history.close()
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(500)
+def test_evaluations_come_when_they_are_due_and_change_no_training_sample(write, tmp_path: Path) -> None:
+    made = []
+    for more in ("", HELD_OUT):
+        with started(write("trace", more)) as run:
+            out = finish(run, tmp_path / "loop")
+        made.append(tokens_of(max(tmp_path.glob("loop*/config.json"), key=os.path.getmtime).parent))
+    assert made[0] == made[1]
+    assert len(made[0]) == 96
+    rows = metrics(tmp_path / "loop-2")
+    graded = [row for row in rows if "val/other/acc/mean@2" in row]
+    assert [row["step"] for row in graded] == [0, 2, 4, 6]
+    assert all(row["val/other/prompts"] == 5 for row in graded)
+    assert "eval v6   other   mean@2 " in out
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(500)
+def test_a_checkpoint_is_evaluated_beside_its_run(write, tmp_path: Path) -> None:
+    file = write("vllm", HELD_OUT)
+    with started(file, "-o", "trainer.steps=2", "-o", "eval.every=100") as run:
+        finish(run, tmp_path / "loop")
+    command = [sys.executable, "-m", "rhymed", "eval", str(tmp_path / "loop"), "--checkpoint", "latest", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr + tails(tmp_path / "loop" / "eval" / "step-000002")
+    found = json.loads(done.stdout)
+    trained = metrics(tmp_path / "loop")[-1]
+    assert trained["step"] == 2
+    assert found["datasets"]["other"]["prompts"] == 5
+    assert 0 <= found["datasets"]["other"]["acc/mean@2"] <= found["datasets"]["other"]["acc/pass@2"] <= 1
+    assert (tmp_path / "loop" / "eval" / "step-000002" / "eval.json").exists()
+    assert processes_of(tmp_path) == {}

@@ -1,10 +1,11 @@
 import io
 from pathlib import Path
 
+import msgspec
 from rich.console import Console
 
 from rhymed.config import Config, Run
-from rhymed.messages import Queues, StepRow, WorkerRow
+from rhymed.messages import EVAL, Queues, StepRow, WorkerRow
 from rhymed.places import places
 from rhymed.progress import Screen, render, sparkline
 
@@ -91,3 +92,17 @@ def test_a_jump_of_the_mismatch_is_said_once(tmp_path: Path) -> None:
 def test_a_flat_curve_is_a_flat_sparkline() -> None:
     assert sparkline([1.0, 1.0]) == "▄▄"
     assert sparkline([0.0, 1.0]) == "▁█"
+
+
+def test_an_evaluation_is_a_line_a_dataset_once(tmp_path: Path) -> None:
+    console = Console(file=io.StringIO(), width=100, force_terminal=False)
+    config = Config(run=Run(folder=str(tmp_path)))
+    screen = Screen(config, places(config), plain=True, console=console)
+    graded = {"val/version": 2.0, "val/sums/acc/mean@2": 0.5, "val/sums/acc/pass@2": 0.75, "val/sums/prompts": 4.0}
+    now = msgspec.structs.replace(queues(2), val=graded)
+    screen.show(now)
+    screen.show(now)
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert shown.count("eval v2   sums   mean@2 0.500   pass@2 0.750") == 1
+    open_row = StepRow(step=EVAL + 2, states={"running": 3}, groups_ready=1, groups=4, open_s=1.0)
+    assert "eval v2" in text(render(msgspec.structs.replace(now, open_steps=[open_row], val={}), [], [], 1.0))

@@ -234,7 +234,7 @@ async def test_a_damaged_checkpoint_is_not_the_end(
             await broker.ask(m.TrainStep(step=step, samples=await put(step)))
             await broker.hear(m.Trained, step=step)
         await broker.hear(m.Checkpointed, step=4)
-    file = where.checkpoints / "step-000004" / "optimizer.safetensors"
+    file = where.checkpoints / "step-000004" / "optimizer.state"
     file.write_bytes(file.read_bytes()[:-100])
     broker.heard.clear()
     async with TrainerService(config, where).running():

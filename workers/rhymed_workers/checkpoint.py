@@ -57,10 +57,15 @@ def save(folder: Path, step: int, write: Callable[[Path], None], keep: int) -> C
 
 def newest(folder: Path) -> Checkpoint | None:
     """The newest one whose files are what was written, or None. Blocking: reads all of it."""
-    for found in reversed(_all(folder)):
+    for found in reversed(all_in(folder)):
         if _verified(found.folder):
             return found
     return None
+
+
+def of_step(folder: Path, step: int) -> Checkpoint | None:
+    """The one after so many steps, if it is there and good. Blocking, too."""
+    return next((found for found in all_in(folder) if found.step == step and _verified(found.folder)), None)
 
 
 def _verified(folder: Path) -> bool:
@@ -90,7 +95,7 @@ def _seal(folder: Path) -> None:
 def _prune(folder: Path, step: int, keep: int) -> None:
     """The ones before `step` beyond `keep`. Later ones stay: a run that was set back by damage has not reached
     them."""
-    for old in [found for found in _all(folder) if found.step <= step][:-keep]:
+    for old in [found for found in all_in(folder) if found.step <= step][:-keep]:
         shutil.rmtree(old.folder, ignore_errors=True)
 
 
@@ -99,7 +104,9 @@ def _sweep(folder: Path) -> None:
         shutil.rmtree(left)
 
 
-def _all(folder: Path) -> list[Checkpoint]:
+def all_in(folder: Path) -> list[Checkpoint]:
+    """By their names, oldest first, good or not."""
+
     def found() -> Iterator[Checkpoint]:
         for path in folder.iterdir():
             if match := NAME.fullmatch(path.name):

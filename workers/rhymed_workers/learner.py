@@ -32,6 +32,8 @@ log = logging.getLogger(__name__)
 
 TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "vocab*", "merges.txt", "chat_template*", "*.model")
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
+OPTIMIZER = "optimizer.state"
+"""A safetensors file; were it called so, engines would take it for a part of the model beside it."""
 
 Progress = Callable[[int, int], None]
 """(micro-batches done, micro-batches of the step); called on the learner's thread."""
@@ -271,7 +273,7 @@ class Learner:
             if parameter in self._optimizer.state
             for key in MOMENTS
         }
-        save_file({**state, "rng": torch.get_rng_state()}, folder / "optimizer.safetensors")
+        save_file({**state, "rng": torch.get_rng_state()}, folder / OPTIMIZER)
         position = {"steps": self.steps, "lr": self._optimizer.param_groups[0]["lr"]}
         (folder / "trainer.json").write_text(json.dumps(position))
 
@@ -281,7 +283,7 @@ class Learner:
 
         try:
             position = json.loads((folder / "trainer.json").read_text())
-            state = load_file(folder / "optimizer.safetensors")
+            state = load_file(folder / OPTIMIZER)
             torch.set_rng_state(state.pop("rng"))
             for name, parameter in self.policy.model.named_parameters():
                 if f"step.{name}" in state:

@@ -1,0 +1,120 @@
+"""`rhymed eval`: mean@k and pass@k of a checkpoint on held-out prompts, through the same engine and rewards.
+
+An evaluation is a run that trains no step: the same processes, in a folder of its own under the run's `eval/`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rhymed.cli.options import add_override
+
+if TYPE_CHECKING:
+    from rhymed.config import Config
+
+EXAMPLES = """\
+examples:
+  rhymed eval runs/latest --checkpoint latest
+  rhymed eval config.toml                               # the model as it is
+  rhymed eval runs/latest --checkpoint 20 -o eval.samples=8 -o eval.temperature=0.6
+  rhymed eval config.toml --checkpoint path/to/model --json > result.json
+"""
+
+
+def add(commands: Any) -> None:
+    parser = commands.add_parser(
+        "eval",
+        help="mean@k and pass@k of a checkpoint on held-out prompts",
+        description="Answer the prompts of [[eval.datasets]] eval.samples times each, and score them like rollouts.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("config", type=Path, metavar="CONFIG", help="TOML file, or a run's folder")
+    parser.add_argument(
+        "--checkpoint",
+        default="",
+        metavar="WHICH",
+        help="latest, a number of trained steps, or a model's folder (default: model.path, untrained)",
+    )
+    parser.add_argument("--json", action="store_true", help="the result as JSON on standard output")
+    parser.add_argument("--plain", action="store_true", help="no live screen")
+    add_override(parser)
+    parser.set_defaults(handler=handle)
+
+
+def handle(arguments: argparse.Namespace) -> int:
+    import contextlib
+
+    import uvloop
+
+    from rhymed import runs
+    from rhymed.report import evaluation
+    from rhymed.service import configure_logging
+
+    with contextlib.redirect_stdout(sys.stderr) if arguments.json else contextlib.nullcontext():
+        config, where = runs.create(_prepare(arguments))
+        configure_logging(where.log("run"))
+        plain = arguments.plain or arguments.json or not sys.stdout.isatty()
+        with runs.hold(where):
+            from rhymed.session import session
+
+            status: int = uvloop.run(session(config, where, plain=plain))
+    if arguments.json and status == 0:
+        print(json.dumps(evaluation(config, where), indent=2))
+    return status
+
+
+def _prepare(arguments: argparse.Namespace) -> Config:
+    """The configuration of the evaluation. Everything that can be wrong before a process is started is found here."""
+    from rhymed.errors import ConfigError
+    from rhymed.load import load_config
+    from rhymed.models import resolve_model
+
+    path: Path = arguments.config
+    config = load_config(path / "config.json" if path.is_dir() else path, arguments.override)
+    if not config.eval.datasets:
+        raise ConfigError(f"{path}: there is nothing to evaluate on: add [[eval.datasets]] with name and path")
+    config = evaluating(config, arguments.checkpoint)
+    if config.rollout.engine == "vllm":
+        print(f"model    {resolve_model(config)}", flush=True)
+    return config
+
+
+def evaluating(config: Config, checkpoint: str) -> Config:
+    """The run that evaluates this checkpoint (empty: the model itself) and trains nothing."""
+    from rhymed.config import Config
+    from rhymed.places import places
+
+    label, model = _find(config, checkpoint)
+    tree = config.model_dump()
+    tree["run"] |= {"name": label, "folder": str(places(config).folder / "eval")}
+    tree["model"] |= {"path": model}
+    tree["eval"] |= {"every": 1, "at_start": True}
+    tree["trainer"] |= {"steps": 0, "kl_coef": 0.0}
+    tree["net"] |= {"broker": "", "store": "", "weights": ""}  # beside a run that is alive
+    return Config.model_validate(tree)
+
+
+def _find(config: Config, wanted: str) -> tuple[str, str]:
+    """What the evaluation is called, and the model's path. Raises `ConfigError`."""
+    from rhymed.errors import ConfigError
+    from rhymed.places import places
+    from rhymed_workers import checkpoint
+
+    if not wanted:
+        return "base", config.model.path
+    folder = places(config).checkpoints
+    if wanted == "latest" or wanted.isdecimal():
+        found = checkpoint.newest(folder) if wanted == "latest" else checkpoint.of_step(folder, int(wanted))
+        if found is None:
+            there = ", ".join(str(one.step) for one in checkpoint.all_in(folder)) or "none"
+            raise ConfigError(f"--checkpoint {wanted}: not in {folder}; steps there: {there}")
+        return found.folder.name, str(found.folder)
+    if not Path(wanted).expanduser().is_dir():
+        raise ConfigError(f"--checkpoint {wanted}: neither latest, nor a number of steps, nor a folder")
+    resolved = Path(wanted).expanduser().resolve()
+    return resolved.name.lstrip("._-") or "model", str(resolved)
