@@ -30,6 +30,10 @@ THOUGHT = (
 """Each of the two once, in this order, and nothing outside."""
 
 
+SCORED_BY = {"config", "datasets", "word_sets", "board_format_opts"}
+"""Attributes of reasoning_gym's datasets that follow from their arguments and that some `score_answer` read."""
+
+
 @dataclass(frozen=True)
 class Setting:
     """One scorer's part of the configuration."""
@@ -98,11 +102,11 @@ def _reasoning_gym(setting: Setting) -> Raw:
 
 def _add_task(tasks: dict[str, Any], data: Data, key: str) -> None:
     try:
-        dataset = gym_dataset(data.task, {"size": 1, "seed": 0, **data.args})
+        dataset = gym_dataset(data.task, {**data.args, "size": 1, "seed": 0})
     except ConfigError as error:
         raise RewardError(str(error)) from None
     known = tasks.setdefault(data.task, dataset)
-    if known.config != dataset.config and "config" in type(dataset).score_answer.__code__.co_names:
+    if known.config != dataset.config and SCORED_BY.intersection(type(dataset).score_answer.__code__.co_names):
         raise RewardError(
             f"{key}.scorer = 'reasoning_gym': {data.task} scores by its arguments, but data and eval.datasets give it"
             " different ones, and a row does not tell which are its own; give them the same"
