@@ -7,13 +7,20 @@ from typing import Any
 
 
 def add(commands: Any) -> None:
-    parser = commands.add_parser("model", help="make a known model available and print its folder")
-    parser.add_argument("name", nargs="?", default="SmolLM2-135M-Instruct")
+    parser = commands.add_parser("model", help="fetch or convert a model, check it and print its folder")
+    parser.add_argument(
+        "name",
+        nargs="?",
+        default="SmolLM2-135M-Instruct",
+        metavar="NAME_OR_PATH",
+        help="what model.path may be: a folder, a GGUF file, a hub id (owner/name) or a known name",
+    )
+    parser.add_argument("--revision", default="", help="hub id: branch, tag or commit")
     parser.set_defaults(handler=handle)
 
 
 def handle(arguments: argparse.Namespace) -> int:
     from rhymed.models import prepare
 
-    print(prepare(arguments.name))
+    print(prepare(arguments.name, arguments.revision, newest=True))
     return 0

@@ -1,3 +1,5 @@
+from __future__ import annotations
+
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -8,9 +10,9 @@ import pytest
 from pyarrow import parquet
 
 from rhymed.config import Config
-from rhymed.data import Row, prompt_id
+from rhymed.data import Row
 from rhymed.errors import ConfigError, DataError
-from rhymed.sources import freeze, gym_entry, load_rows, thaw
+from rhymed.sources import load_rows, placed_rows, read_rows
 
 TRL = {"prompt": "2 + 2?", "answer": "4"}
 VERL = {
@@ -54,75 +56,60 @@ def test_parquet_gives_what_was_written(read: Callable[..., list[Row]], tmp_path
 def test_copies_are_used_once(read: Callable[..., list[Row]], caplog: pytest.LogCaptureFixture) -> None:
     assert read(lines(TRL, VERL, dict(reversed(TRL.items())))) == [TRL, VERL]
     assert "1 of 3 rows are exact copies" in caplog.text
+    assert "rows.jsonl, line 3 repeats line 1" in caplog.text
 
 
-def test_template_may_use_other_columns(read: Callable[..., list[Row]]) -> None:
-    row = {"question": "2 + 2?", "hint": "add"}
-    assert read(lines(row), template="{question} ({hint}) {{}}") == [row]
-
-
-@pytest.mark.parametrize(
-    ("second", "message"),
-    [
-        ("[1]", r"rows\.jsonl, line 2: \[1\] is not a JSON object"),
-        ("{'prompt': 1}", r"line 2: not JSON \(Expecting property name"),
-        ('{"prompt": "q"', r"line 2: not JSON"),
-        ('{"prompts": "q"}', r"line 2: no column 'prompt'; did you mean 'prompts'\?"),
-        ('{"text": "q"}', r"line 2: no column 'prompt'; columns: text"),
-        ('{"prompt": 4}', r"line 2: prompt is 4; it must be a string or a list"),
-        ('{"prompt": []}', r"line 2: prompt is \[\]"),
-        ('{"prompt": " "}', r"line 2: the prompt is empty"),
-        ('{"prompt": ["q"]}', r"line 2: prompt\[0\] is 'q'; it must be \{role, content\}"),
-        ('{"prompt": [{"role": "user"}]}', r"line 2: prompt\[0\] is"),
-        ('{"prompt": "q", "x": NaN}', r"line 2: NaN is not JSON"),
-        ('{"prompt": "q", "x": "\\ud800"}', r"line 2: column 'x' holds half a surrogate pair"),
-        ('{"prompt": "q", "x": ' + "[" * 100_000 + "}", r"line 2: nested too deeply"),
-    ],
-)
-def test_a_bad_line_is_named(read: Callable[..., list[Row]], second: str, message: str) -> None:
-    with pytest.raises(DataError, match=message):
-        read(lines(TRL) + "\n" + second + "\n")
-
-
-@pytest.mark.parametrize(
-    ("content", "source", "message"),
-    [
-        (b"", "jsonl", "the dataset is empty"),
-        (b"\n \n", "jsonl", "the dataset is empty"),
-        (b'[\n{"prompt": "q"}\n]', "jsonl", "looks like one JSON array"),
-        (b"PAR1....", "jsonl", "a parquet file: set data.source to 'parquet'"),
-        (b"\x1f\x8b\x08", "jsonl", "compressed with gzip"),
-        (b"version https://git-lfs.github.com/spec/v1\n", "parquet", "a Git LFS pointer"),
-        (b'{"prompt": "q\xff"}', "jsonl", "line 1: not UTF-8"),
-        (b'{"prompt": "q"}\n', "parquet", "not a readable parquet file"),
-        (b"PAR1" + b"\x00" * 60, "parquet", "not a readable parquet file"),
-        (b"", "parquet", "not a readable parquet file"),
-    ],
-)
-def test_a_file_that_is_not_what_it_should_be(
-    read: Callable[..., list[Row]], content: bytes, source: str, message: str
+def test_the_same_question_with_other_columns_is_used_and_told(
+    read: Callable[..., list[Row]], caplog: pytest.LogCaptureFixture
 ) -> None:
-    with pytest.raises(DataError, match=message):
-        read(content, source)
+    assert len(read(lines(TRL, VERL, TRL | {"answer": "5"}, TRL | {"answer": "6"}))) == 4
+    assert "2 of 4 rows ask the same as others but differ in other columns, and are used" in caplog.text
+    assert "rows.jsonl, line 3 repeats line 1" in caplog.text
+    caplog.clear()
+    read(lines(TRL, TRL | {"answer": "5"}), template="{prompt} ({answer})")
+    assert caplog.text == ""
 
 
-def test_parquet_columns_that_json_cannot_hold(read: Callable[..., list[Row]], tmp_path: Path) -> None:
-    for value in (b"png", float("nan"), pa.scalar(0, pa.timestamp("s")).as_py()):
-        parquet.write_table(pa.Table.from_pylist([{"prompt": "q", "x": value}]), tmp_path / "made")
-        with pytest.raises(DataError, match=r"row 0: column 'x' cannot be JSON .* drop it"):
-            read((tmp_path / "made").read_bytes(), "parquet")
+def test_columns_of_other_kinds_of_training_are_told_once(
+    read: Callable[..., list[Row]], caplog: pytest.LogCaptureFixture
+) -> None:
+    assert len(read(lines({"prompt": "q", "completion": "a"}, {"prompt": "r", "completion": "b"}))) == 2
+    assert caplog.text.count("reward.args.column = 'completion'") == 1
 
 
-def test_missing_file_and_folder(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"No such file.*data\.path"):
-        load_rows(config(source="jsonl", path=str(tmp_path / "none.jsonl")))
-    with pytest.raises(DataError, match="is a folder"):
-        load_rows(config(source="parquet", path=str(tmp_path)))
+def test_only_the_first_rows(read: Callable[..., list[Row]]) -> None:
+    assert read(lines(TRL, VERL, TRL | {"answer": 1}) + "\nnot JSON", limit=2) == [TRL, VERL]
+
+
+def test_places_of_rows(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text(lines(TRL) + "\n\n" + lines(VERL, TRL))
+    made = config(path=str(file))
+    assert [where for where, _ in read_rows(made)] == [f"{file}, line {n}" for n in (1, 3, 4)]
+    assert placed_rows(made) == [(f"{file}, line 1", TRL), (f"{file}, line 3", VERL)]
+
+
+def held_out(path: Path, **data: Any) -> Config:
+    datasets = [{"name": "test", "path": str(path), **data}]
+    return Config.model_validate({"eval": {"datasets": datasets}, "data": {"system": "S"}})
+
+
+def test_a_held_out_dataset_may_be_small_but_not_empty(tmp_path: Path) -> None:
+    file = tmp_path / "test.jsonl"
+    file.write_text(lines(TRL))
+    made = held_out(file)
+    assert load_rows(made, made.eval.datasets[0]) == [TRL]
+    file.write_text("")
+    with pytest.raises(DataError, match=r"test\.jsonl: the dataset is empty"):
+        load_rows(made, made.eval.datasets[0])
 
 
 def test_fewer_rows_than_a_step_takes(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text(lines(TRL))
-    made = {"data": {"source": "jsonl", "path": str(tmp_path / "rows.jsonl")}, "rollout": {"prompts_per_step": 2}}
+    made = {
+        "data": {"source": "jsonl", "path": str(tmp_path / "rows.jsonl")},
+        "rollout": {"prompts_per_step": 2},
+    }
     with pytest.raises(DataError, match=r"1 different rows, but a step takes rollout\.prompts_per_step = 2"):
         load_rows(Config.model_validate(made))
 
@@ -131,49 +118,3 @@ def test_fewer_rows_than_a_step_takes(tmp_path: Path) -> None:
 def test_bad_templates(read: Callable[..., list[Row]], template: str) -> None:
     with pytest.raises(ConfigError, match=r"data\.template"):
         read(lines(TRL), template=template)
-
-
-def test_reasoning_gym_is_a_function_of_the_seed() -> None:
-    def load(seed: int, size: int) -> list[Row]:
-        return load_rows(Config.model_validate({"run": {"seed": seed}, "data": {"size": size}}))
-
-    rows = load(3, 16)
-    assert rows[:8] == load(3, 8)
-    assert len({prompt_id(row) for row in rows}) == 16
-    assert not {row["prompt"] for row in rows} & {row["prompt"] for row in load(1000, 16)}  # it adds seed and index
-    assert rows[0].keys() == {"prompt", "answer", "metadata", "data_source"}
-
-
-def test_reasoning_gym_entries_survive_json() -> None:
-    from reasoning_gym import create_dataset
-
-    task = "graph_color"  # keys of its graph are numbers, edges are tuples
-    entries = list(create_dataset(task, size=8, seed=0))
-    rows = load_rows(config(task=task, size=8))
-    assert [gym_entry(json.loads(json.dumps(row))) for row in rows] == entries
-
-
-def test_composite_takes_its_parts_from_the_configuration() -> None:
-    parts = [{"name": name, "weight": 1.0, "config": {}} for name in ("chain_sum", "gcd")]
-    rows = load_rows(config(task="composite", size=8, args={"datasets": parts}))
-    assert {row["metadata"]["source_dataset"] for row in rows} == {"chain_sum", "gcd"}
-
-
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        ({"task": "chain_sums"}, "did you mean chain_sum"),
-        ({"task": "zzz"}, "known: .*chain_sum"),
-        ({"args": {"min_term": 2}}, "has no argument 'min_term'; known: .*min_terms"),
-        ({"args": {"min_terms": 0}}, "chain_sum refuses them"),
-    ],
-)
-def test_reasoning_gym_mistakes(data: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        load_rows(config(**data))
-
-
-def test_freeze_and_thaw() -> None:
-    value = {"a": (1, [2, (3,)]), "b": {1: "x", (0, 1): {"y": None}}, "c": {"__tuple__": [1]}, "d": 10**40}
-    assert thaw(json.loads(json.dumps(freeze(value)))) == value
-    assert freeze(TRL) == TRL

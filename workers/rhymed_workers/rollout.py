@@ -22,13 +22,14 @@ from rhymed import errors
 from rhymed import messages as m
 from rhymed.config import Config
 from rhymed.places import Places
+from rhymed.render import load_renderer
 from rhymed.service import Service
 from rhymed.wire import DONE, Client
 from rhymed_store.client import NewSample, StoreClient
+from rhymed_workers.cache import PromptCache
 from rhymed_workers.engine import Engine, Output, Task, build_engine, sampling_for
 from rhymed_workers.fetch import Fetcher
 from rhymed_workers.patience import TRANSIENT, patiently
-from rhymed_workers.render import PromptCache, load_renderer
 
 log = logging.getLogger(__name__)
 

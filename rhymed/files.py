@@ -1,0 +1,106 @@
+"""JSONL and parquet: from a path to (where, row), `where` as in `train.jsonl, line 7`. Knows not what a row must be.
+
+A file that is not what its name says gets an error that tells what it is; a path that leads nowhere, what is near.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+from rhymed.errors import ConfigError, DataError
+
+Read = Iterator[tuple[str, Any]]
+"""(where, row as it was read)."""
+
+MAGIC = {
+    b"PAR1": "a parquet file: set data.source to 'parquet'",
+    b"\x1f\x8b": "compressed with gzip: unpack it first",
+    b"\x28\xb5\x2f\xfd": "compressed with zstd: unpack it first",
+    b"PK\x03\x04": "a zip archive: unpack it first",
+    b"ARROW1": "an Arrow file: convert it to parquet",
+    b"version https://git-lfs": "a Git LFS pointer, not the data: run `git lfs pull` where it came from",
+}
+"""How files begin that are often given by mistake, and what to do about it."""
+
+SHOWN = 6
+"""Names that an error lists of a folder."""
+
+
+def beside(path: Path) -> str:
+    """What is near a path that leads nowhere: the end of an error's sentence."""
+    folder = path.parent
+    while not folder.is_dir() and folder != folder.parent:
+        path, folder = folder, folder.parent
+    try:
+        names = sorted(entry.name for entry in folder.iterdir() if not entry.name.startswith("."))
+    except OSError:
+        names = []
+    if close := difflib.get_close_matches(path.name, names, n=1):
+        return f"; did you mean {folder / close[0]}?"
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return f"; {folder.resolve()} holds {', '.join(names[:SHOWN]) or 'nothing'}{more}"
+
+
+def read_jsonl(path: Path) -> Read:
+    _look(path, MAGIC)
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            where = f"{path}, line {number}"
+            if number == 1:
+                line = line.removeprefix(b"\xef\xbb\xbf")
+            if line.strip():
+                yield where, _parse(where, line)
+
+
+def _parse(where: str, line: bytes) -> Any:
+    def refuse(constant: str) -> NoReturn:
+        raise DataError(f"{where}: {constant} is not JSON: use null or leave the column out")
+
+    try:
+        return json.loads(line.decode(), parse_constant=refuse)
+    except UnicodeDecodeError as error:
+        raise DataError(f"{where}: not UTF-8 text ({error.reason} at byte {error.start})") from None
+    except json.JSONDecodeError as error:
+        array = line.lstrip()[:1] == b"[" and where.endswith(", line 1")
+        hint = ": this looks like one JSON array; write one object a line (jq -c '.[]' does it)" if array else ""
+        raise DataError(f"{where}: not JSON ({error.msg}, column {error.colno}){hint}") from None
+    except RecursionError:
+        raise DataError(f"{where}: nested too deeply") from None
+
+
+def read_parquet(path: Path) -> Read:
+    _look(path, {magic: text for magic, text in MAGIC.items() if magic != b"PAR1"})
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError:
+        raise ConfigError("data.source = 'parquet' needs pyarrow: pip install 'rhymed[data]'") from None
+    number = 0
+    try:
+        with parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches(batch_size=1024):
+                for row in batch.to_pylist():
+                    yield f"{path}, row {number}", row
+                    number += 1
+    except (pyarrow.ArrowException, OSError) as error:
+        raise DataError(f"{path}: not a readable parquet file: {error}") from None
+
+
+def _look(path: Path, foreign: dict[bytes, str]) -> None:
+    """Refuse what is no file, or begins like another kind of file than its source says."""
+    if path.is_dir():
+        raise DataError(f"{path} is a folder: data.path must be one file (data.source = 'hub' reads a folder)")
+    try:
+        with path.open("rb") as file:
+            head = file.read(64)
+    except FileNotFoundError:
+        raise DataError(f"{path}: No such file (data.path, seen from {Path.cwd()}){beside(path)}") from None
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror or error} (data.path, seen from {Path.cwd()})") from None
+    for magic, text in foreign.items():
+        if head.startswith(magic):
+            raise DataError(f"{path} is {text}")

@@ -1,0 +1,70 @@
+"""From a GGUF file to a folder in Hugging Face's layout, weights in bfloat16 and the tokenizer from the same file.
+
+Needs torch. Knows no cache and no model by name.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from rhymed.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+MAGIC = b"GGUF"
+
+
+def convert(file: Path, folder: Path) -> None:
+    """Write config, weights, tokenizer and generation config into the folder. Seconds to minutes."""
+    with file.open("rb") as opened:
+        if opened.read(4) != MAGIC:
+            raise ConfigError(f"{file} is not a GGUF file: it does not begin with {MAGIC.decode()!r}")
+    try:
+        import torch
+        from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, GgufConfig
+    except ImportError as error:
+        raise ConfigError(f"a GGUF file needs torch and more ({error}): pip install 'rhymed[trainer]'") from None
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            file.parent, gguf_file=file.name, quantization_config=GgufConfig(dequantize=True), dtype=torch.float32
+        ).to(torch.bfloat16)
+        tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    except Exception as error:  # of transformers' readers: any kind, by what the file holds
+        raise ConfigError(f"{file} cannot be converted: {type(error).__name__}: {error}") from error
+    _split_words(file, tokenizer)
+    if tokenizer.eos_token_id is None:
+        raise ConfigError(f"{file} names no end-of-sequence token: give the folder of the original model")
+    special = {
+        "eos_token_id": tokenizer.eos_token_id,
+        "bos_token_id": tokenizer.bos_token_id,
+        "pad_token_id": tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id,
+    }
+    for key, value in special.items():
+        setattr(model.config, key, value)
+    model.config.dtype = torch.bfloat16
+    model.generation_config = GenerationConfig(**special, do_sample=True, temperature=1.0, top_p=1.0, top_k=0)
+    tokenizer.model_max_length = model.config.max_position_embeddings
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def _split_words(file: Path, tokenizer: Any) -> None:
+    """A GGUF file only names how text is cut before byte pairs are merged; the reader does not know every name."""
+    from tokenizers import pre_tokenizers
+    from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
+    from transformers.integrations.gguf.reader import read_gguf_metadata
+
+    metadata, _ = read_gguf_metadata(str(file))
+    name = metadata.get("tokenizer.ggml.pre", "default")
+    if name == "smollm":  # every digit is a token of its own, then byte-level BPE
+        tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+            [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        )
+    elif name not in {"default", "gpt-2", *GGUF_PRE_TOKENIZER_SPLITS}:
+        log.warning(
+            "%s: its tokenizer cuts text by %r, which is not known here: tokens may differ from the original's;"
+            " better give the original model's folder",
+            file, name,
+        )  # fmt: skip

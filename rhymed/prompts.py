@@ -1,0 +1,51 @@
+"""Every prompt of a run measured in tokens before it starts: none may be longer than `rollout.max_prompt_length`.
+
+Blocking: reads datasets and a tokenizer (10,000 prompts in seconds).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rhymed.config import Config, Data
+from rhymed.errors import DataError
+from rhymed.render import load_renderer
+from rhymed.sources import Placed, place, placed_rows
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One dataset with the length of each prompt."""
+
+    name: str  # "data", or the name of a held-out dataset
+    data: Data
+    rows: list[Placed]
+    lengths: list[int]  # tokens, of each row
+
+
+def check_prompts(config: Config) -> list[Measured]:
+    """Training data first, then `eval.datasets`. Raises `DataError` about prompts that are too long, all at once."""
+    renderer = load_renderer(config)
+    measured: list[Measured] = []
+    for name, data in [("data", config.data), *((one.name, one) for one in config.eval.datasets)]:
+        rows = placed_rows(config, data)
+        found = Measured(name, data, rows, renderer.lengths(rows))
+        _fit(found, config.rollout.max_prompt_length)
+        measured.append(found)
+    return measured
+
+
+def _fit(found: Measured, limit: int) -> None:
+    for (where, _), length in zip(found.rows, found.lengths, strict=True):
+        if not length:
+            raise DataError(f"{where}: the prompt is empty: it has no token")
+    over = [number for number, length in enumerate(found.lengths) if length > limit]
+    if not over:
+        return
+    key = "data" if found.name == "data" else "eval.datasets"
+    raise DataError(
+        f"{found.rows[over[0]][0]}: the prompt has {found.lengths[over[0]]} tokens, more than"
+        f" rollout.max_prompt_length = {limit}. {place(found.data)} has {len(over)} such of {len(found.rows)}"
+        f" prompts, the longest {max(found.lengths)} tokens: raise rollout.max_prompt_length, or leave them out with"
+        f' {key}.overlong = "drop"'
+    )
