@@ -29,9 +29,12 @@ class Section(BaseModel):
     def _typed(cls, given: Any, info: ValidationInfo) -> Any:
         """Numbers and truth values are not read out of text, nor numbers out of truth values."""
         wanted = cls.model_fields[str(info.field_name)].annotation
-        for kind, name in ((bool, "bool_type"), (int, "int_type"), (float, "float_type")):
-            if wanted in (kind, kind | None) and isinstance(given, str if kind is bool else str | bool):
-                raise PydanticKnownError(name)
+        if wanted in (bool, bool | None) and isinstance(given, str):
+            raise PydanticKnownError("bool_type")
+        if wanted in (int, int | None) and isinstance(given, str | bool):
+            raise PydanticKnownError("int_type")
+        if wanted in (float, float | None) and isinstance(given, str | bool):
+            raise PydanticKnownError("float_type")
         return given
 
 
@@ -164,9 +167,12 @@ class Reward(Section):
 
     @model_validator(mode="after")
     def _one_way(self) -> Self:
-        alone = sorted({"scorer", "answer", "args"} & self.model_fields_set)
-        if self.scorers and alone and self.scorer != type(self).model_fields["scorer"].default:
-            raise ValueError(f"{' and '.join(alone)} stands beside scorers: move it into one of [[reward.scorers]]")
+        fields = type(self).model_fields  # written out again by a process for another, all of them are set
+        alone = [name for name in ("scorer", "answer", "args") if getattr(self, name) != fields[name].default]
+        if self.scorers and alone:
+            raise ValueError(
+                f"{' and '.join(alone)} beside scorers: move what is meant into one of [[reward.scorers]]"
+            )
         labels = [one.label for one in self.all]
         if twice := sorted({label for label in labels if labels.count(label) > 1}):
             raise ValueError(f"two scorers are called {twice[0]!r}: give each a name of its own")

@@ -1,81 +1,158 @@
-"""From a TOML file, the environment and `-o key=value` to a `Config`; the later wins. Errors name key and place."""
+"""From a TOML file, the environment and `-o key=value` to a `Config`; the later wins. Errors name place and key.
+
+The place of a mistake is the file and line, the option or the variable that set the key. How pydantic's complaints
+are put into words is in `rhymed.mistakes`.
+"""
 
 from __future__ import annotations
 
 import difflib
 import json
 import os
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from rhymed.config import Config
 from rhymed.errors import ConfigError
+from rhymed.lines import Key, key_lines, line_of
+from rhymed.mistakes import field_of, tell
 
 ENV_PREFIX = "RHYMED_"
 """`RHYMED_TRAINER__LR=2e-6` sets `trainer.lr`. Names without a double underscore are not ours to read."""
 
+CONFIG_SUFFIXES = (".toml", ".json")
+
+
+@dataclass
+class Origin:
+    """Who set which key."""
+
+    path: Path | None
+    lines: dict[Key, int] = field(default_factory=dict)
+    changes: dict[Key, str] = field(default_factory=dict)  # key -> the option or variable
+
+    def place(self, key: Key, message: str) -> str:
+        """Of the key itself, else of the first key that the message names, else the file."""
+        named = [(*key, *word.split(".")) for word in re.findall(r"[a-z_]+(?:\.[a-z_]+)*", message)]
+        for change, text in self.changes.items():
+            if change == key[: len(change)] or change in named:
+                return text
+        line = next((self.lines[one] for one in (key, *named) if one in self.lines), None) or line_of(key, self.lines)
+        where = str(self.path) if self.path else "configuration"
+        return f"{where}, line {line}" if line else where
+
 
 def load_config(path: Path | None, overrides: Iterable[str] = (), environ: Mapping[str, str] = os.environ) -> Config:
     """Raises `ConfigError` with one line for each thing that is wrong."""
-    tree = _read(path) if path else {}
-    for name, text in sorted(environ.items()):
+    text = _text(path) if path else ""
+    tree = _parse(path, text) if path else {}
+    origin = Origin(path, key_lines(text) if path and path.suffix != ".json" else {})
+    for name, value in sorted(environ.items()):
         if name.startswith(ENV_PREFIX) and "__" in name:
-            _put(tree, name.removeprefix(ENV_PREFIX).lower().split("__"), text, f"environment {name}")
+            keys = name.removeprefix(ENV_PREFIX).lower().split("__")
+            _change(tree, keys, value, f"environment {name}={value}", origin)
     for item in overrides:
-        key, equals, text = item.partition("=")
+        key, equals, value = item.partition("=")
         if not equals or not key.strip():
             raise ConfigError(f"-o {item}: write it as key=value, e.g. -o trainer.lr=2e-6")
-        _put(tree, key.strip().split("."), text.strip(), f"-o {item}")
+        _change(tree, key.strip().split("."), value.strip(), f"-o {item}", origin)
     try:
         return Config.model_validate(tree)
     except ValidationError as error:
-        place = str(path) if path else "configuration"
-        raise ConfigError("\n".join(f"{place}: {_tell(row)}" for row in error.errors())) from None
+        told = [(tuple(row["loc"]), line) for row in error.errors() for line in tell(row).splitlines()]
+        raise ConfigError("\n".join(f"{origin.place(key, line)}: {line}" for key, line in told)) from None
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _text(path: Path) -> str:
     try:
-        text = path.read_text()
-        return dict(json.loads(text)) if path.suffix == ".json" else tomllib.loads(text)
+        return path.read_text()
+    except IsADirectoryError:
+        resume = f"; to go on with that run: rhymed run --resume {path}" if (path / "config.json").exists() else ""
+        raise ConfigError(f"{path}: Is a directory; name a TOML file{resume}") from None
+    except FileNotFoundError as error:
+        raise ConfigError(f"{path}: {error.strerror} (seen from {Path.cwd()}){_neighbours(path)}") from None
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror or error}") from None
-    except (ValueError, TypeError) as error:  # of TOML, JSON, UTF-8; or JSON that is no object
-        raise ConfigError(f"{path}: cannot be read: {error}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not UTF-8 text ({error.reason}, byte {error.start}); give a TOML file") from None
 
 
-def _put(tree: dict[str, Any], keys: list[str], text: str, place: str) -> None:
-    for key in keys[:-1]:
-        tree = tree.setdefault(key, {})
-        if not isinstance(tree, dict):
-            raise ConfigError(f"{place}: {key} is not a section")
-    tree[keys[-1]] = _value(text)
+def _neighbours(path: Path) -> str:
+    """What is there instead."""
+    folders = {path.parent, Path("configs")}
+    there = [str(file) for folder in folders if folder.is_dir() for file in folder.glob("*.toml")]
+    close = difflib.get_close_matches(str(path), there, n=1) or [one for one in there if Path(one).stem == path.stem]
+    return f"; did you mean {close[0]}?" if close else ""
 
 
-def _value(text: str) -> Any:
-    """TOML's reading of the text; what TOML does not know is a plain string."""
+def _parse(path: Path, text: str) -> dict[str, Any]:
     try:
-        return tomllib.loads(f"v = {text}")["v"]
+        if path.suffix == ".json":
+            return dict(json.loads(text))
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(_syntax(path, text, str(error))) from None
+    except (ValueError, TypeError) as error:  # of JSON; or JSON that is no object
+        raise ConfigError(f"{path}: not a run's configuration: {error}") from None
+
+
+def _syntax(path: Path, text: str, message: str) -> str:
+    """TOML's error with the line it is about, and what is often meant."""
+    if path.suffix not in CONFIG_SUFFIXES:
+        return f"{path}: not TOML ({message}); a configuration is a TOML file, see configs/quickstart.toml"
+    found = re.search(r" \(at line (\d+), column (\d+)\)", message)
+    if not found:
+        return f"{path}: not TOML: {message}"
+    number, what = int(found[1]), message[: found.start()]
+    lines = text.splitlines()
+    line = lines[number - 1].strip() if number <= len(lines) else ""
+    return f"{path}, line {number}: not TOML: {what}{_meant(what, line)} (the line: {line[:80]})"
+
+
+def _meant(what: str, line: str) -> str:
+    value = line.partition("=")[2].strip()
+    if what == "Invalid value" and value in ("True", "False", "None"):
+        return f": write {value.lower()}" if value != "None" else ": leave the key out instead"
+    if what == "Invalid value" and value[:1].isalpha():
+        return f': text needs quotes, "{value}"'
+    if what in ("Cannot overwrite a value", "Cannot declare", "Cannot mutate immutable namespace"):
+        return ": the key or section is there twice"
+    return ""
+
+
+def _change(tree: dict[str, Any], keys: list[str], text: str, place: str, origin: Origin) -> None:
+    path = tuple(int(key) if key.isdigit() else key for key in keys)
+    node: Any = tree
+    for key in path[:-1]:
+        node = _below(node, key, place)
+    try:
+        node[path[-1]] = _value(text, path)
+    except (IndexError, TypeError):
+        raise ConfigError(f"{place}: there is no entry {path[-1]} to change") from None
+    origin.changes[path] = place
+
+
+def _below(node: Any, key: str | int, place: str) -> Any:
+    try:
+        found = node[key] if isinstance(key, int) else node.setdefault(key, {})
+    except (IndexError, KeyError, TypeError, AttributeError):
+        raise ConfigError(f"{place}: there is no entry {key} to change") from None
+    if not isinstance(found, dict | list):
+        raise ConfigError(f"{place}: {key} is not a section")
+    return found
+
+
+def _value(text: str, key: Key) -> Any:
+    """TOML's reading of the text. What TOML does not know, or is to be text, is a plain string."""
+    try:
+        value = tomllib.loads(f"v = {text}")["v"]
     except tomllib.TOMLDecodeError:
         return text
-
-
-def _tell(row: Any) -> str:
-    key = ".".join(str(part) for part in row["loc"])
-    if row["type"] == "extra_forbidden":
-        known = _known(row["loc"][:-1])
-        close = difflib.get_close_matches(str(row["loc"][-1]), known, n=1)
-        hint = f"; did you mean {close[0]}?" if close else f"; known here: {', '.join(known)}"
-        return f"unknown key {key}{hint}"
-    message = str(row["msg"]).removeprefix("Value error, ")
-    return f"{key}: {message} (given: {row['input']!r})" if key else message
-
-
-def _known(loc: tuple[Any, ...]) -> list[str]:
-    model: type[BaseModel] = Config
-    for part in loc:
-        model = model.model_fields[str(part)].annotation  # type: ignore[assignment]
-    return sorted(model.model_fields)
+    wanted = field_of(key)
+    return text if wanted is not None and wanted.annotation is str and not isinstance(value, str) else value

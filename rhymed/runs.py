@@ -15,11 +15,17 @@ from rhymed.places import Places, places
 
 def create(config: Config) -> tuple[Config, Places]:
     """A new folder for this run. A name that is taken gets a number: what an earlier run made is never touched."""
+    config = free(config)
+    return config, save(config)
+
+
+def free(config: Config) -> Config:
+    """The configuration under a name that no run has: its own, else with a number."""
     wanted, number = config.run.name, 1
     while places(config).config.exists():
         number += 1
         config = config.model_copy(update={"run": config.run.model_copy(update={"name": f"{wanted}-{number}"})})
-    return config, save(config)
+    return config
 
 
 def save(config: Config) -> Places:

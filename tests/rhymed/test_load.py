@@ -53,20 +53,31 @@ def test_what_a_run_wrote_down_is_read_again(file: Any) -> None:
     [
         ("trainer.learning_rate=1", "unknown key trainer.learning_rate; known here: "),
         ("trainer.kl_coeff=1", "unknown key trainer.kl_coeff; did you mean kl_coef?"),
-        ("trainr.lr=1", "unknown key trainr; did you mean trainer?"),
-        ("trainer.lr=fast", "trainer.lr: Input should be a valid number"),
-        ("trainer.lr=0", "trainer.lr: Input should be greater than 0 (given: 0)"),
+        ("rollout.lr=1", "unknown key rollout.lr; it belongs to [trainer]"),
+        ("trainr.lr=1", "unknown section trainr; did you mean trainer?"),
+        ("trainer.lr=fast", "trainer.lr = 'fast': a number is needed"),
+        ("trainer.lr='1e-6'", "trainer.lr = '1e-6': it is text: write it without quotes, 1e-6"),
+        ("trainer.lr=true", "trainer.lr = true: it is true, and a number is needed"),
+        ("net.insecure='true'", "net.insecure = 'true': it is text: write it without quotes, true"),
+        ("trainer.lr=0", "trainer.lr = 0: it must be greater than 0"),
         ("trainer.lr=nan", "trainer.lr"),
-        ("rollout.group_size=2.5", "rollout.group_size: Input should be a valid integer"),
-        ("rollout.engine=sglang", "rollout.engine: Input should be 'vllm' or 'trace'"),
-        ("run.name=../up", "run.name"),
-        ("trainer=3", "trainer"),
+        ("trainer.betas=0.9", "trainer.betas = 0.9: a list, [ ... ] is needed"),
+        ("data.args=3", "data.args = 3: a table, { key = value } is needed"),
+        ("rollout.group_size=2.5", "rollout.group_size = 2.5: a whole number is needed"),
+        ("rollout.engine=sglang", "rollout.engine = 'sglang': it must be 'vllm' or 'trace'"),
+        ("data.source=json", "did you mean 'jsonl'?"),
+        ("model.dtype=bf16", "did you mean 'bfloat16'?"),
+        ("model.dtype=fp32", "did you mean 'float32'?"),
+        ("run.name=../up", "run.name = '../up': it may have letters, digits"),
+        ("trainer=3", "trainer = 3: trainer is a section: write [trainer]"),
         ("trainer.lr", "write it as key=value"),
         ("=3", "write it as key=value"),
         ("trainer.lr.x=3", "trainer.lr"),
+        ("eval.datasets.0.samples=3", "there is no entry 0 to change"),
         ("trainer.minibatches=7", "does not divide the 64 samples of a step"),
         ("data.size=2", "data.size = 2 is less than rollout.prompts_per_step = 8"),
-        ("data.source=jsonl", "data.path is needed for data.source = 'jsonl'"),
+        ("data.limit=2", "data.limit = 2 is less than rollout.prompts_per_step = 8"),
+        ("data.source=jsonl", "data: path is needed for source = 'jsonl'"),
         ("schedule.lost_after_s=1", "schedule.lost_after_s must be more than twice"),
     ],
 )
@@ -87,7 +98,11 @@ def test_all_mistakes_are_told_at_once_with_the_file(file: Any) -> None:
         load_config(path, environ={})
     lines = str(caught.value).splitlines()
     assert len(lines) == 3
-    assert all(line.startswith(f"{path}: ") for line in lines)
+    assert lines == [
+        f"{path}, line 5: rollout.workers = -1: it must be greater than or equal to 0",
+        f"{path}, line 2: trainer.lr = 0: it must be greater than 0",
+        f"{path}, line 3: unknown key trainer.foo; known here: {', '.join(sorted(Config().trainer.model_dump()))}",
+    ]
 
 
 @pytest.mark.parametrize(("name", "text"), [("run.toml", "[trainer\n"), ("run.json", "{"), ("run.json", "[1, 2]")])
@@ -106,3 +121,71 @@ def test_missing_file_folder_and_bytes(tmp_path: Path) -> None:
 
 def test_every_default_can_be_written_down_as_json() -> None:
     assert Config.model_validate(json.loads(Config().model_dump_json())) == Config()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "[model]\npath = smol\n",
+            'line 2: not TOML: Invalid value: text needs quotes, "smol" (the line: path = smol)',
+        ),
+        ("[net]\ninsecure = True\n", "line 2: not TOML: Invalid value: write true (the line: insecure = True)"),
+        (
+            "[trainer]\nlr = 1\nlr = 2\n",
+            "line 3: not TOML: Cannot overwrite a value: the key or section is there twice",
+        ),
+        ("[trainer\n", "line 1: not TOML: Expected ']' at the end of a table declaration (the line: [trainer)"),
+    ],
+)
+def test_what_is_not_toml_is_shown_with_its_line(file: Any, text: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(file(text), environ={})
+    assert message in str(caught.value)
+
+
+def test_who_set_the_key_is_the_place(file: Any) -> None:
+    path = file("[trainer]\nlr = 1e-6\n")
+    environ = {"RHYMED_TRAINER__EPOCHS": "none"}
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, ["trainer.lr=-1"], environ)
+    assert str(caught.value).splitlines() == [
+        "environment RHYMED_TRAINER__EPOCHS=none: trainer.epochs = 'none': a whole number is needed",
+        "-o trainer.lr=-1: trainer.lr = -1: it must be greater than 0",
+    ]
+
+
+def test_contradictions_are_told_together_each_at_a_key_that_it_names(file: Any) -> None:
+    path = file(
+        "[trainer]\nsteps = 2\nwarmup_steps = 5\nminibatches = 7\n[net]\nbroker = 'ipc://a'\nstore = 'ipc://a'\n"
+    )
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, environ={})
+    lines = str(caught.value).splitlines()
+    assert lines[0].startswith(f"{path}, line 4: trainer.minibatches = 7 does not divide")
+    assert lines[1].startswith(f"{path}, line 3: trainer.warmup_steps = 5 is more than trainer.steps = 2")
+    assert lines[2].startswith(f"{path}, line 6: net.broker, net.store and net.weights must be")
+
+
+def test_an_entry_of_a_list_has_its_own_line_and_can_be_changed(file: Any) -> None:
+    text = "[eval]\nevery = 2\n[[eval.datasets]]\nname = 'a'\n\n[[eval.datasets]]\nname = 'b'\nsplitt = 'x'\n"
+    path = file(text)
+    with pytest.raises(ConfigError, match=r"line 8: unknown key eval\.datasets\.1\.splitt; did you mean split\?"):
+        load_config(path, environ={})
+    path = file(text.replace("splitt", "split"))
+    assert load_config(path, ["eval.datasets.1.limit=3"], {}).eval.datasets[1].limit == 3
+
+
+def test_text_on_the_command_line_needs_no_quotes() -> None:
+    config = load_config(None, ["run.name=7", "model.revision=1e5"], {})
+    assert (config.run.name, config.model.revision) == ("7", "1e5")
+
+
+def test_a_mistyped_file_is_guessed(file: Any, tmp_path: Path) -> None:
+    file("", "quickstart.toml")
+    with pytest.raises(ConfigError, match=r"did you mean .*quickstart\.toml\?"):
+        load_config(tmp_path / "quickstrat.toml", environ={})
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "config.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"Is a directory.*rhymed run --resume"):
+        load_config(tmp_path / "old", environ={})
