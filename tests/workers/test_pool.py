@@ -56,6 +56,8 @@ class Unprintable(Exception):
     def __str__(self): raise RuntimeError
 """
 
+SLEEP = '        case ["sleep", seconds]: time.sleep(float(seconds)); return 1.0'
+
 ROW = {"prompt": "q", "answer": "4", "big": 10**40}
 
 
@@ -108,12 +110,15 @@ async def test_long_responses_and_integers_of_any_size_pass(make: Callable[..., 
 
 
 @pytest.mark.parametrize("work", ["sleep 60", "spin"])
-async def test_a_hanging_scorer_is_killed_and_replaced(make: Callable[..., Config], work: str) -> None:
+async def test_a_hanging_scorer_is_killed_and_replaced(
+    make: Callable[..., Config], tmp_path: Path, work: str
+) -> None:
     async with Pool(make(timeout_s=2)) as pool:
         outcome = await ask(pool, work)
         assert outcome.timeout
         assert outcome.reward is None
-        assert "reward.timeout_s = 2 s" in str(outcome.error)
+        line = 1 + SCORER.splitlines().index("            while True: pass" if work == "spin" else SLEEP)
+        assert f"reward.timeout_s = 2 s and was killed, at {tmp_path}/scorer.py, line {line}" in str(outcome.error)
         assert (await ask(pool, "reward 2")).reward == 2.0
 
 

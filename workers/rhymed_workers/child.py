@@ -2,14 +2,16 @@
 
 Parent and child speak frames of four length bytes and a MessagePack body over two pipes that user code does not see
 (its stdout is stderr). The first frame down is the configuration (JSON), the first one up is `Ready`; then each
-`Item` is answered by the `Verdict` of the one scorer that it asks, so the parent knows which of them hangs. Scorers
-run in the main thread: `signal.alarm` works there, and only there.
+`Item` is answered by the `Verdict` of the one scorer that it asks, so the parent knows which of them hangs; SIGUSR1
+then makes the child write, as plain text, where it is. Scorers run in the main thread: `signal.alarm` works there,
+and only there.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import faulthandler
 import json
 import os
 import resource
@@ -61,6 +63,7 @@ def main() -> None:
     requests, answers = _claim_pipes()
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    faulthandler.register(signal.SIGUSR1, file=answers, all_threads=False)
     config = Config.model_validate_json(_get(requests) or b"{}")
     _limit_memory(config.reward.memory_gib)
     try:

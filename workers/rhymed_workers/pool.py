@@ -22,12 +22,15 @@ import msgspec
 
 from rhymed.config import Config
 from rhymed.errors import RewardError
+from rhymed_workers.blame import hung_at
 from rhymed_workers.child import HEAD, Item, Ready
 from rhymed_workers.outcome import Outcome, Verdict, combine
 
 log = logging.getLogger(__name__)
 
 START_S = 120.0  # for a child to import its scorer, on a loaded machine
+LOOK_S = 0.5
+OUTERMOST = b"in _run_module_as_main"  # ends the list of a child's frames
 AUTOPSY_S = 1.0
 DEATH_S = 10.0  # for the kernel to bury a killed child
 MAX_STARTS = 3  # failed starts in a row after which the pool is broken
@@ -108,11 +111,26 @@ class Child:
                 await self._write(msgspec.msgpack.encode(item))
                 return msgspec.msgpack.decode(await self._read(), type=Verdict)
         except TimeoutError:
+            place = hung_at(await self._look(), name.rpartition(":")[0])
             await self.kill()
-            error, late = f"{name} took longer than reward.timeout_s = {self._timeout_s:g} s and was killed", True
+            error, late = (
+                f"{name} took longer than reward.timeout_s = {self._timeout_s:g} s and was killed{place}",
+                True,
+            )
         except (Dead, msgspec.MsgspecError) as nonsense:
             error, late = f"{name}: the scoring process ended with {await self._autopsy(nonsense)}", False
         return Verdict(error=error, timeout=late, seconds=time.monotonic() - began)
+
+    async def _look(self) -> str:
+        """What the child is doing at this moment, in faulthandler's words; empty if it does not say."""
+        assert self._process.stdout is not None
+        text = b""
+        with contextlib.suppress(TimeoutError, ProcessLookupError, ConnectionError):
+            self._process.send_signal(signal.SIGUSR1)
+            async with asyncio.timeout(LOOK_S):
+                while OUTERMOST not in text and (more := await self._process.stdout.read(1 << 16)):
+                    text += more
+        return text.decode(errors="replace")
 
     async def kill(self) -> None:
         """Kill the process and all that it started, and wait for its end. Again: only wait."""
