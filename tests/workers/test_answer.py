@@ -1,7 +1,7 @@
 import pytest
 
 from rhymed.errors import RewardError
-from rhymed_workers.answer import extract, last_number, reference, reference_text
+from rhymed_workers.answer import extract, ground_truth, last_number, normal, reference, reference_text
 
 
 def test_full_leaves_the_text_untouched() -> None:
@@ -79,3 +79,16 @@ def test_reference_text_reads_gsm8k() -> None:
         reference_text({"answer": " "})
     with pytest.raises(RewardError, match="not dict"):
         reference_text({"answer": {}})
+
+
+def test_normal_writes_numbers_without_separators_and_blanks_once() -> None:
+    assert [normal(text) for text in (" 1,234.50 ", "+7", "a\n b", "1,2", "1,234 cats")] == [
+        "1234.50", "7", "a b", "1,2", "1,234 cats",
+    ]  # fmt: skip
+
+
+def test_ground_truth_is_gsm8ks_number_unless_it_was_prepared() -> None:
+    assert ground_truth({"answer": "so\n#### 1,080"}) == "1080"
+    assert ground_truth({"answer": "so\n#### x = 2"}) == "x = 2"
+    assert ground_truth({"reward_model": {"ground_truth": "#### 1,080"}}) == "#### 1,080"
+    assert ground_truth({"answer": ["4", "four"]}) == ["4", "four"]
