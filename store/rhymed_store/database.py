@@ -16,7 +16,7 @@ from typing import Any, Self
 import lmdb
 
 from rhymed.errors import StoreDamaged, StoreError
-from rhymed_store.records import RESCUE, SCHEMA
+from rhymed_store.records import SCHEMA
 from rhymed_store.stream import Stream
 
 TABLES = {
@@ -64,9 +64,9 @@ class Reader(Database):
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        if not _is_file(folder / "data.mdb"):
-            raise StoreError(f"{folder} is not a run's store: there is no data.mdb in it")
         with self._explained(), contextlib.ExitStack() as opened:
+            if not (folder / "data.mdb").exists():
+                raise StoreError(f"{folder} has no data.mdb: no store process has opened it yet")
             self._env = lmdb.open(
                 str(folder),
                 map_size=0,  # as large as its writer made it
@@ -78,6 +78,8 @@ class Reader(Database):
             opened.callback(self._env.close)
             self._env.reader_check()  # a reader that was killed must not hold back the writer
             self._is_whole()
+            if not self._env.stat()["entries"]:
+                raise StoreError(f"{folder} is empty: no store process has opened it yet")
             self._open_tables(create=False)
             with self.read() as txn:
                 found = self.number(txn, "schema", SCHEMA)
@@ -104,15 +106,14 @@ class Reader(Database):
     def _explained(self) -> Iterator[None]:
         try:
             yield
-        except (lmdb.NotFoundError, lmdb.ReadonlyError):
-            raise StoreError(f"{self.folder} is empty: no run has opened it yet") from None
+        except (PermissionError, lmdb.ReadonlyError):
+            raise StoreError(
+                f"{self.folder} belongs to {owner(self.folder)}: you must be able to read data.mdb and write"
+                " lock.mdb; ask for that, or for a file of `rhymed history export`"
+            ) from None
         except (lmdb.Error, struct.error) as error:
-            if "Permission denied" in str(error):
-                raise StoreError(
-                    f"{self.folder} belongs to {_owner(self.folder)}: a reader needs to read data.mdb and to write"
-                    " lock.mdb; ask for that, or for a file of `rhymed history export`"
-                ) from None
-            raise StoreDamaged(f"{self.folder} cannot be read: {error}; {RESCUE}") from None
+            what = str(error).removeprefix(f"{self.folder}: ")
+            raise StoreDamaged(f"{self.folder} is damaged ({what}); check the disk, and restore data.mdb") from None
 
     def close(self) -> None:
         self._opened.close()
@@ -130,14 +131,8 @@ def wrong_schema(folder: Path, found: int) -> str:
     return f"{folder} is of schema {found}, this program reads {SCHEMA}; use a new run"
 
 
-def _is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except PermissionError:
-        raise StoreError(f"{path.parent} belongs to {_owner(path.parent)}, who does not let others read it") from None
-
-
-def _owner(path: Path) -> str:
+def owner(path: Path) -> str:
+    """Whose it is, or the nearest folder above that can be seen."""
     for place in (path, *path.parents):
         with contextlib.suppress(OSError, KeyError):
             return place.owner()

@@ -151,6 +151,17 @@ class History(Database):
             raise errors.StoreError(wrong_schema(self.folder, found))
 
 
+def is_open(folder: Path) -> bool:
+    """Whether a store process, of this machine, has the folder."""
+    if not (folder / "writer.lock").exists():
+        return False
+    try:
+        os.close(_lock(folder))
+    except errors.StoreError:
+        return True
+    return False
+
+
 def _lock(folder: Path) -> int:
     """Descriptor of the folder's lock. LMDB lets writers take turns; that one run has one store is our rule."""
     descriptor = os.open(folder / "writer.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

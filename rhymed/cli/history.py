@@ -1,0 +1,237 @@
+"""`rhymed history`: look into the store of a run, take it elsewhere, or start the next run with it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rhymed.cli.options import LATEST, add_override, example
+
+if TYPE_CHECKING:
+    from rhymed.config import Config
+
+
+def add(commands: Any) -> None:
+    top = _parser(
+        commands,
+        "history",
+        "look into the store of a run, export it, import it",
+        "rhymed history stats                           # how much, how long, how alike",
+        "rhymed history show                            # the prompts",
+        "rhymed history show 'how many apples'          # one prompt, epochs side by side",
+        "rhymed history export samples.parquet          # every sample as a row",
+        "rhymed history import next.toml runs/latest    # history for the next run",
+    )
+    verbs = top.add_subparsers(dest="verb", required=True, metavar="VERB")
+    _add_stats(verbs)
+    _add_show(verbs)
+    _add_export(verbs)
+    _add_import(verbs)
+
+
+def _parser(commands: Any, name: str, about: str, *examples: str) -> Any:
+    description = f"{about[0].upper()}{about[1:]}."
+    return commands.add_parser(name, help=about, description=description, **example(*examples))
+
+
+def _add_run(parser: Any) -> None:
+    parser.add_argument("--run", type=Path, metavar="FOLDER", default=LATEST, help=f"default: {LATEST}")
+
+
+def _count(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError("at least 1")
+    return number
+
+
+def _add_stats(verbs: Any) -> None:
+    about = "samples, lengths and rewards of each epoch, and how alike epochs are"
+    parser = _parser(verbs, "stats", about, "rhymed history stats --run runs/quickstart")
+    _add_run(parser)
+    parser.add_argument("--prompts", type=_count, metavar="N", help="look at so many prompts (default: 2000)")
+    parser.add_argument("--json", action="store_true", help="as one JSON object")
+    parser.set_defaults(handler=show_stats)
+
+
+def _add_show(verbs: Any) -> None:
+    parser = _parser(
+        verbs,
+        "show",
+        "list the prompts, or show one with its responses side by side",
+        "rhymed history show",
+        "rhymed history show 3f2a --epochs 0,4",
+        "rhymed history show 'how many apples' --limit 8",
+    )
+    parser.add_argument("prompt", nargs="?", metavar="PROMPT", help="id, beginning of an id, or words of its text")
+    _add_run(parser)
+    parser.add_argument(
+        "--epochs", metavar="N,N", help="which ones (default: the last that fit); -1: newest imported"
+    )
+    parser.add_argument("--limit", type=_count, metavar="N", help="prompts (default: 20), or responses (default: 4)")
+    parser.add_argument("--json", action="store_true", help="one JSON object a prompt, or a sample, and line")
+    parser.set_defaults(handler=show)
+
+
+def _add_export(verbs: Any) -> None:
+    parser = _parser(
+        verbs,
+        "export",
+        "write every sample as a row of a parquet or JSONL file",
+        "rhymed history export samples.parquet",
+        "rhymed history export samples.jsonl --force",
+    )
+    parser.add_argument("out", type=Path, metavar="OUT", help="file.parquet or file.jsonl")
+    _add_run(parser)
+    parser.add_argument("--force", action="store_true", help="replace OUT if it exists")
+    parser.set_defaults(handler=export)
+
+
+def _add_import(verbs: Any) -> None:
+    parser = _parser(
+        verbs,
+        "import",
+        "an earlier run's responses as history of a run that is to come",
+        "rhymed history import next.toml runs/quickstart",
+        "rhymed history import next.toml samples.parquet --all",
+    )
+    parser.add_argument("config", type=Path, metavar="CONFIG", help="TOML file of the run, or its folder")
+    parser.add_argument(
+        "source", type=Path, metavar="SOURCE", help="the earlier run's folder, or an exported .parquet"
+    )
+    parser.add_argument("--all", action="store_true", help="also prompts that are not in the run's data")
+    add_override(parser)
+    parser.set_defaults(handler=bring)
+
+
+def show_stats(arguments: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from rhymed.history.folder import open_folder
+    from rhymed.history.stats import MOST_PROMPTS, render, stats
+
+    with open_folder(arguments.run) as folder:
+        found = stats(folder.browse, arguments.prompts or MOST_PROMPTS)
+        if arguments.json:
+            print(json.dumps(found.json(), indent=2))
+        else:
+            Console(highlight=False, markup=False).print(render(found, folder.name))
+    return 0
+
+
+def show(arguments: argparse.Namespace) -> int:
+    from rhymed.history import show as view
+    from rhymed.history.folder import open_folder
+
+    with open_folder(arguments.run) as folder:
+        ids = view.find(folder.browse, arguments.prompt) if arguments.prompt else folder.browse.ids()
+        if not arguments.prompt or len(ids) > 1:
+            rows = view.listing(folder.browse, ids[: arguments.limit or 20])
+            return _print(rows, arguments.json, lambda: view.render_listing(rows, len(ids)))
+        epochs = _epochs(arguments.epochs)
+        shown = view.columns(folder, ids[0], epochs, _width())
+        if arguments.json:
+            from rhymed.history.export import plain
+            from rhymed.history.export import rows as samples
+
+            steps = {response.info.id.step for one in shown.values() for response in one}
+            return _print([plain(row) for row in samples(folder, ids[0]) if row["step"] in steps], True)
+        status = _print([], False, lambda: view.render(folder, ids[0], shown, arguments.limit or 4))
+        if folder.missing:
+            print(f"token ids, not text: {folder.missing}", file=sys.stderr)
+        return status
+
+
+def _print(rows: list[dict[str, Any]], as_json: bool, render: Any = None) -> int:
+    if as_json:
+        for row in rows:
+            print(json.dumps(row, ensure_ascii=False))
+    else:
+        from rich.console import Console
+
+        Console(highlight=False, markup=False).print(render())
+    return 0
+
+
+def _width() -> int:
+    from rich.console import Console
+
+    return Console().width
+
+
+def _epochs(text: str | None) -> list[int] | None:
+    from rhymed.errors import ConfigError
+
+    if text is None:
+        return None
+    try:
+        return sorted({int(part) for part in text.split(",")})
+    except ValueError:
+        raise ConfigError(f"--epochs {text}: write numbers with commas between them, e.g. --epochs 0,4") from None
+
+
+def export(arguments: argparse.Namespace) -> int:
+    from rhymed.history.export import export as write
+    from rhymed.history.folder import open_folder
+
+    with open_folder(arguments.run) as folder:
+        done = write(folder, arguments.out, force=arguments.force)
+        print(f"{arguments.out}: {done.samples:,} samples of {done.prompts:,} prompts, {done.tokens:,} tokens")
+        if folder.missing:
+            print(f"without text: {folder.missing}", file=sys.stderr)
+    return 0
+
+
+def bring(arguments: argparse.Namespace) -> int:
+    import asyncio
+
+    from rhymed.data import prompt_id
+    from rhymed.errors import ConfigError
+    from rhymed.history import bring as into
+    from rhymed.history.past import open_past
+    from rhymed.places import places
+    from rhymed.sources import load_rows
+
+    config = _target(arguments)
+    if places(config).folder == arguments.source.resolve():
+        raise ConfigError(f"{arguments.source} is the folder of CONFIG's own run: its history is there already")
+    with open_past(arguments.source) as past:
+        whose = f"the model of {arguments.config}"
+        own = into.vocabulary_of(config)
+        own.check(past.vocabulary, whose, str(arguments.source))
+        if own.size and not (own.fingerprint and past.vocabulary.fingerprint):
+            into.check_ids(past, own.size, whose)
+        wanted = None if arguments.all else {prompt_id(row) for row in load_rows(config)}
+        report = asyncio.run(into.bring(past, config, wanted))
+    _tell(arguments, config, report)
+    return 0
+
+
+def _target(arguments: argparse.Namespace) -> Config:
+    """Of the run that gets the history: a folder's own, the living one, or the next of that name."""
+    from rhymed.load import load_config
+    from rhymed.places import places
+    from rhymed.runs import free
+    from rhymed_store.history import is_open
+
+    path = arguments.config / "config.json" if arguments.config.is_dir() else arguments.config
+    config = load_config(path, arguments.override)
+    if path.name == "config.json" or is_open(places(config).database):
+        return config
+    return free(config)
+
+
+def _tell(arguments: argparse.Namespace, config: Config, report: Any) -> None:
+    from rhymed.places import places
+
+    where = places(config)
+    epochs = "step -1" if report.epochs == 1 else f"steps -{report.epochs} to -1"
+    print(f"{where.folder}: {report.samples:,} samples of {report.prompts:,} prompts imported", end="")
+    print(f", {report.tokens:,} tokens, as {epochs}" if report.samples else "")
+    for reason, count in report.left_out.most_common():
+        print(f"left out {count:,} samples: {reason}")
+    if not where.config.exists():
+        print(f"`rhymed run {arguments.config}` starts with this history, as run {config.run.name}")

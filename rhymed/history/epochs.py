@@ -1,0 +1,30 @@
+"""Which epoch of a prompt a step is, and what it is called. Pure.
+
+An epoch is the ordinal of a prompt's training steps, from 0. Imported history keeps its negative step, so -1 comes
+right before epoch 0; evaluations keep their step, from EVAL, and so come after all epochs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rhymed.messages import EVAL
+
+
+def epochs_of(steps: Iterable[int]) -> dict[int, int]:
+    """Step -> epoch, of one prompt, ascending."""
+    given = sorted(set(steps))
+    trained = [step for step in given if 0 <= step < EVAL]
+    numbers = {step: number for number, step in enumerate(trained)}
+    return {step: numbers.get(step, step) for step in given}
+
+
+def is_trained(epoch: int) -> bool:
+    return 0 <= epoch < EVAL
+
+
+def title(epoch: int) -> str:
+    """Its name on a screen."""
+    if epoch >= EVAL:
+        return f"eval v{epoch - EVAL}"
+    return f"epoch {epoch}" if epoch >= 0 else f"imported {epoch}"

@@ -1,0 +1,168 @@
+"""`rhymed history export`: every sample of a store as a row of a parquet or JSONL file. Also the file's schema.
+
+The file appears whole or not at all; no more than a row group of it is ever in memory. Rows are in order of prompt,
+step, index, which reading it as history relies on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rhymed.errors import ConfigError
+from rhymed.history.epochs import epochs_of, is_trained
+from rhymed.history.folder import RunFolder
+from rhymed_store.browse import Response
+
+GROUP_ROWS = 1024
+GROUP_TOKENS = 1 << 20
+META = b"rhymed"
+"""Key of the parquet file's metadata: JSON of the run's name and its `Vocabulary`."""
+
+Write = Callable[[list[dict[str, Any]]], None]
+
+
+class Exported(NamedTuple):
+    samples: int
+    prompts: int
+    tokens: int
+
+
+def arrow() -> Any:
+    """pyarrow, with `pyarrow.parquet`."""
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise ConfigError("parquet files need pyarrow: pip install 'rhymed[data]'; or name a .jsonl file") from None
+    return pyarrow
+
+
+def schema() -> Any:
+    """Columns of the file. `epoch` is null for imported history (step < 0) and evaluations (step >= 2^30)."""
+    pa = arrow()
+    return pa.schema(
+        [
+            ("prompt_id", pa.string()),
+            ("row", pa.string()),  # JSON; null where the store was not given it
+            ("epoch", pa.int32()),
+            ("step", pa.int32()),
+            ("index", pa.int32()),
+            ("policy_version", pa.int32()),  # the oldest among its tokens; null without tokens
+            ("length", pa.int32()),
+            ("finish_reason", pa.string()),
+            ("reward", pa.float64()),  # null: not scored
+            ("state", pa.string()),
+            ("prompt_tokens", pa.list_(pa.uint32())),
+            ("tokens", pa.list_(pa.uint32())),
+            ("text", pa.string()),  # null without a tokenizer
+        ]
+    )
+
+
+def export(folder: RunFolder, out: Path, *, force: bool = False) -> Exported:
+    """Raises `ConfigError` for a name it does not know, or a file that is there and not `force`."""
+    kinds = {".parquet": _parquet, ".jsonl": _jsonl}
+    if out.suffix not in kinds:
+        raise ConfigError(f"{out}: name a file that ends in {' or '.join(kinds)}")
+    if out.is_dir() or (out.exists() and not force):
+        raise ConfigError(f"{out} exists: name another file, or replace it with --force")
+    if not out.parent.is_dir():
+        raise ConfigError(f"{out.parent} is not a folder: make it first")
+    with _whole(out) as made, kinds[out.suffix](folder, made) as write:
+        return _copy(folder, write)
+
+
+def _copy(folder: RunFolder, write: Write) -> Exported:
+    group: list[dict[str, Any]] = []
+    samples = prompts = tokens = waiting = 0
+    for prompt in folder.browse.ids():
+        prompts += 1
+        for row in rows(folder, prompt):
+            group.append(row)
+            waiting += row["length"]
+            if len(group) >= GROUP_ROWS or waiting >= GROUP_TOKENS:
+                write(group)
+                samples, tokens, group, waiting = samples + len(group), tokens + waiting, [], 0
+    if group:
+        write(group)
+    return Exported(samples + len(group), prompts, tokens + waiting)
+
+
+def rows(folder: RunFolder, prompt: str) -> list[dict[str, Any]]:
+    """One prompt's samples, keys as in `schema`."""
+    responses = folder.browse.responses(prompt)
+    numbers = epochs_of(response.info.id.step for response in responses)
+    texts = folder.decode([response.tokens for response in responses]) if folder.decode else [None] * len(responses)
+    row = folder.browse.row(prompt)
+    return [
+        _row(response, row, numbers[response.info.id.step], text)
+        for response, text in zip(responses, texts, strict=True)
+    ]
+
+
+def _row(response: Response, row: str | None, epoch: int, text: str | None) -> dict[str, Any]:
+    info = response.info
+    return {
+        "prompt_id": info.id.prompt,
+        "row": row,
+        "epoch": epoch if is_trained(epoch) else None,
+        "step": info.id.step,
+        "index": info.id.index,
+        "policy_version": min((version for version, _ in info.versions), default=None),
+        "length": info.length,
+        "finish_reason": info.finish_reason,
+        "reward": info.reward,
+        "state": response.state,
+        "prompt_tokens": response.prompt_tokens,
+        "tokens": response.tokens,
+        "text": text,
+    }
+
+
+def plain(row: dict[str, Any]) -> dict[str, Any]:
+    """The row as JSON can have it."""
+    return {name: value.tolist() if hasattr(value, "tolist") else value for name, value in row.items()}
+
+
+@contextlib.contextmanager
+def _whole(out: Path) -> Iterator[Path]:
+    """A name beside `out` that becomes `out` at the end, and goes when something fails."""
+    try:
+        descriptor, name = tempfile.mkstemp(prefix=f".{out.name}-", dir=out.parent)
+    except OSError as error:
+        raise ConfigError(f"{out}: {error.strerror}") from None
+    os.close(descriptor)
+    made = Path(name)
+    try:
+        yield made
+        made.chmod(0o644)
+        made.replace(out)
+    finally:
+        made.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _parquet(folder: RunFolder, file: Path) -> Iterator[Write]:
+    pa = arrow()
+    about = {"run": folder.name, **asdict(folder.vocabulary)}
+    columns = schema().with_metadata({META: json.dumps(about).encode()})
+    with pa.parquet.ParquetWriter(file, columns, compression="zstd") as writer:
+        yield lambda group: writer.write_table(pa.Table.from_pylist(group, schema=columns))
+
+
+@contextlib.contextmanager
+def _jsonl(folder: RunFolder, file: Path) -> Iterator[Write]:
+    with file.open("w") as opened:
+
+        def write(group: list[dict[str, Any]]) -> None:
+            for row in group:
+                opened.write(json.dumps(plain(row), ensure_ascii=False) + "\n")
+
+        yield write

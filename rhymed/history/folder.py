@@ -1,0 +1,122 @@
+"""The store of a run's folder, opened to be looked at, and the tokenizer that its tokens are of.
+
+Works beside a living run, and on a folder that was moved: everything is found from the folder itself. Without a
+tokenizer there is no text, and the reason is told; that is never an error by itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from rhymed.config import Config
+from rhymed.errors import ConfigError, RhymedError
+from rhymed.history.vocabulary import Vocabulary, read_vocabulary
+from rhymed_store.browse import Browse
+from rhymed_store.database import Reader, owner
+
+Decode = Callable[[Sequence[Any]], list[str]]
+
+
+@dataclass
+class RunFolder:
+    """`missing`: why there is no text, once `decode` was asked for."""
+
+    folder: Path
+    browse: Browse
+    missing: str = ""
+
+    @cached_property
+    def config(self) -> Config | None:
+        """None where there is none, or one of another release."""
+        try:
+            return Config.model_validate_json((self.folder / "config.json").read_text())
+        except (OSError, ValueError):
+            return None
+
+    @cached_property
+    def name(self) -> str:
+        return self.config.run.name if self.config else self.folder.resolve().name
+
+    @cached_property
+    def tokenizer(self) -> Path | None:
+        """A file tokenizer.json: of the newest checkpoint, else of the model."""
+        if self.config is not None and self.config.rollout.engine == "trace":
+            self.missing = "the trace engine has no tokenizer"
+            return None
+        kept = sorted(self.folder.glob("checkpoints/*/tokenizer.json"), key=lambda file: file.stat().st_mtime)
+        if kept:
+            return kept[-1]
+        if self.config is None:
+            self.missing = f"{self.folder} has no config.json that this release reads, so its model is not known"
+            return None
+        return self._of_model(self.config)
+
+    def _of_model(self, config: Config) -> Path | None:
+        file = Path(config.model.path).expanduser() / "tokenizer.json"
+        if file.is_file():  # text needs nothing else of the model
+            return file
+        from rhymed.models import resolve_model
+
+        try:
+            return resolve_model(config) / "tokenizer.json"
+        except (RhymedError, OSError) as error:
+            self.missing = str(error)
+            return None
+
+    @cached_property
+    def decode(self) -> Decode | None:
+        """Arrays of token ids to text, special tokens included; None: see `missing`."""
+        if self.tokenizer is None:
+            return None
+        from tokenizers import Tokenizer
+
+        tokenizer = Tokenizer.from_file(str(self.tokenizer))
+        return lambda arrays: list(
+            tokenizer.decode_batch([array.tolist() for array in arrays], skip_special_tokens=False)
+        )
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        if self.tokenizer is not None:
+            return read_vocabulary(self.tokenizer)
+        traced = self.config is not None and self.config.rollout.engine == "trace"
+        return Vocabulary(size=self.config.trace.vocabulary if self.config and traced else None)
+
+
+@contextlib.contextmanager
+def open_folder(folder: Path) -> Iterator[RunFolder]:
+    """Raises `ConfigError` where there is no store, `StoreError` where it cannot be read."""
+    try:
+        folder, store = _find(folder)
+    except PermissionError:
+        raise ConfigError(f"{folder} belongs to {owner(folder)}, and you may not look into it") from None
+    with Reader(store) as reader:
+        yield RunFolder(folder, Browse(reader))
+
+
+def _find(folder: Path) -> tuple[Path, Path]:
+    """The run's folder and its store; the store's own folder is taken as well."""
+    store = folder / "store"
+    if not folder.exists():
+        raise ConfigError(f"{folder} does not exist: name a run's folder, e.g. runs/quickstart")
+    if (folder / "data.mdb").is_file():
+        return folder.resolve().parent, folder
+    if not store.is_dir():
+        raise ConfigError(f"{folder} has no store in it: name a run's folder, e.g. runs/quickstart")
+    return folder, store
+
+
+def prompt_text(row: str | None) -> str:
+    """What the row asks, in one piece; a chat's messages one after another."""
+    if row is None:
+        return "(its row is not in the store)"
+    prompt = json.loads(row).get("prompt", row)
+    if isinstance(prompt, list):
+        return "\n".join(f"{message.get('role')}: {message.get('content')}" for message in prompt)
+    return str(prompt)

@@ -1,0 +1,73 @@
+"""How much one epoch rhymes with the one before: in its tokens, and in which prompts are long. Pure numpy.
+
+A simple drafter stands for any: it matches the last three tokens in the earlier responses to the same prompt, else
+the last two, else one, and predicts what followed most often. What it gets right, speculative decoding may draft.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+LONGEST_MATCH = 3  # tokens
+
+Ints = NDArray[np.int64]
+
+
+def predicted(before: Sequence[NDArray[Any]], now: Sequence[NDArray[Any]]) -> int:
+    """How many tokens of `now` the drafter would have predicted from `before`; of several best ones it takes any."""
+    vocabulary, ranks = np.unique(np.concatenate([*before, *now]), return_inverse=True)
+    size = len(vocabulary) + 1  # 0 stands before the beginning of a response
+    seen, seen_next = _windows(ranks, 0, before, size)
+    asked, asked_next = _windows(ranks, sum(map(len, before)), now, size)
+    guess = np.zeros(len(asked_next), np.int64)  # 0: none
+    for length in range(LONGEST_MATCH, 0, -1):
+        low = size**length  # a window of fewer tokens is the last digits of a longer one
+        contexts, best = _most_frequent(seen % low, seen_next, size)
+        at = np.searchsorted(contexts, asked % low)
+        at[at == len(contexts)] = 0
+        known = (contexts[at] == asked % low) & (guess == 0) if len(contexts) else np.zeros(len(guess), bool)
+        guess[known] = best[at[known]]
+    return int(np.count_nonzero(guess == asked_next))
+
+
+def _windows(ranks: Any, start: int, responses: Sequence[Any], size: int) -> tuple[Ints, Ints]:
+    """For every token: the three before it as one number to the base `size`, and itself; both from 1."""
+    windows, tokens = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    for response in responses:
+        own = ranks[start : start + len(response)].astype(np.int64) + 1
+        padded = np.concatenate([np.zeros(LONGEST_MATCH, np.int64), own])
+        window = np.zeros(len(own), np.int64)
+        for offset in range(LONGEST_MATCH):
+            window = window * size + padded[offset : offset + len(own)]
+        windows.append(window)
+        tokens.append(own)
+        start += len(response)
+    return np.concatenate(windows), np.concatenate(tokens)
+
+
+def _most_frequent(contexts: Ints, following: Ints, size: int) -> tuple[Ints, Ints]:
+    """The different contexts, ascending, and what followed each most often."""
+    different, number = np.unique(contexts, return_inverse=True)
+    pairs, counts = np.unique(number * size + following, return_counts=True)
+    order = np.lexsort((counts, pairs // size))
+    last = np.flatnonzero(np.diff(pairs[order] // size, append=-1))
+    return different, pairs[order][last] % size
+
+
+def rank_correlation(left: Sequence[float], right: Sequence[float]) -> float | None:
+    """Spearman's; None where it is not defined: fewer than three, or all equal on one side."""
+    if len(left) < 3 or len(set(left)) == 1 or len(set(right)) == 1:
+        return None
+    return float(np.corrcoef(_ranks(left), _ranks(right))[0, 1])
+
+
+def _ranks(values: Sequence[float]) -> NDArray[np.float64]:
+    """Equal values share the mean of their ranks."""
+    _, inverse, counts = np.unique(np.asarray(values), return_inverse=True, return_counts=True)
+    ends = np.cumsum(counts)
+    ranks: NDArray[np.float64] = (ends - (counts - 1) / 2)[inverse]
+    return ranks

@@ -1,0 +1,160 @@
+"""`rhymed history show`: a store's prompts, and one prompt's responses side by side, an epoch a column.
+
+Pure but for reading the store: what is found comes back as tables.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections import defaultdict
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from rhymed.errors import DataError
+from rhymed.history.epochs import epochs_of, is_trained, title
+from rhymed.history.folder import RunFolder, prompt_text
+from rhymed_store.browse import Browse, Response
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+COLUMN_WIDTH = 36  # characters below which a response is no pleasure to read
+MOST_COLUMNS = 3
+TOKEN_IDS = 40  # of a response that are shown where there is no tokenizer
+BOILERPLATE = 20  # characters that all prompts begin with, from which on they are shown once
+
+
+def find(browse: Browse, wanted: str) -> list[str]:
+    """Prompts that are meant: an id or its beginning (four digits), else all whose text has these words in a row."""
+    ids = browse.ids()
+    if re.fullmatch(r"[0-9a-f]{4,16}", wanted) and (found := [one for one in ids if one.startswith(wanted)]):
+        return found
+    words = " ".join(wanted.split()).casefold()
+    found = [prompt for prompt in ids if words in " ".join(prompt_text(browse.row(prompt)).split()).casefold()]
+    if not found:
+        raise DataError(
+            f"no prompt whose id begins with, or whose text has, {wanted!r} among {len(ids)} with samples;"
+            " `rhymed history show` lists them"
+        )
+    return found
+
+
+def listing(browse: Browse, ids: list[str]) -> list[dict[str, Any]]:
+    """A row for each of these prompts."""
+    return [_listed(browse, prompt) for prompt in ids]
+
+
+def _listed(browse: Browse, prompt: str) -> dict[str, Any]:
+    found = browse.headers(prompt)
+    epochs = epochs_of(sample.step for sample, _ in found).values()
+    rewards = [reward for sample, record in found if (reward := record.info(sample).reward) is not None]
+    return {
+        "prompt": prompt,
+        "epochs": sum(map(is_trained, epochs)),
+        "samples": len(found),
+        "length_mean": fmean(record.length for _, record in found),
+        "reward_mean": fmean(rewards) if rewards else None,
+        "text": prompt_text(browse.row(prompt)),
+    }
+
+
+def render_listing(rows: list[dict[str, Any]], there: int) -> RenderableType:
+    from rich import box
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    texts = [" ".join(row["text"].split()) for row in rows]
+    start = os.path.commonprefix(texts) if len(texts) > 1 else ""  # noqa: RUF071 - of texts, not of paths
+    start = start[: start.rfind(" ") + 1] if len(start) > BOILERPLATE else ""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, expand=True)
+    for column in ("prompt", "epochs", "samples", "length", "reward"):
+        table.add_column(column, justify="left" if column == "prompt" else "right", no_wrap=True)
+    table.add_column("text", no_wrap=True, overflow="ellipsis", ratio=1)
+    for row, text in zip(rows, texts, strict=True):
+        table.add_row(
+            row["prompt"],
+            str(row["epochs"]),
+            str(row["samples"]),
+            f"{row['length_mean']:.1f}",
+            "-" if row["reward_mean"] is None else f"{row['reward_mean']:.3f}",
+            Text(visible(f"… {text.removeprefix(start)}" if start else text)),
+        )
+    left = there - len(rows)
+    notes = [f"all texts begin: {visible(start)}…"] if start else []
+    notes += [f"{left:,} more: --limit {there} shows them; or name one by id or words"] if left else []
+    return Group(table, *notes)
+
+
+def columns(folder: RunFolder, prompt: str, epochs: list[int] | None, width: int) -> dict[int, list[Response]]:
+    """Epoch -> responses, oldest first: those asked for, else the last that fit. Training goes before the rest."""
+    responses = folder.browse.responses(prompt)
+    numbers = epochs_of(response.info.id.step for response in responses)
+    found: dict[int, list[Response]] = defaultdict(list)
+    for response in responses:
+        found[numbers[response.info.id.step]].append(response)
+    if epochs is None:
+        best = [epoch for epoch in found if is_trained(epoch)] or list(found)
+        epochs = sorted(best)[-max(1, min(MOST_COLUMNS, width // COLUMN_WIDTH)) :]
+    for epoch in epochs:
+        if epoch not in found:
+            raise DataError(f"prompt {prompt} has no {title(epoch)}; it has {', '.join(map(title, sorted(found)))}")
+    return {epoch: found[epoch] for epoch in epochs}
+
+
+def render(folder: RunFolder, prompt: str, shown: dict[int, list[Response]], limit: int) -> RenderableType:
+    """`limit`: responses an epoch."""
+    from rich.console import Group
+    from rich.text import Text
+
+    row = folder.browse.row(prompt)
+    parts: list[Any] = [f"prompt {prompt}", Text(visible(prompt_text(row)))]
+    rest = {name: value for name, value in json.loads(row or "{}").items() if name != "prompt"}
+    if rest:
+        parts.append(Text("row: " + visible(json.dumps(rest, ensure_ascii=False)), style="dim"))
+    return Group(*parts, "", _side_by_side(folder, shown, limit))
+
+
+def _side_by_side(folder: RunFolder, shown: dict[int, list[Response]], limit: int) -> RenderableType:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_lines=False, expand=True)
+    for epoch, responses in shown.items():
+        rewards = [response.info.reward for response in responses if response.info.reward is not None]
+        reward = f", reward {fmean(rewards):.3f}" if rewards else ""
+        table.add_column(f"{title(epoch)} (step {responses[0].info.id.step}){reward}", ratio=1)
+    most = max(len(responses) for responses in shown.values())
+    for number in range(min(limit, most)):
+        row = [_cell(folder, one[number]) if number < len(one) else "" for one in shown.values()]
+        table.add_row(*row, end_section=False)
+        table.add_row()
+    if most > limit:
+        table.caption = f"{most - limit} more an epoch: --limit {most}"
+        table.caption_justify = "left"
+    return table
+
+
+def _cell(folder: RunFolder, response: Response) -> Any:
+    from rich.text import Text
+
+    info = response.info
+    reward = "unscored" if info.reward is None else f"reward {info.reward:g}"
+    cut = "" if info.finish_reason == "stop" else f", {info.finish_reason}"
+    dropped = f", dropped: {response.reason or 'no reason kept'}" if response.state == "dropped" else ""
+    head = f"#{info.id.index}  {reward}, {info.length} tokens{cut}{dropped}\n"
+    return Text.assemble((head, "bold"), visible(text_of(folder, response)))
+
+
+def text_of(folder: RunFolder, response: Response) -> str:
+    if folder.decode is not None:
+        return folder.decode([response.tokens])[0]
+    ids = " ".join(map(str, response.tokens[:TOKEN_IDS].tolist()))
+    return ids + (" ..." if len(response.tokens) > TOKEN_IDS else "")
+
+
+def visible(text: str) -> str:
+    """Without what would steer a terminal: a response may hold any character."""
+    return "".join(c if c.isprintable() or c == "\n" else " " if c == "\t" else "\ufffd" for c in text)

@@ -1,0 +1,226 @@
+"""`rhymed history stats`: how much is there, how long, how good, and how much each epoch rhymes with the one before.
+
+Sizes are of the whole store. The rest is of a sample of prompts where there are very many (ids are hashes, so every
+n-th is a fair sample), and the tokens read are bounded; what was looked at is in the result.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import asdict, dataclass, field
+from statistics import fmean, median
+from typing import TYPE_CHECKING, Any
+
+from rhymed.history.epochs import epochs_of, is_trained, title
+from rhymed.history.rhyme import predicted, rank_correlation
+from rhymed_store.browse import Browse, Totals
+from rhymed_store.reads import Found
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+MOST_PROMPTS = 2000  # whose headers are read
+MOST_TOKENS = 4_000_000  # read for the similarity, seconds
+
+
+@dataclass
+class Epoch:
+    """One of all prompts that were looked at, or imported history, or an evaluation."""
+
+    lengths: list[int] = field(default_factory=list)
+    rewards: list[float] = field(default_factory=list)
+    means: dict[str, float] = field(default_factory=dict)  # prompt -> mean length
+    asked: int = 0  # tokens that the drafter was asked for
+    hits: int = 0  # of these, predicted
+
+
+@dataclass(frozen=True)
+class EpochRow:
+    """None: nothing to tell, e.g. of the first epoch."""
+
+    epoch: int  # see rhymed.history.epochs
+    name: str
+    prompts: int
+    samples: int
+    length_mean: float
+    reward_mean: float | None
+    predicted: float | None  # share of tokens that a simple drafter has right from the epoch before
+    rank_correlation: float | None  # of prompts' mean lengths with the epoch before
+
+
+@dataclass(frozen=True)
+class Stats:
+    """Lengths in response tokens; those and the reward are of the training epochs alone."""
+
+    totals: Totals
+    bytes_a_token: float | None
+    prompts: int  # with samples
+    prompts_read: int  # for all that follows
+    prompts_compared: int  # for `predicted`
+    length_mean: float | None
+    length_median: float | None
+    length_max: int | None
+    reward_mean: float | None
+    epochs: list[EpochRow]
+
+    def json(self) -> dict[str, Any]:
+        return {**asdict(self), "totals": self.totals._asdict()}
+
+
+def stats(browse: Browse, most_prompts: int = MOST_PROMPTS, most_tokens: int = MOST_TOKENS) -> Stats:
+    totals, ids = browse.totals(), browse.ids()
+    stride = -(-len(ids) // most_prompts) or 1
+    chosen = ids[::stride]
+    epochs: dict[int, Epoch] = defaultdict(Epoch)
+    compared = 0
+    for prompt in chosen:
+        found = browse.headers(prompt)
+        numbers = _count(epochs, prompt, found)
+        size = sum(record.length for _, record in found)
+        if size <= most_tokens and _has_neighbours(numbers):
+            most_tokens -= size
+            compared += 1
+            _compare(epochs, browse, prompt)
+    lengths = [length for epoch, one in epochs.items() if is_trained(epoch) for length in one.lengths]
+    rewards = [reward for epoch, one in epochs.items() if is_trained(epoch) for reward in one.rewards]
+    return Stats(
+        totals=totals,
+        bytes_a_token=(totals.used_bytes - totals.passing_bytes) / totals.tokens if totals.tokens else None,
+        prompts=len(ids),
+        prompts_read=len(chosen),
+        prompts_compared=compared,
+        length_mean=fmean(lengths) if lengths else None,
+        length_median=median(lengths) if lengths else None,
+        length_max=max(lengths, default=None),
+        reward_mean=fmean(rewards) if rewards else None,
+        epochs=[_row(epoch, epochs[epoch], epochs.get(epoch - 1)) for epoch in sorted(epochs)],
+    )
+
+
+def _count(epochs: dict[int, Epoch], prompt: str, found: list[Found]) -> dict[int, int]:
+    """Add one prompt's headers; returns its steps and their epochs."""
+    numbers = epochs_of(sample.step for sample, _ in found)
+    lengths: dict[int, list[int]] = defaultdict(list)
+    for sample, record in found:
+        epoch = numbers[sample.step]
+        lengths[epoch].append(record.length)
+        reward = record.info(sample).reward
+        if reward is not None:
+            epochs[epoch].rewards.append(reward)
+    for epoch, own in lengths.items():
+        epochs[epoch].lengths.extend(own)
+        epochs[epoch].means[prompt] = fmean(own)
+    return numbers
+
+
+def _has_neighbours(numbers: dict[int, int]) -> bool:
+    return any(epoch - 1 in numbers.values() for epoch in numbers.values())
+
+
+def _compare(epochs: dict[int, Epoch], browse: Browse, prompt: str) -> None:
+    responses = browse.responses(prompt)
+    numbers = epochs_of(response.info.id.step for response in responses)
+    tokens: dict[int, list[Any]] = defaultdict(list)
+    for response in responses:
+        tokens[numbers[response.info.id.step]].append(response.tokens)
+    for epoch, now in tokens.items():
+        if before := tokens.get(epoch - 1):
+            epochs[epoch].asked += sum(map(len, now))
+            epochs[epoch].hits += predicted(before, now)
+
+
+def _row(epoch: int, one: Epoch, before: Epoch | None) -> EpochRow:
+    both = sorted(one.means.keys() & before.means.keys()) if before else []
+    return EpochRow(
+        epoch=epoch,
+        name=title(epoch),
+        prompts=len(one.means),
+        samples=len(one.lengths),
+        length_mean=fmean(one.lengths),
+        reward_mean=fmean(one.rewards) if one.rewards else None,
+        predicted=one.hits / one.asked if one.asked else None,
+        rank_correlation=rank_correlation([before.means[p] for p in both], [one.means[p] for p in both])
+        if before
+        else None,
+    )
+
+
+def render(stats: Stats, name: str) -> RenderableType:
+    """Pure: the tables for people."""
+    from rich.console import Group
+
+    shown = [row for row in stats.epochs if is_trained(row.epoch)]
+    parts: list[Any] = ["\n".join(_head(stats, name, len(shown)))]
+    for rows, comparable in ((shown, True), ([row for row in stats.epochs if not is_trained(row.epoch)], False)):
+        if rows:
+            parts.append(_table(rows))
+        if comparable and any(row.predicted is not None or row.rank_correlation is not None for row in rows):
+            parts.append(_legend(stats))
+    return Group(*parts)
+
+
+def _head(stats: Stats, name: str, epochs: int) -> list[str]:
+    totals = stats.totals
+    lines = [
+        f"{name}: {_some(stats.prompts, 'prompt')}, {_some(totals.samples, 'sample')},"
+        f" {_some(totals.tokens, 'response token')}, {_some(epochs, 'epoch')}"
+    ]
+    size = f"{_size(totals.used_bytes)} used"
+    if stats.bytes_a_token is not None:
+        size += f", {stats.bytes_a_token:.2f} bytes a token at rest"
+    if totals.passing_bytes:
+        size += f" (and {_size(totals.passing_bytes)} until the next checkpoint)"
+    lines.append(size)
+    if stats.length_mean is not None:
+        lines.append(
+            f"length: mean {stats.length_mean:.1f}, median {stats.length_median:g}, max {stats.length_max}"
+            f"   reward: mean {_number(stats.reward_mean, '.3f')}"
+        )
+    if stats.prompts_read < stats.prompts:
+        lines.append(f"from here on, and for lengths and reward: a sample of {stats.prompts_read:,} prompts")
+    return lines
+
+
+def _table(rows: list[EpochRow]) -> RenderableType:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("")
+    for column in ("prompts", "samples", "length", "reward", "predicted", "rank corr."):
+        table.add_column(column, justify="right")
+    for row in rows:
+        table.add_row(
+            row.name,
+            f"{row.prompts:,}",
+            f"{row.samples:,}",
+            f"{row.length_mean:.1f}",
+            _number(row.reward_mean, ".3f"),
+            _number(row.predicted, ".0%"),
+            _number(row.rank_correlation, ".2f"),
+        )
+    return table
+
+
+def _legend(stats: Stats) -> str:
+    of = "" if stats.prompts_compared == stats.prompts else f" ({_some(stats.prompts_compared, 'prompt')} read)"
+    return (
+        f"predicted   tokens that a simple drafter has right from the epoch before{of}\n"
+        "rank corr.  of prompts' mean lengths with the epoch before; 1: the same order"
+    )
+
+
+def _number(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
+
+
+def _some(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'s' * (count != 1)}"
+
+
+def _size(size: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.4g} {unit}"
+        size /= 1024
+    return f"{size:.1f} GiB"

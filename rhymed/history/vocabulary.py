@@ -1,0 +1,38 @@
+"""What token ids mean: the identity of a tokenizer, to keep one run's ids out of another's history."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from rhymed.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    size: int | None = None  # ids are below it; None: not known
+    fingerprint: str = ""  # of all ids and their tokens; empty: not known (the trace engine has no tokens)
+
+    def check(self, other: Vocabulary, whose: str, others: str) -> None:
+        """Raises `ConfigError` when the ids of `other` are known to mean something else."""
+        if self.fingerprint and other.fingerprint and self.fingerprint != other.fingerprint:
+            raise ConfigError(
+                f"{others} was made with another tokenizer ({other.size} tokens, fingerprint {other.fingerprint})"
+                f" than {whose} ({self.size} tokens, fingerprint {self.fingerprint}): its token ids mean something"
+                " else; import from a run of the same model family"
+            )
+
+
+def read_vocabulary(file: Path) -> Vocabulary:
+    """Of a tokenizer.json; with the model's config.json beside it, the size is that of the model's output."""
+    from tokenizers import Tokenizer
+
+    tokens: dict[str, int] = Tokenizer.from_file(str(file)).get_vocab(with_added_tokens=True)
+    text = json.dumps(sorted(tokens.items(), key=lambda item: item[::-1]))
+    size = max(tokens.values(), default=-1) + 1
+    model = file.parent / "config.json"
+    if model.is_file():
+        size = max(size, int(json.loads(model.read_text()).get("vocab_size", 0)))
+    return Vocabulary(size, hashlib.blake2b(text.encode(), digest_size=8).hexdigest())

@@ -1,0 +1,58 @@
+"""Folders of earlier runs, and the command line."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+Done = tuple[int, str, str]
+sys.path[:0] = [str(HERE), str(HERE.parent / "store")]  # `folders`, and `keeping` of the store's own tests
+
+from folders import Sample, two_epochs, write_store, write_tokenizer  # noqa: E402
+
+from rhymed.cli import main  # noqa: E402
+from rhymed.config import Config  # noqa: E402
+
+
+@pytest.fixture(scope="session")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a model's folder has for who only reads text."""
+    return write_tokenizer(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def make_run(tmp_path: Path, tokenizer: Path) -> Callable[..., Path]:
+    """Writes a run's folder as it is found after the run."""
+
+    def make(name: str, samples: Sequence[Sample] | None = None, *, engine: str = "vllm", dropped=()) -> Path:
+        folder = tmp_path / name
+        write_store(folder, two_epochs() if samples is None else samples, dropped)
+        config = {"run": {"name": name, "folder": str(tmp_path)}, "model": {"path": str(tokenizer)}}
+        config |= {"rollout": {"engine": engine}, "trace": {"vocabulary": 258}}
+        (folder / "config.json").write_text(Config.model_validate(config).model_dump_json())
+        return folder
+
+    return make
+
+
+@pytest.fixture
+def run(make_run: Callable[..., Path]) -> Path:
+    return make_run("earlier")
+
+
+@pytest.fixture
+def rhymed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Done]:
+    """`rhymed history ...` at 80 columns: status, standard output, standard error."""
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def call(*arguments: object) -> tuple[int, str, str]:
+        capsys.readouterr()
+        status = main(["history", *map(str, arguments)])
+        done = capsys.readouterr()
+        return status, done.out, done.err
+
+    return call
