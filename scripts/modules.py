@@ -11,8 +11,10 @@ PAGE = ROOT / "docs" / "architecture.md"
 START = "## Modules\n"
 PARTS = (
     "rhymed",
+    "rhymed/check",
     "rhymed/cli",
     "rhymed/bench",
+    "rhymed/history",
     *(f"{part}/rhymed_{part}" for part in ("broker", "store", "workers")),
 )
 

@@ -3,40 +3,71 @@
 from __future__ import annotations
 
 import argparse
+import difflib
+import os
+import re
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from rhymed import __version__
+from rhymed.cli.options import example
+
+EXIT_MISTAKE = 2  # the user has to change something
+EXIT_FAILURE = 1
+EXIT_INTERRUPTED = 130  # as a shell has it for SIGINT
+EXIT_PIPE = 141  # and for SIGPIPE
+
+
+class Parser(argparse.ArgumentParser):
+    """A mistake is told in one line, with what was probably meant."""
+
+    def error(self, message: str) -> NoReturn:
+        chosen = re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message)
+        close = difflib.get_close_matches(chosen[1], re.findall(r"[\w-]+", chosen[2]), n=1) if chosen else []
+        guess = f"; did you mean {close[0]}?" if close else ""
+        self.exit(EXIT_MISTAKE, f"{self.prog}: {message}{guess} (see {self.prog} --help)\n")
 
 
 def parser() -> argparse.ArgumentParser:
     """The whole command line."""
-    from rhymed.cli import bench, broker, model, queues, run, store, worker
+    from rhymed.cli import bench, broker, check, eval, history, model, queues, run, store, worker
 
-    top = argparse.ArgumentParser(
-        prog="rhymed", description="Reinforcement learning whose rollouts rhyme with history."
+    top = Parser(
+        prog="rhymed",
+        description="Reinforcement learning whose rollouts rhyme with history.",
+        **example("rhymed check configs/quickstart.toml", "rhymed run configs/quickstart.toml"),
     )
     top.add_argument("--version", action="version", version=f"rhymed {__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for module in (run, queues, worker, broker, store, model, bench):
+    for module in (check, run, eval, queues, history, worker, broker, store, model, bench):
         module.add(commands)
     return top
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; a user's mistake ends in one clear line and status 2, not in a traceback."""
+    try:
+        status = _call(argv)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # who read us has seen enough, e.g. `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_PIPE
+
+
+def _call(argv: Sequence[str] | None) -> int:
     arguments = parser().parse_args(argv)
-    from rhymed.errors import ConfigError, DataError, RhymedError
+    from rhymed.errors import HOPELESS, RhymedError
 
     handler: Any = arguments.handler
     try:
         return int(handler(arguments) or 0)
-    except (ConfigError, DataError) as error:
-        print(f"rhymed: {error}", file=sys.stderr)
-        return 2
+    except HOPELESS as error:
+        print("\n".join(f"rhymed: {line}" for line in str(error).splitlines()), file=sys.stderr)
+        return EXIT_MISTAKE
     except RhymedError as error:
         print(f"rhymed: {type(error).__name__}: {error}", file=sys.stderr)
-        return 1
+        return EXIT_FAILURE
     except KeyboardInterrupt:
-        return 130
+        return EXIT_INTERRUPTED

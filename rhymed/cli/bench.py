@@ -6,11 +6,15 @@ import argparse
 import json
 from typing import Any
 
+from rhymed.cli.options import example
+
 NAMES = ("store", "broker", "weights")
 
 
 def add(commands: Any) -> None:
-    parser = commands.add_parser("bench", help="measure a part of the system on this machine")
+    parser = commands.add_parser(
+        "bench", help="measure a part of the system on this machine", **example("rhymed bench store --quick")
+    )
     parser.add_argument("name", choices=NAMES)
     parser.add_argument("--quick", action="store_true", help="under a minute, for a look")
     parser.add_argument("--json", action="store_true", help="the result as one JSON object on standard output")

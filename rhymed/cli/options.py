@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rhymed.config import Config
 
 LATEST = Path("runs/latest")
 """`rhymed run` leaves this link to its newest run's folder, so that other commands need no argument."""
+
+
+def example(*lines: str) -> dict[str, Any]:
+    """Arguments for `add_parser`: examples at the end of the help text."""
+    head = "example:" if len(lines) == 1 else "examples:"
+    return {
+        "epilog": "\n  ".join((head, *lines)),
+        "formatter_class": argparse.RawDescriptionHelpFormatter,
+    }
 
 
 def add_config(parser: argparse.ArgumentParser) -> None:

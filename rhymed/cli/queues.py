@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rhymed.cli.options import LATEST
+from rhymed.cli.options import LATEST, example
 from rhymed.marks import COLOURS
 
 if TYPE_CHECKING:
@@ -32,7 +32,11 @@ PURPOSE = {
 
 
 def add(subparsers: Any) -> None:
-    parser = subparsers.add_parser("queues", help="show every queue of a run, and what each worker holds")
+    parser = subparsers.add_parser(
+        "queues",
+        help="show every queue of a run, and what each worker holds",
+        **example("rhymed queues --watch", "rhymed queues --run runs/quickstart --json"),
+    )
     parser.add_argument("--watch", action="store_true", help="refresh every second until the run ends")
     parser.add_argument("--json", action="store_true", help="the raw snapshot as JSON (with --watch: one a line)")
     where = parser.add_mutually_exclusive_group()

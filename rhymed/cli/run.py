@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rhymed.cli.options import add_override
+from rhymed.cli.options import add_override, example
 
 if TYPE_CHECKING:
     from rhymed.config import Config
@@ -15,7 +15,14 @@ if TYPE_CHECKING:
 
 
 def add(commands: Any) -> None:
-    parser = commands.add_parser("run", help="start, supervise and stop every process of a run on this machine")
+    parser = commands.add_parser(
+        "run",
+        help="start, supervise and stop every process of a run on this machine",
+        **example(
+            "rhymed run configs/quickstart.toml -o trainer.lr=1e-5 -o run.seed=1",
+            "rhymed run --resume runs/quickstart",
+        ),
+    )
     parser.add_argument("config", type=Path, metavar="CONFIG", help="TOML file; with --resume: the run's folder")
     parser.add_argument("--resume", action="store_true", help="go on with the run in folder CONFIG")
     parser.add_argument("--plain", action="store_true", help="one line a step, no live screen")
@@ -52,12 +59,20 @@ def _prepare(arguments: argparse.Namespace) -> tuple[Config, Places]:
         if not path.exists():
             raise ConfigError(f"--resume: {path} does not exist; name a run's folder, e.g. runs/quickstart")
     config = load_config(path, arguments.override)
-    if config.rollout.engine == "vllm":
-        from rhymed.models import resolve_model
-
-        print(f"model    {resolve_model(config)}", flush=True)
-    if not arguments.resume:
-        return runs.create(config)
-    if not places(config).folder.exists():
+    if arguments.resume and not places(config).folder.exists():
         raise ConfigError(f"--resume: {places(config).folder} does not exist")
-    return config, runs.save(config)
+    _check(config, resume=arguments.resume)
+    return (config, runs.save(config)) if arguments.resume else runs.create(config)
+
+
+def _check(config: Config, *, resume: bool) -> None:
+    """Raises `ConfigError` with all that would make the run fail, as far as seconds can tell."""
+    from rhymed.check.examine import early
+    from rhymed.errors import ConfigError
+
+    found = early(config, resume=resume)
+    for warning in found.warnings:
+        print(f"warning  {warning}", flush=True)
+    if found.wrong:
+        raise ConfigError("\n".join(found.wrong))
+    print(f"model    {found.model}", flush=True)

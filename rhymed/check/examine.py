@@ -1,0 +1,152 @@
+"""The dry run: reads what a run would read, and reports. `early` is the part that every run does before it starts.
+
+Every problem is collected; what needs something that could not be read is left out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rhymed.check import batch, machine, memory, reward
+from rhymed.check import rows as shown
+from rhymed.check.report import Report
+from rhymed.check.size import Size, model_size
+from rhymed.config import Config
+from rhymed.data import Row
+from rhymed.places import places
+from rhymed.prompts import Measured, check_prompts
+from rhymed.render import Renderer, load_renderer
+from rhymed.sources import placed_rows
+
+
+@dataclass
+class Inputs:
+    """What could be read; None and empty where it could not."""
+
+    folder: Path | None = None  # the model's
+    size: Size | None = None
+    training: Measured | None = None
+    held_out: list[Measured] = field(default_factory=list)
+
+
+def early(config: Config, *, resume: bool = False) -> Report:
+    """In seconds, without loading a model: model, data, prompts, scorers, addresses, memory and disk."""
+    report = Report()
+    with report.listening(), ThreadPoolExecutor(1, "scorers") as beside:
+        loading = beside.submit(_load_scorers, config) if config.reward.workers else None
+        _places(config, report, resume=resume)
+        inputs = read(config, report)
+        if inputs.size and inputs.training:
+            load = batch.workload(config, len(inputs.training.rows), config.rollout.max_prompt_length)
+            need = memory.needs(config, inputs.size, load)
+            report.wrong += memory.wrong(config, need, machine.look(places(config).folder))
+        if loading is not None:
+            report.attempt(loading.result)
+    return report
+
+
+def examine(config: Config, *, generate: bool = True) -> Report:
+    """Everything that can be known before a run."""
+    report = Report()
+    with report.listening():
+        inputs = read(config, report)
+        if inputs.training:
+            _arithmetic(config, report, inputs)
+            renderer = report.attempt(lambda: load_renderer(config)) if inputs.training.lengths else None
+            if renderer:
+                report.sections.append(shown.describe(config, inputs.training, renderer))
+            written = _written(config, report, inputs, renderer) if generate and renderer else None
+            _reward(config, report, inputs.training.rows[0][1], written)
+        _overlap(inputs, report)
+        _places(config, report)
+    return report
+
+
+def read(config: Config, report: Report) -> Inputs:
+    """Model and data. What is wrong with one does not hide what is wrong with the other."""
+    from rhymed.models import resolve_model
+
+    inputs = Inputs()
+    inputs.folder = folder = report.attempt(lambda: resolve_model(config))
+    if folder:
+        report.model = str(folder)
+        inputs.size = report.attempt(lambda: model_size(folder))
+        measured = report.attempt(lambda: check_prompts(config))
+        if measured is not None:
+            inputs.training, *inputs.held_out = measured
+            return inputs
+    for name, data in (("data", config.data), *((one.name, one) for one in config.eval.datasets)):
+        rows = report.attempt(lambda data=data: placed_rows(config, data))  # type: ignore[misc]
+        if rows is not None and name == "data":
+            inputs.training = Measured(name, data, rows, [])
+        elif rows is not None:
+            inputs.held_out.append(Measured(name, data, rows, []))
+    return inputs
+
+
+def _arithmetic(config: Config, report: Report, inputs: Inputs) -> None:
+    assert inputs.training is not None, "asked for with a dataset only"
+    longest = max(inputs.training.lengths, default=config.rollout.max_prompt_length)
+    load = batch.workload(config, len(inputs.training.rows), longest)
+    section, warnings = batch.describe(config, load, [len(found.rows) for found in inputs.held_out])
+    report.sections.append(section)
+    report.warnings += warnings
+    if inputs.size:
+        seen = machine.look(places(config).folder)
+        section, wrong, warnings = memory.describe(config, inputs.size, load, seen)
+        report.sections.append(section)
+        report.wrong += wrong
+        report.warnings += warnings
+
+
+def _overlap(inputs: Inputs, report: Report) -> None:
+    training = [row for _, row in inputs.training.rows] if inputs.training else []
+    for found in inputs.held_out:
+        if common := shown.shared(training, [row for _, row in found.rows]):
+            report.warnings.append(
+                f"eval.datasets {found.name}: {common} of {len(found.rows)} held-out prompts are also in the training"
+                " data: results on them say nothing of new prompts"
+            )
+
+
+def _written(config: Config, report: Report, inputs: Inputs, renderer: Renderer) -> reward.Answer | None:
+    """The model's own answer to the first prompt, where that takes seconds."""
+    folder, size, training = inputs.folder, inputs.size, inputs.training
+    if config.rollout.engine != "vllm" or not folder or not size or not training:
+        return None
+    if size.parameters > reward.MAX_PARAMETERS:
+        return None
+    try:
+        return reward.write(folder, renderer(*training.rows[0]), config.rollout.max_response_length)
+    except (OSError, ValueError, RuntimeError, KeyError, ImportError) as error:
+        report.wrong.append(f"model.path: {folder} cannot be loaded or does not generate: {error}")
+        return None
+
+
+def _reward(config: Config, report: Report, row: Row, written: reward.Answer | None) -> None:
+    found = report.attempt(lambda: reward.describe(config, row, reward.answers(config, row, written)))
+    if found:
+        section, wrong, warnings = found
+        report.sections.append(section)
+        report.wrong += wrong
+        report.warnings += warnings
+
+
+def _places(config: Config, report: Report, *, resume: bool = False) -> None:
+    section, wrong = machine.describe(config, resume=resume)
+    report.sections.append(section)
+    report.wrong += wrong
+
+
+def _load_scorers(config: Config) -> None:
+    """Raises `RewardError` if they cannot be."""
+    from rhymed_workers.pool import Child
+
+    async def load() -> None:
+        child = await Child.start(config)
+        await child.kill()
+
+    asyncio.run(load())

@@ -1,0 +1,138 @@
+"""A look at this machine: memory, disk, the run's folder, and whether its addresses can be bound."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from rhymed import runs
+from rhymed.check.memory import Machine
+from rhymed.check.report import Section
+from rhymed.config import Config
+from rhymed.errors import ConfigError
+from rhymed.places import Places, places
+from rhymed.wire import is_local
+
+MAX_IPC = 107  # bytes of a socket's path
+SHARED_MEMORY = Path("/dev/shm")
+
+
+def look(folder: Path) -> Machine:
+    """`folder` need not exist."""
+    import psutil
+
+    memory = psutil.virtual_memory()
+    shared = shutil.disk_usage(SHARED_MEMORY).free if os.access(SHARED_MEMORY, os.W_OK) else 0
+    return Machine(memory.total, memory.available, shared, shutil.disk_usage(_existing(folder)).free)
+
+
+def describe(config: Config, *, resume: bool = False) -> tuple[Section, list[str]]:
+    """The section and what must be changed."""
+    section = Section("places")
+    taken = places(config).config.exists() and not resume
+    where = places(config if resume else runs.free(config))
+    name = f" ({config.run.name} is taken by an earlier run)" if taken else ""
+    section.add("folder", f"{where.folder}{name}")
+    for key in ("broker", "store", "weights"):
+        section.add(key, str(getattr(where, key)))
+    return section, list(problems(config, where, resume=resume))
+
+
+def problems(config: Config, where: Places, *, resume: bool = False) -> Iterator[str]:
+    """What would keep the run's processes from their folder or their addresses."""
+    existing = _existing(where.folder)
+    if not existing.is_dir():
+        yield f"run.folder: {existing} is a file; name another folder"
+    elif not os.access(existing, os.W_OK | os.X_OK):
+        yield f"run.folder: {existing} cannot be written to; name another folder, e.g. -o run.folder=..."
+    if resume and where.folder.is_dir():
+        try:
+            with runs.hold(where):
+                pass
+        except ConfigError as error:
+            yield str(error)
+            return  # its addresses are in use as well
+    for key in ("broker", "store", "weights"):
+        address = str(getattr(where, key))
+        if problem := address_problem(address, insecure=config.net.insecure):
+            yield f"net.{key} = {address}: {problem}"
+
+
+def address_problem(address: str, *, insecure: bool) -> str:
+    """Why a server could not be bound there, or others not connect; empty if they can."""
+    scheme, _, rest = address.partition("://")
+    if scheme == "ipc":
+        return _ipc_problem(rest)
+    if scheme != "tcp":
+        return "an address begins with tcp:// (host:port) or ipc:// (path)"
+    host, _, port = rest.rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+        return "write it as tcp://host:port with a port from 1 to 65535"
+    if host == "*":
+        return "workers cannot connect to *: name this machine's address"
+    if not (insecure or is_local(address)):
+        return (
+            "it is open to the network, and there is no authentication yet: use 127.0.0.1, or in a network you trust"
+            " net.insecure = true"
+        )
+    return _port_problem(urlsplit(address).hostname or host, int(port))
+
+
+def _ipc_problem(path: str) -> str:
+    if not path:
+        return "a path is missing"
+    if (length := len(os.fsencode(path))) > MAX_IPC:
+        return (
+            f"the path has {length} bytes, a socket's may have {MAX_IPC}: choose a shorter one (or a shorter TMPDIR)"
+        )
+    if not os.path.exists(path):
+        folder = _existing(Path(path).parent)
+        return "" if os.access(folder, os.W_OK | os.X_OK) else f"{folder} cannot be written to"
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(path)
+        except OSError:
+            return ""  # a dead one's, which will be removed
+    return "a living process serves it already: end that run, or choose another address"
+
+
+def _port_problem(host: str, port: int) -> str:
+    try:
+        family, kind, _, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except OSError as error:
+        return f"the host cannot be found: {error.strerror or error}"
+    with socket.socket(family, kind) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(target)
+            probe.listen(1)
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                return f"the port is taken{_by(port)}: end it, or choose another port"
+            if error.errno == errno.EADDRNOTAVAIL:
+                return "this machine does not have that address: `rhymed run` binds all three here"
+            return f"cannot be bound: {error.strerror or error}"
+    return ""
+
+
+def _by(port: int) -> str:
+    """Who listens there, as far as we may know."""
+    import psutil
+
+    with contextlib.suppress(psutil.Error, OSError):
+        for connection in psutil.net_connections(kind="tcp"):
+            if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid:
+                return f" by process {connection.pid} ({psutil.Process(connection.pid).name()})"
+    return ""
+
+
+def _existing(path: Path) -> Path:
+    """The path, or the closest folder above it that exists."""
+    return next((one for one in (path, *path.parents) if one.exists()), Path("/"))

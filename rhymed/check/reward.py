@@ -1,0 +1,145 @@
+"""The reward on real answers: the model's own, the right one, and nonsense, all in the real scoring process."""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rhymed.check.report import Section
+from rhymed.config import Config
+from rhymed.data import Row
+from rhymed.errors import RewardError
+
+if TYPE_CHECKING:
+    from rhymed_workers.outcome import Verdict
+
+MAX_PARAMETERS = 1_500_000_000
+MAX_TOKENS = 64
+THREADS = 2
+NONSENSE = "banana"
+SHOWN_CHARS = 600
+RIGHT_LABEL, NONSENSE_LABEL = "right answer", "nonsense"
+
+
+@dataclass(frozen=True)
+class Answer:
+    label: str
+    text: str
+    tokens: Sequence[int] = ()
+
+
+def answers(config: Config, row: Row, written: Answer | None) -> list[Answer]:
+    """The model's if there is one, the row's reference if it has one, nonsense."""
+    wrap = {"tag": "<answer>{}</answer>", "boxed": "\\boxed{{{}}}"}
+    kinds = [scorer.answer for scorer in config.reward.all if scorer.answer in wrap]
+    form = wrap[kinds[0]] if kinds else "{}"
+    right = reference(config, row)
+    found = [written] if written else []
+    found += [Answer(RIGHT_LABEL, form.format(right))] if right else []
+    nonsense = "0" if any(scorer.answer == "last_number" for scorer in config.reward.all) else NONSENSE
+    return [*found, Answer(NONSENSE_LABEL, form.format(NONSENSE if nonsense != right else nonsense))]
+
+
+def reference(config: Config, row: Row) -> str:
+    """The row's right answer as text; empty if it has none."""
+    from rhymed_workers.answer import reference_text
+
+    names = [str(scorer.args["column"]) for scorer in config.reward.all if "column" in scorer.args]
+    for column in (*names, ""):
+        try:
+            return reference_text(row, column)
+        except RewardError:
+            continue
+    return ""
+
+
+def write(folder: Path, prompt: Sequence[int], limit: int) -> Answer:
+    """Let the model answer, greedily. Blocking, seconds: loads torch and the model."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    torch.set_num_threads(THREADS)
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    ids = torch.tensor([list(prompt)])
+    with torch.no_grad():
+        made = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=min(limit, MAX_TOKENS),
+            do_sample=False,
+            temperature=None,
+            top_p=None,
+            top_k=None,
+            pad_token_id=tokenizer.pad_token_id or tokenizer.eos_token_id,
+        )
+    tokens = made[0, len(prompt) :].tolist()
+    return Answer("the model writes", tokenizer.decode(tokens, skip_special_tokens=True), tokens)
+
+
+def describe(config: Config, row: Row, given: Sequence[Answer]) -> tuple[Section, list[str], list[str]]:
+    """The section, what must be changed, what is worth a warning. Raises `RewardError` if no scorer can be loaded."""
+    from rhymed_workers.outcome import combine
+
+    section, wrong, warnings = Section("reward (row 1)"), [], []
+    total: dict[str, float] = {}
+    for answer, verdicts in zip(given, asyncio.run(_judge(config, row, given)), strict=True):
+        outcome = combine(config.reward.all, verdicts)
+        section.add(answer.label, _short(answer.text) or "(nothing)")
+        section.add("  reward", _told(config, verdicts, outcome.reward))
+        if outcome.reward is not None:
+            total[answer.label] = outcome.reward
+        elif answer.label != NONSENSE_LABEL:
+            wrong.append(f"reward: scoring {answer.label!r} of row 1 fails: {outcome.error}")
+    right, nonsense = total.get(RIGHT_LABEL), total.get(NONSENSE_LABEL)
+    if right is not None and right == nonsense:
+        warnings.append(
+            f"reward: the right answer and {given[-1].text!r} both get {right:g}: such a reward teaches nothing; look"
+            " at reward.scorer, reward.answer and the column with the right answer"
+        )
+    return section, wrong, warnings
+
+
+async def _judge(config: Config, row: Row, given: Sequence[Answer]) -> list[list[Verdict]]:
+    """Every answer by every scorer, in one process as long as none of them kills it."""
+    from rhymed_workers.child import item
+    from rhymed_workers.pool import Child
+
+    child = await Child.start(config)
+    found: list[list[Verdict]] = []
+    try:
+        for answer in given:
+            work = item(answer.text, row, array("I", answer.tokens).tobytes())
+            found.append([])
+            for number in range(len(config.reward.all)):
+                if not child.usable:
+                    child = await Child.start(config)
+                found[-1].append(await child.score(work, number))
+    finally:
+        await child.kill()
+    return found
+
+
+def _told(config: Config, verdicts: Sequence[Verdict], reward: float | None) -> str:
+    several = len(config.reward.all) > 1
+    parts = []
+    for scorer, verdict in zip(config.reward.all, verdicts, strict=False):
+        if verdict.error is not None:
+            parts.append(f"{scorer.label} fails: {verdict.error}")
+        elif verdict.reward is None:
+            parts.append(f"{scorer.label}: does not apply")
+        else:
+            parts.append(f"{scorer.label} {verdict.reward:g}" + (f" x {scorer.weight:g}" if several else ""))
+    if reward is None:
+        return f"none: {'; '.join(parts)}"
+    return f"{reward:g} = {' + '.join(parts)}" if several else f"{reward:g} (by {config.reward.all[0].label})"
+
+
+def _short(answer: str) -> str:
+    return answer if len(answer) <= SHOWN_CHARS else answer[:SHOWN_CHARS] + " [...]"

@@ -1,0 +1,66 @@
+"""The dataset as the model will see it: the first prompts rendered, lengths of all, and what is in both datasets."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from rhymed.check.report import Section
+from rhymed.config import Config
+from rhymed.data import Row
+from rhymed.prompts import Measured
+from rhymed.render import Renderer
+from rhymed.sources import place
+
+SHOWN = 2
+SHOWN_CHARS = (700, 200)  # of a prompt: from its beginning, and from its end
+COLUMN_CHARS = 120
+PROMPT_COLUMNS = ("prompt", "question", "problem", "instruction", "input", "query")
+
+
+def describe(config: Config, found: Measured, renderer: Renderer) -> Section:
+    section = Section("prompts")
+    lengths, limit = sorted(found.lengths), config.rollout.max_prompt_length
+    median = lengths[len(lengths) // 2]
+    section.add("dataset", f"{len(found.rows):,} different rows from {place(found.data)}")
+    section.add(
+        "tokens",
+        f"shortest {lengths[0]}, median {median}, longest {lengths[-1]} (rollout.max_prompt_length = {limit})",
+    )
+    if not renderer.has_template:
+        section.add("template", "no chat template: messages are joined by blank lines")
+    for number, ((where, row), length) in enumerate(zip(found.rows[:SHOWN], found.lengths, strict=False), 1):
+        section.add(f"row {number}", f"{where}, {length} tokens:\n{_short(renderer.text(where, row))}")
+        for name, value in columns(config, row):
+            section.add(f"  {name}", value)
+    return section
+
+
+def columns(config: Config, row: Row) -> list[tuple[str, str]]:
+    """What the row has besides its prompt: the scorer's."""
+    hidden = {*PROMPT_COLUMNS, config.data.prompt_column}
+    return [(name, _cell(value)) for name, value in row.items() if name not in hidden]
+
+
+def shared(training: Sequence[Row], held_out: Sequence[Row]) -> int:
+    """How many held-out prompts are also in the training data, whatever their other columns."""
+    known = {_prompt(row) for row in training}
+    return sum(_prompt(row) in known for row in held_out)
+
+
+def _prompt(row: Row) -> str:
+    return json.dumps(row.get("prompt"), sort_keys=True, ensure_ascii=False)
+
+
+def _cell(value: Any) -> str:
+    shown = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    shown = " ".join(shown.split())
+    return shown if len(shown) <= COLUMN_CHARS else shown[: COLUMN_CHARS - 3] + "..."
+
+
+def _short(prompt: str) -> str:
+    first, last = SHOWN_CHARS
+    if len(prompt) <= first + last:
+        return prompt
+    return f"{prompt[:first]}\n[... {len(prompt) - first - last:,} more characters ...]\n{prompt[-last:]}"

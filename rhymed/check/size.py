@@ -1,0 +1,67 @@
+"""How large a model is, from `config.json` and the headers of its safetensors files: nothing is loaded."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rhymed.errors import ConfigError
+
+MAX_HEADER = 100 << 20  # bytes, as the format has it
+
+
+@dataclass(frozen=True)
+class Size:
+    architecture: str
+    parameters: int
+    layers: int
+    hidden: int
+    intermediate: int
+    key_value: int  # width of keys, and of values
+    vocabulary: int
+
+
+def model_size(folder: Path) -> Size:
+    """Raises `ConfigError` naming the file that cannot be read."""
+    config = _config(folder / "config.json")
+    text = config.get("text_config") or config
+    hidden = int(text.get("hidden_size") or 0)
+    heads = int(text.get("num_attention_heads") or 1)
+    head = int(text.get("head_dim") or hidden // heads)
+    names = {name: size for file in sorted(folder.glob("*.safetensors")) for name, size in _tensors(file).items()}
+    if not names:
+        raise ConfigError(f"model.path: {folder} has no *.safetensors file with weights")
+    if text.get("tie_word_embeddings", config.get("tie_word_embeddings", False)):
+        names.pop("lm_head.weight", None)
+    return Size(
+        architecture=str((config.get("architectures") or ["a model"])[0]),
+        parameters=sum(names.values()),
+        layers=int(text.get("num_hidden_layers") or 0),
+        hidden=hidden,
+        intermediate=int(text.get("intermediate_size") or 4 * hidden),
+        key_value=int(text.get("num_key_value_heads") or heads) * head,
+        vocabulary=int(text.get("vocab_size") or 0),
+    )
+
+
+def _config(file: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads(file.read_text()))
+    except (OSError, ValueError, TypeError) as error:
+        raise ConfigError(f"model.path: {file} cannot be read: {error}") from None
+
+
+def _tensors(file: Path) -> dict[str, int]:
+    """Name -> number of elements."""
+    try:
+        with file.open("rb") as stream:
+            length = int.from_bytes(stream.read(8), "little")
+            if length > MAX_HEADER:
+                raise ValueError(f"a header of {length} bytes")
+            header = json.loads(stream.read(length))
+        return {name: math.prod(about["shape"]) for name, about in header.items() if name != "__metadata__"}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"model.path: {file} is no readable safetensors file: {error!r}; get it again") from None

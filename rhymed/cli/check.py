@@ -1,0 +1,95 @@
+"""`rhymed check`: what a run will do and need, its first prompts, the reward of one answer; nothing is started."""
+
+from __future__ import annotations
+
+import argparse
+import textwrap
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rhymed.cli.options import add_override, example
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rhymed.check.report import Report
+
+LABEL = 13  # columns
+WIDTH = 80
+MIN_WIDTH, MAX_WIDTH = 50, 110
+
+
+def add(commands: Any) -> None:
+    parser = commands.add_parser(
+        "check",
+        help="look before a run: arithmetic, memory, first prompts, one reward; starts nothing",
+        **example("rhymed check configs/quickstart.toml", "rhymed check my.toml -o rollout.group_size=16"),
+    )
+    parser.add_argument("config", type=Path, metavar="CONFIG", help="TOML file")
+    parser.add_argument("--no-generate", action="store_true", help="do not load the model to let it write an answer")
+    add_override(parser)
+    parser.set_defaults(handler=handle)
+
+
+def handle(arguments: argparse.Namespace) -> int:
+    from rhymed.load import load_config
+
+    config = load_config(arguments.config, arguments.override)
+    from rhymed.check.examine import examine
+
+    report = examine(config, generate=not arguments.no_generate)
+    _print(render(report, f"rhymed check {arguments.config}", _width()))
+    return 2 if report.wrong else 0
+
+
+def render(report: Report, title: str, width: int = WIDTH) -> Iterator[tuple[str, str]]:
+    """(style, line): all of the report, wrapped."""
+    yield "bold", title
+    for section in report.sections:
+        yield "", ""
+        yield "bold", section.title
+        for label, text in section.rows:
+            yield from (("", line) for line in _row(label, text, width))
+    for style, title, texts in (
+        ("yellow", "warnings", report.warnings),
+        ("red", "must be changed", report.wrong),
+    ):
+        if texts:
+            yield "", ""
+            yield style, f"{title} ({len(texts)})"
+            for text in texts:
+                yield from (("", line) for line in _wrap(text, width, "  * ", "    "))
+    yield "", ""
+    yield ("red", "not ready: see above") if report.wrong else ("green", "ready to run")
+
+
+def _row(label: str, text: str, width: int) -> Iterator[str]:
+    indent = " " * (LABEL + 2)
+    head = f"  {label:<{LABEL}}"
+    if len(label) > LABEL - 1:  # a long column name has a line of its own
+        yield head
+        head = indent
+    for number, line in enumerate(text.split("\n")):
+        yield from _wrap(line, width, indent if number else head, indent)
+
+
+def _wrap(line: str, width: int, first: str, rest: str) -> list[str]:
+    wrapped = textwrap.wrap(
+        line, width, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False, break_long_words=False
+    )
+    return wrapped or [first.rstrip()]
+
+
+def _width() -> int:
+    import shutil
+
+    return max(MIN_WIDTH, min(MAX_WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns))
+
+
+def _print(lines: Iterator[tuple[str, str]]) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    for style, line in lines:
+        console.print(Text(line, style=style), soft_wrap=True)

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rhymed.check import batch
+from rhymed.config import Config
+from rhymed_broker.plan import Plan
+from rhymed_workers.batch import PACK_TOKENS, Sequences, micro_batches
+
+
+def config(**sections: Any) -> Config:
+    return Config.model_validate(sections)
+
+
+def passes(settings: Config, prompt_length: int) -> list[tuple[int, int]]:
+    """(rows, width) of every pass, from the trainer's own packing of a step at full length."""
+    rollout, found = settings.rollout, []
+    prompts = [np.full(prompt_length, number) for number in range(rollout.prompts_per_step)]
+    response = np.zeros(rollout.max_response_length)
+    samples = [Sequences(prompt, response) for prompt in prompts for _ in range(rollout.group_size)]
+    for part in np.array_split(np.arange(len(samples)), settings.trainer.minibatches):
+        found += [one.tokens_BT.shape for one in micro_batches(samples, list(part), settings.trainer.micro_tokens)]
+    return found
+
+
+@given(
+    prompts=st.integers(1, 5),
+    group=st.integers(2, 6),
+    prompt_length=st.integers(1, 60),
+    response_length=st.integers(1, 400),
+    micro_tokens=st.integers(16, 3000),
+    split=st.booleans(),
+)
+@settings(max_examples=60, deadline=None)
+def test_passes_are_those_of_the_trainer(
+    prompts: int, group: int, prompt_length: int, response_length: int, micro_tokens: int, split: bool
+) -> None:
+    made = config(
+        rollout={"prompts_per_step": prompts, "group_size": group, "max_response_length": response_length},
+        trainer={"micro_tokens": micro_tokens, "minibatches": prompts * group if split else 1},
+    )
+    real = passes(made, prompt_length)
+    packed = batch.packed(made, prompt_length)
+    assert [(len(rows), max(rows)) for rows in packed] == real
+    assert batch.PACK_TOKENS == PACK_TOKENS
+
+
+@given(rows=st.integers(1, 40), per_step=st.integers(1, 40), epochs=st.integers(1, 4), steps=st.integers(0, 30))
+@settings(max_examples=60, deadline=None)
+def test_steps_are_those_of_the_plan(rows: int, per_step: int, epochs: int, steps: int) -> None:
+    rows = max(rows, per_step)
+    plan = Plan([f"{number:016x}" for number in range(rows)], per_step, 2, epochs, steps or None)
+    made = config(
+        rollout={"prompts_per_step": per_step}, trainer={"epochs": epochs, "steps": steps or None}, data={"size": 40}
+    )
+    assert batch.workload(made, rows, 10).steps == plan.steps
+
+
+def texts(settings: Config, prompts: int, held_out: list[int]) -> tuple[dict[str, str], list[str]]:
+    section, warnings = batch.describe(settings, batch.workload(settings, prompts, 20), held_out)
+    return dict(section.rows), warnings
+
+
+def test_the_numbers_are_told_in_words() -> None:
+    made = config(
+        rollout={"prompts_per_step": 8, "group_size": 4, "max_response_length": 100, "max_concurrency": 16},
+        trainer={"epochs": 3, "minibatches": 2, "warmup_steps": 20},
+        schedule={"max_staleness": 1},
+        eval={"every": 4, "samples": 2, "datasets": [{"name": "a"}]},
+    )
+    found, warnings = texts(made, 20, [10])
+    assert found["prompts"] == "20, 8 a step: 2.5 steps an epoch; what an epoch leaves over opens the next one"
+    assert found["samples"] == "8 prompts x 4 (group_size) = 32 a step"
+    assert found["steps"] == "3 epochs = 7 steps"
+    assert found["in all"] == "224 samples, at most 22,400 response tokens"
+    assert found["rollout"] == "1 worker x 16 at once (max_concurrency) = 16 slots: 2 rounds a step"
+    assert found["updates"] == "2 optimizer steps a step (trainer.minibatches), on 16 samples each"
+    assert "the 32 samples of the next 1 step are sampled with weights up to 1 update step old" in found["staleness"]
+    assert found["evaluation"] == "10 prompts x 2 = 20 responses, 3 times: 60, 27% of what the training samples"
+    assert warnings == ["trainer.warmup_steps = 20, but the run has 7 steps: trainer.lr is never reached"]
+
+
+def test_what_does_not_fit_together_is_a_warning() -> None:
+    made = config(
+        rollout={
+            "prompts_per_step": 2,
+            "group_size": 2,
+            "max_prompt_length": 900,
+            "max_response_length": 900,
+            "workers": 5,
+        },
+        trainer={"micro_tokens": 1024},
+    )
+    _, warnings = texts(made, 64, [])
+    assert "(max_prompt_length + max_response_length = 1800)" in warnings[0]
+    assert "rollout.workers = 5, but a step has 4 samples" in warnings[1]

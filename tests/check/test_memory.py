@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rhymed.check import batch, memory
+from rhymed.check.memory import Machine
+from rhymed.check.report import GIB
+from rhymed.check.size import Size, model_size
+from rhymed.config import Config
+from rhymed.errors import ConfigError
+
+SIZE = Size("LlamaForCausalLM", 1_000_000_000, 16, 2048, 8192, 512, 128_256)
+LARGE = Machine(memory=64 * GIB, memory_free=60 * GIB, shared_free=32 * GIB, disk_free=200 * GIB)
+
+
+def found(machine: Machine, **trainer: float) -> tuple[dict[str, str], list[str], list[str]]:
+    config = Config.model_validate({"trainer": trainer})
+    section, wrong, warnings = memory.describe(config, SIZE, batch.workload(config, 64, 100), machine)
+    return dict(section.rows), wrong, warnings
+
+
+def test_a_large_machine_is_large_enough() -> None:
+    rows, wrong, warnings = found(LARGE)
+    assert (wrong, warnings) == ([], [])
+    assert rows["model"] == "LlamaForCausalLM, 1,000.0 M parameters"
+    assert "weights 3.7 GiB, gradients 3.7 GiB, Adam 7.5 GiB" in rows["trainer"]
+    assert "reference" not in rows["trainer"]
+    assert rows["checkpoints"] == "2 kept + 1 in writing, 11.2 GiB each"
+
+
+def test_a_reference_model_counts() -> None:
+    assert "reference model 3.7 GiB" in found(LARGE, kl_coef=0.1)[0]["trainer"]
+
+
+@pytest.mark.parametrize(
+    ("change", "key"),
+    [({"memory": 8 * GIB}, "rollout.kv_cache_gib"), ({"disk_free": 3 * GIB}, "trainer.keep_checkpoints")],
+)
+def test_what_cannot_work_must_be_changed(change: dict[str, int], key: str) -> None:
+    _, wrong, _ = found(replace(LARGE, **change))
+    assert len(wrong) == 1
+    assert key in wrong[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"memory_free": 8 * GIB}, "trainer.micro_tokens"),
+        ({"shared_free": GIB}, "through the run's folder"),
+        ({"disk_free": 36_000_000_001}, "checkpoints and store may take"),
+    ],
+)
+def test_what_may_be_too_little_is_a_warning(change: dict[str, int], words: str) -> None:
+    _, wrong, warnings = found(replace(LARGE, **change))
+    assert wrong == []
+    assert [words in text for text in warnings] == [True]
+
+
+def test_logits_are_bounded_as_the_trainer_bounds_them() -> None:
+    policy = pytest.importorskip("rhymed_workers.policy")
+    assert policy.LOGITS_BYTES == memory.LOGITS_BYTES
+
+
+def test_published_versions_are_those_of_the_trainer() -> None:
+    weights = pytest.importorskip("rhymed_workers.weights")
+    assert weights.KEEP + 1 == memory.VERSIONS
+
+
+def test_the_size_is_read_from_headers(tiny_model: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(tiny_model)
+    size = model_size(tiny_model)
+    assert size.parameters == sum(parameter.numel() for parameter in model.parameters())
+    assert (size.architecture, size.layers, size.hidden, size.key_value) == ("LlamaForCausalLM", 2, 64, 64)
+
+
+def test_a_tied_head_counts_once(tmp_path: Path) -> None:
+    header = json.dumps({"a": {"shape": [2, 3]}, "lm_head.weight": {"shape": [5, 3]}, "__metadata__": {}}).encode()
+    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    (tmp_path / "config.json").write_text(json.dumps({"tie_word_embeddings": True, "hidden_size": 3}))
+    assert model_size(tmp_path).parameters == 6
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff" * 20, (5).to_bytes(8, "little") + b"{"])
+def test_a_damaged_file_is_named(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(content)
+    with pytest.raises(ConfigError, match=r"model\.safetensors is no readable safetensors file"):
+        model_size(tmp_path)
