@@ -46,17 +46,8 @@ def read_hub(data: Data, place: str) -> Read:
     except ImportError:
         raise ConfigError("data.source = 'hub' needs datasets: pip install 'rhymed[data]'") from None
     datasets.disable_progress_bars()
-    folder = Path(data.path).expanduser()
-    if folder.is_dir():
-        dataset = _split(datasets, data, str(folder))
-    elif folder.exists():
-        raise DataError(f"{folder}: this kind of file is not read: give *.jsonl, *.parquet, a folder or a hub id")
-    elif not is_identifier(data.path):
-        raise DataError(f"data.path = {data.path!r}: no such folder{beside(folder)}")
-    else:
-        online = ask("dataset", data.path, data.revision, DataError)
-        with contextlib.nullcontext() if online else _offline():
-            dataset = _split(datasets, data, data.path, online=online)
+    logging.getLogger("datasets").setLevel(logging.CRITICAL)  # what it says comes again as an exception
+    dataset = _local(datasets, data) or _remote(datasets, data)
     number = 0
     for table in dataset.with_format("arrow").iter(batch_size=1024):  # as stored: nothing is decoded
         for row in table.to_pylist():
@@ -64,42 +55,71 @@ def read_hub(data: Data, place: str) -> Read:
             number += 1
 
 
-def _split(datasets: Any, data: Data, path: str, *, online: bool = True) -> Any:
+def _local(datasets: Any, data: Data) -> Any:
+    """The split of a folder; None when there is nothing at that path, and it may be a name on the hub."""
+    folder = Path(data.path).expanduser()
+    if folder.is_dir():
+        return _split(datasets, data, str(folder))
+    if folder.exists():
+        raise DataError(f"{folder}: this kind of file is not read: give *.jsonl, *.parquet, a folder or a hub id")
+    if not is_identifier(data.path):
+        raise DataError(f"data.path = {data.path!r}: no such folder{beside(folder)}")
+    return None
+
+
+def _remote(datasets: Any, data: Data) -> Any:
+    why = ask("dataset", data.path, data.revision, DataError)
+    if not why:
+        return _split(datasets, data, data.path)
+    try:
+        with _offline():
+            return _split(datasets, data, data.path)
+    except (ConnectionError, FileNotFoundError):
+        raise DataError(_unreachable("dataset", data.path, why)) from None
+
+
+def _split(datasets: Any, data: Data, path: str) -> Any:
     """The dataset of `data.subset` and `data.split`. Raises `DataError` that says which there are."""
-    try:
-        builder = datasets.load_dataset_builder(path, data.subset or None, revision=data.revision or None)
-    except ValueError as error:
-        raise DataError(f"{path}: data.subset = {data.subset!r}: {_listed(error)}") from None
-    except Exception as error:
-        raise DataError(_unread(path, error, online)) from None
-    name = re.split(r"[\[+]", data.split)[0]
-    known = list(builder.info.splits or builder.config.data_files or [])
-    try:
+    with _told(path):
+        try:
+            builder = datasets.load_dataset_builder(path, data.subset or None, revision=data.revision or None)
+        except ValueError as error:
+            raise DataError(f"{path}: {_subsets(data.subset, error)}") from None
+        name = re.split(r"[\[+]", data.split)[0]
+        known = list(builder.info.splits or builder.config.data_files or [])
         if known and name not in known:
             raise DataError(f"{path}: data.split = {data.split!r}: there is no such split; it has {', '.join(known)}")
         builder.download_and_prepare()
-        return builder.as_dataset(split=data.split)
-    except DataError:
-        raise
-    except ValueError as error:
-        raise DataError(f"{path}: data.split = {data.split!r}: {error}") from None
-    except Exception as error:
-        raise DataError(_unread(path, error, online)) from None
+        try:
+            return builder.as_dataset(split=data.split)
+        except ValueError as error:
+            raise DataError(f"{path}: data.split = {data.split!r}: {error}") from None
 
 
-def _listed(error: ValueError) -> str:
+def _subsets(given: str, error: ValueError) -> str:
     """The library's list of subsets as a sentence."""
     found = re.search(r"\[.*\]", str(error))
     names = ", ".join(re.findall(r"'([^']*)'", found.group())) if found else ""
-    return f"there is no such subset; it has {names}" if names else " ".join(str(error).split())
+    if not names:
+        return f"data.subset = {given!r}: {' '.join(str(error).split())}"
+    wrong = f"data.subset = {given!r}: there is no such subset" if given else "data.subset must name a subset"
+    return f"{wrong}; it has {names}"
 
 
-def _unread(path: str, error: Exception, online: bool) -> str:
-    if not online:
-        return f"data.path = {path!r}: {_unreachable('dataset', path)}"
-    cause = error.__cause__ or error.__context__  # "An error occurred while generating the dataset" says nothing
-    reason = cause if cause is not None and type(error).__name__ == "DatasetGenerationError" else error
-    return f"data.path = {path!r} cannot be read: {type(reason).__name__}: {' '.join(str(reason).split())}"
+@contextlib.contextmanager
+def _told(path: str) -> Iterator[None]:
+    """Whatever the library says about the data, as one line. What the network lacks passes through."""
+    try:
+        yield
+    except (DataError, ConnectionError):
+        raise
+    except Exception as error:
+        if type(error) is FileNotFoundError:
+            raise
+        # "An error occurred while generating the dataset" says nothing
+        reason = error.__cause__ if type(error).__name__ == "DatasetGenerationError" and error.__cause__ else error
+        text = " ".join(str(reason).split())
+        raise DataError(f"data.path = {path!r} cannot be read: {type(reason).__name__}: {text}") from None
 
 
 # Models
@@ -119,11 +139,11 @@ def fetch_model(name: str, revision: str, *, newest: bool = False) -> Path:
     if not newest:
         with contextlib.suppress(LocalEntryNotFoundError):
             return get(local=True)
-    online = ask("model", name, revision, ConfigError)
+    why = ask("model", name, revision, ConfigError)
     try:
-        return get(local=not online)
+        return get(local=bool(why))
     except LocalEntryNotFoundError:
-        raise ConfigError(f"model.path = {name!r}: {_unreachable('model', name)}") from None
+        raise ConfigError(_unreachable("model", name, why or "the hub does not answer")) from None
     except Exception as error:
         raise ConfigError(f"model.path = {name!r} cannot be fetched: {type(error).__name__}: {error}") from error
 
@@ -131,13 +151,13 @@ def fetch_model(name: str, revision: str, *, newest: bool = False) -> Path:
 # The hub itself
 
 
-def ask(kind: Kind, name: str, revision: str, error: type[RhymedError]) -> bool:
-    """Is the hub there, and may we read this? False: it cannot be reached. Raises `error` for every other no."""
+def ask(kind: Kind, name: str, revision: str, error: type[RhymedError]) -> str:
+    """Empty when the hub is there and lets us read this, else why it cannot be asked. Raises `error` for every no."""
     from huggingface_hub import HfApi, constants
     from huggingface_hub import errors as hub
 
     if constants.is_offline_mode():
-        return False
+        return "HF_HUB_OFFLINE is set"
     section = "model" if kind == "model" else "data"
     given = f"{section}.path = {name!r}"
     page = f"{constants.ENDPOINT}/{'datasets/' if kind == 'dataset' else ''}{name}"
@@ -163,22 +183,20 @@ def ask(kind: Kind, name: str, revision: str, error: type[RhymedError]) -> bool:
         if reason.response.status_code in (401, 403):
             text = reason.server_message or reason
             raise error(f"{given}: the hub refuses: {text}; see `hf auth whoami`") from None
-        log.warning("%s: the hub answers %s; trying the local cache", name, reason.response.status_code)
-        return False
+        why = f"{constants.ENDPOINT} answers {reason.response.status_code}"
     except Exception as reason:  # no route, no name, no answer in time, a proxy: whatever the HTTP client calls it
-        log.warning("the hub cannot be reached (%s); trying the local cache for %s", type(reason).__name__, name)
-        return False
-    return True
+        why = f"{constants.ENDPOINT} cannot be reached ({type(reason).__name__})"
+    else:
+        return ""
+    log.warning("%s: looking for %s in the local cache", why, name)
+    return why
 
 
-def _unreachable(kind: Kind, name: str) -> str:
-    from huggingface_hub import constants
-
-    why = "HF_HUB_OFFLINE is set" if constants.is_offline_mode() else f"{constants.ENDPOINT} cannot be reached"
+def _unreachable(kind: Kind, name: str, why: str) -> str:
     flag = " --repo-type dataset" if kind == "dataset" else ""
     key = "model.path" if kind == "model" else "data.path"
     return (
-        f"not in the local cache, and {why}{beside_local(name)}. Where there is a network:"
+        f"{key} = {name!r}: not in the local cache, and {why}{beside_local(name)}. Where there is a network:"
         f" `hf download {name}{flag} --local-dir FOLDER`; then set {key} to that folder"
     )
 
