@@ -65,7 +65,7 @@ def config(tmp_path: Path, tiny_model: Path) -> Config:
         {
             "run": {"folder": str(tmp_path), "name": "t"},
             "model": {"path": str(tiny_model), "dtype": "float32"},
-            "rollout": {"prompts_per_step": 2, "group_size": 4},
+            "rollout": {"prompts_per_step": 2, "group_size": 4, "max_prompt_length": 64, "max_response_length": 64},
             "trainer": {"lr": 1e-3, "checkpoint_every": 2, "threads": 1},
             "store": {"map_gib": 0.05},
             "net": {name: f"ipc://{tmp_path}/{name}" for name in ("broker", "store", "weights")},
