@@ -176,13 +176,19 @@ def _epochs(text: str | None) -> list[int] | None:
 def export(arguments: argparse.Namespace) -> int:
     from rhymed.history.export import export as write
     from rhymed.history.folder import open_folder
+    from rhymed.history.words import some
 
     with open_folder(arguments.run) as folder:
         done = write(folder, arguments.out, force=arguments.force)
-        print(f"{arguments.out}: {done.samples:,} samples of {done.prompts:,} prompts, {done.tokens:,} tokens")
+        print(
+            f"{arguments.out}: {some(done.samples, 'sample')} of {some(done.prompts, 'prompt')}, {some(done.tokens, 'token')}"
+        )
         if folder.missing:
             print(f"without text: {folder.missing}", file=sys.stderr)
-    return 0
+        if done.damaged:
+            damaged = some(len(done.damaged), "damaged prompt")
+            print(f"left out {damaged}; the first is {done.damaged[0]}", file=sys.stderr)
+        return int(bool(done.damaged))
 
 
 def bring(arguments: argparse.Namespace) -> int:
@@ -225,13 +231,14 @@ def _target(arguments: argparse.Namespace) -> Config:
 
 
 def _tell(arguments: argparse.Namespace, config: Config, report: Any) -> None:
+    from rhymed.history.words import some
     from rhymed.places import places
 
     where = places(config)
     epochs = "step -1" if report.epochs == 1 else f"steps -{report.epochs} to -1"
-    print(f"{where.folder}: {report.samples:,} samples of {report.prompts:,} prompts imported", end="")
+    print(f"{where.folder}: {some(report.samples, 'sample')} of {some(report.prompts, 'prompt')} imported", end="")
     print(f", {report.tokens:,} tokens, as {epochs}" if report.samples else "")
     for reason, count in report.left_out.most_common():
-        print(f"left out {count:,} samples: {reason}")
+        print(f"left out {some(count, 'sample')}: {reason}")
     if not where.config.exists():
         print(f"`rhymed run {arguments.config}` starts with this history, as run {config.run.name}")

@@ -13,7 +13,8 @@ import shutil
 from collections import Counter
 from collections.abc import AsyncIterator, Container, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import islice
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -30,6 +31,7 @@ from rhymed_store.history import is_open
 from rhymed_store.service import StoreService
 
 GROUP = 256  # samples in one message
+AT_ONCE = 32  # prompts that are written together: they share the store's commits
 MOST_HISTORY = 1 << 16  # responses of one prompt
 LIVING_S = 5.0
 
@@ -64,7 +66,7 @@ def check_ids(past: Past, size: int, whose: str) -> None:
     for samples in past.prompts():
         for sample in samples:
             for name in ("prompt_tokens", "tokens"):
-                largest = max(map(int, sample[name]), default=0)
+                largest = int(np.max(sample[name], initial=0))
                 if largest >= size:
                     raise DataError(
                         f"{whose} has {size} tokens, but sample {_id(sample, sample['step'])} has the token id"
@@ -77,18 +79,20 @@ async def bring(past: Past, config: Config, wanted: Container[str] | None) -> Re
     report = Report()
     async with _store(config) as client:
         pieces = _pieces(past, wanted, report)
-        while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
-            row, samples = piece
-            if row is not None:
-                await client.put_prompts([row])
-            await _put(client, samples, report)
+        while some := await asyncio.to_thread(lambda: list(islice(pieces, AT_ONCE))):
+            await client.put_prompts([piece.row for piece in some if piece.row is not None])
+            await asyncio.gather(*(_put(client, piece.samples, report) for piece in some))
     return report
 
 
-def _pieces(
-    past: Past, wanted: Container[str] | None, report: Report
-) -> Iterator[tuple[Row | None, list[NewSample]]]:
-    """Prompt by prompt."""
+class Piece(NamedTuple):
+    """One prompt."""
+
+    row: Row | None
+    samples: list[NewSample]
+
+
+def _pieces(past: Past, wanted: Container[str] | None, report: Report) -> Iterator[Piece]:
     for samples in past.prompts():
         prompt = str(samples[0]["prompt_id"])
         if wanted is not None and prompt not in wanted:
@@ -99,7 +103,7 @@ def _pieces(
         row = samples[0]["row"]
         if kept:
             made = [_new(sample, -1 - steps.index(sample["step"])) for sample in kept]
-            yield None if row is None else msgspec.json.decode(row, type=dict[str, Any]), made
+            yield Piece(None if row is None else msgspec.json.decode(row, type=Row), made)
 
 
 def _unfit(sample: Sample) -> str:

@@ -11,11 +11,11 @@ import json
 import os
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from rhymed.errors import ConfigError
+from rhymed.errors import ConfigError, StoreDamaged
 from rhymed.history.epochs import epochs_of, is_trained
 from rhymed.history.folder import RunFolder
 from rhymed_store.browse import Response
@@ -28,10 +28,12 @@ META = b"rhymed"
 Write = Callable[[list[dict[str, Any]]], None]
 
 
-class Exported(NamedTuple):
-    samples: int
-    prompts: int
-    tokens: int
+@dataclass
+class Exported:
+    samples: int = 0
+    prompts: int = 0
+    tokens: int = 0
+    damaged: list[str] = field(default_factory=list)  # of prompts that are left out, why
 
 
 def arrow() -> Any:
@@ -67,7 +69,10 @@ def schema() -> Any:
 
 
 def export(folder: RunFolder, out: Path, *, force: bool = False) -> Exported:
-    """Raises `ConfigError` for a name it does not know, or a file that is there and not `force`."""
+    """What is damaged is left out, so that the rest can be saved.
+
+    Raises `ConfigError` for a name it does not know, or a file that is there and not `force`.
+    """
     kinds = {".parquet": _parquet, ".jsonl": _jsonl}
     if out.suffix not in kinds:
         raise ConfigError(f"{out}: name a file that ends in {' or '.join(kinds)}")
@@ -80,19 +85,28 @@ def export(folder: RunFolder, out: Path, *, force: bool = False) -> Exported:
 
 
 def _copy(folder: RunFolder, write: Write) -> Exported:
-    group: list[dict[str, Any]] = []
-    samples = prompts = tokens = waiting = 0
-    for prompt in folder.browse.ids():
-        prompts += 1
-        for row in rows(folder, prompt):
-            group.append(row)
-            waiting += row["length"]
-            if len(group) >= GROUP_ROWS or waiting >= GROUP_TOKENS:
-                write(group)
-                samples, tokens, group, waiting = samples + len(group), tokens + waiting, [], 0
+    done, group, waiting = Exported(), [], 0
+    for row in _readable(folder, done):
+        group.append(row)
+        waiting += row["length"]
+        done.samples, done.tokens = done.samples + 1, done.tokens + row["length"]
+        if len(group) >= GROUP_ROWS or waiting >= GROUP_TOKENS:
+            write(group)
+            group, waiting = [], 0
     if group:
         write(group)
-    return Exported(samples + len(group), prompts, tokens + waiting)
+    return done
+
+
+def _readable(folder: RunFolder, done: Exported) -> Iterator[dict[str, Any]]:
+    for prompt in folder.browse.ids():
+        try:
+            found = rows(folder, prompt)
+        except StoreDamaged as error:
+            done.damaged.append(f"prompt {prompt}: {error}")
+            continue
+        done.prompts += 1
+        yield from found
 
 
 def rows(folder: RunFolder, prompt: str) -> list[dict[str, Any]]:

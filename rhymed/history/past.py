@@ -79,6 +79,16 @@ class _File:
         try:
             with pa.parquet.ParquetFile(self._path) as file:
                 for batch in file.iter_batches(batch_size=256, columns=self._columns):
-                    yield from batch.to_pylist()
+                    yield from _unpack(batch)
         except (pa.ArrowException, OSError) as error:
             raise DataError(f"{self._path}: not a readable parquet file: {error}") from None
+
+
+def _unpack(batch: Any) -> list[Sample]:
+    """Its rows, with token ids as arrays: as lists they would take twenty times the memory and time."""
+    arrays = ("prompt_tokens", "tokens")
+    found: list[Sample] = batch.select([name for name in batch.schema.names if name not in arrays]).to_pylist()
+    for name in arrays:
+        for row, tokens in zip(found, batch.column(name), strict=True):
+            row[name] = tokens.values.to_numpy() if tokens.is_valid else ()
+    return found

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from rhymed.errors import DataError
 from rhymed.history.epochs import epochs_of, is_trained, title
 from rhymed.history.folder import RunFolder, prompt_text
+from rhymed.history.words import number, visible
 from rhymed_store.browse import Browse, Response
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def render_listing(rows: list[dict[str, Any]], there: int) -> RenderableType:
             str(row["epochs"]),
             str(row["samples"]),
             f"{row['length_mean']:.1f}",
-            "-" if row["reward_mean"] is None else f"{row['reward_mean']:.3f}",
+            number(row["reward_mean"], ".3f"),
             Text(visible(f"… {text.removeprefix(start)}" if start else text)),
         )
     left = there - len(rows)
@@ -153,8 +154,3 @@ def text_of(folder: RunFolder, response: Response) -> str:
         return folder.decode([response.tokens])[0]
     ids = " ".join(map(str, response.tokens[:TOKEN_IDS].tolist()))
     return ids + (" ..." if len(response.tokens) > TOKEN_IDS else "")
-
-
-def visible(text: str) -> str:
-    """Without what would steer a terminal: a response may hold any character."""
-    return "".join(c if c.isprintable() or c == "\n" else " " if c == "\t" else "\ufffd" for c in text)

@@ -11,8 +11,10 @@ from dataclasses import asdict, dataclass, field
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
+from rhymed.errors import StoreDamaged
 from rhymed.history.epochs import epochs_of, is_trained, title
 from rhymed.history.rhyme import predicted, rank_correlation
+from rhymed.history.words import number, size, some
 from rhymed_store.browse import Browse, Totals
 from rhymed_store.reads import Found
 
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 MOST_PROMPTS = 2000  # whose headers are read
-MOST_TOKENS = 4_000_000  # read for the similarity, seconds
+MOST_TOKENS = 2_000_000  # read for the similarity, seconds
 
 
 @dataclass
@@ -57,6 +59,7 @@ class Stats:
     prompts: int  # with samples
     prompts_read: int  # for all that follows
     prompts_compared: int  # for `predicted`
+    damaged: list[str]  # what could not be read for it, and why
     length_mean: float | None
     length_median: float | None
     length_max: int | None
@@ -72,15 +75,19 @@ def stats(browse: Browse, most_prompts: int = MOST_PROMPTS, most_tokens: int = M
     stride = -(-len(ids) // most_prompts) or 1
     chosen = ids[::stride]
     epochs: dict[int, Epoch] = defaultdict(Epoch)
-    compared = 0
+    compared, damaged = 0, []
     for prompt in chosen:
         found = browse.headers(prompt)
         numbers = _count(epochs, prompt, found)
-        size = sum(record.length for _, record in found)
-        if size <= most_tokens and _has_neighbours(numbers):
-            most_tokens -= size
-            compared += 1
-            _compare(epochs, browse, prompt)
+        tokens = sum(record.length for _, record in found)
+        if tokens <= most_tokens and _has_neighbours(numbers):
+            most_tokens -= tokens
+            try:
+                _compare(epochs, browse, prompt)
+            except StoreDamaged as error:
+                damaged.append(str(error))
+            else:
+                compared += 1
     lengths = [length for epoch, one in epochs.items() if is_trained(epoch) for length in one.lengths]
     rewards = [reward for epoch, one in epochs.items() if is_trained(epoch) for reward in one.rewards]
     return Stats(
@@ -89,6 +96,7 @@ def stats(browse: Browse, most_prompts: int = MOST_PROMPTS, most_tokens: int = M
         prompts=len(ids),
         prompts_read=len(chosen),
         prompts_compared=compared,
+        damaged=damaged,
         length_mean=fmean(lengths) if lengths else None,
         length_median=median(lengths) if lengths else None,
         length_max=max(lengths, default=None),
@@ -162,22 +170,24 @@ def render(stats: Stats, name: str) -> RenderableType:
 def _head(stats: Stats, name: str, epochs: int) -> list[str]:
     totals = stats.totals
     lines = [
-        f"{name}: {_some(stats.prompts, 'prompt')}, {_some(totals.samples, 'sample')},"
-        f" {_some(totals.tokens, 'response token')}, {_some(epochs, 'epoch')}"
+        f"{name}: {some(stats.prompts, 'prompt')}, {some(totals.samples, 'sample')},"
+        f" {some(totals.tokens, 'response token')}, {some(epochs, 'epoch')}"
     ]
-    size = f"{_size(totals.used_bytes)} used"
+    used = f"{size(totals.used_bytes)} used"
     if stats.bytes_a_token is not None:
-        size += f", {stats.bytes_a_token:.2f} bytes a token at rest"
+        used += f", {stats.bytes_a_token:.2f} bytes a token at rest"
     if totals.passing_bytes:
-        size += f" (and {_size(totals.passing_bytes)} until the next checkpoint)"
-    lines.append(size)
+        used += f" (and {size(totals.passing_bytes)} until the next checkpoint)"
+    lines.append(used)
     if stats.length_mean is not None:
         lines.append(
             f"length: mean {stats.length_mean:.1f}, median {stats.length_median:g}, max {stats.length_max}"
-            f"   reward: mean {_number(stats.reward_mean, '.3f')}"
+            f"   reward: mean {number(stats.reward_mean, '.3f')}"
         )
     if stats.prompts_read < stats.prompts:
-        lines.append(f"from here on, and for lengths and reward: a sample of {stats.prompts_read:,} prompts")
+        lines.append(f"from here on, and for lengths and reward: a sample of {some(stats.prompts_read, 'prompt')}")
+    if stats.damaged:
+        lines.append(f"damaged: {some(len(stats.damaged), 'prompt')}; the first: {stats.damaged[0]}")
     return lines
 
 
@@ -195,32 +205,17 @@ def _table(rows: list[EpochRow]) -> RenderableType:
             f"{row.prompts:,}",
             f"{row.samples:,}",
             f"{row.length_mean:.1f}",
-            _number(row.reward_mean, ".3f"),
-            _number(row.predicted, ".0%"),
-            _number(row.rank_correlation, ".2f"),
+            number(row.reward_mean, ".3f"),
+            number(row.predicted, ".0%"),
+            number(row.rank_correlation, ".2f"),
         )
     return table
 
 
 def _legend(stats: Stats) -> str:
-    of = "" if stats.prompts_compared == stats.prompts else f" ({_some(stats.prompts_compared, 'prompt')} read)"
+    partly = stats.prompts_compared < stats.prompts_read
+    of = f"\n            (of {some(stats.prompts_compared, 'prompt')})" if partly else ""
     return (
         f"predicted   tokens that a simple drafter has right from the epoch before{of}\n"
         "rank corr.  of prompts' mean lengths with the epoch before; 1: the same order"
     )
-
-
-def _number(value: float | None, form: str) -> str:
-    return "-" if value is None else format(value, form)
-
-
-def _some(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'s' * (count != 1)}"
-
-
-def _size(size: float) -> str:
-    for unit in ("B", "KiB", "MiB"):
-        if size < 1024:
-            return f"{size:.4g} {unit}"
-        size /= 1024
-    return f"{size:.1f} GiB"

@@ -120,14 +120,14 @@ def test_what_is_not_history_is_left_out_and_counted(make_run, config: Path, tmp
     assert "8 samples of 2 prompts imported" in out
     assert "steps -3 to -1" in out  # imported history of that run is older still
     for line in (
-        "left out 1 samples: evaluations of held-out prompts",
-        "left out 1 samples: dropped in that run",
-        "left out 1 samples: empty or broken off",
-        "left out 1 samples: of prompts that are not in the new run's data (--all takes them, too)",
+        "left out 1 sample: evaluations of held-out prompts",
+        "left out 1 sample: dropped in that run",
+        "left out 1 sample: empty or broken off",
+        "left out 1 sample: of prompts that are not in the new run's data (--all takes them, too)",
     ):
         assert line in out
     _, out, _ = rhymed("import", config, folder, "--all")
-    assert "1 samples of 1 prompts imported" in out
+    assert "1 sample of 1 prompt imported" in out
     assert found_in(tmp_path / "next", other) == [(-1, 0, [5, 6], None)]
 
 
@@ -137,8 +137,8 @@ def test_another_import_at_the_same_place_is_told_and_changes_nothing(
     rhymed("import", config, run)
     other = make_run("other", [(0, APPLES, 0, [1, 2, 3], None), (0, APPLES, 5, [1, 2, 3], None)])
     _, out, _ = rhymed("import", config, other)
-    assert "1 samples of 1 prompts imported" in out
-    assert "left out 1 samples: their place is taken by another import" in out
+    assert "1 sample of 1 prompt imported" in out
+    assert "left out 1 sample: their place is taken by another import" in out
     assert expected()[2] in found_in(tmp_path / "next")
 
 

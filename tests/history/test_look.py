@@ -7,6 +7,7 @@ import re
 import shutil
 from pathlib import Path
 
+import lmdb
 import pytest
 from folders import APPLES, PEARS, two_epochs
 
@@ -48,7 +49,7 @@ def test_the_work_on_a_large_store_is_bounded_and_said(run: Path, rhymed) -> Non
         assert (few.prompts, few.prompts_read, few.epochs[0].prompts) == (2, 1, 1)
         blind = stats(folder.browse, most_tokens=50)
         assert (blind.prompts_read, blind.prompts_compared) == (2, 1)
-    assert "a sample of 1 prompts" in rhymed("stats", "--run", run, "--prompts", 1)[1]
+    assert "a sample of 1 prompt" in rhymed("stats", "--run", run, "--prompts", 1)[1]
 
 
 def test_an_empty_store_has_stats(make_run, rhymed) -> None:
@@ -128,3 +129,24 @@ def test_a_damaged_store_is_told_and_not_read_to_death(tmp_path: Path, run: Path
         (tmp_path / name / "store" / "data.mdb").write_bytes(content)
         status, _, err = rhymed("stats", "--run", tmp_path / name)
         assert (status, complaint in err) == (1, True), err
+
+
+@pytest.mark.parametrize("verb", [(), ("stats",), ("show",), ("export",), ("import",)])
+def test_every_verb_explains_itself_with_an_example(verb: tuple[str, ...], rhymed, capsys) -> None:
+    with pytest.raises(SystemExit) as end:
+        rhymed(*verb, "--help")
+    assert end.value.code == 0
+    assert re.search(r"examples?:\n  rhymed history", capsys.readouterr().out)
+
+
+def test_what_is_damaged_is_told_and_the_rest_is_used(run: Path, tmp_path: Path, rhymed) -> None:
+    with lmdb.open(str(run / "store"), max_dbs=8) as env, env.begin(write=True) as txn:
+        table = env.open_db(b"tokens", txn=txn)
+        key, value = next(iter(txn.cursor(table)))
+        txn.put(key, bytes(len(value)), db=table)
+    status, out, _ = rhymed("stats", "--run", run)
+    assert (status, "damaged: 1 prompt; the first: sample 0/" in out, "epoch 1" in out) == (0, True, True)
+    status, out, err = rhymed("export", tmp_path / "rest.jsonl", "--run", run)
+    assert (status, "4 samples of 1 prompt" in out) == (1, True)
+    assert "left out 1 damaged prompt; the first is prompt" in err
+    assert len((tmp_path / "rest.jsonl").read_text().splitlines()) == 4
