@@ -6,9 +6,11 @@ Every problem is collected; what needs something that could not be read is left 
 from __future__ import annotations
 
 import asyncio
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Thread
 
 from rhymed.check import batch, machine, memory, reward
 from rhymed.check import rows as shown
@@ -35,8 +37,8 @@ class Inputs:
 def early(config: Config, *, resume: bool = False) -> Report:
     """In seconds, without loading a model: model, data, prompts, scorers, addresses, memory and disk."""
     report = Report()
-    with report.listening(), ThreadPoolExecutor(1, "scorers") as beside:
-        loading = beside.submit(_load_scorers, config) if config.reward.workers else None
+    with report.listening():
+        loading = _beside(lambda: _load_scorers(config)) if config.reward.workers else None
         _places(config, report, resume=resume)
         inputs = read(config, report)
         if inputs.size and inputs.training:
@@ -112,18 +114,22 @@ def _overlap(inputs: Inputs, report: Report) -> None:
             )
 
 
-def _written(config: Config, report: Report, inputs: Inputs, renderer: Renderer) -> reward.Answer | None:
-    """The model's own answer to the first prompt, where that takes seconds."""
+def _written(config: Config, report: Report, inputs: Inputs, renderer: Renderer) -> reward.Answer:
+    """The model's own answer to the first prompt, where that takes seconds; else why not."""
     folder, size, training = inputs.folder, inputs.size, inputs.training
-    if config.rollout.engine != "vllm" or not folder or not size or not training:
-        return None
+    if not folder or not size or not training:
+        return reward.unasked("it could not be read")
+    if config.rollout.engine == "trace":
+        return reward.unasked("the trace engine has no model")
     if size.parameters > reward.MAX_PARAMETERS:
-        return None
+        return reward.unasked(f"{size.parameters / 1e6:,.0f} M parameters are too many to load for a look")
+    if 2 * memory.FP32 * size.parameters > machine.look(folder).memory_free:
+        return reward.unasked("there is too little memory")
     try:
         return reward.write(folder, renderer(*training.rows[0]), config.rollout.max_response_length)
-    except (OSError, ValueError, RuntimeError, KeyError, ImportError) as error:
-        report.wrong.append(f"model.path: {folder} cannot be loaded or does not generate: {error}")
-        return None
+    except Exception as error:  # of many libraries
+        report.wrong.append(f"model.path: {folder} cannot be loaded, or cannot generate: {error}")
+        return reward.unasked("it failed")
 
 
 def _reward(config: Config, report: Report, row: Row, written: reward.Answer | None) -> None:
@@ -139,6 +145,21 @@ def _places(config: Config, report: Report, *, resume: bool = False) -> None:
     section, wrong = machine.describe(config, resume=resume)
     report.sections.append(section)
     report.wrong += wrong
+
+
+def _beside(work: Callable[[], None]) -> Future[None]:
+    """On a thread that nobody waits for when the user interrupts."""
+    future: Future[None] = Future()
+
+    def run() -> None:
+        try:
+            work()
+            future.set_result(None)
+        except BaseException as error:
+            future.set_exception(error)
+
+    Thread(target=run, name="scorers", daemon=True).start()
+    return future
 
 
 def _load_scorers(config: Config) -> None:

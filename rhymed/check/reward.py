@@ -30,6 +30,12 @@ class Answer:
     label: str
     text: str
     tokens: Sequence[int] = ()
+    counts: bool = True  # it is to be scored
+
+
+def unasked(reason: str) -> Answer:
+    """Stands for an answer that the model did not write."""
+    return Answer("the model", f"writes nothing here: {reason}", counts=False)
 
 
 def answers(config: Config, row: Row, written: Answer | None) -> list[Answer]:
@@ -89,7 +95,9 @@ def describe(config: Config, row: Row, given: Sequence[Answer]) -> tuple[Section
 
     section, wrong, warnings = Section("reward (row 1)"), [], []
     total: dict[str, float] = {}
-    for answer, verdicts in zip(given, asyncio.run(_judge(config, row, given)), strict=True):
+    scored = [answer for answer in given if answer.counts]
+    section.rows += [(answer.label, answer.text) for answer in given if not answer.counts]
+    for answer, verdicts in zip(scored, asyncio.run(_judge(config, row, scored)), strict=True):
         outcome = combine(config.reward.all, verdicts)
         section.add(answer.label, _short(answer.text) or "(nothing)")
         section.add("  reward", _told(config, verdicts, outcome.reward))
@@ -98,10 +106,10 @@ def describe(config: Config, row: Row, given: Sequence[Answer]) -> tuple[Section
         elif answer.label != NONSENSE_LABEL:
             wrong.append(f"reward: scoring {answer.label!r} of row 1 fails: {outcome.error}")
     right, nonsense = total.get(RIGHT_LABEL), total.get(NONSENSE_LABEL)
-    if right is not None and right == nonsense:
+    if right is not None and nonsense is not None and right <= nonsense:
         warnings.append(
-            f"reward: the right answer and {given[-1].text!r} both get {right:g}: such a reward teaches nothing; look"
-            " at reward.scorer, reward.answer and the column with the right answer"
+            f"reward: the right answer gets {right:g}, and {given[-1].text!r} gets {nonsense:g}: such a reward"
+            " teaches nothing good; look at reward.scorer, reward.answer and the column with the right answer"
         )
     return section, wrong, warnings
 

@@ -7,17 +7,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rhymed.cli.options import LATEST, example
-from rhymed.marks import COLOURS
+from rhymed.marks import COLOURS, step_name
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
-    from rhymed.messages import Queues
+    from rhymed.messages import Queues, SampleId
 
 DEADLINE_S = 5.0
 REFRESH_S = 1.0
 SHOWN = 4  # samples of a worker that are listed one by one, the longest held first
+NUMBERS = ("samples", "oldest", "holds", "version", "tokens", "for")  # columns set to the right
 
 PURPOSE = {
     "waiting": "for a rollout worker",
@@ -123,48 +124,66 @@ def render(snapshot: Queues) -> RenderableType:
         f"run [bold]{snapshot.run}[/]  step {snapshot.step}/{snapshot.steps}  {state}"
         f"  up {_age(snapshot.uptime_s)}  event-loop lag p99 {snapshot.lag_ms:.1f} ms"
     )
-    return Group(head, _queues(snapshot), _steps(snapshot), _workers(snapshot))
+    tables = [_queues(snapshot), _steps(snapshot), _workers(snapshot)]
+    if any(row.holding for row in snapshot.workers):
+        tables.append(_held(snapshot))
+    return Group(head, *tables)
 
 
 def _queues(snapshot: Queues) -> RenderableType:
     table = _table("queue", "samples", "oldest", "")
     for state, depth in snapshot.queues.items():
         age = _age(snapshot.oldest_s[state]) if state in snapshot.oldest_s else "-"
-        table.add_row(
-            f"[{COLOURS.get(state, 'white')}]{state}[/]", str(depth), age, f"[dim]{PURPOSE.get(state, '')}[/]"
-        )
+        table.add_row(_coloured(state, state), str(depth), age, f"[dim]{PURPOSE.get(state, '')}[/]")
     return table
 
 
 def _steps(snapshot: Queues) -> RenderableType:
-    table = _table("step", "groups", "open for", "samples")
+    table = _table("step", "groups", "open for", "where its samples are")
     for row in snapshot.open_steps:
-        states = "  ".join(
-            f"[{COLOURS.get(state, 'white')}]{count} {state}[/]" for state, count in row.states.items()
-        )
-        table.add_row(str(row.step), f"{row.groups_ready}/{row.groups}", _age(row.open_s), states)
+        states = "  ".join(_coloured(state, f"{count} {state}") for state, count in row.states.items())
+        table.add_row(_step(row.step), f"{row.groups_ready}/{row.groups}", _age(row.open_s), states)
     return table
 
 
 def _workers(snapshot: Queues) -> RenderableType:
     from rich.markup import escape
 
-    table = _table("worker", "holds", "version", "heard", "phase", "samples, longest held first")
+    table = _table("worker", "holds", "version", "heard", "phase")
     for row in snapshot.workers:
-        held = sorted(row.holding, key=lambda item: -item.seconds)
-        texts = [f"{item.id} {item.tokens} tok {_age(item.seconds)}" for item in held[:SHOWN]]
-        if len(held) > SHOWN:
-            texts.append(f"… and {len(held) - SHOWN} more")
         version = "-" if row.role == "reward" else str(row.version)
-        full = "-" if row.role == "trainer" else f"{len(held)}/{row.slots}"
-        table.add_row(
-            escape(row.worker), full, version, f"{_age(row.silent_s)} ago", escape(row.phase) or "-", "\n".join(texts)
-        )
+        full = "-" if row.role == "trainer" else f"{len(row.holding)}/{row.slots}"
+        table.add_row(escape(row.worker), full, version, f"{_age(row.silent_s)} ago", escape(row.phase) or "-")
     return table
 
 
-def _coloured(state: str) -> str:
-    return f"[{COLOURS.get(state, 'white')}]{state}[/]"
+def _held(snapshot: Queues) -> RenderableType:
+    """The samples that each worker has held longest."""
+    from rich.markup import escape
+
+    table = _table("worker", "longest held", "tokens", "for")
+    for row in snapshot.workers:
+        held = sorted(row.holding, key=lambda item: -item.seconds)
+        for number, item in enumerate(held[:SHOWN]):
+            table.add_row(
+                "" if number else escape(row.worker), _sample(item.id), str(item.tokens), _age(item.seconds)
+            )
+        if len(held) > SHOWN:
+            table.add_row("", f"[dim]and {len(held) - SHOWN} more[/]", "", "")
+    return table
+
+
+def _sample(sample: SampleId) -> str:
+    """Step, prompt and number within the group."""
+    return f"{_step(sample.step)}/{sample.prompt}/{sample.index}"
+
+
+def _coloured(state: str, text: str) -> str:
+    return f"[{COLOURS.get(state, 'white')}]{text}[/]"
+
+
+def _step(step: int) -> str:
+    return step_name(step).removeprefix("step ")
 
 
 def _table(*columns: str) -> Table:
@@ -173,7 +192,7 @@ def _table(*columns: str) -> Table:
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:
-        table.add_column(column, justify="right" if column in ("samples", "oldest", "holds", "version") else "left")
+        table.add_column(column, justify="right" if column in NUMBERS else "left")
     return table
 
 

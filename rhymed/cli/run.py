@@ -70,6 +70,7 @@ def _check(config: Config, *, resume: bool) -> None:
     from rhymed.check.examine import early
     from rhymed.errors import ConfigError
 
+    print("check    model, data, prompts, rewards, addresses, memory, disk", flush=True)
     found = early(config, resume=resume)
     for warning in found.warnings:
         print(f"warning  {warning}", flush=True)

@@ -66,6 +66,11 @@ def test_a_good_configuration_is_told_whole_and_nothing_is_left_behind(make: Mak
     assert [path for path in sorted(tmp_path.rglob("*")) if "__pycache__" not in str(path)] == before
 
 
+def test_an_engine_without_a_model_writes_nothing(make: Make) -> None:
+    report = examine(make(rollout={"engine": "trace"}))
+    assert rows(report, "reward")[0] == ("the model", "writes nothing here: the trace engine has no model")
+
+
 @pytest.mark.slow
 def test_the_model_itself_writes_an_answer(make: Make) -> None:
     report = examine(make())
@@ -76,7 +81,7 @@ def test_the_model_itself_writes_an_answer(make: Make) -> None:
 def test_a_reward_that_is_the_same_for_nonsense_is_a_warning(make: Make) -> None:
     report = examine(make("constant"), generate=False)
     assert report.wrong == []
-    assert "the right answer and 'banana' both get 1: such a reward teaches nothing" in report.warnings[0]
+    assert "the right answer gets 1, and 'banana' gets 1: such a reward teaches nothing good" in report.warnings[0]
 
 
 def test_a_reward_that_fails_must_be_changed(make: Make) -> None:

@@ -5,13 +5,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 from rich.console import Console
 
 from rhymed.cli import queues
 from rhymed.config import Config
 from rhymed.errors import ConfigError
-from rhymed.messages import Holding, Queues, SampleId, StepRow, WorkerRow
+from rhymed.messages import EVAL, Holding, Queues, SampleId, StepRow, WorkerRow
 
 HELD = [Holding(id=SampleId(3, "abc", index), tokens=10 * index, seconds=float(index)) for index in range(6)]
 SNAPSHOT = Queues(
@@ -37,8 +38,8 @@ SNAPSHOT = Queues(
 )  # fmt: skip
 
 
-def text(snapshot: Queues) -> str:
-    console = Console(width=110, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+def text(snapshot: Queues, width: int = 110) -> str:
+    console = Console(width=width, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     with console.file:
         console.print(queues.render(snapshot))
         return console.export_text()
@@ -50,9 +51,23 @@ def test_the_tables_name_everything() -> None:
     assert "waiting 12 1m15s for a rollout worker" in lines
     assert "trained 192 - done" in lines
     assert "3 1/8 9.0s 12 waiting 6 running" in lines
-    assert "rollout-0@[host] 6/8 3 0.4s ago decode 3/abc/5 50 tok 5.0s" in lines
-    assert "… and 2 more" in lines
+    assert "rollout-0@[host] 6/8 3 0.4s ago decode" in lines
     assert "reward-0 0/4 - 1.0s ago -" in lines
+    assert "rollout-0@[host] 3/abc/5 50 5.0s" in lines
+    assert "3/abc/2 20 2.0s" in lines
+    assert "and 2 more" in lines
+
+
+def test_80_columns_are_enough() -> None:
+    ids = [SampleId(EVAL + 12, "0123456789abcdef", index) for index in range(8)]
+    held = [Holding(id=one, tokens=8192, seconds=4000.0) for one in ids]
+    row = SNAPSHOT.workers[0]
+    worker = msgspec.structs.replace(row, worker="rollout@some-host:1234567", phase="load version 12", holding=held)
+    lines = text(msgspec.structs.replace(SNAPSHOT, workers=[worker]), 80).splitlines()
+    assert all(len(line) <= 80 for line in lines)
+    whole = [" ".join(line.split()) for line in lines]
+    assert "rollout@some-host:1234567 8/8 3 0.4s ago load version 12" in whole
+    assert "rollout@some-host:1234567 eval v12/0123456789abcdef/0 8192 1h06m" in whole
 
 
 def test_the_address_comes_from_the_run_folder(tmp_path: Path) -> None:
@@ -71,6 +86,4 @@ def test_nobody_there_is_told_within_the_deadline(tmp_path: Path) -> None:
 
 
 def test_json_survives() -> None:
-    import msgspec
-
     assert json.loads(msgspec.json.encode(SNAPSHOT))["workers"][0]["holding"][1]["id"]["index"] == 1
