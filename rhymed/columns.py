@@ -35,8 +35,7 @@ class Columns:
         """The row as it is used. Raises `DataError`."""
         if not isinstance(given, dict):
             raise DataError(f"{where}: {short(given)} is not a JSON object: write one object a line")
-        for column, value in given.items():
-            _storable(where, column, value)
+        _storable(where, given)
         row = self._with_prompt(where, given)
         for column in sorted(self._named - row.keys()):
             raise DataError(
@@ -128,15 +127,24 @@ def _check_prompt(where: str, prompt: Any) -> None:
             raise DataError(f"{where}: prompt[{number}] is {short(message)}; it must be {{role, content}}, both text")
 
 
-def _storable(where: str, column: str, value: Any) -> None:
+def _storable(where: str, row: Row) -> None:
     """Rows travel and rest as strict JSON, so what that cannot hold is refused here, not in the middle of a run."""
+    if not _unstorable(row):
+        return
+    for column, value in row.items():
+        if reason := _unstorable(value):
+            raise DataError(f"{where}: column {column!r} {reason}")
+    raise DataError(f"{where}: the names of its columns cannot be JSON")
+
+
+def _unstorable(value: Any) -> str:
     try:
-        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
-        text.encode()
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     except UnicodeEncodeError:
-        raise DataError(f"{where}: column {column!r} holds half a surrogate pair, which is not text") from None
+        return "holds half a surrogate pair, which is not text"
     except (TypeError, ValueError, RecursionError) as error:
-        raise DataError(f"{where}: column {column!r} cannot be JSON ({error}): drop it or store it as text") from None
+        return f"cannot be JSON ({error}): drop it or store it as text"
+    return ""
 
 
 def short(value: Any) -> str:

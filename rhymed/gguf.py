@@ -6,6 +6,7 @@ Needs torch. Knows no cache and no model by name.
 from __future__ import annotations
 
 import logging
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,11 @@ def convert(file: Path, folder: Path) -> None:
     try:
         import torch
         from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, GgufConfig
+        from transformers.utils import logging as output
     except ImportError as error:
         raise ConfigError(f"a GGUF file needs torch and more ({error}): pip install 'rhymed[trainer]'") from None
+    if not sys.stderr.isatty():
+        output.disable_progress_bar()
     try:
         model = AutoModelForCausalLM.from_pretrained(
             file.parent, gguf_file=file.name, quantization_config=GgufConfig(dequantize=True), dtype=torch.float32

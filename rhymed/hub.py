@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -26,7 +27,10 @@ PATIENCE_S = 5.0
 """How long the hub may take to answer whether something exists."""
 
 FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer*", "*.model", "merges.txt", "vocab.txt"]
-"""What a model's folder needs; not the same weights in other formats."""
+"""What a model's folder needs."""
+
+NOT_FILES = ["*/*", "consolidated*"]
+"""The same weights in other formats."""
 
 IDENTIFIER = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
@@ -47,7 +51,9 @@ def read_hub(data: Data, place: str) -> Read:
         raise ConfigError("data.source = 'hub' needs datasets: pip install 'rhymed[data]'") from None
     datasets.disable_progress_bars()
     logging.getLogger("datasets").setLevel(logging.CRITICAL)  # what it says comes again as an exception
-    dataset = _local(datasets, data) or _remote(datasets, data)
+    dataset = _local(datasets, data)
+    if dataset is None:
+        dataset = _remote(datasets, data)
     number = 0
     for table in dataset.with_format("arrow").iter(batch_size=1024):  # as stored: nothing is decoded
         for row in table.to_pylist():
@@ -69,13 +75,11 @@ def _local(datasets: Any, data: Data) -> Any:
 
 def _remote(datasets: Any, data: Data) -> Any:
     why = ask("dataset", data.path, data.revision, DataError)
-    if not why:
-        return _split(datasets, data, data.path)
     try:
-        with _offline():
+        with _offline() if why else contextlib.nullcontext():
             return _split(datasets, data, data.path)
-    except (ConnectionError, FileNotFoundError):
-        raise DataError(_unreachable("dataset", data.path, why)) from None
+    except (ConnectionError, FileNotFoundError) as error:
+        raise DataError(_unreachable("dataset", data.path, why or f"the hub is gone: {error}")) from None
 
 
 def _split(datasets: Any, data: Data, path: str) -> Any:
@@ -130,11 +134,22 @@ def fetch_model(name: str, revision: str, *, newest: bool = False) -> Path:
     try:
         from huggingface_hub import snapshot_download
         from huggingface_hub.errors import LocalEntryNotFoundError
+        from huggingface_hub.utils.tqdm import disable_progress_bars
     except ImportError:
         raise ConfigError("models of the hub need huggingface_hub: pip install 'rhymed[rollout]'") from None
 
+    if not sys.stderr.isatty():
+        disable_progress_bars()
+
     def get(*, local: bool) -> Path:
-        return Path(snapshot_download(name, revision=revision or None, allow_patterns=FILES, local_files_only=local))
+        found = snapshot_download(
+            name,
+            revision=revision or None,
+            allow_patterns=FILES,
+            ignore_patterns=NOT_FILES,
+            local_files_only=local,
+        )
+        return Path(found)
 
     if not newest:
         with contextlib.suppress(LocalEntryNotFoundError):

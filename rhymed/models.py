@@ -122,7 +122,7 @@ def _check_weights(folder: Path) -> None:
                 f'{folder} has its weights as pickles (*.bin) only. Convert them: `python -c "from transformers'
                 f" import AutoModelForCausalLM as M; M.from_pretrained('{folder}').save_pretrained('{folder}')\"`"
             )
-        raise ConfigError(f"{folder} has no weights (*.safetensors)")
+        raise ConfigError(f"{folder} has no weights (*.safetensors; of a hub repository nothing else is fetched)")
     for file in weights:
         with file.open("rb") as opened:
             if opened.read(12) == b"version http":

