@@ -180,9 +180,8 @@ def export(arguments: argparse.Namespace) -> int:
 
     with open_folder(arguments.run) as folder:
         done = write(folder, arguments.out, force=arguments.force)
-        print(
-            f"{arguments.out}: {some(done.samples, 'sample')} of {some(done.prompts, 'prompt')}, {some(done.tokens, 'token')}"
-        )
+        of = f"{some(done.samples, 'sample')} of {some(done.prompts, 'prompt')}"
+        print(f"{arguments.out}: {of}, {some(done.tokens, 'token')}")
         if folder.missing:
             print(f"without text: {folder.missing}", file=sys.stderr)
         if done.damaged:

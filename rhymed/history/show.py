@@ -122,15 +122,14 @@ def _side_by_side(folder: RunFolder, shown: dict[int, list[Response]], limit: in
     from rich import box
     from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_lines=False, expand=True)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, expand=True)
     for epoch, responses in shown.items():
         rewards = [response.info.reward for response in responses if response.info.reward is not None]
         reward = f", reward {fmean(rewards):.3f}" if rewards else ""
         table.add_column(f"{title(epoch)} (step {responses[0].info.id.step}){reward}", ratio=1)
     most = max(len(responses) for responses in shown.values())
-    for number in range(min(limit, most)):
-        row = [_cell(folder, one[number]) if number < len(one) else "" for one in shown.values()]
-        table.add_row(*row, end_section=False)
+    for line in range(min(limit, most)):
+        table.add_row(*(_cell(folder, one[line]) if line < len(one) else "" for one in shown.values()))
         table.add_row()
     if most > limit:
         table.caption = f"{most - limit} more an epoch: --limit {most}"

@@ -91,7 +91,7 @@ class Reader(Database):
         """Reading behind the end of a file that was cut would kill the process, so it is looked at first."""
         page, pages = self._env.stat()["psize"], self._env.info()["last_pgno"] + 1
         found = (self.folder / "data.mdb").stat().st_size // page
-        if pages - found > min(SLACK, pages // 2):
+        if pages - found > min(SLACK, pages // 16):
             raise StoreDamaged(
                 f"{self.folder / 'data.mdb'} was cut: {pages} pages were written, {found} are there; copy it again,"
                 " while its run is not alive"
