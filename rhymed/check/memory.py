@@ -46,6 +46,7 @@ class Needs:
     reference: float
     working: float  # activations and logits of the largest pass
     engine: float  # each
+    sequence: float  # keys and values of one sample at full length
     published: float
     checkpoint: float  # each
     store: float  # at most, of the whole run
@@ -68,10 +69,16 @@ def needs(config: Config, size: Size, load: Workload) -> Needs:
         reference=FP32 * parameters if config.trainer.kl_coef else 0,
         working=tokens * activation_bytes(size) + logits,
         engine=item * parameters + config.rollout.kv_cache_gib * GIB + ENGINE_BYTES if vllm else 0,
+        sequence=2 * size.layers * size.key_value * item * full_length(config) if vllm else 0,
         published=VERSIONS * item * parameters,
         checkpoint=3 * FP32 * parameters,
         store=STORED_BYTES * tokens_in_all + LOGPROB_BYTES * unsaved,
     )
+
+
+def full_length(config: Config) -> int:
+    """Tokens of the longest sample."""
+    return config.rollout.max_prompt_length + config.rollout.max_response_length
 
 
 def activation_bytes(size: Size) -> float:
@@ -87,8 +94,10 @@ def describe(config: Config, size: Size, load: Workload, machine: Machine) -> tu
     kept += f", reference model {gib(need.reference)}" if need.reference else ""
     section.add("trainer", f"{gib(need.trainer)}: {kept}, the largest pass {gib(need.working)}")
     if need.engine:
-        cache = f"weights ({config.model.dtype}), kv_cache_gib = {config.rollout.kv_cache_gib:g}"
-        section.add("engines", f"{config.rollout.workers} x {gib(need.engine)}: {cache}, libraries")
+        fit = int(config.rollout.kv_cache_gib * GIB // max(1, need.sequence))
+        parts = f"weights ({config.model.dtype}), kv_cache_gib = {config.rollout.kv_cache_gib:g}, libraries"
+        each = f"{config.rollout.workers} x {gib(need.engine)}"
+        section.add("engines", f"{each}: {parts}; {fit} samples fit at full length")
     section.add("published", f"{gib(need.published)} in /dev/shm ({gib(machine.shared_free)} free)")
     total = in_memory(config, need, machine)
     section.add("together", f"{gib(total)} of {gib(machine.memory_free)} available ({gib(machine.memory)} in all)")
@@ -114,6 +123,11 @@ def wrong(config: Config, need: Needs, machine: Machine) -> Iterator[str]:
         yield (
             f"memory: {gib(least)} are needed even for the shortest responses, this machine has"
             f" {gib(machine.memory)}: use a smaller model, fewer rollout.workers or a smaller rollout.kv_cache_gib"
+        )
+    if need.sequence > config.rollout.kv_cache_gib * GIB:
+        yield (
+            f"rollout.kv_cache_gib = {config.rollout.kv_cache_gib:g}: one sample of max_prompt_length +"
+            f" max_response_length = {full_length(config)} tokens needs {gib(need.sequence)}: raise it, or lower them"
         )
     checkpoints = (config.trainer.keep_checkpoints + 1) * need.checkpoint
     if checkpoints > machine.disk_free:

@@ -60,6 +60,14 @@ def test_what_may_be_too_little_is_a_warning(change: dict[str, int], words: str)
     assert [words in text for text in warnings] == [True]
 
 
+def test_a_cache_that_holds_no_sample_must_be_changed() -> None:
+    config = Config.model_validate({"rollout": {"kv_cache_gib": 0.02, "max_prompt_length": 500}})
+    section, wrong, _ = memory.describe(config, SIZE, batch.workload(config, 64, 100), LARGE)
+    assert len(wrong) == 1
+    assert "max_response_length = 1012 tokens needs 32 MiB" in wrong[0]
+    assert dict(section.rows)["engines"].endswith("libraries; 0 samples fit at full length")
+
+
 def test_logits_are_bounded_as_the_trainer_bounds_them() -> None:
     policy = pytest.importorskip("rhymed_workers.policy")
     assert policy.LOGITS_BYTES == memory.LOGITS_BYTES
