@@ -399,8 +399,9 @@ def fingerprint(config: Config) -> str:
     """What must not change between the parts of one run, readable: the store refuses another."""
     return json.dumps(
         {
-            "model": config.model.path,
+            "model": [config.model.path, config.model.revision, config.model.chat_template],
             "data": config.data.model_dump(),
+            "max_prompt_length": config.rollout.max_prompt_length,  # longer prompts may be left out
             "seed": config.run.seed,
             "prompts_per_step": config.rollout.prompts_per_step,
             "group_size": config.rollout.group_size,
