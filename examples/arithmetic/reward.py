@@ -1,14 +1,15 @@
-"""Full marks for the right number and nothing else; a third for the right number among other words."""
+"""Full marks for the right number alone; every character beside it costs a little, a wrong number everything."""
 
 import re
 
 
 def reward(completions, answer, **columns):
     """TRL's signature: lists in, a list out; `answer` is a column of the data."""
-    return [grade(text, right) for text, right in zip(completions, answer)]
+    return [grade(text.strip(), right) for text, right in zip(completions, answer)]
 
 
 def grade(text, right):
-    if text.strip().rstrip(".") == right:
-        return 1.0
-    return 0.3 if right in re.findall(r"\d+", text) else 0.0
+    numbers = re.findall(r"\d+", text)
+    if not numbers or numbers[-1] != right:
+        return 0.0
+    return max(0.1, 1.0 - 0.03 * (len(text) - len(right)))

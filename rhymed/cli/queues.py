@@ -10,6 +10,8 @@ from rhymed.cli.options import LATEST, example
 from rhymed.marks import COLOURS, step_name
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from rich.console import RenderableType
     from rich.table import Table
 
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
 
 DEADLINE_S = 5.0
 REFRESH_S = 1.0
+PATIENCE_S = 60.0  # with a broker that was there and does not answer: it may be starting again
 SHOWN = 4  # samples of a worker that are listed one by one, the longest held first
 NUMBERS = ("samples", "oldest", "holds", "version", "tokens", "for")  # columns set to the right
 
@@ -70,8 +73,6 @@ def address_of(folder: Path) -> str:
 
 
 async def _show(address: str, *, watch: bool, raw: bool) -> int:
-    import asyncio
-
     import msgspec
     from rich.console import Console
     from rich.live import Live
@@ -80,24 +81,48 @@ async def _show(address: str, *, watch: bool, raw: bool) -> int:
 
     client = Client(address, peer="broker")
     try:
-        snapshot = await _ask(client, address)
+        snapshots = _snapshots(client, address, watch)
         if raw:
-            print(msgspec.json.encode(snapshot).decode(), flush=True)
-            while watch and not snapshot.finished:
-                await asyncio.sleep(REFRESH_S)
-                snapshot = await _ask(client, address)
+            async for snapshot in snapshots:
                 print(msgspec.json.encode(snapshot).decode(), flush=True)
         elif not watch:
-            Console().print(render(snapshot))
+            Console().print(render(await anext(snapshots)))
         else:
-            with Live(render(snapshot), auto_refresh=False) as screen:
-                while not snapshot.finished:
-                    await asyncio.sleep(REFRESH_S)
-                    snapshot = await _ask(client, address)
+            with Live(auto_refresh=False) as screen:
+                async for snapshot in snapshots:
                     screen.update(render(snapshot), refresh=True)
         return 0
     finally:
         client.close()
+
+
+async def _snapshots(client: Any, address: str, watch: bool) -> AsyncIterator[Queues]:
+    """One, or one a second until the run is over. A broker that answered once may start again meanwhile."""
+    import asyncio
+    import time
+
+    from rhymed.errors import DeadlineExceeded
+
+    snapshot = await _ask(client, address)
+    yield snapshot
+    heard = time.monotonic()
+    while watch and not snapshot.finished:
+        await asyncio.sleep(REFRESH_S)
+        try:
+            snapshot = await _ask(client, address)
+        except DeadlineExceeded:
+            if _removed(address):
+                return
+            if time.monotonic() - heard > PATIENCE_S:
+                raise
+            continue
+        heard = time.monotonic()
+        yield snapshot
+
+
+def _removed(address: str) -> bool:
+    """`rhymed run` takes its sockets away when it ends."""
+    return address.startswith("ipc://") and not Path(address.removeprefix("ipc://")).exists()
 
 
 async def _ask(client: Any, address: str) -> Queues:
