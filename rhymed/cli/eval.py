@@ -11,27 +11,22 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rhymed.cli.options import add_override
+from rhymed.cli.options import add_override, example
 
 if TYPE_CHECKING:
     from rhymed.config import Config
-
-EXAMPLES = """\
-examples:
-  rhymed eval runs/latest --checkpoint latest
-  rhymed eval config.toml                               # the model as it is
-  rhymed eval runs/latest --checkpoint 20 -o eval.samples=8 -o eval.temperature=0.6
-  rhymed eval config.toml --checkpoint path/to/model --json > result.json
-"""
 
 
 def add(commands: Any) -> None:
     parser = commands.add_parser(
         "eval",
         help="mean@k and pass@k of a checkpoint on held-out prompts",
-        description="Answer the prompts of [[eval.datasets]] eval.samples times each, and score them like rollouts.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        **example(
+            "rhymed eval my.toml                              # the model as it is",
+            "rhymed eval runs/latest --checkpoint latest",
+            "rhymed eval runs/latest --checkpoint 20 -o eval.samples=8",
+            "rhymed eval my.toml --checkpoint path/to/model --json > result.json",
+        ),
     )
     parser.add_argument("config", type=Path, metavar="CONFIG", help="TOML file, or a run's folder")
     parser.add_argument(

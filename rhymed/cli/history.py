@@ -21,7 +21,7 @@ def add(commands: Any) -> None:
         "look into the store of a run, export it, import it",
         "rhymed history stats                           # how much, how long, how alike",
         "rhymed history show                            # the prompts",
-        "rhymed history show 'how many apples'          # one prompt, epochs side by side",
+        "rhymed history show 'how many apples'          # a prompt, epochs side by side",
         "rhymed history export samples.parquet          # every sample as a row",
         "rhymed history import next.toml runs/latest    # history for the next run",
     )

@@ -5,9 +5,15 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from rhymed.cli.options import example
+
 
 def add(commands: Any) -> None:
-    parser = commands.add_parser("model", help="fetch or convert a model, check it and print its folder")
+    parser = commands.add_parser(
+        "model",
+        help="fetch or convert a model, check it and print its folder",
+        **example("rhymed model Qwen/Qwen2.5-0.5B-Instruct", "rhymed model path/to/model.gguf"),
+    )
     parser.add_argument(
         "name",
         nargs="?",

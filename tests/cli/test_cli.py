@@ -34,12 +34,29 @@ def test_broker_and_store_need_neither_torch_nor_an_engine() -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("command", ["run", "queues", "worker", "broker", "store", "model", "bench"])
-def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+COMMANDS = ["check", "run", "eval", "queues", "worker", "broker", "store", "model", "bench", "history"]
+VERBS = ["history stats", "history show", "history export", "history import"]
+
+
+@pytest.mark.parametrize("command", [*COMMANDS, *VERBS])
+def test_every_command_explains_itself_with_an_example_in_80_columns(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     with pytest.raises(SystemExit) as end:
-        main([command, "--help"])
+        main([*command.split(), "--help"])
     assert end.value.code == 0
-    assert f"usage: rhymed {command}" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert out.startswith(f"usage: rhymed {command}")
+    assert f"\n  rhymed {command}" in out.partition("example")[2]
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_the_list_of_commands_is_complete(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    out = capsys.readouterr().out
+    assert all(f"\n    {command} " in out for command in COMMANDS)
 
 
 def test_a_mistyped_key_ends_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

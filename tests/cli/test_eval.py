@@ -1,0 +1,69 @@
+"""What `rhymed eval` makes of its arguments; whole evaluations are in tests/test_loop.py."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rhymed.cli import main
+from rhymed.cli.eval import evaluating
+from rhymed.config import Config
+from rhymed.errors import ConfigError
+from rhymed.places import places
+from rhymed_workers import checkpoint
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    return Config.model_validate(
+        {
+            "run": {"name": "mine", "folder": str(tmp_path)},
+            "net": {"broker": "tcp://127.0.0.1:5550"},
+            "trainer": {"kl_coef": 0.1},
+            "eval": {"datasets": [{"name": "test", "path": "test.jsonl"}], "every": 7, "at_start": False},
+        }
+    )
+
+
+def test_an_evaluation_is_a_run_that_trains_nothing_in_a_folder_of_its_own(config: Config) -> None:
+    made = evaluating(config, "")
+    assert (made.trainer.steps, made.eval.every, made.eval.at_start) == (0, 1, True)
+    assert places(made).folder == places(config).folder / "eval" / "base"
+    assert places(made).broker.startswith("ipc://")  # not the living run's
+    assert made.trainer.kl_coef == 0  # no reference model is loaded
+
+
+def test_a_checkpoint_by_number_latest_or_folder(config: Config) -> None:
+    folder = places(config).checkpoints
+    for step in (2, 4):
+        checkpoint.save(folder, step, lambda made: (made / "config.json").touch() or None, keep=5)
+    assert evaluating(config, "latest").model.path == str(folder / "step-000004")
+    assert evaluating(config, "2").model.path == str(folder / "step-000002")
+    assert evaluating(config, str(folder / "step-000002")).run.name == "step-000002"
+
+
+@pytest.mark.parametrize(
+    ("which", "told"), [("3", "steps there: 2"), ("latest", "steps there: none"), ("lastest", "neither latest, nor")]
+)
+def test_a_checkpoint_that_is_not_there(config: Config, which: str, told: str) -> None:
+    if which == "3":
+        checkpoint.save(places(config).checkpoints, 2, lambda made: (made / "config.json").touch() or None, keep=5)
+    with pytest.raises(ConfigError, match=told):
+        evaluating(config, which)
+
+
+def test_without_held_out_prompts_it_says_what_to_add(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text("")
+    assert main(["eval", str(file)]) == 2
+    assert "add [[eval.datasets]]" in capsys.readouterr().err
+
+
+def test_held_out_prompts_are_asked_as_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "mine.json"
+    held_out = {"name": "test", "path": "test.jsonl", "system": "Think."}
+    file.write_text(json.dumps({"data": {"system": "Be brief."}, "eval": {"datasets": [held_out]}}))
+    assert main(["eval", str(file)]) == 2
+    assert "system must be that of data" in capsys.readouterr().err
