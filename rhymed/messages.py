@@ -59,7 +59,7 @@ class Failure(Message, frozen=True, kw_only=True, tag="failure"):
 EVAL = 1 << 30
 """The step `EVAL + v` is the evaluation of policy version v on held-out prompts.
 
-So a question about what was before a training step never finds evaluations, and one from EVAL on finds the earlier ones.
+So a question about what was before a training step never finds evaluations; one from EVAL on finds the earlier ones.
 """
 
 

@@ -24,15 +24,21 @@ class Measured:
 
 
 def check_prompts(config: Config) -> list[Measured]:
-    """Training data first, then `eval.datasets`. Raises `DataError` about prompts that are too long, all at once."""
+    """Of all that is `asked`, in that order. Raises `DataError` about prompts that are too long, all at once."""
     renderer = load_renderer(config)
     measured: list[Measured] = []
-    for name, data in [("data", config.data), *((one.name, one) for one in config.eval.datasets)]:
+    for name, data in asked(config):
         rows = placed_rows(config, data)
         found = Measured(name, data, rows, renderer.lengths(rows))
         _fit(found, config.rollout.max_prompt_length)
         measured.append(found)
     return measured
+
+
+def asked(config: Config) -> list[tuple[str, Data]]:
+    """The datasets that the run will ask, by name: `data` unless it trains nothing, and `eval.datasets`."""
+    training: list[tuple[str, Data]] = [("data", config.data)] if config.trainer.steps != 0 else []
+    return [*training, *((one.name, one) for one in config.eval.datasets)]
 
 
 def _fit(found: Measured, limit: int) -> None:

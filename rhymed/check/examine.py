@@ -19,7 +19,7 @@ from rhymed.check.size import Size, model_size
 from rhymed.config import Config
 from rhymed.data import Row
 from rhymed.places import places
-from rhymed.prompts import Measured, check_prompts
+from rhymed.prompts import Measured, asked, check_prompts
 from rhymed.render import Renderer, load_renderer
 from rhymed.sources import placed_rows
 
@@ -45,8 +45,8 @@ def early(config: Config, *, resume: bool = False) -> Report:
             load = batch.workload(config, len(inputs.training.rows), config.rollout.max_prompt_length)
             need = memory.needs(config, inputs.size, load)
             report.wrong += memory.wrong(config, need, machine.look(places(config).folder))
-        if loading is not None:
-            report.attempt(loading.result)
+        if loading is not None and report.attempt(lambda: loading.result() or True) and inputs.training:
+            _reward(config, report, inputs.training.rows[0][1], None)
     return report
 
 
@@ -78,9 +78,10 @@ def read(config: Config, report: Report) -> Inputs:
         inputs.size = report.attempt(lambda: model_size(folder))
         measured = report.attempt(lambda: check_prompts(config))
         if measured is not None:
-            inputs.training, *inputs.held_out = measured
+            inputs.training = next((found for found in measured if found.name == "data"), None)
+            inputs.held_out = [found for found in measured if found is not inputs.training]
             return inputs
-    for name, data in (("data", config.data), *((one.name, one) for one in config.eval.datasets)):
+    for name, data in asked(config):
         rows = report.attempt(lambda data=data: placed_rows(config, data))  # type: ignore[misc]
         if rows is not None and name == "data":
             inputs.training = Measured(name, data, rows, [])
@@ -133,6 +134,7 @@ def _written(config: Config, report: Report, inputs: Inputs, renderer: Renderer)
 
 
 def _reward(config: Config, report: Report, row: Row, written: reward.Answer | None) -> None:
+    """On what the model wrote, on the right answer, if the row has one, and on nonsense."""
     found = report.attempt(lambda: reward.describe(config, row, reward.answers(config, row, written)))
     if found:
         section, wrong, warnings = found

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rhymed.cli.options import add_override, example
+from rhymed.cli.run import refuse_early
 
 if TYPE_CHECKING:
     from rhymed.config import Config
@@ -67,15 +68,13 @@ def _prepare(arguments: argparse.Namespace) -> Config:
     """The configuration of the evaluation. Everything that can be wrong before a process is started is found here."""
     from rhymed.errors import ConfigError
     from rhymed.load import load_config
-    from rhymed.models import resolve_model
 
     path: Path = arguments.config
     config = load_config(path / "config.json" if path.is_dir() else path, arguments.override)
     if not config.eval.datasets:
         raise ConfigError(f"{path}: there is nothing to evaluate on: add [[eval.datasets]] with name and path")
     config = evaluating(config, arguments.checkpoint)
-    if config.rollout.engine == "vllm":
-        print(f"model    {resolve_model(config)}", flush=True)
+    refuse_early(config)
     return config
 
 

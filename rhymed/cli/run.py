@@ -61,11 +61,11 @@ def _prepare(arguments: argparse.Namespace) -> tuple[Config, Places]:
     config = load_config(path, arguments.override)
     if arguments.resume and not places(config).folder.exists():
         raise ConfigError(f"--resume: {places(config).folder} does not exist")
-    _check(config, resume=arguments.resume)
+    refuse_early(config, resume=arguments.resume)
     return (config, runs.save(config)) if arguments.resume else runs.create(config)
 
 
-def _check(config: Config, *, resume: bool) -> None:
+def refuse_early(config: Config, *, resume: bool = False) -> None:
     """Raises `ConfigError` with all that would make the run fail, as far as seconds can tell."""
     from rhymed.check.examine import early
     from rhymed.errors import ConfigError
