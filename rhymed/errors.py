@@ -112,7 +112,7 @@ class CheckpointError(TrainerError):
     pass
 
 
-HOPELESS = (ConfigError, DataError, RewardError, RunMismatch)
+HOPELESS = (ConfigError, DataError, RewardError, RunMismatch, StoreFull)
 """What ends a process in the same way again however often it is started: a person has to change something."""
 
 

@@ -16,15 +16,21 @@ from rhymed.errors import ConfigError, DataError
 Read = Iterator[tuple[str, Any]]
 """(where, row as it was read)."""
 
+RECODE = "write it as UTF-8 first (iconv -f UTF-16 -t UTF-8)"
+
 MAGIC = {
     b"PAR1": "a parquet file: set data.source to 'parquet'",
     b"\x1f\x8b": "compressed with gzip: unpack it first",
     b"\x28\xb5\x2f\xfd": "compressed with zstd: unpack it first",
     b"PK\x03\x04": "a zip archive: unpack it first",
     b"ARROW1": "an Arrow file: convert it to parquet",
+    b"\xff\xfe": f"UTF-16 text: {RECODE}",
+    b"\xfe\xff": f"UTF-16 text: {RECODE}",
     b"version https://git-lfs": "a Git LFS pointer, not the data: run `git lfs pull` where it came from",
 }
 """How files begin that are often given by mistake, and what to do about it."""
+
+FROM_CSV = "pandas.read_csv(PATH).to_json(OUT, orient='records', lines=True)"
 
 SHOWN = 6
 """Names that an error lists of a folder."""
@@ -63,13 +69,27 @@ def _parse(where: str, line: bytes) -> Any:
     try:
         return json.loads(line.decode(), parse_constant=refuse)
     except UnicodeDecodeError as error:
-        raise DataError(f"{where}: not UTF-8 text ({error.reason} at byte {error.start})") from None
+        raise DataError(
+            f"{where}: not UTF-8 text ({error.reason} at byte {error.start}); *.jsonl is text, one object a line"
+        ) from None
     except json.JSONDecodeError as error:
-        array = line.lstrip()[:1] == b"[" and where.endswith(", line 1")
-        hint = ": this looks like one JSON array; write one object a line (jq -c '.[]' does it)" if array else ""
-        raise DataError(f"{where}: not JSON ({error.msg}, column {error.colno}){hint}") from None
+        raise DataError(f"{where}: not JSON ({error.msg}, column {error.colno}){_meant(where, line)}") from None
     except RecursionError:
         raise DataError(f"{where}: nested too deeply") from None
+
+
+def _meant(where: str, line: bytes) -> str:
+    """What a line that is no JSON may be, and what to do."""
+    start = line.strip()[:60].decode(errors="replace")
+    if not where.endswith(", line 1"):
+        return f"; the line begins: {start}"
+    if start[:1] == "[":
+        return ": this looks like one JSON array; write one object a line (jq -c '.[]' does it)"
+    if start == "{":
+        return ": this looks like JSON over several lines; write one object a line (jq -c . does it)"
+    if "," in start and start[:1] != "{":
+        return f": this looks like CSV ({start}); write one object a line, e.g. with {FROM_CSV}"
+    return f"; the line begins: {start}"
 
 
 def read_parquet(path: Path) -> Read:
@@ -87,7 +107,10 @@ def read_parquet(path: Path) -> Read:
                     yield f"{path}, row {number}", row
                     number += 1
     except (pyarrow.ArrowException, OSError) as error:
-        raise DataError(f"{path}: not a readable parquet file: {error}") from None
+        with path.open("rb") as opened:
+            text = opened.read(64).lstrip()[:1] in (b"{", b"[")
+        hint = "it looks like JSON: set data.source to 'jsonl'" if text else f"{error} Get it again"
+        raise DataError(f"{path}: not a readable parquet file: {hint}") from None
 
 
 def _look(path: Path, foreign: dict[bytes, str]) -> None:

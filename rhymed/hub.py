@@ -210,8 +210,10 @@ def ask(kind: Kind, name: str, revision: str, error: type[RhymedError]) -> str:
 def _unreachable(kind: Kind, name: str, why: str) -> str:
     flag = " --repo-type dataset" if kind == "dataset" else ""
     key = "model.path" if kind == "model" else "data.path"
+    near = beside_local(name)
+    end = "" if near.endswith("?") else "."
     return (
-        f"{key} = {name!r}: not in the local cache, and {why}{beside_local(name)}. Where there is a network:"
+        f"{key} = {name!r}: not in the local cache, and {why}{near}{end} Where there is a network:"
         f" `hf download {name}{flag} --local-dir FOLDER`; then set {key} to that folder"
     )
 

@@ -41,7 +41,8 @@ class Origin:
         """Of the key itself, else of the first key that the message names, else the file."""
         named = [(*key, *word.split(".")) for word in re.findall(r"[a-z_]+(?:\.[a-z_]+)*", message)]
         for change, text in self.changes.items():
-            if change == key[: len(change)] or change in named:
+            made = key and key not in self.lines and change[: len(key)] == key  # a section that only it names
+            if change == key[: len(change)] or change in named or made:
                 return text
         line = next((self.lines[one] for one in (key, *named) if one in self.lines), None) or line_of(key, self.lines)
         where = str(self.path) if self.path else "configuration"

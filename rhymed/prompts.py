@@ -5,12 +5,15 @@ Blocking: reads datasets and a tokenizer (10,000 prompts in seconds).
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 
 from rhymed.config import Config, Data
 from rhymed.errors import DataError
 from rhymed.render import load_renderer
 from rhymed.sources import Placed, place, placed_rows
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,8 @@ def check_prompts(config: Config) -> list[Measured]:
     measured: list[Measured] = []
     for name, data in asked(config):
         rows = placed_rows(config, data)
+        if not renderer.has_template and config.rollout.engine != "trace":
+            _warn_of_joining(config, data, rows)
         found = Measured(name, data, rows, renderer.lengths(rows))
         _fit(found, config.rollout.max_prompt_length)
         measured.append(found)
@@ -39,6 +44,17 @@ def asked(config: Config) -> list[tuple[str, Data]]:
     """The datasets that the run will ask, by name: `data` unless it trains nothing, and `eval.datasets`."""
     training: list[tuple[str, Data]] = [("data", config.data)] if config.trainer.steps != 0 else []
     return [*training, *((one.name, one) for one in config.eval.datasets)]
+
+
+def _warn_of_joining(config: Config, data: Data, rows: list[Placed]) -> None:
+    """Plain text is what a base model expects; a chat whose roles are lost is rarely meant."""
+    if data.system or isinstance(rows[0][1]["prompt"], list):
+        log.warning(
+            "%s: %r has no chat template, so messages are joined by blank lines and their roles are lost: name a file"
+            " with one in model.chat_template, or give prompts as text",
+            rows[0][0],
+            config.model.path,
+        )
 
 
 def _fit(found: Measured, limit: int) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from rhymed.config import Config
-from rhymed.errors import ConfigError
+from rhymed.errors import ConfigError, RunMismatch
 from rhymed.places import Places, places
 
 
@@ -40,6 +40,31 @@ def save(config: Config) -> Places:
     with contextlib.suppress(FileExistsError):
         latest.symlink_to(where.folder.name)
     return where
+
+
+def identity(config: Config) -> dict[str, Any]:
+    """Settings that must not change between the parts of one run, by key."""
+    return {
+        "model.path": config.model.path,
+        "model.revision": config.model.revision,
+        "model.chat_template": config.model.chat_template,
+        **{f"data.{key}": value for key, value in config.data.model_dump().items()},
+        "rollout.max_prompt_length": config.rollout.max_prompt_length,  # longer prompts may be left out
+        "run.seed": config.run.seed,
+        "rollout.prompts_per_step": config.rollout.prompts_per_step,
+        "rollout.group_size": config.rollout.group_size,
+    }
+
+
+def check_same(earlier: Config, config: Config, where: Places) -> None:
+    """Raises `RunMismatch` when `config` is not a continuation of the run in that folder."""
+    before, now = identity(earlier), identity(config)
+    changed = [f"{key} = {now[key]!r} (it was {before[key]!r})" for key in now if now[key] != before[key]]
+    if changed:
+        raise RunMismatch(
+            f"{where.folder} belongs to another run: {', '.join(changed)}; take that back to go on with it, or start"
+            " a new run with another run.name"
+        )
 
 
 @contextlib.contextmanager

@@ -141,6 +141,8 @@ def serve(build: Callable[[], Service], *, log_file: Path | None = None) -> NoRe
     import setproctitle
     import uvloop
 
+    from rhymed.wire import drain
+
     configure_logging(log_file)
     die_with_parent()
     faulthandler.enable()
@@ -160,6 +162,7 @@ def serve(build: Callable[[], Service], *, log_file: Path | None = None) -> NoRe
         log.error("ended: %s: %s", type(error).__name__, error, exc_info=error)
         print(f"rhymed: {type(error).__name__}: {error}", file=sys.stderr)
         status = EX_HOPELESS if isinstance(error, HOPELESS) else 1
+    drain()
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()

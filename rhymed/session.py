@@ -14,6 +14,7 @@ from rhymed.errors import WireError
 from rhymed.messages import GetQueues, Queues
 from rhymed.places import Places
 from rhymed.progress import Screen
+from rhymed.service import EX_HOPELESS
 from rhymed.supervisor import Supervisor, commands
 from rhymed.wire import Client
 
@@ -22,7 +23,7 @@ ASK_S = 3.0
 
 
 async def session(config: Config, where: Places, *, plain: bool) -> int:
-    """Returns the exit status: 0 finished, 1 failed, 130 interrupted."""
+    """Returns the exit status: 0 finished, 1 failed, 2 failed by what a person has to change, 130 interrupted."""
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -32,16 +33,25 @@ async def session(config: Config, where: Places, *, plain: bool) -> int:
             finished = await _watch(where, supervisor, screen, stop, evaluates_only=config.trainer.steps == 0)
             screen.closing(finished)
     shutil.rmtree(where.sockets, ignore_errors=True)
-    from rhymed.report import summary
-
-    print(await asyncio.to_thread(summary, config, where, time.monotonic() - started), flush=True)
+    print(await asyncio.to_thread(_summary, config, where, time.monotonic() - started), flush=True)
+    again = "" if config.trainer.steps == 0 else f"; go on with: rhymed run --resume {where.folder}"
     if supervisor.failure:
         print(f"run failed: {supervisor.failure}", flush=True)
-        return 1
+        if again:
+            print(f"what is stored is kept{again}", flush=True)
+        return EX_HOPELESS if supervisor.mistake else 1
     if not finished:
-        again = "" if config.trainer.steps == 0 else f"; go on with: rhymed run --resume {where.folder}"
         print(f"interrupted{again}", flush=True)
     return 0 if finished else 130
+
+
+def _summary(config: Config, where: Places, elapsed_s: float) -> str:
+    from rhymed.report import summary
+
+    try:
+        return summary(config, where, elapsed_s)
+    except OSError as error:  # a full disk must not hide what ended the run
+        return f"no summary: {error}"
 
 
 async def _watch(

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import shutil
 import signal
 import sys
 import time
@@ -25,6 +26,7 @@ log = logging.getLogger(__name__)
 STOP_S = 12.0  # from SIGTERM to SIGKILL
 CALM_S = 120.0  # a process that lived this long has its restarts forgiven
 MAX_RESTARTS = 5
+FULL_BYTES = 64 << 10  # less free than this, and a process may not be able to say why it ended
 LEFT_S = 8.0  # one that left by itself was told of the run's end, or was sent away: by then we know which
 
 
@@ -44,6 +46,7 @@ class Child:
     process: asyncio.subprocess.Process | None = None
     started: float = 0.0
     restarts: int = 0
+    wrote_from: int = 0  # bytes of output that earlier processes left
     left: bool = False  # it ended by itself, without an error
     task: asyncio.Task[None] | None = field(default=None, repr=False)
 
@@ -72,6 +75,7 @@ class Supervisor:
     def __init__(self, commands: Sequence[Command], logs: Callable[[str], Path], tell: Callable[[str], None]) -> None:
         self.children = [Child(command) for command in commands]
         self.failure = ""  # what ended the run, for people
+        self.mistake = False  # it was something that a person has to change
         self.failed = asyncio.Event()
         self._logs = logs
         self._tell = tell
@@ -110,28 +114,43 @@ class Supervisor:
                 return
             if time.monotonic() - child.started > CALM_S:
                 child.restarts = 0
-            if status == EX_HOPELESS or child.restarts == MAX_RESTARTS:
+            hopeless = status == EX_HOPELESS or (status != 0 and bool(self._full_disk(child)))
+            if hopeless or child.restarts == MAX_RESTARTS:
+                self.mistake = hopeless
                 self._give_up(child)
                 return
             pause_s = LEFT_S if child.left else 0.5 * 2**child.restarts
             child.restarts += 1
             if not child.left:
-                self._tell(f"{child.command.name} ended ({_reason(status)}); starting it again in {pause_s:g} s")
+                why = f"{_reason(status)}: {self._last_words(child)}" if status > 0 else _reason(status)
+                self._tell(f"{child.command.name} ended ({why}); starting it again in {pause_s:g} s")
             await asyncio.sleep(pause_s)
             if child.left and not self._closing:
                 self._tell(f"{child.command.name} had left; starting it again")
 
     def _give_up(self, child: Child) -> None:
-        output = self._output(child)
-        lines = output.read_text(errors="replace").strip().splitlines() or ["it said nothing"]
         times = f"{child.restarts + 1} times" if child.restarts else "once and for all"
-        self.failure = f"{child.command.name} ended {times}: {lines[-1]}\nsee {output}"
+        self.failure = f"{child.command.name} ended {times}: {self._last_words(child)}\nsee {self._output(child)}"
         self.failed.set()
+
+    def _last_words(self, child: Child) -> str:
+        """Why its last process ended, as far as that could be written down."""
+        if full := self._full_disk(child):
+            return full
+        written = self._output(child).read_bytes()[child.wrote_from :].decode(errors="replace")
+        lines = written.strip().splitlines() or ["it said nothing"]
+        return lines[-1].removeprefix("rhymed: ")
+
+    def _full_disk(self, child: Child) -> str:
+        """What keeps a process from going on, and from saying so."""
+        folder = self._output(child).parent
+        return f"the disk under {folder} is full: make room" if shutil.disk_usage(folder).free < FULL_BYTES else ""
 
     async def _run(self, child: Child) -> int:
         output = self._output(child)
         output.parent.mkdir(parents=True, exist_ok=True)
         with output.open("ab") as stream:
+            child.wrote_from = stream.tell()
             child.process = await asyncio.create_subprocess_exec(
                 *child.command.argv,
                 stdin=asyncio.subprocess.DEVNULL,

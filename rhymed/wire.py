@@ -18,6 +18,7 @@ import ipaddress
 import itertools
 import logging
 import os
+import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
@@ -253,6 +254,13 @@ class Client(_Link):
     def notify(self, message: Message, *frames: Buffer) -> None:
         """Tell the server something that needs no answer."""
         self._send(b"", Envelope(kind="event"), message, frames)
+
+
+def drain(deadline_s: float = 0.5) -> None:
+    """Let what closed sockets have still to send be sent, before a process ends at once."""
+    ending = threading.Thread(target=zmq.Context.instance().term, daemon=True)
+    ending.start()
+    ending.join(deadline_s)
 
 
 def _socket(kind: int) -> zmq.Socket[bytes]:

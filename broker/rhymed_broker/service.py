@@ -22,6 +22,7 @@ from rhymed.data import Row
 from rhymed.errors import MalformedMessage, PeerGone, RewardError, RhymedError, WireError
 from rhymed.metrics import MetricsLog
 from rhymed.places import Places
+from rhymed.runs import identity
 from rhymed.service import Service
 from rhymed.wire import DONE, Server
 from rhymed_broker import status
@@ -397,14 +398,4 @@ class BrokerService(Service):
 
 def fingerprint(config: Config) -> str:
     """What must not change between the parts of one run, readable: the store refuses another."""
-    return json.dumps(
-        {
-            "model": [config.model.path, config.model.revision, config.model.chat_template],
-            "data": config.data.model_dump(),
-            "max_prompt_length": config.rollout.max_prompt_length,  # longer prompts may be left out
-            "seed": config.run.seed,
-            "prompts_per_step": config.rollout.prompts_per_step,
-            "group_size": config.rollout.group_size,
-        },
-        sort_keys=True,
-    )
+    return json.dumps(identity(config), sort_keys=True)

@@ -105,6 +105,12 @@ def describe(config: Config, row: Row, given: Sequence[Answer]) -> tuple[Section
             total[answer.label] = outcome.reward
         elif answer.label != NONSENSE_LABEL:
             wrong.append(f"reward: scoring {answer.label!r} of row 1 fails: {outcome.error}")
+        elif not wrong:
+            fate = {"drop": "samples like it are dropped", "zero": "samples like it get 0"}
+            warnings.append(
+                f"reward: scoring {answer.text!r} for row 1 fails: {outcome.error}; reward.on_error ="
+                f" {config.reward.on_error!r}: {fate.get(config.reward.on_error, 'the run would stop')}"
+            )
     right, nonsense = total.get(RIGHT_LABEL), total.get(NONSENSE_LABEL)
     if right is not None and nonsense is not None and right <= nonsense:
         warnings.append(

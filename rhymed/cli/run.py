@@ -59,8 +59,11 @@ def _prepare(arguments: argparse.Namespace) -> tuple[Config, Places]:
         if not path.exists():
             raise ConfigError(f"--resume: {path} does not exist; name a run's folder, e.g. runs/quickstart")
     config = load_config(path, arguments.override)
-    if arguments.resume and not places(config).folder.exists():
-        raise ConfigError(f"--resume: {places(config).folder} does not exist")
+    where = places(config)
+    if arguments.resume and not where.folder.exists():
+        raise ConfigError(f"--resume: {where.folder} does not exist")
+    if arguments.resume and where.config.exists():
+        runs.check_same(load_config(where.config, (), {}), config, where)
     refuse_early(config, resume=arguments.resume)
     return (config, runs.save(config)) if arguments.resume else runs.create(config)
 

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
 
 from rhymed.config import Config
-from rhymed.errors import Overloaded
+from rhymed.errors import Overloaded, StoreFull
 from rhymed.messages import (
     ForgetLogprobs,
     GetHistory,
@@ -40,9 +41,12 @@ from rhymed_store.writes import Writes, prepare
 
 Result = TypeVar("Result")
 
+log = logging.getLogger(__name__)
+
 MOST_BYTES = 2 << 30  # of samples that may wait in memory; more is refused
 PRESSURE_BYTES = 4 << 20  # of samples underway: from here on they come faster than workers decode
 PRESSURE_LEVEL = -5  # zstd: twice as fast as level 1, for half again the size
+FULL_S = 20.0  # without room for a sample; then the store ends, with an error that says what to do
 SYNC_S = 1.0  # durability = "async": how much a power failure may cost
 THREADS = 2
 SHORT_HISTORY = 16  # responses; of 4,096 tokens each they hold up the event loop for half a millisecond
@@ -54,6 +58,7 @@ class StoreService(Service):
     def __init__(self, config: Config, places: Places) -> None:
         super().__init__("store")
         self._config, self._places = config, places
+        self._full: asyncio.Task[None] | None = None  # since new samples are refused
 
     async def open(self) -> None:
         config = self._config.store
@@ -98,7 +103,21 @@ class StoreService(Service):
         }
 
     async def _answer(self, peer: bytes, message: Message, frames: Sequence[bytes]) -> Message | Parcel:
-        return await self._handlers[type(message)](message, frames)
+        try:
+            answer = await self._handlers[type(message)](message, frames)
+        except StoreFull as error:
+            self._full = self._full or self.spawn(self._give_up(error))
+            raise
+        if self._full is not None and isinstance(message, PutSamples):
+            self._full.cancel()
+            self._full = None
+        return answer
+
+    async def _give_up(self, error: StoreFull) -> None:
+        """A checkpoint may forget what makes room; otherwise the user has to, and must hear of it."""
+        log.error("%s", error)
+        await asyncio.sleep(FULL_S)
+        raise error
 
     def _write(self, operation: Callable[[Batch, Any], None]) -> Callable[..., Awaitable[Message]]:
         async def handle(message: Message, frames: Sequence[bytes]) -> Message:

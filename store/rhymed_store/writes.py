@@ -84,6 +84,16 @@ def _cut(frame: bytes, lengths: list[int]) -> list[memoryview]:
     return [view[4 * (end - length) : 4 * end] for end, length in zip(ends, lengths, strict=True)]
 
 
+def _differing(first: str, second: str) -> tuple[str, str]:
+    """Of two fingerprints that are JSON objects only the keys that differ; of others all."""
+    try:
+        one, other = (msgspec.json.decode(text, type=dict[str, Any]) for text in (first, second))
+    except msgspec.DecodeError:
+        return f"fingerprint {first}", f"fingerprint {second}"
+    keys = sorted(key for key in one | other if one.get(key) != other.get(key))
+    return tuple(", ".join(f"{key} = {tree.get(key)!r}" for key in keys) or "the same" for tree in (one, other))  # type: ignore[return-value]
+
+
 class Writes:
     """The operations on one history. `level` is zstd's, of what is compressed here (prompts and their tokens)."""
 
@@ -98,9 +108,10 @@ class Writes:
             batch.txn.put(b"run", given, db=meta)
         elif bytes(found) != given:
             run, fingerprint = msgspec.json.decode(found, type=tuple[str, str])
+            before, now = _differing(fingerprint, message.fingerprint)
             raise RunMismatch(
-                f"{self._history.folder} belongs to run {run!r} (fingerprint {fingerprint}), not to {message.run!r}"
-                f" (fingerprint {message.fingerprint}); choose another run.name, or restore model, data and seed"
+                f"{self._history.folder} belongs to run {run!r} ({before}), not to {message.run!r} ({now}); choose"
+                " another run.name, or restore model, data and seed"
             )
 
     def put_prompts(self, batch: Batch, message: PutPrompts) -> None:

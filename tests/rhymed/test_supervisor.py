@@ -125,3 +125,17 @@ async def test_one_that_was_sent_away_is_started_again_but_the_broker_is_not(
         await until(lambda: running.left("broker"))
     assert "rollout-0 had left; starting it again" in told
     assert not any("broker" in line for line in told)
+
+
+async def test_a_restart_says_why_and_a_full_disk_ends_it(logs, script, monkeypatch, tmp_path: Path) -> None:
+    told: list[str] = []
+    command = script("trainer", "import sys; print('rhymed: CheckpointError: no room'); sys.exit(1)")
+    async with Supervisor([command], logs, told.append) as running:
+        await until(lambda: bool(told))
+        assert told[0].startswith("trainer ended (status 1: CheckpointError: no room); starting it again")
+        usage = supervisor.shutil.disk_usage(tmp_path)
+        monkeypatch.setattr(supervisor.shutil, "disk_usage", lambda path: usage._replace(free=0))
+        async with asyncio.timeout(20):
+            await running.failed.wait()
+    assert running.mistake
+    assert "is full: make room" in running.failure

@@ -180,6 +180,20 @@ async def test_a_full_store_says_so_and_goes_on_reading(tmp_path: Path) -> None:
         client.close()
 
 
+async def test_a_store_that_stays_full_ends_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rhymed_store.service.FULL_S", 0.05)
+    config = Config.model_validate({"run": {"folder": str(tmp_path)}, "store": {"map_gib": 0.004}})
+    where = places(config)
+    client = StoreClient(where.store, "test")
+    running = asyncio.create_task(StoreService(config, where).run())
+    with pytest.raises(StoreFull):  # noqa: PT012
+        for step in range(10_000):
+            await client.put_samples([new_sample(step, length=4000)])
+    with pytest.raises(StoreFull, match=r"raise store\.map_gib"):
+        await asyncio.wait_for(running, 20)
+    client.close()
+
+
 @pytest.mark.parametrize("durability", ["sync", "async"])
 async def test_acknowledged_samples_outlive_a_kill(tmp_path: Path, durability: str) -> None:
     config = Config.model_validate(
