@@ -31,6 +31,6 @@ def grades(val: Mapping[str, float]) -> list[str]:
     for key, value in val.items():
         head, _, rest = key.partition("/")
         name, _, metric = rest.partition("/")
-        if head == "val" and metric.startswith("acc/"):
-            by_name.setdefault(name, []).append(f"{metric.removeprefix('acc/')} {value:.3f}")
+        if head == "val" and (metric.startswith("acc/") or metric == "reward/mean"):
+            by_name.setdefault(name, []).append(f"{metric.removeprefix('acc/').removesuffix('/mean')} {value:.3f}")
     return [f"{name}   {'   '.join(texts)}" for name, texts in by_name.items()]

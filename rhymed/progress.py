@@ -25,7 +25,7 @@ BAR_CELLS = 48
 SHOWN = (
     ("reward/mean", "reward", "{:.3f}"),
     ("response_length/mean", "length", "{:.1f}"),
-    ("rollout/tokens_per_s", "tokens/s", "{:.0f}"),
+    ("rollout/tokens_per_s", "tok/s", "{:.0f}"),
     ("timing_s/rollout", "rollout s", "{:.1f}"),
     ("timing_s/reward", "reward s", "{:.1f}"),
     ("timing_s/train", "train s", "{:.1f}"),
@@ -36,14 +36,14 @@ SHOWN = (
 
 def heading() -> str:
     """The first line of the plain output."""
-    return "step    " + "  ".join(f"{name:>9}" for _, name, _ in SHOWN) + "    elapsed"
+    return "step   " + "".join(f"{name:>10}" for _, name, _ in SHOWN)[1:] + "    time"
 
 
 def line(queues: Queues, elapsed_s: float) -> str:
     """One trained step, for people and for `grep`."""
     cells = [form.format(queues.metrics[key]) if key in queues.metrics else "-" for key, _, form in SHOWN]
     step = f"{queues.step}/{queues.steps}"
-    return f"{step:<8}" + "  ".join(f"{cell:>9}" for cell in cells) + f"  {_minutes(elapsed_s):>9}"
+    return f"{step:<7}" + "".join(f"{cell:>10}" for cell in cells)[1:] + f"{_minutes(elapsed_s):>8}"
 
 
 def render(queues: Queues | None, rewards: list[float], events: list[str], elapsed_s: float) -> RenderableType:
@@ -57,7 +57,7 @@ def render(queues: Queues | None, rewards: list[float], events: list[str], elaps
         parts.extend(_step(row) for row in queues.open_steps[:2])
         parts.append(_workers(queues.workers))
         parts.append(Text(_metrics(queues)))
-        parts.extend(Text(f"eval v{queues.val['val/version']:.0f}   {text}") for text in grades(queues.val))
+        parts.extend(Text(f"eval   {text}") for text in grades(queues.val))
     if rewards:
         parts.append(Text(f"reward  {sparkline(rewards[-60:])}  {rewards[-1]:.3f}"))
     parts.extend(Text(event, style="yellow") for event in events)
@@ -123,6 +123,7 @@ class Screen:
         self._started = time.monotonic()
         self._shown_step = 0
         self._shown_val = -1.0
+        self._evaluated = config.run.name if config.trainer.steps == 0 else ""  # the checkpoint that is
         self._phase = ""
         self._steps_seen = False
         self._mismatch_warn = config.trainer.mismatch_warn
@@ -179,7 +180,7 @@ class Screen:
         if version > self._shown_val:
             self._shown_val = version
             for text in grades(queues.val):
-                self._say(f"eval v{version:.0f}   {text}")
+                self._say(f"{self._evaluated or f'eval v{version:.0f}'}   {text}")
 
     def _watch_mismatch(self, mean: float) -> None:
         """Stale or wrong weights in the engine must not be overlooked: say it when it begins."""

@@ -21,6 +21,7 @@ def summary(config: Config, where: Places, elapsed_s: float) -> str:
         return _graded(config, where)
     if not rows:
         return f"no step was trained; logs are in {where.folder / 'logs'}"
+    elapsed_s += _elapsed_before(where)
     numbers = totals(rows, elapsed_s)
     (where.folder / "summary.json").write_text(json.dumps(numbers, indent=2) + "\n")
     picture = draw(rows, where.folder / "reward.png", title=config.run.name, evaluations=evaluations)
@@ -38,6 +39,14 @@ def summary(config: Config, where: Places, elapsed_s: float) -> str:
         f"folder   {where.folder}",
     ]
     return "\n".join(lines)
+
+
+def _elapsed_before(where: Places) -> float:
+    """Seconds of the parts that a resumed run had before."""
+    try:
+        return float(json.loads((where.folder / "summary.json").read_text())["elapsed_s"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0.0
 
 
 def evaluation(config: Config, where: Places) -> dict[str, Any]:
@@ -79,7 +88,8 @@ def _progress(evaluations: list[dict[str, Any]]) -> list[str]:
     if not evaluations:
         return []
     first, last = evaluations[0], evaluations[-1]
-    keys = [key for key in last if "/acc/mean@" in key and key in first]
+    shown = ("/acc/mean@", "/reward/mean")
+    keys = [key for key in last if key.startswith("val/") and any(part in key for part in shown) and key in first]
     return [
         f"{key:<24} {first[key]:.3f} (v{first['step']}) -> {last[key]:.3f} (v{last['step']})" for key in sorted(keys)
     ]
@@ -133,7 +143,10 @@ def draw(
     smooth = [mean(rewards[max(0, i - 4) : i + 1]) for i in range(len(rewards))]
     top.plot(steps, rewards, color="#9db4c8", marker=".", label="step")
     top.plot(steps, smooth, color="#1f5f8b", linewidth=2, label="mean of 5 steps")
-    for key in sorted({key for row in evaluations or [] for key in row if "/acc/mean@" in key}):
+    curves = {
+        key for row in evaluations or [] for key in row if key.startswith("val/") and key.endswith("/reward/mean")
+    }
+    for key in sorted(curves | {key for row in evaluations or [] for key in row if "/acc/mean@" in key}):
         known = [row for row in evaluations or [] if row.get(key) is not None]
         top.plot([row["step"] for row in known], [row[key] for row in known], marker="o", linestyle="--", label=key)
     top.set(ylabel="reward", title=title)

@@ -78,6 +78,17 @@ def hold(where: Places) -> Iterator[None]:
         yield
 
 
+def is_alive(where: Places) -> bool:
+    """A `rhymed run` holds the folder."""
+    if not where.config.exists():
+        return False
+    try:
+        with hold(where):
+            return False
+    except ConfigError:
+        return True
+
+
 def read_metrics(where: Places) -> list[dict[str, Any]]:
     """The steps of `metrics.jsonl`, each once (a step trained again after a resume: the last), in order."""
     return _last(row for row in _rows(where) if not _is_evaluation(row))

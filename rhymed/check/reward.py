@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -105,19 +105,35 @@ def describe(config: Config, row: Row, given: Sequence[Answer]) -> tuple[Section
             total[answer.label] = outcome.reward
         elif answer.label != NONSENSE_LABEL:
             wrong.append(f"reward: scoring {answer.label!r} of row 1 fails: {outcome.error}")
+        elif not wrong and not total:
+            wrong.append(
+                f"reward: scoring {answer.text!r} for row 1 fails, and no other answer is there to try:"
+                f" {outcome.error}"
+            )
         elif not wrong:
             fate = {"drop": "samples like it are dropped", "zero": "samples like it get 0"}
             warnings.append(
                 f"reward: scoring {answer.text!r} for row 1 fails: {outcome.error}; reward.on_error ="
                 f" {config.reward.on_error!r}: {fate.get(config.reward.on_error, 'the run would stop')}"
             )
+    return section, wrong, [*warnings, *_doubts(config, total, given[-1].text)]
+
+
+def _doubts(config: Config, total: dict[str, float], nonsense_text: str) -> Iterator[str]:
+    """What the rewards say of the reward. `total`: by label, of the answers that could be scored."""
     right, nonsense = total.get(RIGHT_LABEL), total.get(NONSENSE_LABEL)
     if right is not None and nonsense is not None and right <= nonsense:
-        warnings.append(
-            f"reward: the right answer gets {right:g}, and {given[-1].text!r} gets {nonsense:g}: such a reward"
+        yield (
+            f"reward: the right answer gets {right:g}, and {nonsense_text!r} gets {nonsense:g}: such a reward"
             " teaches nothing good; look at reward.scorer, reward.answer and the column with the right answer"
         )
-    return section, wrong, warnings
+    elif nonsense and set(total.values()) == {nonsense}:
+        yield f"reward: even {nonsense_text!r} gets {nonsense:g}: a reward that everything gets teaches nothing"
+    if config.eval.datasets and right is not None and right < config.eval.threshold:
+        yield (
+            f"eval.threshold = {config.eval.threshold:g}, but the right answer itself gets {right:g}: no response"
+            " would count as right; set eval.threshold to the least reward of a right one"
+        )
 
 
 async def _judge(config: Config, row: Row, given: Sequence[Answer]) -> list[list[Verdict]]:

@@ -101,8 +101,10 @@ async def _snapshots(client: Any, address: str, watch: bool) -> AsyncIterator[Qu
     import asyncio
     import time
 
-    from rhymed.errors import DeadlineExceeded
+    from rhymed.errors import ConfigError, DeadlineExceeded
 
+    if _removed(address):
+        raise ConfigError(f"no run is alive at {address}: it has ended, or not begun; --run FOLDER names another")
     snapshot = await _ask(client, address)
     yield snapshot
     heard = time.monotonic()

@@ -65,7 +65,21 @@ def _prepare(arguments: argparse.Namespace) -> tuple[Config, Places]:
     if arguments.resume and where.config.exists():
         runs.check_same(load_config(where.config, (), {}), config, where)
     refuse_early(config, resume=arguments.resume)
-    return (config, runs.save(config)) if arguments.resume else runs.create(config)
+    if arguments.resume:
+        return config, runs.save(config)
+    made, where = runs.create(config)
+    if made.run.name != config.run.name:
+        _tell_renamed(config, made)
+    return made, where
+
+
+def _tell_renamed(wanted: Config, made: Config) -> None:
+    from rhymed import runs
+    from rhymed.places import places
+
+    there = places(wanted)
+    alive = f"is alive (rhymed queues --run {there.folder})" if runs.is_alive(there) else "is an earlier run"
+    print(f"warning  {wanted.run.name} {alive}: this is another one, {made.run.name}", flush=True)
 
 
 def refuse_early(config: Config, *, resume: bool = False) -> None:

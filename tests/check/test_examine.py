@@ -84,6 +84,26 @@ def test_a_reward_that_is_the_same_for_nonsense_is_a_warning(make: Make) -> None
     assert "the right answer gets 1, and 'banana' gets 1: such a reward teaches nothing good" in report.warnings[0]
 
 
+def test_a_reward_that_everything_gets_is_a_warning_without_a_right_answer_too(make: Make, tmp_path: Path) -> None:
+    (tmp_path / "unknown.jsonl").write_text("".join(f'{{"prompt": "say {n}"}}\n' for n in range(20)))
+    report = examine(make("constant", data={"path": str(tmp_path / "unknown.jsonl")}), generate=False)
+    assert "even 'banana' gets 1: a reward that everything gets teaches nothing" in report.warnings[-1]
+
+
+def test_a_reward_that_fails_on_all_there_is_to_try_must_be_changed(make: Make, tmp_path: Path) -> None:
+    (tmp_path / "unknown.jsonl").write_text("".join(f'{{"prompt": "say {n}"}}\n' for n in range(20)))
+    report = examine(make("broken", data={"path": str(tmp_path / "unknown.jsonl")}), generate=False)
+    assert "scoring 'banana' for row 1 fails, and no other answer is there to try" in report.wrong[0]
+
+
+def test_a_threshold_that_no_answer_reaches_is_a_warning(make: Make, tmp_path: Path) -> None:
+    held_out = tmp_path / "held.jsonl"
+    held_out.write_text('{"prompt": "say 99", "answer": "99"}\n')
+    settings = {"datasets": [{"name": "held", "path": str(held_out)}], "threshold": 2.0}
+    report = examine(make(eval=settings), generate=False)
+    assert "eval.threshold = 2, but the right answer itself gets 1" in report.warnings[0]
+
+
 def test_a_reward_that_fails_must_be_changed(make: Make) -> None:
     report = examine(make("broken"), generate=False)
     assert len(report.wrong) == 1

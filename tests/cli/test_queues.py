@@ -77,12 +77,16 @@ def test_the_address_comes_from_the_run_folder(tmp_path: Path) -> None:
         queues.address_of(tmp_path / "other")
 
 
-def test_nobody_there_is_told_within_the_deadline(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "rhymed", "queues", "--json", "--broker", f"ipc://{tmp_path}/none"]
+@pytest.mark.parametrize(
+    ("address", "status", "told"),
+    [("ipc://{}/none", 2, "no run is alive at ipc://"), ("tcp://127.0.0.1:9", 1, "no broker answered at tcp://")],
+)
+def test_nobody_there_is_told_within_the_deadline(tmp_path: Path, address: str, status: int, told: str) -> None:
+    command = [sys.executable, "-m", "rhymed", "queues", "--json", "--broker", address.format(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 1
-    assert "no broker answered at ipc://" in done.stderr
-    assert "rhymed run" in done.stderr
+    assert done.returncode == status
+    assert told in done.stderr
+    assert "--run FOLDER" in done.stderr
 
 
 def test_json_survives() -> None:

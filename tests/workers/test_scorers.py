@@ -339,7 +339,7 @@ def test_unknown_args_of_a_function_are_refused(user: Any) -> None:
 
 def test_reasoning_gym_scorer_needs_its_data(tmp_path: Path) -> None:
     made = Config.model_validate({"data": {"source": "jsonl", "path": str(tmp_path / "x.jsonl")}})
-    with pytest.raises(RewardError, match=r"needs data\.source = 'reasoning_gym'; for rows of your own take math"):
+    with pytest.raises(RewardError, match=r"needs data\.source = 'reasoning_gym'; for rows of your own name math"):
         load_scorer(made)
 
 

@@ -82,8 +82,8 @@ def _reasoning_gym(setting: Setting) -> Raw:
     config = setting.config
     if config.data.source != "reasoning_gym":
         raise RewardError(
-            f"{setting.key}.scorer = 'reasoning_gym' needs data.source = 'reasoning_gym'; for rows of your own take"
-            " math (numbers, formulas), exact or regex (text), or file.py:function"
+            f"{setting.key}.scorer is 'reasoning_gym' (the default), which needs data.source = 'reasoning_gym'; for"
+            " rows of your own name math (numbers, formulas), exact or regex (text), or file.py:function"
         )
     tasks: dict[str, Any] = {}
     for data in (config.data, *config.eval.datasets):

@@ -225,6 +225,7 @@ class Learner:
         }
         if len(rewards):
             found |= {"reward/mean": float(rewards.mean()), "reward/std": float(rewards.std())}
+            found["reward/flat_groups"] = flat_groups(chosen)
         return found
 
     def _measure(self, sums: Sums) -> dict[str, float]:
@@ -304,6 +305,14 @@ def scored_groups(samples: Sequence[StoredSample]) -> tuple[list[StoredSample], 
         counts[sample.info.id.prompt] += scored(sample)
     chosen = [sample for sample in samples if scored(sample) and counts[sample.info.id.prompt] >= 2]
     return chosen, sum(count < 2 for count in counts.values())
+
+
+def flat_groups(samples: Sequence[StoredSample]) -> float:
+    """Share of the groups whose rewards are all equal: they teach nothing."""
+    groups: dict[str, set[float | None]] = {}
+    for sample in samples:
+        groups.setdefault(sample.info.id.prompt, set()).add(sample.info.reward)
+    return sum(len(rewards) == 1 for rewards in groups.values()) / max(1, len(groups))
 
 
 def scored(sample: StoredSample) -> bool:
