@@ -43,6 +43,7 @@ bench: setup ## every benchmark, in full
 docs: setup ## pages that are generated from the code
 	$(BIN)/python -m rhymed.protocol
 	$(BIN)/python -m rhymed_broker.ledger > docs/ledger.md
+	$(BIN)/python -m rhymed.reference > docs/config.md
 	$(BIN)/python scripts/modules.py
 
 clean: ## the virtual environment and caches; runs/ stays

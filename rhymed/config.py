@@ -6,7 +6,6 @@ together is in `rhymed.load`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import PurePath
 from typing import Any, Literal, Self, TypeAlias
 
@@ -54,9 +53,9 @@ class Model(Section):
 
 
 class Data(Section):
-    """Where rows come from. Without `source`, `path` tells: *.jsonl, *.parquet, else a hub id; no path: generated."""
+    """Where rows come from. `path` tells the `source`: `*.jsonl`, `*.parquet`, else a hub id; none: generated."""
 
-    source: Literal["reasoning_gym", "jsonl", "parquet", "hub"] = "reasoning_gym"
+    source: Literal["reasoning_gym", "jsonl", "parquet", "hub"] = Field("reasoning_gym", description="kind of data")
     task: str = Field("chain_sum", description="reasoning_gym: dataset name")
     args: dict[str, Any] = Field({}, description="reasoning_gym: arguments of the dataset")
     size: int = Field(64, gt=0, description="reasoning_gym: how many prompts to generate")
@@ -94,28 +93,28 @@ class HeldOut(Data):
 class Eval(Section):
     """Evaluation on held-out prompts: during training every `every` steps, or by `rhymed eval`."""
 
-    datasets: list[HeldOut] = []
+    datasets: list[HeldOut] = Field([], description="held-out prompts")
     every: int = Field(0, ge=0, description="training steps between evaluations; 0: none during training")
     at_start: bool = Field(True, description="also before the first step")
     samples: int = Field(1, gt=0, description="k: responses a prompt")
     temperature: float = Field(1.0, ge=0, le=2, description="0: greedy")
-    top_p: float = Field(1.0, gt=0, le=1)
+    top_p: float = Field(1.0, gt=0, le=1, description="1: off")
     max_response_length: int | None = Field(None, gt=0, description="tokens; empty: rollout.max_response_length")
     threshold: float = Field(1.0, description="reward from which a response counts as right, for pass@k")
 
 
 class Rollout(Section):
     workers: int = Field(1, ge=0, description="started by `rhymed run`; others may join at any time")
-    engine: Literal["vllm", "trace"] = "vllm"
-    prompts_per_step: int = Field(8, gt=0)
+    engine: Literal["vllm", "trace"] = Field("vllm", description="trace: no model, recorded or synthetic responses")
+    prompts_per_step: int = Field(8, gt=0, description="different prompts in one training step")
     group_size: int = Field(8, gt=1, description="samples a prompt")
     max_prompt_length: int = Field(512, gt=0, description="tokens")
     max_response_length: int = Field(512, gt=0, description="tokens")
     max_concurrency: int = Field(64, gt=0, description="samples that one worker decodes at once")
-    temperature: float = Field(1.0, gt=0, le=2)
-    top_p: float = Field(1.0, gt=0, le=1)
+    temperature: float = Field(1.0, gt=0, le=2, description="of training samples")
+    top_p: float = Field(1.0, gt=0, le=1, description="1: off")
     top_k: int = Field(0, ge=0, description="0: off")
-    min_p: float = Field(0.0, ge=0, lt=1)
+    min_p: float = Field(0.0, ge=0, lt=1, description="0: off")
     kv_cache_gib: float = Field(1.0, gt=0, description="CPU engine: memory for keys and values")
 
 
@@ -136,9 +135,9 @@ class Scorer(Section):
 
     scorer: str = Field(description="as reward.scorer")
     name: str = Field("", pattern=r"^[A-Za-z0-9._-]*$", description="in metrics; empty: the scorer's own name")
-    weight: float = 1.0
-    answer: Answer = "full"
-    args: dict[str, Any] = {}
+    weight: float = Field(1.0, description="of this scorer in the sum; may be negative")
+    answer: Answer = Field("full", description="what is taken for the answer")
+    args: dict[str, Any] = Field({}, description="arguments of the scorer")
 
     @property
     def label(self) -> str:
@@ -147,7 +146,7 @@ class Scorer(Section):
 
 
 class Reward(Section):
-    workers: int = Field(1, ge=0)
+    workers: int = Field(1, ge=0, description="started by `rhymed run`; others may join at any time")
     processes: int = Field(2, gt=0, description="scoring subprocesses a worker")
     scorer: str = Field(
         "reasoning_gym",
@@ -158,7 +157,7 @@ class Reward(Section):
     scorers: list[Scorer] = Field([], description="several instead of one: the reward is their weighted sum")
     timeout_s: float = Field(10.0, gt=0, description="for one scorer; then the scoring subprocess is killed")
     memory_gib: float = Field(4.0, ge=0, description="writable memory of a scoring subprocess; 0: no limit")
-    on_error: Literal["drop", "zero", "stop"] = "drop"
+    on_error: Literal["drop", "zero", "stop"] = Field("drop", description="what a sample that cannot be scored does")
 
     @property
     def all(self) -> list[Scorer]:
@@ -180,33 +179,35 @@ class Reward(Section):
 
 
 class Trainer(Section):
-    epochs: int = Field(5, gt=0)
+    epochs: int = Field(5, gt=0, description="times that every prompt is asked")
     steps: int | None = Field(None, ge=0, description="end after so many steps, even inside an epoch")
     algorithm: Literal["grpo"] = "grpo"
-    lr: float = Field(1e-6, gt=0)
-    warmup_steps: int = Field(0, ge=0)
-    betas: tuple[float, float] = (0.9, 0.999)
-    weight_decay: float = Field(0.0, ge=0)
-    max_grad_norm: float = Field(1.0, gt=0)
-    clip_eps_low: float = Field(0.2, gt=0, lt=1)
-    clip_eps_high: float = Field(0.28, gt=0)
-    kl_coef: float = Field(0.0, ge=0, description="0: no reference model is kept")
+    lr: float = Field(1e-6, gt=0, description="learning rate of AdamW")
+    warmup_steps: int = Field(0, ge=0, description="training steps until lr is reached, linearly")
+    betas: tuple[float, float] = Field((0.9, 0.999), description="of AdamW")
+    weight_decay: float = Field(0.0, ge=0, description="of AdamW")
+    max_grad_norm: float = Field(1.0, gt=0, description="gradients are clipped to it")
+    clip_eps_low: float = Field(0.2, gt=0, lt=1, description="importance ratios are clipped below 1 - this")
+    clip_eps_high: float = Field(0.28, gt=0, description="and above 1 + this")
+    kl_coef: float = Field(
+        0.0, ge=0, description="weight of the KL term to the model as it was; 0: no reference model is kept"
+    )
     norm: Literal["token", "sequence"] = Field("token", description="mean over the batch's tokens, or over samples")
     std_normalise: bool = Field(True, description="divide advantages by the group's standard deviation")
     tis_cap: float = Field(2.0, gt=0, description="cap of the engine/trainer importance ratio")
     minibatches: int = Field(1, gt=0, description="optimizer steps a training step")
     micro_tokens: int = Field(4096, gt=0, description="padded tokens in one forward and backward pass")
     checkpoint_every: int = Field(10, gt=0, description="steps")
-    keep_checkpoints: int = Field(2, gt=0)
+    keep_checkpoints: int = Field(2, gt=0, description="the newest ones")
     threads: int = Field(0, ge=0, description="torch threads; 0: torch's default")
     mismatch_warn: float = Field(0.05, gt=0, description="warn when mismatch_kl is above it (nats a token)")
 
 
 class Schedule(Section):
-    policy: Literal["fair"] = "fair"
+    policy: Literal["fair"] = Field("fair", description="which worker gets which samples")
     max_staleness: int = Field(0, ge=0, description="steps that a token's weights may lag behind the step it trains")
     max_retries: int = Field(2, ge=0, description="of one sample after workers gave it back, then it is dropped")
-    heartbeat_s: float = Field(1.0, gt=0)
+    heartbeat_s: float = Field(1.0, gt=0, description="workers tell what they hold so often")
     lost_after_s: float = Field(20.0, gt=0, description="silence after which a worker counts as lost")
 
 
@@ -219,9 +220,9 @@ class Store(Section):
 class Net(Section):
     """Addresses. Empty ones are chosen by `rhymed run`: ipc sockets in a folder of their own."""
 
-    broker: str = ""
-    store: str = ""
-    weights: str = ""
+    broker: str = Field("", description="e.g. tcp://10.0.0.1:5550")
+    store: str = Field("", description="e.g. tcp://10.0.0.1:5551")
+    weights: str = Field("", description="of the trainer, e.g. tcp://10.0.0.1:5552")
     insecure: bool = Field(False, description="allow addresses that are open to the network without keys")
 
 
@@ -265,45 +266,8 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
+        from rhymed.contradictions import contradictions
+
         if found := list(contradictions(self)):
             raise ValueError("\n".join(found))
         return self
-
-
-def contradictions(config: Config) -> Iterator[str]:
-    """What settings say against each other, a line each, as far as no file has to be read for it."""
-    rollout, trainer, data = config.rollout, config.trainer, config.data
-    samples = rollout.prompts_per_step * rollout.group_size
-    if samples % trainer.minibatches:
-        yield (
-            f"trainer.minibatches = {trainer.minibatches} does not divide the {samples} samples of a step"
-            " (rollout.prompts_per_step x rollout.group_size)"
-        )
-    if data.source == "reasoning_gym" and data.size < rollout.prompts_per_step:
-        yield f"data.size = {data.size} is less than rollout.prompts_per_step = {rollout.prompts_per_step}"
-    if 0 < data.limit < rollout.prompts_per_step:
-        yield f"data.limit = {data.limit} is less than rollout.prompts_per_step = {rollout.prompts_per_step}"
-    if trainer.steps is not None and trainer.warmup_steps > trainer.steps:
-        yield (
-            f"trainer.warmup_steps = {trainer.warmup_steps} is more than trainer.steps = {trainer.steps}:"
-            " the learning rate would never be reached"
-        )
-    yield from _evaluation(config.eval)
-    if config.schedule.lost_after_s <= 2 * config.schedule.heartbeat_s:
-        yield "schedule.lost_after_s must be more than twice schedule.heartbeat_s"
-    given = [address for address in (config.net.broker, config.net.store, config.net.weights) if address]
-    if len(set(given)) < len(given):
-        yield "net.broker, net.store and net.weights must be three different addresses"
-
-
-def _evaluation(held_out: Eval) -> Iterator[str]:
-    if held_out.every and not held_out.datasets:
-        yield f"eval.every = {held_out.every} needs at least one of [[eval.datasets]]"
-    names = [one.name for one in held_out.datasets]
-    if len(set(names)) < len(names):
-        yield f"eval.datasets: two have the same name ({', '.join(names)})"
-    if held_out.samples > 1 and held_out.temperature == 0:
-        yield (
-            f"eval.samples = {held_out.samples} with eval.temperature = 0: greedy responses are all the same;"
-            " set samples = 1 or a temperature"
-        )

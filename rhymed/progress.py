@@ -26,8 +26,8 @@ SHOWN = (
     ("reward/mean", "reward", "{:.3f}"),
     ("response_length/mean", "length", "{:.1f}"),
     ("rollout/tokens_per_s", "tok/s", "{:.0f}"),
-    ("timing_s/rollout", "rollout s", "{:.1f}"),
-    ("timing_s/reward", "reward s", "{:.1f}"),
+    ("timing_s/rollout", "roll s", "{:.1f}"),
+    ("timing_s/reward", "score s", "{:.1f}"),
     ("timing_s/train", "train s", "{:.1f}"),
     ("mismatch_kl/mean", "mismatch", "{:.4f}"),
 )
@@ -36,14 +36,14 @@ SHOWN = (
 
 def heading() -> str:
     """The first line of the plain output."""
-    return "step   " + "".join(f"{name:>10}" for _, name, _ in SHOWN)[1:] + "    time"
+    return "step   " + "".join(f"{name:>9}" for _, name, _ in SHOWN)[1:] + "    time"
 
 
 def line(queues: Queues, elapsed_s: float) -> str:
     """One trained step, for people and for `grep`."""
     cells = [form.format(queues.metrics[key]) if key in queues.metrics else "-" for key, _, form in SHOWN]
     step = f"{queues.step}/{queues.steps}"
-    return f"{step:<7}" + "".join(f"{cell:>10}" for cell in cells)[1:] + f"{_minutes(elapsed_s):>8}"
+    return f"{step:<7}" + "".join(f"{cell:>9}" for cell in cells)[1:] + f"{_minutes(elapsed_s):>8}"
 
 
 def render(queues: Queues | None, rewards: list[float], events: list[str], elapsed_s: float) -> RenderableType:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
+from rhymed import reference
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -15,6 +17,10 @@ def test_the_list_of_modules_is_current() -> None:
     modules = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(modules)
     assert (ROOT / "docs" / "architecture.md").read_text() == modules.page(), "run `make docs`"
+
+
+def test_every_setting_is_in_the_reference() -> None:
+    assert (ROOT / "docs" / "config.md").read_text() == reference.page(), "run `make docs`"
 
 
 def test_the_readme_shows_the_smallest_command_on_its_first_screen() -> None:

@@ -264,7 +264,7 @@ def test_imported_history_has_rewards_and_neither_logprobs_nor_journal(book: Boo
     book.do(lambda b: book.writes.put_scores(b, PutScores(scores=[Score(id=imported, reward=0.5)])))
     book.do(lambda b: book.writes.mark(b, MarkSamples(samples=[imported], state="dropped", reason="no")))
     assert set(states(book, from_step=-(2**31))) == {str(trained)}
-    found, (_, logprobs) = book.reads.samples(GetSamples(samples=[trained], logprobs=True))
+    _, (_, logprobs) = book.reads.samples(GetSamples(samples=[trained], logprobs=True))
     assert bytes(logprobs) == np.asarray(new_sample(0).logprobs).tobytes()
     earlier_ones, _ = book.reads.history(GetHistory(prompt=PROMPT, before_step=0))
     assert [info.reward for info in earlier_ones.samples] == [0.5, None]
