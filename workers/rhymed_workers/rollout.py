@@ -79,7 +79,9 @@ class RolloutWorker(Service):
         if self._engine is None:
             self._engine = await asyncio.to_thread(build_engine, self._config)
         self._closing.push_async_callback(self._engine.close)
-        render, _ = await asyncio.gather(asyncio.to_thread(load_renderer, self._config), self._engine.open())
+        # One after the other: two threads that import transformers at once meet half-imported modules.
+        render = await asyncio.to_thread(load_renderer, self._config)
+        await self._engine.open()
         self._prompts = PromptCache(self._rows, render)
         self._closing.callback(self._prompts.close)
         self._phase = "idle"
