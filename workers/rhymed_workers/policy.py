@@ -56,6 +56,16 @@ class Policy:
         return cls(model, temperature)
 
     @torch.no_grad()
+    def tensors(self) -> dict[str, Tensor]:
+        """The weights, by the names that they have in a Hugging Face folder, which are those that engines read.
+
+        In the model some architectures have others: transformers renames and merges when it loads.
+        """
+        from transformers.core_model_loading import revert_weight_conversion
+
+        return revert_weight_conversion(self.model, self.model.state_dict())
+
+    @torch.no_grad()
     def logprobs(self, batch: MicroBatch) -> Tensor:
         """(N,) log-probs of the batch's response tokens, in the batch's order."""
         hidden_NH, target_N = self._hidden(batch), torch.from_numpy(batch.target_N)

@@ -229,8 +229,8 @@ class TrainerService(Service):
     async def _publish(self) -> float:
         """Seconds it took."""
         started = time.perf_counter()
-        model, version = self._learner.policy.model, self._learner.steps
-        await self._aside(lambda: self._publisher.publish(version, model.state_dict().items()))
+        policy, version = self._learner.policy, self._learner.steps
+        await self._aside(lambda: self._publisher.publish(version, policy.tensors().items()))
         self._version = version
         return time.perf_counter() - started
 
