@@ -91,7 +91,7 @@ async def _ingest(rig: _Rig, kind: str, length: int, repetitions: int, megabytes
     make = _Maker(kind)
     rounds = max(1, megabytes * 1_000_000 // (4 * length * GROUP * CLIENTS * IN_FLIGHT))
     for repetition in range(-1, repetitions):  # the first one warms up
-        loads = [[make.group(length, repetition) for _ in range(rounds)] for _ in range(CLIENTS * IN_FLIGHT)]
+        loads = [[make.group(length, repetition + 1) for _ in range(rounds)] for _ in range(CLIENTS * IN_FLIGHT)]
         size = 4 * length * GROUP * rounds * CLIENTS * IN_FLIGHT
         before = await clients[0].stats()
         cpu_before, began = rig.cpu_s(), time.perf_counter()

@@ -105,11 +105,6 @@ def describe(config: Config, row: Row, given: Sequence[Answer]) -> tuple[Section
             total[answer.label] = outcome.reward
         elif answer.label != NONSENSE_LABEL:
             wrong.append(f"reward: scoring {answer.label!r} of row 1 fails: {outcome.error}")
-        elif not wrong and not total:
-            wrong.append(
-                f"reward: scoring {answer.text!r} for row 1 fails, and no other answer is there to try:"
-                f" {outcome.error}"
-            )
         elif not wrong:
             fate = {"drop": "samples like it are dropped", "zero": "samples like it get 0"}
             warnings.append(
@@ -127,7 +122,7 @@ def _doubts(config: Config, total: dict[str, float], nonsense_text: str) -> Iter
             f"reward: the right answer gets {right:g}, and {nonsense_text!r} gets {nonsense:g}: such a reward"
             " teaches nothing good; look at reward.scorer, reward.answer and the column with the right answer"
         )
-    elif nonsense and set(total.values()) == {nonsense}:
+    elif nonsense and len(total) > 1 and set(total.values()) == {nonsense}:
         yield f"reward: even {nonsense_text!r} gets {nonsense:g}: a reward that everything gets teaches nothing"
     if config.eval.datasets and right is not None and right < config.eval.threshold:
         yield (

@@ -60,7 +60,10 @@ def render(report: Report, title: str, width: int = WIDTH) -> Iterator[tuple[str
             for text in texts:
                 yield from (("", line) for line in _wrap(text, width, "  * ", "    "))
     yield "", ""
-    yield ("red", "not ready: see above") if report.wrong else ("green", "ready to run")
+    if report.wrong:
+        yield "red", "not ready: see above"
+    else:
+        yield "green", "ready to run" + (", but see the warnings" if report.warnings else "")
 
 
 def _row(label: str, text: str, width: int) -> Iterator[str]:

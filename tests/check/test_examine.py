@@ -84,16 +84,11 @@ def test_a_reward_that_is_the_same_for_nonsense_is_a_warning(make: Make) -> None
     assert "the right answer gets 1, and 'banana' gets 1: such a reward teaches nothing good" in report.warnings[0]
 
 
+@pytest.mark.slow
 def test_a_reward_that_everything_gets_is_a_warning_without_a_right_answer_too(make: Make, tmp_path: Path) -> None:
     (tmp_path / "unknown.jsonl").write_text("".join(f'{{"prompt": "say {n}"}}\n' for n in range(20)))
-    report = examine(make("constant", data={"path": str(tmp_path / "unknown.jsonl")}), generate=False)
+    report = examine(make("constant", data={"path": str(tmp_path / "unknown.jsonl")}))
     assert "even 'banana' gets 1: a reward that everything gets teaches nothing" in report.warnings[-1]
-
-
-def test_a_reward_that_fails_on_all_there_is_to_try_must_be_changed(make: Make, tmp_path: Path) -> None:
-    (tmp_path / "unknown.jsonl").write_text("".join(f'{{"prompt": "say {n}"}}\n' for n in range(20)))
-    report = examine(make("broken", data={"path": str(tmp_path / "unknown.jsonl")}), generate=False)
-    assert "scoring 'banana' for row 1 fails, and no other answer is there to try" in report.wrong[0]
 
 
 def test_a_threshold_that_no_answer_reaches_is_a_warning(make: Make, tmp_path: Path) -> None:
