@@ -113,7 +113,7 @@ def test_run_watch_resume_export_import_and_measure(home: Path, monkeypatch: pyt
     do(export, home)
     assert (home / "responses.parquet").read_bytes().startswith(b"PAR1")
     assert "16 samples of 8" in do(bring, home)
-    assert "MB/s" in do(bench, home)
+    assert "rest_300_bytes_a_token" in do(bench, home)
 
 
 def test_separate_processes_meet_and_leave_when_the_run_is_over(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
