@@ -88,15 +88,15 @@ def test_a_head_that_does_more_than_multiply_is_refused() -> None:
         Policy(Gemma2ForCausalLM(config))
 
 
-@pytest.mark.parametrize("kind", ["gpt_neox", "mixtral"])
+@pytest.mark.parametrize("kind", ["gpt_neox", "mixtral", "llama"])
 def test_weights_are_published_by_the_names_on_disk(tmp_path: Path, kind: str) -> None:
-    """transformers renames the head of the one, and merges the experts of the other, when it loads them."""
+    """transformers renames the head of the first, and merges the experts of the second; the third's head is tied."""
     from safetensors.torch import load_file
     from transformers import AutoConfig, AutoModelForCausalLM
 
     sizes = {"vocab_size": 16, "hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 1}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 2} if kind == "mixtral" else {"num_attention_heads": 2}
-    config = AutoConfig.for_model(kind, **sizes, **heads)
+    heads = {"num_attention_heads": 2} if kind == "gpt_neox" else {"num_attention_heads": 2, "num_key_value_heads": 2}
+    config = AutoConfig.for_model(kind, **sizes, **heads, tie_word_embeddings=kind == "llama")
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     stored = load_file(tmp_path / "model.safetensors")
     tensors = Policy.load(tmp_path).tensors()

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from rhymed.errors import TrainerError
 from rhymed_workers.batch import MicroBatch
+from rhymed_workers.weights import unique
 
 LOGITS_BYTES = 1 << 28
 
@@ -59,11 +60,12 @@ class Policy:
     def tensors(self) -> dict[str, Tensor]:
         """The weights, by the names that they have in a Hugging Face folder, which are those that engines read.
 
-        In the model some architectures have others: transformers renames and merges when it loads.
+        In the model some architectures have others: transformers renames and merges when it loads. A tied head goes
+        before that: it changes the order of names, and the name that counts is the first.
         """
         from transformers.core_model_loading import revert_weight_conversion
 
-        return revert_weight_conversion(self.model, self.model.state_dict())
+        return revert_weight_conversion(self.model, dict(unique(self.model.state_dict().items())))
 
     @torch.no_grad()
     def logprobs(self, batch: MicroBatch) -> Tensor:

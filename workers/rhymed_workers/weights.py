@@ -56,14 +56,14 @@ class Publisher:
 
     def publish(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> Published:
         """Blocking. Tensors that share memory (a tied head) are written once, under their first name."""
-        unique = _unique(tensors)
-        header, starts, size = _header(unique, self._name, version)
+        kept = unique(tensors)
+        header, starts, size = _header(kept, self._name, version)
         folder = self._place(size)
         path = folder / f"version-{version:06d}.safetensors"
         part = path.with_suffix(".part")
         with part.open("wb", buffering=0) as file:
             file.write(header)
-            _write(file.fileno(), unique, starts, self._dtype)
+            _write(file.fileno(), kept, starts, self._dtype)
         part.rename(path)
         self._digests.pop(version, None)
         self._kept[version] = published = Published(version, path, size)
@@ -160,7 +160,8 @@ class WeightsServer:
             raise TrainerError(f"version {ask.version} of the weights was replaced meanwhile") from None
 
 
-def _unique(tensors: Iterable[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
+def unique(tensors: Iterable[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
+    """Of tensors that share memory only the first."""
     seen: set[tuple[int, tuple[int, ...], tuple[int, ...]]] = set()
     kept = []
     for name, tensor in tensors:
