@@ -1,40 +1,18 @@
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
+from reading import lines
 
 from rhymed.columns import Columns
-from rhymed.config import Config, Data
+from rhymed.config import Data
 from rhymed.data import Row
 from rhymed.errors import DataError
-from rhymed.sources import load_rows
 
 TRL = {"prompt": "2 + 2?", "answer": "4"}
 GSM8K = {"question": "Two and two?", "answer": "Two plus two is four.\n#### 4"}
-
-
-@pytest.fixture
-def read(tmp_path: Path) -> Callable[..., list[Row]]:
-    """Writes a file and loads it."""
-
-    def load(content: bytes | str, source: str = "jsonl", **data: Any) -> list[Row]:
-        file = tmp_path / f"rows.{source}"
-        file.write_bytes(content.encode() if isinstance(content, str) else content)
-        return load_rows(config(source=source, path=str(file), **data))
-
-    return load
-
-
-def config(**data: Any) -> Config:
-    return Config.model_validate({"data": data, "rollout": {"prompts_per_step": 1}})
-
-
-def lines(*rows: Any) -> str:
-    return "\n".join(json.dumps(row) for row in rows)
 
 
 @pytest.mark.parametrize(

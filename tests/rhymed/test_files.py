@@ -1,39 +1,17 @@
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
+from reading import config
 
-from rhymed.config import Config
 from rhymed.data import Row
 from rhymed.errors import ConfigError, DataError
 from rhymed.sources import load_rows
-
-
-@pytest.fixture
-def read(tmp_path: Path) -> Callable[..., list[Row]]:
-    """Writes a file and loads it."""
-
-    def load(content: bytes | str, source: str = "jsonl", **data: Any) -> list[Row]:
-        file = tmp_path / f"rows.{source}"
-        file.write_bytes(content.encode() if isinstance(content, str) else content)
-        return load_rows(config(source=source, path=str(file), **data))
-
-    return load
-
-
-def config(**data: Any) -> Config:
-    return Config.model_validate({"data": data, "rollout": {"prompts_per_step": 1}})
-
-
-def lines(*rows: Any) -> str:
-    return "\n".join(json.dumps(row) for row in rows)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
+from reading import config, lines
 
 from rhymed.config import Config
 from rhymed.data import Row
@@ -22,26 +22,6 @@ VERL = {
     "reward_model": {"style": "rule", "ground_truth": "4"},
     "extra_info": {"index": 0, "split": "train"},
 }
-
-
-@pytest.fixture
-def read(tmp_path: Path) -> Callable[..., list[Row]]:
-    """Writes a file and loads it."""
-
-    def load(content: bytes | str, source: str = "jsonl", **data: Any) -> list[Row]:
-        file = tmp_path / f"rows.{source}"
-        file.write_bytes(content.encode() if isinstance(content, str) else content)
-        return load_rows(config(source=source, path=str(file), **data))
-
-    return load
-
-
-def config(**data: Any) -> Config:
-    return Config.model_validate({"data": data, "rollout": {"prompts_per_step": 1}})
-
-
-def lines(*rows: Any) -> str:
-    return "\n".join(json.dumps(row) for row in rows)
 
 
 def test_trl_and_verl_rows_pass_unchanged(read: Callable[..., list[Row]]) -> None:
