@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rhymed.cli.options import add_override, example
-from rhymed.cli.run import refuse_early
+from rhymed.cli.run import refuse_early, supervise
 
 if TYPE_CHECKING:
     from rhymed.config import Config
@@ -45,20 +45,12 @@ def add(commands: Any) -> None:
 def handle(arguments: argparse.Namespace) -> int:
     import contextlib
 
-    import uvloop
-
     from rhymed import runs
     from rhymed.report import evaluation
-    from rhymed.service import configure_logging
 
     with contextlib.redirect_stdout(sys.stderr) if arguments.json else contextlib.nullcontext():
         config, where = runs.create(_prepare(arguments))
-        configure_logging(where.log("run"))
-        plain = arguments.plain or arguments.json or not sys.stdout.isatty()
-        with runs.hold(where):
-            from rhymed.session import session
-
-            status: int = uvloop.run(session(config, where, plain=plain))
+        status = supervise(config, where, plain=arguments.plain or arguments.json)
     if arguments.json and status == 0:
         print(json.dumps(evaluation(config, where), indent=2))
     return status

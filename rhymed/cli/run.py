@@ -31,14 +31,19 @@ def add(commands: Any) -> None:
 
 
 def handle(arguments: argparse.Namespace) -> int:
+    config, where = _prepare(arguments)
+    return supervise(config, where, plain=arguments.plain)
+
+
+def supervise(config: Config, where: Places, *, plain: bool) -> int:
+    """The run in its folder, from start to summary; returns the exit status."""
     import uvloop
 
     from rhymed import runs
     from rhymed.service import configure_logging
 
-    config, where = _prepare(arguments)
     configure_logging(where.log("run"))
-    plain = arguments.plain or not sys.stdout.isatty()
+    plain = plain or not sys.stdout.isatty()
     with runs.hold(where):
         from rhymed.session import session
 
