@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,12 +90,14 @@ def write(folder: Path, prompt: Sequence[int], limit: int) -> Answer:
 def describe(config: Config, row: Row, given: Sequence[Answer]) -> tuple[Section, list[str], list[str]]:
     """The section, what must be changed, what is worth a warning. Raises `RewardError` if no scorer can be loaded."""
     from rhymed_workers.outcome import combine
+    from rhymed_workers.trial import try_scorers
 
     section, wrong, warnings = Section("reward (row 1)"), [], []
     total: dict[str, float] = {}
     scored = [answer for answer in given if answer.counts]
     section.rows += [(answer.label, answer.text) for answer in given if not answer.counts]
-    for answer, verdicts in zip(scored, asyncio.run(_judge(config, row, scored)), strict=True):
+    found = try_scorers(config, row, [(answer.text, answer.tokens) for answer in scored])
+    for answer, verdicts in zip(scored, found, strict=True):
         outcome = combine(config.reward.all, verdicts)
         section.add(answer.label, _short(answer.text) or "(nothing)")
         section.add("  reward", _told(config, verdicts, outcome.reward))
@@ -129,26 +129,6 @@ def _doubts(config: Config, total: dict[str, float], nonsense_text: str) -> Iter
             f"eval.threshold = {config.eval.threshold:g}, but the right answer itself gets {right:g}: no response"
             " would count as right; set eval.threshold to the least reward of a right one"
         )
-
-
-async def _judge(config: Config, row: Row, given: Sequence[Answer]) -> list[list[Verdict]]:
-    """Every answer by every scorer, in one process as long as none of them kills it."""
-    from rhymed_workers.child import item
-    from rhymed_workers.pool import Child
-
-    child = await Child.start(config)
-    found: list[list[Verdict]] = []
-    try:
-        for answer in given:
-            work = item(answer.text, row, array("I", answer.tokens).tobytes())
-            found.append([])
-            for number in range(len(config.reward.all)):
-                if not child.usable:
-                    child = await Child.start(config)
-                found[-1].append(await child.score(work, number))
-    finally:
-        await child.kill()
-    return found
 
 
 def _told(config: Config, verdicts: Sequence[Verdict], reward: float | None) -> str:

@@ -1,4 +1,4 @@
-"""One answer through every scorer of a configuration, for people who want to see it before a run.
+"""Answers to one row through every scorer of a configuration, for people who want to see it before a run.
 
 Uses the same subprocess as a run does, so that a scorer that hangs or crashes does here what it would do there.
 """
@@ -16,24 +16,28 @@ from rhymed_workers.outcome import Verdict
 from rhymed_workers.pool import Child
 
 
-def try_scorers(config: Config, response: str, row: Row, tokens: Sequence[int] = ()) -> list[Verdict]:
-    """A verdict for each of `config.reward.all`, in their order, also when one of them fails.
+def try_scorers(config: Config, row: Row, answers: Sequence[tuple[str, Sequence[int]]]) -> list[list[Verdict]]:
+    """For each answer a verdict of each of `config.reward.all`, in their order, also when one of them fails.
 
-    `tokens` are the response's. Raises `RewardError` when a scorer cannot be loaded. Takes as long as importing the
-    scorers does, and at most `reward.timeout_s` a scorer after that. Not for use on an event loop.
+    An answer is a response's text and its tokens. Raises `RewardError` when a scorer cannot be loaded. Takes as long
+    as importing the scorers does, and at most `reward.timeout_s` a scorer and answer after that. Not for use on an
+    event loop.
     """
-    return asyncio.run(_try(config, response, row, tokens))
+    return asyncio.run(_try(config, row, answers))
 
 
-async def _try(config: Config, response: str, row: Row, tokens: Sequence[int]) -> list[Verdict]:
-    verdicts: list[Verdict] = []
-    work = item(response, row, array("I", tokens).tobytes())
+async def _try(config: Config, row: Row, answers: Sequence[tuple[str, Sequence[int]]]) -> list[list[Verdict]]:
+    """In one process as long as no scorer kills it."""
     child = await Child.start(config)
+    found: list[list[Verdict]] = []
     try:
-        for number in range(len(config.reward.all)):
-            if not child.usable:
-                child = await Child.start(config)
-            verdicts.append(await child.score(work, number))
+        for response, tokens in answers:
+            work = item(response, row, array("I", tokens).tobytes())
+            found.append([])
+            for number in range(len(config.reward.all)):
+                if not child.usable:
+                    child = await Child.start(config)
+                found[-1].append(await child.score(work, number))
     finally:
         await child.kill()
-    return verdicts
+    return found
