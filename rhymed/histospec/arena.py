@@ -5,8 +5,7 @@ ways, so that running sequences grow side by side. Slot 0 of a sequence is its s
 Every written slot hangs in two chains, newest first, of slots whose last `long` (`short`) tokens hash alike:
 following one enumerates where this context occurred before. Chains may mix contexts; whoever reads compares tokens.
 
-    header | tokens, long and short chains: an entry a slot | heads of both | next, previous block and owner: an entry a
-    block | sequences
+    header | a slot each: tokens, long chain, short chain | heads of both | a block each: next, previous, owner | sequences
 
 Nothing is freed or moved: an array is full some day, and `Index` copies it into a larger one.
 """
@@ -58,7 +57,7 @@ def allocate(slots: int, room: int, orders: tuple[int, int], vocabulary: int) ->
 
 @native
 def views(address: int) -> tuple[Array, Array, Array, Array, Array, Array, Array, Array, Array, Array]:
-    """(header, tokens, long and short chain, long and short heads, after, before, owner, sequences [room, FIELDS])."""
+    """(header, tokens, long, short chain, long, short heads, after, before, owner, sequences [room, FIELDS])."""
     header = memory(address, HEADER)
     slots, heads, blocks = int(header[SLOTS]), int(header[HEADS]), int(header[SLOTS]) // BLOCK
     a = address + 4 * HEADER

@@ -1,8 +1,8 @@
 """How probable it is that a drafted token is accepted, given the evidence for it; learned from verification.
 
 Evidence is one of `CELLS` cells: how long the match is, which share of the votes the token has, how many places
-agree, whether the best of them is another response, and how well the request could be drafted lately. A cell starts with a
-guess worth `PRIOR` observations; its counts fade, so that it follows a policy that changes.
+agree, whether the best of them is another response, and how well the request could be drafted lately. A cell
+starts with a guess worth `PRIOR` observations; its counts fade, so that it follows a policy that changes.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class Index:
         *,
         expected: int = 0,
         vocabulary: int = UNLIMITED,
-        orders: tuple[int, int] = (8, 3),
+        orders: tuple[int, int] = (8, 2),
         weights: Weights | None = None,
     ) -> None:
         """`expected` tokens fit without growing; ids from `vocabulary` on are refused; `orders`: context lengths."""
@@ -53,13 +53,8 @@ class Index:
             raise ValueError(f"orders are (long, short), both at least 1, not {orders}")
         self._weights = weights or Weights()
         self._vocabulary = vocabulary
-        self.array = arena.allocate(len(prompt) + expected + 8 * arena.BLOCK, 16, orders, vocabulary)
+        self._take(arena.allocate(len(prompt) + expected + 8 * arena.BLOCK, 16, orders, vocabulary))
         self._write(prompt, arena.PROMPT, arena.ONE, 0)
-
-    @property
-    def address(self) -> int:
-        """Where `array` lies; it changes when the index grows."""
-        return int(self.array.ctypes.data)
 
     @property
     def tokens(self) -> int:
@@ -108,12 +103,16 @@ class Index:
         orders = int(header[arena.LONG]), int(header[arena.SHORT])
         larger = arena.allocate(slots, room, orders, self._vocabulary)
         arena.move(self.address, int(larger.ctypes.data))
-        self.array = larger
+        self._take(larger)
 
     @property
     def _sequences(self) -> Array:
         room, count = int(self.array[arena.ROOM]), int(self.array[arena.SEQUENCES])
         return self.array[len(self.array) - arena.FIELDS * room :].reshape(room, arena.FIELDS)[:count]
+
+    def _take(self, array: Array) -> None:
+        """`address` is where `array` lies; both change when the index grows."""
+        self.array, self.address = array, int(array.ctypes.data)
 
     def _reserve(self, tokens: int, sequences: int) -> None:
         header = self.array[:HEADER]
