@@ -1,0 +1,30 @@
+"""What drafting brought and what it cost: per request, and added up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass
+class Account:
+    """Times are of steps that only decoded; `plain_s` is what the cost curve says they had taken without drafts.
+
+    A request's times are its equal share of its steps.
+    """
+
+    forwards: int = 0  # steps that decoded it
+    drafted: int = 0  # tokens that were verified
+    accepted: int = 0
+    timed_s: float = 0.0
+    plain_s: float = 0.0
+    draft_s: float = 0.0  # part of `timed_s`; histories are not in it, they are indexed beside the engine
+
+    def __add__(self, other: Account) -> Account:
+        return Account(
+            self.forwards + other.forwards,
+            self.drafted + other.drafted,
+            self.accepted + other.accepted,
+            self.timed_s + other.timed_s,
+            self.plain_s + other.plain_s,
+            self.draft_s + other.draft_s,
+        )

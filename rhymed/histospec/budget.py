@@ -1,0 +1,210 @@
+"""How many drafted tokens a step verifies: one decision for the whole batch. Pure: times and probabilities come in.
+
+A drafted token is worth its survival probability and costs the marginal time of one more verified token. The most
+probable tokens are taken while the expected rate, tokens made a second, still grows; when the best is hardly better
+than plain decoding, nothing is drafted. `CostCurve` learns the time of a step from the engine's own steps.
+`Aimd` is the rule of the RhymeRL paper (section 4.1), for comparison.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rhymed.histospec.native import native
+
+Lengths = NDArray[np.int32]
+Survival = NDArray[np.float32]
+
+MEMORY = 400  # steps: what is older has lost its weight
+REFRESH = 8  # steps between two fits
+OUTLIER = 3.0  # a step that took so many times what it should says nothing about the batch
+OPTIMISM = 0.004  # of the smallest step's time, for one more token, until it has been measured
+
+
+class CostCurve:
+    """T(requests, tokens) in seconds: `a piecewise linear function of tokens + b * requests`, fitted as steps go by.
+
+    Knots lie about sqrt(2) apart. Where nothing was measured lately the curve goes on straight; where nothing was
+    ever measured it is optimistic, so that it is tried.
+    """
+
+    def __init__(self, largest: int = 4096) -> None:
+        """`largest`: tokens that one step may hold."""
+        knots = np.unique(np.round(2.0 ** np.arange(0, np.log2(max(2, largest)) + 0.5, 0.5)))
+        self.knots: NDArray[np.float64] = knots
+        self._all = np.arange(largest + 2, dtype=np.float64)
+        size = len(knots) + 1  # the last one: seconds a request
+        self._information = np.zeros((size, size))
+        self._moment = np.zeros(size)
+        self._smooth, self._slope = _priors(knots)
+        self._unit = 0.0  # seconds of the quickest step seen
+        self._a_request = 0.0  # seconds
+        self._table = np.ones(largest + 2)  # seconds by tokens, without the requests' share
+        self._since, self._strange = 0, 0
+        self.observed = 0
+
+    def observe(self, requests: int, tokens: int, seconds: float) -> None:
+        """A step that decoded `requests` requests and ran `tokens` tokens through the model took so long."""
+        if self.observed > 2 * REFRESH and self._strange < REFRESH:
+            expected = self._table[min(tokens, len(self._table) - 1)] + self._a_request * requests
+            if seconds > OUTLIER * expected:
+                self._strange += 1
+                return
+        self._strange = 0
+        self._unit = min(self._unit or seconds, seconds)
+        row = self._features(requests, tokens)
+        keep = 1 - 1 / MEMORY
+        self._information *= keep
+        self._moment *= keep
+        self._information += np.outer(row, row)
+        self._moment += row * seconds
+        self.observed += 1
+        self._since += 1
+        if self._since >= REFRESH or self.observed <= REFRESH:
+            self._refit()
+
+    def table(self, requests: int) -> NDArray[np.float64]:
+        """Predicted time of a step [tokens + 1] that decodes `requests` requests; constant before the first step."""
+        return self._table + self._a_request * requests
+
+    def _features(self, requests: int, tokens: int) -> NDArray[np.float64]:
+        row = np.zeros(len(self.knots) + 1)
+        above = int(np.searchsorted(self.knots, tokens))
+        if above == 0 or above == len(self.knots):
+            row[min(above, len(self.knots) - 1)] = 1.0
+        else:
+            low, high = self.knots[above - 1], self.knots[above]
+            row[above] = (tokens - low) / (high - low)
+            row[above - 1] = 1 - row[above]
+        row[-1] = requests
+        return row
+
+    def _refit(self) -> None:
+        """Least squares with two weak beliefs: the curve bends little, and a token costs something, but not much."""
+        slope, smooth, size = self._slope, self._smooth, len(self.knots)
+        information, moment = self._information.copy(), self._moment.copy()
+        information[:size, :size] += smooth.T @ smooth + 1e-3 * slope.T @ slope
+        moment[:size] += 1e-3 * slope.sum(0) * OPTIMISM * self._unit
+        information[-1, -1] += 1e-2
+        fit = np.linalg.solve(information + 1e-9 * np.eye(size + 1), moment)
+        self._a_request = max(0.0, fit[-1])
+        self._table = np.interp(self._all, self.knots, np.maximum.accumulate(fit[:-1]))
+        self._since = 0
+
+
+def _priors(knots: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Rows that are 0 for a straight line, and rows that are the slope between neighbours."""
+    count = len(knots)
+    gaps = np.diff(knots)
+    slope = np.zeros((count - 1, count))
+    slope[np.arange(count - 1), np.arange(count - 1)] = -1 / gaps
+    slope[np.arange(count - 1), np.arange(1, count)] = 1 / gaps
+    bend = (slope[1:] - slope[:-1]) * gaps[:-1, None]
+    return 0.3 * bend, slope * gaps.mean()
+
+
+class Budget:
+    """`choose` before a step, `observe` after it.
+
+    What was never tried cannot be known: the first steps climb a ladder, later ones vary the optimum a little (it is
+    flat), and a plain step now and then keeps what plain decoding costs up to date.
+    """
+
+    LADDER = (0.0, 0.125, 0.5, 0.25, 0.0, 1.0)  # parts of what was drafted
+    DITHER = (1.0, 0.75, 1.0, 1.3)
+    PLAIN_EVERY = 128  # steps
+
+    def __init__(self, largest: int, *, margin: float = 0.02) -> None:
+        """`largest`: tokens one step may hold. `margin`: gain in the rate below which nothing is drafted."""
+        self.curve = CostCurve(largest)
+        self._largest, self._margin = largest, margin
+        self._steps = 0  # that had something to choose
+
+    def choose(self, survival: Survival, lengths: Lengths) -> Lengths:
+        """How many of its drafted tokens each request verifies; 0 everywhere when drafting does not pay.
+
+        `survival` [requests, K]: probability that the tokens up to here are all accepted; it never rises along a
+        row. `lengths` [requests]: how many were drafted.
+        """
+        requests = len(lengths)
+        worth, rows = _ranked(survival, lengths, max(0, self._largest - requests))
+        if not len(worth):
+            return np.zeros(requests, np.int32)
+        base = self.curve.table(requests)
+        best = _best(worth, requests, base, self._margin)
+        return _count(rows, self._vary(best, len(rows)), requests)
+
+    def observe(self, requests: int, tokens: int, seconds: float) -> None:
+        self.curve.observe(requests, tokens, seconds)
+
+    def _vary(self, best: int, most: int) -> int:
+        step = self._steps
+        self._steps += 1
+        if step < len(self.LADDER):
+            return round(self.LADDER[step] * most)
+        if step % self.PLAIN_EVERY == 0:
+            return 0
+        return min(most, round(best * self.DITHER[step % len(self.DITHER)]))
+
+
+@native
+def _ranked(survival: Survival, lengths: Lengths, most: int) -> tuple[Survival, Lengths]:
+    """The drafted tokens, the most probable first: their survival, and the request of each. At most `most`."""
+    total = lengths.sum()
+    worth, rows = np.empty(total, np.float32), np.empty(total, np.int32)
+    at = 0
+    for row in range(len(lengths)):
+        for token in range(lengths[row]):
+            worth[at], rows[at] = survival[row, token], row
+            at += 1
+    order = np.argsort(-worth, kind="mergesort")[:most]  # stable: a request's earlier token goes first
+    return worth[order], rows[order]
+
+
+@native
+def _best(worth: Survival, requests: int, seconds: NDArray[np.float64], margin: float) -> int:
+    """How many of these tokens make the expected rate largest; 0 when the gain is below the margin.
+
+    `seconds` [tokens + 1]: predicted time of a step by the tokens that it runs; more than its last count as the last.
+    """
+    plain = requests / seconds[min(requests, len(seconds) - 1)]
+    made, best, highest = float(requests), 0, plain
+    for count in range(1, len(worth) + 1):
+        made += worth[count - 1]
+        rate = made / seconds[min(requests + count, len(seconds) - 1)]
+        if rate > highest:
+            best, highest = count, rate
+    return best if highest >= (1 + margin) * plain else 0
+
+
+@native
+def _count(rows: Lengths, taken: int, requests: int) -> Lengths:
+    lengths = np.zeros(requests, np.int32)
+    for at in range(taken):
+        lengths[rows[at]] += 1
+    return lengths
+
+
+class Aimd:
+    """Draft length of each request by itself: starts at 2, 2 more when all were accepted, back to 2 after a miss."""
+
+    START, GROWTH, CAP = 2, 2, 32
+
+    def __init__(self) -> None:
+        self._lengths: dict[str, int] = {}
+
+    def limit(self, request: str) -> int:
+        return self._lengths.get(request, self.START)
+
+    def observe(self, request: str, drafted: int, accepted: int) -> None:
+        if drafted and accepted == drafted:
+            self._lengths[request] = min(self.CAP, self.limit(request) + self.GROWTH)
+        elif drafted:
+            self._lengths[request] = self.START
+
+    def forget(self, requests: Sequence[str]) -> None:
+        for request in requests:
+            self._lengths.pop(request, None)

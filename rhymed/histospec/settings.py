@@ -1,0 +1,46 @@
+"""What can be set about drafting inside an engine. It travels as `additional_config = {"rhymed": {...}}` of vLLM."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal, get_args, get_type_hints
+
+from rhymed.errors import ConfigError
+
+KEY = "rhymed"
+"""Of vLLM's `additional_config`, and of a request's `SamplingParams.extra_args`."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """`extra_args = {"rhymed": {"prompt": str, "step": int, "key": int}}` tells of one request, all of it optional:
+    whose history it has (else: of the same prompt tokens), for which training step it is, and its noise."""
+
+    budget: Literal["rate", "aimd", "fixed"] = "rate"  # how many drafted tokens a step verifies
+    matching: Literal["history", "paper"] = "history"  # how drafts are found
+    store: str = ""  # folder of a local store, read and written; empty: what `remember` is told
+    responses: int = 16  # earlier responses a prompt
+    memory_mib: int = 512  # of all indexes
+    keyed: bool = True  # position-keyed sampling
+
+    def __post_init__(self) -> None:
+        for name, kind in get_type_hints(type(self)).items():
+            value, allowed = getattr(self, name), get_args(kind)
+            if allowed and value not in allowed:
+                raise ConfigError(f"{KEY}.{name} = {value!r}: one of {', '.join(allowed)} expected")
+            if not allowed and type(value) is not kind:
+                raise ConfigError(f"{KEY}.{name} = {value!r}: {kind.__name__} expected")
+        if self.responses < 0 or self.memory_mib < 1:
+            raise ConfigError(f"{KEY}.responses and {KEY}.memory_mib must not be negative")
+
+
+def read_settings(additional: Mapping[str, Any] | None) -> Settings:
+    """From vLLM's `additional_config`. Raises `ConfigError` for what is not known or not possible."""
+    given = (additional or {}).get(KEY, {})
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"additional_config[{KEY!r}] must be a table, not {given!r}")
+    known = [field.name for field in fields(Settings)]
+    if strange := sorted(set(given) - set(known)):
+        raise ConfigError(f"additional_config[{KEY!r}] knows no {strange[0]!r}; it knows {', '.join(known)}")
+    return Settings(**given)

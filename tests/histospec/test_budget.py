@@ -1,0 +1,121 @@
+"""The budget: what it takes, what it learns about the engine's time, and that it lets drafting be where it costs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from rhymed.histospec.budget import Aimd, Budget, CostCurve
+
+LARGEST = 1024
+
+
+def table(requests: int, width: int, accept: float) -> NDArray[np.float32]:
+    """Survival of `width` tokens a request when each is accepted with this probability."""
+    return np.tile((accept ** np.arange(1, width + 1)).astype(np.float32), (requests, 1))
+
+
+def rate(survival: NDArray[np.float32], lengths: NDArray[np.int32], seconds: float) -> float:
+    taken = np.arange(survival.shape[1]) < lengths[:, None]
+    return float((len(lengths) + survival[taken].sum()) / seconds)
+
+
+def cost(requests: int, tokens: int, a_token: float) -> float:
+    """An engine with free places up to 32 tokens, then twice the price."""
+    return 0.005 + 0.0001 * requests + a_token * (tokens + max(0, tokens - 32))
+
+
+def drive(requests: int, accept: float, a_token: float, steps: int, noise: float = 0.1) -> list[NDArray[np.int32]]:
+    """A budget that meets an engine: the lengths of every step."""
+    rng = np.random.default_rng(0)
+    budget, width = Budget(LARGEST), 32
+    survival, full = table(requests, width, accept), np.full(requests, width, np.int32)
+    made = []
+    for _ in range(steps):
+        lengths = budget.choose(survival, full)
+        tokens = requests + int(lengths.sum())
+        budget.observe(requests, tokens, cost(requests, tokens, a_token) * rng.lognormal(0, noise))
+        made.append(lengths)
+    return made
+
+
+@pytest.mark.parametrize("requests", [1, 4, 16, 64])
+def test_it_comes_close_to_the_best_rate(requests: int) -> None:
+    survival = table(requests, 32, 0.9)
+    worth = np.sort(survival.ravel())[::-1].astype(float)
+    made = requests + np.concatenate([[0.0], np.cumsum(worth)])
+    best = max(made[n] / cost(requests, requests + n, 0.0002) for n in range(len(made)))
+    chosen = drive(requests, 0.9, 0.0002, 400)[100:]
+    reached = [rate(survival, one, cost(requests, requests + int(one.sum()), 0.0002)) for one in chosen]
+    assert np.mean(reached) > 0.93 * best
+
+
+def test_nothing_is_drafted_where_a_token_costs_more_than_it_brings() -> None:
+    chosen = drive(16, 0.3, 0.002, 400)
+    assert np.mean([one.sum() for one in chosen[50:]]) < 0.5  # of 512 tokens offered
+
+
+def test_the_most_probable_tokens_are_taken_and_always_a_prefix() -> None:
+    budget = Budget(LARGEST)
+    survival = np.array([[0.9, 0.8, 0.1], [0.3, 0.2, 0.1], [0.85, 0.1, 0.05]], np.float32)
+    lengths = np.array([3, 3, 2], np.int32)
+    for _ in range(300):
+        chosen = budget.choose(survival, lengths)
+        budget.observe(3, 3 + int(chosen.sum()), 0.01 + 0.002 * (3 + int(chosen.sum())))
+        assert (chosen <= lengths).all()
+    assert budget.choose(survival, lengths).tolist() in ([2, 0, 1], [2, 1, 1])
+
+
+def test_no_drafts_no_choice() -> None:
+    assert Budget(LARGEST).choose(np.zeros((3, 4), np.float32), np.zeros(3, np.int32)).tolist() == [0, 0, 0]
+
+
+def test_a_step_never_holds_more_than_the_engine_takes() -> None:
+    budget = Budget(20)
+    for _ in range(40):
+        chosen = budget.choose(table(8, 32, 0.99), np.full(8, 32, np.int32))
+        assert chosen.sum() <= 12
+        budget.observe(8, 8 + int(chosen.sum()), 0.01)
+
+
+def test_the_curve_follows_an_engine_that_changes() -> None:
+    curve, rng = CostCurve(LARGEST), np.random.default_rng(1)
+    for slow in (1.0, 3.0):
+        for _ in range(1500):
+            tokens = int(rng.integers(4, 200))
+            curve.observe(4, tokens, slow * cost(4, tokens, 0.0002))
+        for tokens in (4, 16, 100, 180):
+            assert curve.table(4)[tokens] == pytest.approx(slow * cost(4, tokens, 0.0002), rel=0.1)
+
+
+def test_a_single_slow_step_says_nothing() -> None:
+    curve = CostCurve(LARGEST)
+    for step in range(100):
+        curve.observe(4, 4 + step % 30, 0.01)
+    before = curve.table(4)[:40].copy()
+    curve.observe(4, 10, 5.0)
+    curve.observe(4, 11, 0.01)
+    assert curve.table(4)[:40] == pytest.approx(before, rel=0.02)
+
+
+def test_more_tokens_never_take_less_time() -> None:
+    curve, rng = CostCurve(LARGEST), np.random.default_rng(2)
+    for _ in range(200):
+        curve.observe(8, int(rng.integers(8, 300)), float(rng.uniform(0.01, 0.02)))
+    assert (np.diff(curve.table(8)) >= 0).all()
+
+
+def test_aimd_is_the_rule_of_the_paper() -> None:
+    rule = Aimd()
+    lengths = [rule.limit("a")]
+    for _ in range(20):
+        rule.observe("a", rule.limit("a"), rule.limit("a"))
+        lengths.append(rule.limit("a"))
+    assert lengths[:4] == [2, 4, 6, 8]
+    assert lengths[-1] == 32
+    rule.observe("a", 32, 31)
+    assert rule.limit("a") == 2
+    rule.observe("a", 0, 0)  # nothing was drafted: nothing is learnt
+    assert rule.limit("a") == 2
+    assert rule.limit("b") == 2
