@@ -116,6 +116,24 @@ class Rollout(Section):
     top_k: int = Field(0, ge=0, description="0: off")
     min_p: float = Field(0.0, ge=0, lt=1, description="0: off")
     kv_cache_gib: float = Field(1.0, gt=0, description="CPU engine: memory for keys and values")
+    sampler: Literal["keyed", "vllm"] = Field(
+        "keyed", description="keyed: the same tokens whatever was drafted, batched, moved or restarted"
+    )
+
+
+class Drafts(Section):
+    """Speculative decoding from the token history of the same prompt. Changes the speed, never what is sampled."""
+
+    method: Literal["history", "none"] = Field("history", description="none: plain decoding")
+    budget: Literal["rate", "aimd", "fixed"] = Field(
+        "rate", description="tokens verified a step: what pays for the batch; the paper's rule; max_length"
+    )
+    matching: Literal["history", "paper"] = Field(
+        "history", description="paper: the last 7 tokens, backing off to 3, in the last epoch's responses"
+    )
+    max_length: int = Field(32, gt=0, le=128, description="tokens of one draft")
+    responses: int = Field(16, ge=0, description="earlier responses a prompt; 0: running siblings only")
+    memory_mib: int = Field(512, gt=0, description="of a worker, for indexes")
 
 
 class Trace(Section):
@@ -231,6 +249,7 @@ class Config(Section):
     model: Model = Model()
     data: Data = Data()
     rollout: Rollout = Rollout()
+    drafts: Drafts = Drafts()
     trace: Trace = Trace()
     reward: Reward = Reward()
     eval: Eval = Eval()

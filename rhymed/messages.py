@@ -11,7 +11,7 @@ from typing import Literal
 
 import msgspec
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Version of this module. A peer of another version is turned away when it joins."""
 
 Role = Literal["rollout", "reward", "trainer"]
@@ -74,6 +74,17 @@ class SampleId(Part, frozen=True, order=True):
         return f"{self.step}/{self.prompt}/{self.index}"
 
 
+class Drafting(Part, frozen=True):
+    """What speculative decoding did for one sample. Times are its share of the engine's steps, estimates."""
+
+    forwards: int  # steps that decoded it
+    drafted: int  # tokens that were verified
+    accepted: int  # of these; one more token a step comes without a draft
+    timed_s: float  # of the steps that were timed
+    plain_s: float  # that plain decoding had taken for the same tokens
+    draft_s: float  # of timed_s spent on finding drafts
+
+
 class SampleInfo(Part, frozen=True, kw_only=True):
     """What is known of a generated sample without its tokens."""
 
@@ -83,6 +94,7 @@ class SampleInfo(Part, frozen=True, kw_only=True):
     finish_reason: FinishReason
     versions: list[tuple[int, int]]  # (policy version, how many tokens in a row), oldest first; counts sum to length
     reward: float | None = None  # None: not scored
+    drafting: Drafting | None = None  # None: not told; never stored
 
 
 class Score(Part, frozen=True, kw_only=True):
