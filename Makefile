@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: help setup quickstart test test-fast lint types format bench docs clean
+.PHONY: help setup quickstart test test-fast lint types format bench bench-model docs clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
@@ -39,6 +39,9 @@ format: setup ## put the code into shape
 
 bench: setup ## every benchmark, in full
 	for name in store broker weights; do $(BIN)/rhymed bench $$name || exit 1; done
+
+bench-model: setup ## the small reasoner that benchmarks run on; about a quarter of an hour
+	$(BIN)/rhymed bench model
 
 docs: setup ## pages that are generated from the code
 	$(BIN)/python -m rhymed.protocol

@@ -24,6 +24,9 @@ from rhymed.files import beside
 
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
+BUILT = {"runs/models/arithmetic": "make bench-model"}
+"""Models of this repository's configurations that are trained here, and the command for it."""
+
 CAUSAL = ("ForCausalLM", "LMHeadModel")
 """How architectures end that write one token after the other."""
 
@@ -52,6 +55,8 @@ def prepare(given: str, revision: str = "", *, newest: bool = False) -> Path:
         return _convert(path)
     if maker := KNOWN.get(given):
         return _make(given, maker)
+    if command := BUILT.get(path.as_posix()):
+        raise ConfigError(f"model.path = {given!r} is not there yet: `{command}` builds it")
     from rhymed.hub import fetch_model, is_identifier
 
     if "/" in given and is_identifier(given) and path.suffix.lower() != ".gguf":

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+from pathlib import Path
 from typing import Any
 
 from rhymed.cli.options import example
 
-NAMES = ("store", "broker", "weights")
+NAMES = ("store", "broker", "weights", "model")
 
 
 def add(commands: Any) -> None:
@@ -17,6 +18,7 @@ def add(commands: Any) -> None:
     )
     parser.add_argument("name", choices=NAMES)
     parser.add_argument("--quick", action="store_true", help="under a minute, for a look")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="model: where (default: runs/models/arithmetic)")
     parser.add_argument("--json", action="store_true", help="the result as one JSON object on standard output")
     parser.set_defaults(handler=handle)
 
@@ -28,7 +30,7 @@ def handle(arguments: argparse.Namespace) -> int:
 
     module = importlib.import_module(f"rhymed.bench.{arguments.name}")
     with contextlib.redirect_stdout(sys.stderr) if arguments.json else contextlib.nullcontext():
-        result = module.run(arguments.quick)
+        result = module.run(arguments.quick, **({"out": arguments.out} if arguments.name == "model" else {}))
     if arguments.json:
         print(json.dumps(result, indent=2))
     return 0

@@ -100,6 +100,7 @@ def test_a_context_that_is_too_short_tells_the_numbers(tmp_path: Path) -> None:
     ("given", "message"),
     [
         ("Nobody-7B", r"neither a folder nor a GGUF file, a hub id \(owner/name\) or a known model \(SmolLM2-135M"),
+        ("runs/models/arithmetic", "is not there yet: `make bench-model` builds it"),
         ("smollm2-135m-instruct", r"did you mean SmolLM2-135M-Instruct\?"),
         ("{tmp_path}/modle", r"did you mean .*/model\?"),
         ("{tmp_path}/model/config.json", "is a file: give the model's folder"),
@@ -107,7 +108,8 @@ def test_a_context_that_is_too_short_tells_the_numbers(tmp_path: Path) -> None:
         ("{tmp_path}/model/fake.gguf", "is not a GGUF file: it does not begin with 'GGUF'"),
     ],
 )
-def test_a_name_that_leads_nowhere(tmp_path: Path, given: str, message: str) -> None:
+def test_a_name_that_leads_nowhere(tmp_path: Path, given: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     (write(tmp_path / "model") / "fake.gguf").write_bytes(b"nothing")
     with pytest.raises(ConfigError, match=message):
         models.resolve_model(config(given.format(tmp_path=tmp_path)))

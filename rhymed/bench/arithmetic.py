@@ -1,0 +1,169 @@
+"""Problems for a small reasoner, and worked solutions to learn from. Pure: all chance comes from a generator.
+
+A problem is a chain of two-digit sums and differences of which only the last two digits are kept:
+
+    37 a+85 b-12 =
+
+A solution works on one labelled term after the other, digit by digit with carries and borrows, so its length follows
+from the problem. How it is put into words varies: between solutions (each has a `Voice` of its own habits) and within
+one. Now and then a step is checked, or a wrong digit is written and put right. The answer at the end is always right.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import string
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+Sign = Literal["+", "-"]
+
+LABELS = string.ascii_lowercase + string.ascii_uppercase
+"""One a term: where a solution is in a long chain can be told by a name that occurs once."""
+
+LONGEST = 34  # terms; a solution of them has about 1,100 tokens
+MEDIAN, SPREAD = 4.3, 0.95
+"""Terms are log-normal (median, sigma of the logarithm): most problems are short, the longest 8 times the median."""
+
+HABIT = 1.0
+"""How far a voice's preferences are from everybody's: the sigma of the factors' logarithms."""
+
+CHECK, SLIP, REVIEW = 0.06, 0.03, 0.06
+"""How often a step is checked, a digit is wrong at first, and a whole solution is gone through again."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    start: int
+    terms: tuple[tuple[Sign, int], ...]
+
+    @property
+    def prompt(self) -> str:
+        terms = "".join(f" {label}{sign}{value:02}" for label, (sign, value) in zip(LABELS, self.terms, strict=False))
+        return f"{self.start:02}{terms} =\n"
+
+    @property
+    def totals(self) -> list[int]:
+        """After each term; the last one is the answer."""
+        totals = [self.start]
+        for sign, value in self.terms:
+            totals.append((totals[-1] + (value if sign == "+" else -value)) % 100)
+        return totals[1:]
+
+    @property
+    def answer(self) -> str:
+        return f"{self.totals[-1]:02}"
+
+
+def problem(rng: random.Random, terms: int | None = None) -> Problem:
+    """A problem of that many terms; by default the number is drawn, too."""
+    count = terms or _size(rng)
+    signs: Sequence[Sign] = ("+", "-")
+    return Problem(rng.randrange(100), tuple((rng.choice(signs), rng.randrange(100)) for _ in range(count)))
+
+
+def _size(rng: random.Random) -> int:
+    while True:
+        size = round(rng.lognormvariate(math.log(MEDIAN), SPREAD))
+        if 1 <= size <= LONGEST:
+            return size
+
+
+class Voice:
+    """How one solution is worded: all share a taste (the first option is the most common), each has habits."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+        self._habits: dict[tuple[str, ...], list[float]] = {}
+
+    def say(self, *options: str) -> str:
+        if options not in self._habits:
+            taste = (rank**-2.0 for rank in range(1, len(options) + 1))
+            self._habits[options] = [weight * self.rng.lognormvariate(0, HABIT) for weight in taste]
+        return self.rng.choices(options, self._habits[options])[0]
+
+    def sometimes(self, chance: float) -> bool:
+        return self.rng.random() < chance
+
+
+def solution(problem: Problem, rng: random.Random) -> str:
+    """A worked solution in a voice of its own; ends with the right answer."""
+    voice = Voice(rng)
+    lines = [voice.say("", "", "Step by step.\n", "Let us see.\n", "One term at once.\n")]
+    totals = problem.totals
+    before = problem.start
+    for label, (sign, value), total in zip(LABELS, problem.terms, totals, strict=False):
+        lines.append(_step(voice, f"{label}{sign}{value:02}", before, sign, value))
+        before = total
+    if voice.sometimes(REVIEW):
+        lines.append(_review(voice, problem))
+    lines.append(
+        voice.say("The answer is ", "Answer: ", "So the answer is ", "Result: ", "That makes ") + problem.answer
+    )
+    return "".join(lines)
+
+
+def _step(voice: Voice, term: str, before: int, sign: Sign, value: int) -> str:
+    head = voice.say("Now", "Next", "Then", "Take", "With") + f" {term}"
+    head += voice.say(" from ", " onto ", " after ", ", so far ", ": we have ") + f"{before:02}: "
+    work, total = (_add if sign == "+" else _subtract)(voice, before, value)
+    end = voice.say(", so ", ", giving ", ", which makes ", ", total ", ". That is ") + f"{total:02}"
+    if voice.sometimes(CHECK):
+        again, _ = (_add if sign == "+" else _subtract)(voice, before, value)
+        end += (
+            voice.say(". Check: ", ". Let me check: ", ". Again: ") + again + voice.say(", right", ", good", ", yes")
+        )
+    return head + work + end + ".\n"
+
+
+def _add(voice: Voice, left: int, right: int) -> tuple[str, int]:
+    (tens, ones), (more, few) = divmod(left, 10), divmod(right, 10)
+    carry, first = divmod(ones + few, 10)
+    low = _equation(voice, f"{ones} + {few}", ones + few)
+    if carry:
+        low += voice.say(", keep ", ", write ", ", put ") + str(first)
+        low += voice.say(", carry 1", " and carry 1", ", 1 over")
+    total = tens + more + carry
+    high = _equation(voice, f"{tens} + {more}" + " + 1" * carry, total)
+    if total > 9:
+        high += voice.say(", keep ", ", write ", ", put ") + str(total % 10)
+    return _columns(voice, low, high), (left + right) % 100
+
+
+def _subtract(voice: Voice, left: int, right: int) -> tuple[str, int]:
+    (tens, ones), (more, few) = divmod(left, 10), divmod(right, 10)
+    borrow = ones < few
+    low = high = ""
+    if borrow:
+        low = voice.say("borrow, ", "too small, borrow, ", "we borrow, ")
+    low += _equation(voice, f"{ones + 10 * borrow} - {few}", ones + 10 * borrow - few)
+    if tens - borrow < more:
+        high = voice.say("add ten, ", "plus ten, ", "wrap, ")
+        tens += 10
+    high += _equation(voice, f"{tens} - {more}" + " - 1" * borrow, tens - more - borrow)
+    return _columns(voice, low, high), (left - right) % 100
+
+
+def _columns(voice: Voice, low: str, high: str) -> str:
+    first = voice.say("ones ", "right ", "low ")
+    return first + low + voice.say("; ", ", then ") + voice.say("tens ", "left ", "high ") + high
+
+
+def _equation(voice: Voice, terms: str, value: int) -> str:
+    equals = voice.say(" = ", " is ", " makes ", " gives ")
+    if not voice.sometimes(SLIP):
+        return f"{terms}{equals}{value}"
+    wrong = max(0, value + voice.rng.choice((-2, -1, 1, 2)))
+    if wrong == value:
+        wrong += 1
+    return f"{terms}{equals}{wrong}" + voice.say(", no, ", ", wait, ", "? no, ") + str(value)
+
+
+def _review(voice: Voice, problem: Problem) -> str:
+    """All totals once more, without the digits' work."""
+    shown = ", ".join(
+        f"{sign}{value:02} {total:02}" for (sign, value), total in zip(problem.terms, problem.totals, strict=True)
+    )
+    return voice.say("Once more: ", "Go over it: ", "Check all: ") + f"{problem.start:02}, {shown}.\n"
