@@ -34,6 +34,8 @@ class Steps(Protocol):
 
     def samples(self, step: int) -> list[SampleId]: ...
 
+    def epoch(self, step: int) -> int: ...
+
 
 class Ledger:
     def __init__(
@@ -263,6 +265,7 @@ class Ledger:
             self.roster.release(sample, now)
             sample.length = info.length
             sample.oldest = info.versions[0][0] if info.versions else info.id.step
+            sample.drafting = info.drafting
             self.samples.move(sample, "generated", now, name)
             self.samples.refuse_stale(sample, now, info.versions[-1][0] if info.versions else None)
             touched.add(info.id.step)
@@ -309,7 +312,9 @@ class Ledger:
         book = self.samples.books.get(step)
         if book is None or step != self.version or not book.handed or not self.started:
             return None
-        row = book.meter.rollout | step_side(book.meter, self._trained_at, now)
+        assert self._plan is not None, "a step was opened"
+        epoch = {"training/epoch": float(self._plan.epoch(step))}
+        row = epoch | book.meter.rollout | step_side(book.meter, self._trained_at, now)
         if done := self.samples.finish(step):
             self._actions.append(Mark(done, "trained"))
         self._training, self.version, self._trained_at = None, step + 1, now

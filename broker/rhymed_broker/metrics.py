@@ -129,11 +129,37 @@ def rollout_side(step: int, meter: StepMeter, samples: Iterable[Sample]) -> dict
         "reward/error_rate": meter.errors / max(1, meter.reports),
         "reward/timeout_rate": meter.timeouts / max(1, meter.reports),
         **meter.scores(),
+        **_drafting(made),
         "staleness/mean": _mean(ages),
         "staleness/max": float(max(ages, default=0)),
         "timing_s/rollout": rollout_s,
         "timing_s/reward": max(0.0, complete_at - generated_at),
     }
+
+
+def _drafting(samples: Iterable[Sample]) -> dict[str, float]:
+    """What speculative decoding did for these. Empty when nobody told of it."""
+    told = [sample.drafting for sample in samples if sample.drafting is not None]
+    if not told:
+        return {}
+    forwards, drafted = sum(one.forwards for one in told), sum(one.drafted for one in told)
+    accepted = sum(one.accepted for one in told)
+    timed_s, plain_s = sum(one.timed_s for one in told), sum(one.plain_s for one in told)
+    row = {
+        "rollout/spec_forwards": float(forwards),
+        "rollout/spec_drafted": float(drafted),
+        "rollout/spec_accepted": float(accepted),
+        "rollout/spec_timed_s": timed_s,
+        "rollout/spec_saved_s": plain_s - timed_s,
+        "rollout/spec_draft_s": sum(one.draft_s for one in told),
+    }
+    if forwards:
+        row["rollout/spec_accept_length"] = 1 + accepted / forwards
+    if drafted:
+        row["rollout/spec_accept_rate"] = accepted / drafted
+    if timed_s > 0:
+        row["rollout/spec_net_speedup"] = plain_s / timed_s
+    return row
 
 
 def step_side(meter: StepMeter, previous_at: float | None, now: float) -> dict[str, float]:

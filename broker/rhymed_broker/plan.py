@@ -69,6 +69,10 @@ class Plan:
         """Group after group."""
         return [SampleId(step, prompt, index) for prompt in self.prompts(step) for index in range(self.group_size)]
 
+    def epoch(self, step: int) -> int:
+        """Of most of the step's prompts, from 0; of as many of two epochs, the earlier."""
+        return (step * self.prompts_per_step + (self.prompts_per_step - 1) // 2) // len(self._prompts)
+
     def _order(self, epoch: int) -> Order:
         while len(self._orders) <= epoch:
             self._orders.append(self._seamless(len(self._orders)))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Literal, NoReturn
 
 from rhymed.errors import InvalidTransition
-from rhymed.messages import EVAL, SampleId
+from rhymed.messages import EVAL, Drafting, SampleId
 
 State = Literal["new", "waiting", "running", "generated", "scoring", "scored", "training", "trained", "dropped"]
 Event = Literal[
@@ -67,7 +67,9 @@ STORY_LENGTH = 16  # events of one sample that are kept for people
 class Sample:
     """One sample of an open step. Changed by the ledger only."""
 
-    __slots__ = ("id", "length", "oldest", "points", "returns", "reward", "since", "state", "story", "worker")
+    __slots__ = (
+        "drafting", "id", "length", "oldest", "points", "returns", "reward", "since", "state", "story", "worker",
+    )  # fmt: skip
 
     def __init__(self, id: SampleId) -> None:
         self.id = id
@@ -77,6 +79,7 @@ class Sample:
         self.returns = 0  # times that a worker failed on it
         self.length = 0  # response tokens
         self.oldest = 0  # smallest policy version among its tokens
+        self.drafting: Drafting | None = None  # None: not told, or the broker was started since
         self.reward: float | None = None
         self.points: float | None = None  # of an evaluation: what decides whether it is right
         self.story: list[tuple[float, Event, str]] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from rhymed.messages import Holding, Join, Role, SampleId, SampleInfo, Score
+from rhymed.messages import Drafting, Holding, Join, Role, SampleId, SampleInfo, Score
 from rhymed_broker.actions import Action
 from rhymed_broker.exam import Exam
 from rhymed_broker.ledger import Ledger
@@ -20,10 +20,15 @@ class SmallPlan:
     def samples(self, step: int) -> list[SampleId]:
         return [SampleId(step, "abcdefgh"[group], index) for group in range(self.groups) for index in range(2)]
 
+    def epoch(self, step: int) -> int:
+        return step
 
-def info(id: SampleId, version: int | None = None, length: int = 10) -> SampleInfo:
+
+def info(id: SampleId, version: int | None = None, length: int = 10, drafting: Drafting | None = None) -> SampleInfo:
     versions = [(id.step if version is None else version, length)]
-    return SampleInfo(id=id, prompt_length=3, length=length, finish_reason="stop", versions=versions)
+    return SampleInfo(
+        id=id, prompt_length=3, length=length, finish_reason="stop", versions=versions, drafting=drafting
+    )
 
 
 class Story:
@@ -49,8 +54,10 @@ class Story:
         self.ledger.heartbeat(name, version, "", [Holding(id=id) for id in holding], {}, self.now)
         return self.drain()
 
-    def generated(self, name: str, *ids: SampleId, version: int | None = None) -> list[Action]:
-        self.ledger.generated(name, [info(id, version) for id in ids], self.now)
+    def generated(
+        self, name: str, *ids: SampleId, version: int | None = None, drafting: Drafting | None = None
+    ) -> list[Action]:
+        self.ledger.generated(name, [info(id, version, drafting=drafting) for id in ids], self.now)
         return self.drain()
 
     def scored(self, name: str, *ids: SampleId, error: str | None = None) -> list[Action]:

@@ -8,7 +8,7 @@ import pytest
 from telling import SmallPlan, Story
 
 from rhymed.errors import InvalidTransition
-from rhymed.messages import JournalEntry, SampleId
+from rhymed.messages import Drafting, JournalEntry, SampleId
 from rhymed_broker.actions import Assign, Cancel, FinishRun, Load, Mark, Rate, Train
 from rhymed_broker.ledger import page
 
@@ -36,6 +36,7 @@ def test_one_step_from_waiting_to_trained(story: Story) -> None:
     assert trains(story.scored("r", A0)) == [(0, [A0, A1])]
     assert story.trained(0) == [Mark([A0, A1], "trained"), Load("w", 1)]
     assert story.metrics["response_length/mean"] == 10
+    assert story.metrics["training/epoch"] == 0
     assert story.loaded("w", 1) == [Assign("w", [NEXT0, NEXT1])]
     story.generated("w", NEXT0, NEXT1)
     story.scored("r", NEXT0, NEXT1)
@@ -204,6 +205,22 @@ def test_the_journal_is_taken_up(story: Story) -> None:
     journal = [entry(A0, "generated"), entry(A1, "scored", 1.0), entry(B0, "dropped"), entry(B1, "trained", 1.0)]
     assert story.begin(SmallPlan(groups=2), journal=journal) == [Rate("r", [A0])]
     assert trains(story.scored("r", A0)) == [(0, [A0, A1, B1])]
+
+
+def test_drafting_is_told_by_the_worker_and_not_known_of_what_the_journal_has(story: Story) -> None:
+    story.join("w", "rollout")
+    story.join("r", "reward")
+    story.begin(SmallPlan(), journal=[entry(A0, "scored", 1.0)])
+    story.generated("w", A1, drafting=Drafting(10, 20, 15, 1.0, 2.5, 0.25))
+    story.scored("r", A1)
+    story.trained(0)
+    assert (story.metrics["rollout/samples"], story.metrics["rollout/spec_forwards"]) == (2, 10)
+    story.loaded("w", 1)
+    story.generated("w", NEXT0, NEXT1)
+    story.scored("r", NEXT0, NEXT1)
+    story.trained(1)
+    assert story.metrics["training/epoch"] == 1
+    assert not any("spec_" in name for name in story.metrics)
 
 
 def test_a_stale_journal_entry_is_dropped(pipelined: Story) -> None:
