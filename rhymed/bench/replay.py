@@ -147,7 +147,7 @@ class Ours:
         return drafts.tokens, drafts.lengths, drafts.survival
 
     def observe(self, verified: Tokens, accepted: Tokens) -> None:
-        self._calibration.observe(self._last.evidence, verified, accepted)
+        self._calibration.observe(self._last, verified, accepted)
 
     def nbytes(self) -> int:
         return sum(index.nbytes for index in self._indexes.values())

@@ -7,6 +7,7 @@ A file is an `.npz` with one entry a response in `prompt_index`, `epoch`, `sampl
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -53,9 +54,7 @@ def load(path: Path) -> Trace:
         for i, fields in enumerate(zip(*columns, strict=True))
     ]
     responses.sort(key=lambda response: (response.epoch, response.prompt, response.sample))
-    return Trace(
-        [prompt_tokens[a:b] for a, b in zip(prompt_offsets[:-1], prompt_offsets[1:], strict=True)], responses
-    )
+    return Trace([prompt_tokens[a:b] for a, b in pairwise(prompt_offsets)], responses)
 
 
 def synthetic(prompts: int = 16, samples: int = 8, epochs: int = 3, seed: int = 0, noise: float = 0.02) -> Trace:
@@ -84,7 +83,9 @@ def synthetic(prompts: int = 16, samples: int = 8, epochs: int = 3, seed: int = 
 Phrases = list[list[NDArray[np.int64]]]
 
 
-def _plan(random: np.random.Generator, stock: list[NDArray[np.int64]], own: NDArray[np.int64], length: int) -> Phrases:
+def _plan(
+    random: np.random.Generator, stock: list[NDArray[np.int64]], own: NDArray[np.int64], length: int
+) -> Phrases:
     plan = []
     for _ in range(length):
         alternatives = []

@@ -5,7 +5,7 @@ ways, so that running sequences grow side by side. Slot 0 of a sequence is its s
 Every written slot hangs in two chains, newest first, of slots whose last `long` (`short`) tokens hash alike:
 following one enumerates where this context occurred before. Chains may mix contexts; whoever reads compares tokens.
 
-    header | a slot each: tokens, long chain, short chain | heads of both | a block each: next, previous, owner | sequences
+    header | a slot: tokens, long chain, short chain | heads of both | a block: next, previous, owner | sequences
 
 Nothing is freed or moved: an array is full some day, and `Index` copies it into a larger one.
 """
@@ -135,7 +135,7 @@ def begin(address: int, kind: int, weight: int, age: int) -> int:
     sequences[row, KIND] = kind
     sequences[row, AGE] = age
     sequences[row, LENGTH] = 0
-    sequences[row, FORM] = ONE
+    sequences[row, FORM] = 0
     _write(address, row, PROMPT_START if kind == PROMPT else START)
     return row
 

@@ -1,25 +1,33 @@
 """How probable it is that a drafted token is accepted, given the evidence for it; learned from verification.
 
 Evidence is one of `CELLS` cells: how long the match is, which share of the votes the token has, how many places
-agree, whether the best of them is another response, and how well the request could be drafted lately. A cell
+agree, where the best of them is, and how well the request could be drafted lately. A cell
 starts with a guess worth `PRIOR` observations; its counts fade, so that it follows a policy that changes.
 """
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 from numpy.typing import NDArray
 
+from rhymed.histospec import arena
+from rhymed.histospec.arena import FORM, ONE
 from rhymed.histospec.native import native
 
-MATCHES = np.array(
-    [1, 2, 3, 4, 5, 7, 9, 13, 20, 32], np.int32
-)  # lower ends; the last is the longest that is compared
+if TYPE_CHECKING:
+    from rhymed.histospec.draft import Drafts
+
+# Lower ends of the classes; the last match is the longest that is compared.
+MATCHES = np.array([1, 2, 3, 4, 5, 7, 9, 13, 20, 32], np.int32)
 SHARES = np.array([0.0, 0.35, 0.5, 0.65, 0.8, 0.9, 0.97, 0.9999], np.float32)
 COUNTS = np.array([1, 2, 3, 5], np.int32)
-FORMS = 3
-CELLS = len(MATCHES) * len(SHARES) * len(COUNTS) * 2 * FORMS
+SOURCES, FORMS = 3, 3
+CELLS = len(MATCHES) * len(SHARES) * len(COUNTS) * SOURCES * FORMS
 PRIOR = 6.0
+INERTIA = 1 / 16  # of a request's form, for each token
+BAD, GOOD = -0.08, 0.04  # form: by how much more often than expected its drafted tokens were accepted
 MEMORY = 20_000.0  # observations of a cell after which older ones have lost their weight
 
 
@@ -32,13 +40,29 @@ class Calibration:
         self._taken = np.zeros(CELLS)
         self.table: NDArray[np.float32] = self._prior.astype(np.float32)
 
-    def observe(self, evidence: NDArray[np.int16], verified: NDArray[np.int32], accepted: NDArray[np.int32]) -> None:
-        """Of request i the first `verified[i]` tokens of evidence [R, K] were verified, `accepted[i]` accepted."""
-        _count(evidence, verified, accepted, self._tried, self._taken, self._prior, self.table)
+    def observe(self, drafts: Drafts, verified: NDArray[np.int32], accepted: NDArray[np.int32]) -> None:
+        """Of request i the first `verified[i]` drafted tokens were verified, and the first `accepted[i]` accepted.
+
+        To be called before the next batch is drafted: it also notes in the rows how well they go.
+        """
+        addresses = np.array([index.address for index in drafts.indexes], np.int64)
+        _count(
+            addresses,
+            drafts.rows,
+            drafts.evidence,
+            verified,
+            accepted,
+            self._tried,
+            self._taken,
+            self._prior,
+            self.table,
+        )
 
 
 @native
 def _count(
+    addresses: NDArray[np.int64],
+    rows: NDArray[np.int32],
     evidence: NDArray[np.int16],
     verified: NDArray[np.int32],
     accepted: NDArray[np.int32],
@@ -48,32 +72,37 @@ def _count(
     table: NDArray[np.float32],
 ) -> None:
     for i in range(len(verified)):
+        sequences = arena.views(addresses[i])[9]
+        form = float(sequences[rows[i], FORM])
         for j in range(min(accepted[i] + 1, verified[i])):
-            cell = evidence[i, j]
+            cell, right = evidence[i, j], 1.0 if j < accepted[i] else 0.0
+            form += INERTIA * (ONE * (right - table[cell]) - form)
             if tried[cell] >= MEMORY:
                 tried[cell] *= 0.5
                 taken[cell] *= 0.5
             tried[cell] += 1.0
-            taken[cell] += 1.0 if j < accepted[i] else 0.0
+            taken[cell] += right
             table[cell] = (taken[cell] + PRIOR * prior[cell]) / (tried[cell] + PRIOR)
+        sequences[rows[i], FORM] = int(form)
 
 
 def _guess() -> NDArray[np.float64]:
     """Before anything was observed: a long match that nothing contradicts holds, a short one may."""
-    match, share, count, other, form = np.ix_(
+    match, share, count, source, form = np.ix_(
         np.log2(MATCHES.astype(float)),
         np.clip(SHARES, 0.3, 0.99),
         np.arange(len(COUNTS)),
-        np.arange(2),
+        np.arange(SOURCES),
         np.arange(FORMS),
     )
-    logit = -1.2 + 0.5 * match + 3.0 * (share - 0.5) + 0.25 * count + 0.4 * other + 0.5 * (form - 1)
+    logit = -1.2 + 0.5 * match + 3.0 * (share - 0.5) + 0.25 * count + 0.4 * (source == 1) + 0.5 * (form - 1)
     return np.asarray(1 / (1 + np.exp(-logit))).reshape(-1)
 
 
 @native
-def cell(match: int, share: float, count: int, other: int, form: int) -> int:
-    """The cell of this evidence."""
+def cell(match: int, share: float, count: int, source: int, form: int) -> int:
+    """The cell of this evidence; `form` as it stands in a row."""
+    d = 0 if form < BAD * ONE else 2 if form > GOOD * ONE else 1
     a = len(MATCHES) - 1
     while a > 0 and match < MATCHES[a]:
         a -= 1
@@ -83,4 +112,4 @@ def cell(match: int, share: float, count: int, other: int, form: int) -> int:
     c = len(COUNTS) - 1
     while c > 0 and count < COUNTS[c]:
         c -= 1
-    return (((a * len(SHARES) + b) * len(COUNTS) + c) * 2 + other) * FORMS + form
+    return (((a * len(SHARES) + b) * len(COUNTS) + c) * SOURCES + source) * FORMS + d

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from rhymed.histospec import arena
 from rhymed.histospec.arena import (
+    FORM,
     HISTORY,
     KIND,
     LAST,
@@ -33,7 +34,8 @@ from rhymed.histospec.native import native
 LONGEST = 32  # tokens of context that are compared
 WALK = 64  # slots of a chain that are looked at
 PLACES = 24  # that vote at most
-OTHER, SELF = 1, 0
+GAP = 2  # tokens that may differ before a match
+SELF, OTHER, MENDED = range(3)  # where a place is: in the request or its prompt, in another response, behind a gap
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,8 @@ class Settings:
 class Drafts:
     """Rows are requests, columns are depths; what lies behind a request's length means nothing."""
 
+    indexes: Sequence[Index]
+    rows: NDArray[np.int32]  # [R]
     tokens: NDArray[np.int32]  # [R, K]
     lengths: NDArray[np.int32]  # [R]
     survival: NDArray[np.float32]  # [R, K]: the probability that tokens 0..j are all accepted
@@ -78,7 +82,7 @@ def draft(
     lengths, survival = np.zeros(len(rows), np.int32), np.empty(shape, np.float32)
     scales = np.array([settings.floor, settings.sharpness, settings.prompt, settings.own], np.float32)
     _batch(addresses, rows, limits, scales, settings.backoff, calibration.table, tokens, lengths, survival, evidence)
-    return Drafts(tokens, lengths, survival, evidence)
+    return Drafts(indexes, rows, tokens, lengths, survival, evidence)
 
 
 @native
@@ -104,10 +108,12 @@ def _batch(
         if limit <= 0:
             continue
         count = collect(addresses[i], rows[i], backoff, scales, strength, places, matches, votes, others)
+        form = arena.views(addresses[i])[9][rows[i], FORM]
         lengths[i] = _follow(
             addresses[i],
             limit,
             scales[0],
+            form,
             table,
             count,
             places,
@@ -134,23 +140,34 @@ def collect(
 ) -> int:
     """Fills in the places behind which the request may go on, with match length and vote: how many there are."""
     header, tokens, long, short, long_heads, short_heads, after, before, owner, sequences = arena.views(address)
+    far, near, heads = int(header[arena.LONG]), int(header[arena.SHORT]), int(header[arena.HEADS])
     end = int(sequences[row, LAST])
-    at_long, at_short = buckets(end, tokens, before, header[arena.LONG], header[arena.SHORT], header[arena.HEADS])
+    at_far, at_near = buckets(end, tokens, before, far, near, heads)
     count = 0
-    for pass_ in range(2):
-        chain = long if pass_ == 0 else short
-        order = int(header[arena.LONG]) if pass_ == 0 else int(header[arena.SHORT])
-        slot = int(long_heads[at_long]) if pass_ == 0 else int(short_heads[at_short])
+    for search in range(2 + GAP):
+        # First where long contexts agree, then short ones; where nothing does, behind a gap of one token, of two.
+        if count and (backoff or search >= 2):
+            break
+        if search >= 2:
+            if backoff or tokens[end] <= START:
+                break
+            end = preceding(end, before)
+            at_far, at_near = buckets(end, tokens, before, far, near, heads)
+        slot = int(short_heads[at_near]) if search == 1 else int(long_heads[at_far])
+        order = near if search == 1 else far
         steps = 0
         while slot >= 0 and steps < WALK and count < len(places):
             steps += 1
             here = slot
-            slot = int(chain[slot])
+            slot = int(short[slot]) if search == 1 else int(long[slot])
             place = following(here, after)
+            for _ in range(search - 1):
+                if place >= 0 and tokens[place] >= 0:
+                    place = following(place, after)
             if here == end or place < 0 or tokens[place] < 0:
                 continue
             match = _matched(end, here, tokens, before)
-            if match < order or (pass_ == 1 and match >= header[arena.LONG]):
+            if match < order or (search == 1 and match >= far):
                 continue
             source = owner[here // arena.BLOCK]
             kind = sequences[source, KIND]
@@ -162,12 +179,10 @@ def collect(
             elif source == row:
                 vote *= scales[3]
             places[count] = place
-            matches[count] = match
+            matches[count] = match if search < 2 else 0
             votes[count] = vote
-            others[count] = SELF if kind == PROMPT or source == row else OTHER
+            others[count] = MENDED if search >= 2 else SELF if kind == PROMPT or source == row else OTHER
             count += 1
-        if backoff and count:
-            break
     return count
 
 
@@ -191,6 +206,7 @@ def _follow(
     address: int,
     limit: int,
     floor: float,
+    form: int,
     table: NDArray[np.float32],
     count: int,
     places: Array,
@@ -219,7 +235,7 @@ def _follow(
                     vote += votes[j]
             if vote > best_vote:
                 best, best_vote = token, vote
-        kept, agreeing, match, other = 0, 0, 0, SELF
+        kept, agreeing, match, other = 0, 0, -1, SELF
         for i in range(count):
             if tokens[places[i]] != best:
                 continue
@@ -231,7 +247,7 @@ def _follow(
                 places[kept], votes[kept], others[kept] = place, votes[i], others[i]
                 matches[kept] = min(matches[i] + 1, LONGEST)
                 kept += 1
-        where = cell(match, float(best_vote / total), agreeing, other, 1)
+        where = cell(match, float(best_vote / total), agreeing, other, form)
         alive *= table[where]
         if alive < floor:
             return depth
