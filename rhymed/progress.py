@@ -33,6 +33,9 @@ SHOWN = (
 )
 """(metric, heading, format) of a step's line."""
 
+DRAFTED = ("rollout/spec_accept_length", "tok/fwd", "{:.2f}")
+"""Where the engine drafts, on the live screen: a step's line is full."""
+
 
 def heading() -> str:
     """The first line of the plain output."""
@@ -65,7 +68,9 @@ def render(queues: Queues | None, rewards: list[float], events: list[str], elaps
 
 
 def _metrics(queues: Queues) -> str:
-    known = [(name, form.format(queues.metrics[key])) for key, name, form in SHOWN if key in queues.metrics]
+    known = [
+        (name, form.format(queues.metrics[key])) for key, name, form in (*SHOWN, DRAFTED) if key in queues.metrics
+    ]
     return "last step   " + "   ".join(f"{name} {value}" for name, value in known) if known else ""
 
 

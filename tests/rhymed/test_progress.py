@@ -89,6 +89,13 @@ def test_a_jump_of_the_mismatch_is_said_once(tmp_path: Path) -> None:
     assert ["0.3000" in warnings[0], "0.2000" in warnings[1], len(warnings)] == [True, True, 2]
 
 
+def test_the_screen_tells_of_drafts_where_there_are_some() -> None:
+    plain = {"reward/mean": 0.25, "rollout/tokens_per_s": 310.0}
+    assert "tok/fwd" not in text(render(queues(3, **plain), [], [], 1.0))
+    shown = text(render(queues(3, **plain, **{"rollout/spec_accept_length": 2.414}), [], [], 1.0))
+    assert "tok/s 310   tok/fwd 2.41" in shown
+
+
 def test_a_flat_curve_is_a_flat_sparkline() -> None:
     assert sparkline([1.0, 1.0]) == "▄▄"
     assert sparkline([0.0, 1.0]) == "▁█"

@@ -3,18 +3,11 @@ from pathlib import Path
 
 from rhymed import runs
 from rhymed.config import Config, Eval, HeldOut, Run, Trainer
-from rhymed.report import evaluation, summary, totals
+from rhymed.report import evaluation, summary
 
 
 def row(step: int, reward: float) -> dict[str, float]:
     return {"step": step, "reward/mean": reward, "timing_s/step": 2.0, "rollout/tokens": 10.0}
-
-
-def test_the_gain_compares_the_first_and_last_five_steps() -> None:
-    numbers = totals([row(step, 0.1 * step) for step in range(20)], 60.0)
-    assert round(numbers["reward_first"], 6) == 0.2
-    assert round(numbers["reward_last"], 6) == 1.7
-    assert numbers["tokens"] == 200
 
 
 def test_the_summary_leaves_a_picture_and_numbers_in_the_folder(tmp_path: Path) -> None:
@@ -23,7 +16,25 @@ def test_the_summary_leaves_a_picture_and_numbers_in_the_folder(tmp_path: Path) 
     text = summary(config, where, 30.0)
     assert "12 steps" in text
     assert (where.folder / "reward.png").read_bytes().startswith(b"\x89PNG")
-    assert json.loads((where.folder / "summary.json").read_text())["reward_gain"] == 0.0
+    numbers = json.loads((where.folder / "summary.json").read_text())
+    assert (numbers["reward_gain"], numbers["drafting"], numbers["epochs"]) == (0.0, None, [])
+    assert "drafts" not in text
+
+
+def test_drafting_is_a_line_and_the_epochs_stand_in_the_numbers(tmp_path: Path) -> None:
+    config, where = runs.create(Config(run=Run(folder=str(tmp_path))))
+    drafts = {"forwards": 1000.0, "drafted": 2000.0, "accepted": 1410.0, "timed_s": 44.0, "saved_s": 35.2}
+    told = {f"rollout/spec_{name}": value for name, value in {**drafts, "draft_s": 0.56}.items()}
+    rows = [row(0, 0.5) | {"training/epoch": 0.0}, row(1, 0.5) | told | {"training/epoch": 1.0}]
+    where.metrics.write_text("".join(json.dumps(one) + "\n" for one in rows))
+    text = summary(config, where, 30.0)
+    line = "drafts   2.41 tokens a forward, 70% accepted, about 1.80x: 35.2 s saved, 0.6 s spent"
+    assert line in text.splitlines()
+    numbers = json.loads((where.folder / "summary.json").read_text())
+    assert numbers["drafting"]["accept_length"] == numbers["epochs"][1]["accept_length"] == 2.41
+    assert numbers["epochs"][0]["accept_length"] is None
+    summary(config, where, 12.0)  # resumed
+    assert json.loads((where.folder / "summary.json").read_text())["elapsed_s"] == 42.0
 
 
 def test_a_run_without_a_step_says_where_to_look(tmp_path: Path) -> None:

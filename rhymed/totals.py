@@ -1,0 +1,97 @@
+"""A run's metrics added up: over all steps, what drafting did, and epoch by epoch. Pure: rows in, numbers out.
+
+A row is a step's line of `metrics.jsonl`, names as in docs/metrics.md; a value may be missing, or None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from statistics import mean
+from typing import Any
+
+EDGE_STEPS = 5  # the mean of this many first and last steps is compared
+
+Row = dict[str, Any]
+
+
+def totals(rows: Sequence[Row], elapsed_s: float) -> dict[str, float]:
+    """The run in a few numbers; `rows` in order. What is not known is NaN."""
+    rewards = _known(rows, "reward/mean")
+    edge = max(1, min(EDGE_STEPS, len(rewards) // 2))
+    first = mean(rewards[:edge]) if rewards else float("nan")
+    last = mean(rewards[-edge:]) if rewards else float("nan")
+
+    def average(key: str) -> float:
+        values = _known(rows, key)
+        return mean(values) if values else float("nan")
+
+    return {
+        "steps": len(rows),
+        "elapsed_s": elapsed_s,
+        "edge": edge,
+        "reward_first": first,
+        "reward_last": last,
+        "reward_gain": last - first,
+        "tokens": sum(_known(rows, "rollout/tokens")),
+        "tokens_per_s": average("rollout/tokens_per_s"),
+        "step_s": average("timing_s/step"),
+        "rollout_s": average("timing_s/rollout"),
+        "reward_s": average("timing_s/reward"),
+        "train_s": average("timing_s/train"),
+        "mismatch_kl": average("mismatch_kl/mean"),
+        "dropped": sum(_known(rows, "rollout/dropped")),
+    }
+
+
+def drafting(rows: Sequence[Row]) -> dict[str, float | None] | None:
+    """What speculative decoding did, ratios of the sums; `rollout/spec_` is left out of the names.
+
+    None where the engine did not draft; a ratio is None where there is nothing to divide by.
+    """
+    if not _known(rows, "rollout/spec_forwards"):
+        return None
+    names = ("forwards", "drafted", "accepted", "timed_s", "saved_s", "draft_s")
+    sums = {name: sum(_known(rows, f"rollout/spec_{name}")) for name in names}
+    per_forward = _ratio(sums["accepted"], sums["forwards"])
+    return {
+        **sums,
+        "accept_length": None if per_forward is None else 1 + per_forward,
+        "accept_rate": _ratio(sums["accepted"], sums["drafted"]),
+        "net_speedup": _ratio(sums["timed_s"] + sums["saved_s"], sums["timed_s"]),
+    }
+
+
+def epochs(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """One after another. `reward`, `response_length` and `rollout_s` are means of its steps."""
+    counted = [row for row in rows if row.get("training/epoch") is not None]
+    return [_epoch(int(epoch), list(own)) for epoch, own in groupby(counted, lambda row: row["training/epoch"])]
+
+
+def _epoch(epoch: int, rows: list[Row]) -> dict[str, Any]:
+    drafted = drafting(rows) or {}
+    seconds = _known(rows, "timing_s/rollout")
+    return {
+        "epoch": epoch,
+        "first_step": rows[0]["step"],
+        "steps": len(rows),
+        "reward": _mean(_known(rows, "reward/mean")),
+        "response_length": _mean(_known(rows, "response_length/mean")),
+        "accept_length": drafted.get("accept_length"),
+        "accept_rate": drafted.get("accept_rate"),
+        "net_speedup": drafted.get("net_speedup"),
+        "rollout_s": _mean(seconds),
+        "tokens_per_s": _ratio(sum(_known(rows, "rollout/tokens")), sum(seconds)),
+    }
+
+
+def _known(rows: Sequence[Row], key: str) -> list[float]:
+    return [row[key] for row in rows if row.get(key) is not None]
+
+
+def _mean(values: list[float]) -> float | None:
+    return mean(values) if values else None
+
+
+def _ratio(part: float, whole: float) -> float | None:
+    return part / whole if whole > 0 else None
