@@ -1,0 +1,71 @@
+"""The indexes of many prompts within a budget of bytes.
+
+Where it is exceeded, prompts without open rows go, the least recently used first. What is in use always stays: when
+that alone is over the budget, no new prompt gets an index, `refused` counts it, and its requests run undrafted.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable, Iterator
+
+from rhymed.histospec.index import Index
+
+
+class Shelf:
+    """One thread at a time. `evicted` and `refused` count prompts."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.evicted = self.refused = 0
+        self._indexes: OrderedDict[Hashable, Index] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._indexes)
+
+    def __iter__(self) -> Iterator[Hashable]:
+        """Prompts, the least recently used first."""
+        return iter(self._indexes)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(index.nbytes for index in self._indexes.values())
+
+    def get(self, prompt: Hashable) -> Index | None:
+        """The prompt's index, which counts as used."""
+        index = self._indexes.get(prompt)
+        if index is not None:
+            self._indexes.move_to_end(prompt)
+        return index
+
+    def put(self, prompt: Hashable, index: Index) -> bool:
+        """Takes an index, in the place of an older one of that prompt; False where there is no room for it."""
+        old = self._indexes.get(prompt)
+        if old is not None and old.opened:
+            raise ValueError("an index with open rows cannot be replaced")
+        if not self.trim(index.nbytes - (old.nbytes if old is not None else 0), keep=prompt):
+            self.refused += 1
+            return False
+        self._indexes[prompt] = index
+        self._indexes.move_to_end(prompt)
+        return True
+
+    def drop(self, prompt: Hashable) -> None:
+        """Forgets a prompt, in use or not."""
+        self._indexes.pop(prompt, None)
+
+    def trim(self, more: int = 0, keep: Hashable = None) -> bool:
+        """Evicts until the rest and `more` bytes are within the budget; False where what is in use is too much.
+
+        To be called now and then without arguments, too: indexes grow while their rows run.
+        """
+        excess = self.nbytes + more - self.max_bytes
+        idle = [prompt for prompt, index in self._indexes.items() if prompt != keep and not index.opened]
+        if excess > sum(self._indexes[prompt].nbytes for prompt in idle):
+            return False
+        for prompt in idle:
+            if excess <= 0:
+                break
+            excess -= self._indexes.pop(prompt).nbytes
+            self.evicted += 1
+        return True
