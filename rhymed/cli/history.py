@@ -49,11 +49,19 @@ def _count(text: str) -> int:
 
 
 def _add_stats(verbs: Any) -> None:
-    about = "samples, lengths and rewards of each epoch, and how alike epochs are"
-    parser = _parser(verbs, "stats", about, "rhymed history stats --run runs/quickstart")
+    parser = _parser(
+        verbs,
+        "stats",
+        "samples, lengths and rewards of each epoch, and how alike epochs are",
+        "rhymed history stats --run runs/quickstart",
+        "rhymed history stats --prompts 20",
+    )
     _add_run(parser)
-    parser.add_argument("--prompts", type=_count, metavar="N", help="look at so many prompts (default: 2000)")
-    parser.add_argument("--json", action="store_true", help="as one JSON object")
+    parser.add_argument(
+        "--prompts", type=_count, metavar="N", help="tell of the N most and least predictable ones (default: 5)"
+    )
+    parser.add_argument("--read", type=_count, metavar="N", help="look at so many prompts (default: 2000)")
+    parser.add_argument("--json", action="store_true", help="as one JSON object, with every prompt that was compared")
     parser.set_defaults(handler=show_stats)
 
 
@@ -111,14 +119,15 @@ def show_stats(arguments: argparse.Namespace) -> int:
     from rich.console import Console
 
     from rhymed.history.folder import open_folder
+    from rhymed.history.prompts import SHOWN
     from rhymed.history.stats import MOST_PROMPTS, render, stats
 
     with open_folder(arguments.run) as folder:
-        found = stats(folder.browse, arguments.prompts or MOST_PROMPTS)
+        found = stats(folder.browse, arguments.read or MOST_PROMPTS)
         if arguments.json:
             print(json.dumps(found.json(), indent=2))
         else:
-            Console(highlight=False, markup=False).print(render(found, folder.name))
+            Console(highlight=False, markup=False).print(render(found, folder.name, arguments.prompts or SHOWN))
     return 0
 
 

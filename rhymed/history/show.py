@@ -8,13 +8,13 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections import defaultdict
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from rhymed.errors import DataError
 from rhymed.history.epochs import epochs_of, is_trained, title
 from rhymed.history.folder import RunFolder, prompt_text
+from rhymed.history.prompts import by_epoch
 from rhymed.history.words import number, visible
 from rhymed_store.browse import Browse, Response
 
@@ -91,11 +91,7 @@ def render_listing(rows: list[dict[str, Any]], there: int) -> RenderableType:
 
 def columns(folder: RunFolder, prompt: str, epochs: list[int] | None, width: int) -> dict[int, list[Response]]:
     """Epoch -> responses, oldest first: those asked for, else the last that fit. Training goes before the rest."""
-    responses = folder.browse.responses(prompt)
-    numbers = epochs_of(response.info.id.step for response in responses)
-    found: dict[int, list[Response]] = defaultdict(list)
-    for response in responses:
-        found[numbers[response.info.id.step]].append(response)
+    found = by_epoch(folder.browse.responses(prompt))
     if epochs is None:
         best = [epoch for epoch in found if is_trained(epoch)] or list(found)
         epochs = sorted(best)[-max(1, min(MOST_COLUMNS, width // COLUMN_WIDTH)) :]

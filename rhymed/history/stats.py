@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from rhymed.errors import StoreDamaged
 from rhymed.history.epochs import epochs_of, is_trained, title
-from rhymed.history.rhyme import predicted, rank_correlation
+from rhymed.history.prompts import SHOWN, PromptRow, by_epoch, likeness, prompt_row
+from rhymed.history.prompts import render as render_prompts
+from rhymed.history.rhyme import rank_correlation
 from rhymed.history.words import number, size, some
 from rhymed_store.browse import Browse, Totals
 from rhymed_store.reads import Found
@@ -65,6 +67,7 @@ class Stats:
     length_max: int | None
     reward_mean: float | None
     epochs: list[EpochRow]
+    by_prompt: list[PromptRow]  # of those compared, whose training epochs could be
 
     def json(self) -> dict[str, Any]:
         return {**asdict(self), "totals": self.totals._asdict()}
@@ -76,6 +79,7 @@ def stats(browse: Browse, most_prompts: int = MOST_PROMPTS, most_tokens: int = M
     chosen = ids[::stride]
     epochs: dict[int, Epoch] = defaultdict(Epoch)
     compared, damaged = 0, []
+    by_prompt: list[PromptRow] = []
     for prompt in chosen:
         found = browse.headers(prompt)
         numbers = _count(epochs, prompt, found)
@@ -83,11 +87,12 @@ def stats(browse: Browse, most_prompts: int = MOST_PROMPTS, most_tokens: int = M
         if tokens <= most_tokens and _has_neighbours(numbers):
             most_tokens -= tokens
             try:
-                _compare(epochs, browse, prompt)
+                row = _compare(epochs, browse, prompt)
             except StoreDamaged as error:
                 damaged.append(str(error))
             else:
                 compared += 1
+                by_prompt += [row] if row else []
     lengths = [length for epoch, one in epochs.items() if is_trained(epoch) for length in one.lengths]
     rewards = [reward for epoch, one in epochs.items() if is_trained(epoch) for reward in one.rewards]
     return Stats(
@@ -102,6 +107,7 @@ def stats(browse: Browse, most_prompts: int = MOST_PROMPTS, most_tokens: int = M
         length_max=max(lengths, default=None),
         reward_mean=fmean(rewards) if rewards else None,
         epochs=[_row(epoch, epochs[epoch], epochs.get(epoch - 1)) for epoch in sorted(epochs)],
+        by_prompt=by_prompt,
     )
 
 
@@ -125,16 +131,13 @@ def _has_neighbours(numbers: dict[int, int]) -> bool:
     return any(epoch - 1 in numbers.values() for epoch in numbers.values())
 
 
-def _compare(epochs: dict[int, Epoch], browse: Browse, prompt: str) -> None:
-    responses = browse.responses(prompt)
-    numbers = epochs_of(response.info.id.step for response in responses)
-    tokens: dict[int, list[Any]] = defaultdict(list)
-    for response in responses:
-        tokens[numbers[response.info.id.step]].append(response.tokens)
-    for epoch, now in tokens.items():
-        if before := tokens.get(epoch - 1):
-            epochs[epoch].asked += sum(map(len, now))
-            epochs[epoch].hits += predicted(before, now)
+def _compare(epochs: dict[int, Epoch], browse: Browse, prompt: str) -> PromptRow | None:
+    found = by_epoch(browse.responses(prompt))
+    alike = likeness(found)
+    for epoch, (asked, hits) in alike.items():
+        epochs[epoch].asked += asked
+        epochs[epoch].hits += hits
+    return prompt_row(prompt, found, alike)
 
 
 def _row(epoch: int, one: Epoch, before: Epoch | None) -> EpochRow:
@@ -153,8 +156,8 @@ def _row(epoch: int, one: Epoch, before: Epoch | None) -> EpochRow:
     )
 
 
-def render(stats: Stats, name: str) -> RenderableType:
-    """Pure: the tables for people."""
+def render(stats: Stats, name: str, most: int = SHOWN) -> RenderableType:
+    """Pure: the tables for people. `most`: prompts that are told of, the most and the least predictable."""
     from rich.console import Group
 
     shown = [row for row in stats.epochs if is_trained(row.epoch)]
@@ -164,7 +167,7 @@ def render(stats: Stats, name: str) -> RenderableType:
             parts.append(_table(rows))
         if comparable and any(row.predicted is not None or row.rank_correlation is not None for row in rows):
             parts.append(_legend(stats))
-    return Group(*parts)
+    return Group(*parts, *render_prompts(stats.by_prompt, most))
 
 
 def _head(stats: Stats, name: str, epochs: int) -> list[str]:

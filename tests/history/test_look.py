@@ -27,6 +27,15 @@ def test_stats_tell_each_epoch_and_its_likeness_to_the_one_before(run: Path, rhy
     assert first["predicted"] is None
     assert second["predicted"] == pytest.approx((62 - 4) / 62)  # all but the last token of each
     assert second["rank_correlation"] is None  # of two prompts
+    pears, apples = sorted(found["by_prompt"], key=lambda row: -row["predicted"]["1"])
+    assert (apples["prompt"], apples["epochs"], apples["length_mean"], apples["reward_mean"]) == (
+        APPLES,
+        2,
+        10.5,
+        1.0,
+    )
+    assert apples["predicted"]["1"] == pytest.approx((21 - 2) / 21)
+    assert (pears["prompt"], pears["predicted"]["1"]) == (PEARS, pytest.approx((41 - 2) / 41))
 
 
 def test_imported_and_evaluated_responses_stand_apart(make_run, rhymed) -> None:
@@ -49,7 +58,7 @@ def test_the_work_on_a_large_store_is_bounded_and_said(run: Path, rhymed) -> Non
         assert (few.prompts, few.prompts_read, few.epochs[0].prompts) == (2, 1, 1)
         blind = stats(folder.browse, most_tokens=50)
         assert (blind.prompts_read, blind.prompts_compared) == (2, 1)
-    assert "a sample of 1 prompt" in rhymed("stats", "--run", run, "--prompts", 1)[1]
+    assert "a sample of 1 prompt" in rhymed("stats", "--run", run, "--read", 1)[1]
 
 
 def test_an_empty_store_has_stats(make_run, rhymed) -> None:
