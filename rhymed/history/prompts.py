@@ -82,10 +82,8 @@ def render(rows: Sequence[PromptRow], most: int = SHOWN) -> list[RenderableType]
         tables = [_table("prompt", ranked)]
     else:
         tables = [_table("most predictable", ranked[:most]), _table("least predictable", ranked[: -most - 1 : -1])]
-    legend = (
-        f"predicted   epoch by epoch, the last one ranks {some(len(rows), 'prompt')}; length and reward are of it"
-    )
-    return [*tables, f"{legend}\nlength      and reward are of the last one; `rhymed history show ID` has them all"]
+    of = f"epoch by epoch; {some(len(rows), 'prompt')} ranked by the last one"
+    return [*tables, f"predicted   {of}\nlength      and reward: of the last epoch"]
 
 
 def _table(heading: str, rows: Sequence[PromptRow]) -> RenderableType:

@@ -54,7 +54,7 @@ def shown(count: int, most: int, epochs: int = 2) -> list[list[str]]:
     console = Console(file=io.StringIO(), width=80)
     console.print(Group(*render(rows, most)))
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
-    assert all(len(line.rstrip()) <= 80 for line in lines)
+    assert lines[-2:-1] == [f"predicted   epoch by epoch; {count} prompt{'s' * (count > 1)} ranked by the last one"]
     return [line.split() for line in lines if line.strip()]
 
 
