@@ -8,11 +8,29 @@ from typing import Any, TypeVar, cast
 import numba
 import numpy as np
 from llvmlite import ir
+from llvmlite.binding import ffi
 from numba import types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def _name_nothing_special() -> None:
+    """llvmlite's library has an answer to every name, `__dict__` too. vLLM 0.32 on a CPU reads that of all that is
+    imported when it starts, and would not start in a process that has loaded numba."""
+    kind = type(ffi.lib)
+    answer = kind.__getattr__
+
+    def look_up(library: Any, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return answer(library, name)
+
+    kind.__getattr__ = look_up
+
+
+_name_nothing_special()
 
 
 def native(function: Function) -> Function:

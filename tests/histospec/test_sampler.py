@@ -121,10 +121,7 @@ def speculate(asked, x, guess, lengths, mode="processed_logprobs"):
             runner.input_batch.num_tokens_no_spec[r] = 5 + at
             drafts.append([guess(r, at + j) for j in range(min(lengths(r, steps), x.shape[1] - 1 - at))])
             taken.append(x[r, at : at + len(drafts[r]) + 1])
-        if any(drafts):
-            made = runner.verify(torch.cat(taken), drafts)
-        else:
-            made = runner.plain(torch.cat(taken).clone())
+        made = runner.verify(torch.cat(taken), drafts) if any(drafts) else runner.plain(torch.cat(taken).clone())
         logprob_rows = made.logprobs_tensors.logprobs[:, 0].view(made.sampled_token_ids.shape)
         for r, row in enumerate(made.sampled_token_ids.tolist()):
             kept = [token for token in row if token >= 0]

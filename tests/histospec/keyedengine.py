@@ -1,0 +1,129 @@
+"""A real vLLM engine that samples by keys, as a program: `python keyedengine.py MODEL` prints its outputs as JSON.
+
+A program, since keyed sampling is switched on for a whole process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+from typing import Any
+
+VOCABULARY = 264
+KNOWN: dict[int, list[int]] = {}  # whole sequences, by key: what `Recall` drafts
+EOS = 1
+
+
+class Recall:
+    """Drafts what is known to come, with every seventh token wrong, and too long where the sequence ends."""
+
+    def __init__(self, vllm_config: Any) -> None:
+        from rhymed.histospec.plugin import install
+
+        self.width = vllm_config.speculative_config.num_speculative_tokens
+        self.runner: Any = None
+        self.drafted = 0
+        install()
+
+    def load_model(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def bind(self, runner: Any) -> None:
+        self.runner = runner
+
+    def propose(self, sampled, num_tokens_no_spec, token_ids_cpu, slot_mappings=None) -> list[list[int]]:
+        drafts = [self._draft(row, int(num_tokens_no_spec[row])) if made else [] for row, made in enumerate(sampled)]
+        self.drafted += sum(map(len, drafts))
+        return drafts
+
+    def _draft(self, row: int, at: int) -> list[int]:
+        id = self.runner.input_batch.req_ids[row]
+        known = KNOWN[self.runner.requests[id].sampling_params.extra_args["rhymed"]["key"]]
+        width = min(self.width, 255 - at)
+        return [3 if t % 7 == 0 else known[t] if t < len(known) else 5 for t in range(at, at + width)]
+
+
+def engine(model: str, **given: Any) -> Any:
+    from vllm import LLM
+
+    return LLM(
+        model,
+        dtype="float32",
+        max_model_len=256,
+        max_num_seqs=16,
+        max_num_batched_tokens=64,  # prompts are prefilled in chunks
+        kv_cache_memory_bytes=24 * 32 * 1024,  # 24 blocks of 32 tokens: running samples are preempted
+        block_size=32,
+        skip_tokenizer_init=True,
+        enforce_eager=True,
+        distributed_executor_backend="uni",
+        logprobs_mode="processed_logprobs",
+        max_logprobs=VOCABULARY,
+        disable_log_stats=True,
+        **given,
+    )
+
+
+def prompts() -> list[list[int]]:
+    rng = random.Random(0)
+    return [[rng.randrange(2, 250) for _ in range(rng.randrange(4, 120))] for _ in range(16)]
+
+
+def params(key: int, **given: Any) -> Any:
+    from vllm import SamplingParams
+
+    shape = [{}, {"temperature": 0.7, "top_p": 0.9}, {"top_k": 20}, {"temperature": 0.0}][key % 4]
+    given = {"logprobs": 0, "max_tokens": 40, "stop_token_ids": [EOS], "detokenize": False, **shape, **given}
+    return SamplingParams(seed=key, extra_args={"rhymed": {"key": key}}, **given)
+
+
+def outputs(llm: Any, batch: int) -> list[tuple[list[int], list[float]]]:
+    made: list[Any] = []
+    asked = [{"prompt_token_ids": prompt} for prompt in prompts()]
+    for at in range(0, 16, batch):
+        keys = range(at, at + batch)
+        made += llm.generate(asked[at : at + batch], [params(key) for key in keys], use_tqdm=False)
+    return [(list(one.outputs[0].token_ids), chosen(one.outputs[0])) for one in made]
+
+
+def chosen(output: Any) -> list[float]:
+    return [row[token].logprob for token, row in zip(output.token_ids, output.logprobs, strict=True)]
+
+
+def everything(llm: Any) -> list[list[list[float]]]:
+    """All log-probs at every position of the first eight samples."""
+    asked = [{"prompt_token_ids": prompt} for prompt in prompts()[:8]]
+    made = llm.generate(asked, [params(key, logprobs=-1) for key in range(8)], use_tqdm=False)
+    return [[[row[v].logprob for v in range(len(row))] for row in one.outputs[0].logprobs] for one in made]
+
+
+def runner_of(llm: Any) -> Any:
+    return llm.llm_engine.model_executor.driver_worker.worker.model_runner
+
+
+def main() -> None:
+    told: dict[str, Any] = {}
+    llm = engine(sys.argv[1], worker_extension_cls="rhymed.histospec.extension.Extension")
+    told["alone"] = outputs(llm, 1)
+    told["together"] = outputs(llm, 16)
+    told["everything"] = everything(llm)
+    told["samplers"] = [type(runner_of(llm).sampler).__name__]
+    import keyedengine  # as vLLM imports it, which is not this program
+
+    for key, (prompt, (tokens, _)) in enumerate(zip(prompts(), told["together"], strict=True)):
+        keyedengine.KNOWN[key] = prompt + tokens
+    del llm
+    spec = {"method": "custom_class", "model": "keyedengine.Recall", "num_speculative_tokens": 6}
+    llm = engine(sys.argv[1], speculative_config=spec, additional_config={"rhymed": {"keyed": True}})
+    told["drafted"] = outputs(llm, 16)
+    told["samplers"] += [type(runner_of(llm).rejection_sampler).__name__]
+    told["drafts"] = runner_of(llm).drafter.drafted
+    print("\n" + json.dumps(told), flush=True)
+
+
+if __name__ == "__main__":
+    os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    os.environ |= {"TORCHDYNAMO_DISABLE": "1", "OMP_WAIT_POLICY": "passive"}
+    main()

@@ -1,0 +1,53 @@
+"""Keyed sampling in a real vLLM engine (float32, chunked prefill, preemption): drafts and batches change nothing."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rhymed.histospec import noise
+
+pytest.importorskip("vllm")
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+from keyedengine import prompts  # noqa: E402
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+
+@pytest.fixture(scope="module")
+def told(tiny_model):
+    command = [sys.executable, str(HERE / "keyedengine.py"), str(tiny_model)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=390)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_the_samplers_are_ours(told):
+    assert told["samplers"] == ["KeyedSampler", "KeyedRejectionSampler"]
+    assert told["drafts"] > 500
+
+
+@pytest.mark.parametrize("how", ["together", "drafted"])
+def test_tokens_are_those_of_a_sample_alone(told, how):
+    alone, other = told["alone"], told[how]
+    assert [tokens for tokens, _ in other] == [tokens for tokens, _ in alone]
+    assert sum(len(tokens) for tokens, _ in alone) > 300
+    for (_, logprobs), (_, expected) in zip(other, alone, strict=True):
+        assert logprobs == pytest.approx(expected, abs=2e-4)
+
+
+def test_tokens_and_logprobs_follow_from_the_whole_distribution(told):
+    """From vLLM's own processed log-probs of all tokens, by the definition of the noise."""
+    for key, rows in enumerate(told["everything"]):
+        tokens, logprobs = told["together"][key]
+        start = len(prompts()[key])
+        for t, row in enumerate(rows):
+            expected = int(np.argmax(row)) if key % 4 == 3 else noise.draw(np.array(row, np.float64), key, start + t)
+            assert tokens[t] == expected
+            assert logprobs[t] == pytest.approx(row[tokens[t]], abs=2e-4)
