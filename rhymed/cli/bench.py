@@ -9,7 +9,7 @@ from typing import Any
 
 from rhymed.cli.options import example
 
-NAMES = ("store", "broker", "weights", "model")
+NAMES = ("store", "broker", "weights", "model", "index")
 
 
 def add(commands: Any) -> None:
@@ -19,6 +19,10 @@ def add(commands: Any) -> None:
     parser.add_argument("name", choices=NAMES)
     parser.add_argument("--quick", action="store_true", help="under a minute, for a look")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="model: where (default: runs/models/arithmetic)")
+    parser.add_argument(
+        "--trace", type=Path, metavar="FILE", help="index: recorded responses (default: made-up ones)"
+    )
+    parser.add_argument("--arctic", type=Path, metavar="FOLDER", help="index: where arctic_inference lies")
     parser.add_argument("--json", action="store_true", help="the result as one JSON object on standard output")
     parser.set_defaults(handler=handle)
 
@@ -28,9 +32,10 @@ def handle(arguments: argparse.Namespace) -> int:
     import importlib
     import sys
 
+    options = {"model": {"out": arguments.out}, "index": {"trace": arguments.trace, "arctic": arguments.arctic}}
     module = importlib.import_module(f"rhymed.bench.{arguments.name}")
     with contextlib.redirect_stdout(sys.stderr) if arguments.json else contextlib.nullcontext():
-        result = module.run(arguments.quick, **({"out": arguments.out} if arguments.name == "model" else {}))
+        result = module.run(arguments.quick, **options.get(arguments.name, {}))
     if arguments.json:
         print(json.dumps(result, indent=2))
     return 0

@@ -1,0 +1,143 @@
+"""The history index beside arctic-inference's suffix trees, on the same recorded responses in one run.
+
+The last epoch is replayed 64 responses at a time against the one before it. How much is verified is swept on both
+sides (survival here; factor and least probability there), and the two are compared where they verify equally much.
+The other side is skipped unless arctic-inference can be imported. Its suffix trees alone are built like this, and
+then `--arctic FOLDER` says where the folder is in which they lie as `arctic_inference/suffix_decoding`:
+
+    pip download arctic-inference --no-deps --no-binary :all:   # and unpack it
+    cmake -S csrc/suffix_decoding -B build && cmake --build build   # needs nanobind
+    cp -r arctic_inference/suffix_decoding FOLDER/arctic_inference/; cp build/_C*.so there, too
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rhymed.bench.replay import Arctic, Ours, Score, arctic_is_there, replay
+from rhymed.bench.traces import Trace, load, synthetic
+from rhymed.histospec.calibration import Calibration
+from rhymed.histospec.draft import Settings
+
+LONGEST = 32
+FLOORS = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05, 0.02)
+KNOBS = ((1.0, 0.1), (1.0, 0.5), (2.0, 0.1), (2.0, 0.5), (4.0, 0.1), (4.0, 0.3), (4.0, 0.5), (4.0, 0.7), (4.0, 0.9))
+
+
+def run(quick: bool, trace: Path | None = None, arctic: Path | None = None) -> dict[str, Any]:
+    """Tokens a forward, verified and accepted tokens, seconds and bytes, of both sides."""
+    recorded = load(trace) if trace else synthetic(8 if quick else 32)
+    result: dict[str, Any] = {"trace": str(trace or "synthetic"), "epochs": recorded.epochs}
+    result["tokens"] = sum(len(response.tokens) for response in recorded.responses)
+    print(f"{result['trace']}: {len(recorded.responses)} responses, {result['tokens']} tokens")
+    calibration = _learn(recorded)
+    floors, knobs = (FLOORS[1::3], KNOBS[::4]) if quick else (FLOORS, KNOBS)
+    paper = {"orders": (7, 3), "calibration": _learn(recorded, backoff=True, orders=(7, 3))}
+    result["index"] = [_ours(recorded, floor, calibration=calibration) for floor in floors]
+    result["paper"] = [_ours(recorded, floor, backoff=True, **paper) for floor in floors]
+    _print("index, by least survival", result["index"])
+    _print("the paper's matching (7 tokens, backing off to 3; the last epoch only)", result["paper"])
+    result["reliability"] = _reliability(recorded, calibration)
+    if not arctic_is_there(arctic):
+        print("arctic-inference is not there: its side is skipped (how to get it: rhymed/bench/index.py)")
+        return result
+    result["arctic"] = [_arctic(recorded, factor, least) for factor, least in knobs]
+    _print("arctic-inference, by spec factor and least probability", result["arctic"])
+    result["compared"] = _compare(result["index"], result["arctic"])
+    return result
+
+
+def _settings(floor: float, backoff: bool = False) -> Settings:
+    return Settings(longest=LONGEST, floor=floor, backoff=backoff)
+
+
+def _learn(trace: Trace, backoff: bool = False, **options: Any) -> Calibration:
+    """What verifying the epochs before the last one teaches."""
+    calibration = Calibration()
+    for epoch in trace.epochs[1:-1]:
+        responses = trace.of(epoch)
+        drafter = Ours(trace, responses, epoch, calibration=calibration, settings=_settings(0.02, backoff), **options)
+        replay(drafter, responses, Score())
+    return calibration
+
+
+def _ours(trace: Trace, floor: float, backoff: bool = False, **options: Any) -> dict[str, Any]:
+    epoch = trace.epochs[-1]
+    responses = trace.of(epoch)
+    drafter = Ours(trace, responses, epoch, settings=_settings(floor, backoff), **options)
+    return {"knobs": floor, **_row(drafter, trace)}
+
+
+def _arctic(trace: Trace, factor: float, least: float) -> dict[str, Any]:
+    epoch = trace.epochs[-1]
+    drafter = Arctic(trace, trace.of(epoch), epoch, factor, least)
+    return {"knobs": (factor, least), **_row(drafter, trace)}
+
+
+def _row(drafter: Ours | Arctic, trace: Trace) -> dict[str, Any]:
+    score = Score()
+    replay(drafter, trace.of(trace.epochs[-1]), score)
+    return {
+        "tokens_per_forward": score.per_forward,
+        "verified_per_token": score.cost,
+        "accepted_per_verified": score.rate,
+        "draft_us": score.draft_s / score.forwards * 1e6,
+        "build_tokens_per_s": drafter.built / max(drafter.build_s, 1e-9),
+        "bytes_per_token": drafter.past_bytes / max(drafter.built, 1),
+    }
+
+
+def _print(title: str, rows: list[dict[str, Any]]) -> None:
+    print(f"\n{title}")
+    print("     knobs  tokens/forward  verified/token  accepted/verified  draft us  build Mtok/s  bytes/token")
+    for row in rows:
+        print(
+            f"{row['knobs']!s:>10}  {row['tokens_per_forward']:14.2f}  {row['verified_per_token']:14.3f}"
+            f"  {row['accepted_per_verified']:17.3f}  {row['draft_us']:8.2f}"
+            f"  {row['build_tokens_per_s'] / 1e6:12.2f}  {row['bytes_per_token']:11.1f}"
+        )
+
+
+def _reliability(trace: Trace, calibration: Calibration) -> list[dict[str, float]]:
+    """Drafted tokens by predicted survival, and how many of them survived."""
+    epoch, score = trace.epochs[-1], Score()
+    responses = trace.of(epoch)
+    replay(Ours(trace, responses, epoch, settings=_settings(0.02), calibration=calibration), responses, score)
+    predicted, realised = np.concatenate(score.predicted), np.concatenate(score.realised)
+    print("\nsurvival: predicted, realised, tokens")
+    rows = []
+    for low in np.arange(0.0, 1.0, 0.1):
+        inside = (predicted >= low) & (predicted < low + 0.1)
+        if inside.any():
+            rows.append({"predicted": float(predicted[inside].mean()), "realised": float(realised[inside].mean())})
+            print(f"{rows[-1]['predicted']:12.3f} {rows[-1]['realised']:9.3f} {int(inside.sum()):9d}")
+    return rows
+
+
+def _compare(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> dict[str, float]:
+    """Ratios, ours to theirs; tokens a forward where as much is verified for each token."""
+
+    def at(cost: float, value: str) -> float:
+        return float(np.interp(cost, [row["verified_per_token"] for row in ours], [row[value] for row in ours]))
+
+    def ratios(value: str) -> list[float]:
+        return [at(row["verified_per_token"], value) / row[value] for row in theirs]
+
+    def median(rows: list[dict[str, Any]], value: str) -> float:
+        return float(np.median([row[value] for row in rows]))
+
+    result = {
+        "tokens_per_forward_least": min(ratios("tokens_per_forward")),
+        "tokens_per_forward_median": float(np.median(ratios("tokens_per_forward"))),
+        "accepted_per_verified_least": min(ratios("accepted_per_verified")),
+        "draft_time": median(theirs, "draft_us") / median(ours, "draft_us"),
+        "build_speed": median(ours, "build_tokens_per_s") / median(theirs, "build_tokens_per_s"),
+        "bytes": median(ours, "bytes_per_token") / median(theirs, "bytes_per_token"),
+    }
+    print("\nindex to arctic-inference, where both verify equally much (of all its settings: least, median)")
+    for name, ratio in result.items():
+        print(f"{name:28} {ratio:8.2f}")
+    return result
