@@ -1,0 +1,156 @@
+"""Drafts for a batch of running requests, step by step. Knows neither vLLM nor where history comes from.
+
+Every engine step it hears which tokens were made, extends the live sequences with them, drafts for all requests in
+one call, and lets the budget decide how many of these tokens the next step verifies. What a request generates drafts
+for its siblings at once. History may arrive from the library at any time: the prompt's requests then move to the new
+index, and the old one is let go.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from itertools import accumulate, chain
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rhymed.histospec.account import Account
+from rhymed.histospec.budget import Aimd, Budget
+from rhymed.histospec.calibration import Calibration
+from rhymed.histospec.draft import Drafts, draft
+from rhymed.histospec.draft import Settings as Matching
+from rhymed.histospec.library import Library
+from rhymed.histospec.seats import Asked, Row, Seats
+from rhymed.histospec.settings import Settings
+
+
+class Batch(NamedTuple):
+    """What an engine's step was; a row a running request, in the engine's order."""
+
+    requests: list[str]
+    made: list[list[int]]  # tokens that the step made; none: the prompt is not all prefilled
+    lengths: list[int]  # response tokens so far, `made` included
+    verified: list[int]  # drafted tokens that the step ran
+    limits: NDArray[np.int32]  # tokens that the next step may make beyond its first one
+    over: list[int]  # rows that will make no more tokens
+    decoded_only: bool  # nothing was prefilled
+
+
+class Last(NamedTuple):
+    """What the step before was given, a row a request."""
+
+    requests: list[str]
+    drafts: Drafts
+    ended_s: float  # when it was handed out
+
+
+class Drafter:
+    """`describe` tells of a request by its id, or None when the engine has forgotten it: it has ended."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        library: Library,
+        describe: Callable[[str], Asked | None],
+        *,
+        width: int,
+        largest: int,
+        seen: Callable[[Asked], None] | None = None,
+        ended: Callable[[Asked], None] | None = None,
+    ) -> None:
+        """`width`: tokens of a draft, at most. `largest`: tokens that one step may hold.
+
+        `seen` hears of every prompt none of whose requests was running, `ended` of every response that is whole.
+        """
+        self._settings = settings
+        self._seats = Seats(library, describe, settings.memory_mib << 20, seen, ended)
+        paper = settings.matching == "paper"
+        self._matching = Matching(longest=width, floor=0.0 if paper else 0.02, backoff=paper)
+        self._budget, self._aimd, self._calibration = Budget(largest), Aimd(), Calibration()
+        self._last: Last | None = None
+
+    def step(self, batch: Batch) -> list[list[int]]:
+        """Drafts for the next step, a list a request."""
+        began = time.perf_counter()
+        self._learn(batch)
+        rows = self._seats.seat(batch.requests)
+        for row in batch.over:
+            self._seats.end(rows[row])
+        drafts = self._draft(rows, batch)
+        lengths = self._choose(drafts)
+        taken = [drafts.tokens[row, :count].tolist() if count else [] for row, count in enumerate(lengths.tolist())]
+        ended = time.perf_counter()
+        self._count(rows, batch, began, ended)
+        self._last = Last(batch.requests.copy(), drafts, ended)
+        return taken
+
+    def account(self, name: str) -> Account | None:
+        """What drafting did for this request; ended ones are remembered for a while."""
+        return self._seats.account(name)
+
+    def close(self) -> None:
+        """Responses that run count as ended."""
+        self._seats.close()
+
+    def _draft(self, rows: Sequence[Row], batch: Batch) -> Drafts:
+        fresh = [
+            made if row.tokens + len(made) == length else row.reopen(length)
+            for row, made, length in zip(rows, batch.made, batch.lengths, strict=True)
+        ]
+        for row, length in zip(rows, batch.lengths, strict=True):
+            row.tokens = length
+        limits = batch.limits
+        if self._settings.budget == "aimd":
+            limits = np.minimum(limits, np.array([self._aimd.limit(one) for one in batch.requests], np.int32))
+        return draft(
+            [row.index for row in rows],
+            np.array([row.live for row in rows], np.int32),
+            np.fromiter(chain.from_iterable(fresh), np.int32),
+            np.array([0, *accumulate(map(len, fresh))], np.int32),
+            limits,
+            self._matching,
+            self._calibration,
+        )
+
+    def _choose(self, drafts: Drafts) -> NDArray[np.int32]:
+        if self._settings.budget == "rate":
+            return self._budget.choose(drafts.survival, drafts.lengths)
+        return drafts.lengths
+
+    def _learn(self, batch: Batch) -> None:
+        """From which of the drafted tokens were accepted."""
+        last = self._last
+        if last is None:
+            return
+        accepted = [max(0, len(made) - 1) for made in batch.made]
+        verified = batch.verified
+        if last.requests != batch.requests:
+            now = {request: row for row, request in enumerate(batch.requests)}
+            rows = [now.get(request) for request in last.requests]
+            accepted = [0 if row is None else accepted[row] for row in rows]
+            verified = [0 if row is None else verified[row] for row in rows]
+        self._calibration.observe(last.drafts, np.array(verified, np.int32), np.array(accepted, np.int32))
+        if self._settings.budget == "aimd":
+            for request, drafted, right in zip(last.requests, verified, accepted, strict=True):
+                self._aimd.observe(request, drafted, right)
+
+    def _count(self, rows: Sequence[Row], batch: Batch, began: float, ended: float) -> None:
+        """Into the accounts. A step is timed from drafts to drafts, when it only decoded."""
+        requests, drafted = len(rows), sum(batch.verified)
+        timed_s = plain_s = draft_s = 0.0
+        if self._last is not None and batch.decoded_only and requests:
+            seconds = ended - self._last.ended_s
+            self._budget.observe(requests, requests + drafted, seconds)
+            plain = self._budget.curve.table(requests)
+            plain_s = float(plain[min(requests, len(plain) - 1)]) / requests
+            timed_s, draft_s = seconds / requests, (ended - began) / requests
+        for row, made, verified in zip(rows, batch.made, batch.verified, strict=True):
+            account, accepted = row.account, max(0, len(made) - 1)
+            account.forwards += bool(made)
+            account.drafted += verified
+            account.accepted += accepted
+            account.timed_s += timed_s
+            account.plain_s += plain_s * (1 + accepted)
+            account.draft_s += draft_s

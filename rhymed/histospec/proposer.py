@@ -1,0 +1,167 @@
+"""What vLLM loads as a drafter: `"method": "custom_class", "model": "rhymed.histospec.proposer.HistoSpec"`.
+
+A proposer lives in the engine's worker process and is asked for drafts after every step. It reads the running
+requests from the model runner that `plugin` binds it to. Whatever goes wrong here stops the drafting, with a
+warning, and never the engine.
+"""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import logging
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rhymed.histospec import plugin
+from rhymed.histospec.account import Account
+from rhymed.histospec.drafter import Batch, Drafter
+from rhymed.histospec.library import Library, Past
+from rhymed.histospec.local import open_local
+from rhymed.histospec.seats import Asked
+from rhymed.histospec.settings import KEY, read_settings
+
+log = logging.getLogger(__name__)
+
+NEVER = 1 << 30  # tokens: no limit
+
+
+class HistoSpec:
+    """Settings come with `additional_config = {"rhymed": {...}}`, see `settings.Settings`."""
+
+    def __init__(self, vllm_config: Any) -> None:
+        settings = read_settings(vllm_config.additional_config)
+        model = vllm_config.model_config
+        self._local = open_local(settings.store, model, settings.responses) if settings.store else None
+        self._longest = int(model.max_model_len)
+        self._library = Library(int(model.get_vocab_size()))
+        self._drafter = Drafter(
+            settings,
+            self._library,
+            self._describe,
+            width=int(vllm_config.speculative_config.num_speculative_tokens),
+            largest=int(vllm_config.scheduler_config.max_num_batched_tokens),
+            seen=self._seen if self._local else None,
+            ended=self._ended if self._local else None,
+        )
+        if self._local:
+            atexit.register(self.close)
+        self._runner: Any = None
+        self._requests: list[str] = []  # in the order of what follows
+        self._stops: list[set[int]] = []  # tokens that end a request
+        self._ends = np.zeros(0, np.int64)  # tokens of prompt and response that a request may have
+        self._starts = np.zeros(0, np.int64)  # tokens of its prompt
+        self._broken = False
+        plugin.install()
+
+    def load_model(self, *_: Any, **__: Any) -> None:
+        """There is no model."""
+
+    def bind(self, runner: Any) -> None:
+        """The model runner whose requests these are."""
+        self._runner = runner
+
+    def propose(
+        self,
+        sampled_token_ids: list[list[int]],
+        num_tokens_no_spec: NDArray[np.int32],
+        token_ids_cpu: NDArray[np.int32],
+        slot_mappings: Any = None,
+    ) -> list[list[int]]:
+        """Drafts by request in batch order; `sampled_token_ids[i]` is empty while a prompt is prefilled."""
+        if self._broken or self._runner is None:
+            return [[] for _ in sampled_token_ids]
+        try:
+            return self._drafter.step(self._batch(sampled_token_ids, num_tokens_no_spec))
+        except Exception:
+            log.exception("drafting failed and stops; generation goes on without it")
+            self._broken = True
+            return [[] for _ in sampled_token_ids]
+
+    def remember(self, prompt: str, context: Sequence[int], past: Sequence[Past]) -> None:
+        """A prompt's earlier responses; they draft from the next step after they are indexed."""
+        self._library.bring(_named(prompt), context, lambda: past)
+
+    def accounts(self, requests: Sequence[str]) -> list[Account | None]:
+        """What drafting did for these requests, by the names that they were given in `extra_args`."""
+        return [self._drafter.account(request) for request in requests]
+
+    def close(self) -> None:
+        """What was generated is in the local store."""
+        self._drafter.close()
+        if self._local:
+            self._local.close()
+            self._local = None
+
+    def _seen(self, asked: Asked) -> None:
+        local = self._local
+        if local:
+            self._library.bring(asked.prompt, asked.context, lambda: local.read(asked.prompt))
+
+    def _ended(self, asked: Asked) -> None:
+        local, tokens = self._local, list(asked.made)
+        if local:
+            self._library.do(lambda: local.write(asked.prompt, asked.context, tokens))
+
+    def _batch(self, made: list[list[int]], counts: NDArray[np.int32]) -> Batch:
+        runner, size = self._runner, len(made)
+        requests = runner.input_batch.req_ids
+        joined = requests != self._requests
+        if joined:
+            self._requests = list(requests)
+            self._stops = [_stops(runner.requests[request].sampling_params) for request in requests]
+            bounds = [self._bounds(request) for request in requests]
+            self._starts = np.array([start for start, _ in bounds], np.int64)
+            self._ends = np.array([end for _, end in bounds], np.int64)
+        lengths = counts[:size] - self._starts
+        left = self._ends - counts[:size]
+        limits = np.where([bool(one) for one in made], left - 1, 0).clip(0).astype(np.int32)
+        over = [
+            row
+            for row, (tokens, stops) in enumerate(zip(made, self._stops, strict=True))
+            if tokens and (left[row] <= 0 or not stops.isdisjoint(tokens))
+        ]
+        limits[over] = 0
+        verified = [len(one) for one in runner.input_batch.spec_token_ids[:size]]
+        decoded_only = not joined and all(made)
+        return Batch(self._requests, made, lengths.tolist(), verified, limits, over, decoded_only)
+
+    def _bounds(self, request: str) -> tuple[int, int]:
+        state = self._runner.requests[request]
+        start = state.num_prompt_tokens
+        return start, min(self._longest, start + (state.sampling_params.max_tokens or NEVER))
+
+    def _describe(self, request: str) -> Asked | None:
+        state = self._runner.requests.get(request)
+        if state is None:
+            return None
+        told = (state.sampling_params.extra_args or {}).get(KEY, {})
+        context = state.prompt_token_ids
+        return Asked(
+            told.get("name", request),
+            _named(told.get("prompt")) or prompt_of(context),
+            int(told.get("step", 0)),
+            context,
+            state.output_token_ids,
+        )
+
+
+def _stops(params: Any) -> set[int]:
+    return set() if params.ignore_eos else {*params.all_stop_token_ids, *(params.stop_token_ids or ())}
+
+
+def _named(given: Any) -> str:
+    """A store's key for a name that somebody has given."""
+    name = str(given or "")
+    if not name or re.fullmatch(r"[0-9a-f]{16}", name):
+        return name
+    return hashlib.blake2b(name.encode(), digest_size=8).hexdigest()
+
+
+def prompt_of(tokens: Sequence[int]) -> str:
+    """The name of a prompt that nobody has named: a hash of its tokens, 16 hex digits."""
+    return hashlib.blake2b(np.asarray(tokens, np.uint32).tobytes(), digest_size=8).hexdigest()

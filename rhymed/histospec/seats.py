@@ -1,0 +1,148 @@
+"""Which running request has which live sequence in which prompt's index.
+
+Requests of one prompt share one index. A request that waits, preempted, keeps its sequence; one that has ended leaves
+its text to its siblings. Invariant: an index with open sequences is never dropped, and `Row.tokens` tokens of the
+request lie in its sequence.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rhymed.histospec.account import Account
+from rhymed.histospec.index import Index, extend
+from rhymed.histospec.library import Library
+from rhymed.histospec.shelf import Shelf
+
+REMEMBERED = 8192  # accounts
+
+
+class Asked(NamedTuple):
+    """What the engine knows of a request."""
+
+    name: str  # by which its account is asked for
+    prompt: str  # whose history it has
+    step: int  # training step that it is for
+    context: Sequence[int]  # prompt tokens
+    made: Sequence[int]  # the engine's own list of response tokens, which grows
+
+
+@dataclass(eq=False)
+class Row:
+    """A running request."""
+
+    asked: Asked
+    index: Index
+    live: int  # its sequence in the index
+    tokens: int = 0  # that the sequence has
+    over: bool = False
+    account: Account = field(default_factory=Account)
+
+    def reopen(self, length: int) -> Sequence[int]:
+        """A new sequence, for the engine and we are of two minds about the old one. Returns all it must have."""
+        if self.tokens:
+            self.index.close(self.live)
+            self.live = self.index.open()
+        return self.asked.made[:length]
+
+
+@dataclass
+class Prompt:
+    """What the requests of one prompt have in common."""
+
+    step: int
+    rows: set[Row] = field(default_factory=set)
+    ended: list[NDArray[np.int32]] = field(default_factory=list)  # finished while others ran: history lacks them
+
+
+class Seats:
+    def __init__(
+        self,
+        library: Library,
+        describe: Callable[[str], Asked | None],
+        budget_bytes: int,
+        seen: Callable[[Asked], None] | None,
+        ended: Callable[[Asked], None] | None,
+    ) -> None:
+        """See `drafter.Drafter`."""
+        self._library, self._describe, self._seen, self._ended = library, describe, seen, ended
+        self._shelf = Shelf(budget_bytes)
+        self._prompts: dict[str, Prompt] = {}
+        self._rows: dict[str, Row] = {}  # by request, those included that wait
+        self._order: list[str] = []
+        self._seated: list[Row] = []
+        self._accounts: OrderedDict[str, Account] = OrderedDict()  # by name
+
+    def seat(self, requests: list[str]) -> list[Row]:
+        """Their rows, in this order; the list is ours. Histories that arrived are in place."""
+        self._receive()
+        if requests != self._order:
+            here = set(requests)
+            self._leave([one for one in self._rows if one not in here and self._describe(one) is None])
+            self._seated = [self._rows.get(request) or self._join(request) for request in requests]
+            self._order = requests.copy()
+        return self._seated
+
+    def end(self, row: Row) -> None:
+        """It makes no more tokens, though the engine may know it for another step."""
+        if not row.over:
+            row.over = True
+            if self._ended:
+                self._ended(row.asked)
+
+    def account(self, name: str) -> Account | None:
+        return self._accounts.get(name)
+
+    def close(self) -> None:
+        self._leave(list(self._rows))
+        self._order, self._seated = [], []
+
+    def _receive(self) -> None:
+        for prompt, index in self._library.arrived():
+            shared = self._prompts.get(prompt)
+            for tokens in shared.ended if shared else ():
+                live = index.open()
+                extend([index], np.array([live], np.int32), tokens, np.array([0, len(tokens)], np.int32))
+                index.close(live)
+            for row in shared.rows if shared else ():
+                row.index.close(row.live)
+                row.index, row.live, row.tokens = index, index.open(), 0
+            self._shelf.drop(prompt)
+            self._shelf.put(prompt, index)  # without room only those who run now keep it
+
+    def _join(self, request: str) -> Row:
+        asked = self._describe(request)
+        assert asked is not None, "the engine knows what it runs"
+        shared = self._prompts.get(asked.prompt)
+        if shared is None:
+            shared = self._prompts[asked.prompt] = Prompt(asked.step)
+            if self._seen:
+                self._seen(asked)
+        index = self._shelf.get(asked.prompt)
+        if index is None:
+            index = Index(np.asarray(asked.context, np.int32))
+            self._shelf.put(asked.prompt, index)
+        row = self._rows[request] = Row(asked, index, index.open())
+        shared.rows.add(row)
+        self._accounts[asked.name] = row.account
+        while len(self._accounts) > REMEMBERED:
+            self._accounts.popitem(last=False)
+        return row
+
+    def _leave(self, requests: Sequence[str]) -> None:
+        for request in requests:
+            row = self._rows.pop(request)
+            self.end(row)
+            row.index.close(row.live)
+            shared = self._prompts[row.asked.prompt]
+            shared.rows.discard(row)
+            if shared.rows:
+                shared.ended.append(np.array(row.asked.made, np.int32))
+            else:
+                del self._prompts[row.asked.prompt]

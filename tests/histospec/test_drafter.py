@@ -1,0 +1,254 @@
+"""The drafter beside a tiny engine that follows scripts: what it drafts, and how requests and history come and go."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from rhymed.histospec.drafter import Batch, Drafter
+from rhymed.histospec.library import Library, Past
+from rhymed.histospec.seats import Asked
+from rhymed.histospec.settings import Settings
+
+PROMPT = [5, 6, 7]
+
+
+class Engine:
+    """Accepts the drafted tokens that its script goes on with, and makes one more, like a real one."""
+
+    def __init__(self, **settings: object) -> None:
+        self.library = Library(1000)
+        self.ended: list[tuple[str, list[int]]] = []
+        self.seen: list[str] = []
+        self.requests: dict[str, Asked] = {}
+        self.scripts: dict[str, list[int]] = {}
+        self.waiting: set[str] = set()
+        self.drafts: dict[str, list[int]] = {}
+        self.forwards = 0
+        self.drafter = Drafter(
+            Settings(**settings),  # type: ignore[arg-type]
+            self.library,
+            self.requests.get,
+            width=8,
+            largest=512,
+            seen=lambda asked: self.seen.append(asked.prompt),
+            ended=lambda asked: self.ended.append((asked.name, list(asked.made))),
+        )
+
+    def add(self, name: str, script: list[int], prompt: str = "p", step: int = 0) -> None:
+        self.requests[name] = Asked(name, prompt, step, PROMPT, [])
+        self.scripts[name] = script
+
+    def step(self) -> None:
+        running = [name for name in self.requests if name not in self.waiting]
+        made, verified = [], []
+        for name in running:
+            asked, script = self.requests[name], self.scripts[name]
+            drafted = self.drafts.pop(name, [])
+            rest = script[len(asked.made) :]
+            right = 0
+            while right < min(len(drafted), len(rest) - 1) and drafted[right] == rest[right]:
+                right += 1
+            verified.append(len(drafted))
+            made.append(rest[: right + 1])
+            asked.made.extend(made[-1])  # type: ignore[attr-defined]
+            self.forwards += 1
+        left = [len(self.scripts[name]) - len(self.requests[name].made) for name in running]
+        batch = Batch(
+            running,
+            made,
+            [len(self.requests[name].made) for name in running],
+            verified,
+            np.array([max(0, one - 1) for one in left], np.int32),
+            [row for row, one in enumerate(left) if one == 0],
+            True,
+        )
+        self.drafts = dict(zip(running, self.drafter.step(batch), strict=True))
+        for name, one in zip(running, left, strict=True):
+            if one == 0:
+                del self.requests[name]
+
+    def finish(self, most: int = 500) -> None:
+        while self.requests and most:
+            self.step()
+            most -= 1
+        assert most, "the engine ends"
+
+    def remember(self, *past: list[int], prompt: str = "p") -> None:
+        self.library.bring(prompt, PROMPT, lambda: [Past(np.array(one, np.int32), 0, None) for one in past])
+        while self.library._wanted.qsize():
+            time.sleep(0.001)
+        time.sleep(0.05)  # the last one may still be at work
+
+
+@pytest.fixture
+def engine() -> Iterator[Engine]:
+    made = Engine(budget="fixed")
+    yield made
+    made.drafter.close()
+    made.library.close()
+
+
+def words(seed: int, count: int = 60) -> list[int]:
+    return [int(token) for token in np.random.default_rng(seed).integers(10, 900, count)]
+
+
+def test_history_that_repeats_is_drafted_and_accepted(engine: Engine) -> None:
+    script = words(0)
+    engine.remember(script)
+    engine.add("a", script)
+    engine.finish()
+    assert engine.forwards < len(script) / 3
+    account = engine.drafter.account("a")
+    assert account is not None
+    assert account.forwards == engine.forwards
+    assert account.accepted == len(script) - account.forwards
+    assert account.drafted >= account.accepted
+
+
+def test_a_request_without_history_makes_every_token_by_itself(engine: Engine) -> None:
+    engine.add("a", words(0))
+    engine.finish()
+    assert engine.forwards == 60
+
+
+def test_what_is_drafted_changes_no_token(engine: Engine) -> None:
+    """Wrong history is verified and refused: the script comes out."""
+    script = words(1)
+    mixed = [token if place % 7 else 9 for place, token in enumerate(script)]
+    engine.remember(mixed, words(2))
+    engine.add("a", script)
+    engine.finish()
+    assert engine.ended == [("a", script)]
+
+
+def test_siblings_draft_for_each_other(engine: Engine) -> None:
+    script = words(3)
+    engine.add("first", script)
+    for _ in range(30):
+        engine.step()
+    engine.add("second", script)
+    engine.finish()
+    account = engine.drafter.account("second")
+    assert account is not None
+    assert account.accepted > 20  # then it has caught up
+
+
+def test_prompts_do_not_draft_for_each_other(engine: Engine) -> None:
+    script = words(4)
+    engine.remember(script, prompt="other")
+    engine.add("a", script)
+    engine.finish()
+    assert engine.forwards == len(script)
+
+
+def test_history_may_come_while_requests_run(engine: Engine) -> None:
+    script = words(5)
+    engine.add("a", script)
+    engine.add("b", script[:20] + words(6))
+    for _ in range(10):
+        engine.step()
+    engine.remember(script)
+    engine.finish()
+    account = engine.drafter.account("a")
+    assert account is not None
+    assert account.forwards < 30
+    assert sorted(name for name, _ in engine.ended) == ["a", "b"]
+
+
+def test_a_preempted_request_keeps_its_place(engine: Engine) -> None:
+    script = words(7)
+    engine.remember(script)
+    engine.add("a", script)
+    engine.add("b", words(8))
+    engine.step()
+    engine.waiting.add("a")
+    for _ in range(5):
+        engine.step()
+    assert not engine.ended
+    engine.waiting.clear()
+    engine.finish()
+    assert ("a", script) in engine.ended
+
+
+def test_tokens_that_the_engine_took_back_are_taken_back(engine: Engine) -> None:
+    script = words(9)
+    engine.remember(script)
+    engine.add("a", script)
+    for _ in range(3):
+        engine.step()
+    made = engine.requests["a"].made
+    del made[-2:]  # type: ignore[attr-defined]
+    engine.drafts.clear()
+    engine.finish()
+    assert engine.ended == [("a", script)]
+
+
+def test_an_aborted_request_counts_as_ended(engine: Engine) -> None:
+    engine.add("a", words(10))
+    engine.add("b", words(11))
+    engine.step()
+    del engine.requests["a"]
+    engine.finish()
+    assert [name for name, _ in engine.ended] == ["a", "b"]
+
+
+def test_every_prompt_is_seen_once_while_it_runs(engine: Engine) -> None:
+    for name in ("a", "b"):
+        engine.add(name, words(12))
+    engine.step()
+    engine.add("c", words(13))
+    engine.finish()
+    engine.add("d", words(14))
+    engine.finish()
+    assert engine.seen == ["p", "p"]
+
+
+def test_drafts_stop_at_the_limit(engine: Engine) -> None:
+    script = words(15)
+    engine.remember(script + words(16))
+    engine.add("a", script)
+    while engine.requests:
+        engine.step()
+        for name, drafted in engine.drafts.items():
+            if name in engine.requests:
+                assert len(drafted) < len(script) - len(engine.requests[name].made)
+
+
+@pytest.mark.parametrize("settings", [{"budget": "aimd", "matching": "paper"}, {"budget": "rate"}, {}])
+def test_every_rule_leaves_the_tokens_alone(settings: dict[str, object]) -> None:
+    engine = Engine(**settings)
+    scripts = {f"r{number}": words(20) if number % 2 else words(number) for number in range(12)}
+    engine.remember(words(20), words(21))
+    for name, script in scripts.items():
+        engine.add(name, script)
+    engine.finish()
+    assert dict(engine.ended) == scripts
+    engine.drafter.close()
+    engine.library.close()
+
+
+def test_history_of_another_vocabulary_is_told_and_left_out(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
+    script = words(22)
+    engine.remember([5000, *script])
+    engine.add("a", script)
+    engine.finish()
+    assert engine.forwards == len(script)
+    assert "goes without history: token id 5000" in caplog.text
+    assert engine.library.failed == 1
+
+
+def test_a_history_that_cannot_be_read_is_told_and_left_out(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
+    def broken() -> list[Past]:
+        raise OSError("no such disk")
+
+    for _ in range(9):
+        engine.library.bring("p", PROMPT, broken)
+    engine.add("a", words(23))
+    engine.finish()
+    engine.library.close()
+    assert caplog.text.count("goes without history: no such disk") == 5
+    assert engine.library.failed == 9
