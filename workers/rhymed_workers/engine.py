@@ -11,13 +11,16 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rhymed.config import Config
-from rhymed.messages import EVAL, FinishReason, SampleId
+from rhymed.messages import EVAL, Drafting, FinishReason, SampleId
+
+if TYPE_CHECKING:
+    from rhymed_store.client import StoredSample
 
 NO_VERSION = -1
 """Weights that no trainer has published: nothing may be sampled from them."""
@@ -72,6 +75,12 @@ class Engine(Protocol):
 
     async def load(self, version: int, path: Path) -> dict[str, float]:
         """Replace the weights by this safetensors file. Returns where the time went, in seconds."""
+
+    async def remember(self, prompt: str, tokens: Sequence[int], past: Sequence[StoredSample]) -> None:
+        """A prompt's earlier responses, newest step first, to draft from. `tokens` are the prompt's."""
+
+    async def drafting(self, ids: Sequence[SampleId]) -> list[Drafting | None]:
+        """What drafting did for these samples, which ended a moment ago. None: not known."""
 
     def progress(self) -> dict[SampleId, int]:
         """Tokens generated so far of what is in the engine."""

@@ -15,6 +15,8 @@ import threading
 from dataclasses import dataclass
 from typing import Any
 
+from rhymed.histospec.plugin import install
+
 BACKEND = "rhymed-file"
 OWNER = "RHYMED_ENGINE_OWNER"
 """Environment variable with the pid of the process that started the engine."""
@@ -126,10 +128,29 @@ def _leave_out_ranks() -> None:
 
 
 class Extension:
-    """Mixed into vLLM's worker class; what it does is done by importing this module."""
+    """Mixed into vLLM's worker class: what the engine asks of its worker processes."""
+
+    model_runner: Any
+
+    def remember(self, prompt: str, tokens: list[int], rows: list[tuple[int, float | None, bytes]]) -> None:
+        """A prompt's earlier responses: (step, reward, tokens as int32)."""
+        import numpy as np
+
+        from rhymed.histospec.library import Past
+
+        past = [Past(np.frombuffer(data, "<i4"), step, reward) for step, reward, data in rows]
+        self.model_runner.drafter.remember(prompt, tokens, past)
+
+    def accounts(self, names: list[str]) -> list[tuple[float, ...] | None]:
+        """What drafting did for these samples."""
+        from dataclasses import astuple
+
+        accounts = self.model_runner.drafter.accounts(names)
+        return [None if account is None else astuple(account) for account in accounts]
 
 
 if os.environ.get(OWNER):
     _register()
     _leave_out_ranks()
+    install()
     end_with_owner()

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rhymed.config import Config
+from rhymed.histospec.settings import KEY
 from rhymed_workers.extension import BACKEND, OWNER
 
 log = logging.getLogger(__name__)
@@ -44,6 +45,7 @@ def arguments(config: Config, folder: Path) -> dict[str, Any]:
         "disable_log_stats": True,
         "worker_extension_cls": "rhymed_workers.extension.Extension",
         "weight_transfer_config": WeightTransferConfig(backend=BACKEND),
+        **_speculation(config),
     }
     if current_platform.is_cpu():
         _warn_of_slow_bfloat16(config)
@@ -57,6 +59,27 @@ def arguments(config: Config, folder: Path) -> dict[str, Any]:
             "max_num_batched_tokens": max(length, BATCH_TOKENS),
         }
     return chosen
+
+
+def _speculation(config: Config) -> dict[str, Any]:
+    drafts, keyed = config.drafts, config.rollout.sampler == "keyed"
+    if drafts.method == "none":
+        return {"additional_config": {KEY: {"keyed": keyed}}}
+    return {
+        "speculative_config": {
+            "method": "custom_class",
+            "model": "rhymed.histospec.proposer.HistoSpec",
+            "num_speculative_tokens": drafts.max_length,
+        },
+        "additional_config": {
+            KEY: {
+                "keyed": keyed,
+                "budget": drafts.budget,
+                "matching": drafts.matching,
+                "memory_mib": drafts.memory_mib,
+            }
+        },
+    }
 
 
 def _warn_of_slow_bfloat16(config: Config) -> None:

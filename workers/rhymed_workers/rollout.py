@@ -30,6 +30,7 @@ from rhymed_workers.cache import PromptCache
 from rhymed_workers.engine import Engine, Output, Task, build_engine, sampling_for
 from rhymed_workers.fetch import Fetcher
 from rhymed_workers.patience import TRANSIENT, patiently
+from rhymed_workers.recall import Recall
 
 log = logging.getLogger(__name__)
 
@@ -84,6 +85,9 @@ class RolloutWorker(Service):
         await self._engine.open()
         self._prompts = PromptCache(self._rows, render)
         self._closing.callback(self._prompts.close)
+        self._recall = self._make_recall()
+        if self._recall is not None:
+            self._closing.callback(self._recall.close)
         self._phase = "idle"
         self._broker = Client(self._where.broker, self.name, peer="broker", accepts=m.ToRollout, handler=self._handle)
         self._closing.callback(self._broker.close)
@@ -192,9 +196,17 @@ class RolloutWorker(Service):
         rows: list[Any] = await patiently(lambda: self._store.get_prompts(prompts), "reading prompts")
         return rows
 
+    def _make_recall(self) -> Recall | None:
+        drafts = self._config.drafts
+        if self._config.rollout.engine != "vllm" or drafts.method == "none" or not drafts.responses:
+            return None
+        return Recall(lambda prompt, step: self._store.history(prompt, step, drafts.responses), self.engine.remember)
+
     async def _sample(self, hand: Hand) -> None:
         try:
             hand.prompt = await self._prompts.tokens(hand.id.prompt)
+            if self._recall is not None:
+                self._recall.bring(hand.id, hand.prompt)
             await self._ready.wait()
             if self._holding.get(hand.id) is not hand:
                 return  # cancelled
@@ -232,7 +244,8 @@ class RolloutWorker(Service):
             self._forget(hands)
 
     async def _deliver(self, hands: Sequence[Hand]) -> None:
-        samples = [_new_sample(hand) for hand in hands]
+        drafting = await self.engine.drafting([hand.id for hand in hands])
+        samples = [_new_sample(hand, told) for hand, told in zip(hands, drafting, strict=True)]
         await patiently(lambda: self._store.put_samples(samples), "storing samples")
         self._stored += len(samples)
         infos = [sample.info for sample in samples]
@@ -288,7 +301,7 @@ class RolloutWorker(Service):
         return seconds
 
 
-def _new_sample(hand: Hand) -> NewSample:
+def _new_sample(hand: Hand, drafting: m.Drafting | None) -> NewSample:
     output, prompt = hand.output, hand.prompt
     assert output is not None, "only finished samples are stored"
     assert prompt is not None, "what is finished had a prompt"
@@ -298,5 +311,6 @@ def _new_sample(hand: Hand) -> NewSample:
         length=len(output.tokens),
         finish_reason=output.finish_reason,
         versions=output.versions,
+        drafting=drafting,
     )
     return NewSample(info, prompt, output.tokens, output.logprobs)

@@ -11,8 +11,10 @@ import asyncio
 import hashlib
 import math
 from collections import defaultdict, deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -20,8 +22,11 @@ from numpy.typing import NDArray
 
 from rhymed.config import Config
 from rhymed.errors import DataError
-from rhymed.messages import FinishReason, SampleId
+from rhymed.messages import Drafting, FinishReason, SampleId
 from rhymed_workers.engine import NO_VERSION, Output, Rate, Task
+
+if TYPE_CHECKING:
+    from rhymed_store.client import StoredSample
 
 LOAD_S = 0.02
 MEAN_SURPRISE = 0.8  # nats a token, about what a small model has at temperature 1
@@ -143,6 +148,12 @@ class TraceEngine:
             await asyncio.sleep(LOAD_S)
             self._version = version
         return {"load": LOAD_S}
+
+    async def remember(self, prompt: str, tokens: Sequence[int], past: Sequence[StoredSample]) -> None:
+        """It needs no drafts."""
+
+    async def drafting(self, ids: Sequence[SampleId]) -> list[Drafting | None]:
+        return [None] * len(ids)
 
     def progress(self) -> dict[SampleId, int]:
         waiting = {entry.task.id: 0 for entry in self._waiting}

@@ -1,7 +1,8 @@
 """vLLM as the engine: AsyncLLM in this process, its core in a child process, weights by our file backend.
 
-Tokens are drawn by vLLM's own sampler with one seed a sample; log-probs are those of the processed distribution
-(after temperature, top-p, top-k, min-p), which is the one that was sampled. vLLM labels what each step produced with
+Tokens are drawn from noise that is keyed by sample and position, or by vLLM's own sampler with one seed a sample.
+Log-probs are those of the processed distribution (after temperature, top-p, top-k, min-p), which is the one that was
+sampled. Drafts come from the responses that the engine was told to remember. vLLM labels what each step produced with
 the weights' version, so the spans in an output are exact also when weights changed while it ran.
 
 How it is started, and what depends on the machine, is in `launch`.
@@ -12,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +21,10 @@ import numpy as np
 
 from rhymed.config import Config
 from rhymed.errors import DataError, EngineError
-from rhymed.messages import SampleId
-from rhymed_workers.engine import NO_VERSION, Output, Rate, Sampling, Task
+from rhymed.histospec.settings import KEY
+from rhymed.messages import Drafting, SampleId
+from rhymed_store.client import StoredSample
+from rhymed_workers.engine import NO_VERSION, Output, Rate, Task
 from rhymed_workers.launch import arguments, end_children, environment, in_daemon_thread
 
 LOAD_PATIENCE_S = 120.0  # for one weight update
@@ -89,7 +93,7 @@ class VllmEngine:
         prompt = TokensPrompt(prompt_token_ids=list(task.prompt))
         last = None
         try:
-            async for output in self._llm.generate(prompt, self._params(task.sampling), request):
+            async for output in self._llm.generate(prompt, self._params(task), request):
                 last = output
         except EngineDeadError as error:
             raise EngineError("the engine died; its log tells why") from error
@@ -175,17 +179,39 @@ class VllmEngine:
             "rollout/waiting": float(sum(count == 0 for count in done.values())),
         }
 
-    def _params(self, sampling: Sampling) -> Any:
+    async def remember(self, prompt: str, tokens: Sequence[int], past: Sequence[StoredSample]) -> None:
+        rows = [(one.info.id.step, one.info.reward, np.asarray(one.tokens, "<i4").tobytes()) for one in past]
+        await self._call("remember", prompt, list(tokens), rows)
+
+    async def drafting(self, ids: Sequence[SampleId]) -> list[Drafting | None]:
+        if self._config.drafts.method == "none":
+            return [None] * len(ids)
+        told = await self._call("accounts", [str(id) for id in ids])
+        return [None if row is None else Drafting(*row) for row in told]
+
+    async def _call(self, method: str, *arguments: Any) -> Any:
+        """Of the extension in vLLM's worker process."""
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        try:
+            return (await self._llm.collective_rpc(method, args=arguments))[0]
+        except EngineDeadError as error:
+            raise EngineError("the engine died; its log tells why") from error
+
+    def _params(self, task: Task) -> Any:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
+        sampling, keyed = task.sampling, self._config.rollout.sampler == "keyed"
+        told = {"prompt": task.id.prompt, "step": task.id.step, "name": str(task.id), "key": sampling.seed}
         return SamplingParams(
             temperature=sampling.temperature,
             top_p=sampling.top_p,
             top_k=sampling.top_k,
             min_p=sampling.min_p,
             max_tokens=sampling.max_tokens,
-            seed=sampling.seed,
+            seed=None if keyed else sampling.seed,
+            extra_args={KEY: told},
             stop_token_ids=self._stop_tokens,
             logprobs=0,  # of the sampled token only
             flat_logprobs=True,
