@@ -1,4 +1,4 @@
-"""Drawing tokens and verifying drafts on this machine's CPU: keyed sampling against vLLM's own samplers, taking turns.
+"""Drawing tokens and verifying drafts on this machine's CPU: keyed sampling and vLLM's own samplers, taking turns.
 
 Everything but the model is vLLM's: the batch, its parameters, its samplers (temperature 1, log-probs of the sampled
 tokens after processing). vLLM's rejection sampler runs with the repair of `plugin.repair_expand`, and both sides
@@ -23,9 +23,11 @@ def run(quick: bool) -> dict[str, Any]:
     """Microseconds a row of both, median over turns, and ours over vLLM's as the median of the turns' ratios."""
     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # as rollout workers on a CPU
     import torch
+    from vllm.platforms import current_platform
 
     from rhymed.histospec.plugin import repair_expand
 
+    current_platform.register_triton_kernel_overrides()  # as vLLM's workers do when they start
     repair_expand()
     turns = 10 if quick else 60
     result: dict[str, Any] = {"threads": torch.get_num_threads(), "vocabulary": VOCABULARY}
