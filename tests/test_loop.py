@@ -172,6 +172,8 @@ def test_a_run_trains_every_step_and_leaves_nothing_behind(write, tmp_path: Path
     assert all(row["staleness/max"] == 0 for row in rows)
     assert "6 steps" in out
     assert (tmp_path / "loop" / "reward.png").exists()
+    epochs = json.loads((tmp_path / "loop" / "summary.json").read_text())["epochs"]
+    assert [(row["epoch"], row["first_step"], row["steps"]) for row in epochs] == [(0, 0, 3), (1, 3, 3)]
     assert processes_of(tmp_path / "loop") == {}
 
 
