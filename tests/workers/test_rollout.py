@@ -20,6 +20,7 @@ from rhymed.places import Places, places
 from rhymed.wire import DONE, Server
 from rhymed_store.client import StoreClient
 from rhymed_store.service import StoreService
+from rhymed_workers import rollout
 from rhymed_workers.rollout import RolloutWorker
 from rhymed_workers.trace import TraceBook, TraceEngine
 
@@ -110,8 +111,10 @@ async def scene(config: Config, tmp_path: Path) -> AsyncIterator[tuple[Places, D
 
 
 @asynccontextmanager
-async def at_work(config: Config, where: Places, desk: Desk, version: int | None = 0) -> AsyncIterator[RolloutWorker]:
-    worker = RolloutWorker(config, where, NAME)
+async def at_work(
+    config: Config, where: Places, desk: Desk, version: int | None = 0, engine: TraceEngine | None = None
+) -> AsyncIterator[RolloutWorker]:
+    worker = RolloutWorker(config, where, NAME, engine)
     async with worker.running():
         await until(lambda: desk.all(m.Join))
         if version is not None:
@@ -223,6 +226,74 @@ async def test_a_store_that_is_away_for_a_while_costs_nothing(config: Config, tm
             await until(lambda: len(desk.generated) == 4)
     desk.server.close()
     shelf.server.close()
+
+
+class Drafting(TraceEngine):
+    """A trace engine that keeps what it was told to remember, and tells of drafts."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.told: list[tuple[str, list[int], list[m.SampleId]]] = []
+
+    async def remember(self, prompt: str, tokens: Any, past: Any) -> None:
+        self.told.append((prompt, list(tokens), [sample.info.id for sample in past]))
+
+    async def drafting(self, ids: Any) -> list[m.Drafting | None]:
+        return [m.Drafting(id.index, 2, 1, 0.5, 0.75, 0.25) if id.index else None for id in ids]
+
+
+@pytest.fixture
+def speculating(config: Config, monkeypatch: pytest.MonkeyPatch) -> Config:
+    """As with vLLM, but for the model: prompts are bytes."""
+    render = rollout.load_renderer(config)
+    monkeypatch.setattr(rollout, "load_renderer", lambda config: render)
+    return config.model_copy(update={"rollout": config.rollout.model_copy(update={"engine": "vllm"})})
+
+
+async def test_history_goes_to_the_engine_and_what_it_brought_to_the_broker(speculating: Config, scene: Any) -> None:
+    where, desk, _, client = scene
+    engine = Drafting(speculating)
+    async with at_work(speculating, where, desk, engine=engine):
+        await desk.ask(m.Generate(samples=ids()))
+        await until(lambda: len(desk.generated) == 4)
+        assert engine.told == []
+        await desk.ask(m.Generate(samples=ids(step=1)))
+        await until(lambda: len(desk.generated) == 8 and engine.told)
+    (told,) = engine.told
+    assert told[:2] == (prompt_id(ROWS[0]), list(b"count to 0"))
+    assert sorted(told[2]) == ids()
+    drafting = [desk.generated[id].drafting for id in ids()]
+    assert drafting == [None, *(m.Drafting(index, 2, 1, 0.5, 0.75, 0.25) for index in (1, 2, 3))]
+    assert [sample.info.drafting for sample in await client.get_samples(ids())] == [None] * 4
+
+
+async def test_history_that_cannot_be_read_harms_no_sample(
+    speculating: Config, scene: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def gone(*arguments: Any) -> Any:
+        raise PeerGone("the store went away")
+
+    monkeypatch.setattr(StoreClient, "history", gone)
+    where, desk, _, _ = scene
+    engine = Drafting(speculating)
+    async with at_work(speculating, where, desk, engine=engine):
+        await desk.ask(m.Generate(samples=[*ids(), *ids(ROWS[1])]))
+        await until(lambda: len(desk.generated) == 8)
+    assert engine.told == []
+    assert sum("history is not drafted from" in record.getMessage() for record in caplog.records) == 1
+
+
+async def test_without_drafts_no_history_is_read(
+    speculating: Config, scene: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(StoreClient, "history", lambda self, *arguments: asked.append(arguments))
+    where, desk, _, _ = scene
+    plain = speculating.model_copy(update={"drafts": speculating.drafts.model_copy(update={"method": "none"})})
+    async with at_work(plain, where, desk, engine=Drafting(plain)):
+        await desk.ask(m.Generate(samples=ids()))
+        await until(lambda: len(desk.generated) == 4)
+    assert asked == []
 
 
 class Dying(TraceEngine):
