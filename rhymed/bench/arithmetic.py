@@ -23,8 +23,8 @@ Sign = Literal["+", "-"]
 LABELS = string.ascii_lowercase + string.ascii_uppercase
 """One a term: where a solution is in a long chain can be told by a name that occurs once."""
 
-LONGEST = 34  # terms; a solution of them has about 1,100 tokens
-MEDIAN, SPREAD = 4.3, 0.95
+LONGEST = 36  # terms; a solution of them has about 1,100 tokens
+MEDIAN, SPREAD = 4.5, 0.95
 """Terms are log-normal (median, sigma of the logarithm): most problems are short, the longest 8 times the median."""
 
 HABIT = 1.0
@@ -107,9 +107,9 @@ def solution(problem: Problem, rng: random.Random) -> str:
 
 def _step(voice: Voice, term: str, before: int, sign: Sign, value: int) -> str:
     head = voice.say("Now", "Next", "Then", "Take", "With") + f" {term}"
-    head += voice.say(" from ", " onto ", " after ", ", so far ", ": we have ") + f"{before:02}: "
+    head += voice.say(" from ", " onto ", " after ", " with ") + f"{before:02}: "
     work, total = (_add if sign == "+" else _subtract)(voice, before, value)
-    end = voice.say(", so ", ", giving ", ", which makes ", ", total ", ". That is ") + f"{total:02}"
+    end = voice.say(", so ", ", giving ", ", thus ", ", total ") + f"{total:02}"
     if voice.sometimes(CHECK):
         again, _ = (_add if sign == "+" else _subtract)(voice, before, value)
         end += (
@@ -124,7 +124,7 @@ def _add(voice: Voice, left: int, right: int) -> tuple[str, int]:
     low = _equation(voice, f"{ones} + {few}", ones + few)
     if carry:
         low += voice.say(", keep ", ", write ", ", put ") + str(first)
-        low += voice.say(", carry 1", " and carry 1", ", 1 over")
+        low += voice.say(", carry 1", ", bring 1", ", move 1")
     total = tens + more + carry
     high = _equation(voice, f"{tens} + {more}" + " + 1" * carry, total)
     if total > 9:
@@ -137,10 +137,10 @@ def _subtract(voice: Voice, left: int, right: int) -> tuple[str, int]:
     borrow = ones < few
     low = high = ""
     if borrow:
-        low = voice.say("borrow, ", "too small, borrow, ", "we borrow, ")
+        low = voice.say("borrow ", "lend ", "take ")
     low += _equation(voice, f"{ones + 10 * borrow} - {few}", ones + 10 * borrow - few)
     if tens - borrow < more:
-        high = voice.say("add ten, ", "plus ten, ", "wrap, ")
+        high = voice.say("wrap ", "round ", "over ")
         tens += 10
     high += _equation(voice, f"{tens} - {more}" + " - 1" * borrow, tens - more - borrow)
     return _columns(voice, low, high), (left - right) % 100
@@ -148,7 +148,7 @@ def _subtract(voice: Voice, left: int, right: int) -> tuple[str, int]:
 
 def _columns(voice: Voice, low: str, high: str) -> str:
     first = voice.say("ones ", "right ", "low ")
-    return first + low + voice.say("; ", ", then ") + voice.say("tens ", "left ", "high ") + high
+    return first + low + voice.say("; ", ", ") + voice.say("tens ", "left ", "high ") + high
 
 
 def _equation(voice: Voice, terms: str, value: int) -> str:
