@@ -18,6 +18,7 @@ from rhymed_store.client import StoredSample
 log = logging.getLogger(__name__)
 
 REMEMBERED = 16384  # (prompt, step) pairs
+WARNINGS = 5  # of history that does not fit
 READERS = 4  # questions to the store at once
 
 Read = Callable[[str, int], Awaitable[list[StoredSample]]]  # prompt, before this step
@@ -31,6 +32,7 @@ class Recall:
         self._turns = asyncio.Semaphore(READERS)
         self._working: set[asyncio.Task[None]] = set()
         self._gone = False
+        self._strangers = 0  # prompts with history that does not fit
 
     def bring(self, id: SampleId, prompt: Sequence[int]) -> None:
         """Start, unless a sibling of this sample has done so."""
@@ -53,22 +55,33 @@ class Recall:
             async with self._turns:
                 past = await self._read(id.prompt, id.step)
             fitting = [one for one in past if one.info.prompt_length == len(prompt)]
-            others = [one for one in past if one.info.prompt_length != len(prompt)]
-            if others:
-                log.warning(
-                    "prompt %s: %d of %d earlier responses were to %d prompt tokens, now there are %d: history of"
-                    " another tokenizer or template, not drafted from",
-                    id.prompt, len(others), len(past), others[0].info.prompt_length, len(prompt),
-                )  # fmt: skip
+            if len(fitting) < len(past):
+                self._tell_of_strangers(id.prompt, len(prompt), past)
             if fitting:
                 await self._tell(id.prompt, prompt, fitting)
         except EngineError:
             return  # whoever generates will hear of it
         except RhymedError as error:
+            self._brought.pop((id.prompt, id.step), None)  # its next sample tries again
             if not self._gone:
                 log.warning("history is not drafted from while it cannot be read: %s", error)
             self._gone = True
+        except Exception:
+            log.exception("prompt %s goes without history", id.prompt)
         else:
             if self._gone:
                 log.warning("history can be read again")
             self._gone = False
+
+    def _tell_of_strangers(self, prompt: str, length: int, past: Sequence[StoredSample]) -> None:
+        """A few times, for an imported run may be wholly of another tokenizer."""
+        self._strangers += 1
+        if self._strangers > WARNINGS:
+            return
+        others = [one.info.prompt_length for one in past if one.info.prompt_length != length]
+        log.warning(
+            "prompt %s: %d of %d earlier responses were to %d prompt tokens, now there are %d: history of another"
+            " tokenizer or template, not drafted from%s",
+            prompt, len(others), len(past), others[0], length,
+            "; further prompts like it are not told" if self._strangers == WARNINGS else "",
+        )  # fmt: skip
