@@ -54,7 +54,8 @@ def hashes(key: int, position: int, vocabulary: int) -> NDArray[np.uint32]:
 def gumbel(key: int, position: int, vocabulary: int) -> NDArray[np.float64]:
     """The noise of every token at one position. Shape: [vocabulary]."""
     eps = (hashes(key, position, vocabulary) + 0.5) / 2**32
-    return -np.log(-np.log1p(-eps))
+    noise: NDArray[np.float64] = -np.log(-np.log1p(-eps))
+    return noise
 
 
 def draw(logits_V: NDArray[np.float32], key: int, position: int) -> int:

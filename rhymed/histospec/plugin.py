@@ -69,7 +69,7 @@ def attach(runner: Any) -> bool:
     """
     drafter = getattr(runner, "drafter", None)
     attached = _wanted(runner, drafter) and _attach_samplers(runner)
-    if hasattr(drafter, "bind") and not hasattr(runner, "rhymed_bound"):
+    if drafter is not None and hasattr(drafter, "bind") and not hasattr(runner, "rhymed_bound"):
         # vLLM throws every request's drafts away when the longest one comes near the end; ours end each by itself.
         runner.effective_drafter_max_model_len = 2**31
         drafter.bind(runner)

@@ -180,7 +180,7 @@ class Keyed:
         return LogprobsTensors(*spread)
 
 
-class KeyedSampler(nn.Module):
+class KeyedSampler(nn.Module):  # type: ignore[misc, unused-ignore]  # torch is not followed
     """In place of `vllm.v1.sample.sampler.Sampler`, whose other methods and attributes it passes on."""
 
     def __init__(self, keyed: Keyed, original: nn.Module) -> None:

@@ -103,13 +103,29 @@ def runner_of(llm: Any) -> Any:
     return llm.llm_engine.model_executor.driver_worker.worker.model_runner
 
 
+def count_preemptions() -> list[str]:
+    """Names of requests, as they are preempted."""
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    preempted, original = [], Scheduler._preempt_request
+
+    def preempt(scheduler: Any, request: Any, *others: Any, **named: Any) -> Any:
+        preempted.append(request.request_id)
+        return original(scheduler, request, *others, **named)
+
+    Scheduler._preempt_request = preempt
+    return preempted
+
+
 def main() -> None:
     told: dict[str, Any] = {}
+    preempted = count_preemptions()
     llm = engine(sys.argv[1], worker_extension_cls="rhymed.histospec.extension.Extension")
     told["alone"] = outputs(llm, 1)
     told["together"] = outputs(llm, 16)
     told["everything"] = everything(llm)
     told["samplers"] = [type(runner_of(llm).sampler).__name__]
+    told["preempted"] = [len(preempted)]
     import keyedengine  # as vLLM imports it, which is not this program
 
     for key, (prompt, (tokens, _)) in enumerate(zip(prompts(), told["together"], strict=True)):
@@ -119,6 +135,7 @@ def main() -> None:
     llm = engine(sys.argv[1], speculative_config=spec, additional_config={"rhymed": {"keyed": True}})
     told["drafted"] = outputs(llm, 16)
     told["samplers"] += [type(runner_of(llm).rejection_sampler).__name__]
+    told["preempted"].append(len(preempted) - told["preempted"][0])
     told["drafts"] = runner_of(llm).drafter.drafted
     print("\n" + json.dumps(told), flush=True)
 
