@@ -2,7 +2,8 @@
 
 For each request the places are collected where its last tokens occurred before, in any sequence of the index. The
 places vote for the next token; those that agree go on and vote for the one behind it. A vote weighs what its sequence
-weighs, times how long the match is. Nothing is drafted past the end of a sequence.
+weighs, times how long the match is. A match may be bridged: behind a token or two that differ, the texts were alike
+for long, so the place is probably the same one of another wording. Nothing is drafted past the end of a sequence.
 """
 
 from __future__ import annotations
@@ -32,10 +33,11 @@ from rhymed.histospec.index import Index, extend
 from rhymed.histospec.native import native
 
 LONGEST = 32  # tokens of context that are compared
+ENOUGH = 4  # places with long matches, and short ones need not be looked for
 WALK = 64  # slots of a chain that are looked at
 PLACES = 24  # that vote at most
 GAP = 2  # tokens that may differ before a match
-SELF, OTHER, MENDED = range(3)  # where a place is: in the request or its prompt, in another response, behind a gap
+SELF, OTHER, BRIDGED = range(3)  # where a place is: in the request or its prompt, in another response, behind a gap
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,8 @@ class Settings:
 
     longest: int = 16  # tokens of a draft
     floor: float = 0.05  # survival below which no token is drafted
-    sharpness: float = 2.0
+    sharpness: float = 1.0
+    bridge: int = 6  # tokens of match that a long match behind a gap is worth
     prompt: float = 0.5  # weight of the prompt's text
     own: float = 0.5  # weight of the request's own text
     backoff: bool = False
@@ -80,7 +83,9 @@ def draft(
     shape = (len(rows), settings.longest)
     tokens, evidence = np.empty(shape, np.int32), np.empty(shape, np.int16)
     lengths, survival = np.zeros(len(rows), np.int32), np.empty(shape, np.float32)
-    scales = np.array([settings.floor, settings.sharpness, settings.prompt, settings.own], np.float32)
+    scales = np.array(
+        [settings.floor, settings.sharpness, settings.prompt, settings.own, settings.bridge], np.float32
+    )
     _batch(addresses, rows, limits, scales, settings.backoff, calibration.table, tokens, lengths, survival, evidence)
     return Drafts(indexes, rows, tokens, lengths, survival, evidence)
 
@@ -143,10 +148,12 @@ def collect(
     far, near, heads = int(header[arena.LONG]), int(header[arena.SHORT]), int(header[arena.HEADS])
     end = int(sequences[row, LAST])
     at_far, at_near = buckets(end, tokens, before, far, near, heads)
-    count = 0
+    count, longest = 0, 0
     for search in range(2 + GAP):
-        # First where long contexts agree, then short ones; where nothing does, behind a gap of one token, of two.
-        if count and (backoff or search >= 2):
+        # First where long contexts agree, then short ones; if no long one does, behind a gap of one token, or of two.
+        if search == 1 and count >= (1 if backoff else ENOUGH):
+            continue
+        if search >= 2 and (longest >= far or (search > 2 and count)):
             break
         if search >= 2:
             if backoff or tokens[end] <= START:
@@ -166,39 +173,53 @@ def collect(
                     place = following(place, after)
             if here == end or place < 0 or tokens[place] < 0:
                 continue
-            match = _matched(end, here, tokens, before)
+            match, bridged = _matched(end, here, tokens, before, far)
             if match < order or (search == 1 and match >= far):
                 continue
             source = owner[here // arena.BLOCK]
             kind = sequences[source, KIND]
             if backoff and (kind != HISTORY or sequences[source, arena.AGE] != 1):
                 continue
+            longest = max(longest, match if search < 2 else 0)
+            if search >= 2:
+                match, bridged = 0, True
+            if bridged:
+                match = min(match + int(scales[4]), LONGEST)
             vote = sequences[source, WEIGHT] * strength[match]
             if kind == PROMPT:
                 vote *= scales[2]
             elif source == row:
                 vote *= scales[3]
             places[count] = place
-            matches[count] = match if search < 2 else 0
+            matches[count] = match
             votes[count] = vote
-            others[count] = MENDED if search >= 2 else SELF if kind == PROMPT or source == row else OTHER
+            others[count] = BRIDGED if bridged else SELF if kind == PROMPT or source == row else OTHER
             count += 1
     return count
 
 
 @native
-def _matched(a: int, b: int, tokens: Array, before: Array) -> int:
-    """How many tokens back from these two slots are the same; a common start is the longest match there is."""
+def _matched(a: int, b: int, tokens: Array, before: Array, far: int) -> tuple[int, bool]:
+    """How many tokens back from these two slots are the same; a common start is the longest match there is.
+
+    And whether a match shorter than `far` has one of at least `far` in front of it, with one differing token between.
+    """
+    match, a, b = _common(a, b, LONGEST, tokens, before)
+    if match >= far or tokens[a] <= START or tokens[b] <= START:
+        return match, False
+    return match, _common(preceding(a, before), preceding(b, before), far, tokens, before)[0] >= far
+
+
+@native
+def _common(a: int, b: int, most: int, tokens: Array, before: Array) -> tuple[int, int, int]:
+    """How many tokens back from two slots are the same, and the slots where that ends."""
     match = 0
-    while match < LONGEST:
-        token = tokens[a]
-        if token != tokens[b]:
-            return match
-        if token <= START:
-            return LONGEST
+    while match < most and tokens[a] == tokens[b]:
+        if tokens[a] <= START:
+            return most, a, b
         match += 1
         a, b = preceding(a, before), preceding(b, before)
-    return match
+    return match, a, b
 
 
 @native

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from rhymed.histospec.arena import ONE
-from rhymed.histospec.draft import GAP, LONGEST, MENDED, OTHER, SELF, Settings
+from rhymed.histospec.draft import BRIDGED, ENOUGH, GAP, LONGEST, OTHER, SELF, Settings
 from rhymed.histospec.index import Weights
 
 START, PROMPT_START = "start", "prompt"
@@ -43,49 +43,51 @@ class Naive:
             self.texts[row].append(int(token))
             self.written.append((row, len(self.texts[row]) - 1))
 
-    def matched(self, row, end, other, place):
+    def matched(self, row, end, other, place, most=LONGEST):
         """Tokens in common, backwards from these two; a common start is as good as the longest."""
         match = 0
-        while match < LONGEST:
+        while match < most:
             if self.texts[row][end] != self.texts[other][place]:
                 return match
             if end == 0 or place == 0:
-                return LONGEST
+                return most
             match, end, place = match + 1, end - 1, place - 1
         return match
 
+    def bridged(self, row, end, other, place):
+        """A short match, one token that differs, and a long match in front of it."""
+        match, long = self.matched(row, end, other, place), self.orders[0]
+        end, place = end - match, place - match
+        return match < long and min(end, place) > 0 and self.matched(row, end - 1, other, place - 1, long) == long
+
     def places(self, row, settings):
         """(sequence, position of the next token, match, vote, where it is), newest first."""
-        last = len(self.texts[row]) - 1
         long, short = self.orders
-        found = []
-        for gap in range(GAP + 1):
-            if gap and (settings.backoff or last - gap < 0):
-                break
-            tiers = [(long, LONGEST)] if gap else [(long, LONGEST), (short, long - 1)]
-            for least, most in tiers:
-                if found and (settings.backoff or gap):
-                    break
-                for other, place in reversed(self.written):
-                    match = self.matched(row, last - gap, other, place)
-                    following = place + 1 + gap
-                    if (other, place) == (row, last - gap) or following >= len(self.texts[other]):
-                        continue
-                    if not least <= match <= most:
-                        continue
-                    if settings.backoff and (self.kinds[other] != "history" or self.ages[other] != 1):
-                        continue
-                    found.append((other, following, match, gap))
-        return [
-            (
-                other,
-                place,
-                0 if gap else match,
-                self._vote(row, other, match, settings),
-                self._source(row, other, gap),
-            )
-            for other, place, match, gap in found
-        ]
+        found = self._search(row, 0, long, LONGEST, settings)
+        if len(found) < (1 if settings.backoff else ENOUGH):
+            found += self._search(row, 0, short, long - 1, settings)
+        if settings.backoff or any(match >= long for _, _, match, _ in found):
+            return [self._place(row, place, settings) for place in found]
+        for gap in range(1, GAP + 1):
+            if gap < len(self.texts[row]) and (gap == 1 or not found):
+                found += self._search(row, gap, long, LONGEST, settings)
+        return [self._place(row, place, settings) for place in found]
+
+    def _search(self, row, gap, least, most, settings):
+        end, found = len(self.texts[row]) - 1 - gap, []
+        for other, place in reversed(self.written):
+            match, following = self.matched(row, end, other, place), place + 1 + gap
+            if (other, place) == (row, end) or following >= len(self.texts[other]) or not least <= match <= most:
+                continue
+            if settings.backoff and (self.kinds[other] != "history" or self.ages[other] != 1):
+                continue
+            found.append((other, following, 0 if gap else match, bool(gap) or self.bridged(row, end, other, place)))
+        return found
+
+    def _place(self, row, place, settings):
+        other, following, match, bridged = place
+        match = min(match + settings.bridge, LONGEST) if bridged else match
+        return other, following, match, self._vote(row, other, match, settings), self._source(row, other, bridged)
 
     def _vote(self, row, other, match, settings):
         vote = np.float32(self.weight[other] * np.float32(2.0 ** (match / settings.sharpness)))
@@ -95,9 +97,9 @@ class Naive:
             vote *= np.float32(settings.own)
         return float(vote)
 
-    def _source(self, row, other, gap):
-        if gap:
-            return MENDED
+    def _source(self, row, other, bridged):
+        if bridged:
+            return BRIDGED
         return SELF if self.kinds[other] == "prompt" or other == row else OTHER
 
     def draft(self, row, limit, settings: Settings):

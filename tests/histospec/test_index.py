@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from rhymed.histospec import arena
 from rhymed.histospec.calibration import Calibration, cell
-from rhymed.histospec.draft import PLACES, WALK, Settings, draft
+from rhymed.histospec.draft import GAP, PLACES, WALK, Settings, draft
 from rhymed.histospec.index import Index, Weights, extend
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -54,7 +54,7 @@ steps = st.lists(
 
 
 @given(text, steps, st.sampled_from([(8, 2), (5, 3), (4, 1), (7, 3)]), st.booleans())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=400, deadline=None)
 def test_drafts_are_those_of_the_naive_index(prompt, steps, orders, backoff):
     """Whatever was added, opened, extended and closed: the same places, votes and drafts."""
     weights = Weights(recency=0.5, reward=1.0)
@@ -75,7 +75,7 @@ def test_drafts_are_those_of_the_naive_index(prompt, steps, orders, backoff):
             row = rows.pop(step[1] % len(rows))
             index.close(row, step[2])
             naive.close(row, step[2])
-    settings = Settings(floor=0.0, sharpness=3.0, prompt=0.25, own=0.75, backoff=backoff)
+    settings = Settings(floor=0.0, sharpness=3.0, prompt=0.25, own=0.125, backoff=backoff)
     assert index.tokens == sum(len(text) - 1 for text in naive.texts)
     if rows:
         drafts = proposed([index] * len(rows), rows, settings=settings)
@@ -85,7 +85,9 @@ def test_drafts_are_those_of_the_naive_index(prompt, steps, orders, backoff):
 
 def same(naive, row, drafts, i, settings):
     """Where no limit on what is looked at was reached, and no two continuations have the same votes."""
-    if len(naive.written) > WALK or len(naive.places(row, settings)) > PLACES:
+    end = len(naive.texts[row]) - 1
+    alike = sum(naive.matched(row, max(end - gap, 0), *at) > 0 for at in naive.written for gap in range(GAP + 1))
+    if alike > WALK or len(naive.places(row, settings)) > PLACES:
         return
     expected = naive.draft(row, 16, settings)
     survival, table = 1.0, Calibration().table
@@ -139,6 +141,24 @@ def test_more_votes_win_and_rewards_weigh():
         for response, value in (((5, 7), 0.0), ((5, 7), 0.0), ((6, 8), 1.0)):
             index.add(tokens(*response), age=1, reward=value)
         assert drafted(proposed([index], [index.open()]))[0] == winner
+
+
+def test_a_place_that_was_alike_before_a_gap_outvotes_one_that_was_not():
+    index = Index(tokens(1))
+    index.add(np.arange(100, 140, dtype=np.int32), age=1)
+    for _ in range(3):
+        index.add(tokens(50, 112, 113, 7), age=1)
+    row = index.open()
+    assert drafted(proposed([index], [row], [(1, *range(101, 111), 9, 112, 113)], limit=1)) == [114]
+
+
+@pytest.mark.parametrize(("own", "winner"), [(0.5, 7), (2.0, 8)])
+def test_the_requests_own_text_weighs_as_set(own, winner):
+    index = Index(tokens(1))
+    index.add(tokens(50, 4, 5, 7), age=1)
+    row = index.open()
+    drafts = proposed([index], [row], [(60, 4, 5, 8, 61, 4, 5)], limit=1, settings=Settings(own=own))
+    assert drafted(drafts) == [winner]
 
 
 def test_the_papers_rule_sees_the_last_epoch_only():
