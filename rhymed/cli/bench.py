@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from rhymed.cli.options import example
 
-NAMES = ("store", "broker", "weights", "model", "index")
+NAMES = ("store", "broker", "weights", "model", "index", "sampler", "spec")
 
 
 def add(commands: Any) -> None:
@@ -18,11 +19,14 @@ def add(commands: Any) -> None:
     )
     parser.add_argument("name", choices=NAMES)
     parser.add_argument("--quick", action="store_true", help="under a minute, for a look")
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help="model: where (default: runs/models/arithmetic)")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="model: where; spec: a JSON file")
     parser.add_argument(
         "--trace", type=Path, metavar="FILE", help="index: recorded responses (default: made-up ones)"
     )
-    parser.add_argument("--arctic", type=Path, metavar="FOLDER", help="index: where arctic_inference lies")
+    parser.add_argument("--arctic", type=Path, metavar="FOLDER", help="index, spec: where arctic_inference lies")
+    parser.add_argument("--model", type=Path, metavar="FOLDER", help="spec: of one model (default: two of them)")
+    for name, kind in {"methods": str, "batches": int, "temperatures": float, "epochs": int}.items():
+        parser.add_argument(f"--{name}", type=_list(kind), metavar="A,B", help="spec: only these")
     parser.add_argument("--json", action="store_true", help="the result as one JSON object on standard output")
     parser.set_defaults(handler=handle)
 
@@ -32,10 +36,20 @@ def handle(arguments: argparse.Namespace) -> int:
     import importlib
     import sys
 
-    options = {"model": {"out": arguments.out}, "index": {"trace": arguments.trace, "arctic": arguments.arctic}}
+    taken = {
+        "model": ("out",),
+        "index": ("trace", "arctic"),
+        "spec": ("model", "methods", "batches", "temperatures", "epochs", "arctic", "out"),
+    }
+    options = {name: getattr(arguments, name) for name in taken.get(arguments.name, ())}
+    options = {name: value for name, value in options.items() if value is not None}
     module = importlib.import_module(f"rhymed.bench.{arguments.name}")
     with contextlib.redirect_stdout(sys.stderr) if arguments.json else contextlib.nullcontext():
-        result = module.run(arguments.quick, **options.get(arguments.name, {}))
+        result = module.run(arguments.quick, **options)
     if arguments.json:
         print(json.dumps(result, indent=2))
     return 0
+
+
+def _list(kind: Callable[[str], Any]) -> Callable[[str], list[Any]]:
+    return lambda text: [kind(part) for part in text.split(",")]
