@@ -18,8 +18,9 @@ from vllm.v1.sample.logits_processor import LogitsProcessor  # noqa: E402
 from vllm.v1.sample.rejection_sampler import RejectionSampler  # noqa: E402
 from vllm.v1.sample.sampler import Sampler  # noqa: E402
 
-from rhymed.histospec import noise  # noqa: E402
+from rhymed.histospec import device, noise  # noqa: E402
 from rhymed.histospec.plugin import attach  # noqa: E402
+from rhymed.histospec.sampler import Keyed  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # vLLM's and torch's own
 
@@ -34,6 +35,12 @@ KINDS = {
     "min-p": {"min_p": 0.1, "temperature": 1.3},
     "all": {"min_p": 0.05, "top_k": 12, "top_p": 0.95, "temperature": 0.9},
 }
+
+
+@pytest.fixture(autouse=True)
+def eager(monkeypatch):
+    """vLLM compiles how it ranks tokens; that takes longer than these tests."""
+    monkeypatch.setattr("vllm.v1.sample.sampler.batched_count_greater_than", lambda x, values: (x >= values).sum(-1))
 
 
 def params(key, **given):
@@ -287,3 +294,15 @@ def test_the_rest_of_vllms_samplers_stays_reachable():
     assert runner.rejection_sampler.parse_output is RejectionSampler.parse_output
     with pytest.raises(AttributeError):
         _ = runner.sampler.no_such_thing
+
+
+def test_logits_on_an_accelerator_give_the_same(monkeypatch):
+    """Its torch operations, here on the CPU."""
+    x, drafts = rows(27 * 3), [[7, 7]] * 27
+    expected = attached(mixed(27)).verify(x.clone(), drafts)
+    monkeypatch.setattr(Keyed, "_verify", lambda self, rows, z, want: device.verify(rows, z, want))
+    made = attached(mixed(27)).verify(x.clone(), drafts)
+    assert torch.equal(made.sampled_token_ids, expected.sampled_token_ids)
+    ours, kernels = made.logprobs_tensors, expected.logprobs_tensors
+    assert torch.equal(ours.logprob_token_ids, kernels.logprob_token_ids)
+    assert ours.logprobs.numpy() == pytest.approx(kernels.logprobs.numpy(), abs=5e-6)
