@@ -1,10 +1,10 @@
 """Problems for a small reasoner, and worked solutions to learn from. Pure: all chance comes from a generator.
 
-A problem is a chain of two-digit sums and differences of which only the last two digits are kept:
+A problem is a chain of two-digit numbers to add up, of whose sum only the last two digits are kept:
 
-    37 a+85 b-12 =
+    37 q85 r12 s40 =
 
-A solution works on one labelled term after the other, digit by digit with carries and borrows, so its length follows
+A solution works on one labelled term after the other, digit by digit with carries, so its length follows
 from the problem. How it is put into words varies: between solutions (each has a `Voice` of its own habits) and within
 one. Now and then a step is checked, or a wrong digit is written and put right. The answer at the end is always right.
 """
@@ -14,11 +14,8 @@ from __future__ import annotations
 import math
 import random
 import string
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
-
-Sign = Literal["+", "-"]
+from itertools import accumulate
 
 LABELS = string.ascii_lowercase + string.ascii_uppercase
 """One a term: where a solution is in a long chain can be told by a name that occurs once."""
@@ -37,20 +34,21 @@ CHECK, SLIP, REVIEW = 0.06, 0.03, 0.06
 @dataclass(frozen=True)
 class Problem:
     start: int
-    terms: tuple[tuple[Sign, int], ...]
+    terms: tuple[int, ...]
+    first: int = 0  # which of LABELS the first term has; the next ones follow, in a circle
+
+    @property
+    def labelled(self) -> list[str]:
+        return [f"{LABELS[(self.first + place) % len(LABELS)]}{term:02}" for place, term in enumerate(self.terms)]
 
     @property
     def prompt(self) -> str:
-        terms = "".join(f" {label}{sign}{value:02}" for label, (sign, value) in zip(LABELS, self.terms, strict=False))
-        return f"{self.start:02}{terms} =\n"
+        return f"{self.start:02} " + " ".join(self.labelled) + " =\n"
 
     @property
     def totals(self) -> list[int]:
-        """After each term; the last one is the answer."""
-        totals = [self.start]
-        for sign, value in self.terms:
-            totals.append((totals[-1] + (value if sign == "+" else -value)) % 100)
-        return totals[1:]
+        """Before the first term and after each; the last one is the answer."""
+        return list(accumulate(self.terms, lambda total, term: (total + term) % 100, initial=self.start))
 
     @property
     def answer(self) -> str:
@@ -60,8 +58,7 @@ class Problem:
 def problem(rng: random.Random, terms: int | None = None) -> Problem:
     """A problem of that many terms; by default the number is drawn, too."""
     count = terms or _size(rng)
-    signs: Sequence[Sign] = ("+", "-")
-    return Problem(rng.randrange(100), tuple((rng.choice(signs), rng.randrange(100)) for _ in range(count)))
+    return Problem(rng.randrange(100), tuple(rng.randrange(100) for _ in range(count)), rng.randrange(len(LABELS)))
 
 
 def _size(rng: random.Random) -> int:
@@ -92,11 +89,8 @@ def solution(problem: Problem, rng: random.Random) -> str:
     """A worked solution in a voice of its own; ends with the right answer."""
     voice = Voice(rng)
     lines = [voice.say("", "", "Step by step.\n", "Let us see.\n", "One term at once.\n")]
-    totals = problem.totals
-    before = problem.start
-    for label, (sign, value), total in zip(LABELS, problem.terms, totals, strict=False):
-        lines.append(_step(voice, f"{label}{sign}{value:02}", before, sign, value))
-        before = total
+    for label, term, before in zip(problem.labelled, problem.terms, problem.totals, strict=False):
+        lines.append(_step(voice, label, before, term))
     if voice.sometimes(REVIEW):
         lines.append(_review(voice, problem))
     lines.append(
@@ -105,20 +99,19 @@ def solution(problem: Problem, rng: random.Random) -> str:
     return "".join(lines)
 
 
-def _step(voice: Voice, term: str, before: int, sign: Sign, value: int) -> str:
-    head = voice.say("Now", "Next", "Then", "Take", "With") + f" {term}"
+def _step(voice: Voice, label: str, before: int, term: int) -> str:
+    head = voice.say("Now", "Next", "Then", "Take", "With") + f" {label}"
     head += voice.say(" from ", " onto ", " after ", " with ") + f"{before:02}: "
-    work, total = (_add if sign == "+" else _subtract)(voice, before, value)
-    end = voice.say(", so ", ", giving ", ", thus ", ", total ") + f"{total:02}"
+    end = voice.say(", so ", ", giving ", ", thus ", ", total ") + f"{(before + term) % 100:02}"
     if voice.sometimes(CHECK):
-        again, _ = (_add if sign == "+" else _subtract)(voice, before, value)
+        again = _add(voice, before, term)
         end += (
             voice.say(". Check: ", ". Let me check: ", ". Again: ") + again + voice.say(", right", ", good", ", yes")
         )
-    return head + work + end + ".\n"
+    return head + _add(voice, before, term) + end + ".\n"
 
 
-def _add(voice: Voice, left: int, right: int) -> tuple[str, int]:
+def _add(voice: Voice, left: int, right: int) -> str:
     (tens, ones), (more, few) = divmod(left, 10), divmod(right, 10)
     carry, first = divmod(ones + few, 10)
     low = _equation(voice, f"{ones} + {few}", ones + few)
@@ -129,21 +122,7 @@ def _add(voice: Voice, left: int, right: int) -> tuple[str, int]:
     high = _equation(voice, f"{tens} + {more}" + " + 1" * carry, total)
     if total > 9:
         high += voice.say(", keep ", ", write ", ", put ") + str(total % 10)
-    return _columns(voice, low, high), (left + right) % 100
-
-
-def _subtract(voice: Voice, left: int, right: int) -> tuple[str, int]:
-    (tens, ones), (more, few) = divmod(left, 10), divmod(right, 10)
-    borrow = ones < few
-    low = high = ""
-    if borrow:
-        low = voice.say("borrow ", "lend ", "take ")
-    low += _equation(voice, f"{ones + 10 * borrow} - {few}", ones + 10 * borrow - few)
-    if tens - borrow < more:
-        high = voice.say("wrap ", "round ", "over ")
-        tens += 10
-    high += _equation(voice, f"{tens} - {more}" + " - 1" * borrow, tens - more - borrow)
-    return _columns(voice, low, high), (left - right) % 100
+    return _columns(voice, low, high)
 
 
 def _columns(voice: Voice, low: str, high: str) -> str:
@@ -164,6 +143,6 @@ def _equation(voice: Voice, terms: str, value: int) -> str:
 def _review(voice: Voice, problem: Problem) -> str:
     """All totals once more, without the digits' work."""
     shown = ", ".join(
-        f"{sign}{value:02} {total:02}" for (sign, value), total in zip(problem.terms, problem.totals, strict=True)
+        f"{label} {total:02}" for label, total in zip(problem.labelled, problem.totals[1:], strict=True)
     )
     return voice.say("Once more: ", "Go over it: ", "Check all: ") + f"{problem.start:02}, {shown}.\n"

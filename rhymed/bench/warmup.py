@@ -33,7 +33,7 @@ class Recipe:
     layers: int = 4
     heads: int = 4
     feedforward: int = 704
-    tokens: int = 3_000_000  # seen in training, of prompts and responses
+    tokens: int = 2_400_000  # seen in training, of prompts and responses
     batch: int = 512  # tokens, padding included
     lr: float = 2e-3
     seed: int = 0
