@@ -27,6 +27,11 @@ def contradictions(config: Config) -> Iterator[str]:
             f"trainer.warmup_steps = {trainer.warmup_steps} is more than trainer.steps = {trainer.steps}:"
             " the learning rate would never be reached"
         )
+    if config.drafts.method != "none" and rollout.sampler == "vllm" and rollout.min_p:
+        yield (
+            f"rollout.min_p = {rollout.min_p} with drafts needs rollout.sampler = 'keyed':"
+            " vLLM's own sampler refuses it beside drafts"
+        )
     yield from _evaluation(config.eval)
     if config.schedule.lost_after_s <= 2 * config.schedule.heartbeat_s:
         yield "schedule.lost_after_s must be more than twice schedule.heartbeat_s"

@@ -204,11 +204,13 @@ class VllmEngine:
 
         sampling, keyed = task.sampling, self._config.rollout.sampler == "keyed"
         told = {"prompt": task.id.prompt, "step": task.id.step, "name": str(task.id), "key": sampling.seed}
+        if keyed and sampling.min_p:
+            told["min_p"] = sampling.min_p  # vLLM refuses its own beside drafts
         return SamplingParams(
             temperature=sampling.temperature,
             top_p=sampling.top_p,
             top_k=sampling.top_k,
-            min_p=sampling.min_p,
+            min_p=0.0 if keyed else sampling.min_p,
             max_tokens=sampling.max_tokens,
             seed=None if keyed else sampling.seed,
             extra_args={KEY: told},
