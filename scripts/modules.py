@@ -15,6 +15,7 @@ PARTS = (
     "rhymed/cli",
     "rhymed/bench",
     "rhymed/history",
+    "rhymed/histospec",
     *(f"{part}/rhymed_{part}" for part in ("broker", "store", "workers")),
 )
 
