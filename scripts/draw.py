@@ -19,7 +19,7 @@ COLOURS = {
 
 
 def draw(results: dict[str, Any], path: Path) -> None:
-    """A panel a workload and epoch: tokens a second over plain vLLM, by batch size; whiskers are the rounds' range."""
+    """A panel a workload and epoch: tokens a second over plain vLLM by batch size, and how far rounds were apart."""
     from matplotlib.figure import Figure
 
     panels = [(name, head) for name, cells in results.items() for head in sorted({_head(cell) for cell in cells})]

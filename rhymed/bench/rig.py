@@ -150,7 +150,7 @@ class Served:
             self._engine.abort_request([output for output in made])
             while self._engine.has_unfinished_requests():
                 self._engine.step()
-        accounts = self._accounts([request.name for request in requests])
+        accounts = self._accounts(list(made))
         return seconds, tokens, steps, list(made.values()), list(logprobs.values()), accounts, self._preempted
 
     def call(self, method: str, *arguments: Any) -> Any:
