@@ -1,7 +1,8 @@
 """Which epoch of a prompt a step is, and what it is called. Pure.
 
 An epoch is the ordinal of a prompt's training steps, from 0. Imported history keeps its negative step, so -1 comes
-right before epoch 0; evaluations keep their step, from EVAL, and so come after all epochs.
+right before epoch 0; evaluations keep their step, from EVAL, and so come after all epochs. Engines with a store of
+their own know no steps: they count from ROUNDS on how often a prompt was asked.
 """
 
 from __future__ import annotations
@@ -9,6 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from rhymed.messages import EVAL
+
+ROUNDS = -(1 << 30)
+"""Step of the first time that a prompt was asked; imports never come so far down."""
 
 
 def epochs_of(steps: Iterable[int]) -> dict[int, int]:
@@ -27,4 +31,6 @@ def title(epoch: int) -> str:
     """Its name on a screen."""
     if epoch >= EVAL:
         return f"eval v{epoch - EVAL}"
+    if epoch < ROUNDS // 2:
+        return f"round {epoch - ROUNDS}"
     return f"epoch {epoch}" if epoch >= 0 else f"imported {epoch}"

@@ -1,8 +1,8 @@
 """A store folder of one engine's own: what it generates, kept from one process to the next without a store process.
 
-All calls come from one thread. The folder is an ordinary store (`rhymed history` shows it); responses lie there as
-imported history, whose negative steps count how often a prompt was asked. A folder that another process writes is
-read only. What belongs to another tokenizer or model is refused.
+All calls come from one thread. The folder is an ordinary store (`rhymed history` shows it); responses lie there with
+negative steps, from ROUNDS on, that count how often a prompt was asked. A folder that cannot be written, for instance
+because another engine writes it, is read only. What belongs to another tokenizer or model is refused.
 """
 
 from __future__ import annotations
@@ -14,60 +14,80 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import lmdb
+import msgspec
 import numpy as np
 
-from rhymed.errors import StoreError
+from rhymed.errors import RhymedError, RunMismatch, StoreDamaged
+from rhymed.history.epochs import ROUNDS
 from rhymed.histospec.library import Past
 from rhymed.messages import GetHistory, OpenRun, PutSamples, SampleId, SampleInfo
-from rhymed_store.database import Database, Reader
-from rhymed_store.history import History, is_open
+from rhymed_store.database import Reader
+from rhymed_store.history import History, Operation
 from rhymed_store.reads import Reads
 from rhymed_store.writes import Writes, prepare
 
 log = logging.getLogger(__name__)
 
-FIRST = -(1 << 30)  # step of the first time that a prompt was asked
+RUN = "engine"
 MAP_BYTES = 64 << 30  # of address space; disk is taken as needed
 LEVEL = 1  # of zstd
+UNUSABLE = (RhymedError, OSError, lmdb.Error, ValueError)
+"""What a folder may answer that is damaged, full, or not ours."""
 
 
 class LocalStore:
-    """Raises `StoreError` when the folder cannot be used at all, `RunMismatch` when it is of another model."""
+    """Raises one of UNUSABLE when the folder cannot be read, `RunMismatch` when it is of another model."""
 
     def __init__(self, folder: Path, fingerprint: str, responses: int) -> None:
         self._responses = responses
         self._steps: dict[str, tuple[int, int]] = {}  # prompt -> step to write next, responses it has
+        self._database: History | Reader
         self._writes: Writes | None = None
-        self._database: Database
-        if is_open(folder):
-            log.warning("%s is written by another process: it is read, and not added to", folder)
+        there = (folder / "data.mdb").exists()
+        if there:
+            _check(folder, fingerprint)
+        try:
+            self._database = History(folder, MAP_BYTES, durable=False)
+            self._writes = self._begin(self._database, fingerprint)
+        except UNUSABLE as error:
+            if not there:
+                raise
+            log.warning("%s is read, and not added to: %s", folder, error)
             self._database = Reader(folder)
-        else:
-            history = History(folder, MAP_BYTES, durable=False)
-            self._database, self._writes = history, Writes(history, LEVEL)
-            self._commit(lambda batch: self._own.open_run(batch, OpenRun(run="engine", fingerprint=fingerprint)))
         self._reads = Reads(self._database)
 
-    @property
-    def _own(self) -> Writes:
-        assert self._writes is not None, "only who owns the folder writes"
-        return self._writes
+    @staticmethod
+    def _begin(history: History, fingerprint: str) -> Writes:
+        writes = Writes(history, LEVEL)
+        try:
+            _commit(history, lambda batch: writes.open_run(batch, OpenRun(run=RUN, fingerprint=fingerprint)))
+        except UNUSABLE:
+            history.close()
+            raise
+        return writes
 
     def read(self, prompt: str) -> list[Past]:
         """Its earlier responses; from now on what `write` brings counts as one epoch more."""
-        found, arrays = self._reads.history(GetHistory(prompt=prompt, before_step=0, limit=self._responses or 1))
+        try:
+            found, arrays = self._reads.history(GetHistory(prompt=prompt, before_step=0, limit=self._responses or 1))
+        except lmdb.Error as error:
+            raise StoreDamaged(str(error)) from None
         past, at = [], 0
         for info in found.samples:
             past.append(Past(arrays[0][at : at + info.length].astype(np.int32), info.id.step, info.reward))
             at += info.length
-        self._steps[prompt] = (max((one.step for one in past), default=FIRST - 1) + 1, 0)
+        self._steps[prompt] = (max((one.step for one in past), default=ROUNDS - 1) + 1, 0)
         return past[: self._responses]
 
     def write(self, prompt: str, context: Sequence[int], tokens: Sequence[int]) -> None:
-        """A finished response."""
-        if self._writes is None or not len(tokens):
+        """A finished response. What cannot be written is told once, and nothing is written any more."""
+        writes = self._writes
+        if writes is None or not len(tokens):
             return
-        step, index = self._steps.setdefault(prompt, (FIRST, 0))
+        if prompt not in self._steps:
+            self.read(prompt)
+        step, index = self._steps[prompt]
         self._steps[prompt] = (step, index + 1)
         info = SampleInfo(
             id=SampleId(step, prompt, index),
@@ -78,16 +98,37 @@ class LocalStore:
         )
         frames = [np.asarray(context, "<u4").tobytes(), np.asarray(tokens, "<u4").tobytes(), b""]
         rows = prepare(PutSamples(samples=[info]), frames, LEVEL)
-        self._commit(lambda batch: self._own.put_samples(batch, rows))
+        try:
+            assert isinstance(self._database, History), "who writes has opened it so"
+            _commit(self._database, lambda batch: writes.put_samples(batch, rows))
+        except UNUSABLE as error:
+            log.warning("from now on responses are not kept: %s", error)
+            self._writes = None
 
     def close(self) -> None:
-        self._database.close()  # type: ignore[attr-defined]
+        try:
+            self._database.close()
+        except UNUSABLE as error:
+            log.warning("the history may lack its last responses: %s", error)
 
-    def _commit(self, operation: Any) -> None:
-        assert isinstance(self._database, History)
-        (error,) = self._database.commit([operation])
-        if error is not None:
-            raise error
+
+def _check(folder: Path, fingerprint: str) -> None:
+    """Raises `RunMismatch`; `StoreDamaged` for a file that was cut, for who writes does not look at that."""
+    with Reader(folder) as reader, reader.read() as txn:
+        found = txn.get(b"run", db=reader.tables["meta"])
+        if found is None:
+            return
+        run, before = msgspec.json.decode(bytes(found), type=tuple[str, str])
+    if run != RUN:
+        raise RunMismatch(f"it is the store of the run {run!r}; name a folder that is only the engine's")
+    if before != fingerprint:
+        raise RunMismatch(f"it is of another model, {before}, not {fingerprint}; name another folder")
+
+
+def _commit(history: History, operation: Operation) -> None:
+    (error,) = history.commit([operation])
+    if error is not None:
+        raise error
 
 
 def fingerprint(model_config: Any) -> str:
@@ -107,6 +148,6 @@ def open_local(folder: str, model_config: Any, responses: int) -> LocalStore | N
     """None, with a warning, when it cannot be used."""
     try:
         return LocalStore(Path(folder), fingerprint(model_config), responses)
-    except (StoreError, OSError) as error:
+    except UNUSABLE as error:
         log.warning("drafting goes on without the history in %s: %s", folder, error)
         return None

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rhymed.history.epochs import epochs_of, is_trained, title
+from rhymed.history.epochs import ROUNDS, epochs_of, is_trained, title
 from rhymed.history.rhyme import predicted, rank_correlation
 from rhymed.messages import EVAL
 
@@ -70,4 +70,5 @@ def test_epochs_are_counted_over_training_steps_alone() -> None:
         "epoch 2",
         "eval v4",
     ]
+    assert [title(epoch) for epoch in epochs_of([ROUNDS, ROUNDS + 1])] == ["round 0", "round 1"]
     assert [is_trained(epoch) for epoch in (-1, 0, EVAL - 1, EVAL)] == [False, True, True, False]
