@@ -28,3 +28,22 @@ class Account:
             self.plain_s + other.plain_s,
             self.draft_s + other.draft_s,
         )
+
+    def __sub__(self, other: Account) -> Account:
+        return Account(
+            self.forwards - other.forwards,
+            self.drafted - other.drafted,
+            self.accepted - other.accepted,
+            self.timed_s - other.timed_s,
+            self.plain_s - other.plain_s,
+            self.draft_s - other.draft_s,
+        )
+
+    def __str__(self) -> str:
+        """What it comes to, in words."""
+        if not self.forwards:
+            return "nothing decoded"
+        rate = f"{self.accepted / self.drafted:.0%} of {self.drafted:,}" if self.drafted else "none"
+        gain = f", about {self.plain_s / self.timed_s:.2f} times as fast as without" if self.timed_s else ""
+        tokens = 1 + self.accepted / self.forwards
+        return f"{tokens:.2f} tokens a step and request, {rate} drafted tokens accepted{gain}"

@@ -70,6 +70,7 @@ class Drafter:
         self._matching = Matching(longest=width, floor=0.0 if paper else 0.02, backoff=paper)
         self._budget, self._aimd, self._calibration = Budget(largest), Aimd(), Calibration()
         self._last: Last | None = None
+        self.total = Account()  # of all requests
 
     def step(self, batch: Batch) -> list[list[int]]:
         """Drafts for the next step, a list a request."""
@@ -154,3 +155,7 @@ class Drafter:
             account.timed_s += timed_s
             account.plain_s += plain_s * (1 + accepted)
             account.draft_s += draft_s
+        right = sum(max(0, len(made) - 1) for made in batch.made)
+        forwards = sum(map(bool, batch.made))
+        plain_s *= requests + right
+        self.total += Account(forwards, drafted, right, timed_s * requests, plain_s, draft_s * requests)

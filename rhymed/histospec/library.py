@@ -41,6 +41,7 @@ class Library:
         self._vocabulary = vocabulary
         self._wanted: queue.SimpleQueue[Callable[[], Arrival | None] | None] = queue.SimpleQueue()
         self._ready: queue.SimpleQueue[Arrival] = queue.SimpleQueue()
+        self._closing = False
         self.failed = 0  # histories that could not be used
         self._thread = threading.Thread(target=self._work, name="histospec-library", daemon=True)
         self._thread.start()
@@ -49,6 +50,8 @@ class Library:
         """Have it read and indexed; it will be among `arrived`. `context`: the prompt's tokens."""
 
         def work() -> Arrival | None:
+            if self._closing:
+                return None
             try:
                 return prompt, self._build(context, read())
             except (RhymedError, ValueError, OSError) as error:
@@ -74,10 +77,12 @@ class Library:
             found.append(self._ready.get_nowait())
         return found
 
-    def close(self) -> None:
-        """What waits is still brought. Blocks."""
+    def close(self, timeout_s: float = 10.0) -> bool:
+        """What `do` was told is still done; histories that wait are not brought any more. False: it took too long."""
+        self._closing = True
         self._wanted.put(None)
-        self._thread.join(timeout=10)
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
 
     def _build(self, context: Sequence[int], past: Sequence[Past]) -> Index:
         expected = sum(len(one.tokens) for one in past)

@@ -7,11 +7,12 @@ warning, and never the engine.
 
 from __future__ import annotations
 
-import atexit
 import hashlib
 import logging
 import re
+import time
 from collections.abc import Sequence
+from multiprocessing.util import Finalize
 from typing import Any
 
 import numpy as np
@@ -28,15 +29,19 @@ from rhymed.histospec.settings import KEY, read_settings
 log = logging.getLogger(__name__)
 
 NEVER = 1 << 30  # tokens: no limit
+TELL_S = 60.0  # between two lines in the log
+PATIENCE_S = 3.0  # for what is still to be written at the end; vLLM kills its processes soon after
 
 
 class HistoSpec:
     """Settings come with `additional_config = {"rhymed": {...}}`, see `settings.Settings`."""
 
     def __init__(self, vllm_config: Any) -> None:
+        _be_heard()
         settings = read_settings(vllm_config.additional_config)
-        model = vllm_config.model_config
-        self._local = open_local(settings.store, model, settings.responses) if settings.store else None
+        model, parallel = vllm_config.model_config, vllm_config.parallel_config
+        alone = parallel.rank % parallel.tensor_parallel_size == 0  # of ranks that draft the same
+        self._local = open_local(settings.store, model, settings.responses) if settings.store and alone else None
         self._longest = int(model.max_model_len)
         self._library = Library(int(model.get_vocab_size()))
         self._drafter = Drafter(
@@ -48,22 +53,30 @@ class HistoSpec:
             seen=self._seen if self._local else None,
             ended=self._ended if self._local else None,
         )
-        if self._local:
-            atexit.register(self.close)
+        self._told, self._told_s = Account(), time.monotonic()
+        Finalize(None, self.close, exitpriority=100)  # atexit is not for child processes that were forked
         self._runner: Any = None
         self._requests: list[str] = []  # in the order of what follows
         self._stops: list[set[int]] = []  # tokens that end a request
         self._ends = np.zeros(0, np.int64)  # tokens of prompt and response that a request may have
         self._starts = np.zeros(0, np.int64)  # tokens of its prompt
-        self._broken = False
+        self._broken = self._closed = False
         plugin.install()
 
     def load_model(self, *_: Any, **__: Any) -> None:
         """There is no model."""
 
     def bind(self, runner: Any) -> None:
-        """The model runner whose requests these are."""
+        """The model runner whose requests these are. When it is shut down, so is this."""
         self._runner = runner
+        shutdown = getattr(runner, "shutdown", None)
+        if shutdown is not None:
+
+            def close_first() -> None:
+                self.close()
+                shutdown()
+
+            runner.shutdown = close_first
 
     def propose(
         self,
@@ -73,10 +86,13 @@ class HistoSpec:
         slot_mappings: Any = None,
     ) -> list[list[int]]:
         """Drafts by request in batch order; `sampled_token_ids[i]` is empty while a prompt is prefilled."""
-        if self._broken or self._runner is None:
+        if self._broken or self._closed or self._runner is None:
             return [[] for _ in sampled_token_ids]
         try:
-            return self._drafter.step(self._batch(sampled_token_ids, num_tokens_no_spec))
+            drafts = self._drafter.step(self._batch(sampled_token_ids, num_tokens_no_spec))
+            if time.monotonic() > self._told_s + TELL_S:
+                self._tell()
+            return drafts
         except Exception:
             log.exception("drafting failed and stops; generation goes on without it")
             self._broken = True
@@ -91,11 +107,21 @@ class HistoSpec:
         return [self._drafter.account(request) for request in requests]
 
     def close(self) -> None:
-        """What was generated is in the local store."""
+        """What was generated is in the local store; nothing is drafted any more."""
+        if self._closed:
+            return
+        self._closed = True
         self._drafter.close()
-        if self._local:
+        self._tell()
+        in_time = self._library.close(PATIENCE_S)
+        if self._local and in_time:
             self._local.close()
-            self._local = None
+
+    def _tell(self) -> None:
+        total = self._drafter.total
+        if total.forwards > self._told.forwards:
+            log.info("drafts: %s", total - self._told)
+        self._told, self._told_s = total, time.monotonic()
 
     def _seen(self, asked: Asked) -> None:
         local = self._local
@@ -148,6 +174,14 @@ class HistoSpec:
             context,
             state.output_token_ids,
         )
+
+
+def _be_heard() -> None:
+    """Where nobody has said what becomes of our log lines, they go where vLLM's go."""
+    ours, theirs = logging.getLogger("rhymed"), logging.getLogger("vllm")
+    if not ours.hasHandlers():
+        ours.handlers, ours.propagate = theirs.handlers, False
+        ours.setLevel(theirs.level)
 
 
 def _stops(params: Any) -> set[int]:

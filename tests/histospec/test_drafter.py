@@ -107,6 +107,9 @@ def test_history_that_repeats_is_drafted_and_accepted(engine: Engine) -> None:
     assert account.forwards == engine.forwards
     assert account.accepted == len(script) - account.forwards
     assert account.drafted >= account.accepted
+    assert engine.drafter.total == account
+    assert f"{len(script) / account.forwards:.2f} tokens a step and request" in str(account)
+    assert str(account - account) == "nothing decoded"
 
 
 def test_a_request_without_history_makes_every_token_by_itself(engine: Engine) -> None:
