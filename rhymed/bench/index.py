@@ -118,21 +118,26 @@ def _reliability(trace: Trace, calibration: Calibration) -> list[dict[str, float
 
 
 def _compare(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> dict[str, float]:
-    """Ratios, ours to theirs; tokens a forward where as much is verified for each token."""
+    """Ratios, ours to theirs; tokens a forward where as much is verified for each token.
+
+    Their settings that verify less, or more, than any of ours have nothing to be compared with.
+    """
+    costs = [row["verified_per_token"] for row in ours]
+    alike = [row for row in theirs if min(costs) <= row["verified_per_token"] <= max(costs)]
 
     def at(cost: float, value: str) -> float:
-        return float(np.interp(cost, [row["verified_per_token"] for row in ours], [row[value] for row in ours]))
+        return float(np.interp(cost, costs, [row[value] for row in ours]))
 
     def ratios(value: str) -> list[float]:
-        return [at(row["verified_per_token"], value) / row[value] for row in theirs]
+        return [at(row["verified_per_token"], value) / row[value] for row in alike]
 
     def median(rows: list[dict[str, Any]], value: str) -> float:
         return float(np.median([row[value] for row in rows]))
 
     result = {
-        "tokens_per_forward_least": min(ratios("tokens_per_forward")),
-        "tokens_per_forward_median": float(np.median(ratios("tokens_per_forward"))),
-        "accepted_per_verified_least": min(ratios("accepted_per_verified")),
+        "tokens_per_forward_least": min(ratios("tokens_per_forward"), default=float("nan")),
+        "tokens_per_forward_median": float(np.median(ratios("tokens_per_forward") or [np.nan])),
+        "accepted_per_verified_least": min(ratios("accepted_per_verified"), default=float("nan")),
         "draft_time": median(theirs, "draft_us") / median(ours, "draft_us"),
         "build_speed": median(ours, "build_tokens_per_s") / median(theirs, "build_tokens_per_s"),
         "bytes": median(ours, "bytes_per_token") / median(theirs, "bytes_per_token"),
