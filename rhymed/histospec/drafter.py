@@ -132,7 +132,8 @@ class Drafter:
             rows = [now.get(request) for request in last.requests]
             accepted = [0 if row is None else accepted[row] for row in rows]
             verified = [0 if row is None else verified[row] for row in rows]
-        self._calibration.observe(last.drafts, np.array(verified, np.int32), np.array(accepted, np.int32))
+        ours = np.minimum(np.array(verified, np.int32), last.drafts.lengths)  # a wrapper may have drafted more
+        self._calibration.observe(last.drafts, ours, np.array(accepted, np.int32))
         if self._settings.budget == "aimd":
             for request, drafted, right in zip(last.requests, verified, accepted, strict=True):
                 self._aimd.observe(request, drafted, right)
