@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import threading
 from collections.abc import Iterator
 
 import numpy as np
@@ -79,9 +79,9 @@ class Engine:
 
     def remember(self, *past: list[int], prompt: str = "p") -> None:
         self.library.bring(prompt, PROMPT, lambda: [Past(np.array(one, np.int32), 0, None) for one in past])
-        while self.library._wanted.qsize():
-            time.sleep(0.001)
-        time.sleep(0.05)  # the last one may still be at work
+        brought = threading.Event()
+        self.library.do(brought.set)  # in turn
+        assert brought.wait(60)
 
 
 @pytest.fixture
