@@ -31,8 +31,9 @@ class Weights:
     history: float = 1.0
 
     def of(self, age: int, reward: float | None) -> int:
-        """A vote's weight in units of 1 / `arena.ONE`, at least one unit."""
-        gain = self.reward * min(max(reward or 0.0, -1.0), 1.0)
+        """A vote's weight in units of 1 / `arena.ONE`, at least one unit; a reward that is None or NaN is 0."""
+        known = 0.0 if reward is None or math.isnan(reward) else reward
+        gain = self.reward * min(max(known, -1.0), 1.0)
         return max(round(arena.ONE * self.history * math.pow(self.recency, age - 1) * math.pow(2.0, gain)), 1)
 
 
