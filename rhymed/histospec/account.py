@@ -43,7 +43,8 @@ class Account:
         """What it comes to, in words."""
         if not self.forwards:
             return "nothing decoded"
-        rate = f"{self.accepted / self.drafted:.0%} of {self.drafted:,}" if self.drafted else "none"
+        tokens = f"{1 + self.accepted / self.forwards:.2f} tokens a step and request"
+        if not self.drafted:
+            return f"{tokens}, nothing drafted"
         gain = f", about {self.plain_s / self.timed_s:.2f} times as fast as without" if self.timed_s else ""
-        tokens = 1 + self.accepted / self.forwards
-        return f"{tokens:.2f} tokens a step and request, {rate} drafted tokens accepted{gain}"
+        return f"{tokens}, {self.accepted / self.drafted:.0%} of {self.drafted:,} drafted tokens accepted{gain}"

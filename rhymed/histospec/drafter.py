@@ -21,6 +21,7 @@ from rhymed.histospec.budget import Aimd, Budget
 from rhymed.histospec.calibration import Calibration
 from rhymed.histospec.draft import Drafts, draft
 from rhymed.histospec.draft import Settings as Matching
+from rhymed.histospec.index import Index
 from rhymed.histospec.library import Library
 from rhymed.histospec.seats import Asked, Row, Seats
 from rhymed.histospec.settings import Settings
@@ -160,3 +161,15 @@ class Drafter:
         forwards = sum(map(bool, batch.made))
         plain_s *= requests + right
         self.total += Account(forwards, drafted, right, timed_s * requests, plain_s, draft_s * requests)
+
+
+def rehearse(settings: Settings) -> None:
+    """Runs once all that a step runs, for what is compiled at its first call: that may take half a minute."""
+    context, matching = np.arange(8, dtype=np.int32), Matching(longest=4, backoff=settings.matching == "paper")
+    index, calibration, budget = Index(context), Calibration(), Budget(16)
+    index.add(context, age=1)
+    index.grow(64)
+    one, limits, offsets = np.array([index.open()], np.int32), np.array([4], np.int32), np.array([0, 3], np.int32)
+    drafts = draft([index], one, context[:3], offsets, limits, matching, calibration)
+    budget.choose(drafts.survival, drafts.lengths)
+    calibration.observe(drafts, drafts.lengths, drafts.lengths)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from rhymed.histospec import plugin
 from rhymed.histospec.account import Account
-from rhymed.histospec.drafter import Batch, Drafter
+from rhymed.histospec.drafter import Batch, Drafter, rehearse
 from rhymed.histospec.library import Library, Past
 from rhymed.histospec.local import open_local
 from rhymed.histospec.seats import Asked
@@ -38,7 +38,7 @@ class HistoSpec:
 
     def __init__(self, vllm_config: Any) -> None:
         _be_heard()
-        settings = read_settings(vllm_config.additional_config)
+        self._settings = settings = read_settings(vllm_config.additional_config)
         model, parallel = vllm_config.model_config, vllm_config.parallel_config
         alone = parallel.rank % parallel.tensor_parallel_size == 0  # of ranks that draft the same
         self._local = open_local(settings.store, model, settings.responses) if settings.store and alone else None
@@ -64,7 +64,12 @@ class HistoSpec:
         plugin.install()
 
     def load_model(self, *_: Any, **__: Any) -> None:
-        """There is no model."""
+        """There is no model; what drafts is made ready instead."""
+        try:
+            rehearse(self._settings)
+        except Exception:
+            log.exception("drafting cannot start; generation goes on without it")
+            self._broken = True
 
     def bind(self, runner: Any) -> None:
         """The model runner whose requests these are. When it is shut down, so is this."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -255,3 +258,26 @@ def test_a_history_that_cannot_be_read_is_told_and_left_out(engine: Engine, capl
     engine.library.close()
     assert caplog.text.count("goes without history: no such disk") == 5
     assert engine.library.failed == 9
+
+
+REHEARSAL = """
+import test_drafter as told
+from rhymed.histospec import budget, calibration, draft, drafter, index
+
+drafter.rehearse(told.Settings())
+modules = (budget, calibration, draft, index)
+compiled = [one for module in modules for one in vars(module).values() if hasattr(one, "overloads")]
+before = [len(one.overloads) for one in compiled]
+engine = told.Engine()
+for name in "abc":
+    engine.add(name, told.words(1))
+engine.remember(told.words(2), told.words(3))
+engine.finish()
+assert sum(before) and [len(one.overloads) for one in compiled] == before, before
+engine.library.close()
+"""
+
+
+def test_after_a_rehearsal_nothing_is_left_to_compile() -> None:
+    """In a process of its own: here all is compiled long since."""
+    subprocess.run([sys.executable, "-c", REHEARSAL], cwd=Path(__file__).parent, check=True)
