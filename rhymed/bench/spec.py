@@ -46,20 +46,25 @@ def run(
     batches: Sequence[int] = (1, 4, 16, 64),
     temperatures: Sequence[float] = (1.0,),
     epochs: Sequence[int] = (2, 1),
+    rounds: int = 5,
     arctic: Path | None = None,
     out: Path | None = None,
 ) -> dict[str, Any]:
-    """`model`: a folder; none: the bench policy and SmolLM2, one after the other. `out`: a JSON file of it all."""
+    """`model`: a folder; none: the bench policy and SmolLM2, one after the other.
+
+    `out`: a JSON file of it all, written again after each cell.
+    """
     results: dict[str, Any] = {}
     for workload in workloads(model):
         bench = Bench(workload, methods, str(arctic or ""))
         try:
             for temperature in temperatures:
                 bench.first_epoch(temperature, 8 if quick else PROMPTS - FRESH)
-                cells = [Cell(batch, temperature, epoch) for epoch in epochs for batch in batches]
-                results.setdefault(workload.name, {}).update(measure(bench, cells, 1 if quick else 5))
-                if out:
-                    out.write_text(json.dumps(results, indent=1) + "\n")
+                for cell in (Cell(batch, temperature, epoch) for epoch in epochs for batch in batches):
+                    measured = measure(bench, cell, 1 if quick else rounds)
+                    results.setdefault(workload.name, {})[str(cell)] = measured
+                    if out:
+                        out.write_text(json.dumps(results, indent=1) + "\n")
         finally:
             bench.close()
     return results
@@ -154,21 +159,19 @@ class Bench:
         return Request(tokens, self.workload.longest, temperature, seed, f"{prompt}/{number}", str(prompt), step)
 
 
-def measure(bench: Bench, cells: Sequence[Cell], rounds: int) -> dict[str, Any]:
-    """Runs and prints every cell; all numbers by cell and method."""
-    results: dict[str, Any] = {}
-    for cell in cells:
-        runs = [bench.cell(cell, round) for round in range(rounds + 1)][1:]  # the first one warms up
-        results[str(cell)] = {method: _row(method, runs) for method in bench.methods}
-        print(f"{bench.workload.name}, {cell}")
-        for method, row in results[str(cell)].items():
-            print(
-                f"  {method:<10}{row['tokens_per_s']:9.1f} tokens/s  x{row['ratio']:.2f}"
-                f" [{row['ratio_min']:.2f}, {row['ratio_max']:.2f}]  {row['tokens_a_step']:.1f} tokens a step"
-                f"{_words(row)}",
-                flush=True,
-            )
-    return results
+def measure(bench: Bench, cell: Cell, rounds: int) -> dict[str, Any]:
+    """Runs and prints a cell; its numbers by method."""
+    runs = [bench.cell(cell, round) for round in range(rounds + 1)][1:]  # the first one warms up
+    rows = {method: _row(method, runs) for method in bench.methods}
+    print(f"{bench.workload.name}, {cell}")
+    for method, row in rows.items():
+        print(
+            f"  {method:<10}{row['tokens_per_s']:9.1f} tokens/s  x{row['ratio']:.2f}"
+            f" [{row['ratio_min']:.2f}, {row['ratio_max']:.2f}]  {row['tokens_a_step']:.1f} tokens a step"
+            f"{_words(row)}",
+            flush=True,
+        )
+    return rows
 
 
 def _row(method: str, runs: Sequence[dict[str, Run]]) -> dict[str, float]:

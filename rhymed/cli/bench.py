@@ -27,6 +27,7 @@ def add(commands: Any) -> None:
     parser.add_argument("--model", type=Path, metavar="FOLDER", help="spec: of one model (default: two of them)")
     for name, kind in {"methods": str, "batches": int, "temperatures": float, "epochs": int}.items():
         parser.add_argument(f"--{name}", type=_list(kind), metavar="A,B", help="spec: only these")
+    parser.add_argument("--rounds", type=int, metavar="N", help="spec: how often each method has its turn")
     parser.add_argument("--json", action="store_true", help="the result as one JSON object on standard output")
     parser.set_defaults(handler=handle)
 
@@ -39,7 +40,7 @@ def handle(arguments: argparse.Namespace) -> int:
     taken = {
         "model": ("out",),
         "index": ("trace", "arctic"),
-        "spec": ("model", "methods", "batches", "temperatures", "epochs", "arctic", "out"),
+        "spec": ("model", "methods", "batches", "temperatures", "epochs", "rounds", "arctic", "out"),
     }
     options = {name: getattr(arguments, name) for name in taken.get(arguments.name, ())}
     options = {name: value for name, value in options.items() if value is not None}
