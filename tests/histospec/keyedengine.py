@@ -54,7 +54,7 @@ def engine(model: str, **given: Any) -> Any:
         max_model_len=256,
         max_num_seqs=16,
         max_num_batched_tokens=64,  # prompts are prefilled in chunks
-        kv_cache_memory_bytes=24 * 32 * 1024,  # 24 blocks of 32 tokens: running samples are preempted
+        kv_cache_memory_bytes=14 * 32 * 1024,  # 14 blocks of 32 tokens: running samples are preempted
         block_size=32,
         skip_tokenizer_init=True,
         enforce_eager=True,

@@ -1,0 +1,93 @@
+"""HistoSpec with a script: what a vLLM engine in a process of its own loads as its drafter, and as its extension."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import random
+from typing import Any
+
+from rhymed.histospec.proposer import HistoSpec
+from rhymed_workers import extension
+
+KINDS = ("right", "wrong", "turning", "empty", "endless")
+EOS = 1
+
+
+class Adversary(HistoSpec):
+    """Drafts what `known` says is right, made wrong in every way; without `known` it is HistoSpec itself."""
+
+    def __init__(self, vllm_config: Any) -> None:
+        super().__init__(vllm_config)
+        self._config = vllm_config
+        self._width = vllm_config.speculative_config.num_speculative_tokens
+        self._known: dict[int, list[int]] = {}  # by key: the response
+        self._random = random.Random(0)
+        self.drafted = dict.fromkeys(KINDS, 0)
+
+    def propose(
+        self, sampled: list[list[int]], counts: Any, tokens: Any, slot_mappings: Any = None
+    ) -> list[list[int]]:
+        drafts = super().propose(sampled, counts, tokens, slot_mappings)
+        if not self._known:
+            return drafts
+        return [self._script(row, int(counts[row])) if made else [] for row, made in enumerate(sampled)]
+
+    def _script(self, row: int, at: int) -> list[int]:
+        """`at`: tokens of prompt and response so far. Drafts go past limits, ends and end tokens as they like."""
+        state = self._runner.requests[self._runner.input_batch.req_ids[row]]
+        known = self._known[state.sampling_params.extra_args["rhymed"]["key"]][at - state.num_prompt_tokens :]
+        kind = self._random.choice(KINDS)
+        width = self._random.randint(1, self._width)
+        draft = known[:width]
+        if kind == "empty":
+            draft = []
+        elif kind == "wrong":
+            draft = [EOS if self._random.random() < 0.1 else 2 + (token + 7) % 250 for token in draft]
+        elif kind == "turning":
+            turn = self._random.randrange(len(draft) or 1)
+            draft = [token if place < turn else (token + 1) % 256 for place, token in enumerate(draft)]
+        elif kind == "endless":
+            draft = known + [self._random.choice((EOS, 5))] * self._width
+        self.drafted[kind] += len(draft[: self._width])
+        return draft[: self._width]
+
+    def script(self, known: dict[int, list[int]]) -> None:
+        self._known = known
+
+    def restart(self, settings: dict[str, Any]) -> None:
+        """As an engine with these settings would have it."""
+        config, runner = copy.copy(self._config), self._runner
+        config.additional_config = {"rhymed": settings}
+        self.__init__(config)  # type: ignore[misc]
+        self.bind(runner)
+
+
+class Extension(extension.Extension):
+    """What the tests ask of the engine's worker, beside what rhymed's own rollout worker asks."""
+
+    def script(self, known: dict[int, list[int]]) -> dict[str, int]:
+        """Returns how many tokens of each kind were drafted since the restart."""
+        self.model_runner.drafter.script(known)
+        return self.model_runner.drafter.drafted
+
+    def restart_drafter(self, settings: dict[str, Any]) -> None:
+        self.model_runner.drafter.restart(settings)
+
+    def warnings(self) -> list[str]:
+        """What rhymed warned of since the last call."""
+        told, WARNINGS.told = WARNINGS.told, []
+        return told
+
+
+class Warnings(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.told: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.told.append(record.getMessage())
+
+
+WARNINGS = Warnings()
+logging.getLogger("rhymed").addHandler(WARNINGS)

@@ -1,0 +1,231 @@
+"""Real engines in float32: speculative decoding gives the very tokens of plain decoding, whatever was drafted.
+
+Both engines are given what is hard: a key-value cache that is far too small for the batch, prompts in chunks, prefix
+caching, requests of all shapes in one batch. Where two tokens are as good as equal under the same noise, rounding may
+choose; such places are looked at with transformers, counted, and told.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rhymed.bench.rig import Request, Rig, Run
+from rhymed.histospec import noise
+from rhymed.histospec.library import WARNINGS
+
+pytest.importorskip("vllm")
+torch = pytest.importorskip("torch")
+
+HERE = Path(__file__).parent
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+CONTEXT = 256
+VOCABULARY = 264
+ENDS = [1, 7, 30, 99]  # tokens that end a response
+SLACK = 1e-3  # of keyed logits: closer ones may be chosen either way
+SHAPES: list[dict[str, Any]] = [
+    {"temperature": 0.7},
+    {"temperature": 0.0},
+    {"top_p": 0.9},
+    {"top_k": 20},
+    {"min_p": 0.05},
+    {"temperature": 0.7, "top_p": 0.9, "top_k": 20, "min_p": 0.05},
+]
+LIMITS = (1, 2, 9, 17, 30, 48, 300)  # the last is more than the context holds
+
+
+@pytest.fixture(scope="module")
+def model(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model with larger weights: what it says depends on all that it was told, and is not all noise."""
+    from transformers import LlamaForCausalLM
+
+    network = LlamaForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for weight in network.parameters():
+            if weight.ndim == 2:
+                weight.copy_(0.3 * torch.randn(weight.shape, generator=generator))
+    network.config.eos_token_id = network.generation_config.eos_token_id = ENDS
+    folder = tmp_path_factory.mktemp("sharp")
+    network.save_pretrained(folder)
+    return folder
+
+
+def engine(model: Path, **more: Any) -> dict[str, Any]:
+    return {
+        "model": str(model),
+        "dtype": "float32",
+        "max_model_len": CONTEXT,
+        "max_num_seqs": 64,
+        "max_num_batched_tokens": 96,  # prompts are prefilled in chunks
+        "enable_chunked_prefill": True,
+        "enable_prefix_caching": True,
+        "kv_cache_memory_bytes": 40 * 32 * 1024,  # 40 blocks of 32 tokens
+        "block_size": 32,
+        "skip_tokenizer_init": True,
+        "generation_config": "vllm",
+        "logprobs_mode": "processed_logprobs",
+        "enforce_eager": True,
+        "distributed_executor_backend": "uni",
+        "disable_log_stats": True,
+        **more,
+    }
+
+
+def speculative(model: Path) -> dict[str, Any]:
+    return engine(
+        model,
+        speculative_config={"method": "custom_class", "model": "adversary.Adversary", "num_speculative_tokens": 12},
+        additional_config={"rhymed": {"keyed": True, "budget": "fixed"}},
+        worker_extension_cls="adversary.Extension",
+    )
+
+
+@pytest.fixture(scope="module")
+def rigs(model: Path) -> Iterator[tuple[Rig, Rig]]:
+    patch = pytest.MonkeyPatch()
+    patch.setenv("OMP_NUM_THREADS", "1")
+    plain = Rig(engine(model, worker_extension_cls="rhymed.histospec.extension.Extension"))
+    drafting = Rig(speculative(model), path=[str(HERE)])
+    patch.undo()
+    plain.ready()
+    drafting.ready()
+    yield plain, drafting
+    plain.close()
+    drafting.close()
+
+
+def asked(step: int) -> list[Request]:
+    """40 prompts of all lengths with 8 requests each, 5 of which are at temperature 1 and no more."""
+    rng = random.Random(0)
+    requests = []
+    for number in range(40):
+        prompt = [rng.randrange(2, 258) for _ in range(rng.randrange(3, 180))]
+        for index in range(8):
+            shape = {"temperature": 1.0} | (SHAPES[(number + index) % len(SHAPES)] if index >= 5 else {})
+            key = (step * 1000 + number) * 10 + index + 1
+            limit = LIMITS[rng.randrange(len(LIMITS))]
+            name = f"{step}/{number}/{index}"
+            requests.append(Request(prompt, limit, **shape, seed=key, name=name, history=str(number), step=step))
+    rng.shuffle(requests)
+    return requests
+
+
+@pytest.fixture(scope="module")
+def plain(rigs: tuple[Rig, Rig]) -> dict[int, Run]:
+    """What plain decoding says, by step."""
+    return {step: rigs[0].run(asked(step), 64, whole=True) for step in (0, 1)}
+
+
+def compare(model: Path, requests: Sequence[Request], expected: Sequence[list[int]], found: Run) -> int:
+    """How many samples differ, each at a near tie; fails at any other difference."""
+    from transformers import LlamaForCausalLM
+
+    differing = [place for place, (one, other) in enumerate(zip(expected, found.made, strict=True)) if one != other]
+    if not differing:
+        return 0
+    network = LlamaForCausalLM.from_pretrained(model, dtype=torch.float32)
+    for place in differing:
+        request, one, other = requests[place], expected[place], found.made[place]
+        at = next(i for i in range(min(len(one), len(other)) + 1) if one[i : i + 1] != other[i : i + 1])
+        assert at < min(len(one), len(other)), f"{request.name}: one sample ends where the other goes on"
+        prefix = request.prompt + one[:at]
+        with torch.no_grad():
+            logits = network(torch.tensor([prefix])).logits[0, -1].double().numpy()
+        scores = logits
+        if request.temperature:
+            scores = logits / request.temperature + noise.gumbel(request.seed, len(prefix), len(logits))
+        gap = abs(scores[one[at]] - scores[other[at]])
+        assert gap < SLACK, f"{request.name} differs at {at}, where the two keyed logits are {gap:.4f} apart"
+    return len(differing)
+
+
+def check(what: str, model: Path, requests: Sequence[Request], expected: Run, found: Run) -> None:
+    """Tokens and log-probs of `found` are those of the first samples of `expected`, the plain engine's."""
+    made = expected.made[: len(requests)]
+    differing = compare(model, requests, made, found)
+    for one, other, logprobs, reference in zip(found.made, made, found.logprobs, expected.logprobs, strict=False):
+        if one == other:
+            np.testing.assert_allclose(logprobs, reference, atol=1e-4)
+    print(f"{what}: {len(made)} samples, {found.tokens} tokens, {differing} near ties, {found.preempted} preemptions")
+    assert differing <= 1 + found.tokens // 20_000
+
+
+def test_plain_decoding_meets_what_is_hard(plain: dict[int, Run]) -> None:
+    for step, run in plain.items():
+        requests = asked(step)
+        ended = [made[-1] in ENDS for made in run.made]
+        full = [len(one.prompt) + len(made) == CONTEXT for one, made in zip(requests, run.made, strict=True)]
+        limited = [len(made) == one.max_tokens for one, made in zip(requests, run.made, strict=True)]
+        assert min(sum(ended), sum(full), sum(limited), run.preempted) > 10
+
+
+@pytest.mark.parametrize(("batch", "count"), [(64, 320), (16, 320), (3, 208), (1, 208)])
+def test_whatever_is_drafted_the_tokens_are_those_of_plain_decoding(
+    model: Path, rigs: tuple[Rig, Rig], plain: dict[int, Run], batch: int, count: int
+) -> None:
+    requests = asked(0)[:count]
+    known = {request.seed: made for request, made in zip(requests, plain[0].made, strict=False)}
+    rigs[1].call("restart_drafter", {"budget": "fixed"})
+    rigs[1].call("script", known)
+    run = rigs[1].run(requests, batch, whole=True)
+    drafted = rigs[1].call("script", known)
+    check(f"scripted drafts, batch {batch}", model, requests, plain[0], run)
+    assert all(count for kind, count in drafted.items() if kind != "empty")
+    forwards, verified, accepted, *_ = map(sum, zip(*(one for one in run.accounts if one), strict=True))
+    assert 0 < accepted < verified
+    assert forwards < run.tokens
+    assert batch < 16 or run.preempted
+
+
+@pytest.mark.parametrize("settings", [{}, {"budget": "fixed"}, {"budget": "aimd", "matching": "paper"}])
+def test_a_second_epoch_drafted_from_the_first_is_that_of_plain_decoding(
+    model: Path, rigs: tuple[Rig, Rig], plain: dict[int, Run], settings: dict[str, Any]
+) -> None:
+    past: dict[str, list[list[int]]] = {}
+    contexts: dict[str, list[int]] = {}
+    for request, made in zip(asked(0), plain[0].made, strict=True):
+        past.setdefault(request.history, []).append(made)
+        contexts[request.history] = request.prompt
+    rigs[1].call("restart_drafter", settings)
+    for prompt, responses in past.items():
+        rigs[1].remember(prompt, contexts[prompt], responses)
+    requests = asked(1)
+    run = rigs[1].run(requests, 64, whole=True)
+    check(f"history, {settings or 'as it comes'}", model, requests, plain[1], run)
+    assert run.preempted
+    assert any(account and account[1] > 0 for account in run.accounts), "something was drafted"
+
+
+FOREIGN = {
+    "a larger vocabulary": [VOCABULARY + 40_000, 3, 4],
+    "one more token": [5, 6, VOCABULARY],
+    "bits that fell over": [5, -7, 2**31 - 1],
+}
+
+
+def test_history_of_another_tokenizer_is_warned_of_and_harms_nothing(
+    model: Path, rigs: tuple[Rig, Rig], plain: dict[int, Run]
+) -> None:
+    """Told as the rollout worker tells it; siblings go on drafting for each other."""
+    requests = asked(1)[:208]
+    rigs[1].call("restart_drafter", {"budget": "fixed"})
+    rigs[1].call("warnings")
+    contexts = {request.history: request.prompt for request in requests}
+    kinds = [*FOREIGN.values(), []]
+    for place, (prompt, context) in enumerate(contexts.items()):
+        response = np.array(kinds[place % len(kinds)], "<i4").tobytes()
+        rigs[1].call("remember", prompt, context, [(0, math.nan, response), (0, 1.0, response)])
+    run = rigs[1].run(requests, 16, whole=True)
+    check("foreign history", model, requests, plain[1], run)
+    warnings = rigs[1].call("warnings")
+    assert sum("goes without history: token id" in line for line in warnings) == WARNINGS
+    assert not any("drafting failed" in line for line in warnings)
+    assert any(account and account[1] > 0 for account in run.accounts), "something was drafted"
