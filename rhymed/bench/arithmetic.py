@@ -1,12 +1,15 @@
 """Problems for a small reasoner, and worked solutions to learn from. Pure: all chance comes from a generator.
 
-A problem is a chain of two-digit numbers to add up, of whose sum only the last two digits are kept:
+A problem adds one two-digit number several times (a letter says how often: a once, b twice), and only the last two
+digits of the sum are kept:
 
-    37 q85 r12 s40 =
+    37, n x 85 =
 
-A solution works on one labelled term after the other, digit by digit with carries, so its length follows
-from the problem. How it is put into words varies: between solutions (each has a `Voice` of its own habits) and within
-one. Now and then a step is checked, or a wrong digit is written and put right. The answer at the end is always right.
+A solution adds it as often as asked, digit by digit with carries, and counts down to a, so its length follows from
+the problem. All that a step needs stands in the step before: a small network learns that in minutes (to find one of
+many terms in a prompt it does not). How it is put into words varies: between solutions (each has a `Voice` of its own
+habits) and within one. Now and then a step is checked, or a wrong digit is written and put right. The answer at the
+end is always right.
 """
 
 from __future__ import annotations
@@ -15,14 +18,11 @@ import math
 import random
 import string
 from dataclasses import dataclass
-from itertools import accumulate
 
-LABELS = string.ascii_lowercase + string.ascii_uppercase
-"""One a term: where a solution is in a long chain can be told by a name that occurs once."""
-
-LONGEST = 36  # terms; a solution of them has about 1,100 tokens
+LETTERS = string.ascii_lowercase + string.ascii_uppercase
+LONGEST = 32  # times; a solution of them has about 1,100 tokens
 MEDIAN, SPREAD = 4.5, 0.95
-"""Terms are log-normal (median, sigma of the logarithm): most problems are short, the longest 8 times the median."""
+"""Times are log-normal (median, sigma of the logarithm): most problems are short, the longest 8 times the median."""
 
 HABIT = 1.0
 """How far a voice's preferences are from everybody's: the sigma of the factors' logarithms."""
@@ -34,31 +34,27 @@ CHECK, SLIP, REVIEW = 0.06, 0.03, 0.06
 @dataclass(frozen=True)
 class Problem:
     start: int
-    terms: tuple[int, ...]
-    first: int = 0  # which of LABELS the first term has; the next ones follow, in a circle
-
-    @property
-    def labelled(self) -> list[str]:
-        return [f"{LABELS[(self.first + place) % len(LABELS)]}{term:02}" for place, term in enumerate(self.terms)]
+    term: int
+    times: int
 
     @property
     def prompt(self) -> str:
-        return f"{self.start:02} " + " ".join(self.labelled) + " =\n"
+        return f"{self.start:02}, {LETTERS[self.times - 1]} x {self.term:02} =\n"
 
     @property
     def totals(self) -> list[int]:
-        """Before the first term and after each; the last one is the answer."""
-        return list(accumulate(self.terms, lambda total, term: (total + term) % 100, initial=self.start))
+        """At the start and after each addition; the last one is the answer."""
+        return [(self.start + done * self.term) % 100 for done in range(self.times + 1)]
 
     @property
     def answer(self) -> str:
         return f"{self.totals[-1]:02}"
 
 
-def problem(rng: random.Random, terms: int | None = None) -> Problem:
-    """A problem of that many terms; by default the number is drawn, too."""
-    count = terms or _size(rng)
-    return Problem(rng.randrange(100), tuple(rng.randrange(100) for _ in range(count)), rng.randrange(len(LABELS)))
+def problem(rng: random.Random, times: int | None = None) -> Problem:
+    """A problem with that many additions; by default their number is drawn, too."""
+    count = times or _size(rng)
+    return Problem(rng.randrange(100), rng.randrange(100), count)
 
 
 def _size(rng: random.Random) -> int:
@@ -88,9 +84,9 @@ class Voice:
 def solution(problem: Problem, rng: random.Random) -> str:
     """A worked solution in a voice of its own; ends with the right answer."""
     voice = Voice(rng)
-    lines = [voice.say("", "", "Step by step.\n", "Let us see.\n", "One term at once.\n")]
-    for label, term, before in zip(problem.labelled, problem.terms, problem.totals, strict=False):
-        lines.append(_step(voice, label, before, term))
+    lines = [voice.say("", "", "Step by step.\n", "Let us see.\n", "One at a time.\n")]
+    for done, before in enumerate(problem.totals[:-1]):
+        lines.append(_step(voice, problem.times - done, before, problem.term))
     if voice.sometimes(REVIEW):
         lines.append(_review(voice, problem))
     lines.append(
@@ -99,9 +95,11 @@ def solution(problem: Problem, rng: random.Random) -> str:
     return "".join(lines)
 
 
-def _step(voice: Voice, label: str, before: int, term: int) -> str:
-    head = voice.say("Now", "Next", "Then", "Take", "With") + f" {label}"
-    head += voice.say(" from ", " onto ", " after ", " with ") + f"{before:02}: "
+def _step(voice: Voice, left: int, before: int, term: int) -> str:
+    """`left`: additions to do, with this one."""
+    head = voice.say("Now", "Next", "Then", "At", "With") + f" {LETTERS[left - 1]}, "
+    head += voice.say("add ", "take ", "put ", "move ") + f"{term:02}"
+    head += voice.say(" to ", " onto ", " after ", " with ") + f"{before:02}: "
     end = voice.say(", so ", ", giving ", ", thus ", ", total ") + f"{(before + term) % 100:02}"
     if voice.sometimes(CHECK):
         again = _add(voice, before, term)
@@ -142,7 +140,5 @@ def _equation(voice: Voice, terms: str, value: int) -> str:
 
 def _review(voice: Voice, problem: Problem) -> str:
     """All totals once more, without the digits' work."""
-    shown = ", ".join(
-        f"{label} {total:02}" for label, total in zip(problem.labelled, problem.totals[1:], strict=True)
-    )
-    return voice.say("Once more: ", "Go over it: ", "Check all: ") + f"{problem.start:02}, {shown}.\n"
+    shown = ", ".join(f"{total:02}" for total in problem.totals)
+    return voice.say("Once more: ", "Go over it: ", "Check all: ") + f"{shown}.\n"

@@ -68,7 +68,7 @@ def _write(folder: Path, network: Any, tokenizer: Any, seed: int) -> None:
         warmup.save(network, tokenizer, made)
         for part in PROMPTS:
             rows = [
-                {"prompt": problem.prompt, "answer": problem.answer, "terms": len(problem.terms)}
+                {"prompt": problem.prompt, "answer": problem.answer, "times": problem.times}
                 for problem in draw(part, seed)
             ]
             (made / f"{part}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -29,10 +29,9 @@ def test_any_text_survives_the_tokenizer(tokenizer: Any) -> None:
 
 
 def test_words_and_digits_are_single_tokens(tokenizer: Any) -> None:
-    pieces = [
-        tokenizer.decode([token]) for token in tokenizer("37 a85 =\nTake a85 from 37: ones 7 + 5 = 12").input_ids
-    ]
-    assert "|".join(pieces) == "3|7| a|8|5| =|\n|Take| a|8|5| from |3|7|:| ones |7| + |5| = |1|2"
+    tokens = tokenizer("37, d x 85 =\nNow d, add 85 to 37: ones 7 + 5 = 12").input_ids
+    pieces = [tokenizer.decode([token]) for token in tokens]
+    assert "|".join(pieces) == "3|7|,| d| x |8|5| =|\n|Now| d|,| add |8|5| to |3|7|:| ones |7| + |5| = |1|2"
     assert len(tokenizer) < 600
 
 
