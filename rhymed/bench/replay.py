@@ -119,7 +119,7 @@ class Ours:
         self.built = 0
         self._indexes: dict[int, Index] = {}
         for prompt in sorted({r.prompt for r in responses}):
-            past = [r for e in range(max(epoch - back, 1), epoch) for r in trace.of(e, prompt)]
+            past = [r for e in range(max(epoch - back, trace.epochs[0]), epoch) for r in trace.of(e, prompt)]
             start = time.perf_counter()
             index = Index(trace.prompts[prompt], expected=sum(len(r.tokens) for r in past), **options)
             for response in past:
@@ -173,7 +173,7 @@ class Arctic:
         self._factor, self._least, self._depth = factor, least, depth
         self._caches: dict[int, Any] = {}
         for prompt in sorted({r.prompt for r in responses}):
-            past = [r for e in range(max(epoch - back, 1), epoch) for r in trace.of(e, prompt)]
+            past = [r for e in range(max(epoch - back, trace.epochs[0]), epoch) for r in trace.of(e, prompt)]
             cache = SuffixDecodingCache(max_tree_depth=depth)
             start = time.perf_counter()
             for number, response in enumerate(past):
