@@ -7,6 +7,9 @@ following one enumerates where this context occurred before. Chains may mix cont
 
     header | a slot: tokens, long chain, short chain | heads of both | a block: next, previous, owner | sequences
 
+An open sequence keeps up to `TRACKS` places beside itself: where other sequences stand when it stands where it does.
+They go on with it, token by token, also where the tokens differ: what is said in other words is still said there.
+
 Nothing is freed or moved: an array is full some day, and `Index` copies it into a larger one.
 """
 
@@ -29,8 +32,11 @@ PROMPT_START = -4
 SLOTS, USED, HEADS, ROOM, SEQUENCES, LONG, SHORT, VOCABULARY, NEED, TOKENS = range(10)
 HEADER = 16
 # What is known of a sequence.
-LAST, WEIGHT, KIND, AGE, LENGTH, FORM = range(6)
-FIELDS = 8
+LAST, WEIGHT, KIND, AGE, LENGTH, FORM, FIRST = range(7)
+TRACK = 8  # from here on: pairs of a slot, or `NOTHING`, and how alike the texts are that end there
+TRACKS = 12
+FIELDS = TRACK + 2 * TRACKS
+FADE = 8  # tokens after which a difference is forgotten, about
 # Kinds of sequences: closed and open ones are siblings of each other.
 PROMPT, HISTORY, CLOSED, OPEN = range(4)
 ONE = 1024  # weights are fixed-point
@@ -136,16 +142,44 @@ def begin(address: int, kind: int, weight: int, age: int) -> int:
     sequences[row, AGE] = age
     sequences[row, LENGTH] = 0
     sequences[row, FORM] = 0
+    sequences[row, TRACK:] = NOTHING
+    if kind == OPEN:
+        _keep_beginnings(sequences, row)
     _write(address, row, PROMPT_START if kind == PROMPT else START)
+    sequences[row, FIRST] = sequences[row, LAST]
     return row
+
+
+@native
+def _keep_beginnings(sequences: Array, row: int) -> None:
+    """All responses begin at the same place; the newest whole ones are kept."""
+    at, other = TRACK, row - 1
+    while other >= 0 and at < FIELDS:
+        if sequences[other, KIND] == HISTORY or sequences[other, KIND] == CLOSED:
+            sequences[row, at], sequences[row, at + 1] = sequences[other, FIRST], ONE
+            at += 2
+        other -= 1
+
+
+@native
+def _go_on(sequence: Array, token: int, tokens: Array, after: Array) -> None:
+    """The kept places, by one token. Where another sequence ends, or has not got so far, nothing is kept."""
+    for at in range(TRACK, FIELDS, 2):
+        if sequence[at] >= 0:
+            place = following(sequence[at], after)
+            sequence[at] = place if place >= 0 and tokens[place] >= 0 else NOTHING
+            same = sequence[at] >= 0 and tokens[place] == token
+            sequence[at + 1] += (ONE if same else 0) // FADE - sequence[at + 1] // FADE
 
 
 @native
 def append(address: int, row: int, fresh: Array) -> None:
     """Checked tokens at the end of a sequence; there are blocks enough."""
-    header, _, _, _, _, _, _, _, _, sequences = views(address)
+    header, tokens, _, _, _, _, after, _, _, sequences = views(address)
     for token in fresh:
         _write(address, row, token)
+        if sequences[row, KIND] == OPEN:
+            _go_on(sequences[row], token, tokens, after)
     sequences[row, LENGTH] += len(fresh)
     header[TOKENS] += len(fresh)
 

@@ -1,9 +1,9 @@
 """Continuations of running requests from their prompts' indexes: one compiled call for the whole batch.
 
-For each request the places are collected where its last tokens occurred before, in any sequence of the index. The
-places vote for the next token; those that agree go on and vote for the one behind it. A vote weighs what its sequence
-weighs, times how long the match is. A match may be bridged: behind a token or two that differ, the texts were alike
-for long, so the place is probably the same one of another wording. Nothing is drafted past the end of a sequence.
+For each request the places are collected that it keeps beside itself (see `arena`), and those where its last tokens
+occurred before, in any sequence of the index. The places vote for the next token; those that agree go on and vote for
+the one behind it. A vote weighs what its sequence weighs, times how long the match is, times how alike the texts were
+lately, differences included. Nothing is drafted past the end of a sequence.
 """
 
 from __future__ import annotations
@@ -33,16 +33,17 @@ from rhymed.histospec.index import Index, extend
 from rhymed.histospec.native import native
 
 LONGEST = 32  # tokens of context that are compared
-ENOUGH = 4  # places with long matches, and short ones need not be looked for
 WALK = 64  # slots of a chain that are looked at
-PLACES = 24  # that vote at most
-GAP = 2  # tokens that may differ before a match
-SELF, OTHER, BRIDGED = range(3)  # where a place is: in the request or its prompt, in another response, behind a gap
+PLACES = 48  # that vote at most
+RECENT = 3 * arena.FADE  # tokens that tell how alike two texts are
+ALIKE = 5 * arena.ONE // 8
+SELF, OTHER, BESIDE = range(3)  # a place is in the request or its prompt, in another response, in one that is alike
 
 
 @dataclass(frozen=True)
 class Settings:
-    """`sharpness`: by how many tokens a match must be longer to weigh twice as much.
+    """`sharpness`: by how many tokens a match must be longer to weigh twice as much; texts that are alike weigh as if
+    the match were `alike` times `sharpness` tokens longer, at most.
 
     `backoff` is the rule of the RhymeRL paper: only matches of the long order vote where there are any, only
     those of the short order otherwise, and only the last epoch's responses.
@@ -50,10 +51,10 @@ class Settings:
 
     longest: int = 16  # tokens of a draft
     floor: float = 0.05  # survival below which no token is drafted
-    sharpness: float = 1.0
-    bridge: int = 6  # tokens of match that a long match behind a gap is worth
+    sharpness: float = 1.2
+    alike: float = 6.0
     prompt: float = 0.5  # weight of the prompt's text
-    own: float = 0.5  # weight of the request's own text
+    own: float = 1.0  # weight of the request's own text
     backoff: bool = False
 
 
@@ -83,9 +84,7 @@ def draft(
     shape = (len(rows), settings.longest)
     tokens, evidence = np.empty(shape, np.int32), np.empty(shape, np.int16)
     lengths, survival = np.zeros(len(rows), np.int32), np.empty(shape, np.float32)
-    scales = np.array(
-        [settings.floor, settings.sharpness, settings.prompt, settings.own, settings.bridge], np.float32
-    )
+    scales = np.array([settings.floor, settings.sharpness, settings.prompt, settings.own, settings.alike], np.float32)
     _batch(addresses, rows, limits, scales, settings.backoff, calibration.table, tokens, lengths, survival, evidence)
     return Drafts(indexes, rows, tokens, lengths, survival, evidence)
 
@@ -103,16 +102,13 @@ def _batch(
     survival: NDArray[np.float32],
     evidence: NDArray[np.int16],
 ) -> None:
-    strength = np.empty(LONGEST + 1, np.float32)
-    for match in range(LONGEST + 1):
-        strength[match] = 2.0 ** (match / scales[1])
     places, matches = np.empty(PLACES, np.int32), np.empty(PLACES, np.int32)
     votes, others = np.empty(PLACES, np.float32), np.empty(PLACES, np.int32)
     for i in range(len(rows)):
         limit = min(limits[i], tokens.shape[1])
         if limit <= 0:
             continue
-        count = collect(addresses[i], rows[i], backoff, scales, strength, places, matches, votes, others)
+        count = collect(addresses[i], rows[i], backoff, scales, places, matches, votes, others)
         form = arena.views(addresses[i])[9][rows[i], FORM]
         lengths[i] = _follow(
             addresses[i],
@@ -137,7 +133,6 @@ def collect(
     row: int,
     backoff: bool,
     scales: NDArray[np.float32],
-    strength: NDArray[np.float32],
     places: Array,
     matches: Array,
     votes: NDArray[np.float32],
@@ -146,80 +141,117 @@ def collect(
     """Fills in the places behind which the request may go on, with match length and vote: how many there are."""
     header, tokens, long, short, long_heads, short_heads, after, before, owner, sequences = arena.views(address)
     far, near, heads = int(header[arena.LONG]), int(header[arena.SHORT]), int(header[arena.HEADS])
-    end = int(sequences[row, LAST])
+    own = sequences[row]
+    end, count = int(own[LAST]), 0
+    if not backoff:
+        for at in range(arena.TRACK, arena.FIELDS, 2):
+            place = following(own[at], after) if own[at] >= 0 else arena.NOTHING
+            if place >= 0 and tokens[place] >= 0:
+                match = _common(end, own[at], LONGEST, tokens, before)
+                source = owner[own[at] // arena.BLOCK]
+                alike = int(own[at + 1])
+                _vote(count, place, match, alike, source, row, sequences, scales, places, matches, votes, others)
+                count += 1
     at_far, at_near = buckets(end, tokens, before, far, near, heads)
-    count, longest = 0, 0
-    for search in range(2 + GAP):
-        # First where long contexts agree, then short ones; if no long one does, behind a gap of one token, or of two.
-        if search == 1 and count >= (1 if backoff else ENOUGH):
-            continue
-        if search >= 2 and (longest >= far or (search > 2 and count)):
+    for order in (far, near):
+        if order == near and backoff and count:
             break
-        if search >= 2:
-            if backoff or tokens[end] <= START:
-                break
-            end = preceding(end, before)
-            at_far, at_near = buckets(end, tokens, before, far, near, heads)
-        slot = int(short_heads[at_near]) if search == 1 else int(long_heads[at_far])
-        order = near if search == 1 else far
+        slot = int(long_heads[at_far]) if order == far else int(short_heads[at_near])
         steps = 0
         while slot >= 0 and steps < WALK and count < len(places):
             steps += 1
             here = slot
-            slot = int(short[slot]) if search == 1 else int(long[slot])
+            slot = int(long[slot]) if order == far else int(short[slot])
             place = following(here, after)
-            for _ in range(search - 1):
-                if place >= 0 and tokens[place] >= 0:
-                    place = following(place, after)
-            if here == end or place < 0 or tokens[place] < 0:
+            if here == end or place < 0 or tokens[place] < 0 or (not backoff and _kept(own, here)):
                 continue
-            match, bridged = _matched(end, here, tokens, before, far)
-            if match < order or (search == 1 and match >= far):
+            match = _common(end, here, LONGEST, tokens, before)
+            if match < order or (order == near and match >= far):
                 continue
-            source = owner[here // arena.BLOCK]
+            source, alike = owner[here // arena.BLOCK], 0
             kind = sequences[source, KIND]
             if backoff and (kind != HISTORY or sequences[source, arena.AGE] != 1):
                 continue
-            longest = max(longest, match if search < 2 else 0)
-            if search >= 2:
-                match, bridged = 0, True
-            if bridged:
-                match = min(match + int(scales[4]), LONGEST)
-            vote = sequences[source, WEIGHT] * strength[match]
-            if kind == PROMPT:
-                vote *= scales[2]
-            elif source == row:
-                vote *= scales[3]
-            places[count] = place
-            matches[count] = match
-            votes[count] = vote
-            others[count] = BRIDGED if bridged else SELF if kind == PROMPT or source == row else OTHER
+            if not backoff:
+                alike = _alike(end, here, tokens, before)
+                if kind != PROMPT and source != row:
+                    _keep(own, here, alike)
+            _vote(count, place, match, alike, source, row, sequences, scales, places, matches, votes, others)
             count += 1
     return count
 
 
 @native
-def _matched(a: int, b: int, tokens: Array, before: Array, far: int) -> tuple[int, bool]:
-    """How many tokens back from these two slots are the same; a common start is the longest match there is.
-
-    And whether a match shorter than `far` has one of at least `far` in front of it, with one differing token between.
-    """
-    match, a, b = _common(a, b, LONGEST, tokens, before)
-    if match >= far or tokens[a] <= START or tokens[b] <= START:
-        return match, False
-    return match, _common(preceding(a, before), preceding(b, before), far, tokens, before)[0] >= far
+def _vote(
+    at: int,
+    place: int,
+    match: int,
+    alike: int,
+    source: int,
+    row: int,
+    sequences: Array,
+    scales: NDArray[np.float32],
+    places: Array,
+    matches: Array,
+    votes: NDArray[np.float32],
+    others: Array,
+) -> None:
+    kind = sequences[source, KIND]
+    mine = kind == PROMPT or source == row
+    weight = np.float32(scales[2] if kind == PROMPT else scales[3] if mine else 1.0)
+    places[at], matches[at] = place, match
+    votes[at] = sequences[source, WEIGHT] * weight * 2.0 ** (match / scales[1] + scales[4] * alike / arena.ONE)
+    others[at] = SELF if mine else BESIDE if alike >= ALIKE else OTHER
 
 
 @native
-def _common(a: int, b: int, most: int, tokens: Array, before: Array) -> tuple[int, int, int]:
-    """How many tokens back from two slots are the same, and the slots where that ends."""
+def _kept(sequence: Array, slot: int) -> bool:
+    for at in range(arena.TRACK, arena.FIELDS, 2):  # noqa: SIM110 - numba compiles no generators
+        if sequence[at] == slot:
+            return True
+    return False
+
+
+@native
+def _keep(sequence: Array, slot: int, alike: int) -> None:
+    """Instead of the least alike place, if that is less alike."""
+    worst, least = 0, alike
+    for at in range(arena.TRACK, arena.FIELDS, 2):
+        value = sequence[at + 1] if sequence[at] >= 0 else -1
+        if value < least:
+            worst, least = at, value
+    if worst:
+        sequence[worst], sequence[worst + 1] = slot, alike
+
+
+@native
+def _alike(a: int, b: int, tokens: Array, before: Array) -> int:
+    """The share of equal tokens up to these two slots, in units of 1 / ONE, older ones fading.
+
+    In front of a common start all are equal, in front of one that is not common none.
+    """
+    alike, weight = 0.0, 1.0
+    for _ in range(RECENT):
+        same = tokens[a] == tokens[b]
+        if tokens[a] <= START or tokens[b] <= START:
+            return int(arena.ONE * (alike + weight if same else alike))
+        fresh = weight / arena.FADE
+        alike += fresh if same else 0.0
+        weight -= fresh
+        a, b = preceding(a, before), preceding(b, before)
+    return int(arena.ONE * alike)
+
+
+@native
+def _common(a: int, b: int, most: int, tokens: Array, before: Array) -> int:
+    """How many tokens back from two slots are the same; a common start is the longest match there is."""
     match = 0
     while match < most and tokens[a] == tokens[b]:
         if tokens[a] <= START:
-            return most, a, b
+            return most
         match += 1
         a, b = preceding(a, before), preceding(b, before)
-    return match, a, b
+    return match
 
 
 @native

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import numpy as np
-
-from rhymed.histospec.arena import ONE
-from rhymed.histospec.draft import BRIDGED, ENOUGH, GAP, LONGEST, OTHER, SELF, Settings
+from rhymed.histospec.arena import FADE, ONE, TRACKS
+from rhymed.histospec.draft import ALIKE, BESIDE, LONGEST, OTHER, RECENT, SELF, Settings
 from rhymed.histospec.index import Weights
 
 START, PROMPT_START = "start", "prompt"
@@ -16,6 +14,7 @@ class Naive:
         self.orders, self.weights = orders, weights or Weights()
         self.texts, self.kinds, self.ages, self.weight = [], [], [], []
         self.written = []  # (sequence, position), in the order of time
+        self.kept = []  # by sequence: (sequence, position, how alike), or None
         self._begin(PROMPT_START, "prompt", 0, ONE)
         self.extend(0, prompt)
 
@@ -25,6 +24,9 @@ class Naive:
         self.ages.append(age)
         self.weight.append(weight)
         self.written.append((len(self.texts) - 1, 0))
+        whole = [row for row, other in enumerate(self.kinds[:-1]) if other in ("history", "closed")]
+        beginnings = [(row, 0, ONE) for row in whole[::-1]] if kind == "open" else []
+        self.kept.append((beginnings + [None] * TRACKS)[:TRACKS])
         return len(self.texts) - 1
 
     def add(self, tokens, age, reward=None):
@@ -42,6 +44,30 @@ class Naive:
         for token in tokens:
             self.texts[row].append(int(token))
             self.written.append((row, len(self.texts[row]) - 1))
+            self.kept[row] = [place and self._go_on(*place, int(token)) for place in self.kept[row]]
+
+    def _go_on(self, other, place, alike, token):
+        if place + 1 >= len(self.texts[other]):
+            return None
+        same = self.texts[other][place + 1] == token
+        return other, place + 1, alike + (ONE if same else 0) // FADE - alike // FADE
+
+    def _keep(self, row, other, place, alike):
+        values = [-1 if kept is None else kept[2] for kept in self.kept[row]]
+        if min(values) < alike:
+            self.kept[row][values.index(min(values))] = other, place, alike
+
+    def alike(self, row, end, other, place):
+        """The share of equal tokens up to here, of which each weighs 1 - 1 / FADE of the next one."""
+        alike, weight = 0.0, 1.0
+        for _ in range(RECENT):
+            same = self.texts[row][end] == self.texts[other][place]
+            if end == 0 or place == 0:
+                return int(ONE * (alike + weight * same))
+            alike += weight / FADE * same
+            weight -= weight / FADE
+            end, place = end - 1, place - 1
+        return int(ONE * alike)
 
     def matched(self, row, end, other, place, most=LONGEST):
         """Tokens in common, backwards from these two; a common start is as good as the longest."""
@@ -54,57 +80,47 @@ class Naive:
             match, end, place = match + 1, end - 1, place - 1
         return match
 
-    def bridged(self, row, end, other, place):
-        """A short match, one token that differs, and a long match in front of it."""
-        match, long = self.matched(row, end, other, place), self.orders[0]
-        end, place = end - match, place - match
-        return match < long and min(end, place) > 0 and self.matched(row, end - 1, other, place - 1, long) == long
-
     def places(self, row, settings):
         """(sequence, position of the next token, match, vote, where it is), newest first."""
         long, short = self.orders
-        found = self._search(row, 0, long, LONGEST, settings)
-        if len(found) < (1 if settings.backoff else ENOUGH):
-            found += self._search(row, 0, short, long - 1, settings)
-        if settings.backoff or any(match >= long for _, _, match, _ in found):
-            return [self._place(row, place, settings) for place in found]
-        for gap in range(1, GAP + 1):
-            if gap < len(self.texts[row]) and (gap == 1 or not found):
-                found += self._search(row, gap, long, LONGEST, settings)
+        end, found = len(self.texts[row]) - 1, []
+        for other, place, alike in [] if settings.backoff else [kept for kept in self.kept[row] if kept]:
+            if place + 1 < len(self.texts[other]):
+                found.append((other, place + 1, self.matched(row, end, other, place), alike))
+        found += self._search(row, long, LONGEST, settings)
+        if not (settings.backoff and found):
+            found += self._search(row, short, long - 1, settings)
         return [self._place(row, place, settings) for place in found]
 
-    def _search(self, row, gap, least, most, settings):
-        end, found = len(self.texts[row]) - 1 - gap, []
+    def _search(self, row, least, most, settings):
+        end, found = len(self.texts[row]) - 1, []
         for other, place in reversed(self.written):
-            match, following = self.matched(row, end, other, place), place + 1 + gap
-            if (other, place) == (row, end) or following >= len(self.texts[other]) or not least <= match <= most:
+            match = self.matched(row, end, other, place)
+            if (other, place) == (row, end) or place + 1 >= len(self.texts[other]) or not least <= match <= most:
                 continue
-            if settings.backoff and (self.kinds[other] != "history" or self.ages[other] != 1):
+            if settings.backoff:
+                if self.kinds[other] == "history" and self.ages[other] == 1:
+                    found.append((other, place + 1, match, 0))
                 continue
-            found.append((other, following, 0 if gap else match, bool(gap) or self.bridged(row, end, other, place)))
+            if (other, place) in [kept[:2] for kept in self.kept[row] if kept]:
+                continue
+            alike = self.alike(row, end, other, place)
+            if other not in (0, row):
+                self._keep(row, other, place, alike)
+            found.append((other, place + 1, match, alike))
         return found
 
     def _place(self, row, place, settings):
-        other, following, match, bridged = place
-        match = min(match + settings.bridge, LONGEST) if bridged else match
-        return other, following, match, self._vote(row, other, match, settings), self._source(row, other, bridged)
-
-    def _vote(self, row, other, match, settings):
-        vote = np.float32(self.weight[other] * np.float32(2.0 ** (match / settings.sharpness)))
-        if self.kinds[other] == "prompt":
-            vote *= np.float32(settings.prompt)
-        elif other == row:
-            vote *= np.float32(settings.own)
-        return float(vote)
-
-    def _source(self, row, other, bridged):
-        if bridged:
-            return BRIDGED
-        return SELF if self.kinds[other] == "prompt" or other == row else OTHER
+        other, following, match, alike = place
+        weight = self.weight[other] * (settings.prompt if other == 0 else settings.own if other == row else 1.0)
+        vote = weight * 2.0 ** (match / settings.sharpness + settings.alike * alike / ONE)
+        source = SELF if other in (0, row) else BESIDE if alike >= ALIKE else OTHER
+        return other, following, match, vote, source
 
     def draft(self, row, limit, settings: Settings):
         """[(token, votes by token, how many agree, match, source)], one a step."""
         places, steps = self.places(row, settings), []
+        self.voted = len(places)
         while places and len(steps) < limit:
             votes = {}
             for other, place, _, vote, _ in places:
