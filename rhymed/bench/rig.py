@@ -64,6 +64,10 @@ class Rig:
         """Earlier responses, of the step before, as a drafter of ours or vLLM's suffix decoding keeps them."""
         self._ask("remember", prompt, context, [list(one) for one in past])
 
+    def forget(self) -> None:
+        """vLLM's suffix decoding drops every response; a drafter of ours is told a prompt's history anew."""
+        self._ask("forget")
+
     def call(self, method: str, *arguments: Any) -> Any:
         """A method of the engine's worker, its extension's included."""
         return self._ask("call", method, *arguments)
@@ -170,6 +174,11 @@ class Served:
                 drafter.suffix_cache.start_request(name, np.array(context, np.int32))
                 drafter.suffix_cache.add_active_response(name, one)
                 drafter.suffix_cache.stop_request(name)
+
+    def forget(self) -> None:
+        cache = getattr(getattr(self._runner, "drafter", None), "suffix_cache", None)
+        for name in list(cache.cached_requests) if cache else []:
+            cache.evict_cached_response(name)
 
     def _preempting(self, *arguments: Any, **named: Any) -> None:
         self._preempted += 1

@@ -6,7 +6,8 @@ batch is full. Ratios are to plain vLLM in the same round.
 
 Methods: `none` is vLLM as it comes; `keyed` the same with our sampler; `ngram` and `suffix` are vLLM's own drafters
 with vLLM's own verification (mended for CPUs, vLLM issue 55005); `aimd` is the RhymeRL paper's matching and draft
-lengths, with our verification; `history` is HistoSpec; `siblings` is HistoSpec without any history.
+lengths, with our verification; `history` is HistoSpec; `siblings` is HistoSpec without any history; `again` has
+what the requests are about to say for its history: how fast an engine is whose drafts are all right.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any
 from rhymed.bench.rig import Request, Rig, Run
 from rhymed.bench.workload import Workload, workloads
 
-METHODS = ("none", "keyed", "ngram", "suffix", "aimd", "history", "siblings")
+METHODS = ("none", "keyed", "ngram", "suffix", "aimd", "history", "siblings", "again")
 GROUP = 8
 REQUESTS = {1: 6, 4: 16, 16: 48, 64: 144}  # by batch
 WIDTH = 32
@@ -112,7 +113,8 @@ class Bench:
         for method in methods:
             path = [arctic] if method == "suffix" and arctic else []
             self.rigs[method] = Rig(engine(workload, method, context), path=path, fix=method in ("ngram", "suffix"))
-            self.rigs[method].ready()
+        for rig in self.rigs.values():
+            rig.ready()
         self.pasts: dict[float, dict[int, list[list[int]]]] = {}  # temperature -> prompt -> responses of epoch 1
 
     def close(self) -> None:
@@ -127,10 +129,7 @@ class Bench:
             self._request(prompt, number, temperature, 0) for prompt in range(prompts) for number in range(group)
         ]
         run = rig.run(asked, 64, whole=True)
-        past: dict[int, list[list[int]]] = {}
-        for place, made in enumerate(run.made):
-            past.setdefault(place // group, []).append(made)
-        self.pasts[temperature] = past
+        self.pasts[temperature] = _by_prompt(asked, run.made)
 
     def cell(self, cell: Cell, round: int) -> dict[str, Run]:
         """Every method once, in an order that turns with the round."""
@@ -146,9 +145,13 @@ class Bench:
         for turn in range(len(self.methods)):
             method = self.methods[(turn + round) % len(self.methods)]
             rig = self.rigs[method]
+            known = self.pasts[cell.temperature] if cell.epoch == 2 else {}
+            if method == "again":
+                known = _by_prompt(asked, rig.run(asked, 64, whole=True).made)
+            rig.forget()
             for prompt in prompts:
-                past = self.pasts[cell.temperature].get(prompt, []) if cell.epoch == 2 else []
-                rig.remember(str(prompt), self.workload.prompts[prompt], past if method != "siblings" else [])
+                past = known.get(prompt, []) if method != "siblings" else []
+                rig.remember(str(prompt), self.workload.prompts[prompt], past)
             time.sleep(0.3)  # indexes are built beside the engine; in a run they are long before they are needed
             runs[method] = rig.run(asked, cell.batch)
         return runs
@@ -157,6 +160,13 @@ class Bench:
         seed = (step * 1_000_003 + prompt) * 1_009 + number + 1
         tokens = self.workload.prompts[prompt]
         return Request(tokens, self.workload.longest, temperature, seed, f"{prompt}/{number}", str(prompt), step)
+
+
+def _by_prompt(asked: Sequence[Request], made: Sequence[list[int]]) -> dict[int, list[list[int]]]:
+    found: dict[int, list[list[int]]] = {}
+    for request, response in zip(asked, made, strict=True):
+        found.setdefault(int(request.history), []).append(response)
+    return found
 
 
 def measure(bench: Bench, cell: Cell, rounds: int) -> dict[str, Any]:
