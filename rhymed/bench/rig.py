@@ -176,7 +176,7 @@ class Served:
                 drafter.suffix_cache.stop_request(name)
 
     def forget(self) -> None:
-        cache = getattr(getattr(self._runner, "drafter", None), "suffix_cache", None)
+        cache: Any = getattr(getattr(self._runner, "drafter", None), "suffix_cache", None)
         for name in list(cache.cached_requests) if cache else []:
             cache.evict_cached_response(name)
 

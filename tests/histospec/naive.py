@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from rhymed.histospec.arena import FADE, ONE, TRACKS
-from rhymed.histospec.draft import ALIKE, BESIDE, LONGEST, OTHER, RECENT, SELF, Settings
+from rhymed.histospec.draft import Settings
 from rhymed.histospec.index import Weights
+from rhymed.histospec.places import ALIKE, BESIDE, LONGEST, OTHER, RECENT, SELF
 
 START, PROMPT_START = "start", "prompt"
 

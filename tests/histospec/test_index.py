@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from rhymed.histospec import arena
 from rhymed.histospec.calibration import Calibration, cell
-from rhymed.histospec.draft import PLACES, WALK, Settings, draft
+from rhymed.histospec.draft import Settings, draft
 from rhymed.histospec.index import Index, Weights, extend
+from rhymed.histospec.places import PLACES, WALK
 
 sys.path.insert(0, str(Path(__file__).parent))
 from naive import Naive
