@@ -17,8 +17,8 @@ from rhymed.histospec.native import native
 
 LONGEST = 32  # tokens of context that are compared
 WALK = 64  # slots of a chain that are looked at
-PLACES = 48  # that vote at most
-RECENT = 3 * arena.FADE  # tokens that tell how alike two texts are
+PLACES = 32  # that vote at most
+RECENT = 2 * arena.FADE  # tokens that tell how alike two texts are
 ALIKE = 5 * arena.ONE // 8
 SELF, OTHER, BESIDE = range(3)  # a place is in the request or its prompt, in another response, in one that is alike
 
