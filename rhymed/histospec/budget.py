@@ -106,6 +106,37 @@ def _priors(knots: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np
     return 0.3 * bend, slope * gaps.mean()
 
 
+class Rest:
+    """Where drafting turns out to be slower than plain decoding, it rests; longer each time that it does so again.
+
+    A predicted gain of a few per cent is within what the curve does not know, so what came of it decides.
+    """
+
+    WINDOW = 24  # steps with drafts between two looks
+    SHORTEST, LONGEST = 64, 4096  # steps
+
+    def __init__(self) -> None:
+        self._tried, self._plain_s, self._took_s = 0, 0.0, 0.0
+        self._left, self._next = 0, self.SHORTEST
+
+    def now(self) -> bool:
+        self._left = max(0, self._left - 1)
+        return self._left > 0
+
+    def observe(self, plain_s: float, took_s: float) -> None:
+        """A step with drafts took so long, and what it made would have taken plain decoding so long."""
+        self._tried += 1
+        self._plain_s += plain_s
+        self._took_s += min(took_s, OUTLIER * plain_s)
+        if self._tried < self.WINDOW:
+            return
+        if self._plain_s < self._took_s:
+            self._left, self._next = self._next, min(2 * self._next, self.LONGEST)
+        else:
+            self._next = self.SHORTEST
+        self._tried, self._plain_s, self._took_s = 0, 0.0, 0.0
+
+
 class Budget:
     """`choose` before a step, `observe` after it.
 
@@ -122,6 +153,7 @@ class Budget:
         self.curve = CostCurve(largest)
         self._largest, self._margin = largest, margin
         self._steps = 0  # that had something to choose
+        self._rest = Rest()
 
     def choose(self, survival: Survival, lengths: Lengths) -> Lengths:
         """How many of its drafted tokens each request verifies; 0 everywhere when drafting does not pay.
@@ -131,14 +163,18 @@ class Budget:
         """
         requests = len(lengths)
         worth, rows = _ranked(survival, lengths, max(0, self._largest - requests))
-        if not len(worth):
+        if not len(worth) or self._rest.now():
             return np.zeros(requests, np.int32)
         base = self.curve.table(requests)
         best = _best(worth, requests, base, self._margin)
         return _count(rows, self._vary(best, len(rows)), requests)
 
-    def observe(self, requests: int, tokens: int, seconds: float) -> None:
+    def observe(self, requests: int, tokens: int, seconds: float, made: int = 0) -> None:
+        """A step that only decoded. `made`: tokens that came of it, drafts included; 0: not known."""
         self.curve.observe(requests, tokens, seconds)
+        if made and tokens > requests and self._steps > len(self.LADDER):
+            plain = self.curve.table(requests)
+            self._rest.observe(made / requests * float(plain[min(requests, len(plain) - 1)]), seconds)
 
     def _vary(self, best: int, most: int) -> int:
         step = self._steps

@@ -142,10 +142,11 @@ class Drafter:
     def _count(self, rows: Sequence[Row], batch: Batch, began: float, ended: float) -> None:
         """Into the accounts. A step is timed from drafts to drafts, when it only decoded."""
         requests, drafted = len(rows), sum(batch.verified)
+        right = sum(max(0, len(made) - 1) for made in batch.made)
         timed_s = plain_s = draft_s = 0.0
         if self._last is not None and batch.decoded_only and requests:
             seconds = ended - self._last.ended_s
-            self._budget.observe(requests, requests + drafted, seconds)
+            self._budget.observe(requests, requests + drafted, seconds, requests + right)
             plain = self._budget.curve.table(requests)
             plain_s = float(plain[min(requests, len(plain) - 1)]) / requests
             timed_s, draft_s = seconds / requests, (ended - began) / requests
@@ -157,7 +158,6 @@ class Drafter:
             account.timed_s += timed_s
             account.plain_s += plain_s * (1 + accepted)
             account.draft_s += draft_s
-        right = sum(max(0, len(made) - 1) for made in batch.made)
         forwards = sum(map(bool, batch.made))
         plain_s *= requests + right
         self.total += Account(forwards, drafted, right, timed_s * requests, plain_s, draft_s * requests)

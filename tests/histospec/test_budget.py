@@ -56,6 +56,23 @@ def test_nothing_is_drafted_where_a_token_costs_more_than_it_brings() -> None:
     assert np.mean([one.sum() for one in chosen[50:]]) < 0.5  # of 512 tokens offered
 
 
+@pytest.mark.parametrize(("share", "least", "most"), [(0.0, 0.0, 0.1), (1.0, 0.9, 1.0)])
+def test_it_rests_where_drafts_bring_less_than_they_promise(share: float, least: float, most: float) -> None:
+    """`share`: of the promised tokens, how many come. Counted are the steps that draft."""
+    budget, survival, full = Budget(LARGEST), table(16, 8, 0.7), np.full(16, 8, np.int32)
+    drafting, took, plain = [], 0.0, cost(16, 16, 0.0004)
+    for _ in range(6000):
+        lengths = budget.choose(survival, full)
+        taken = np.arange(8) < lengths[:, None]
+        made = 16 + share * float(survival[taken].sum())
+        seconds = cost(16, 16 + int(lengths.sum()), 0.0004)
+        budget.observe(16, 16 + int(lengths.sum()), seconds, round(made))
+        drafting.append(lengths.sum() > 0)
+        took += seconds / (made / 16 * plain)
+    assert least <= np.mean(drafting) <= most
+    assert took / 6000 < 1.03, "time for what was made, over what it takes plain decoding"
+
+
 def test_the_most_probable_tokens_are_taken_and_always_a_prefix() -> None:
     budget = Budget(LARGEST)
     survival = np.array([[0.9, 0.8, 0.1], [0.3, 0.2, 0.1], [0.85, 0.1, 0.05]], np.float32)
