@@ -70,7 +70,7 @@ def test_it_rests_where_drafts_bring_less_than_they_promise(share: float, least:
         drafting.append(lengths.sum() > 0)
         took += seconds / (made / 16 * plain)
     assert least <= np.mean(drafting) <= most
-    assert took / 6000 < 1.03, "time for what was made, over what it takes plain decoding"
+    assert took / 6000 < 1.05, "time for what was made, over what it takes plain decoding"
 
 
 def test_the_most_probable_tokens_are_taken_and_always_a_prefix() -> None:
