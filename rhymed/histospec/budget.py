@@ -146,7 +146,7 @@ class Budget:
 
     LADDER = (0.0, 0.125, 0.5, 0.25, 0.0, 1.0)  # parts of what was drafted
     DITHER = (1.0, 0.75, 1.0, 1.3)
-    PLAIN_EVERY = 128  # steps
+    PLAIN_EVERY = 32  # steps
 
     def __init__(self, largest: int, *, margin: float = 0.02) -> None:
         """`largest`: tokens one step may hold. `margin`: gain in the rate below which nothing is drafted."""
