@@ -90,7 +90,7 @@ class Child:
 
     @property
     def usable(self) -> bool:
-        return self.alive and self._process.returncode is None
+        return self.alive and self._process.returncode is None and not _ended(self.pid)
 
     async def score(self, item: Item, scorer: int) -> Verdict:
         """Of the scorer with this index; it may take `reward.timeout_s`.
@@ -170,6 +170,14 @@ class Child:
             return await self._process.stdout.readexactly(length)
         except (asyncio.IncompleteReadError, ConnectionError):
             raise Dead("a closed pipe") from None
+
+
+def _ended(pid: int) -> bool:
+    """What the kernel says, which asyncio hears of a moment later. Leaves the exit status to asyncio."""
+    try:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:  # asyncio has it
+        return True
 
 
 class Pool:
