@@ -15,6 +15,7 @@ COLOURS = {
     "aimd": "#8f8fbf",
     "history": "#1f5f8b",
     "siblings": "#6a994e",
+    "again": "#444444",
 }
 
 

@@ -70,6 +70,10 @@ class CostCurve:
         """Predicted time of a step [tokens + 1] that decodes `requests` requests; constant before the first step."""
         return self._table + self._a_request * requests
 
+    def plain(self, requests: int) -> float:
+        """Predicted time of a step without drafts."""
+        return float(self._table[min(requests, len(self._table) - 1)]) + self._a_request * requests
+
     def _features(self, requests: int, tokens: int) -> NDArray[np.float64]:
         row = np.zeros(len(self.knots) + 1)
         above = int(np.searchsorted(self.knots, tokens))
@@ -169,12 +173,11 @@ class Budget:
         best = _best(worth, requests, base, self._margin)
         return _count(rows, self._vary(best, len(rows)), requests)
 
-    def observe(self, requests: int, tokens: int, seconds: float, made: int = 0) -> None:
-        """A step that only decoded. `made`: tokens that came of it, drafts included; 0: not known."""
+    def observe(self, requests: int, tokens: int, seconds: float, made: int) -> None:
+        """A step that only decoded. `made`: tokens that came of it, accepted drafts included."""
         self.curve.observe(requests, tokens, seconds)
-        if made and tokens > requests and self._steps > len(self.LADDER):
-            plain = self.curve.table(requests)
-            self._rest.observe(made / requests * float(plain[min(requests, len(plain) - 1)]), seconds)
+        if tokens > requests and self._steps > len(self.LADDER):
+            self._rest.observe(made / requests * self.curve.plain(requests), seconds)
 
     def _vary(self, best: int, most: int) -> int:
         step = self._steps

@@ -43,7 +43,7 @@ class HistoSpec:
         alone = parallel.rank % parallel.tensor_parallel_size == 0  # of ranks that draft the same
         self._local = open_local(settings.store, model, settings.responses) if settings.store and alone else None
         self._longest = int(model.max_model_len)
-        self._library = Library(int(model.get_vocab_size()))
+        self._library = Library(int(model.get_vocab_size()), settings.orders)
         self._drafter = Drafter(
             settings,
             self._library,

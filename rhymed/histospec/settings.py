@@ -24,6 +24,11 @@ class Settings:
     memory_mib: int = 512  # of all indexes
     keyed: bool = True  # position-keyed sampling
 
+    @property
+    def orders(self) -> tuple[int, int]:
+        """Context lengths of the index, (long, short); the paper's are 7 and 3."""
+        return (7, 3) if self.matching == "paper" else (8, 2)
+
     def __post_init__(self) -> None:
         for name, kind in get_type_hints(type(self)).items():
             value, allowed = getattr(self, name), get_args(kind)

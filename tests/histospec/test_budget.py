@@ -35,7 +35,8 @@ def drive(requests: int, accept: float, a_token: float, steps: int, noise: float
     for _ in range(steps):
         lengths = budget.choose(survival, full)
         tokens = requests + int(lengths.sum())
-        budget.observe(requests, tokens, cost(requests, tokens, a_token) * rng.lognormal(0, noise))
+        came = requests + round(float(survival[np.arange(width) < lengths[:, None]].sum()))
+        budget.observe(requests, tokens, cost(requests, tokens, a_token) * rng.lognormal(0, noise), came)
         made.append(lengths)
     return made
 
@@ -79,7 +80,7 @@ def test_the_most_probable_tokens_are_taken_and_always_a_prefix() -> None:
     lengths = np.array([3, 3, 2], np.int32)
     for _ in range(300):
         chosen = budget.choose(survival, lengths)
-        budget.observe(3, 3 + int(chosen.sum()), 0.01 + 0.002 * (3 + int(chosen.sum())))
+        budget.observe(3, 3 + int(chosen.sum()), 0.01 + 0.002 * (3 + int(chosen.sum())), 3 + int(chosen.sum()))
         assert (chosen <= lengths).all()
     assert budget.choose(survival, lengths).tolist() in ([2, 0, 1], [2, 1, 1])
 
@@ -93,7 +94,7 @@ def test_a_step_never_holds_more_than_the_engine_takes() -> None:
     for _ in range(40):
         chosen = budget.choose(table(8, 32, 0.99), np.full(8, 32, np.int32))
         assert chosen.sum() <= 12
-        budget.observe(8, 8 + int(chosen.sum()), 0.01)
+        budget.observe(8, 8 + int(chosen.sum()), 0.01, 8 + int(chosen.sum()))
 
 
 def test_the_curve_follows_an_engine_that_changes() -> None:

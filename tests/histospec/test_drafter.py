@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rhymed.histospec import arena
 from rhymed.histospec.drafter import Batch, Drafter
 from rhymed.histospec.library import Library, Past
 from rhymed.histospec.seats import Asked
@@ -276,6 +277,16 @@ engine.finish()
 assert sum(before) and [len(one.overloads) for one in compiled] == before, before
 engine.library.close()
 """
+
+
+def test_the_papers_matching_has_its_own_context_lengths() -> None:
+    library, brought = Library(1000, Settings(matching="paper").orders), threading.Event()
+    library.bring("p", PROMPT, lambda: [Past(np.array([1, 2, 3], np.int32), 0, None)])
+    library.do(brought.set)  # in turn
+    assert brought.wait(60)
+    ((_, index),) = library.arrived()
+    library.close()
+    assert index.array[[arena.LONG, arena.SHORT]].tolist() == [7, 3]
 
 
 def test_after_a_rehearsal_nothing_is_left_to_compile() -> None:
