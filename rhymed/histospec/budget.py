@@ -94,7 +94,7 @@ class CostCurve:
         moment[:size] += 1e-3 * slope.sum(0) * OPTIMISM * self._unit
         information[-1, -1] += 1e-2
         fit = np.linalg.solve(information + 1e-9 * np.eye(size + 1), moment)
-        self._a_request = max(0.0, fit[-1])
+        self._a_request = max(0.0, float(fit[-1]))
         self._table = np.interp(self._all, self.knots, np.maximum.accumulate(fit[:-1]))
         self._since = 0
 

@@ -122,6 +122,19 @@ def test_a_request_without_history_makes_every_token_by_itself(engine: Engine) -
     assert engine.forwards == 60
 
 
+def test_an_account_holds_nothing_but_plain_numbers(engine: Engine) -> None:
+    """It goes through vLLM's own messages, which refuse numpy's."""
+    script = words(1)
+    engine.remember(script)
+    engine.add("a", script)
+    engine.finish()
+    account = engine.drafter.account("a")
+    assert account is not None
+    assert account.plain_s > 0
+    for told in (account, engine.drafter.total):
+        assert {type(value) for value in vars(told).values()} == {int, float}
+
+
 def test_what_is_drafted_changes_no_token(engine: Engine) -> None:
     """Wrong history is verified and refused: the script comes out."""
     script = words(1)
