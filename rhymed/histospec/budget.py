@@ -20,7 +20,8 @@ Survival = NDArray[np.float32]
 
 MEMORY = 400  # steps: what is older has lost its weight
 REFRESH = 8  # steps between two fits
-OUTLIER = 3.0  # a step that took so many times what it should says nothing about the batch
+SLOW = 1.5  # times what a step should take: a longer one counts as this, or a few neighbours' noise is the curve
+OUTLIER = 3.0  # times: a longer one says nothing about the batch
 OPTIMISM = 0.004  # of the smallest step's time, for one more token, until it has been measured
 
 
@@ -48,12 +49,12 @@ class CostCurve:
 
     def observe(self, requests: int, tokens: int, seconds: float) -> None:
         """A step that decoded `requests` requests and ran `tokens` tokens through the model took so long."""
-        if self.observed > 2 * REFRESH and self._strange < REFRESH:
-            expected = self._table[min(tokens, len(self._table) - 1)] + self._a_request * requests
+        expected = self.predict(requests, tokens) if self.observed > 2 * REFRESH else seconds
+        self._strange = self._strange + 1 if seconds > SLOW * expected else 0
+        if 0 < self._strange < REFRESH:  # as many in a row are no accident
             if seconds > OUTLIER * expected:
-                self._strange += 1
                 return
-        self._strange = 0
+            seconds = SLOW * expected
         self._unit = min(self._unit or seconds, seconds)
         row = self._features(requests, tokens)
         keep = 1 - 1 / MEMORY
@@ -70,9 +71,9 @@ class CostCurve:
         """Predicted time of a step [tokens + 1] that decodes `requests` requests; constant before the first step."""
         return self._table + self._a_request * requests
 
-    def plain(self, requests: int) -> float:
-        """Predicted time of a step without drafts."""
-        return float(self._table[min(requests, len(self._table) - 1)]) + self._a_request * requests
+    def predict(self, requests: int, tokens: int) -> float:
+        """Seconds of one step; without drafts it has as many tokens as requests."""
+        return float(self._table[min(tokens, len(self._table) - 1)]) + self._a_request * requests
 
     def _features(self, requests: int, tokens: int) -> NDArray[np.float64]:
         row = np.zeros(len(self.knots) + 1)
@@ -177,7 +178,7 @@ class Budget:
         """A step that only decoded. `made`: tokens that came of it, accepted drafts included."""
         self.curve.observe(requests, tokens, seconds)
         if tokens > requests and self._steps > len(self.LADDER):
-            self._rest.observe(made / requests * self.curve.plain(requests), seconds)
+            self._rest.observe(made / requests * self.curve.predict(requests, requests), seconds)
 
     def _vary(self, best: int, most: int) -> int:
         step = self._steps

@@ -147,7 +147,7 @@ class Drafter:
         if self._last is not None and batch.decoded_only and requests:
             seconds = ended - self._last.ended_s
             self._budget.observe(requests, requests + drafted, seconds, requests + right)
-            plain_s = self._budget.curve.plain(requests) / requests
+            plain_s = self._budget.curve.predict(requests, requests) / requests
             timed_s, draft_s = seconds / requests, (ended - began) / requests
         for row, made, verified in zip(rows, batch.made, batch.verified, strict=True):
             account, accepted = row.account, max(0, len(made) - 1)

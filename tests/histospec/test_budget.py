@@ -117,6 +117,16 @@ def test_a_single_slow_step_says_nothing() -> None:
     assert curve.table(4)[:40] == pytest.approx(before, rel=0.02)
 
 
+def test_steps_that_others_disturb_do_not_lift_the_curve() -> None:
+    """One in twenty takes twice as long, plain ones and others."""
+    curve, rng = CostCurve(LARGEST), np.random.default_rng(3)
+    for step in range(2000):
+        tokens = 16 if step % 32 == 0 else int(rng.integers(40, 80))
+        curve.observe(16, tokens, cost(16, tokens, 0.0002) * (2.0 if rng.random() < 0.05 else 1.0))
+    for tokens in (16, 60):
+        assert curve.predict(16, tokens) == pytest.approx(cost(16, tokens, 0.0002), rel=0.05)
+
+
 def test_more_tokens_never_take_less_time() -> None:
     curve, rng = CostCurve(LARGEST), np.random.default_rng(2)
     for _ in range(200):
