@@ -145,6 +145,12 @@ class Trace(Section):
     sample_sigma: float = Field(0.3, ge=0, description="synthetic: log-normal spread within a prompt")
     step_s: float = Field(0.030, ge=0, description="seconds of a forward pass")
     token_s: float = Field(0.0007, ge=0, description="seconds a token in a forward pass")
+    verify_s: float = Field(
+        0.00007, ge=0, description="seconds to verify a carried token; those of one sample share what they read"
+    )
+    keep: float = Field(
+        1.0, ge=0, le=1, description="probability that a token written ahead is the same under the next weights"
+    )
     vocabulary: int = Field(49152, gt=1)
 
 
@@ -222,7 +228,15 @@ class Trainer(Section):
 
 
 class Schedule(Section):
-    policy: Literal["fair"] = Field("fair", description="which worker gets which samples")
+    policy: Literal["flow", "rhyme", "fifo"] = Field(
+        "flow", description="flow: longest forecast first, to whoever has room; rhyme: the paper's; fifo: equal parts"
+    )
+    run_ahead: int = Field(
+        0,
+        ge=0,
+        le=1,
+        description="steps that idle workers may write before their weights are there, to be verified then",
+    )
     max_staleness: int = Field(0, ge=0, description="steps that a token's weights may lag behind the step it trains")
     max_retries: int = Field(2, ge=0, description="of one sample after workers gave it back, then it is dropped")
     heartbeat_s: float = Field(1.0, gt=0, description="workers tell what they hold so often")

@@ -83,6 +83,8 @@ class Drafting(Part, frozen=True):
     timed_s: float  # of the steps that were timed
     plain_s: float  # that plain decoding had taken for the same tokens
     draft_s: float  # of timed_s spent on finding drafts
+    carried: int = 0  # tokens that the sample had made before, with other weights or elsewhere
+    kept: int = 0  # of these, from the first on, came out again
 
 
 class SampleInfo(Part, frozen=True, kw_only=True):
@@ -95,6 +97,10 @@ class SampleInfo(Part, frozen=True, kw_only=True):
     versions: list[tuple[int, int]]  # (policy version, how many tokens in a row), oldest first; counts sum to length
     reward: float | None = None  # None: not scored
     drafting: Drafting | None = None  # None: not told; never stored
+    ahead: tuple[int, int] = (
+        0,
+        0,
+    )  # tokens that were written before with other weights or elsewhere; kept; never stored
 
 
 class Score(Part, frozen=True, kw_only=True):
@@ -124,6 +130,7 @@ class Holding(Part, frozen=True, kw_only=True):
 
     id: SampleId
     tokens: int = 0  # generated so far
+    parked: bool = False  # written ahead to its end: it waits for newer weights, without a slot
     seconds: float = 0.0  # since it was taken
 
 
@@ -170,6 +177,16 @@ class Scored(Message, frozen=True, kw_only=True, tag="scored"):
     scores: list[Score]
 
 
+class Ahead(Message, frozen=True, kw_only=True, tag="ahead"):
+    """Rollout worker -> broker: these are written to their ends with weights too old for their step.
+
+    They stay in its hands, without a slot, until newer weights are loaded; then what was written is verified.
+    """
+
+    worker: str
+    samples: list[SampleId]
+
+
 class GiveBack(Message, frozen=True, kw_only=True, tag="give_back"):
     """Worker -> broker: these samples will not be done here (it drains, or they cannot be done)."""
 
@@ -212,7 +229,9 @@ class GetQueues(Message, frozen=True, tag="get_queues"):
     """Anybody -> broker: every queue and its depth, what each worker holds. Answered by Queues."""
 
 
-ToBroker = Join | Heartbeat | Generated | Scored | GiveBack | Loaded | Trained | Checkpointed | Leave | GetQueues
+ToBroker = (
+    Join | Heartbeat | Generated | Scored | Ahead | GiveBack | Loaded | Trained | Checkpointed | Leave | GetQueues
+)
 
 
 class Welcome(Message, frozen=True, kw_only=True, tag="welcome"):
@@ -272,10 +291,17 @@ class Generate(Message, frozen=True, kw_only=True, tag="generate"):
     """Broker -> rollout worker: take these. Done means taken; Generated follows when they are stored."""
 
     samples: list[SampleId]
+    begun: list[SampleId] = []  # of these the store has a beginning, see PutPartials
 
 
 class Cancel(Message, frozen=True, kw_only=True, tag="cancel"):
     """Broker -> rollout worker: forget these; what they have so far is not kept."""
+
+    samples: list[SampleId]
+
+
+class Release(Message, frozen=True, kw_only=True, tag="release"):
+    """Broker -> rollout worker: hand these over: what they have goes to the store, then they are given back."""
 
     samples: list[SampleId]
 
@@ -307,7 +333,7 @@ class Finish(Message, frozen=True, kw_only=True, tag="finish"):
     reason: str
 
 
-ToRollout = Generate | Cancel | LoadVersion | Finish
+ToRollout = Generate | Cancel | Release | LoadVersion | Finish
 ToReward = RateSamples | Finish
 ToTrainer = TrainStep | Finish
 
@@ -350,6 +376,22 @@ class PutSamples(Message, frozen=True, kw_only=True, tag="put_samples"):
     """
 
     samples: list[SampleInfo]
+
+
+class PutPartials(Message, frozen=True, kw_only=True, tag="put_partials"):
+    """Rollout worker -> store: beginnings of samples that another worker will go on with. Array: tokens (uint32).
+
+    A later beginning replaces an earlier one; the finished sample removes it.
+    """
+
+    samples: list[SampleId]
+    lengths: list[int]  # tokens, in the same order
+
+
+class GetPartials(Message, frozen=True, kw_only=True, tag="get_partials"):
+    """Rollout worker -> store. Answered by Partials; what the store does not have is left out."""
+
+    samples: list[SampleId]
 
 
 class GetSamples(Message, frozen=True, kw_only=True, tag="get_samples"):
@@ -416,6 +458,8 @@ ToStore = (
     | PutPrompts
     | GetPrompts
     | PutSamples
+    | PutPartials
+    | GetPartials
     | GetSamples
     | PutScores
     | MarkSamples
@@ -435,6 +479,13 @@ class Samples(Message, frozen=True, kw_only=True, tag="samples"):
     """Arrays: response tokens; then, if asked: log-probs; then, if asked: prompt tokens."""
 
     samples: list[SampleInfo]  # in the order asked
+
+
+class Partials(Message, frozen=True, kw_only=True, tag="partials"):
+    """Array: their tokens."""
+
+    samples: list[SampleId]  # in the order asked
+    lengths: list[int]  # tokens
 
 
 class LengthRow(Part, frozen=True, kw_only=True):
@@ -493,5 +544,5 @@ class Manifest(Message, frozen=True, kw_only=True, tag="manifest"):
     digest: str  # blake2b-128 of the file, hex; empty for a reader on `host`: it would cost more than publishing
 
 
-Reply = Done | Failure | Welcome | Queues | Prompts | Samples | Lengths | Journal | StoreStats | Manifest
+Reply = Done | Failure | Welcome | Queues | Prompts | Samples | Partials | Lengths | Journal | StoreStats | Manifest
 Anything = ToBroker | ToRollout | ToReward | ToTrainer | ToStore | ToWeights | Reply

@@ -191,7 +191,7 @@ def _row(method: str, runs: Sequence[dict[str, Run]]) -> dict[str, float]:
     ratios = [rate / (one.tokens / one.seconds) for rate, one in zip(rates, base, strict=True)]
     accounts = [account for run in own for account in run.accounts if account]
     total = [sum(column) for column in zip(*accounts, strict=True)] if accounts else [0.0] * 6
-    forwards, drafted, accepted, timed_s, plain_s, draft_s = total
+    forwards, drafted, accepted, timed_s, plain_s, draft_s, *_ = total
     return {
         "tokens_per_s": statistics.median(rates),
         "ratio": statistics.median(ratios),

@@ -3,7 +3,7 @@
 Every engine step it hears which tokens were made, extends the live sequences with them, drafts for all requests in
 one call, and lets the budget decide how many of these tokens the next step verifies. What a request generates drafts
 for its siblings at once. History may arrive from the library at any time: the prompt's requests then move to the new
-index, and the old one is let go.
+index, and the old one is let go. A request that carries tokens drafts from these first, see `carried`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from rhymed.histospec.account import Account
 from rhymed.histospec.budget import Aimd, Budget
 from rhymed.histospec.calibration import Calibration
+from rhymed.histospec.carried import Carrying
 from rhymed.histospec.draft import Drafts, draft
 from rhymed.histospec.draft import Settings as Matching
 from rhymed.histospec.index import Index
@@ -44,6 +45,7 @@ class Last(NamedTuple):
 
     requests: list[str]
     drafts: Drafts
+    carried: NDArray[np.bool_]  # whose drafts are carried tokens
     ended_s: float  # when it was handed out
 
 
@@ -66,7 +68,8 @@ class Drafter:
         `seen` hears of every prompt none of whose requests was running, `ended` of every response that is whole.
         """
         self._settings = settings
-        self._seats = Seats(library, describe, settings.memory_mib << 20, seen, ended)
+        self._carrying = Carrying(library.vocabulary)
+        self._seats = Seats(library, describe, self._carrying.take, settings.memory_mib << 20, seen, ended)
         paper = settings.matching == "paper"
         self._matching = Matching(longest=width, floor=0.0 if paper else 0.02, backoff=paper)
         self._budget, self._aimd, self._calibration = Budget(largest), Aimd(), Calibration()
@@ -80,12 +83,12 @@ class Drafter:
         rows = self._seats.seat(batch.requests)
         for row in batch.over:
             self._seats.end(rows[row])
-        drafts = self._draft(rows, batch)
+        drafts, carried = self._draft(rows, batch)
         lengths = self._choose(drafts)
         taken = [drafts.tokens[row, :count].tolist() if count else [] for row, count in enumerate(lengths.tolist())]
         ended = time.perf_counter()
         self._count(rows, batch, began, ended)
-        self._last = Last(batch.requests.copy(), drafts, ended)
+        self._last = Last(batch.requests.copy(), drafts, carried, ended)
         return taken
 
     def account(self, name: str) -> Account | None:
@@ -96,25 +99,31 @@ class Drafter:
         """Responses that run count as ended."""
         self._seats.close()
 
-    def _draft(self, rows: Sequence[Row], batch: Batch) -> Drafts:
+    def _draft(self, rows: Sequence[Row], batch: Batch) -> tuple[Drafts, NDArray[np.bool_]]:
+        """And whose are carried tokens."""
         fresh = [
             made if row.tokens + len(made) == length else row.reopen(length)
             for row, made, length in zip(rows, batch.made, batch.lengths, strict=True)
         ]
-        for row, length in zip(rows, batch.lengths, strict=True):
+        for row, tokens, length in zip(rows, fresh, batch.lengths, strict=True):
             row.tokens = length
-        limits = batch.limits
+            self._carrying.follow(row.carried, tokens, length)
+        limits = np.minimum(batch.limits, self._matching.longest)
+        ahead = [row.carried.ahead(limit) for row, limit in zip(rows, limits.tolist(), strict=True)]
+        carried = np.array([bool(one) for one in ahead], bool)
         if self._settings.budget == "aimd":
             limits = np.minimum(limits, np.array([self._aimd.limit(one) for one in batch.requests], np.int32))
-        return draft(
+        drafts = draft(
             [row.index for row in rows],
             np.array([row.live for row in rows], np.int32),
             np.fromiter(chain.from_iterable(fresh), np.int32),
             np.array([0, *accumulate(map(len, fresh))], np.int32),
-            limits,
+            np.where(carried, np.int32(0), limits),
             self._matching,
             self._calibration,
         )
+        self._carrying.lay(drafts, ahead)
+        return drafts, carried
 
     def _choose(self, drafts: Drafts) -> NDArray[np.int32]:
         if self._settings.budget == "rate":
@@ -122,7 +131,7 @@ class Drafter:
         return drafts.lengths
 
     def _learn(self, batch: Batch) -> None:
-        """From which of the drafted tokens were accepted."""
+        """From which of the drafted tokens were accepted; carried ones say nothing about the others."""
         last = self._last
         if last is None:
             return
@@ -134,16 +143,17 @@ class Drafter:
             accepted = [0 if row is None else accepted[row] for row in rows]
             verified = [0 if row is None else verified[row] for row in rows]
         ours = np.minimum(np.array(verified, np.int32), last.drafts.lengths)  # a wrapper may have drafted more
+        ours[last.carried] = 0
         self._calibration.observe(last.drafts, ours, np.array(accepted, np.int32))
         if self._settings.budget == "aimd":
-            for request, drafted, right in zip(last.requests, verified, accepted, strict=True):
-                self._aimd.observe(request, drafted, right)
+            for request, drafted, right, carried in zip(last.requests, verified, accepted, last.carried, strict=True):
+                self._aimd.observe(request, 0 if carried else drafted, right)
 
     def _count(self, rows: Sequence[Row], batch: Batch, began: float, ended: float) -> None:
         """Into the accounts. A step is timed from drafts to drafts, when it only decoded."""
         requests, drafted = len(rows), sum(batch.verified)
         right = sum(max(0, len(made) - 1) for made in batch.made)
-        timed_s = plain_s = draft_s = 0.0
+        timed_s, plain_s, draft_s, carried, kept = 0.0, 0.0, 0.0, 0, 0
         if self._last is not None and batch.decoded_only and requests:
             seconds = ended - self._last.ended_s
             self._budget.observe(requests, requests + drafted, seconds, requests + right)
@@ -157,9 +167,14 @@ class Drafter:
             account.timed_s += timed_s
             account.plain_s += plain_s * (1 + accepted)
             account.draft_s += draft_s
+            carried += len(row.carried.tokens) - account.carried
+            kept += row.carried.kept - account.kept
+            account.carried, account.kept = len(row.carried.tokens), row.carried.kept
         forwards = sum(map(bool, batch.made))
         plain_s *= requests + right
-        self.total += Account(forwards, drafted, right, timed_s * requests, plain_s, draft_s * requests)
+        self.total += Account(
+            forwards, drafted, right, timed_s * requests, plain_s, draft_s * requests, carried, kept
+        )
 
 
 def rehearse(settings: Settings) -> None:

@@ -38,7 +38,7 @@ class Library:
     """`vocabulary`: token ids from here on belong to another tokenizer; `orders`: see `Index`."""
 
     def __init__(self, vocabulary: int, orders: tuple[int, int] = (8, 2)) -> None:
-        self._vocabulary, self._orders = vocabulary, orders
+        self.vocabulary, self._orders = vocabulary, orders
         self._wanted: queue.SimpleQueue[Callable[[], Arrival | None] | None] = queue.SimpleQueue()
         self._ready: queue.SimpleQueue[Arrival] = queue.SimpleQueue()
         self._closing = False
@@ -87,7 +87,7 @@ class Library:
     def _build(self, context: Sequence[int], past: Sequence[Past]) -> Index:
         expected = sum(len(one.tokens) for one in past)
         index = Index(
-            np.asarray(context, np.int32), expected=2 * expected, vocabulary=self._vocabulary, orders=self._orders
+            np.asarray(context, np.int32), expected=2 * expected, vocabulary=self.vocabulary, orders=self._orders
         )
         steps = sorted({one.step for one in past}, reverse=True)
         for one in sorted(past, key=lambda one: one.step):

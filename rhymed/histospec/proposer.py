@@ -178,6 +178,7 @@ class HistoSpec:
             int(told.get("step", 0)),
             context,
             state.output_token_ids,
+            told.get("carried", ()),
         )
 
 

@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rhymed.histospec.account import Account
+from rhymed.histospec.carried import Carried
 from rhymed.histospec.index import Index, extend
 from rhymed.histospec.library import Library
 from rhymed.histospec.shelf import Shelf
@@ -31,6 +32,7 @@ class Asked(NamedTuple):
     step: int  # training step that it is for
     context: Sequence[int]  # prompt tokens
     made: Sequence[int]  # the engine's own list of response tokens, which grows
+    carried: Any = ()  # response tokens that it made before, as somebody has told it
 
 
 @dataclass(eq=False)
@@ -40,6 +42,7 @@ class Row:
     asked: Asked
     index: Index
     live: int  # its sequence in the index
+    carried: Carried
     tokens: int = 0  # that the sequence has
     over: bool = False
     account: Account = field(default_factory=Account)
@@ -66,12 +69,14 @@ class Seats:
         self,
         library: Library,
         describe: Callable[[str], Asked | None],
+        take: Callable[[str, Any], Carried],
         budget_bytes: int,
         seen: Callable[[Asked], None] | None,
         ended: Callable[[Asked], None] | None,
     ) -> None:
         """See `drafter.Drafter`."""
-        self._library, self._describe, self._seen, self._ended = library, describe, seen, ended
+        self._library, self._describe, self._take = library, describe, take
+        self._seen, self._ended = seen, ended
         self._shelf = Shelf(budget_bytes)
         self._prompts: dict[str, Prompt] = {}
         self._rows: dict[str, Row] = {}  # by request, those included that wait
@@ -112,7 +117,7 @@ class Seats:
                 index.close(live)
             for row in shared.rows if shared else ():
                 row.index.close(row.live)
-                row.index, row.live, row.tokens = index, index.open(), 0
+                row.index, row.live, row.tokens = index, _open(index, row.carried), 0
             self._shelf.drop(prompt)
             self._shelf.put(prompt, index)  # without room only those who run now keep it
 
@@ -128,7 +133,8 @@ class Seats:
         if index is None:
             index = Index(np.asarray(asked.context, np.int32))
             self._shelf.put(asked.prompt, index)
-        row = self._rows[request] = Row(asked, index, index.open())
+        carried = self._take(asked.name, asked.carried)
+        row = self._rows[request] = Row(asked, index, _open(index, carried), carried)
         shared.rows.add(row)
         self._accounts[asked.name] = row.account
         while len(self._accounts) > REMEMBERED:
@@ -146,3 +152,11 @@ class Seats:
                 shared.ended.append(np.array(row.asked.made, np.int32))
             else:
                 del self._prompts[row.asked.prompt]
+
+
+def _open(index: Index, carried: Carried) -> int:
+    """A request's sequence, with the carried text before it as of the last epoch: a text often goes on alike behind
+    a difference, and of responses that stand in front of it a sequence keeps the place from its start on."""
+    if carried.tokens:
+        index.add(np.array(carried.tokens, np.int32), age=1)
+    return index.open()

@@ -14,8 +14,9 @@ KEY = "rhymed"
 
 @dataclass(frozen=True)
 class Settings:
-    """`extra_args = {"rhymed": {"prompt": str, "step": int, "key": int}}` tells of one request, all of it optional:
-    whose history it has (else: of the same prompt tokens), for which training step it is, and its noise."""
+    """`extra_args = {"rhymed": {"prompt": str, "step": int, "key": int, "carried": [int]}}` tells of one request, all
+    of it optional: whose history it has (else: of the same prompt tokens), for which training step it is, its noise,
+    and the response tokens that it made under this noise before, with other weights or elsewhere."""
 
     budget: Literal["rate", "aimd", "fixed"] = "rate"  # how many drafted tokens a step verifies
     matching: Literal["history", "paper"] = "history"  # how drafts are found

@@ -8,6 +8,7 @@ import random
 from typing import Any
 
 from rhymed.histospec.proposer import HistoSpec
+from rhymed.histospec.seats import Asked
 from rhymed_workers import extension
 
 KINDS = ("right", "wrong", "turning", "empty", "endless")
@@ -22,6 +23,7 @@ class Adversary(HistoSpec):
         self._config = vllm_config
         self._width = vllm_config.speculative_config.num_speculative_tokens
         self._known: dict[int, list[int]] = {}  # by key: the response
+        self._carried: dict[int, Any] = {}  # by key: what the request is said to have made before
         self._random = random.Random(0)
         self.drafted = dict.fromkeys(KINDS, 0)
 
@@ -55,6 +57,16 @@ class Adversary(HistoSpec):
     def script(self, known: dict[int, list[int]]) -> None:
         self._known = known
 
+    def carry(self, carried: dict[int, Any]) -> None:
+        self._carried = carried
+
+    def _describe(self, request: str) -> Asked | None:
+        asked = super()._describe(request)
+        if asked is None or not self._carried:
+            return asked
+        state = self._runner.requests[request]
+        return asked._replace(carried=self._carried[state.sampling_params.extra_args["rhymed"]["key"]])
+
     def restart(self, settings: dict[str, Any]) -> None:
         """As an engine with these settings would have it."""
         config, runner = copy.copy(self._config), self._runner
@@ -70,6 +82,10 @@ class Extension(extension.Extension):
         """Returns how many tokens of each kind were drafted since the restart."""
         self.model_runner.drafter.script(known)
         return self.model_runner.drafter.drafted
+
+    def carry(self, carried: dict[int, Any]) -> None:
+        """Until the restart, by key."""
+        self.model_runner.drafter.carry(carried)
 
     def restart_drafter(self, settings: dict[str, Any]) -> None:
         self.model_runner.drafter.restart(settings)

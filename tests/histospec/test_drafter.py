@@ -12,80 +12,11 @@ import numpy as np
 import pytest
 
 from rhymed.histospec import arena
-from rhymed.histospec.drafter import Batch, Drafter
 from rhymed.histospec.library import Library, Past
-from rhymed.histospec.seats import Asked
 from rhymed.histospec.settings import Settings
 
-PROMPT = [5, 6, 7]
-
-
-class Engine:
-    """Accepts the drafted tokens that its script goes on with, and makes one more, like a real one."""
-
-    def __init__(self, **settings: object) -> None:
-        self.library = Library(1000)
-        self.ended: list[tuple[str, list[int]]] = []
-        self.seen: list[str] = []
-        self.requests: dict[str, Asked] = {}
-        self.scripts: dict[str, list[int]] = {}
-        self.waiting: set[str] = set()
-        self.drafts: dict[str, list[int]] = {}
-        self.forwards = 0
-        self.drafter = Drafter(
-            Settings(**settings),  # type: ignore[arg-type]
-            self.library,
-            self.requests.get,
-            width=8,
-            largest=512,
-            seen=lambda asked: self.seen.append(asked.prompt),
-            ended=lambda asked: self.ended.append((asked.name, list(asked.made))),
-        )
-
-    def add(self, name: str, script: list[int], prompt: str = "p", step: int = 0) -> None:
-        self.requests[name] = Asked(name, prompt, step, PROMPT, [])
-        self.scripts[name] = script
-
-    def step(self) -> None:
-        running = [name for name in self.requests if name not in self.waiting]
-        made, verified = [], []
-        for name in running:
-            asked, script = self.requests[name], self.scripts[name]
-            drafted = self.drafts.pop(name, [])
-            rest = script[len(asked.made) :]
-            right = 0
-            while right < min(len(drafted), len(rest) - 1) and drafted[right] == rest[right]:
-                right += 1
-            verified.append(len(drafted))
-            made.append(rest[: right + 1])
-            asked.made.extend(made[-1])  # type: ignore[attr-defined]
-            self.forwards += 1
-        left = [len(self.scripts[name]) - len(self.requests[name].made) for name in running]
-        batch = Batch(
-            running,
-            made,
-            [len(self.requests[name].made) for name in running],
-            verified,
-            np.array([max(0, one - 1) for one in left], np.int32),
-            [row for row, one in enumerate(left) if one == 0],
-            True,
-        )
-        self.drafts = dict(zip(running, self.drafter.step(batch), strict=True))
-        for name, one in zip(running, left, strict=True):
-            if one == 0:
-                del self.requests[name]
-
-    def finish(self, most: int = 500) -> None:
-        while self.requests and most:
-            self.step()
-            most -= 1
-        assert most, "the engine ends"
-
-    def remember(self, *past: list[int], prompt: str = "p") -> None:
-        self.library.bring(prompt, PROMPT, lambda: [Past(np.array(one, np.int32), 0, None) for one in past])
-        brought = threading.Event()
-        self.library.do(brought.set)  # in turn
-        assert brought.wait(60)
+sys.path.insert(0, str(Path(__file__).parent))
+from scripted import PROMPT, Engine, words
 
 
 @pytest.fixture
@@ -94,10 +25,6 @@ def engine() -> Iterator[Engine]:
     yield made
     made.drafter.close()
     made.library.close()
-
-
-def words(seed: int, count: int = 60) -> list[int]:
-    return [int(token) for token in np.random.default_rng(seed).integers(10, 900, count)]
 
 
 def test_history_that_repeats_is_drafted_and_accepted(engine: Engine) -> None:
@@ -275,7 +202,7 @@ def test_a_history_that_cannot_be_read_is_told_and_left_out(engine: Engine, capl
 
 
 REHEARSAL = """
-import test_drafter as told
+import scripted as told
 from rhymed.histospec import budget, calibration, draft, drafter, index
 
 drafter.rehearse(told.Settings())

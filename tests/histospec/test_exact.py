@@ -204,6 +204,46 @@ def test_a_second_epoch_drafted_from_the_first_is_that_of_plain_decoding(
     assert any(account and account[1] > 0 for account in run.accounts), "something was drafted"
 
 
+def carried(made: list[int], number: int) -> list[Any]:
+    """What a request is said to have made before: one of many kinds, most of them wrong somewhere."""
+    middle = len(made) // 2
+    return [
+        made,
+        [*made[:middle], (made[middle] + 1) % 256, *made[middle + 1 :]],
+        made[:middle],
+        [*made, 5, 6, 7] * 2,
+        [],
+        [*made[:middle], VOCABULARY, *made[middle:]],
+        [made],
+        [(token + 1) % 256 for token in made],
+    ][number % 8]
+
+
+@pytest.mark.parametrize("settings", [{}, {"budget": "fixed"}, {"budget": "aimd", "matching": "paper"}])
+def test_whatever_is_carried_the_tokens_are_those_of_plain_decoding(
+    model: Path, rigs: tuple[Rig, Rig], plain: dict[int, Run], settings: dict[str, Any]
+) -> None:
+    requests = asked(1)
+    rigs[1].call("restart_drafter", settings)
+    rigs[1].call("warnings")
+    told = {one.seed: carried(made, at) for at, (one, made) in enumerate(zip(requests, plain[1].made, strict=True))}
+    rigs[1].call("carry", told)
+    run = rigs[1].run(requests, 64, whole=True)
+    check(f"carried, {settings or 'as it comes'}", model, requests, plain[1], run)
+    assert run.preempted
+    (warning,) = rigs[1].call("warnings")
+    assert "what it carries is not used" in warning
+    for at, (made, found, account) in enumerate(zip(plain[1].made, run.made, run.accounts, strict=True)):
+        assert account, "every request has one"
+        whole, half = len(made), len(made) // 2
+        if made == found and at % 8 != 3:  # what stands behind an end token may come out again, and be cut off
+            assert account[-1] == (whole, half, half, whole, 0, half, 0, 0)[at % 8]
+    if settings.get("budget") == "fixed":
+        steps = [(account[0], len(made)) for account, made in zip(run.accounts, run.made, strict=True) if account]
+        rights = [steps[at] for at in range(0, len(steps), 8)]
+        assert sum(count for count, _ in rights) < sum(2 + size // 12 for _, size in rights) + run.preempted
+
+
 FOREIGN = {
     "a larger vocabulary": [VOCABULARY + 40_000, 3, 4],
     "one more token": [5, 6, VOCABULARY],

@@ -4,14 +4,17 @@ import asyncio
 import json
 import subprocess
 import sys
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from rhymed.config import Config
 from rhymed.errors import DataError
 from rhymed.messages import SampleId
-from rhymed_workers.engine import Task, sampling_for
+from rhymed_workers.engine import Output, Task, sampling_for
 from rhymed_workers.trace import TraceBook, TraceEngine
 
 
@@ -21,8 +24,8 @@ def config(limit: int = 512, slots: int = 64, **trace: object) -> Config:
     )
 
 
-def task(settings: Config, id: SampleId) -> Task:
-    return Task(id, [1, 2, 3], sampling_for(settings, id))
+def task(settings: Config, id: SampleId, carried: Sequence[int] = ()) -> Task:
+    return Task(id, [1, 2, 3], sampling_for(settings, id), carried)
 
 
 def test_a_response_is_a_function_of_the_sample_alone() -> None:
@@ -129,3 +132,109 @@ def test_a_damaged_trace_names_file_and_line(tmp_path: Path) -> None:
     file.write_text('{"prompt": "a", "step": 0, "tokens": [1]}\n{"prompt": "a", "step": 0}\n')
     with pytest.raises(DataError, match=r"trace\.jsonl:2: "):
         TraceBook(config(path=str(file)))
+
+
+async def verified(
+    settings: Config, ids: Sequence[SampleId], cut: int, version: int = 1
+) -> tuple[list[Output], float]:
+    """What becomes of the first `cut` tokens of each, and how many seconds it takes."""
+    engine, book = TraceEngine(settings), TraceBook(settings)
+    await engine.open()
+    try:
+        await engine.load(version, Path("unused"))
+        began = time.monotonic()
+        jobs = [task(settings, id, book.response(id)[0][:cut].tolist()) for id in ids]
+        outputs = await asyncio.gather(*(engine.generate(job) for job in jobs))
+        return outputs, time.monotonic() - began
+    finally:
+        await engine.close()
+
+
+def long(keep: float = 1.0, **trace: float) -> Config:
+    """Responses of 400 tokens."""
+    cost = {"step_s": 0.001, "token_s": 0.0, "verify_s": 0.0, **trace}
+    return config(limit=1000, mean_length=400, sample_sigma=0, prompt_sigma=0, keep=keep, **cost)
+
+
+IDS = [SampleId(step=0, prompt="d" * 16, index=index) for index in range(16)]
+
+
+async def test_carried_tokens_are_verified_and_not_written() -> None:
+    whole, whole_s = await verified(long(step_s=0.01), IDS, 400)
+    part, part_s = await verified(long(step_s=0.01), IDS, 300)
+    assert whole_s < 1 <= part_s < 3.5  # 1 and 100 forward passes; it would be 400
+    for id, one, other in zip(IDS, whole, part, strict=True):
+        tokens, logprobs, reason = TraceBook(long()).response(id)
+        for output in (one, other):
+            assert output.tokens.tolist() == tokens.tolist()
+            assert output.logprobs.tolist() == logprobs.tolist()
+            assert (output.finish_reason, output.versions) == (reason, [(1, 400)])
+
+
+async def test_verifying_takes_its_time() -> None:
+    _, seconds = await verified(long(verify_s=0.0005), IDS[:2], 400)
+    assert 0.4 <= seconds < 1.2
+
+
+async def test_tokens_of_another_response_are_not_kept() -> None:
+    settings = long()
+    engine = TraceEngine(settings)
+    await engine.open()
+    try:
+        tokens = TraceBook(settings).response(IDS[0])[0]
+        other = np.concatenate([tokens[:100], tokens[:900]]).tolist()  # and more than there are
+        wait = asyncio.ensure_future(engine.generate(task(settings, IDS[0], other)))
+        while not engine.progress().get(IDS[0]):
+            await asyncio.sleep(0)
+        assert engine.progress()[IDS[0]] == 101  # one comes beside them
+        assert (await wait).tokens.tolist() == tokens.tolist()
+    finally:
+        await engine.close()
+
+
+async def kept(keep: float, version: int) -> list[int]:
+    """Of each sample's 400 tokens: what the first pass leaves, without the token that comes beside them."""
+    settings = long(keep, step_s=0.2)
+    engine, book = TraceEngine(settings), TraceBook(settings)
+    await engine.open()
+    try:
+        await engine.load(version, Path("unused"))
+        waits = [
+            asyncio.ensure_future(engine.generate(task(settings, id, book.response(id)[0].tolist()))) for id in IDS
+        ]
+        while engine.progress() == {} or not all(engine.progress().values()):
+            await asyncio.sleep(0.002)
+        for id in IDS:
+            engine.cancel(id)
+        return [len(output.tokens) - 1 for output in await asyncio.gather(*waits)]
+    finally:
+        await engine.close()
+
+
+async def test_what_is_kept_is_drawn_from_sample_and_version() -> None:
+    first, again, other = [await kept(0.95, version) for version in (1, 1, 2)]
+    assert first == again
+    assert first != other
+    assert len(set(first)) > 8
+    assert 8 < sum(first + other) / 32 < 40  # 19 on average
+    assert await kept(0.0, 1) == [0] * 16
+
+
+async def test_a_cancelled_sample_goes_on_elsewhere() -> None:
+    settings = long()
+    engine, expected = TraceEngine(settings), TraceBook(settings).response(IDS[0])
+    await engine.open()
+    try:
+        wait = asyncio.ensure_future(engine.generate(task(settings, IDS[0])))
+        while engine.progress().get(IDS[0], 0) < 100:
+            await asyncio.sleep(0.001)
+        engine.cancel(IDS[0])
+        partial = await wait
+        await engine.load(3, Path("unused"))
+        whole = await engine.generate(task(settings, IDS[0], partial.tokens.tolist()))
+    finally:
+        await engine.close()
+    assert (partial.finish_reason, whole.finish_reason) == ("abort", "stop")
+    assert 100 <= len(partial.tokens) < 400
+    assert whole.tokens.tolist() == expected[0].tolist()
+    assert whole.versions == [(3, 400)]

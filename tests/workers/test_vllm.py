@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,9 +67,11 @@ async def engine(tiny_model: Path) -> AsyncIterator[Any]:
     await engine.close()
 
 
-def task(engine: Any, index: int, *, step: int = 0, prompt: list[int] | None = None) -> Task:
+def task(
+    engine: Any, index: int, *, step: int = 0, prompt: list[int] | None = None, carried: Sequence[int] = ()
+) -> Task:
     id = SampleId(step=step, prompt="0123456789abcdef", index=index)
-    return Task(id, prompt or PROMPT, sampling_for(engine._config, id))
+    return Task(id, prompt or PROMPT, sampling_for(engine._config, id), carried)
 
 
 def expected(model: Path, weights: Path, output: Output, rollout: Any, start: int = 0) -> np.ndarray:
@@ -154,7 +156,75 @@ async def test_cancel_gives_what_there_is(engine: Any) -> None:
     aborted = [output for output in outputs if output.finish_reason == "abort"]
     assert aborted
     assert all(len(output.tokens) == len(output.logprobs) < 160 for output in aborted)
+    assert any(len(output.tokens) for output in aborted)
     assert (await engine.generate(task(engine, 9))).finish_reason in ("stop", "length")
+
+
+async def afresh(engine: Any, job: Task) -> tuple[Output, int]:
+    """What becomes of it where its prompt has no history, and in how many steps."""
+    other = SampleId(step=0, prompt="fedcba9876543210", index=0)
+    await engine.generate(Task(other, PROMPT, sampling_for(engine._config, other)))  # all of its prompt have left
+    await engine.remember(job.id.prompt, PROMPT, [])
+    await asyncio.sleep(0.2)  # the empty index takes the place of the one that knows the answer
+    output = await engine.generate(job)
+    (told,) = await engine.drafting([job.id])
+    equal = [a == b for a, b in zip(job.carried, output.tokens, strict=False)]
+    assert (told.carried, told.kept) == (len(job.carried), [*equal, False].index(False))
+    return output, told.forwards
+
+
+async def test_what_a_sample_made_before_only_saves_steps(engine: Any) -> None:
+    jobs = [task(engine, index, step=10) for index in range(40)]
+    outputs = await asyncio.gather(*(engine.generate(job) for job in jobs))
+    index = max(range(40), key=lambda index: len(outputs[index].tokens))
+    plain, plain_steps = await afresh(engine, jobs[index])
+    tokens, half = plain.tokens.tolist(), len(plain.tokens) // 2
+    assert len(tokens) > 60
+    other = [*tokens[:half], 2 + (tokens[half] + 1) % 200, *tokens[half + 1 :]]
+    steps = {}
+    for kind, carried in {"right": tokens, "altered": other, "half": tokens[:half]}.items():
+        output, steps[kind] = await afresh(engine, task(engine, index, step=10, carried=carried))
+        assert output.tokens.tolist() == tokens
+        np.testing.assert_allclose(output.logprobs, plain.logprobs, atol=1e-4)
+    print(f"{len(tokens)} tokens, {plain_steps} steps, with what was carried {steps}")
+    assert max(steps["right"], steps["altered"]) < plain_steps / 2
+    foreign = task(engine, index, step=10, carried=[*tokens[:half], 264])
+    assert (await engine.generate(foreign)).tokens.tolist() == tokens
+
+
+async def test_a_cancelled_sample_goes_on_as_if_nothing_had_been(engine: Any) -> None:
+    whole = await engine.generate(task(engine, 2, step=11))
+    wait = asyncio.ensure_future(engine.generate(task(engine, 2, step=11)))
+    job = task(engine, 2, step=11)
+    while engine.progress().get(job.id, 0) < 8:
+        await asyncio.sleep(0.001)
+    engine.cancel(job.id)
+    partial = await wait
+    assert partial.finish_reason == "abort"
+    assert 8 <= len(partial.tokens) < len(whole.tokens)
+    output = await engine.generate(task(engine, 2, step=11, carried=partial.tokens))
+    assert output.tokens.tolist() == whole.tokens.tolist()
+    assert output.finish_reason == whole.finish_reason
+
+
+async def test_tokens_of_other_weights_are_drafts_and_no_more(engine: Any, versions: list[Path]) -> None:
+    await engine.load(1, versions[1])
+    old = await engine.generate(task(engine, 3, step=12))
+    await engine.load(2, versions[2])
+    plain = await engine.generate(task(engine, 3, step=12))
+    output = await engine.generate(task(engine, 3, step=12, carried=old.tokens))
+    assert output.tokens.tolist() == plain.tokens.tolist()
+    assert output.versions == [(2, len(output.tokens))]
+
+
+async def test_a_sample_may_be_cancelled_at_once(engine: Any) -> None:
+    """vLLM has not heard of it by then."""
+    job = task(engine, 0, step=13)
+    wait = asyncio.ensure_future(engine.generate(job))
+    await asyncio.sleep(0)
+    engine.cancel(job.id)
+    output = await wait
+    assert (output.finish_reason, len(output.tokens) < 160) == ("abort", True)
 
 
 async def test_a_prompt_that_is_too_long_harms_only_itself(engine: Any) -> None:

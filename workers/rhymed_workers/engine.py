@@ -40,9 +40,13 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Task:
+    """`carried`: response tokens that this sample made earlier, from its first one on, with other weights or
+    elsewhere. An engine may use them as drafts; they never change what is sampled."""
+
     id: SampleId
     prompt: Sequence[int]  # token ids
     sampling: Sampling
+    carried: Sequence[int] = ()
 
 
 @dataclass(frozen=True)

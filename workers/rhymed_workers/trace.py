@@ -1,8 +1,9 @@
 """The engine without a model: recorded or synthetic responses, in real time, by a cost curve.
 
 All a response is made of is a pure function of the sample's id, so any process at any time gives the same. A forward
-pass of b running samples takes `step_s + token_s * b`; prefill is not charged. Waiting tasks enter in order of
-arrival as slots become free. Needs neither torch nor a tokenizer.
+pass of b running samples takes `step_s + token_s * b`; prefill is not charged. A task that carries tokens has those
+that hold verified in its first pass, which takes `verify_s` longer for each. Waiting tasks enter in order of arrival
+as slots become free. Needs neither torch nor a tokenizer.
 """
 
 from __future__ import annotations
@@ -84,14 +85,24 @@ class _Running:
     done: int = 0
     versions: list[tuple[int, int]] = field(default_factory=list)
 
-    def advance(self, version: int) -> bool:
-        """One token more; True at the end."""
-        self.done += 1
+    def kept(self, version: int, keep: float) -> int:
+        """How many of the carried tokens these weights write again; 0 once it runs."""
+        if self.done or not len(self.task.carried):
+            return 0
+        carried = np.asarray(self.task.carried)[: len(self.tokens)]
+        same = carried == self.tokens[: len(carried)]
+        same &= _noise("keep", str(self.task.id), str(version)).random(len(carried)) < keep
+        return len(carried) if same.all() else int(same.argmin())
+
+    def advance(self, version: int, kept: int) -> int:
+        """The kept tokens, and one more if there is one. Returns how many these are."""
+        count = min(kept + 1, len(self.tokens) - self.done)
+        self.done += count
         if self.versions and self.versions[-1][0] == version:
-            self.versions[-1] = (version, self.versions[-1][1] + 1)
+            self.versions[-1] = (version, self.versions[-1][1] + count)
         else:
-            self.versions.append((version, 1))
-        return self.done >= len(self.tokens)
+            self.versions.append((version, count))
+        return count
 
     def finish(self, reason: FinishReason) -> None:
         if not self.future.done():
@@ -185,16 +196,23 @@ class TraceEngine:
                 entry = self._waiting.popleft()
                 self._running[entry.task.id] = entry
             due = max(due, clock() - 1.0)
-            due += self._config.trace.step_s + self._config.trace.token_s * len(self._running)
+            due += self._pass_s()
             await asyncio.sleep(max(0.0, due - clock()))
             async with self._loading:
                 self._advance()
 
+    def _pass_s(self) -> float:
+        trace, version = self._config.trace, self._version
+        kept = sum(entry.kept(version, trace.keep) for entry in self._running.values())
+        return trace.step_s + trace.token_s * len(self._running) + trace.verify_s * kept
+
     def _advance(self) -> None:
-        self._generated += len(self._running)
-        for entry in [entry for entry in self._running.values() if entry.advance(self._version)]:
-            self._forget(entry)
-            entry.finish(entry.reason)
+        version, keep = self._version, self._config.trace.keep
+        for entry in list(self._running.values()):
+            self._generated += entry.advance(version, entry.kept(version, keep))
+            if entry.done == len(entry.tokens):
+                self._forget(entry)
+                entry.finish(entry.reason)
 
 
 def _read(path: Path) -> dict[str, dict[int, list[NDArray[np.uint32]]]]:

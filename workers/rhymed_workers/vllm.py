@@ -28,6 +28,7 @@ from rhymed_workers.engine import NO_VERSION, Output, Rate, Task
 from rhymed_workers.launch import arguments, end_children, environment, in_daemon_thread
 
 LOAD_PATIENCE_S = 120.0  # for one weight update
+ABORT_AGAIN_S = 0.01
 
 
 class VllmEngine:
@@ -112,8 +113,14 @@ class VllmEngine:
     def cancel(self, id: SampleId) -> None:
         request = self._running.get(id)
         if request is not None:
-            abort = asyncio.get_running_loop().create_task(self._llm.abort(request))
+            abort = asyncio.get_running_loop().create_task(self._abort(id, request))
             abort.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+    async def _abort(self, id: SampleId, request: str) -> None:
+        """Until it has ended: vLLM knows a request a moment after `generate` began, and no end of it before that."""
+        while self._running.get(id) == request:
+            await self._llm.abort(request)
+            await asyncio.sleep(ABORT_AGAIN_S)
 
     async def load(self, version: int, path: Path) -> dict[str, float]:
         """Running requests wait, forget their keys and values, and go on under the new weights."""
@@ -203,9 +210,16 @@ class VllmEngine:
         from vllm.sampling_params import RequestOutputKind
 
         sampling, keyed = task.sampling, self._config.rollout.sampler == "keyed"
-        told = {"prompt": task.id.prompt, "step": task.id.step, "name": str(task.id), "key": sampling.seed}
+        told: dict[str, Any] = {
+            "prompt": task.id.prompt,
+            "step": task.id.step,
+            "name": str(task.id),
+            "key": sampling.seed,
+        }
         if keyed and sampling.min_p:
             told["min_p"] = sampling.min_p  # vLLM refuses its own beside drafts
+        if keyed and len(task.carried) and self._config.drafts.method != "none":
+            told["carried"] = np.asarray(task.carried).tolist()  # without the same noise they are poor drafts
         return SamplingParams(
             temperature=sampling.temperature,
             top_p=sampling.top_p,
