@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -24,6 +24,7 @@ from rhymed.messages import (
     GetHistory,
     GetJournal,
     GetLengths,
+    GetPartials,
     GetPrompts,
     GetSamples,
     GetStoreStats,
@@ -33,8 +34,10 @@ from rhymed.messages import (
     MarkSamples,
     Message,
     OpenRun,
+    Partials,
     PromptRow,
     Prompts,
+    PutPartials,
     PutPrompts,
     PutSamples,
     PutScores,
@@ -106,6 +109,24 @@ class StoreClient:
             return
         frames = [_join(list(column)) for column in zip(*map(_check, samples), strict=True)]
         await self._ask(PutSamples(samples=[sample.info for sample in samples]), Done, *frames, deadline_s=deadline_s)
+
+    async def put_partials(self, partials: Mapping[SampleId, ArrayLike], *, deadline_s: float = DEADLINE_S) -> None:
+        """Keep beginnings of samples: sample -> its first response tokens. Returns when they are durable."""
+        if not partials:
+            return
+        arrays = [_tokens(given, f"sample {id}: tokens") for id, given in partials.items()]
+        question = PutPartials(samples=list(partials), lengths=[len(array) for array in arrays])
+        await self._ask(question, Done, _join(arrays), deadline_s=deadline_s)
+
+    async def get_partials(
+        self, ids: Sequence[SampleId], *, deadline_s: float = DEADLINE_S
+    ) -> dict[SampleId, Tokens]:
+        """The beginnings that the store has of these samples."""
+        answer, frames = await self._ask(GetPartials(samples=list(ids)), Partials, deadline_s=deadline_s)
+        if len(frames) != 1:
+            raise errors.MalformedMessage(f"store sent {len(frames)} arrays, 1 expected")
+        parts = _cut(frames[0], np.dtype(np.uint32), answer.lengths)
+        return dict(zip(answer.samples, parts, strict=True))
 
     async def get_samples(
         self,

@@ -27,8 +27,10 @@ TABLES = {
     "drops": "why samples were dropped, by sample",
     "journal": "how far samples came, by step, prompt, index; only steps that no checkpoint holds",
     "logprobs": "as the journal, of training steps",
+    "partials": "beginnings of samples on their way from worker to worker, as the journal",
     "meta": "what the folder is",
 }
+LATER = {"partials"}  # came after the first release of this schema: a folder that is only read may lack it
 SLACK = 64  # pages that LMDB may have numbered and never written
 
 
@@ -39,9 +41,14 @@ class Database:
     _env: Any
 
     def _open_tables(self, *, create: bool) -> None:
-        self.tables = {name: self._env.open_db(name.encode(), create=create) for name in TABLES}
+        names = [name for name in TABLES if create or name not in LATER or self._has(name)]
+        self.tables = {name: self._env.open_db(name.encode(), create=create) for name in names}
         self.page_bytes: int = self._env.stat()["psize"]
         self.stream = Stream(self.tables["tokens"], self.page_bytes)
+
+    def _has(self, name: str) -> bool:
+        with self._env.begin() as txn:
+            return txn.get(name.encode()) is not None
 
     def read(self) -> Any:
         """A read transaction, a context manager. What it gives are views into the map, valid inside the context."""
@@ -49,7 +56,7 @@ class Database:
 
     def used_bytes(self, txn: Any, *names: str) -> int:
         """Pages of these tables (none: of all) that hold something; what was forgotten leaves pages to use again."""
-        stats = [txn.stat(self.tables[name]) for name in names or TABLES]
+        stats = [txn.stat(self.tables[name]) for name in names or self.tables]
         pages: int = sum(stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"] for stat in stats)
         return pages * self.page_bytes
 

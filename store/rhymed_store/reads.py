@@ -18,11 +18,13 @@ from rhymed.messages import (
     GetHistory,
     GetJournal,
     GetLengths,
+    GetPartials,
     GetPrompts,
     GetSamples,
     Journal,
     LengthRow,
     Lengths,
+    Partials,
     PromptRow,
     Prompts,
     SampleId,
@@ -51,6 +53,16 @@ class Reads:
             if message.prompt_tokens:
                 arrays.append(self._contexts(txn, found))
         return _samples(found), arrays
+
+    def partials(self, message: GetPartials) -> tuple[Partials, list[Any]]:
+        samples, parts = [], []
+        with self._history.read() as txn:
+            for sample in message.samples:
+                frame = txn.get(records.journal_key(sample), db=self._tables["partials"])
+                if frame is not None:
+                    samples.append(sample)
+                    parts.append(records.unpack_bytes(frame, f"the beginning of sample {sample}"))
+        return Partials(samples=samples, lengths=[len(part) // 4 for part in parts]), [b"".join(parts)]
 
     def history(self, message: GetHistory) -> tuple[Samples, list[Any]]:
         if message.limit < 1:

@@ -20,12 +20,14 @@ from rhymed.messages import (
     GetHistory,
     GetJournal,
     GetLengths,
+    GetPartials,
     GetPrompts,
     GetSamples,
     GetStoreStats,
     MarkSamples,
     Message,
     OpenRun,
+    PutPartials,
     PutPrompts,
     PutSamples,
     PutScores,
@@ -91,11 +93,13 @@ class StoreService(Service):
             OpenRun: self._write(writes.open_run),
             PutPrompts: self._write(writes.put_prompts),
             PutSamples: self._put_samples,
+            PutPartials: self._put_partials,
             PutScores: self._write(writes.put_scores),
             MarkSamples: self._write(writes.mark),
             ForgetLogprobs: self._write(writes.forget_logprobs),
             GetPrompts: self._read(reads.prompts),
             GetSamples: self._read(reads.samples),
+            GetPartials: self._read(reads.partials),
             GetHistory: self._history_of,
             GetLengths: self._read(reads.lengths),
             GetJournal: self._read(reads.journal),
@@ -131,6 +135,12 @@ class StoreService(Service):
         with self._underway(size):
             rows = await self._aside(partial(prepare, message, frames, self._level()))
             await self._writer.write(lambda batch: self._writes.put_samples(batch, rows), size)
+        return DONE
+
+    async def _put_partials(self, message: PutPartials, frames: Sequence[bytes]) -> Message:
+        size = sum(map(len, frames))
+        with self._underway(size):
+            await self._writer.write(lambda batch: self._writes.put_partials(batch, message, b"".join(frames)), size)
         return DONE
 
     @contextlib.contextmanager

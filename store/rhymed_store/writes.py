@@ -20,6 +20,7 @@ from rhymed.messages import (
     ForgetLogprobs,
     MarkSamples,
     OpenRun,
+    PutPartials,
     PutPrompts,
     PutSamples,
     PutScores,
@@ -137,6 +138,9 @@ class Writes:
         live = sorted(entry for entry in live if is_live(entry[1].info.id.step, live_from))
         self._put_all(txn, "logprobs", [(key, row.logprobs) for key, row, _ in live if row.logprobs])
         self._put_all(txn, "journal", [(key, record.journal()) for key, _, record in live])
+        if txn.stat(self._tables["partials"])["entries"]:
+            for row in fresh:
+                txn.delete(records.journal_key(row.info.id), db=self._tables["partials"])
         batch.tokens += sum(row.info.length for row in fresh)
 
     def _put_contexts(self, txn: Any, rows: Sequence[NewRow]) -> None:
@@ -161,6 +165,20 @@ class Writes:
     def _put_all(self, txn: Any, table: str, rows: list[tuple[bytes, bytes]]) -> None:
         with txn.cursor(self._tables[table]) as cursor:
             cursor.putmulti(rows)
+
+    def put_partials(self, batch: Batch, message: PutPartials, tokens: bytes) -> None:
+        """Raises `MalformedMessage` when the array is not as long as announced."""
+        if len(message.samples) != len(message.lengths) or min(message.lengths, default=0) < 0:
+            raise MalformedMessage(f"PutPartials: {len(message.lengths)} lengths of {len(message.samples)} samples")
+        if len(tokens) != 4 * sum(message.lengths):
+            raise MalformedMessage(f"PutPartials: {len(tokens)} bytes, {4 * sum(message.lengths)} announced")
+        self._history.claim_room(batch, len(tokens) + HEADER_BYTES * len(message.samples))
+        live_from = self._live_from(batch.txn)
+        for sample, part in zip(message.samples, _cut(tokens, message.lengths), strict=True):
+            stored = batch.txn.get(records.sample_key(sample), db=self._tables["samples"]) is not None
+            if is_live(sample.step, live_from) and not stored:
+                frame = records.pack_bytes(part, self._level)
+                batch.txn.put(records.journal_key(sample), frame, db=self._tables["partials"])
 
     def put_scores(self, batch: Batch, message: PutScores) -> None:
         found = []
@@ -192,7 +210,7 @@ class Writes:
 
     def forget_logprobs(self, batch: Batch, message: ForgetLogprobs) -> None:
         below = max(message.below_step, self._live_from(batch.txn))
-        for table, first in (("logprobs", 0), ("journal", 0), ("journal", EVAL)):
+        for table, first in (("logprobs", 0), ("journal", 0), ("journal", EVAL), ("partials", 0), ("partials", EVAL)):
             low, high = records.step_prefix(first), records.step_prefix(first + below)
             with batch.txn.cursor(self._tables[table]) as cursor:
                 while cursor.set_range(low) and cursor.key() < high:
