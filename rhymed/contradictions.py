@@ -32,6 +32,11 @@ def contradictions(config: Config) -> Iterator[str]:
             f"rollout.min_p = {rollout.min_p} with drafts needs rollout.sampler = 'keyed':"
             " vLLM's own sampler refuses it beside drafts"
         )
+    if config.schedule.run_ahead and (rollout.sampler == "vllm" or config.drafts.method == "none"):
+        yield (
+            "schedule.run_ahead needs rollout.sampler = 'keyed' and drafts.method = 'history':"
+            " what is written ahead is verified as a draft under the same noise"
+        )
     yield from _evaluation(config.eval)
     if config.schedule.lost_after_s <= 2 * config.schedule.heartbeat_s:
         yield "schedule.lost_after_s must be more than twice schedule.heartbeat_s"

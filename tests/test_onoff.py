@@ -1,6 +1,7 @@
-"""GRPO with drafts from history and without them is one and the same training: same samples, losses and weights.
+"""However rollouts are made fast, it is one and the same training: same samples, losses and weights.
 
-Whole runs of `rhymed run` in float32, one with drafts in every step whether they pay or not, one with none.
+Whole runs of `rhymed run` in float32: plain and synchronous on one worker; with drafts in every step, whether they pay
+or not; and on two workers that write every step ahead of its weights, where samples also move.
 """
 
 from __future__ import annotations
@@ -69,12 +70,12 @@ def config(tmp_path: Path, tiny_model: Path) -> Path:
     return file
 
 
-def run(config: Path, method: str) -> Path:
+def run(config: Path, name: str, *options: str) -> Path:
     command = [sys.executable, "-m", "rhymed", "run", "--plain", str(config)]
-    command += ["-o", f"run.name={method}", "-o", f"drafts.method={method}"]
+    command += [part for option in (f"run.name={name}", *options) for part in ("-o", option)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
-    return config.parent / method
+    return config.parent / name
 
 
 def samples(folder: Path) -> dict[str, tuple[list[int], float | None]]:
@@ -93,27 +94,37 @@ def losses(rows: list[dict[str, Any]]) -> list[dict[str, float]]:
     return [{name: value for name, value in row.items() if LOSSES.fullmatch(name)} for row in rows]
 
 
-def test_drafts_change_no_sample_no_loss_and_no_weight(config: Path) -> None:
+def same_training(config: Path, one: Path, plain: Path) -> None:
     """To the last bit. The trainer adds up in the order of the samples' names, not of their arrival. The engine's
     log-probs, which weigh tokens in the loss, do not depend on the batch either: oneDNN's products of packed float32
     weights give a row the same bits among any number of others, verified drafts included.
     """
     from safetensors.numpy import load_file
 
-    on, off = run(config, "history"), run(config, "none")
-    drafted, plain = metrics(on), metrics(off)
-    assert [row["step"] for row in drafted] == [row["step"] for row in plain] == list(range(STEPS))
-    assert sum(row["rollout/spec_accepted"] for row in drafted[2:]) > 10, "drafts of earlier epochs were right"
-    assert not any(name.startswith("rollout/spec_") for row in plain for name in row)
+    assert [row["step"] for row in metrics(one)] == [row["step"] for row in metrics(plain)] == list(range(STEPS))
+    assert len(samples(one)) == STEPS * PROMPTS * GROUP
+    assert samples(one) == samples(plain)
+    assert losses(metrics(one)) == losses(metrics(plain))
+    assert all({"actor/loss", "actor/grad_norm", "mismatch_kl/mean"} <= row.keys() for row in losses(metrics(plain)))
 
-    assert len(samples(on)) == STEPS * PROMPTS * GROUP
-    assert samples(on) == samples(off)
-    assert losses(drafted) == losses(plain)
-    assert all({"actor/loss", "actor/grad_norm", "mismatch_kl/mean"} <= row.keys() for row in losses(plain))
-
-    folders = [config.parent / "model", *(made / "checkpoints" / f"step-{STEPS:06d}" for made in (on, off))]
-    start, one, other = (load_file(folder / "model.safetensors") for folder in folders)
-    assert start.keys() == one.keys() == other.keys()
-    for name, trained in one.items():
+    folders = [config.parent / "model", *(made / "checkpoints" / f"step-{STEPS:06d}" for made in (one, plain))]
+    start, first, second = (load_file(folder / "model.safetensors") for folder in folders)
+    assert start.keys() == first.keys() == second.keys()
+    for name, trained in first.items():
         assert np.abs(trained - start[name]).max() > LR, f"{name} was trained"
-        np.testing.assert_array_equal(trained, other[name], err_msg=name)
+        np.testing.assert_array_equal(trained, second[name], err_msg=name)
+
+
+def test_neither_drafts_nor_the_schedule_change_a_sample_a_loss_or_a_weight(config: Path) -> None:
+    plain = run(config, "plain", "drafts.method=none", "schedule.policy=fifo")
+    assert not any(name.startswith(("rollout/spec_", "rollout/ahead_")) for row in metrics(plain) for name in row)
+
+    drafted = run(config, "drafted")
+    same_training(config, drafted, plain)
+    assert sum(row["rollout/spec_accepted"] for row in metrics(drafted)[2:]) > 10, "drafts of earlier epochs were right"
+
+    ahead = run(config, "ahead", "schedule.run_ahead=1", "rollout.workers=2", "rollout.max_concurrency=12")
+    same_training(config, ahead, plain)
+    rows = metrics(ahead)
+    assert sum("rollout/ahead_tokens" in row for row in rows) >= STEPS // 2, "most steps were written ahead"
+    assert any(row.get("rollout/ahead_kept_ratio", 0) > 0 for row in rows), "some of it is the same under new weights"

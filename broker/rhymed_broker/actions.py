@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from rhymed.messages import SampleId
@@ -12,6 +13,7 @@ class Assign(NamedTuple):
 
     worker: str
     ids: list[SampleId]
+    begun: Sequence[SampleId] = ()  # of these the store has a beginning
 
 
 class Rate(NamedTuple):
@@ -26,6 +28,20 @@ class Cancel(NamedTuple):
 
     worker: str
     ids: list[SampleId]
+
+
+class Release(NamedTuple):
+    """Rollout worker: hand these over, with what they have."""
+
+    worker: str
+    ids: list[SampleId]
+
+
+class Recall(NamedTuple):
+    """Store: tell how long these prompts' responses were before this step."""
+
+    step: int
+    prompts: list[str]
 
 
 class Load(NamedTuple):
@@ -65,4 +81,4 @@ class FinishRun(NamedTuple):
     reason: str
 
 
-Action = Assign | Rate | Cancel | Load | Train | Mark | Evaluated | FinishRun
+Action = Assign | Rate | Cancel | Release | Recall | Load | Train | Mark | Evaluated | FinishRun

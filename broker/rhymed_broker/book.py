@@ -6,8 +6,11 @@ samples in these states, by group, and no empty group.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from rhymed.messages import SampleId
 from rhymed_broker.metrics import StepMeter
+from rhymed_broker.pipe.view import Deal
 from rhymed_broker.table import SETTLED, STATES, Sample, State
 
 Groups = dict[str, dict[Sample, None]]
@@ -21,6 +24,10 @@ class StepBook:
         self.counts: dict[State, int] = dict.fromkeys(STATES, 0)
         self.shelves: dict[State, Groups] = {"waiting": {}, "generated": {}}
         self.handed = False  # to a trainer, at least once
+        self.expected: dict[str, float] = {}  # prompt -> response tokens, when the groups were ranked last
+        self.unprobed: set[str] = set()  # of the ranked: nothing is known of them, and none of their samples is begun
+        self.deal: Deal | None = None  # which worker begins which prompts, where the policy says so before
+        self.dealt_to = -1  # the line-up of workers that it was made for
         self._unsettled: dict[str, int] = {}  # prompt -> samples that are not scored or dropped
         for id in ids:
             self._unsettled[id.prompt] = self._unsettled.get(id.prompt, 0) + 1
@@ -46,6 +53,19 @@ class StepBook:
             self._unsettled[prompt] -= 1
             if not self._unsettled[prompt]:
                 self.groups_ready += 1
+
+    def rank(self, prompts: Iterable[str]) -> None:
+        """The order in which groups that wait are begun."""
+        waiting = self.shelves["waiting"]
+        self.shelves["waiting"] = {prompt: waiting[prompt] for prompt in prompts}
+
+    def probed(self, prompt: str) -> None:
+        """Some of it is begun: the rest comes after all others, until they are ranked again."""
+        if prompt in self.unprobed:
+            self.unprobed.discard(prompt)
+            waiting = self.shelves["waiting"]
+            if prompt in waiting:
+                waiting[prompt] = waiting.pop(prompt)
 
     @property
     def all_generated(self) -> bool:

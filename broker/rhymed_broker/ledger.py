@@ -12,18 +12,21 @@ rest is ignored. Knows no asyncio, socket, clock or logger. Why a sample may mov
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from rhymed.messages import EVAL, Holding, Join, JournalEntry, SampleId, SampleInfo, Score
 from rhymed_broker import pipe
-from rhymed_broker.actions import Action, Assign, Cancel, Evaluated, FinishRun, Load, Mark, Rate, Train
+from rhymed_broker.actions import Action, Cancel, Evaluated, FinishRun, Load, Mark, Train
+from rhymed_broker.dispatch import Dispatch, Lengths
 from rhymed_broker.exam import Exam
+from rhymed_broker.forecast import Forecast
 from rhymed_broker.metrics import StepMeter, rollout_side, step_side
 from rhymed_broker.roster import Roster, Worker
 from rhymed_broker.samples import Samples
-from rhymed_broker.table import Sample, State, diagram, window
+from rhymed_broker.table import Sample, State, diagram
 
+LONGEST = 1 << 20  # tokens, where nobody says
 LOAD_PATIENCE_S = 300.0  # then a worker that has not loaded the version is told again
 
 
@@ -45,15 +48,18 @@ class Ledger:
         max_retries: int = 2,
         lost_after_s: float = 20.0,
         missing_after_s: float = 5.0,
-        policy: pipe.Policy = pipe.fair,
+        policy: pipe.Policy = pipe.POLICIES["flow"],
+        run_ahead: int = 0,
+        forecast: Lengths | None = None,
     ) -> None:
+        """`run_ahead`: steps, beyond those that their weights allow, that workers may begin to write."""
         self.max_staleness = max_staleness
         self.max_retries = max_retries
         self.lost_after_s = lost_after_s
         self.missing_after_s = missing_after_s  # a worker does not mention a sample that it was given: it goes on
-        self.policy = policy
         self.roster = Roster()
-        self.samples = Samples(max_staleness)
+        self.samples = Samples(max_staleness, run_ahead)
+        self.dispatch = Dispatch(self.samples, self.roster, policy, forecast or Forecast(LONGEST))
         self.version = 0
         self.steps = 0  # of the whole run
         self.started = False
@@ -69,8 +75,7 @@ class Ledger:
         """Hand out work, and return everything that is to be done since the last call."""
         if self.started and not self.finished:
             self._hand_over(now)
-            self._place("waiting", "rollout", now)
-            self._place("generated", "reward", now)
+            self._actions += self.dispatch.place(self.version, now)
             self._grade(now)
             done = self.version >= self.steps and not self.samples.evaluations()
             if done and self.roster.trainer is not None:
@@ -109,12 +114,14 @@ class Ledger:
         assert self._plan is not None, "start comes first"
         if self._exam is not None and self._exam.due(self.version):
             self._open(EVAL + self.version, self._exam.ids(self.version), now)
-        for step in range(self.version, min(self.version + self.max_staleness + 1, self.steps)):
+        reach = self.max_staleness + self.samples.run_ahead
+        for step in range(self.version, min(self.version + reach + 1, self.steps)):
             if step not in self.samples.books:
                 self._open(step, self._plan.samples(step), now)
 
     def _open(self, step: int, ids: list[SampleId], now: float) -> None:
         self.samples.open(step, ids, StepMeter(now, self.roster.occupancy.read(now)), now)
+        self._actions += self.dispatch.opened(self.samples.books[step])
         self._note(step, now)
 
     # -- workers come and go ------------------------------------------------------------------------------------
@@ -168,6 +175,10 @@ class Ledger:
             self._tell_load(worker, now)
         self._abandon(now)
         self._may_train = True
+        if self.started:
+            self.dispatch.look()
+            self._actions += self.dispatch.move(self.version)
+            self.dispatch.offer_all()
         return [worker.name for worker in lost]
 
     def _remove(
@@ -193,13 +204,32 @@ class Ledger:
             return
         if worker.role == "rollout" and version != worker.version and worker.target == -1:
             self.loaded(name, version, now)
-        told = {item.id for item in holding}
+        told = self._progress(worker, holding, now)
         if unknown := told - worker.held.keys():
             self._adopt(worker, sorted(unknown), now)
         if missing := worker.held.keys() - told:
             self._reclaim(worker, missing, now)
         elif worker.missing:
             worker.missing = {}
+
+    def _progress(self, worker: Worker, holding: list[Holding], now: float) -> set[SampleId]:
+        parked = set()
+        for item in holding:
+            if sample := worker.held.get(item.id):
+                sample.tokens = item.tokens
+                if item.parked:
+                    parked.add(item.id)
+        self.roster.park(worker, parked, now)
+        return {item.id for item in holding}
+
+    def parked(self, name: str, ids: Iterable[SampleId], now: float) -> None:
+        """Written ahead to the end: they take no slot until newer weights are loaded."""
+        worker = self.roster.workers[name]
+        self.roster.park(worker, worker.parked | set(ids), now)
+
+    def recalled(self, past: Mapping[str, Sequence[tuple[int, int]]]) -> None:
+        """The store's answer to `Recall`: prompt -> (step, response tokens), oldest first."""
+        self.dispatch.remember(past)
 
     def _reclaim(self, worker: Worker, missing: set[SampleId], now: float) -> None:
         """It does not mention these: after a while they go to others."""
@@ -216,7 +246,7 @@ class Ledger:
             sample = self.samples.get(id)
             if sample is None:
                 cancel.append(id)
-            elif sample.state == free and self._may_have(worker, id.step):
+            elif sample.state == free and self.dispatch.may_have(worker, id.step, self.version):
                 self.samples.move(sample, "assigned", now, worker.name)
                 self.roster.hold(worker, (sample,), now)
             elif sample.state in ("waiting", "running", "dropped") and sample.worker != worker.name:
@@ -224,16 +254,14 @@ class Ledger:
         if cancel and worker.role == "rollout":
             self._actions.append(Cancel(worker.name, cancel))
 
-    def _may_have(self, worker: Worker, step: int) -> bool:
-        oldest, newest = window(step, self.max_staleness)
-        return worker.role != "rollout" or oldest <= worker.version <= min(newest, self.version)
-
     def loaded(self, name: str, version: int, now: float) -> None:
         """New tokens of this worker are of this version."""
         worker = self.roster.workers[name]
         worker.version = version
         if worker.target == version:
             worker.target = -1
+        self.roster.park(worker, set(), now)
+        self.roster.refresh(worker)
         self._tell_load(worker, now)
 
     def load_failed(self, name: str) -> None:
@@ -265,7 +293,9 @@ class Ledger:
             self.roster.release(sample, now)
             sample.length = info.length
             sample.oldest = info.versions[0][0] if info.versions else info.id.step
-            sample.drafting = info.drafting
+            sample.drafting, sample.ahead = info.drafting, info.ahead
+            if info.id.step < EVAL:
+                self.dispatch.forecast.finished(info.id.step, info.id.prompt, info.length)
             self.samples.move(sample, "generated", now, name)
             self.samples.refuse_stale(sample, now, info.versions[-1][0] if info.versions else None)
             touched.add(info.id.step)
@@ -297,12 +327,16 @@ class Ledger:
         """It will not do these, or could not be told to. `retry`: others may; `failed`: it counts as a try."""
         worker = self.roster.workers.get(name)
         held = [sample for id in ids if (sample := worker.held.get(id))] if worker else []
+        moved = [sample for sample in held if sample.released]
         for sample in held:
-            if retry:
+            if sample.released and retry:
+                sample.released, sample.begun = False, True
+                self._return(sample, f"{name}: moved", now, failed=False)
+            elif retry:
                 self._return(sample, f"{name}: {reason}", now, failed=failed)
             else:
                 self._give_up(sample, reason, now)
-        if worker and held and retry:
+        if worker and len(held) > len(moved) and retry:
             self.roster.rest(worker, True)  # until the next tick, lest it get the same again at once
 
     # -- the trainer --------------------------------------------------------------------------------------------
@@ -315,6 +349,7 @@ class Ledger:
         assert self._plan is not None, "a step was opened"
         epoch = {"training/epoch": float(self._plan.epoch(step))}
         row = epoch | book.meter.rollout | step_side(book.meter, self._trained_at, now)
+        self.dispatch.closed(step)
         if done := self.samples.finish(step):
             self._actions.append(Mark(done, "trained"))
         self._training, self.version, self._trained_at = None, step + 1, now
@@ -368,30 +403,13 @@ class Ledger:
 
     # -- inside -------------------------------------------------------------------------------------------------
 
-    def _place(self, state: State, role: str, now: float) -> None:
-        """Let the policy (for scoring: `fair`) hand what is in `state` to workers of `role`."""
-        free = self.roster.free[role]
-        if not free or not self.samples.queues[state]:
-            return
-        policy, order = (self.policy, Assign) if role == "rollout" else (pipe.fair, Rate)
-        seats = [worker for worker in free.values() if role == "reward" or worker.version <= self.version]
-        given: dict[str, list[SampleId]] = {}
-        for name, samples in policy(pipe.Snapshot(self.samples.shelves(state), seats)):
-            worker = self.roster.workers[name]
-            assert len(worker.held) + len(samples) <= worker.slots, f"policy: {name} has no room for {len(samples)}"
-            for sample in samples:
-                assert self._may_have(worker, sample.id.step), f"policy: {name} may not have {sample.id}"
-            self.samples.move_all(samples, "assigned", now, name)
-            self.roster.hold(worker, samples, now)
-            given.setdefault(name, []).extend([sample.id for sample in samples])
-        self._actions += [order(name, ids) for name, ids in given.items()]
-
     def _return(self, sample: Sample, why: str, now: float, *, failed: bool) -> None:
         sample.returns += failed
         if sample.returns > self.max_retries:
             self._give_up(sample, f"given up after {sample.returns} tries: {why}", now)
         else:
             self.roster.release(sample, now)
+            sample.released = False
             self.samples.move(sample, "returned", now, why)
 
     def _give_up(self, sample: Sample, reason: str, now: float) -> None:

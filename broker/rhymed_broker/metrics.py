@@ -130,6 +130,7 @@ def rollout_side(step: int, meter: StepMeter, samples: Iterable[Sample]) -> dict
         "reward/timeout_rate": meter.timeouts / max(1, meter.reports),
         **meter.scores(),
         **_drafting(made),
+        **_ahead(made),
         "staleness/mean": _mean(ages),
         "staleness/max": float(max(ages, default=0)),
         "timing_s/rollout": rollout_s,
@@ -160,6 +161,14 @@ def _drafting(samples: Iterable[Sample]) -> dict[str, float]:
     if timed_s > 0:
         row["rollout/spec_net_speedup"] = plain_s / timed_s
     return row
+
+
+def _ahead(samples: Iterable[Sample]) -> dict[str, float]:
+    """What was written before its weights were there, or by another worker, and verified. Empty when nothing was."""
+    written, kept = (sum(one.ahead[place] for one in samples) for place in (0, 1))
+    if not written:
+        return {}
+    return {"rollout/ahead_tokens": float(written), "rollout/ahead_kept_ratio": kept / written}
 
 
 def step_side(meter: StepMeter, previous_at: float | None, now: float) -> dict[str, float]:

@@ -17,8 +17,8 @@ class Worker:
     """A rollout or reward worker, or the trainer (which holds nothing here)."""
 
     __slots__ = (
-        "claims", "held", "holding", "host", "missing", "name", "phase", "pid", "resting", "role", "seen", "slots",
-        "stats", "target", "told_at", "version",
+        "claims", "held", "holding", "host", "missing", "name", "parked", "phase", "pid", "resting", "role", "seen",
+        "slots", "stats", "target", "told_at", "version",
     )  # fmt: skip
 
     def __init__(self, join: Join, now: float) -> None:
@@ -35,6 +35,9 @@ class Worker:
         self.stats: dict[str, float] = {}
         self.holding: list[Holding] = []  # as it told last
         self.held: dict[SampleId, Sample] = {}  # as the ledger knows
+        self.parked: set[SampleId] = (
+            set()
+        )  # held, written ahead to the end: they wait for newer weights, without a slot
         self.missing: dict[SampleId, float] = {}  # held, but not told: since when
         self.claims: list[SampleId] = join.holding  # works on these since before we knew it
         self.resting = False  # failed lately: gets nothing until the next tick
@@ -45,10 +48,15 @@ class Roster:
         self.workers: dict[str, Worker] = {}
         self.trainer: Worker | None = None
         self.free: dict[str, dict[str, Worker]] = {"rollout": {}, "reward": {}, "trainer": {}}
+        self.changed: dict[
+            str, Worker
+        ] = {}  # whose free slots, weights or parked samples are others since `take_changed`
+        self.lineup = 0  # times that a worker came or went
         self.occupancy = Occupancy()  # of rollout slots
 
     def add(self, worker: Worker, now: float) -> None:
         self.workers[worker.name] = worker
+        self.lineup += 1
         if worker.role == "trainer":
             self.trainer = worker
         elif worker.role == "rollout":
@@ -59,6 +67,8 @@ class Roster:
         """The caller has released what it held."""
         assert not worker.held, f"{worker.name} leaves with samples in hand"
         del self.workers[worker.name]
+        self.changed.pop(worker.name, None)
+        self.lineup += 1
         self.free[worker.role].pop(worker.name, None)
         if self.trainer is worker:
             self.trainer = None
@@ -79,17 +89,32 @@ class Roster:
         sample.worker = ""
         if worker is not None and worker.held.pop(sample.id, None) is not None:
             worker.missing.pop(sample.id, None)
-            self._changed(worker, -1, now)
+            parked = sample.id in worker.parked
+            worker.parked.discard(sample.id)
+            self._changed(worker, 0 if parked else -1, now)
+
+    def park(self, worker: Worker, parked: set[SampleId], now: float) -> None:
+        """These alone, of what it holds, wait without a slot."""
+        parked = parked & worker.held.keys()
+        if parked != worker.parked:
+            freed, worker.parked = len(parked) - len(worker.parked), parked
+            self._changed(worker, -freed, now)
 
     def rest(self, worker: Worker, resting: bool) -> None:
         worker.resting = resting
         self.refresh(worker)
 
     def refresh(self, worker: Worker) -> None:
-        if worker.resting or len(worker.held) >= worker.slots:
+        if worker.resting or len(worker.held) - len(worker.parked) >= worker.slots:
             self.free[worker.role].pop(worker.name, None)
+            self.changed.pop(worker.name, None)
         else:
-            self.free[worker.role][worker.name] = worker
+            self.free[worker.role][worker.name] = self.changed[worker.name] = worker
+
+    def take_changed(self) -> list[Worker]:
+        """Those with a free slot to whom something has happened since the last call."""
+        changed, self.changed = list(self.changed.values()), {}
+        return changed
 
     def _changed(self, worker: Worker, held: int, now: float) -> None:
         if worker.role == "rollout":

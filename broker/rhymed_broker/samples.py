@@ -10,19 +10,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from rhymed.messages import EVAL, JournalEntry, SampleId
+from rhymed.staleness import window
 from rhymed_broker.actions import Mark
 from rhymed_broker.book import StepBook
 from rhymed_broker.metrics import StepMeter
-from rhymed_broker.pipe import Shelf
-from rhymed_broker.table import NEXT, STATES, STORY_LENGTH, Event, Sample, State, window
+from rhymed_broker.pipe.view import Shelf
+from rhymed_broker.table import NEXT, STATES, STORY_LENGTH, Event, Sample, State
 
 
 class Samples:
-    def __init__(self, max_staleness: int) -> None:
+    def __init__(self, max_staleness: int, run_ahead: int = 0) -> None:
         self.max_staleness = max_staleness
+        self.run_ahead = run_ahead  # steps that may be written before their weights are there
         self.books: dict[int, StepBook] = {}  # open steps, oldest first
         self.queues: dict[State, dict[Sample, None]] = {state: {} for state in STATES}
         self.transitions = 0  # ever
+        self.arrived = False  # samples came to wait since somebody looked and said no
         self._found: dict[int, dict[SampleId, JournalEntry]] = {}  # of steps not yet opened
         self._past: dict[State, int] = {"trained": 0, "dropped": 0}  # of steps forgotten
         self._drops: dict[str, list[SampleId]] = {}  # reason -> not yet journaled
@@ -81,6 +84,8 @@ class Samples:
             if source != "new":
                 del queues[source][sample]
             queues[target][sample] = None
+            if target == "waiting":
+                self.arrived = True
             books[sample.id.step].moved(sample, source, target)
         self.transitions += len(samples)
 
@@ -105,10 +110,24 @@ class Samples:
     def shelves(self, state: State) -> list[Shelf]:
         """What is in `state`, by step and group, for a policy."""
         return [
-            Shelf(step, *window(step, self.max_staleness), book.shelves[state], book.counts[state])
+            Shelf(
+                step,
+                self.earliest(step),
+                *window(step, self.max_staleness),
+                book.shelves[state],
+                book.counts[state],
+                book.deal if state == "waiting" else None,
+                book.expected,
+                book.unprobed,
+            )
             for step, book in sorted(self.books.items(), key=lambda item: item[0] < EVAL)
             if book.counts[state]
         ]
+
+    def earliest(self, step: int) -> int:
+        """Version from which a worker may begin the step's samples."""
+        oldest, _ = window(step, self.max_staleness)
+        return oldest if step >= EVAL else max(0, oldest - self.run_ahead)
 
     def finish(self, step: int) -> list[SampleId]:
         """The step is trained: returns the samples that were, and forgets all; later reports on them are late."""

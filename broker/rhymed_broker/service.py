@@ -26,10 +26,24 @@ from rhymed.runs import identity
 from rhymed.service import Service
 from rhymed.wire import DONE, Server
 from rhymed_broker import status
-from rhymed_broker.actions import Action, Assign, Cancel, Evaluated, FinishRun, Load, Mark, Rate, Train
+from rhymed_broker.actions import (
+    Action,
+    Assign,
+    Cancel,
+    Evaluated,
+    FinishRun,
+    Load,
+    Mark,
+    Rate,
+    Recall,
+    Release,
+    Train,
+)
 from rhymed_broker.exam import Exam, load_exam
+from rhymed_broker.forecast import Forecast
 from rhymed_broker.ledger import Ledger
 from rhymed_broker.outbox import Outbox, patiently
+from rhymed_broker.pipe import POLICIES
 from rhymed_broker.plan import Plan
 from rhymed_store.client import StoreClient
 
@@ -37,10 +51,12 @@ log = logging.getLogger(__name__)
 
 DELIVERY_S = 15.0  # a worker answers that it took something; its work comes later
 FINISH_S = 120.0  # for the trainer's last checkpoint
+RECALLED = 256  # prompts in one question for their lengths
 LINGER_S = 3.0  # after the end, for those who watch
 FLUSH_S = 30.0  # for the last marks and metrics
 
-Report = m.Generated | m.Scored | m.GiveBack
+Report = m.Generated | m.Scored | m.Ahead | m.GiveBack
+Order = Assign | Rate | Cancel | Release | Load | Train
 
 
 class BrokerService(Service):
@@ -54,6 +70,9 @@ class BrokerService(Service):
             max_retries=schedule.max_retries,
             lost_after_s=schedule.lost_after_s,
             missing_after_s=max(5.0, 3 * schedule.heartbeat_s),
+            policy=POLICIES[schedule.policy],
+            run_ahead=schedule.run_ahead,
+            forecast=Forecast(config.rollout.max_response_length),
         )
         self.finished = False
         self._peers: dict[str, bytes] = {}
@@ -76,6 +95,7 @@ class BrokerService(Service):
             m.Heartbeat: self._heartbeat,
             m.Generated: self._report,
             m.Scored: self._report,
+            m.Ahead: self._report,
             m.GiveBack: self._report,
             m.Loaded: self._loaded,
             m.Trained: self._trained,
@@ -216,6 +236,8 @@ class BrokerService(Service):
             self.ledger.generated(report.worker, report.samples, now)
         elif isinstance(report, m.Scored):
             self.ledger.scored(report.worker, report.scores, now)
+        elif isinstance(report, m.Ahead):
+            self.ledger.parked(report.worker, report.samples, now)
         else:
             log.warning("%s gives back %d samples: %s", report.worker, len(report.samples), report.reason)
             self.ledger.given_back(report.worker, report.samples, report.reason, now, retry=report.retry)
@@ -317,33 +339,46 @@ class BrokerService(Service):
                 self._outbox.put("metrics", lambda: asyncio.to_thread(self._log.write, version, metrics))
             case FinishRun(reason):
                 self.spawn(self._finish(reason))
-            case Assign() | Rate() | Cancel() | Load() | Train():
+            case Recall(step, prompts):
+                self.spawn(self._recall(step, prompts))
+            case Assign() | Rate() | Cancel() | Release() | Load() | Train():
                 self.spawn(self._deliver(action))
 
-    async def _deliver(self, action: Assign | Rate | Cancel | Load | Train) -> None:
+    async def _recall(self, step: int, prompts: list[str]) -> None:
+        """Forecasts are better with it, but nobody waits for it."""
+        try:
+            for start in range(0, len(prompts), RECALLED):
+                part = prompts[start : start + RECALLED]
+                self.ledger.recalled(await self.store.lengths(part, step))
+        except RhymedError as error:
+            log.warning("step %d is scheduled without the lengths of earlier epochs: %s", step, error)
+
+    async def _deliver(self, action: Order) -> None:
         try:
             await self._ask(action.worker, self._message(action))
         except RhymedError as error:  # the link's, or the worker's own
             self._undelivered(action, error)
 
-    def _message(self, action: Assign | Rate | Cancel | Load | Train) -> m.Message:
+    def _message(self, action: Order) -> m.Message:
         match action:
-            case Assign(_, ids):
-                return m.Generate(samples=ids)
+            case Assign(_, ids, begun):
+                return m.Generate(samples=ids, begun=list(begun))
             case Rate(_, ids):
                 return m.RateSamples(samples=ids)
             case Cancel(_, ids):
                 return m.Cancel(samples=ids)
+            case Release(_, ids):
+                return m.Release(samples=ids)
             case Load(_, version):
                 return m.LoadVersion(version=version, weights=self._weights)
             case Train(_, step, ids, metrics):
                 return m.TrainStep(step=step, samples=ids, metrics=metrics)
 
-    def _undelivered(self, action: Assign | Rate | Cancel | Load | Train, error: RhymedError) -> None:
+    def _undelivered(self, action: Order, error: RhymedError) -> None:
         log.warning("%s to %s failed: %s", type(action).__name__, action.worker, error)
         now = time.monotonic()
         match action:
-            case Assign(name, ids) | Rate(name, ids):
+            case Assign(name, ids, _) | Rate(name, ids):
                 self.ledger.given_back(name, ids, str(error), now, failed=not isinstance(error, PeerGone))
             case Load(name, _):
                 self.ledger.load_failed(name)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Literal, NoReturn
 
 from rhymed.errors import InvalidTransition
-from rhymed.messages import EVAL, Drafting, SampleId
+from rhymed.messages import Drafting, SampleId
 
 State = Literal["new", "waiting", "running", "generated", "scoring", "scored", "training", "trained", "dropped"]
 Event = Literal[
@@ -56,11 +56,6 @@ for _source, _event, _target in TRANSITIONS:
     NEXT[_source][_event] = _target
 
 
-def window(step: int, max_staleness: int) -> tuple[int, int]:
-    """Oldest and newest policy version that may sample for this step; an evaluation has one alone."""
-    return (step - EVAL, step - EVAL) if step >= EVAL else (max(0, step - max_staleness), step)
-
-
 STORY_LENGTH = 16  # events of one sample that are kept for people
 
 
@@ -68,7 +63,8 @@ class Sample:
     """One sample of an open step. Changed by the ledger only."""
 
     __slots__ = (
-        "drafting", "id", "length", "oldest", "points", "returns", "reward", "since", "state", "story", "worker",
+        "ahead", "begun", "drafting", "id", "length", "oldest", "points", "released", "returns", "reward", "since",
+        "state", "story", "tokens", "worker",
     )  # fmt: skip
 
     def __init__(self, id: SampleId) -> None:
@@ -77,6 +73,10 @@ class Sample:
         self.since = 0.0  # when it came into this state
         self.worker = ""  # who has it in hand
         self.returns = 0  # times that a worker failed on it
+        self.tokens = 0  # generated so far, as its worker told last
+        self.begun = False  # the store has its beginning
+        self.released = False  # its worker was asked to hand it over
+        self.ahead = (0, 0)  # tokens that were written with older weights; of these, kept
         self.length = 0  # response tokens
         self.oldest = 0  # smallest policy version among its tokens
         self.drafting: Drafting | None = None  # None: not told, or the broker was started since

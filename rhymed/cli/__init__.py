@@ -31,7 +31,7 @@ class Parser(argparse.ArgumentParser):
 
 def parser() -> argparse.ArgumentParser:
     """The whole command line."""
-    from rhymed.cli import bench, broker, check, eval, history, model, queues, run, store, worker
+    from rhymed.cli import bench, broker, check, eval, history, model, queues, run, sim, store, worker
 
     top = Parser(
         prog="rhymed",
@@ -40,7 +40,7 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"rhymed {__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for module in (check, run, eval, queues, history, worker, broker, store, model, bench):
+    for module in (check, run, eval, queues, history, worker, broker, store, model, bench, sim):
         module.add(commands)
     return top
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from rhymed.cli.options import example
 
-NAMES = ("store", "broker", "weights", "model", "index", "sampler", "spec")
+NAMES = ("store", "broker", "weights", "model", "index", "sampler", "spec", "pipe")
 
 
 def add(commands: Any) -> None:
@@ -19,15 +19,17 @@ def add(commands: Any) -> None:
     )
     parser.add_argument("name", choices=NAMES)
     parser.add_argument("--quick", action="store_true", help="under a minute, for a look")
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help="model: where; spec: a JSON file")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="model, pipe: where; spec: a JSON file")
     parser.add_argument(
-        "--trace", type=Path, metavar="FILE", help="index: recorded responses (default: made-up ones)"
+        "--trace", type=Path, metavar="FILE", help="index, pipe: recorded responses (default: made-up ones)"
     )
     parser.add_argument("--arctic", type=Path, metavar="FOLDER", help="index, spec: where arctic_inference lies")
     parser.add_argument("--model", type=Path, metavar="FOLDER", help="spec: of one model (default: two of them)")
     for name, kind in {"methods": str, "batches": int, "temperatures": float, "epochs": int}.items():
         parser.add_argument(f"--{name}", type=_list(kind), metavar="A,B", help="spec: only these")
     parser.add_argument("--rounds", type=int, metavar="N", help="spec: how often each method has its turn")
+    parser.add_argument("--cost", type=Path, metavar="FILE", help="pipe: JSON [[samples, seconds of a step], ...]")
+    parser.add_argument("--keep", type=float, metavar="P", help="pipe: a token written ahead stays the same")
     parser.add_argument("--json", action="store_true", help="the result as one JSON object on standard output")
     parser.set_defaults(handler=handle)
 
@@ -40,6 +42,7 @@ def handle(arguments: argparse.Namespace) -> int:
     taken = {
         "model": ("out",),
         "index": ("trace", "arctic"),
+        "pipe": ("trace", "cost", "out", "keep"),
         "spec": ("model", "methods", "batches", "temperatures", "epochs", "rounds", "arctic", "out"),
     }
     options = {name: getattr(arguments, name) for name in taken.get(arguments.name, ())}

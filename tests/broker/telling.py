@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from rhymed.messages import Drafting, Holding, Join, Role, SampleId, SampleInfo, Score
-from rhymed_broker.actions import Action
+from rhymed_broker.actions import Action, Recall
 from rhymed_broker.exam import Exam
 from rhymed_broker.ledger import Ledger
 
@@ -37,6 +37,7 @@ class Story:
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
         self.now = 100.0
+        self.recalls: list[Recall] = []
 
     def begin(
         self, plan: SmallPlan, position: int = 0, journal: Iterable = (), exam: Exam | None = None
@@ -83,9 +84,11 @@ class Story:
         return self.drain()
 
     def drain(self) -> list[Action]:
+        """Questions about history stand in `recalls`."""
         actions = self.ledger.drain(self.now)
         check(self.ledger)
-        return actions
+        self.recalls += [action for action in actions if isinstance(action, Recall)]
+        return [action for action in actions if not isinstance(action, Recall)]
 
     def state(self, id: SampleId) -> str:
         sample = self.ledger.samples.get(id)
@@ -98,7 +101,8 @@ def check(ledger: Ledger) -> None:
     samples = ledger.samples
     held: dict[SampleId, str] = {}
     for worker in ledger.roster.workers.values():
-        assert len(worker.held) <= worker.slots or worker.claims == []
+        assert len(worker.held) - len(worker.parked) <= worker.slots or worker.claims == []
+        assert worker.parked <= worker.held.keys()
         for id, sample in worker.held.items():
             assert id not in held, f"{id} is with two workers"
             assert sample.worker == worker.name
@@ -115,5 +119,7 @@ def check(ledger: Ledger) -> None:
         for state, groups in book.shelves.items():
             assert sum(len(group) for group in groups.values()) == book.counts[state]
             assert all(groups.values())
-    busy = sum(len(worker.held) for worker in ledger.roster.workers.values() if worker.role == "rollout")
+    busy = sum(
+        len(worker.held) - len(worker.parked) for worker in ledger.roster.workers.values() if worker.role == "rollout"
+    )
     assert ledger.roster.occupancy.busy == busy

@@ -13,7 +13,8 @@ class Chair:
     slots: int = 8
     version: int = 0
     role: Role = "rollout"
-    held: list[int] = field(default_factory=list)
+    held: dict[SampleId, Sample] = field(default_factory=dict)
+    parked: set[SampleId] = field(default_factory=set)
 
 
 def shelf(step: int, groups: int, size: int, oldest_version: int = 0) -> Shelf:
@@ -21,7 +22,7 @@ def shelf(step: int, groups: int, size: int, oldest_version: int = 0) -> Shelf:
         f"p{group}": {Sample(SampleId(step, f"p{group}", index)): None for index in range(size)}
         for group in range(groups)
     }
-    return Shelf(step, oldest_version, step, made, groups * size)
+    return Shelf(step, oldest_version, oldest_version, step, made, groups * size)
 
 
 def placed(shelves: list[Shelf], chairs: list[Chair]) -> dict[str, list[str]]:
@@ -47,7 +48,10 @@ def test_the_oldest_step_first_and_no_more_than_fits() -> None:
 
 
 def test_the_least_loaded_worker_first() -> None:
-    found = placed([shelf(0, 1, 2)], [Chair("busy", held=[1, 2, 3, 4]), Chair("idle")])
+    found = placed(
+        [shelf(0, 1, 2)],
+        [Chair("busy", held=dict.fromkeys(SampleId(9, "p", index) for index in range(4))), Chair("idle")],
+    )
     assert list(found) == ["idle"]
 
 

@@ -257,6 +257,7 @@ async def test_history_goes_to_the_engine_and_what_it_brought_to_the_broker(spec
         await desk.ask(m.Generate(samples=ids()))
         await until(lambda: len(desk.generated) == 4)
         assert engine.told == []
+        await desk.ask(m.LoadVersion(version=1, weights=where.weights))
         await desk.ask(m.Generate(samples=ids(step=1)))
         await until(lambda: len(desk.generated) == 8 and engine.told)
     (told,) = engine.told
@@ -323,3 +324,90 @@ async def test_finish_ends_it(config: Config, scene: Any) -> None:
     await desk.ask(m.Finish(reason="all steps are trained"))
     await asyncio.wait_for(ended, 20)
     assert not desk.all(m.Leave)
+
+
+def beat(desk: Desk) -> dict[m.SampleId, m.Holding]:
+    """What the newest heartbeat says is held."""
+    return {item.id: item for item in desk.all(m.Heartbeat)[-1].holding}
+
+
+async def test_what_is_written_ahead_waits_and_is_verified(config: Config, scene: Any) -> None:
+    where, desk, _, client = scene
+    asked = ids(step=1)
+    async with at_work(config, where, desk):
+        await desk.ask(m.Generate(samples=asked))
+        await until(lambda: {id for told in desk.all(m.Ahead) for id in told.samples} == set(asked))
+        await until(lambda: desk.all(m.Heartbeat) and all(item.parked for item in beat(desk).values()))
+        assert set(beat(desk)) == set(asked)
+        assert not desk.generated
+        await desk.ask(m.LoadVersion(version=1, weights=where.weights))
+        await until(lambda: len(desk.generated) == 4)
+        stored = await client.get_samples(asked)
+    book = TraceBook(config)
+    for id, sample in zip(asked, stored, strict=True):
+        tokens, _, _ = book.response(id)
+        np.testing.assert_array_equal(sample.tokens, tokens)
+        assert sample.info.versions == [(1, len(tokens))], "no token is of the old weights"
+        assert desk.generated[id].ahead == (len(tokens), len(tokens))
+
+
+async def test_what_is_half_written_goes_on_under_the_new_weights(config: Config, scene: Any) -> None:
+    where, desk, _, _ = scene
+    slow = config.model_copy(update={"trace": config.trace.model_copy(update={"step_s": 0.03})})
+    asked = ids(step=1)
+    async with at_work(slow, where, desk):
+        await desk.ask(m.Generate(samples=asked))
+        await until(lambda: desk.all(m.Heartbeat) and any(item.tokens > 2 for item in beat(desk).values()))
+        await desk.ask(m.LoadVersion(version=1, weights=where.weights))
+        await until(lambda: len(desk.generated) == 4)
+    for info in desk.generated.values():
+        assert [version for version, _ in info.versions] == [1]
+        assert info.ahead[1] == info.ahead[0] <= info.length
+    assert any(info.ahead[0] > 0 for info in desk.generated.values())
+
+
+async def test_a_running_sample_is_handed_over_with_what_it_has(config: Config, scene: Any) -> None:
+    where, desk, _, client = scene
+    slow = config.model_copy(update={"trace": config.trace.model_copy(update={"step_s": 0.03})})
+    (asked,) = ids(count=1)
+    async with at_work(slow, where, desk):
+        await desk.ask(m.Generate(samples=[asked]))
+        await until(lambda: desk.all(m.Heartbeat) and beat(desk).get(asked, m.Holding(id=asked)).tokens > 2)
+        await desk.ask(m.Release(samples=[asked]))
+        await until(lambda: desk.all(m.GiveBack))
+        back = desk.all(m.GiveBack)[0]
+        assert (back.samples, back.retry) == ([asked], True)
+        partial = (await client.get_partials([asked]))[asked]
+        tokens, _, _ = TraceBook(config).response(asked)
+        assert 2 < len(partial) < len(tokens)
+        np.testing.assert_array_equal(partial, tokens[: len(partial)])
+
+        await until(lambda: not beat(desk))
+        await desk.ask(m.Generate(samples=[asked], begun=[asked]))
+        await until(lambda: asked in desk.generated)
+        assert desk.generated[asked].ahead == (len(partial), len(partial))
+        assert await client.get_partials([asked]) == {}, "the finished sample removes its beginning"
+
+
+async def test_a_parked_sample_is_handed_over_or_cancelled_at_once(config: Config, scene: Any) -> None:
+    where, desk, _, client = scene
+    first, second = ids(step=1, count=2)
+    async with at_work(config, where, desk):
+        await desk.ask(m.Generate(samples=[first, second]))
+        await until(lambda: {id for told in desk.all(m.Ahead) for id in told.samples} == {first, second})
+        await desk.ask(m.Release(samples=[first]))
+        await desk.ask(m.Cancel(samples=[second]))
+        await until(lambda: desk.all(m.GiveBack))
+        await until(lambda: not beat(desk))
+        assert [message.samples for message in desk.all(m.GiveBack)] == [[first]]
+        tokens, _, _ = TraceBook(config).response(first)
+        np.testing.assert_array_equal((await client.get_partials([first]))[first], tokens)
+
+
+async def test_a_beginning_that_the_store_has_lost_is_written_again(config: Config, scene: Any) -> None:
+    where, desk, _, _ = scene
+    (asked,) = ids(count=1)
+    async with at_work(config, where, desk):
+        await desk.ask(m.Generate(samples=[asked], begun=[asked]))
+        await until(lambda: asked in desk.generated)
+    assert desk.generated[asked].ahead == (0, 0)

@@ -15,7 +15,6 @@ import os
 import socket
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from rhymed import errors
@@ -27,26 +26,17 @@ from rhymed.service import Service
 from rhymed.wire import DONE, Client
 from rhymed_store.client import NewSample, StoreClient
 from rhymed_workers.cache import PromptCache
-from rhymed_workers.engine import Engine, Output, Task, build_engine, sampling_for
+from rhymed_workers.engine import Engine, Output, build_engine
 from rhymed_workers.fetch import Fetcher
 from rhymed_workers.patience import TRANSIENT, patiently
 from rhymed_workers.recall import Recall
+from rhymed_workers.writing import Hand, Writing
 
 log = logging.getLogger(__name__)
 
 BATCH = 256  # samples in one message
 ASK_S = 10.0
 GOODBYE_S = 1.0
-
-
-@dataclass(eq=False)
-class Hand:
-    """A sample in hand. Taken again after a cancel it is another one."""
-
-    id: m.SampleId
-    since: float
-    prompt: list[int] | None = None
-    output: Output | None = None
 
 
 class RolloutWorker(Service):
@@ -88,6 +78,7 @@ class RolloutWorker(Service):
         self._recall = self._make_recall()
         if self._recall is not None:
             self._closing.callback(self._recall.close)
+        self._writing = Writing(self._config, self._engine, self._beginning, self._park)
         self._phase = "idle"
         self._broker = Client(self._where.broker, self.name, peer="broker", accepts=m.ToRollout, handler=self._handle)
         self._closing.callback(self._broker.close)
@@ -108,14 +99,24 @@ class RolloutWorker(Service):
     async def _handle(self, peer: bytes, message: Any, frames: Sequence[bytes]) -> m.Message:
         match message:
             case m.Generate():
+                begun = set(message.begun)
                 for id in message.samples:
                     if id not in self._holding:
-                        hand = self._holding[id] = Hand(id, time.monotonic())
+                        hand = self._holding[id] = Hand(id, time.monotonic(), id in begun)
                         self.spawn(self._sample(hand))
             case m.Cancel():
                 for id in message.samples:
-                    self._holding.pop(id, None)
+                    if id in self._holding:
+                        self._holding.pop(id).cancelled = True
                     self.engine.cancel(id)
+                await self._writing.stir()
+            case m.Release():
+                for id in message.samples:
+                    taken = self._holding.get(id)
+                    if taken is not None and taken.output is None:
+                        taken.released = True
+                        self.engine.cancel(id)
+                await self._writing.stir()
             case m.LoadVersion():
                 self._wanted = message
                 self._news.set()
@@ -165,7 +166,8 @@ class RolloutWorker(Service):
         held = [
             m.Holding(
                 id=hand.id,
-                tokens=len(hand.output.tokens) if hand.output else progress.get(hand.id, 0),
+                tokens=hand.tokens or progress.get(hand.id, 0),
+                parked=hand.parked,
                 seconds=now - hand.since,
             )
             for hand in self._holding.values()
@@ -208,10 +210,7 @@ class RolloutWorker(Service):
             if self._recall is not None:
                 self._recall.bring(hand.id, hand.prompt)
             await self._ready.wait()
-            if self._holding.get(hand.id) is not hand:
-                return  # cancelled
-            task = Task(hand.id, hand.prompt, sampling_for(self._config, hand.id))
-            output = await self.engine.generate(task)
+            output = await self._writing.write(hand)
         except (errors.DataError, errors.UnknownSample) as error:
             await self._give_back(hand, str(error))
             return
@@ -219,13 +218,31 @@ class RolloutWorker(Service):
             if self.stopping:
                 return  # the signal that ends us ends the engine as well
             raise
-        if self._holding.get(hand.id) is not hand:
-            return
-        if output.finish_reason == "abort":
+        if output is None or self._holding.get(hand.id) is not hand:
+            return  # cancelled
+        if hand.released and output.finish_reason == "abort":
+            await self._hand_over(hand, output)
+        elif output.finish_reason == "abort":
             await self._give_back(hand, "the engine aborted it", retry=True)
-            return
-        hand.output = output
-        self._finished.put_nowait(hand)
+        else:
+            hand.output = output
+            self._finished.put_nowait(hand)
+
+    async def _beginning(self, id: m.SampleId) -> Sequence[int]:
+        """What another worker has written of it; nothing, where the store has lost it."""
+        found = await patiently(lambda: self._store.get_partials([id]), "reading a sample's beginning")
+        return found[id].tolist() if id in found else ()
+
+    async def _park(self, id: m.SampleId) -> None:
+        await self._tell(m.Ahead(worker=self.name, samples=[id]), "reporting a sample written ahead")
+
+    async def _hand_over(self, hand: Hand, output: Output) -> None:
+        """To another worker, with what it has."""
+        if len(output.tokens):
+            await patiently(lambda: self._store.put_partials({hand.id: output.tokens}), "storing a beginning")
+        back = m.GiveBack(worker=self.name, samples=[hand.id], reason="moved")
+        await self._tell(back, "handing a sample over")
+        self._forget([hand])
 
     async def _give_back(self, hand: Hand, reason: str, *, retry: bool = False) -> None:
         if self._holding.get(hand.id) is not hand:
@@ -286,6 +303,7 @@ class RolloutWorker(Service):
         start = time.monotonic()
         path = await self._fetcher.fetch(wanted.version, wanted.weights)
         fetched = time.monotonic()
+        self._writing.set_back(self._holding.values())
         splits = await self.engine.load(wanted.version, path)
         seconds = time.monotonic() - start
         self._timings = {"timing_s/fetch_weights": fetched - start, "timing_s/load_weights": seconds}
@@ -298,6 +316,7 @@ class RolloutWorker(Service):
             ", ".join(f"{name} {value:.3f}" for name, value in splits.items()),
         )
         self._ready.set()
+        await self._writing.stir()
         return seconds
 
 
@@ -312,5 +331,6 @@ def _new_sample(hand: Hand, drafting: m.Drafting | None) -> NewSample:
         finish_reason=output.finish_reason,
         versions=output.versions,
         drafting=drafting,
+        ahead=hand.ahead,
     )
     return NewSample(info, prompt, output.tokens, output.logprobs)

@@ -1,0 +1,176 @@
+"""Hands what waits to workers as a policy says, and checks what it says. Pure, as the ledger whose hand it is.
+
+Invariants: a worker never has more samples in slots than slots (but for what it had parked, see `Roster.park`); it
+gets only what its weights may begin; a policy is asked again only about seats to which something has happened, and
+about all of them when samples came to wait or a tick went by.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
+
+from rhymed.messages import EVAL, SampleId
+from rhymed.staleness import window
+from rhymed_broker import pipe
+from rhymed_broker.actions import Assign, Rate, Recall, Release
+from rhymed_broker.book import StepBook
+from rhymed_broker.pipe.view import Running
+from rhymed_broker.roster import Roster, Worker
+from rhymed_broker.samples import Samples
+from rhymed_broker.table import Sample, State
+
+
+class Lengths(Protocol):
+    """A forecast of response lengths, in tokens; see `forecast.Forecast`."""
+
+    def remember(self, prompt: str, past: Sequence[tuple[int, int]]) -> None: ...
+
+    def finished(self, step: int, prompt: str, tokens: int) -> None: ...
+
+    def expect(self, step: int, prompt: str) -> float: ...
+
+    def running(self, step: int, prompt: str, tokens: Iterable[int]) -> None: ...
+
+    def left(self, step: int, prompt: str, tokens: int) -> float: ...
+
+    def close(self, step: int) -> None: ...
+
+
+class Dispatch:
+    def __init__(self, samples: Samples, roster: Roster, policy: pipe.Policy, forecast: Lengths) -> None:
+        self.policy = policy
+        self.forecast = forecast
+        self._samples, self._roster = samples, roster
+        self._asked: set[str] = set()  # prompts whose history the store was asked for
+        self._known: set[str] = set()  # prompts with history
+        self._all = True  # seats are to be offered what waits
+
+    def opened(self, book: StepBook) -> list[Recall]:
+        """A step is open: in which order its groups are begun, and what is not known of them yet."""
+        if book.step >= EVAL:
+            return []
+        self._rank(book)
+        unknown = [prompt for prompt in dict.fromkeys(id.prompt for id in book.samples) if prompt not in self._asked]
+        self._asked.update(unknown)
+        return [Recall(book.step, unknown)] if unknown else []
+
+    def remember(self, past: Mapping[str, Sequence[tuple[int, int]]]) -> None:
+        """Prompt -> (step, response tokens) of earlier epochs, oldest first."""
+        for prompt, lengths in past.items():
+            self.forecast.remember(prompt, lengths)
+            if lengths:
+                self._known.add(prompt)
+        for step, book in self._samples.books.items():
+            if step < EVAL:
+                self._rank(book)
+                book.dealt_to = -1
+
+    def closed(self, step: int) -> None:
+        """It is trained; what it taught is history."""
+        self.forecast.close(step)
+        self._known.update(id.prompt for id in self._samples.books[step].samples)
+
+    def look(self) -> None:
+        """How far samples have come tells about their siblings, so what waits is ranked anew."""
+        books = [book for step, book in self._samples.books.items() if step < EVAL and book.counts["waiting"]]
+        steps = {book.step for book in books}
+        progress: dict[tuple[int, str], list[int]] = defaultdict(list)
+        for sample in self._samples.queues["running"]:
+            if sample.id.step in steps:
+                progress[sample.id.step, sample.id.prompt].append(sample.tokens)
+        for (step, prompt), tokens in progress.items():
+            self.forecast.running(step, prompt, tokens)
+        for book in books:
+            self._rank(book)
+
+    def offer_all(self) -> None:
+        """Every seat is offered what waits at the next `place`."""
+        self._all = True
+
+    def may_have(self, worker: Worker, step: int, version: int) -> bool:
+        """Do its weights allow it, where the run is at `version`?"""
+        _, newest = window(step, self._samples.max_staleness)
+        return worker.role != "rollout" or self._samples.earliest(step) <= worker.version <= min(newest, version)
+
+    def place(self, version: int, now: float) -> list[Assign | Rate]:
+        """Hands out what can be, to workers whose weights are not newer than `version`."""
+        changed = self._roster.take_changed()
+        everybody, self._all = self._all or self._samples.arrived, False
+        self._samples.arrived = False
+        free = self._roster.free["rollout"]
+        seats = list(free.values()) if everybody else [worker for worker in changed if worker.role == "rollout"]
+        seats = [worker for worker in seats if worker.version <= version]
+        actions: list[Assign | Rate] = []
+        if seats and self._samples.queues["waiting"]:
+            self._deal()
+            for name, samples in self._given("waiting", self.policy, seats, version, now).items():
+                begun = tuple(sample.id for sample in samples if sample.begun)
+                actions.append(Assign(name, [sample.id for sample in samples], begun))
+        rewards = list(self._roster.free["reward"].values())
+        if rewards and self._samples.queues["generated"]:
+            found = self._given("generated", pipe.FAIR, rewards, version, now)
+            actions += [Rate(name, [sample.id for sample in samples]) for name, samples in found.items()]
+        return actions
+
+    def move(self, version: int) -> list[Release]:
+        """Of the oldest step that is not generated: what other workers shall go on with."""
+        book = next((one for one in self._samples.books.values() if one.step < EVAL and not one.all_generated), None)
+        if book is None or book.counts["waiting"]:
+            return []
+        running = [one for one in self._samples.queues["running"] if one.id.step == book.step]
+        if any(one.released for one in running):
+            return []  # loads are about to change
+        workers = [one for one in self._roster.workers.values() if one.role == "rollout" and not one.resting]
+        seats = {one.name: one for one in workers if self.may_have(one, book.step, version)}
+        asked: dict[str, list[SampleId]] = {}
+        for sample, target in self.policy.move(Running(running, len(book.samples), seats, self._left, self._total)):
+            assert target in seats, f"policy: {target} may not have {sample.id}"
+            sample.released = True
+            asked.setdefault(sample.worker, []).append(sample.id)
+        return [Release(name, ids) for name, ids in asked.items()]
+
+    def _left(self, sample: Sample) -> float:
+        return self.forecast.left(sample.id.step, sample.id.prompt, sample.tokens)
+
+    def _total(self, sample: Sample) -> float:
+        return self.forecast.expect(sample.id.step, sample.id.prompt)
+
+    def _rank(self, book: StepBook) -> None:
+        step, waiting = book.step, book.shelves["waiting"]
+        book.expected = {prompt: self.forecast.expect(step, prompt) for prompt in waiting}
+        whole = len(book.samples) // max(1, book.groups)
+        unknown = {prompt for prompt, group in waiting.items() if prompt not in self._known and len(group) >= whole}
+        order = self.policy.rank(step, list(waiting), book.expected.__getitem__)
+        book.unprobed = unknown
+        book.rank([*(one for one in order if one in unknown), *(one for one in order if one not in unknown)])
+
+    def _deal(self) -> None:
+        """Anew where workers came or went, or forecasts changed: what waits, among those who are here."""
+        deal, forecast = self.policy.deal, self.forecast
+        if deal is None:
+            return
+        workers = [one for _, one in sorted(self._roster.workers.items()) if one.role == "rollout"]
+        for step, book in self._samples.books.items():
+            if step < EVAL and book.dealt_to != self._roster.lineup:
+                waiting = list(book.shelves["waiting"])
+                book.deal = deal(waiting, workers, lambda prompt, step=step: forecast.expect(step, prompt))  # type: ignore[misc]
+                book.dealt_to = self._roster.lineup
+
+    def _given(
+        self, state: State, policy: pipe.Policy, seats: Sequence[Worker], version: int, now: float
+    ) -> dict[str, list[Sample]]:
+        given: dict[str, list[Sample]] = {}
+        for name, samples in policy.place(pipe.Snapshot(self._samples.shelves(state), seats)):
+            worker = self._roster.workers[name]
+            busy = len(worker.held) - len(worker.parked)
+            assert busy + len(samples) <= worker.slots, f"policy: {name} has no room for {len(samples)}"
+            for sample in samples:
+                assert self.may_have(worker, sample.id.step, version), f"policy: {name} may not have {sample.id}"
+            self._samples.move_all(samples, "assigned", now, name)
+            for sample in samples:
+                self._samples.books[sample.id.step].probed(sample.id.prompt)
+            self._roster.hold(worker, samples, now)
+            given.setdefault(name, []).extend(samples)
+        return given

@@ -1,0 +1,14 @@
+"""HistoPipe: which worker gets which samples, and when. Pure functions over a snapshot, checked by `dispatch`.
+
+A policy is four functions (`view.Policy`): `rank` is the tier between steps, `deal` or `place` the tier inside one,
+`move` mends what turned out otherwise. `fifo` is what peers do, `rhyme` the RhymeRL paper, `flow` ours.
+"""
+
+from rhymed_broker.pipe.fair import FAIR, FIFO, fair
+from rhymed_broker.pipe.flow import FLOW
+from rhymed_broker.pipe.rhyme import RHYME
+from rhymed_broker.pipe.view import Move, Placement, Policy, Seat, Shelf, Snapshot
+
+POLICIES: dict[str, Policy] = {"fifo": FIFO, "rhyme": RHYME, "flow": FLOW}
+
+__all__ = ["FAIR", "POLICIES", "Move", "Placement", "Policy", "Seat", "Shelf", "Snapshot", "fair"]

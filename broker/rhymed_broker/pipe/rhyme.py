@@ -1,0 +1,89 @@
+"""The two tiers of the RhymeRL paper (arXiv 2508.18588, section 4.2), as far as its text tells them.
+
+Between steps: prompts are ranked by their past mean length, ascending in one step, descending in the next, so that a
+worker's short groups of one step are followed by its long ones. Inside a step: the ranking is cut into groups, and a
+binary search gives long groups so many workers that completion time grows linearly with the rank. Outliers, in the
+last tenth of the unfinished work and longer than their forecast by a factor, are moved to the least loaded worker;
+they are not deferred, for that would change which samples a step trains.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+
+from rhymed_broker.pipe.fair import deal_evenly
+from rhymed_broker.pipe.view import Deal, Expect, Move, Policy, Running, Seat, load, place_dealt
+
+GROUPS_A_WORKER = 0.5
+LAST = 0.1  # of a step's samples
+FLAT = 1.05  # times: forecasts that lie closer together are no ranking
+GROWTH = 1.5  # times the forecast
+
+
+def alternate(step: int, prompts: Sequence[str], expect: Expect) -> list[str]:
+    """Short to long in even steps, long to short in odd ones."""
+    return sorted(prompts, key=lambda prompt: (expect(prompt), prompt), reverse=step % 2 == 1)
+
+
+def deal_by_rank(prompts: Sequence[str], seats: Sequence[Seat], expect: Expect) -> Deal:
+    """Consecutive prompts of the ranking for each worker, or for several that share them."""
+    if not prompts or max(map(expect, prompts)) < FLAT * min(map(expect, prompts)):
+        return deal_evenly(prompts, seats, expect)  # nothing is known of them yet
+    count = min(len(prompts), max(1, round(GROUPS_A_WORKER * len(seats)) if len(seats) > 2 else len(seats)))
+    bounds = [round(len(prompts) * group / count) for group in range(count + 1)]
+    groups = [prompts[begin:end] for begin, end in pairwise(bounds)]
+    rising = count < 2 or expect(groups[0][0]) <= expect(groups[-1][-1])
+    ranked = groups if rising else groups[::-1]
+    workers = workers_by_group([sum(map(expect, group)) for group in ranked], len(seats))
+    dealt: dict[str, list[str]] = {seat.name: [] for seat in seats}
+    begin = 0
+    for group, many in zip(groups, workers if rising else workers[::-1], strict=True):
+        for place, prompt in enumerate(group):
+            dealt[seats[begin + place % many].name].append(prompt)
+        begin += many
+    return dealt
+
+
+def workers_by_group(work: Sequence[float], workers: int) -> list[int]:
+    """So many for each group, shortest first, that times grow linearly with the rank; at least one each.
+
+    Binary search for the smallest slope that the workers suffice for; who is left over goes to the slowest groups.
+    """
+
+    def needed(slope: float) -> list[int]:
+        return [max(1, math.ceil(one / (slope * (rank + 1)))) for rank, one in enumerate(work)]
+
+    low, high = 1e-9, max(work) + 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (low, middle) if sum(needed(middle)) <= workers else (middle, high)
+    found = needed(high)
+    for _ in range(workers - sum(found)):
+        slowest = max(range(len(work)), key=lambda rank: work[rank] / found[rank] / (rank + 1))
+        found[slowest] += 1
+    return found
+
+
+def outliers(running: Running) -> list[Move]:
+    """To the least loaded workers, each of the samples that outgrow their forecasts at the end of a step."""
+    if len(running.samples) > LAST * running.size or len(running.seats) < 2:
+        return []
+    loads = {name: load(seat) for name, seat in running.seats.items()}
+    moves: list[Move] = []
+    for sample in running.samples:
+        target = min(loads, key=lambda name: loads[name])
+        outgrown = sample.tokens > GROWTH * running.total(sample)
+        if (
+            outgrown
+            and loads[target] + 1 < loads.get(sample.worker, 0)
+            and loads[target] < running.seats[target].slots
+        ):
+            moves.append(Move(sample, target))
+            loads[target] += 1
+            loads[sample.worker] -= 1
+    return moves
+
+
+RHYME = Policy(rank=alternate, deal=deal_by_rank, place=place_dealt, move=outliers)

@@ -1,0 +1,144 @@
+"""How long every sample of a run is: made up, from stated parameters, or recorded."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from rhymed.errors import DataError
+from rhymed.messages import EVAL, SampleId
+from rhymed_broker.plan import Plan
+
+
+class Workload(Protocol):
+    plan: Plan
+    cap: int  # tokens; no response is longer
+
+    def length(self, id: SampleId) -> int:
+        """Response tokens, at least 1."""
+
+
+class Shape(NamedTuple):
+    """Log-normal lengths: a prompt's median varies between prompts and drifts from epoch to epoch."""
+
+    prompts: int = 2048  # in the dataset
+    prompts_per_step: int = 512
+    group_size: int = 16
+    steps: int = 20
+    mean: float = 3000.0  # tokens
+    prompt_sigma: float = 0.8
+    sample_sigma: float = 0.35
+    drift: float = 0.1  # sigma of a prompt's change from epoch to epoch
+    cap: int = 32768
+    seed: int = 0
+
+
+class Synthetic:
+    """A pure function of the shape: the same for every policy."""
+
+    def __init__(self, shape: Shape) -> None:
+        self.cap, self._shape = shape.cap, shape
+        ids = [_name(number) for number in range(shape.prompts)]
+        epochs = -(-shape.steps * shape.prompts_per_step // shape.prompts) + 1
+        self.plan = Plan(ids, shape.prompts_per_step, shape.group_size, epochs, shape.steps, shape.seed)
+        spread = math.hypot(shape.prompt_sigma, shape.sample_sigma)
+        noise = np.random.default_rng(shape.seed)
+        start = math.log(shape.mean) - spread**2 / 2 + shape.prompt_sigma * noise.standard_normal(shape.prompts)
+        steps = shape.drift * noise.standard_normal((epochs, shape.prompts))
+        steps[0] = 0.0
+        self._medians = start + np.cumsum(steps, axis=0)  # [epochs, prompts], in log tokens
+        self._numbers = {id: number for number, id in enumerate(ids)}
+        self._steps: dict[int, NDArray[np.int64]] = {}
+
+    def length(self, id: SampleId) -> int:
+        lengths = self._steps.get(id.step)
+        if lengths is None:
+            lengths = self._steps[id.step] = self._step(id.step)
+        return int(lengths[self._numbers[id.prompt], id.index])
+
+    def _step(self, step: int) -> NDArray[np.int64]:
+        """[prompts, group_size]."""
+        noise = np.random.default_rng((self._shape.seed, step, 1))
+        medians = self._medians[min(self.plan.epoch(step), len(self._medians) - 1)]
+        spread = self._shape.sample_sigma * noise.standard_normal((len(medians), self._shape.group_size))
+        lengths: NDArray[np.int64] = np.exp(medians[:, None] + spread).astype(np.int64).clip(1, self.cap)
+        return lengths
+
+
+class Recorded:
+    """Lengths as a run had them. Samples of a step that was not recorded repeat the latest one before it."""
+
+    def __init__(
+        self, lengths: Iterable[tuple[str, int, int]], prompts_per_step: int, steps: int | None = None
+    ) -> None:
+        """`lengths`: (prompt, step, response tokens) in the samples' order. Raises `DataError` without any."""
+        self._lengths: dict[str, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+        for prompt, step, tokens in lengths:
+            self._lengths[prompt][step].append(tokens)
+        if not self._lengths:
+            raise DataError("the trace has no responses")
+        everything = [one for steps in self._lengths.values() for group in steps.values() for one in group]
+        self.cap = max(everything)
+        group_size = max(len(group) for steps in self._lengths.values() for group in steps.values())
+        epochs = max(len(steps) for steps in self._lengths.values())
+        per_step = min(prompts_per_step, len(self._lengths))
+        self.plan = Plan(sorted(self._lengths), per_step, group_size, epochs, steps)
+
+    def length(self, id: SampleId) -> int:
+        """Of the prompt's n-th recorded step, when the run is in its n-th epoch."""
+        steps = self._lengths[id.prompt]
+        group = steps[sorted(steps)[min(self.plan.epoch(id.step), len(steps) - 1)]]
+        return group[id.index % len(group)]
+
+
+class _Line(msgspec.Struct):
+    """Of a trace file, see rhymed_workers.trace; `rhymed history export` writes the same fields."""
+
+    step: int
+    prompt: str = ""
+    prompt_id: str = ""
+    tokens: list[int] | int = 0
+    length: int = 0
+
+
+def read_trace(path: Path) -> list[tuple[str, int, int]]:
+    """(prompt, step, response tokens) of JSONL with prompt, step, and tokens or length. Raises `DataError`."""
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror or error}") from None
+    found = []
+    for number, line in enumerate(lines, 1):
+        try:
+            row = msgspec.json.decode(line, type=_Line)
+        except msgspec.MsgspecError as error:
+            raise DataError(f"{path}:{number}: not a line of {{prompt, step, tokens}}: {error}") from None
+        length = row.length or (len(row.tokens) if isinstance(row.tokens, list) else row.tokens)
+        if length < 1:
+            raise DataError(f"{path}:{number}: a response has at least one token")
+        if 0 <= row.step < EVAL:  # neither imported nor an evaluation
+            found.append((_hex(row.prompt_id or row.prompt), row.step, length))
+    return found
+
+
+def _name(number: int) -> str:
+    return _hex(f"prompt {number}")
+
+
+def _hex(name: str) -> str:
+    """A prompt's id is 16 hex digits; another name gets its hash for one."""
+    try:
+        if len(name) == 16:
+            int(name, 16)
+            return name
+    except ValueError:
+        pass
+    return hashlib.blake2b(name.encode(), digest_size=8).hexdigest()

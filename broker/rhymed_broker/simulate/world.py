@@ -1,0 +1,337 @@
+"""The world around the ledger: workers, rewards and a trainer that take their time, which is virtual.
+
+The ledger is the one of the broker, driven by the same events; nothing here decides what runs where.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from rhymed.messages import EVAL, Holding, Join, SampleId, SampleInfo, Score
+from rhymed.staleness import window
+from rhymed_broker.actions import Action, Assign, Cancel, FinishRun, Load, Mark, Rate, Recall, Release, Train
+from rhymed_broker.dispatch import Lengths
+from rhymed_broker.ledger import Ledger
+from rhymed_broker.pipe import Policy
+from rhymed_broker.simulate.engine import Cost, Engine, Entry
+from rhymed_broker.simulate.workload import Workload
+
+
+@dataclass(frozen=True)
+class Cluster:
+    workers: int = 32
+    slots: int = 64  # samples that a worker decodes at once
+    cost: Cost = field(default_factory=lambda: Cost.line(0.010, 0.0001))
+    train_s: float = 0.0  # of one step
+    reward_s: float = 0.5
+    load_s: float = 1.0  # new weights into an engine
+    verify: float = 0.1  # engine steps that a token costs when it is verified instead of written
+    keep: float = 0.9987  # probability that a token written ahead is the same under the next weights
+    slow: dict[int, float] = field(default_factory=dict)  # worker -> times slower
+    failures: dict[float, int] = field(default_factory=dict)  # time -> worker that dies, and is back after `back_s`
+    back_s: float = 60.0
+    beat_s: float = 5.0
+    seed: int = 0
+
+
+class Totals(NamedTuple):
+    """Of a whole run. Slot seconds: what all slots together had, until the last sample was generated."""
+
+    makespan_s: float
+    rollout_s: float  # until the last sample was generated
+    slot_s: float
+    busy_s: float
+    steady_slot_s: float  # the same until nothing waited any more
+    steady_busy_s: float
+    tokens: int
+    ahead: int  # tokens written with weights that were too old
+    kept: int  # of these
+    moved: int  # samples
+    dropped: int
+    events: int
+    step_s: list[float]  # when each step was trained
+
+
+class World:
+    def __init__(
+        self,
+        workload: Workload,
+        cluster: Cluster,
+        policy: Policy,
+        *,
+        max_staleness: int = 0,
+        run_ahead: int = 0,
+        forecast: Lengths | None = None,
+        trace: bool = False,
+        ledger: type[Ledger] = Ledger,
+    ) -> None:
+        """`trace`: keep what every worker did when, for a picture."""
+        self.ledger = ledger(
+            max_staleness=max_staleness,
+            lost_after_s=4 * cluster.beat_s,
+            missing_after_s=math.inf,
+            policy=policy,
+            run_ahead=run_ahead,
+            forecast=forecast,
+        )
+        self.workload, self.cluster = workload, cluster
+        self.engines: dict[str, Engine] = {}
+        self._versions: dict[str, int] = {}
+        self._ahead: dict[str, dict[SampleId, int]] = {}  # worker -> parked -> tokens
+        self._partials: dict[SampleId, tuple[int, int]] = {}  # (version, tokens) of the beginnings in the store
+        self._told: dict[SampleId, tuple[int, int]] = {}  # ahead, kept
+        self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._planned: dict[str, float] = {}  # worker -> when it was last said that something leaves
+        self._touched: set[str] = set()
+        self._random = random.Random(cluster.seed)
+        self._trace = trace
+        self._over = False
+        self.now = 0.0
+        self._count = self.tokens = self.ahead = self.kept = self.moved = self.dropped = 0
+        self._left = workload.plan.steps * len(workload.plan.samples(0)) if workload.plan.steps else 0
+        self._assigned: set[SampleId] = set()
+        self.steady = (0.0, 0.0)
+        self.generated_s = 0.0
+        self.step_s: list[float] = []
+        self.spans: list[tuple[str, int, float, float]] = []  # (what, step, begin, end) of training
+
+    def run(self) -> Totals:
+        """To the end of the plan."""
+        ledger, cluster = self.ledger, self.cluster
+        self._join("trainer", "trainer", 1)
+        ledger.start(self.workload.plan, 0, (), self.now)
+        self._join("reward", "reward", 1 << 30)
+        for number in range(cluster.workers):
+            self._start(number)
+        for at, number in cluster.failures.items():
+            self._at(at, self._die, number)
+        self._at(cluster.beat_s, self._beat)
+        self._act()
+        while self._events and not self._over:
+            self.now, _, what, arguments = heapq.heappop(self._events)
+            what(*arguments)
+            if not self._events or self._events[0][0] > self.now + 1e-9:
+                self._act()
+        if not self._over:
+            raise RuntimeError(f"the simulation stands still at {self.now:.0f} s: {ledger.samples.depths()}")
+        return self._totals()
+
+    # -- workers ------------------------------------------------------------------------------------------------
+
+    def _join(self, name: str, role: Any, slots: int) -> None:
+        version = 0 if role != "reward" else -1
+        self.ledger.join(Join(role=role, worker=name, host="", pid=0, slots=slots, version=version), self.now)
+
+    def _start(self, number: int) -> None:
+        name, cluster = f"w{number:04d}", self.cluster
+        engine = self.engines[name] = Engine(cluster.slots, cluster.cost, cluster.slow.get(number, 1.0))
+        engine.trace = self._trace
+        engine.advance(self.now)
+        self._versions[name], self._ahead[name] = self.ledger.version, {}
+        join = Join(role="rollout", worker=name, host="", pid=0, slots=cluster.slots, version=self.ledger.version)
+        self.ledger.join(join, self.now)
+
+    def _die(self, number: int) -> None:
+        name = f"w{number:04d}"
+        if name in self.engines:
+            del self.engines[name], self._versions[name], self._ahead[name]
+            self._at(self.now + self.cluster.back_s, self._start, number)
+
+    def _beat(self) -> None:
+        """Everybody's heartbeat, and the broker's clock."""
+        ledger = self.ledger
+        for name, engine in self.engines.items():
+            if name in ledger.roster.workers:
+                engine.advance(self.now)
+                ahead = self._ahead[name]
+                holding = [Holding(id=id, tokens=one.done(engine.clock)) for id, one in engine.running.items()]
+                holding += [Holding(id=one.id, tokens=one.begun) for one in engine.waiting]
+                holding += [Holding(id=id, tokens=tokens, parked=True) for id, tokens in ahead.items()]
+                ledger.heartbeat(name, self._versions[name], "", holding, {}, self.now)
+        for name in ("reward", "trainer"):
+            ledger.roster.workers[name].seen = self.now
+        ledger.tick(self.now)
+        self._at(self.now + self.cluster.beat_s, self._beat)
+
+    def _leave(self, name: str) -> None:
+        """Samples come out of an engine."""
+        engine = self.engines.get(name)
+        if engine is None:
+            return
+        self._planned.pop(name, None)
+        engine.advance(self.now)
+        version, ready, parked = self._versions[name], [], []
+        for entry in engine.finished():
+            if self._oldest(entry.id) > version:
+                self._ahead[name][entry.id] = entry.length
+                parked.append(entry.id)
+            else:
+                ready.append(self._info(entry, version))
+        if parked:
+            self.ledger.parked(name, parked, self.now)
+        if ready:
+            self.generated_s = self.now
+            self.ledger.generated(name, ready, self.now)
+        self._touched.add(name)
+
+    def _info(self, entry: Entry, version: int) -> SampleInfo:
+        self.tokens += entry.length
+        versions = [(entry.version, entry.length)]
+        if entry.version < version:
+            versions = [(entry.version, 1), (version, entry.length - 1)]
+        return SampleInfo(
+            id=entry.id, prompt_length=1, length=entry.length, finish_reason="stop", versions=versions,
+            ahead=self._told.pop(entry.id, (0, 0)),
+        )  # fmt: skip
+
+    def _oldest(self, id: SampleId) -> int:
+        return window(id.step, self.ledger.max_staleness)[0]
+
+    def _enter(self, name: str, id: SampleId, brought: int = 0, of_version: int = -1) -> None:
+        """A sample begins, or goes on from tokens of a version that are verified first."""
+        length, version = self.workload.length(id), self._versions[name]
+        kept = brought if of_version == version else self._kept(brought)
+        if of_version < version and brought:
+            ahead, before = self._told.get(id, (0, 0))
+            self._told[id] = (ahead + brought, before + kept)
+            self.ahead, self.kept = self.ahead + brought, self.kept + kept
+        self.engines[name].add(Entry(id, length, kept, self.cluster.verify * kept, version))
+
+    def _kept(self, tokens: int) -> int:
+        """How many come before the first that differs."""
+        keep = self.cluster.keep
+        if keep >= 1:
+            return tokens
+        return min(tokens, int(math.log(1 - self._random.random()) / math.log(keep)) if keep > 0 else 0)
+
+    # -- what the ledger wants ----------------------------------------------------------------------------------
+
+    def _act(self) -> None:
+        for action in self.ledger.drain(self.now):
+            self._do(action)
+        for name in self._touched:
+            engine = self.engines.get(name)
+            due = engine.next_s() if engine is not None else None
+            if due is not None and self._planned.get(name) != due:
+                self._planned[name] = due
+                self._at(due, self._due, name, due)
+        self._touched.clear()
+
+    def _due(self, name: str, due: float) -> None:
+        if self._planned.get(name) == due:
+            self._leave(name)
+
+    def _do(self, action: Action) -> None:
+        match action:
+            case Assign(name, ids, begun):
+                self._assign(name, ids, set(begun))
+            case Rate(_, ids):
+                self._at(self.now + self.cluster.reward_s, self._scored, ids)
+            case Load(name, version) if name in self.engines:
+                self._load(name, version)
+            case Train(_, step, _, _):
+                self._at(self.now + self.cluster.train_s, self._trained, step)
+                self.spans.append(("train", step, self.now, self.now + self.cluster.train_s))
+            case Release(name, ids) if name in self.engines:
+                self._release(name, ids)
+            case Cancel(name, ids) if name in self.engines:
+                self.engines[name].advance(self.now)
+                for id in ids:
+                    self.engines[name].remove(id)
+                    self._ahead[name].pop(id, None)
+                self._touched.add(name)
+            case Recall(_, prompts):
+                self.ledger.recalled({prompt: [] for prompt in prompts})
+            case FinishRun():
+                self._over = True
+            case Mark(ids, "dropped"):
+                self.dropped += len(ids)
+
+    def _assign(self, name: str, ids: list[SampleId], begun: set[SampleId]) -> None:
+        if name not in self.engines:
+            return  # it is dead; the ledger will find out
+        engine = self.engines[name]
+        engine.advance(self.now)
+        for id in ids:
+            version, brought = self._partials.pop(id, (0, 0)) if id in begun else (0, 0)
+            if id.step < EVAL:
+                self._assigned.add(id)
+            self._enter(name, id, brought, version)
+        if len(self._assigned) == self._left and not self.steady[0]:
+            self.steady = self._slots()
+        self._touched.add(name)
+
+    def _load(self, name: str, version: int) -> None:
+        """What was written ahead is verified under the new weights; all else goes on under them."""
+        engine, before = self.engines[name], self._versions[name]
+        engine.advance(self.now)
+        engine.pause(self.now + self.cluster.load_s)
+        self._versions[name] = version
+        again = [(id, tokens) for id, tokens in self._ahead[name].items() if self._oldest(id) <= version]
+        for entry in [*engine.running.values(), *engine.waiting]:
+            if self._oldest(entry.id) > before:
+                again.append((entry.id, entry.done(engine.clock)))
+        for id, tokens in sorted(again):
+            self._ahead[name].pop(id, None)
+            engine.remove(id)
+            self._enter(name, id, tokens, before)
+        self._at(self.now + self.cluster.load_s, self._loaded, name, version)
+
+    def _loaded(self, name: str, version: int) -> None:
+        if name in self.engines and name in self.ledger.roster.workers:
+            self.ledger.loaded(name, version, self.now)
+            self._touched.add(name)
+
+    def _release(self, name: str, ids: list[SampleId]) -> None:
+        engine = self.engines[name]
+        engine.advance(self.now)
+        for id in ids:
+            if entry := engine.remove(id):
+                self._partials[id] = (self._versions[name], entry.done(engine.clock))
+                self.ledger.given_back(name, [id], "moved", self.now)
+                self.moved += 1
+        self._touched.add(name)
+
+    def _scored(self, ids: list[SampleId]) -> None:
+        self.ledger.scored("reward", [Score(id=id, reward=0.0) for id in ids], self.now)
+
+    def _trained(self, step: int) -> None:
+        if self.ledger.train_done(step, self.now) is not None:
+            self.step_s.append(self.now)
+
+    # -- numbers ------------------------------------------------------------------------------------------------
+
+    def _at(self, time: float, what: Callable[..., None], *arguments: Any) -> None:
+        self._count += 1
+        heapq.heappush(self._events, (time, self._count, what, arguments))
+
+    def _slots(self) -> tuple[float, float]:
+        """(slot seconds, busy slot seconds) until now; of workers that live."""
+        for engine in self.engines.values():
+            engine.advance(self.now)
+        slots = sum(engine.slots for engine in self.engines.values())
+        return slots * self.now, sum(engine.busy_s for engine in self.engines.values())
+
+    def _totals(self) -> Totals:
+        busy_s = sum(engine.busy_s for engine in self.engines.values())
+        slots = sum(engine.slots for engine in self.engines.values())
+        return Totals(
+            makespan_s=self.now,
+            rollout_s=self.generated_s,
+            slot_s=slots * self.generated_s,
+            busy_s=busy_s,
+            steady_slot_s=self.steady[0],
+            steady_busy_s=self.steady[1],
+            tokens=self.tokens,
+            ahead=self.ahead,
+            kept=self.kept,
+            moved=self.moved,
+            dropped=self.dropped,
+            events=self._count,
+            step_s=self.step_s,
+        )

@@ -1,0 +1,102 @@
+"""`rhymed sim`: the broker's ledger and policies in virtual time, on made-up or recorded lengths."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rhymed.cli.options import example
+
+
+def add(commands: Any) -> None:
+    parser = commands.add_parser(
+        "sim",
+        help="what a schedule would take on so many workers, without any",
+        **example(
+            "rhymed sim --workers 32 --slots 32",
+            "rhymed sim --trace run.jsonl --policy flow --staleness 1 --out sim",
+        ),
+    )
+    cluster = parser.add_argument_group("the machines")
+    cluster.add_argument("--workers", type=int, default=32, metavar="N", help="rollout workers (default: 32)")
+    cluster.add_argument("--slots", type=int, default=32, metavar="N", help="samples at once, each (default: 32)")
+    cluster.add_argument("--cost", type=Path, metavar="FILE", help="JSON [[samples, seconds of a step], ...]")
+    cluster.add_argument("--train-s", type=float, metavar="S", help="a training step (default: rollout / 4)")
+    cluster.add_argument("--keep", type=float, default=0.9987, metavar="P", help="a token written ahead stays")
+    cluster.add_argument("--slow", type=float, default=1.0, metavar="X", help="the first worker is X times slower")
+    cluster.add_argument("--failures", type=int, default=0, metavar="N", help="workers that die, one after another")
+    work = parser.add_argument_group("the work")
+    work.add_argument("--trace", type=Path, metavar="FILE", help="JSONL of `rhymed history export`")
+    work.add_argument("--prompts", type=int, default=512, metavar="N", help="a step (default: 512)")
+    work.add_argument("--group", type=int, default=16, metavar="N", help="samples a prompt (default: 16)")
+    work.add_argument("--steps", type=int, metavar="N", help="default: 20; with --trace: all")
+    work.add_argument("--mean", type=float, default=3000.0, metavar="TOKENS", help="of a response (default: 3000)")
+    work.add_argument("--cap", type=int, default=32768, metavar="TOKENS", help="of a response (default: 32768)")
+    work.add_argument("--seed", type=int, default=0, metavar="N")
+    schedule = parser.add_argument_group("the schedule (default: all of them, compared)")
+    schedule.add_argument("--policy", choices=("fifo", "rhyme", "flow"))
+    schedule.add_argument("--staleness", type=int, default=0, metavar="N")
+    schedule.add_argument("--run-ahead", action="store_true", help="write the next step before its weights are there")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="table.json and gantt.png")
+    parser.add_argument("--json", action="store_true", help="the table as JSON on standard output")
+    parser.set_defaults(handler=handle)
+
+
+def handle(arguments: argparse.Namespace) -> int:
+    import json
+
+    from rhymed_broker.simulate.study import MODES, Mode, compare, picture, table
+
+    workload = _workload(arguments)
+    cluster = _cluster(arguments, workload)
+    modes: Sequence[Mode] = MODES
+    if arguments.policy:
+        modes = (Mode(arguments.policy, arguments.staleness, int(arguments.run_ahead)),)
+    results = compare(workload, cluster, modes, trace=arguments.out is not None)
+    rows = [result.row() for result in results]
+    print(json.dumps(rows, indent=2) if arguments.json else table(results))
+    if arguments.out:
+        arguments.out.mkdir(parents=True, exist_ok=True)
+        (arguments.out / "table.json").write_text(json.dumps(rows, indent=1) + "\n")
+        if picture(results, arguments.out / "gantt.png") is None:
+            print("no picture: that needs matplotlib")
+    return 0
+
+
+def _workload(arguments: argparse.Namespace) -> Any:
+    from rhymed_broker.simulate.workload import Recorded, Shape, Synthetic, read_trace
+
+    if arguments.trace:
+        return Recorded(read_trace(arguments.trace), arguments.prompts, arguments.steps)
+    shape = Shape(
+        prompts=4 * arguments.prompts,
+        prompts_per_step=arguments.prompts,
+        group_size=arguments.group,
+        steps=arguments.steps or 20,
+        mean=arguments.mean,
+        cap=arguments.cap,
+        seed=arguments.seed,
+    )
+    return Synthetic(shape)
+
+
+def _cluster(arguments: argparse.Namespace, workload: Any) -> Any:
+    from dataclasses import replace
+
+    from rhymed_broker.simulate.engine import Cost
+    from rhymed_broker.simulate.study import bound_s
+    from rhymed_broker.simulate.world import Cluster
+
+    cost = Cost.read(arguments.cost) if arguments.cost else Cluster().cost
+    cluster = Cluster(arguments.workers, arguments.slots, cost, keep=arguments.keep, seed=arguments.seed)
+    step_s = bound_s(workload, cluster) / max(1, workload.plan.steps)
+    failures = {step_s * (number + 0.5): number % arguments.workers for number in range(arguments.failures)}
+    return replace(
+        cluster,
+        train_s=step_s / 4 if arguments.train_s is None else arguments.train_s,
+        beat_s=max(1.0, step_s / 50),
+        slow={0: arguments.slow} if arguments.slow != 1 else {},
+        failures=failures,
+    )

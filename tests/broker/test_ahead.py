@@ -1,0 +1,142 @@
+"""Stories of samples that are written before their weights are there, and of samples that move."""
+
+from __future__ import annotations
+
+import pytest
+from telling import SmallPlan, Story
+
+from rhymed.messages import Holding, SampleId
+from rhymed_broker.actions import Assign, Load, Mark, Release
+from rhymed_broker.ledger import Ledger
+
+A0, A1 = SampleId(0, "a", 0), SampleId(0, "a", 1)
+NEXT0, NEXT1 = SampleId(1, "a", 0), SampleId(1, "a", 1)
+
+
+@pytest.fixture
+def early() -> Story:
+    return Story(Ledger(run_ahead=1))
+
+
+def holding(story: Story, name: str, tokens: dict[SampleId, int], parked: tuple[SampleId, ...] = ()) -> list:
+    held = [Holding(id=id, tokens=count, parked=id in parked) for id, count in tokens.items()]
+    story.ledger.heartbeat(name, 0, "", held, {}, story.now)
+    return story.drain()
+
+
+def test_idle_workers_write_the_next_step_ahead(early: Story) -> None:
+    early.begin(SmallPlan(steps=3))
+    assert early.join("w", "rollout", slots=4) == [Assign("w", [A0, A1, NEXT0, NEXT1])]
+
+
+def test_no_more_than_one_step_ahead(early: Story) -> None:
+    early.begin(SmallPlan(steps=3))
+    early.join("w", "rollout", slots=8)
+    assert early.ledger.samples.get(SampleId(2, "a", 0)) is None
+
+
+def test_what_is_written_ahead_needs_no_slot(early: Story) -> None:
+    early.begin(SmallPlan(steps=3))
+    assert early.join("w", "rollout", slots=2) == [Assign("w", [A0, A1])]
+    early.join("r", "reward")
+    assert early.generated("w", A0)[1:] == [Assign("w", [NEXT0])] or early.state(NEXT0) == "running"
+    early.ledger.parked("w", [NEXT0], early.now)
+    assert early.drain() == [Assign("w", [NEXT1])]
+    assert early.state(NEXT0) == "running", "it is not generated before it is verified"
+
+
+def test_it_counts_when_newer_weights_have_verified_it(early: Story) -> None:
+    early.begin(SmallPlan(steps=2))
+    early.join("w", "rollout", slots=4)
+    early.join("r", "reward")
+    early.ledger.parked("w", [NEXT0, NEXT1], early.now)
+    early.generated("w", A0, A1)
+    early.scored("r", A0, A1)
+    assert early.trained(0) == [Mark([A0, A1], "trained"), Load("w", 1)]
+    early.loaded("w", 1)
+    assert not early.ledger.roster.workers["w"].parked
+    early.generated("w", NEXT0, NEXT1, version=1)
+    assert early.state(NEXT0) in ("generated", "scoring")
+
+
+def test_the_contract_holds_for_it_too(early: Story) -> None:
+    early.begin(SmallPlan(steps=2))
+    early.join("w", "rollout", slots=4)
+    (mark,) = early.generated("w", NEXT0, version=0)
+    assert isinstance(mark, Mark)
+    assert mark.reason.startswith("stale")
+
+
+def test_a_worker_parks_no_more_than_it_has_slots(early: Story) -> None:
+    early.begin(SmallPlan(steps=2, groups=4))
+    early.join("w", "rollout", slots=2)
+    early.join("r", "reward")
+    early.generated("w", A0, A1)
+    early.generated("w", SampleId(0, "b", 0), SampleId(0, "b", 1))
+    early.generated("w", SampleId(0, "c", 0), SampleId(0, "c", 1))
+    early.generated("w", SampleId(0, "d", 0), SampleId(0, "d", 1))
+    for _ in range(4):
+        running = early.ledger.roster.workers["w"].held.keys() - early.ledger.roster.workers["w"].parked
+        early.ledger.parked("w", running, early.now)
+        early.drain()
+    assert len(early.ledger.roster.workers["w"].parked) == 2
+
+
+def test_what_a_lost_worker_had_parked_goes_to_others(early: Story) -> None:
+    early.begin(SmallPlan(steps=2))
+    early.join("w", "rollout", slots=4)
+    early.ledger.parked("w", [NEXT0], early.now)
+    early.tick(21)
+    assert {early.state(id) for id in (A0, A1, NEXT0, NEXT1)} == {"waiting"}
+    assert early.join("v", "rollout", slots=8) == [Assign("v", [A0, A1, NEXT0, NEXT1])]
+
+
+def test_a_heartbeat_tells_what_is_parked(early: Story) -> None:
+    early.begin(SmallPlan(steps=2))
+    early.join("w", "rollout", slots=4)
+    holding(early, "w", {A0: 3, A1: 3, NEXT0: 9, NEXT1: 2}, parked=(NEXT0,))
+    worker = early.ledger.roster.workers["w"]
+    assert worker.parked == {NEXT0}
+    assert worker.held[NEXT1].tokens == 2
+    holding(early, "w", {A0: 3, A1: 3, NEXT0: 9, NEXT1: 2})
+    assert not worker.parked
+
+
+def two_workers(story: Story) -> None:
+    """`w` has a group of long samples, `v` nothing."""
+    story.begin(SmallPlan(steps=1))
+    story.join("w", "rollout")
+    story.join("v", "rollout")
+    for past in range(3):
+        story.ledger.recalled({"a": [(past - 3, 4000)]})
+
+
+def test_a_straggler_is_split_off_and_goes_on_elsewhere(story: Story) -> None:
+    two_workers(story)
+    holding(story, "w", {A0: 100, A1: 50})
+    (release,) = story.tick()
+    assert isinstance(release, Release)
+    (moved,) = release.ids
+    assert story.tick(0) == [], "it is asked for once"
+    story.ledger.given_back("w", [moved], "moved", story.now)
+    assert story.drain() == [Assign("v", [moved], (moved,))]
+    assert story.ledger.samples.get(moved).returns == 0, "moving is no failure"
+
+
+def test_one_that_ends_before_it_moves_is_simply_there(story: Story) -> None:
+    two_workers(story)
+    holding(story, "w", {A0: 100, A1: 50})
+    (release,) = story.tick()
+    story.generated("w", *release.ids)
+    assert story.state(release.ids[0]) == "generated"
+
+
+def test_history_is_asked_for_once_a_prompt(story: Story) -> None:
+    story.begin(SmallPlan(steps=2))
+    assert [(ask.step, ask.prompts) for ask in story.recalls] == [(0, ["a"])]
+    story.join("w", "rollout")
+    story.join("r", "reward")
+    story.generated("w", A0, A1)
+    story.scored("r", A0, A1)
+    story.trained(0)
+    assert len(story.recalls) == 1
