@@ -27,6 +27,8 @@ class Lengths(Protocol):
 
     def remember(self, prompt: str, past: Sequence[tuple[int, int]]) -> None: ...
 
+    def open(self, step: int, prompts: Iterable[str]) -> None: ...
+
     def finished(self, step: int, prompt: str, tokens: int) -> None: ...
 
     def expect(self, step: int, prompt: str) -> float: ...
@@ -51,6 +53,7 @@ class Dispatch:
         """A step is open: in which order its groups are begun, and what is not known of them yet."""
         if book.step >= EVAL:
             return []
+        self.forecast.open(book.step, dict.fromkeys(id.prompt for id in book.samples))
         self._rank(book)
         unknown = [prompt for prompt in dict.fromkeys(id.prompt for id in book.samples) if prompt not in self._asked]
         self._asked.update(unknown)
@@ -74,7 +77,7 @@ class Dispatch:
 
     def look(self) -> None:
         """How far samples have come tells about their siblings, so what waits is ranked anew."""
-        books = [book for step, book in self._samples.books.items() if step < EVAL and book.counts["waiting"]]
+        books = [book for step, book in self._samples.books.items() if step < EVAL and not book.all_generated]
         steps = {book.step for book in books}
         progress: dict[tuple[int, str], list[int]] = defaultdict(list)
         for sample in self._samples.queues["running"]:
@@ -83,7 +86,8 @@ class Dispatch:
         for (step, prompt), tokens in progress.items():
             self.forecast.running(step, prompt, tokens)
         for book in books:
-            self._rank(book)
+            if book.counts["waiting"]:
+                self._rank(book)
 
     def offer_all(self) -> None:
         """Every seat is offered what waits at the next `place`."""

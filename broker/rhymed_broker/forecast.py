@@ -25,7 +25,7 @@ ABOVE_CAP = 1.5  # of log length: so far may a level lie above the cap
 BLUR = 0.25  # of log length: few prompts make no comb of the levels
 VISITS = 4  # of a prompt's history are used, the newest: drift makes older ones worthless
 FRESH = 0.002  # probability that a prompt's history says nothing
-FORGET = 0.05  # of what the run taught, with each step that closes
+FORGET = 0.05  # of what the run taught, whenever closed visits teach more
 BATCH = 512  # groups in one numpy operation; so many of a step are learned from, evenly spread
 ROUNDS = 3  # of expectation-maximisation on the same groups
 FLOOR = -30.0  # of log likelihoods: keeps products from being denormal numbers, which are a hundred times slower
@@ -250,7 +250,7 @@ class Forecast:
     def _beyond(self, table: Table, tokens: int) -> tuple[float, float]:
         """The probability of more than so many tokens, and the expected tokens there, times that probability."""
         tokens, width = tokens or 1, self._model.width
-        bin = self._bin(tokens)
+        bin = min(self._bin(tokens), self._model.bins - 1)
         here, beyond = float(table[0][bin] - table[0][bin + 1]), float(table[0][bin + 1])
         part = bin + 1 - math.log(tokens) / width  # of the bin
         mass = here * (math.exp((bin + 1) * width) - tokens) / width

@@ -16,6 +16,7 @@ from rhymed.messages import EVAL, Holding, Join, SampleId, SampleInfo, Score
 from rhymed.staleness import window
 from rhymed_broker.actions import Action, Assign, Cancel, FinishRun, Load, Mark, Rate, Recall, Release, Train
 from rhymed_broker.dispatch import Lengths
+from rhymed_broker.forecast import Forecast
 from rhymed_broker.ledger import Ledger
 from rhymed_broker.pipe import Policy
 from rhymed_broker.simulate.engine import Cost, Engine, Entry
@@ -77,7 +78,7 @@ class World:
             missing_after_s=math.inf,
             policy=policy,
             run_ahead=run_ahead,
-            forecast=forecast,
+            forecast=forecast or Forecast(workload.cap),
         )
         self.workload, self.cluster = workload, cluster
         self.engines: dict[str, Engine] = {}
