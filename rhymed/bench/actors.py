@@ -30,6 +30,7 @@ class Actor:
 
     role: m.Role
     accepts: Any
+    weights = ""  # trainer: where it serves them
 
     def __init__(
         self, broker: str, store: StoreClient | None, name: str, slots: int = 16, work_s: float = 0.0
@@ -82,7 +83,7 @@ class Actor:
             pid=os.getpid(),
             slots=self.slots,
             version=self.version,
-            weights="ipc:///weights" if self.role == "trainer" else "",
+            weights=self.weights,
             holding=list(self.holding),
         )
         self.welcome: m.Welcome = (await self.link.request(join, deadline_s=30)).message
@@ -132,6 +133,9 @@ class Rollout(Actor):
         if isinstance(message, m.LoadVersion):
             self.version = message.version
             self.start(self.tell(m.Loaded(worker=self.name, version=self.version, seconds=0.0)))
+        elif isinstance(message, m.Release):
+            released = [id for id in message.samples if self.holding.pop(id, None) is not None]
+            self.start(self.tell(m.GiveBack(worker=self.name, samples=released, reason="moved")))
         else:
             self.hold(message.samples)
             self.start(self.generate(message.samples))
@@ -181,6 +185,7 @@ class Reward(Actor):
 class Trainer(Actor):
     role: m.Role = "trainer"
     accepts = m.ToTrainer
+    weights = "ipc:///weights"  # nobody is there
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

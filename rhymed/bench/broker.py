@@ -46,7 +46,7 @@ def run(quick: bool) -> dict[str, float]:
 async def _transitions(steps: int) -> dict[str, float]:
     """A few workers with many slots, so messages carry batches as they do from real engines."""
     config = _config(prompts_per_step=64, group_size=16, steps=steps)
-    async with _cluster(config) as (where, broker):
+    async with cluster(config) as (where, broker):
         store = StoreClient(where.store, "actors")
         rollouts = [Rollout(where.broker, store, f"rollout-{i}", slots=64) for i in range(8)]
         rewards = [Reward(where.broker, store, f"reward-{i}", slots=64) for i in range(4)]
@@ -54,7 +54,7 @@ async def _transitions(steps: int) -> dict[str, float]:
         async with contextlib.AsyncExitStack() as stack:
             for actor in (*rollouts, *rewards):
                 await stack.enter_async_context(actor)
-            await _ready(where)
+            await ready(where)
             cpu_s, started = _cpu_s(broker), time.monotonic()
             await stack.enter_async_context(trainer)
             await asyncio.wait_for(trainer.over.wait(), PATIENCE_S)
@@ -71,7 +71,7 @@ async def _transitions(steps: int) -> dict[str, float]:
 async def _connected(workers: int, seconds: float) -> dict[str, float]:
     """Each worker has 16 slots and takes half a second; a quarter of them score."""
     config = _config(prompts_per_step=512, group_size=16, steps=1000)
-    async with _cluster(config) as (where, broker):
+    async with cluster(config) as (where, broker):
         preferred = _prefer(broker)
         children = [_spawn(where.broker, where.store, str(workers // 4), str(number)) for number in range(4)]
         store = StoreClient(where.store, "actors")
@@ -118,7 +118,7 @@ def _config(prompts_per_step: int, group_size: int, steps: int) -> Config:
 
 
 @contextlib.asynccontextmanager
-async def _cluster(config: Config) -> AsyncIterator[tuple[Places, psutil.Process]]:
+async def cluster(config: Config) -> AsyncIterator[tuple[Places, psutil.Process]]:
     """Store and broker of this configuration; the folder goes with them."""
     where = places(config)
     where.folder.mkdir(parents=True)
@@ -168,7 +168,7 @@ async def _ask(where: Places) -> Queues:
     return answer
 
 
-async def _ready(where: Places) -> None:
+async def ready(where: Places) -> None:
     """The dataset is read."""
     async with asyncio.timeout(PATIENCE_S):
         while (await _ask(where)).steps == 0:  # noqa: ASYNC110 (another process)

@@ -2,8 +2,10 @@
 
 `workload`: 512 prompts x 16 a step, log-normal lengths (0.8 between prompts, 0.35 within, mean 3,000 tokens, cap
 32,768), 20 steps over 2,048 prompts, 32 workers with 32 slots, training a quarter of the ideal rollout time.
-`scaling`: 16 and 1,024 workers with 64 samples each a step. `decisions`: the ledger's own time an event, 4,096
-workers. The cost of an engine's step is 10 ms + 0.1 ms a sample, unless a file says otherwise.
+`scaling`: 16 and 1,024 workers with 128 samples each a step. `decisions`: the ledger's own time an event, 4,096
+workers. `reality`: real
+workers with the trace engine, 32 in real time, beside the simulator. The cost of an engine's step is 10 ms + 0.1 ms a
+sample, unless a file says otherwise.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from rhymed.bench import reality
 from rhymed_broker.ledger import Ledger
 from rhymed_broker.pipe import POLICIES
 from rhymed_broker.simulate.engine import Cost
@@ -39,6 +42,7 @@ def run(
     if trace is None:
         results["scaling"] = _scaling(64 if quick else 1024)
         results["decisions"] = _decisions(256 if quick else 4096)
+        results["reality"] = reality.run([Mode("fifo"), Mode("flow", 1), Mode("flow", 0, 1)][: 1 if quick else 3])
     return results
 
 
@@ -58,8 +62,8 @@ def _scaling(many: int) -> dict[str, float]:
     """Part of the bound that `flow` reaches at staleness 1, few workers and many, each with as many samples."""
     found = {}
     for workers in (16, many):
-        shape = Shape(prompts=16 * workers, prompts_per_step=4 * workers, steps=4, cap=16384)
-        workload, cluster = Synthetic(shape), Cluster(workers=workers, slots=16)
+        shape = Shape(prompts=16 * workers, prompts_per_step=8 * workers, steps=6)
+        workload, cluster = Synthetic(shape), Cluster(workers=workers, slots=8)
         step_s = bound_s(workload, cluster) / shape.steps
         cluster = replace(cluster, train_s=step_s / 4, beat_s=step_s / 10)
         (result,) = compare(workload, cluster, [Mode("flow", 1)])

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 DEADLINE_S = 5.0
 REFRESH_S = 1.0
 PATIENCE_S = 60.0  # with a broker that was there and does not answer: it may be starting again
+RATE = "rollout/tokens_per_s"
+SLOW = 1 / 3  # of the usual rate: below, a worker is named
+SILENT_S = 5.0
 SHOWN = 4  # samples of a worker that are listed one by one, the longest held first
 NUMBERS = ("samples", "oldest", "holds", "version", "tokens", "for")  # columns set to the right
 
@@ -145,13 +148,15 @@ async def _ask(client: Any, address: str) -> Queues:
 def render(snapshot: Queues) -> RenderableType:
     """Pure: the tables of one snapshot."""
     from rich.console import Group
+    from rich.markup import escape
 
     state = "finished" if snapshot.finished else f"version {snapshot.version}"
     head = (
         f"run [bold]{snapshot.run}[/]  step {snapshot.step}/{snapshot.steps}  {state}"
         f"  up {_age(snapshot.uptime_s)}  event-loop lag p99 {snapshot.lag_ms:.1f} ms"
     )
-    tables = [_queues(snapshot), _steps(snapshot), _workers(snapshot)]
+    tables: list[RenderableType] = [_queues(snapshot), _steps(snapshot), _workers(snapshot)]
+    tables += [f"[red]{escape(worker)}: {what}[/]" for worker, what in culprits(snapshot).items()]
     if any(row.holding for row in snapshot.workers):
         tables.append(_held(snapshot))
     return Group(head, *tables)
@@ -182,6 +187,22 @@ def _workers(snapshot: Queues) -> RenderableType:
         full = "-" if row.role == "trainer" else f"{len(row.holding)}/{row.slots}"
         table.add_row(escape(row.worker), full, version, f"{_age(row.silent_s)} ago", escape(row.phase) or "-")
     return table
+
+
+def culprits(snapshot: Queues) -> dict[str, str]:
+    """Rollout workers that hold up the others: worker -> what is wrong with it."""
+    from statistics import median
+
+    busy = [row for row in snapshot.workers if row.role == "rollout" and any(not one.parked for one in row.holding)]
+    found = {}
+    usual = median([row.stats.get(RATE, 0.0) for row in busy]) if len(busy) > 1 else 0.0
+    for row in busy:
+        rate = row.stats.get(RATE, 0.0)
+        if row.silent_s > SILENT_S:
+            found[row.worker] = f"not heard for {_age(row.silent_s)}"
+        elif rate < SLOW * usual:
+            found[row.worker] = f"{usual / rate:.0f} times slower than its peers" if rate else "makes no tokens"
+    return found
 
 
 def _held(snapshot: Queues) -> RenderableType:

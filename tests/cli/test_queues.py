@@ -58,6 +58,25 @@ def test_the_tables_name_everything() -> None:
     assert "and 2 more" in lines
 
 
+def test_who_holds_up_the_others_is_named() -> None:
+    """One is ten times slower, one makes nothing, one is silent; one that has nothing to do is none of these."""
+
+    def worker(name: str, rate: float, held: int = 2, silent_s: float = 0.5) -> WorkerRow:
+        return msgspec.structs.replace(
+            SNAPSHOT.workers[0], worker=name, stats={"rollout/tokens_per_s": rate}, holding=HELD[:held],
+            silent_s=silent_s,
+        )  # fmt: skip
+
+    workers = [worker("a", 100), worker("b", 110), worker("c", 10), worker("d", 0), worker("e", 90, silent_s=7)]
+    crowd = msgspec.structs.replace(SNAPSHOT, workers=[*workers, worker("idle", 0, held=0), worker("f", 95)])
+    assert queues.culprits(crowd) == {
+        "c": "9 times slower than its peers", "d": "makes no tokens", "e": "not heard for 7.0s",
+    }  # fmt: skip
+    assert "c: 9 times slower than its peers" in text(crowd)
+    alone = msgspec.structs.replace(SNAPSHOT, workers=[worker("a", 0.0)])
+    assert queues.culprits(alone) == {}, "nobody to compare it with"
+
+
 def test_80_columns_are_enough() -> None:
     ids = [SampleId(EVAL + 12, "0123456789abcdef", index) for index in range(8)]
     held = [Holding(id=one, tokens=8192, seconds=4000.0) for one in ids]
