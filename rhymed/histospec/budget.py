@@ -21,6 +21,7 @@ Survival = NDArray[np.float32]
 MEMORY = 400  # steps: what is older has lost its weight
 REFRESH = 8  # steps between two fits
 SLOW = 1.5  # times what a step should take: a longer one counts as this, or a few neighbours' noise is the curve
+FADE = 0.1  # of what was learned, when the engine turns out to be another
 OUTLIER = 3.0  # times: a longer one says nothing about the batch
 OPTIMISM = 0.004  # of the smallest step's time, for one more token, until it has been measured
 
@@ -44,17 +45,15 @@ class CostCurve:
         self._unit = 0.0  # seconds of the quickest step seen
         self._a_request = 0.0  # seconds
         self._table = np.ones(largest + 2)  # seconds by tokens, without the requests' share
-        self._since, self._strange = 0, 0
+        self._since = self._slow = self._quick = 0
         self.observed = 0
 
     def observe(self, requests: int, tokens: int, seconds: float) -> None:
         """A step that decoded `requests` requests and ran `tokens` tokens through the model took so long."""
         expected = self.predict(requests, tokens) if self.observed > 2 * REFRESH else seconds
-        self._strange = self._strange + 1 if seconds > SLOW * expected else 0
-        if 0 < self._strange < REFRESH:  # as many in a row are no accident
-            if seconds > OUTLIER * expected:
-                return
-            seconds = SLOW * expected
+        seconds = self._wonder(seconds, expected)
+        if seconds > OUTLIER * expected:
+            return
         self._unit = min(self._unit or seconds, seconds)
         row = self._features(requests, tokens)
         keep = 1 - 1 / MEMORY
@@ -66,6 +65,17 @@ class CostCurve:
         self._since += 1
         if self._since >= REFRESH or self.observed <= REFRESH:
             self._refit()
+
+    def _wonder(self, seconds: float, expected: float) -> float:
+        """What a step counts as. So many surprises of a kind in a row are no accident: then what was learned fades."""
+        slow, quick = seconds > SLOW * expected, SLOW * seconds < expected
+        self._slow, self._quick = (self._slow + 1 if slow else 0), (self._quick + 1 if quick else 0)
+        if max(self._slow, self._quick) >= REFRESH:
+            self._information *= FADE
+            self._moment *= FADE
+            self._slow = self._quick = 0
+            return min(seconds, OUTLIER * expected)
+        return SLOW * expected if slow and seconds <= OUTLIER * expected else seconds
 
     def table(self, requests: int) -> NDArray[np.float64]:
         """Predicted time of a step [tokens + 1] that decodes `requests` requests; constant before the first step."""

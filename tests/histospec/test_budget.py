@@ -127,6 +127,17 @@ def test_steps_that_others_disturb_do_not_lift_the_curve() -> None:
         assert curve.predict(16, tokens) == pytest.approx(cost(16, tokens, 0.0002), rel=0.05)
 
 
+def test_a_slow_beginning_is_soon_forgotten() -> None:
+    """While processes start, steps take five times as long; plain steps are rare."""
+    curve, rng = CostCurve(LARGEST), np.random.default_rng(4)
+    for step in range(160):
+        tokens = 16 if step % 32 == 0 else int(rng.integers(40, 80))
+        slow = 5.0 if step < 40 else 1.0
+        curve.observe(16, tokens, cost(16, tokens, 0.0002) * slow * rng.lognormal(0, 0.1))
+    for tokens in (16, 60):
+        assert curve.predict(16, tokens) == pytest.approx(cost(16, tokens, 0.0002), rel=0.3)
+
+
 def test_more_tokens_never_take_less_time() -> None:
     curve, rng = CostCurve(LARGEST), np.random.default_rng(2)
     for _ in range(200):
