@@ -67,7 +67,7 @@ class CostCurve:
             self._refit()
 
     def _wonder(self, seconds: float, expected: float) -> float:
-        """What a step counts as. So many surprises of a kind in a row are no accident: then what was learned fades."""
+        """What a step counts as. Surprises of a kind in a row are no accident: then what was learned fades."""
         slow, quick = seconds > SLOW * expected, SLOW * seconds < expected
         self._slow, self._quick = (self._slow + 1 if slow else 0), (self._quick + 1 if quick else 0)
         if max(self._slow, self._quick) >= REFRESH:
