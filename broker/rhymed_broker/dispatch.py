@@ -22,6 +22,9 @@ from rhymed_broker.samples import Samples
 from rhymed_broker.table import Sample, State
 
 
+LOOKED = 2048  # groups of open steps, about 0.1 s
+
+
 class Lengths(Protocol):
     """A forecast of response lengths, in tokens; see `forecast.Forecast`."""
 
@@ -76,8 +79,13 @@ class Dispatch:
         self._known.update(id.prompt for id in self._samples.books[step].samples)
 
     def look(self) -> None:
-        """How far samples have come tells about their siblings, so what waits is ranked anew."""
+        """How far samples have come tells about their siblings, so what waits is ranked anew.
+
+        Not where that would hold up the event loop for long: then history alone decides.
+        """
         books = [book for step, book in self._samples.books.items() if step < EVAL and not book.all_generated]
+        if sum(book.groups for book in books) > LOOKED:
+            return
         steps = {book.step for book in books}
         progress: dict[tuple[int, str], list[int]] = defaultdict(list)
         for sample in self._samples.queues["running"]:

@@ -21,13 +21,15 @@ Survival = NDArray[np.float32]
 MEMORY = 400  # steps: what is older has lost its weight
 REFRESH = 8  # steps between two fits
 SLOW = 1.5  # times what a step should take: a longer one counts as this, or a few neighbours' noise is the curve
+DOUBT = 1.05  # drafting that seems to bring less than this rests
 FADE = 0.1  # of what was learned, when the engine turns out to be another
 OUTLIER = 3.0  # times: a longer one says nothing about the batch
 OPTIMISM = 0.004  # of the smallest step's time, for one more token, until it has been measured
 
 
 class CostCurve:
-    """T(requests, tokens) in seconds: `a piecewise linear function of tokens + b * requests`, fitted as steps go by.
+    """T(requests, tokens) in seconds: a piecewise linear function of tokens, so much a request, and so much for
+    verifying at all, be it one drafted token. Fitted as steps go by.
 
     Knots lie about sqrt(2) apart. Where nothing was measured lately the curve goes on straight; where nothing was
     ever measured it is optimistic, so that it is tried.
@@ -38,12 +40,12 @@ class CostCurve:
         knots = np.unique(np.round(2.0 ** np.arange(0, np.log2(max(2, largest)) + 0.5, 0.5)))
         self.knots: NDArray[np.float64] = knots
         self._all = np.arange(largest + 2, dtype=np.float64)
-        size = len(knots) + 1  # the last one: seconds a request
+        size = len(knots) + 2  # the last two: seconds a request, and where anything is drafted
         self._information = np.zeros((size, size))
         self._moment = np.zeros(size)
         self._smooth, self._slope = _priors(knots)
         self._unit = 0.0  # seconds of the quickest step seen
-        self._a_request = 0.0  # seconds
+        self._a_request = self._verifying = 0.0  # seconds
         self._table = np.ones(largest + 2)  # seconds by tokens, without the requests' share
         self._since = self._slow = self._quick = 0
         self.observed = 0
@@ -79,14 +81,17 @@ class CostCurve:
 
     def table(self, requests: int) -> NDArray[np.float64]:
         """Predicted time of a step [tokens + 1] that decodes `requests` requests; constant before the first step."""
-        return self._table + self._a_request * requests
+        seconds = self._table + self._a_request * requests
+        seconds[requests + 1 :] += self._verifying
+        return seconds
 
     def predict(self, requests: int, tokens: int) -> float:
         """Seconds of one step; without drafts it has as many tokens as requests."""
-        return float(self._table[min(tokens, len(self._table) - 1)]) + self._a_request * requests
+        verifying = self._verifying if tokens > requests else 0.0
+        return float(self._table[min(tokens, len(self._table) - 1)]) + self._a_request * requests + verifying
 
     def _features(self, requests: int, tokens: int) -> NDArray[np.float64]:
-        row = np.zeros(len(self.knots) + 1)
+        row = np.zeros(len(self.knots) + 2)
         above = int(np.searchsorted(self.knots, tokens))
         if above == 0 or above == len(self.knots):
             row[min(above, len(self.knots) - 1)] = 1.0
@@ -94,7 +99,7 @@ class CostCurve:
             low, high = self.knots[above - 1], self.knots[above]
             row[above] = (tokens - low) / (high - low)
             row[above - 1] = 1 - row[above]
-        row[-1] = requests
+        row[-2:] = requests, tokens > requests
         return row
 
     def _refit(self) -> None:
@@ -103,10 +108,14 @@ class CostCurve:
         information, moment = self._information.copy(), self._moment.copy()
         information[:size, :size] += smooth.T @ smooth + 1e-3 * slope.T @ slope
         moment[:size] += 1e-3 * slope.sum(0) * OPTIMISM * self._unit
-        information[-1, -1] += 1e-2
-        fit = np.linalg.solve(information + 1e-9 * np.eye(size + 1), moment)
-        self._a_request = max(0.0, float(fit[-1]))
-        self._table = np.interp(self._all, self.knots, np.maximum.accumulate(fit[:-1]))
+        information[[-2, -1], [-2, -1]] += 1e-2
+        fit = np.linalg.solve(information + 1e-9 * np.eye(size + 2), moment)
+        for cost in (-1, -2):
+            if fit[cost] < 0:  # a cost is none: without it the others fit otherwise
+                information[cost, cost] += 1e12
+                fit = np.linalg.solve(information + 1e-9 * np.eye(size + 2), moment)
+        self._a_request, self._verifying = max(0.0, float(fit[-2])), max(0.0, float(fit[-1]))
+        self._table = np.interp(self._all, self.knots, np.maximum.accumulate(fit[:-2]))
         self._since = 0
 
 
@@ -145,7 +154,7 @@ class Rest:
         self._took_s += min(took_s, OUTLIER * plain_s)
         if self._tried < self.WINDOW:
             return
-        if self._plain_s < self._took_s:
+        if self._plain_s < DOUBT * self._took_s:
             self._left, self._next = self._next, min(2 * self._next, self.LONGEST)
         else:
             self._next = self.SHORTEST
@@ -156,19 +165,24 @@ class Budget:
     """`choose` before a step, `observe` after it.
 
     What was never tried cannot be known: the first steps climb a ladder, later ones vary the optimum a little (it is
-    flat), and a plain step now and then keeps what plain decoding costs up to date.
+    flat), and a few plain steps in a row, now and then, keep what plain decoding costs up to date. In a row, for a
+    step's time contains what the engine still does with the tokens of the step before: a plain step behind one with
+    drafts takes longer than plain decoding.
     """
 
-    LADDER = (0.0, 0.125, 0.5, 0.25, 0.0, 1.0)  # parts of what was drafted
+    LADDER = (0.0, 0.0, 0.125, 0.5, 0.25, 0.0, 0.0, 1.0)  # parts of what was drafted
     DITHER = (1.0, 0.75, 1.0, 1.3)
-    PLAIN_EVERY = 32  # steps
+    PLAIN, PLAIN_EVERY = 4, 128  # so many of so many steps
 
-    def __init__(self, largest: int, *, margin: float = 0.02) -> None:
-        """`largest`: tokens one step may hold. `margin`: gain in the rate below which nothing is drafted."""
+    def __init__(self, largest: int, *, margin: float = 0.1) -> None:
+        """`largest`: tokens one step may hold. `margin`: gain below which nothing is drafted; estimates were
+        up to a quarter too high where they were measured.
+        """
         self.curve = CostCurve(largest)
         self._largest, self._margin = largest, margin
         self._steps = 0  # that had something to choose
         self._rest = Rest()
+        self._was_plain = True  # the step before
 
     def choose(self, survival: Survival, lengths: Lengths) -> Lengths:
         """How many of its drafted tokens each request verifies; 0 everywhere when drafting does not pay.
@@ -186,8 +200,12 @@ class Budget:
 
     def observe(self, requests: int, tokens: int, seconds: float, made: int) -> None:
         """A step that only decoded. `made`: tokens that came of it, accepted drafts included."""
+        plain, before = tokens <= requests, self._was_plain
+        self._was_plain = plain
+        if plain and not before:
+            return
         self.curve.observe(requests, tokens, seconds)
-        if tokens > requests and self._steps > len(self.LADDER):
+        if not plain and self._steps > len(self.LADDER):
             self._rest.observe(made / requests * self.curve.predict(requests, requests), seconds)
 
     def _vary(self, best: int, most: int) -> int:
@@ -195,7 +213,7 @@ class Budget:
         self._steps += 1
         if step < len(self.LADDER):
             return round(self.LADDER[step] * most)
-        if step % self.PLAIN_EVERY == 0:
+        if step % self.PLAIN_EVERY < self.PLAIN:
             return 0
         return min(most, round(best * self.DITHER[step % len(self.DITHER)]))
 

@@ -138,6 +138,18 @@ def test_a_slow_beginning_is_soon_forgotten() -> None:
         assert curve.predict(16, tokens) == pytest.approx(cost(16, tokens, 0.0002), rel=0.3)
 
 
+def test_what_verifying_costs_at_all_is_not_taken_for_plain_decoding() -> None:
+    """A quarter more time, be it one drafted token; plain steps are rare."""
+    budget, rng = Budget(LARGEST), np.random.default_rng(5)
+    for step in range(600):
+        tokens = 16 if step % 128 < 4 else 16 + int(rng.integers(1, 12))
+        seconds = cost(16, tokens, 0.0002) * (1.25 if tokens > 16 else 1.0) * rng.lognormal(0, 0.1)
+        budget.observe(16, tokens, seconds, tokens)
+    assert budget.curve.predict(16, 16) == pytest.approx(cost(16, 16, 0.0002), rel=0.06)
+    assert budget.curve.predict(16, 20) == pytest.approx(1.25 * cost(16, 20, 0.0002), rel=0.06)
+    assert budget.curve.table(16)[[16, 20]] == pytest.approx([budget.curve.predict(16, count) for count in (16, 20)])
+
+
 def test_more_tokens_never_take_less_time() -> None:
     curve, rng = CostCurve(LARGEST), np.random.default_rng(2)
     for _ in range(200):
