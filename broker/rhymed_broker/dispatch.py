@@ -21,7 +21,6 @@ from rhymed_broker.roster import Roster, Worker
 from rhymed_broker.samples import Samples
 from rhymed_broker.table import Sample, State
 
-
 LOOKED = 2048  # groups of open steps, about 0.1 s
 
 
