@@ -231,6 +231,13 @@ class Schedule(Section):
     policy: Literal["flow", "rhyme", "fifo"] = Field(
         "flow", description="flow: longest forecast first, to whoever has room; rhyme: the paper's; fifo: equal parts"
     )
+
+    @field_validator("policy", mode="before")
+    @classmethod
+    def _renamed(cls, given: Any) -> Any:
+        """Runs that began when there was one policy are resumed with what has taken its place."""
+        return "flow" if given == "fair" else given
+
     run_ahead: int = Field(
         0,
         ge=0,

@@ -11,7 +11,7 @@ from typing import Literal
 
 import msgspec
 
-PROTOCOL = 3
+PROTOCOL = 4
 """Version of this module. A peer of another version is turned away when it joins."""
 
 Role = Literal["rollout", "reward", "trainer"]
@@ -188,12 +188,13 @@ class Ahead(Message, frozen=True, kw_only=True, tag="ahead"):
 
 
 class GiveBack(Message, frozen=True, kw_only=True, tag="give_back"):
-    """Worker -> broker: these samples will not be done here (it drains, or they cannot be done)."""
+    """Worker -> broker: these samples will not be done here (it drains, hands them over, or they cannot be done)."""
 
     worker: str
     samples: list[SampleId]
     reason: str
     retry: bool = True  # False: nobody could do it; drop with the reason
+    moved: bool = False  # it was asked for them, and the store has what it wrote
 
 
 class Loaded(Message, frozen=True, kw_only=True, tag="loaded"):

@@ -24,6 +24,7 @@ class StepBook:
         self.counts: dict[State, int] = dict.fromkeys(STATES, 0)
         self.shelves: dict[State, Groups] = {"waiting": {}, "generated": {}}
         self.handed = False  # to a trainer, at least once
+        self.forecast: dict[str, float] = {}  # prompt -> response tokens, as its history had it
         self.expected: dict[str, float] = {}  # prompt -> response tokens, when the groups were ranked last
         self.unprobed: set[str] = set()  # of the ranked: nothing is known of them, and none of their samples is begun
         self.deal: Deal | None = None  # which worker begins which prompts, where the policy says so before

@@ -1,8 +1,8 @@
 """Hands what waits to workers as a policy says, and checks what it says. Pure, as the ledger whose hand it is.
 
-Invariants: a worker never has more samples in slots than slots (but for what it had parked, see `Roster.park`); it
-gets only what its weights may begin; a policy is asked again only about seats to which something has happened, and
-about all of them when samples came to wait or a tick went by.
+Invariants: a worker is given no more samples than it has free slots (what it had parked may come on top when newer
+weights are there); it gets only what its weights may begin; a policy is asked again only about seats to which
+something has happened, and about all of them when samples came to wait or a tick went by.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from rhymed.staleness import window
 from rhymed_broker import pipe
 from rhymed_broker.actions import Assign, Rate, Recall, Release
 from rhymed_broker.book import StepBook
-from rhymed_broker.pipe.view import Running
+from rhymed_broker.pipe.view import Running, load
 from rhymed_broker.roster import Roster, Worker
 from rhymed_broker.samples import Samples
 from rhymed_broker.table import Sample, State
 
 LOOKED = 2048  # groups of open steps, about 0.1 s
+RELEASE_S = 30.0  # then a worker that did not hand a sample over is asked again
 
 
 class Lengths(Protocol):
@@ -49,6 +50,7 @@ class Dispatch:
         self._samples, self._roster = samples, roster
         self._asked: set[str] = set()  # prompts whose history the store was asked for
         self._known: set[str] = set()  # prompts with history
+        self._goals: dict[Sample, None] = {}  # samples on their way from worker to worker
         self._all = True  # seats are to be offered what waits
 
     def opened(self, book: StepBook) -> list[Recall]:
@@ -56,7 +58,7 @@ class Dispatch:
         if book.step >= EVAL:
             return []
         self.forecast.open(book.step, dict.fromkeys(id.prompt for id in book.samples))
-        self._rank(book)
+        self._rank(book, afresh=True)
         unknown = [prompt for prompt in dict.fromkeys(id.prompt for id in book.samples) if prompt not in self._asked]
         self._asked.update(unknown)
         return [Recall(book.step, unknown)] if unknown else []
@@ -69,8 +71,7 @@ class Dispatch:
                 self._known.add(prompt)
         for step, book in self._samples.books.items():
             if step < EVAL:
-                self._rank(book)
-                book.dealt_to = -1
+                self._rank(book, afresh=True)
 
     def closed(self, step: int) -> None:
         """It is trained; what it taught is history."""
@@ -88,7 +89,7 @@ class Dispatch:
         steps = {book.step for book in books}
         progress: dict[tuple[int, str], list[int]] = defaultdict(list)
         for sample in self._samples.queues["running"]:
-            if sample.id.step in steps:
+            if sample.id.step in steps and not self._parked(sample):
                 progress[sample.id.step, sample.id.prompt].append(sample.tokens)
         for (step, prompt), tokens in progress.items():
             self.forecast.running(step, prompt, tokens)
@@ -125,20 +126,22 @@ class Dispatch:
             actions += [Rate(name, [sample.id for sample in samples]) for name, samples in found.items()]
         return actions
 
-    def move(self, version: int) -> list[Release]:
+    def move(self, version: int, now: float) -> list[Release]:
         """Of the oldest step that is not generated: what other workers shall go on with."""
         book = next((one for one in self._samples.books.values() if one.step < EVAL and not one.all_generated), None)
         if book is None or book.counts["waiting"]:
             return []
         running = [one for one in self._samples.queues["running"] if one.id.step == book.step]
-        if any(one.released for one in running):
+        if any(now - one.released < RELEASE_S for one in running if one.released):
             return []  # loads are about to change
+        running = [one for one in running if not self._parked(one)]
         workers = [one for one in self._roster.workers.values() if one.role == "rollout" and not one.resting]
         seats = {one.name: one for one in workers if self.may_have(one, book.step, version)}
         asked: dict[str, list[SampleId]] = {}
         for sample, target in self.policy.move(Running(running, len(book.samples), seats, self._left, self._total)):
             assert target in seats, f"policy: {target} may not have {sample.id}"
-            sample.released = True
+            sample.released, sample.goal = now, target
+            self._goals[sample] = None
             asked.setdefault(sample.worker, []).append(sample.id)
         return [Release(name, ids) for name, ids in asked.items()]
 
@@ -146,42 +149,70 @@ class Dispatch:
         return self.forecast.left(sample.id.step, sample.id.prompt, sample.tokens)
 
     def _total(self, sample: Sample) -> float:
-        return self.forecast.expect(sample.id.step, sample.id.prompt)
+        return self._samples.books[sample.id.step].forecast[sample.id.prompt]
 
-    def _rank(self, book: StepBook) -> None:
+    def _parked(self, sample: Sample) -> bool:
+        worker = self._roster.workers.get(sample.worker)
+        return worker is not None and sample.id in worker.parked
+
+    def _rank(self, book: StepBook, *, afresh: bool = False) -> None:
+        """`afresh`: from history, before any of it ran."""
         step, waiting = book.step, book.shelves["waiting"]
         book.expected = {prompt: self.forecast.expect(step, prompt) for prompt in waiting}
         whole = len(book.samples) // max(1, book.groups)
         unknown = {prompt for prompt, group in waiting.items() if prompt not in self._known and len(group) >= whole}
         order = self.policy.rank(step, list(waiting), book.expected.__getitem__)
         book.unprobed = unknown
+        if afresh:
+            book.forecast = {id.prompt: self.forecast.expect(step, id.prompt) for id in book.samples}
+            book.dealt_to = -1
         book.rank([*(one for one in order if one in unknown), *(one for one in order if one not in unknown)])
 
     def _deal(self) -> None:
-        """Anew where workers came or went, or forecasts changed: what waits, among those who are here."""
-        deal, forecast = self.policy.deal, self.forecast
+        """Anew where workers came or went, or history came: all prompts, for what is given back needs a place."""
+        deal = self.policy.deal
         if deal is None:
             return
         workers = [one for _, one in sorted(self._roster.workers.items()) if one.role == "rollout"]
         for step, book in self._samples.books.items():
             if step < EVAL and book.dealt_to != self._roster.lineup:
-                waiting = list(book.shelves["waiting"])
-                book.deal = deal(waiting, workers, lambda prompt, step=step: forecast.expect(step, prompt))  # type: ignore[misc]
+                expect = book.forecast.__getitem__
+                book.deal = deal(self.policy.rank(step, list(book.forecast), expect), workers, expect)
                 book.dealt_to = self._roster.lineup
+
+    def _moved(self, seats: Sequence[Worker], version: int) -> list[pipe.Placement]:
+        """Samples on their way to a worker that has room for them."""
+        room = {worker.name: worker.slots - load(worker) for worker in seats}
+        placed = []
+        self._goals = {one: None for one in self._goals if one.goal and self._samples.get(one.id) is one}
+        for sample in self._goals:
+            free = sample.state == "waiting" and room.get(sample.goal, 0) > 0
+            if free and self.may_have(self._roster.workers[sample.goal], sample.id.step, version):
+                placed.append(pipe.Placement(sample.goal, [sample]))
+                room[sample.goal] -= 1
+        return placed
 
     def _given(
         self, state: State, policy: pipe.Policy, seats: Sequence[Worker], version: int, now: float
     ) -> dict[str, list[Sample]]:
         given: dict[str, list[Sample]] = {}
-        for name, samples in policy.place(pipe.Snapshot(self._samples.shelves(state), seats)):
+        if state == "waiting" and self._goals:
+            self._give(self._moved(seats, version), given, version, now)
+            seats = [worker for worker in seats if load(worker) < worker.slots]
+        self._give(policy.place(pipe.Snapshot(self._samples.shelves(state), seats)), given, version, now)
+        return given
+
+    def _give(
+        self, placed: Sequence[pipe.Placement], given: dict[str, list[Sample]], version: int, now: float
+    ) -> None:
+        for name, samples in placed:
             worker = self._roster.workers[name]
-            busy = len(worker.held) - len(worker.parked)
-            assert busy + len(samples) <= worker.slots, f"policy: {name} has no room for {len(samples)}"
+            assert load(worker) + len(samples) <= worker.slots, f"policy: {name} has no room for {len(samples)}"
             for sample in samples:
                 assert self.may_have(worker, sample.id.step, version), f"policy: {name} may not have {sample.id}"
             self._samples.move_all(samples, "assigned", now, name)
             for sample in samples:
                 self._samples.books[sample.id.step].probed(sample.id.prompt)
+                sample.goal = ""
             self._roster.hold(worker, samples, now)
             given.setdefault(name, []).extend(samples)
-        return given

@@ -1,7 +1,8 @@
 """Which sample is where. Pure: what happened and the time come in, what is to be done comes out of `drain`.
 
 Invariants: a sample is with at most one worker; it ends exactly once, trained or dropped with a reason; a worker
-gets samples of step k only while its weights are at least version k - max_staleness; step k goes to the trainer when
+gets samples of step k only while its weights are at least version k - max_staleness, or `run_ahead` less, and what it
+reports has no token of older ones than k - max_staleness; step k goes to the trainer when
 the version is k and all its groups are complete. Version v means v trained steps. An evaluation of version v (step
 EVAL + v) is sampled from version v alone: until it is generated, no worker that has v loads a newer one.
 
@@ -177,7 +178,7 @@ class Ledger:
         self._may_train = True
         if self.started:
             self.dispatch.look()
-            self._actions += self.dispatch.move(self.version)
+            self._actions += self.dispatch.move(self.version, now)
             self.dispatch.offer_all()
         return [worker.name for worker in lost]
 
@@ -224,8 +225,14 @@ class Ledger:
 
     def parked(self, name: str, ids: Iterable[SampleId], now: float) -> None:
         """Written ahead to the end: they take no slot until newer weights are loaded."""
-        worker = self.roster.workers[name]
-        self.roster.park(worker, worker.parked | set(ids), now)
+        if worker := self.roster.workers.get(name):
+            self.roster.park(worker, worker.parked | set(ids), now)
+
+    def release_failed(self, ids: Iterable[SampleId]) -> None:
+        """Their worker could not be asked for them: they stay where they are."""
+        for id in ids:
+            if sample := self.samples.get(id):
+                sample.released, sample.goal = 0.0, ""
 
     def recalled(self, past: Mapping[str, Sequence[tuple[int, int]]]) -> None:
         """The store's answer to `Recall`: prompt -> (step, response tokens), oldest first."""
@@ -294,9 +301,9 @@ class Ledger:
             sample.length = info.length
             sample.oldest = info.versions[0][0] if info.versions else info.id.step
             sample.drafting, sample.ahead = info.drafting, info.ahead
-            if info.id.step < EVAL:
-                self.dispatch.forecast.finished(info.id.step, info.id.prompt, info.length)
             self.samples.move(sample, "generated", now, name)
+            if info.id.step < EVAL and info.length:
+                self.dispatch.forecast.finished(info.id.step, info.id.prompt, info.length)
             self.samples.refuse_stale(sample, now, info.versions[-1][0] if info.versions else None)
             touched.add(info.id.step)
         for step in touched:
@@ -322,21 +329,29 @@ class Ledger:
             self._note(step, now)
 
     def given_back(
-        self, name: str, ids: Iterable[SampleId], reason: str, now: float, *, retry: bool = True, failed: bool = True
+        self,
+        name: str,
+        ids: Iterable[SampleId],
+        reason: str,
+        now: float,
+        *,
+        retry: bool = True,
+        failed: bool = True,
+        moved: bool = False,
     ) -> None:
-        """It will not do these, or could not be told to. `retry`: others may; `failed`: it counts as a try."""
+        """It will not do these, or could not be told to. `retry`: others may; `failed`: it counts as a try.
+
+        `moved`: it was asked to hand them over, and the store has what it wrote of them.
+        """
         worker = self.roster.workers.get(name)
         held = [sample for id in ids if (sample := worker.held.get(id))] if worker else []
-        moved = [sample for sample in held if sample.released]
         for sample in held:
-            if sample.released and retry:
-                sample.released, sample.begun = False, True
-                self._return(sample, f"{name}: moved", now, failed=False)
-            elif retry:
-                self._return(sample, f"{name}: {reason}", now, failed=failed)
+            if retry:
+                sample.begun = sample.begun or moved
+                self._return(sample, f"{name}: {reason}", now, failed=failed and not moved)
             else:
                 self._give_up(sample, reason, now)
-        if worker and len(held) > len(moved) and retry:
+        if worker and held and retry and not moved:
             self.roster.rest(worker, True)  # until the next tick, lest it get the same again at once
 
     # -- the trainer --------------------------------------------------------------------------------------------
@@ -409,7 +424,7 @@ class Ledger:
             self._give_up(sample, f"given up after {sample.returns} tries: {why}", now)
         else:
             self.roster.release(sample, now)
-            sample.released = False
+            sample.released = 0.0
             self.samples.move(sample, "returned", now, why)
 
     def _give_up(self, sample: Sample, reason: str, now: float) -> None:

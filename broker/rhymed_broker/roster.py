@@ -17,8 +17,8 @@ class Worker:
     """A rollout or reward worker, or the trainer (which holds nothing here)."""
 
     __slots__ = (
-        "claims", "held", "holding", "host", "missing", "name", "parked", "phase", "pid", "resting", "role", "seen",
-        "slots", "stats", "target", "told_at", "version",
+        "busy", "claims", "held", "holding", "host", "missing", "name", "parked", "phase", "pid", "resting", "role",
+        "seen", "slots", "stats", "target", "told_at", "version",
     )  # fmt: skip
 
     def __init__(self, join: Join, now: float) -> None:
@@ -38,6 +38,7 @@ class Worker:
         self.parked: set[SampleId] = (
             set()
         )  # held, written ahead to the end: they wait for newer weights, without a slot
+        self.busy = 0  # slots in use; what was parked and is not any more may wait for one
         self.missing: dict[SampleId, float] = {}  # held, but not told: since when
         self.claims: list[SampleId] = join.holding  # works on these since before we knew it
         self.resting = False  # failed lately: gets nothing until the next tick
@@ -51,12 +52,12 @@ class Roster:
         self.changed: dict[
             str, Worker
         ] = {}  # whose free slots, weights or parked samples are others since `take_changed`
-        self.lineup = 0  # times that a worker came or went
+        self.lineup = 0  # times that a rollout worker came or went
         self.occupancy = Occupancy()  # of rollout slots
 
     def add(self, worker: Worker, now: float) -> None:
         self.workers[worker.name] = worker
-        self.lineup += 1
+        self.lineup += worker.role == "rollout"
         if worker.role == "trainer":
             self.trainer = worker
         elif worker.role == "rollout":
@@ -68,7 +69,7 @@ class Roster:
         assert not worker.held, f"{worker.name} leaves with samples in hand"
         del self.workers[worker.name]
         self.changed.pop(worker.name, None)
-        self.lineup += 1
+        self.lineup += worker.role == "rollout"
         self.free[worker.role].pop(worker.name, None)
         if self.trainer is worker:
             self.trainer = None
@@ -76,12 +77,11 @@ class Roster:
             self.occupancy.change(now, slots=-worker.slots)
 
     def hold(self, worker: Worker, samples: Iterable[Sample], now: float) -> None:
-        before = len(worker.held)
         for sample in samples:
             assert not sample.worker, f"{sample.id} is with {sample.worker} already"
             sample.worker = worker.name
             worker.held[sample.id] = sample
-        self._changed(worker, len(worker.held) - before, now)
+        self._changed(worker, now)
 
     def release(self, sample: Sample, now: float) -> None:
         """Out of the hands of who holds it, if anybody does."""
@@ -89,16 +89,15 @@ class Roster:
         sample.worker = ""
         if worker is not None and worker.held.pop(sample.id, None) is not None:
             worker.missing.pop(sample.id, None)
-            parked = sample.id in worker.parked
             worker.parked.discard(sample.id)
-            self._changed(worker, 0 if parked else -1, now)
+            self._changed(worker, now)
 
     def park(self, worker: Worker, parked: set[SampleId], now: float) -> None:
         """These alone, of what it holds, wait without a slot."""
         parked = parked & worker.held.keys()
         if parked != worker.parked:
-            freed, worker.parked = len(parked) - len(worker.parked), parked
-            self._changed(worker, -freed, now)
+            worker.parked = parked
+            self._changed(worker, now)
 
     def rest(self, worker: Worker, resting: bool) -> None:
         worker.resting = resting
@@ -116,7 +115,9 @@ class Roster:
         changed, self.changed = list(self.changed.values()), {}
         return changed
 
-    def _changed(self, worker: Worker, held: int, now: float) -> None:
+    def _changed(self, worker: Worker, now: float) -> None:
+        busy = min(worker.slots, len(worker.held) - len(worker.parked))
         if worker.role == "rollout":
-            self.occupancy.change(now, busy=held)
+            self.occupancy.change(now, busy=busy - worker.busy)
+        worker.busy = busy
         self.refresh(worker)

@@ -43,7 +43,8 @@ from rhymed_broker.exam import Exam, load_exam
 from rhymed_broker.forecast import Forecast
 from rhymed_broker.ledger import Ledger
 from rhymed_broker.outbox import Outbox, patiently
-from rhymed_broker.pipe import POLICIES
+from rhymed_broker.pipe import POLICIES, Policy
+from rhymed_broker.pipe.view import stay
 from rhymed_broker.plan import Plan
 from rhymed_store.client import StoreClient
 
@@ -70,7 +71,7 @@ class BrokerService(Service):
             max_retries=schedule.max_retries,
             lost_after_s=schedule.lost_after_s,
             missing_after_s=max(5.0, 3 * schedule.heartbeat_s),
-            policy=POLICIES[schedule.policy],
+            policy=policy_of(config),
             run_ahead=schedule.run_ahead,
             forecast=Forecast(config.rollout.max_response_length),
         )
@@ -239,8 +240,10 @@ class BrokerService(Service):
         elif isinstance(report, m.Ahead):
             self.ledger.parked(report.worker, report.samples, now)
         else:
-            log.warning("%s gives back %d samples: %s", report.worker, len(report.samples), report.reason)
-            self.ledger.given_back(report.worker, report.samples, report.reason, now, retry=report.retry)
+            level = logging.INFO if report.moved else logging.WARNING
+            log.log(level, "%s gives back %d samples: %s", report.worker, len(report.samples), report.reason)
+            retry, moved = report.retry, report.moved
+            self.ledger.given_back(report.worker, report.samples, report.reason, now, retry=retry, moved=moved)
 
     async def _forgive(self, report: m.Scored) -> m.Scored:
         """`on_error = "zero"`: the reward is written down as 0 before it counts. "stop": the run ends."""
@@ -382,6 +385,8 @@ class BrokerService(Service):
                 self.ledger.given_back(name, ids, str(error), now, failed=not isinstance(error, PeerGone))
             case Load(name, _):
                 self.ledger.load_failed(name)
+            case Release(_, ids):
+                self.ledger.release_failed(ids)
             case Train(_, step, _, _) if step == self.ledger.version:
                 self.ledger.train_failed(now)
         self._wake()
@@ -429,6 +434,13 @@ class BrokerService(Service):
         for name, answer in zip(names, answers, strict=True):
             if isinstance(answer, BaseException):
                 log.warning("%s was not told of the end: %s", name, answer)
+
+
+def policy_of(config: Config) -> Policy:
+    """The one that is named; nothing is moved where what a sample has could not be verified elsewhere."""
+    policy, rollout = POLICIES[config.schedule.policy], config.rollout
+    carries = rollout.engine == "trace" or (rollout.sampler == "keyed" and config.drafts.method != "none")
+    return policy if carries else policy._replace(move=stay)
 
 
 def fingerprint(config: Config) -> str:

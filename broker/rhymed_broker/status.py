@@ -51,7 +51,8 @@ def _worker(worker: Worker, now: float) -> WorkerRow:
         phase=worker.phase,
         silent_s=now - worker.seen,
         holding=[
-            Holding(id=id, tokens=tokens.get(id, 0), seconds=now - sample.since) for id, sample in worker.held.items()
+            Holding(id=id, tokens=tokens.get(id, 0), parked=id in worker.parked, seconds=now - sample.since)
+            for id, sample in worker.held.items()
         ],
         stats=worker.stats,
     )

@@ -63,8 +63,8 @@ class Sample:
     """One sample of an open step. Changed by the ledger only."""
 
     __slots__ = (
-        "ahead", "begun", "drafting", "id", "length", "oldest", "points", "released", "returns", "reward", "since",
-        "state", "story", "tokens", "worker",
+        "ahead", "begun", "drafting", "goal", "id", "length", "oldest", "points", "released", "returns", "reward",
+        "since", "state", "story", "tokens", "worker",
     )  # fmt: skip
 
     def __init__(self, id: SampleId) -> None:
@@ -75,7 +75,8 @@ class Sample:
         self.returns = 0  # times that a worker failed on it
         self.tokens = 0  # generated so far, as its worker told last
         self.begun = False  # the store has its beginning
-        self.released = False  # its worker was asked to hand it over
+        self.released = 0.0  # when its worker was asked to hand it over; 0: it was not
+        self.goal = ""  # worker that is to go on with it
         self.ahead = (0, 0)  # tokens that were written with older weights; of these, kept
         self.length = 0  # response tokens
         self.oldest = 0  # smallest policy version among its tokens

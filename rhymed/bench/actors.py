@@ -135,7 +135,7 @@ class Rollout(Actor):
             self.start(self.tell(m.Loaded(worker=self.name, version=self.version, seconds=0.0)))
         elif isinstance(message, m.Release):
             released = [id for id in message.samples if self.holding.pop(id, None) is not None]
-            self.start(self.tell(m.GiveBack(worker=self.name, samples=released, reason="moved")))
+            self.start(self.tell(m.GiveBack(worker=self.name, samples=released, reason="moved", moved=True)))
         else:
             self.hold(message.samples)
             self.start(self.generate(message.samples))

@@ -101,7 +101,7 @@ def check(ledger: Ledger) -> None:
     samples = ledger.samples
     held: dict[SampleId, str] = {}
     for worker in ledger.roster.workers.values():
-        assert len(worker.held) - len(worker.parked) <= worker.slots or worker.claims == []
+        assert worker.busy == min(worker.slots, len(worker.held) - len(worker.parked))
         assert worker.parked <= worker.held.keys()
         for id, sample in worker.held.items():
             assert id not in held, f"{id} is with two workers"
@@ -119,7 +119,5 @@ def check(ledger: Ledger) -> None:
         for state, groups in book.shelves.items():
             assert sum(len(group) for group in groups.values()) == book.counts[state]
             assert all(groups.values())
-    busy = sum(
-        len(worker.held) - len(worker.parked) for worker in ledger.roster.workers.values() if worker.role == "rollout"
-    )
+    busy = sum(worker.busy for worker in ledger.roster.workers.values() if worker.role == "rollout")
     assert ledger.roster.occupancy.busy == busy

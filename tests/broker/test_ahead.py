@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 from telling import SmallPlan, Story
 
-from rhymed.messages import Holding, SampleId
+from rhymed.messages import Holding, SampleId, SampleInfo
 from rhymed_broker.actions import Assign, Load, Mark, Release
 from rhymed_broker.ledger import Ledger
+from rhymed_broker.pipe import POLICIES
 
 A0, A1 = SampleId(0, "a", 0), SampleId(0, "a", 1)
 NEXT0, NEXT1 = SampleId(1, "a", 0), SampleId(1, "a", 1)
@@ -118,7 +119,7 @@ def test_a_straggler_is_split_off_and_goes_on_elsewhere(story: Story) -> None:
     assert isinstance(release, Release)
     (moved,) = release.ids
     assert story.tick(0) == [], "it is asked for once"
-    story.ledger.given_back("w", [moved], "moved", story.now)
+    story.ledger.given_back("w", [moved], "moved", story.now, moved=True)
     assert story.drain() == [Assign("v", [moved], (moved,))]
     assert story.ledger.samples.get(moved).returns == 0, "moving is no failure"
 
@@ -129,6 +130,71 @@ def test_one_that_ends_before_it_moves_is_simply_there(story: Story) -> None:
     (release,) = story.tick()
     story.generated("w", *release.ids)
     assert story.state(release.ids[0]) == "generated"
+
+
+def test_a_moved_sample_goes_where_it_was_to_go(story: Story) -> None:
+    two_workers(story)
+    holding(story, "w", {A0: 100, A1: 50})
+    (release,) = story.tick()
+    story.join("aa", "rollout", slots=4)
+    story.ledger.given_back("w", release.ids, "moved", story.now, moved=True)
+    (assign,) = story.drain()
+    assert assign.worker == "v"
+
+
+def test_a_worker_that_could_not_be_asked_keeps_it_and_is_asked_again(story: Story) -> None:
+    two_workers(story)
+    holding(story, "w", {A0: 100, A1: 50})
+    (release,) = story.tick()
+    story.ledger.release_failed(release.ids)
+    assert story.tick(0) == [release]
+
+
+def test_one_that_is_never_handed_over_is_asked_for_again(story: Story) -> None:
+    two_workers(story)
+    holding(story, "w", {A0: 100, A1: 50})
+    (release,) = story.tick()
+    for _ in range(31):
+        story.now += 1
+        for name in ("w", "v"):
+            story.beat(name, holding=[A0, A1] if name == "w" else [])
+    assert isinstance(story.tick(0)[0], Release)
+    assert release.ids
+
+
+def test_what_is_parked_is_not_moved(early: Story) -> None:
+    early.begin(SmallPlan(steps=2))
+    early.join("w", "rollout", slots=8)
+    early.join("v", "rollout", slots=8)
+    for past in range(3):
+        early.ledger.recalled({"a": [(past - 3, 4000)]})
+    early.generated("w", A0, A1)
+    early.ledger.parked("w", [NEXT0, NEXT1], early.now)
+    assert early.tick() == []
+
+
+def test_reports_of_strangers_and_of_nothing_do_no_harm(story: Story) -> None:
+    story.begin(SmallPlan())
+    story.join("w", "rollout")
+    story.ledger.parked("nobody", [A0], story.now)
+    nothing = SampleInfo(id=A0, prompt_length=1, length=0, finish_reason="stop", versions=[])
+    story.ledger.generated("w", [nothing], story.now)
+    story.drain()
+    assert story.state(A0) == "generated"
+
+
+@pytest.mark.parametrize("policy", ["fifo", "rhyme"])
+def test_what_is_given_back_has_a_place_where_prompts_are_dealt(policy: str) -> None:
+    """Also when history came after it was begun, and other prompts wait."""
+    story = Story(Ledger(policy=POLICIES[policy], max_staleness=1))
+    story.begin(SmallPlan(steps=3, groups=2))
+    story.join("w", "rollout", slots=3)
+    story.ledger.recalled({"a": [(-1, 9)], "b": [(-1, 90)]})
+    held = list(story.ledger.roster.workers["w"].held)
+    story.give_back("w", held[0])
+    story.tick()
+    story.generated("w", *[id for id in held if id != held[0]])
+    assert story.state(held[0]) == "running"
 
 
 def test_history_is_asked_for_once_a_prompt(story: Story) -> None:

@@ -157,3 +157,12 @@ def test_no_policy_asks_too_much(policy: str) -> None:
     assert len(set(everything)) == len(everything) >= 2
     for chair in chairs:
         assert sum(len(one.samples) for one in placed if one.worker == chair.name) <= chair.slots
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_what_is_not_dealt_is_given_once(policy: str) -> None:
+    """An evaluation: two workers with room, none of them gets what the other has."""
+    chairs = [Chair("v", slots=3), Chair("w", slots=3)]
+    placed = POLICIES[policy].place(Snapshot([shelf("bcda", 2)], chairs))
+    everything = [sample for placement in placed for sample in placement.samples]
+    assert len(set(everything)) == len(everything) == 6

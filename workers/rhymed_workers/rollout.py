@@ -240,7 +240,7 @@ class RolloutWorker(Service):
         """To another worker, with what it has."""
         if len(output.tokens):
             await patiently(lambda: self._store.put_partials({hand.id: output.tokens}), "storing a beginning")
-        back = m.GiveBack(worker=self.name, samples=[hand.id], reason="moved")
+        back = m.GiveBack(worker=self.name, samples=[hand.id], reason="moved", moved=True)
         await self._tell(back, "handing a sample over")
         self._forget([hand])
 

@@ -8,7 +8,6 @@ leaves here has no token of weights older than the staleness contract allows. Kn
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -57,27 +56,25 @@ class Writing:
         self._news = asyncio.Condition()  # newer weights, or somebody's wait is over
 
     async def write(self, hand: Hand) -> Output | None:
-        """None: it was cancelled. "abort" as the reason: the engine did, or it was released; what there is."""
+        """None: it was cancelled. "abort": the engine did that, or it was released; then only the tokens count."""
         assert hand.prompt is not None, "the caller has rendered it"
         oldest, sampling = self._oldest(hand), sampling_for(self._config, hand.id)
         carried = await self._begun(hand.id) if hand.begun else ()
-        while not hand.cancelled:
+        while not (hand.cancelled or hand.released):
             output = await self._engine.generate(Task(hand.id, hand.prompt, sampling, carried))
             kept = _common(carried, output.tokens)
             hand.ahead = (hand.ahead[0] + len(carried), hand.ahead[1] + kept)
             stale = bool(output.versions) and output.versions[0][0] < oldest
-            stopped = hand.set_back and output.finish_reason == "abort"
+            stopped = (hand.set_back or hand.released) and output.finish_reason == "abort"
             hand.set_back = False
-            if hand.released or not (stale or stopped):
+            if not (stale or stopped):
                 return None if hand.cancelled else output
-            hand.written = output
             if len(output.tokens) > kept or not len(carried):  # else it was stopped while it was being verified
                 carried = output.tokens.tolist()
+            hand.written = output
             await self._wait(hand, oldest)
             hand.written = None
-            if hand.released:
-                return dataclasses.replace(output, finish_reason="abort")
-        return None
+        return None if hand.cancelled else _unfinished(carried)
 
     def set_back(self, hands: Iterable[Hand]) -> None:
         """Newer weights are about to come: what runs ahead of its weights stops here."""
@@ -96,7 +93,7 @@ class Writing:
 
     async def _wait(self, hand: Hand, oldest: int) -> None:
         """For weights that its step allows; without a slot, when it is written to its end."""
-        if self._engine.version >= oldest:
+        if self._engine.version >= oldest or hand.released or hand.cancelled:
             return
         if hand.written is not None and hand.written.finish_reason != "abort":
             hand.parked = True
@@ -104,6 +101,11 @@ class Writing:
         async with self._news:
             await self._news.wait_for(lambda: self._engine.version >= oldest or hand.cancelled or hand.released)
         hand.parked = False
+
+
+def _unfinished(tokens: Sequence[int]) -> Output:
+    """What goes to another worker: it needs nothing but the tokens."""
+    return Output(np.asarray(tokens, np.uint32), np.zeros(len(tokens), np.float32), "abort", [])
 
 
 def _common(first: Sequence[int], second: NDArray[np.uint32]) -> int:

@@ -16,8 +16,8 @@ from rhymed_broker.pipe.view import (
     Snapshot,
     as_given,
     load,
-    place_dealt,
     stay,
+    take,
 )
 
 
@@ -56,6 +56,23 @@ def share(shelf: Shelf, able: Sequence[Seat], loads: dict[str, int]) -> list[Pla
                 heapq.heappush(heap, (busy / seat.slots, order, seat))
         if not heap:
             break
+    return placed
+
+
+def place_dealt(snapshot: Snapshot) -> list[Placement]:
+    """Each worker its own prompts, step after step; what is not dealt (evaluations) in even shares."""
+    loads = {seat.name: load(seat) for seat in snapshot.seats}
+    placed: list[Placement] = []
+    for shelf in snapshot.shelves:
+        able = [seat for seat in snapshot.seats if shelf.fits(seat) and loads[seat.name] < seat.slots]
+        if shelf.deal is None:
+            placed += share(shelf, able, loads) if able else []
+            continue
+        for seat in able:
+            taken = take(shelf, shelf.deal.get(seat.name, ()), seat.slots - loads[seat.name])
+            if taken:
+                placed.append(Placement(seat.name, taken))
+                loads[seat.name] += len(taken)
     return placed
 
 

@@ -8,16 +8,18 @@ samples of every group go first: how long they run tells how long their siblings
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
-from itertools import chain
+import math
+from collections.abc import Iterator, Sequence
+from itertools import chain, islice
 
 from rhymed_broker.pipe.fair import share
-from rhymed_broker.pipe.view import Expect, Move, Placement, Policy, Running, Seat, Shelf, Snapshot, load
+from rhymed_broker.pipe.view import Expect, Move, Placement, Policy, Running, Seat, Shelf, Snapshot, load, take
 from rhymed_broker.table import Sample
 
 PROBES = 2  # samples of a group of which nothing is known; how they go tells about the others
 NEAR = 0.8  # of the longest forecast: siblings on one worker are worth that
 WORTH = 256  # tokens left, below which a move costs more than it brings
+CANDIDATES = 256  # samples that are looked at, those that have come furthest
 LIGHTER = 0.5  # of its worker's load must the other's be
 
 
@@ -31,46 +33,51 @@ def pull(snapshot: Snapshot) -> list[Placement]:
     loads = {seat.name: load(seat) for seat in snapshot.seats}
     for shelf in snapshot.shelves:
         able = [seat for seat in snapshot.seats if loads[seat.name] < seat.slots and shelf.fits(seat)]
-        if len(able) > 1 and not shelf.unprobed:
-            placed += share(shelf, able, loads)
+        if not able:
             continue
-        taken: dict[Sample, None] = {}
-        for seat in sorted(able, key=lambda seat: loads[seat.name] / seat.slots):
-            found = _next(shelf, seat, seat.slots - loads[seat.name], taken)
+        if shelf.unprobed:
+            placed += _probe(shelf, able, loads)
+        elif len(able) > 1:
+            placed += share(shelf, able, loads)
+        else:
+            (seat,) = able
+            found = _next(shelf, seat, seat.slots - loads[seat.name])
             loads[seat.name] += len(found)
-            if found:
-                placed.append(Placement(seat.name, found))
+            placed.append(Placement(seat.name, found))
     return placed
 
 
-def _next(shelf: Shelf, seat: Seat, room: int, taken: dict[Sample, None]) -> list[Sample]:
-    """Longest first; of groups that are nearly as long, siblings of what it has. Of the unknown a few, to know them.
-
-    `taken`: what others have been given just now; kept up to date.
-    """
-    longest = next((shelf.expected.get(prompt, 0.0) for prompt in shelf.groups), 0.0)
+def _next(shelf: Shelf, seat: Seat, room: int) -> list[Sample]:
+    """Longest first; of groups that are nearly as long, siblings of what it has."""
+    near = NEAR * next((shelf.expected.get(prompt, 0.0) for prompt in shelf.groups), 0.0)
     begun = {
         id.prompt: None
         for id in seat.held
-        if id.step == shelf.step
-        and id.prompt in shelf.groups
-        and shelf.expected.get(id.prompt, 0.0) >= NEAR * longest
+        if id.step == shelf.step and id.prompt in shelf.groups and shelf.expected.get(id.prompt, 0.0) >= near
     }
-    found: list[Sample] = []
-    for rest in (False, True):
-        for prompt in chain(begun, shelf.groups):
-            limit = len(found) + PROBES if prompt in shelf.unprobed and not rest else room
-            for sample in shelf.groups[prompt]:
-                if len(found) >= min(limit, room):
-                    break
-                if sample not in taken:
-                    taken[sample] = None
-                    found.append(sample)
-            if len(found) == room:
-                return found
-        if not shelf.unprobed:
-            break
-    return found
+    return take(shelf, chain(begun, (prompt for prompt in shelf.groups if prompt not in begun)), room)
+
+
+def _probe(shelf: Shelf, able: Sequence[Seat], loads: dict[str, int]) -> list[Placement]:
+    """Of every group that nobody knows a few samples first, in even shares; then what is left of them."""
+    samples = _probes_first(shelf)
+    slots = sum(seat.slots for seat in able)
+    placed = []
+    for seat in sorted(able, key=lambda seat: loads[seat.name] / seat.slots):
+        part = math.ceil(shelf.size * seat.slots / slots)
+        found = list(islice(samples, min(part, seat.slots - loads[seat.name])))
+        if found:
+            placed.append(Placement(seat.name, found))
+            loads[seat.name] += len(found)
+    return placed
+
+
+def _probes_first(shelf: Shelf) -> Iterator[Sample]:
+    for prompt, group in shelf.groups.items():
+        yield from islice(group, PROBES if prompt in shelf.unprobed else None)
+    for prompt, group in shelf.groups.items():
+        if prompt in shelf.unprobed:
+            yield from islice(group, PROBES, None)
 
 
 def split_off(running: Running) -> list[Move]:
@@ -82,7 +89,9 @@ def split_off(running: Running) -> list[Move]:
     if not lightest or lightest[0][0] + 1 > most:
         return []
     moves: list[Move] = []
-    for left, _, sample in sorted(((running.left(one), one.id, one) for one in running.samples), reverse=True):
+    full = [one for one in running.samples if loads.get(one.worker, 0) * LIGHTER >= lightest[0][0] + 1]
+    longest = heapq.nlargest(CANDIDATES, full, key=lambda one: one.tokens)
+    for left, _, sample in sorted(((running.left(one), one.id, one) for one in longest), reverse=True):
         busy, target = lightest[0]
         if left < WORTH or busy + 1 > most:
             break

@@ -13,8 +13,8 @@ import math
 from collections.abc import Sequence
 from itertools import pairwise
 
-from rhymed_broker.pipe.fair import deal_evenly
-from rhymed_broker.pipe.view import Deal, Expect, Move, Policy, Running, Seat, load, place_dealt
+from rhymed_broker.pipe.fair import deal_evenly, place_dealt
+from rhymed_broker.pipe.view import Deal, Expect, Move, Policy, Running, Seat, load
 
 GROUPS_A_WORKER = 0.5
 LAST = 0.1  # of a step's samples

@@ -52,7 +52,7 @@ class Shelf(NamedTuple):
         return seat.version < self.oldest_version
 
     def fits(self, seat: Seat) -> bool:
-        """May this worker have them? Ahead it parks at most as many as it has slots."""
+        """May this worker have them? One with as many parked as it has slots writes nothing more ahead."""
         if seat.role == "reward":
             return True
         if not self.earliest_version <= seat.version <= self.newest_version:
@@ -86,7 +86,7 @@ class Running(NamedTuple):
     size: int  # samples of that step
     seats: Mapping[str, Seat]  # all rollout workers that may go on with them
     left: Callable[[Sample], float]  # tokens that it will still need
-    total: Callable[[Sample], float]  # tokens that were expected of it before it began
+    total: Callable[[Sample], float]  # tokens that were expected of it when its step was opened
 
 
 class Policy(NamedTuple):
@@ -111,23 +111,6 @@ def as_given(step: int, prompts: Sequence[str], expect: Expect) -> list[str]:
 def stay(running: Running) -> list[Move]:
     """Nothing is moved."""
     return []
-
-
-def place_dealt(snapshot: Snapshot) -> list[Placement]:
-    """Each worker its own prompts, step after step; what nobody was dealt (evaluations) to who has room."""
-    placed: list[Placement] = []
-    for seat in snapshot.seats:
-        room = seat.slots - load(seat)
-        for shelf in snapshot.shelves:
-            if room <= 0:
-                break
-            if shelf.fits(seat):
-                own = shelf.groups if shelf.deal is None else shelf.deal.get(seat.name, ())
-                taken = take(shelf, own, room)
-                if taken:
-                    placed.append(Placement(seat.name, taken))
-                    room -= len(taken)
-    return placed
 
 
 def take(shelf: Shelf, prompts: Iterable[str], room: int) -> list[Sample]:

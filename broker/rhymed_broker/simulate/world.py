@@ -294,7 +294,7 @@ class World:
         for id in ids:
             if entry := engine.remove(id):
                 self._partials[id] = (self._versions[name], entry.done(engine.clock))
-                self.ledger.given_back(name, [id], "moved", self.now)
+                self.ledger.given_back(name, [id], "moved", self.now, moved=True)
                 self.moved += 1
         self._touched.add(name)
 
