@@ -87,7 +87,7 @@ def metrics(folder: Path) -> list[dict[str, float]]:
 
 
 def test_the_readme_has_no_other_commands() -> None:
-    assert [len(block) for block in blocks()] == [0, 5, 6, 5], "a test of this file runs each block: tell it"
+    assert [len(block) for block in blocks()] == [0, 5, 7, 5], "a test of this file runs each block: tell it"
 
 
 def test_own_data_and_reward_from_check_to_history(home: Path) -> None:
@@ -102,7 +102,7 @@ def test_own_data_and_reward_from_check_to_history(home: Path) -> None:
 def test_run_watch_resume_export_import_and_measure(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for key, value in TRACE.items():
         monkeypatch.setenv(key, value)
-    run, watch, resume, export, bring, bench = blocks()[2]
+    run, watch, resume, export, bring, simulate, bench = blocks()[2]
     with beside(run, home) as running:
         assert running.stdout is not None
         while "rollout-0" not in (line := running.stdout.readline()):
@@ -113,6 +113,8 @@ def test_run_watch_resume_export_import_and_measure(home: Path, monkeypatch: pyt
     do(export, home)
     assert (home / "responses.parquet").read_bytes().startswith(b"PAR1")
     assert "16 samples of 8" in do(bring, home)
+    assert "flow, staleness 0 + run-ahead" in do(simulate, home)
+    assert (home / "sim/gantt.png").stat().st_size > 1000
     assert "rest_300_bytes_a_token" in do(bench, home)
 
 
