@@ -38,7 +38,7 @@ format: setup ## put the code into shape
 	$(BIN)/ruff format .
 
 bench: setup ## every benchmark, in full
-	for name in store broker weights; do $(BIN)/rhymed bench $$name || exit 1; done
+	for name in store broker weights index sampler spec pipe; do $(BIN)/rhymed bench $$name || exit 1; done
 
 bench-model: setup ## the small reasoner that benchmarks run on; about a quarter of an hour
 	$(BIN)/rhymed bench model
