@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,24 +20,38 @@ def add(commands: Any) -> None:
         ),
     )
     cluster = parser.add_argument_group("the machines")
-    cluster.add_argument("--workers", type=int, default=32, metavar="N", help="rollout workers (default: 32)")
-    cluster.add_argument("--slots", type=int, default=32, metavar="N", help="samples at once, each (default: 32)")
+    cluster.add_argument(
+        "--workers", type=_positive(int), default=32, metavar="N", help="rollout workers (default: 32)"
+    )
+    cluster.add_argument(
+        "--slots", type=_positive(int), default=32, metavar="N", help="samples at once, each (default: 32)"
+    )
     cluster.add_argument("--cost", type=Path, metavar="FILE", help="JSON [[samples, seconds of a step], ...]")
-    cluster.add_argument("--train-s", type=float, metavar="S", help="a training step (default: rollout / 4)")
-    cluster.add_argument("--keep", type=float, default=0.9987, metavar="P", help="a token written ahead stays")
-    cluster.add_argument("--slow", type=float, default=1.0, metavar="X", help="the first worker is X times slower")
-    cluster.add_argument("--failures", type=int, default=0, metavar="N", help="workers that die, one after another")
+    cluster.add_argument(
+        "--train-s", type=_at_least_0(float), metavar="S", help="a training step (default: rollout / 4)"
+    )
+    cluster.add_argument("--keep", type=_probability, default=0.9987, metavar="P", help="a token written ahead stays")
+    cluster.add_argument(
+        "--slow", type=_positive(float), default=1.0, metavar="X", help="the first worker is X times slower"
+    )
+    cluster.add_argument(
+        "--failures", type=_at_least_0(int), default=0, metavar="N", help="workers that die, one after another"
+    )
     work = parser.add_argument_group("the work")
     work.add_argument("--trace", type=Path, metavar="FILE", help="JSONL of `rhymed history export`")
-    work.add_argument("--prompts", type=int, default=512, metavar="N", help="a step (default: 512)")
-    work.add_argument("--group", type=int, default=16, metavar="N", help="samples a prompt (default: 16)")
-    work.add_argument("--steps", type=int, metavar="N", help="default: 20; with --trace: all")
-    work.add_argument("--mean", type=float, default=3000.0, metavar="TOKENS", help="of a response (default: 3000)")
-    work.add_argument("--cap", type=int, default=32768, metavar="TOKENS", help="of a response (default: 32768)")
+    work.add_argument("--prompts", type=_positive(int), default=512, metavar="N", help="a step (default: 512)")
+    work.add_argument("--group", type=_positive(int), default=16, metavar="N", help="samples a prompt (default: 16)")
+    work.add_argument("--steps", type=_positive(int), metavar="N", help="default: 20; with --trace: all")
+    work.add_argument(
+        "--mean", type=_positive(float), default=3000.0, metavar="TOKENS", help="of a response (default: 3000)"
+    )
+    work.add_argument(
+        "--cap", type=_positive(int), default=32768, metavar="TOKENS", help="of a response (default: 32768)"
+    )
     work.add_argument("--seed", type=int, default=0, metavar="N")
     schedule = parser.add_argument_group("the schedule (default: all of them, compared)")
     schedule.add_argument("--policy", choices=("fifo", "rhyme", "flow"))
-    schedule.add_argument("--staleness", type=int, default=0, metavar="N")
+    schedule.add_argument("--staleness", type=_at_least_0(int), default=0, metavar="N")
     schedule.add_argument("--run-ahead", action="store_true", help="write the next step before its weights are there")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="table.json and gantt.png")
     parser.add_argument("--json", action="store_true", help="the table as JSON on standard output")
@@ -100,3 +114,28 @@ def _cluster(arguments: argparse.Namespace, workload: Any) -> Any:
         slow={0: arguments.slow} if arguments.slow != 1 else {},
         failures=failures,
     )
+
+
+def _positive(kind: type[float]) -> Callable[[str], float]:
+    return _number(kind, lambda value: value > 0, "more than 0")
+
+
+def _at_least_0(kind: type[float]) -> Callable[[str], float]:
+    return _number(kind, lambda value: value >= 0, "at least 0")
+
+
+def _probability(text: str) -> float:
+    return _number(float, lambda value: 0 <= value <= 1, "between 0 and 1")(text)
+
+
+def _number(kind: type[float], good: Callable[[float], bool], what: str) -> Callable[[str], float]:
+    def read(text: str) -> float:
+        try:
+            value = kind(text)
+        except ValueError:
+            value = float("nan")
+        if not good(value):
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number {what}")
+        return value
+
+    return read

@@ -3,11 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 from rhymed.messages import Drafting, Holding, Join, Role, SampleId, SampleInfo, Score
 from rhymed_broker.actions import Action, Recall
 from rhymed_broker.exam import Exam
 from rhymed_broker.ledger import Ledger
+from rhymed_broker.table import Sample
+
+
+@dataclass
+class Chair:
+    """A worker as policies see it."""
+
+    name: str
+    slots: int = 8
+    version: int = 0
+    role: Role = "rollout"
+    held: dict[SampleId, Sample] = field(default_factory=dict)
+    parked: set[SampleId] = field(default_factory=set)
 
 
 class SmallPlan:

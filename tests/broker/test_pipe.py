@@ -1,20 +1,10 @@
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from telling import Chair
 
-from rhymed.messages import Role, SampleId
+from rhymed.messages import SampleId
 from rhymed_broker.pipe import Shelf, Snapshot, fair
 from rhymed_broker.table import Sample
-
-
-@dataclass
-class Chair:
-    name: str
-    slots: int = 8
-    version: int = 0
-    role: Role = "rollout"
-    held: dict[SampleId, Sample] = field(default_factory=dict)
-    parked: set[SampleId] = field(default_factory=set)
 
 
 def shelf(step: int, groups: int, size: int, oldest_version: int = 0) -> Shelf:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from telling import Chair
 
-from rhymed.messages import Role, SampleId
+from rhymed.messages import SampleId
 from rhymed_broker.pipe import POLICIES
 from rhymed_broker.pipe.fair import deal_evenly
 from rhymed_broker.pipe.flow import longest_first, pull, split_off
@@ -17,16 +16,6 @@ from rhymed_broker.pipe.view import Running, Shelf, Snapshot
 from rhymed_broker.table import Sample
 
 LENGTHS = {"a": 10.0, "b": 400.0, "c": 90.0, "d": 30.0}
-
-
-@dataclass
-class Chair:
-    name: str
-    slots: int = 8
-    version: int = 0
-    role: Role = "rollout"
-    held: dict[SampleId, Sample] = field(default_factory=dict)
-    parked: set[SampleId] = field(default_factory=set)
 
 
 def group(prompt: str, size: int, step: int = 0) -> dict[Sample, None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -166,3 +167,14 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert main([*arguments, "--policy", "flow", "--failures", "1", "--slow", "3", "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)
     assert row["mode"] == "flow, staleness 0"
+
+
+@pytest.mark.parametrize(
+    "wrong", ["--workers 0", "--slots -1", "--keep 2", "--keep nan", "--steps 0", "--mean x", "--trace /not/there"]
+)
+def test_a_mistake_is_told_in_a_line(wrong: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with contextlib.suppress(SystemExit):
+        assert main(["sim", *wrong.split()]) == 2 or "--trace" in wrong
+    told = capsys.readouterr().err
+    assert wrong.split()[1] in told
+    assert len(told.splitlines()) == 1

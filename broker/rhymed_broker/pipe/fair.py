@@ -22,7 +22,8 @@ from rhymed_broker.pipe.view import (
 
 
 def fair(snapshot: Snapshot) -> list[Placement]:
-    """Shelf after shelf, least loaded worker first, all to the same share of their slots.
+    """Shelf after shelf. What is dealt, each worker's own; what is not, least loaded worker first, all to the same
+    share of their slots.
 
     A group stays on one worker as far as that worker's share goes: siblings share a prefix and draft for each other,
     but nobody idles for it.
@@ -32,7 +33,16 @@ def fair(snapshot: Snapshot) -> list[Placement]:
     for shelf in snapshot.shelves:
         able = [seat for seat in snapshot.seats if shelf.fits(seat) and loads[seat.name] < seat.slots]
         if able:
-            placed += share(shelf, able, loads)
+            placed += share(shelf, able, loads) if shelf.deal is None else _own(shelf, shelf.deal, able, loads)
+    return placed
+
+
+def _own(shelf: Shelf, deal: Deal, able: Sequence[Seat], loads: dict[str, int]) -> list[Placement]:
+    placed = []
+    for seat in able:
+        if taken := take(shelf, deal.get(seat.name, ()), seat.slots - loads[seat.name]):
+            placed.append(Placement(seat.name, taken))
+            loads[seat.name] += len(taken)
     return placed
 
 
@@ -59,23 +69,6 @@ def share(shelf: Shelf, able: Sequence[Seat], loads: dict[str, int]) -> list[Pla
     return placed
 
 
-def place_dealt(snapshot: Snapshot) -> list[Placement]:
-    """Each worker its own prompts, step after step; what is not dealt (evaluations) in even shares."""
-    loads = {seat.name: load(seat) for seat in snapshot.seats}
-    placed: list[Placement] = []
-    for shelf in snapshot.shelves:
-        able = [seat for seat in snapshot.seats if shelf.fits(seat) and loads[seat.name] < seat.slots]
-        if shelf.deal is None:
-            placed += share(shelf, able, loads) if able else []
-            continue
-        for seat in able:
-            taken = take(shelf, shelf.deal.get(seat.name, ()), seat.slots - loads[seat.name])
-            if taken:
-                placed.append(Placement(seat.name, taken))
-                loads[seat.name] += len(taken)
-    return placed
-
-
 def deal_evenly(prompts: Sequence[str], seats: Sequence[Seat], expect: Expect) -> Deal:
     """As many prompts a worker as its part of the slots, in the order of `prompts`."""
     slots = sum(seat.slots for seat in seats)
@@ -90,4 +83,4 @@ def deal_evenly(prompts: Sequence[str], seats: Sequence[Seat], expect: Expect) -
 
 
 FAIR = Policy(rank=as_given, deal=None, place=fair, move=stay)
-FIFO = Policy(rank=as_given, deal=deal_evenly, place=place_dealt, move=stay)
+FIFO = Policy(rank=as_given, deal=deal_evenly, place=fair, move=stay)

@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence
 from itertools import pairwise
 
-from rhymed_broker.pipe.fair import deal_evenly, place_dealt
+from rhymed_broker.pipe.fair import deal_evenly, fair
 from rhymed_broker.pipe.view import Deal, Expect, Move, Policy, Running, Seat, load
 
 GROUPS_A_WORKER = 0.5
@@ -86,4 +86,4 @@ def outliers(running: Running) -> list[Move]:
     return moves
 
 
-RHYME = Policy(rank=alternate, deal=deal_by_rank, place=place_dealt, move=outliers)
+RHYME = Policy(rank=alternate, deal=deal_by_rank, place=fair, move=outliers)
