@@ -111,8 +111,10 @@ class Ours:
         from rhymed.histospec.calibration import Calibration
         from rhymed.histospec.draft import Settings
         from rhymed.histospec.index import Index
+        from rhymed.histospec.trust import Trust
 
         self._calibration = options.pop("calibration", None) or Calibration()
+        self._trust = options.pop("trust", None) or Trust()
         self._settings = options.pop("settings", None) or Settings(longest=LONGEST, floor=0.01)
         back = options.pop("back", 1)
         self.build_s = self.draft_s = 0.0
@@ -130,18 +132,30 @@ class Ours:
         self.past_bytes = self.nbytes()
         self._of = [self._indexes[r.prompt] for r in responses]
         self._row = np.full(len(responses), -1, np.int32)
+        self._key = np.array([r.key or 0 for r in responses], np.uint64)
+        self._keyed = np.array([r.key is not None for r in responses], bool)
+        self._done = np.array([len(trace.prompts[r.prompt]) for r in responses], np.int64)
+        self._asked = np.zeros(0, np.int32)
         self._last: Any = None
 
     def start(self, row: int) -> None:
         self._row[row] = self._of[row].open()
 
     def propose(self, rows: Tokens, fresh: Tokens, offsets: Tokens) -> tuple[Tokens, Tokens, NDArray[np.float32]]:
-        from rhymed.histospec.draft import draft
+        from rhymed.histospec.draft import Noise, draft
 
         indexes, own = [self._of[row] for row in rows], self._row[rows]
         limits = np.full(len(rows), LONGEST, np.int32)
         start = time.perf_counter()
-        drafts = draft(indexes, own, fresh, offsets, limits, self._settings, self._calibration)
+        if self._last is not None:
+            follows = np.full(len(self._of), -1, np.int32)
+            made = offsets[1:] > offsets[:-1]
+            follows[rows[made]] = fresh[offsets[:-1][made]]
+            self._trust.observe(self._last.votes, follows[self._asked])
+        self._done[rows] += np.diff(offsets)
+        noise = Noise(self._key[rows], self._done[rows], self._keyed[rows])
+        self._asked = rows
+        drafts = draft(indexes, own, fresh, offsets, limits, self._settings, self._calibration, self._trust, noise)
         self.draft_s += time.perf_counter() - start
         self._last = drafts
         return drafts.tokens, drafts.lengths, drafts.survival

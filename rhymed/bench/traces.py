@@ -1,7 +1,8 @@
 """Recorded responses of several epochs, from a file or made up, as the benchmarks of drafts replay them.
 
 A file is an `.npz` with one entry a response in `prompt_index`, `epoch`, `sample` and `reward`, its tokens at
-`tokens[offsets[i]:offsets[i + 1]]`, and prompts likewise in `prompt_tokens` and `prompt_offsets`.
+`tokens[offsets[i]:offsets[i + 1]]`, optionally the `key` of its noise (see `rhymed.histospec.noise`), and prompts
+likewise in `prompt_tokens` and `prompt_offsets`.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ class Response:
     sample: int
     reward: float
     tokens: Tokens
+    key: int | None = None  # of the noise that the tokens were drawn by
 
 
 @dataclass(frozen=True)
@@ -49,8 +51,9 @@ def load(path: Path) -> Trace:
         tokens, offsets = file["tokens"].astype(np.int32), file["offsets"]
         prompt_tokens, prompt_offsets = file["prompt_tokens"].astype(np.int32), file["prompt_offsets"]
         columns = [file[name].tolist() for name in ("prompt_index", "epoch", "sample", "reward")]
+        keys = file["key"].tolist() if "key" in file else [None] * len(columns[0])
     responses = [
-        Response(*fields, tokens[offsets[i] : offsets[i + 1]])  # type: ignore[call-arg]
+        Response(*fields, tokens[offsets[i] : offsets[i + 1]], keys[i])  # type: ignore[call-arg]
         for i, fields in enumerate(zip(*columns, strict=True))
     ]
     responses.sort(key=lambda response: (response.epoch, response.prompt, response.sample))

@@ -36,6 +36,7 @@ LAST, WEIGHT, KIND, AGE, LENGTH, FORM, FIRST = range(7)
 TRACK = 8  # from here on: pairs of a slot, or `NOTHING`, and how alike the texts are that end there
 TRACKS = 12
 FIELDS = TRACK + 2 * TRACKS
+LONGEST = 32  # tokens of context that are compared
 FADE = 8  # tokens after which a difference is forgotten, about
 # Kinds of sequences: closed and open ones are siblings of each other.
 PROMPT, HISTORY, CLOSED, OPEN = range(4)

@@ -1,8 +1,9 @@
 """How probable it is that a drafted token is accepted, given the evidence for it; learned from verification.
 
-Evidence is one of `CELLS` cells: how long the match is, which share of the votes the token has, how many places
-agree, where the best of them is, and how well the request could be drafted lately. A cell
-starts with a guess worth `PRIOR` observations; its counts fade, so that it follows a policy that changes.
+Evidence is one of `CELLS` cells: how far the best of the places that agree is trusted, which share of the votes the
+token has (or how probable its lead is, see `draft`), how many places agree, and how well the request could be drafted
+lately. A cell starts with a guess worth `PRIOR` observations; its counts fade, so that it follows a policy that
+changes.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from rhymed.histospec.native import native
 if TYPE_CHECKING:
     from rhymed.histospec.draft import Drafts
 
-# Lower ends of the classes; the last match is the longest that is compared.
-MATCHES = np.array([1, 2, 3, 4, 5, 7, 9, 13, 20, 32], np.int32)
-SHARES = np.array([0.0, 0.35, 0.5, 0.65, 0.8, 0.9, 0.97, 0.9999], np.float32)
+# Lower ends of the classes.
+TRUSTS = np.array([0.0, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.95], np.float32)
+SHARES = np.array([0.0, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.9999], np.float32)
 COUNTS = np.array([1, 2, 3, 5], np.int32)
-SOURCES, FORMS = 3, 3
-CELLS = len(MATCHES) * len(SHARES) * len(COUNTS) * SOURCES * FORMS
+FORMS = 3
+CELLS = len(TRUSTS) * len(SHARES) * len(COUNTS) * FORMS
 PRIOR = 6.0
 INERTIA = 1 / 16  # of a request's form, for each token
 BAD, GOOD = -0.08, 0.04  # form: by how much more often than expected its drafted tokens were accepted
@@ -87,24 +88,18 @@ def _count(
 
 
 def _guess() -> NDArray[np.float64]:
-    """Before anything was observed: a long match that nothing contradicts holds, a short one may."""
-    match, share, count, source, form = np.ix_(
-        np.log2(MATCHES.astype(float)),
-        np.clip(SHARES, 0.3, 0.99),
-        np.arange(len(COUNTS)),
-        np.arange(SOURCES),
-        np.arange(FORMS),
-    )
-    logit = -1.2 + 0.5 * match + 3.0 * (share - 0.5) + 0.25 * count + 0.4 * (source == 1) + 0.5 * (form - 1)
+    """Before anything was observed: a trusted place that nothing contradicts holds, another one may."""
+    trust, share, count, form = np.ix_(TRUSTS, np.clip(SHARES, 0.3, 0.99), np.arange(len(COUNTS)), np.arange(FORMS))
+    logit = -1.2 + 2.5 * trust + 3.0 * (share - 0.5) + 0.25 * count + 0.5 * (form - 1)
     return np.asarray(1 / (1 + np.exp(-logit))).reshape(-1)
 
 
 @native
-def cell(match: int, share: float, count: int, source: int, form: int) -> int:
+def cell(trust: float, share: float, count: int, form: int) -> int:
     """The cell of this evidence; `form` as it stands in a row."""
     d = 0 if form < BAD * ONE else 2 if form > GOOD * ONE else 1
-    a = len(MATCHES) - 1
-    while a > 0 and match < MATCHES[a]:
+    a = len(TRUSTS) - 1
+    while a > 0 and trust < TRUSTS[a]:
         a -= 1
     b = len(SHARES) - 1
     while b > 0 and share < SHARES[b]:
@@ -112,4 +107,4 @@ def cell(match: int, share: float, count: int, source: int, form: int) -> int:
     c = len(COUNTS) - 1
     while c > 0 and count < COUNTS[c]:
         c -= 1
-    return (((a * len(SHARES) + b) * len(COUNTS) + c) * SOURCES + source) * FORMS + d
+    return ((a * len(SHARES) + b) * len(COUNTS) + c) * FORMS + d

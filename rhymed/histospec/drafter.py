@@ -20,12 +20,13 @@ from rhymed.histospec.account import Account
 from rhymed.histospec.budget import Aimd, Budget
 from rhymed.histospec.calibration import Calibration
 from rhymed.histospec.carried import Carrying
-from rhymed.histospec.draft import Drafts, draft
+from rhymed.histospec.draft import Drafts, Noise, draft
 from rhymed.histospec.draft import Settings as Matching
 from rhymed.histospec.index import Index
 from rhymed.histospec.library import Library
 from rhymed.histospec.seats import Asked, Row, Seats
 from rhymed.histospec.settings import Settings
+from rhymed.histospec.trust import Trust
 
 
 class Batch(NamedTuple):
@@ -38,6 +39,7 @@ class Batch(NamedTuple):
     limits: NDArray[np.int32]  # tokens that the next step may make beyond its first one
     over: list[int]  # rows that will make no more tokens
     decoded_only: bool  # nothing was prefilled
+    noise: Noise | None = None  # that the next tokens will be drawn by, where it is known
 
 
 class Last(NamedTuple):
@@ -73,6 +75,7 @@ class Drafter:
         paper = settings.matching == "paper"
         self._matching = Matching(longest=width, floor=0.0 if paper else 0.02, backoff=paper)
         self._budget, self._aimd, self._calibration = Budget(largest), Aimd(), Calibration()
+        self._trust = Trust()
         self._last: Last | None = None
         self.total = Account()  # of all requests
 
@@ -121,6 +124,8 @@ class Drafter:
             np.where(carried, np.int32(0), limits),
             self._matching,
             self._calibration,
+            self._trust,
+            None if self._matching.backoff else batch.noise,
         )
         self._carrying.lay(drafts, ahead)
         return drafts, carried
@@ -131,17 +136,21 @@ class Drafter:
         return drafts.lengths
 
     def _learn(self, batch: Batch) -> None:
-        """From which of the drafted tokens were accepted; carried ones say nothing about the others."""
+        """From what was made, and which drafted tokens were accepted; carried ones say nothing about the others."""
         last = self._last
         if last is None:
             return
         accepted = [max(0, len(made) - 1) for made in batch.made]
+        first = [made[0] if made else -1 for made in batch.made]
         verified = batch.verified
         if last.requests != batch.requests:
             now = {request: row for row, request in enumerate(batch.requests)}
             rows = [now.get(request) for request in last.requests]
             accepted = [0 if row is None else accepted[row] for row in rows]
             verified = [0 if row is None else verified[row] for row in rows]
+            first = [-1 if row is None else first[row] for row in rows]
+        if not self._matching.backoff:
+            self._trust.observe(last.drafts.votes, np.array(first, np.int32))
         ours = np.minimum(np.array(verified, np.int32), last.drafts.lengths)  # a wrapper may have drafted more
         ours[last.carried] = 0
         self._calibration.observe(last.drafts, ours, np.array(accepted, np.int32))
@@ -180,10 +189,11 @@ class Drafter:
 def rehearse(settings: Settings) -> None:
     """Runs once all that a step runs, for what is compiled at its first call: that may take half a minute."""
     context, matching = np.arange(8, dtype=np.int32), Matching(longest=4, backoff=settings.matching == "paper")
-    index, calibration, budget = Index(context), Calibration(), Budget(16)
+    index, calibration, trust, budget = Index(context), Calibration(), Trust(), Budget(16)
     index.add(context, age=1)
     index.grow(64)
     one, limits, offsets = np.array([index.open()], np.int32), np.array([4], np.int32), np.array([0, 3], np.int32)
-    drafts = draft([index], one, context[:3], offsets, limits, matching, calibration)
+    drafts = draft([index], one, context[:3], offsets, limits, matching, calibration, trust)
+    trust.observe(drafts.votes, one)
     budget.choose(drafts.survival, drafts.lengths)
     calibration.observe(drafts, drafts.lengths, drafts.lengths)

@@ -69,6 +69,19 @@ def _hash(base: np.uint32, high: np.uint32, token: int) -> np.uint32:
 
 
 @native
+def row_word(key: np.uint64, position: int) -> np.uint64:
+    """What a row's noise is made of."""
+    return _mix(_mix(key + np.uint64(0x9E3779B97F4A7C15)) + np.uint64(position) * np.uint64(0xD1342543DE82EF95))
+
+
+@native
+def gumbel(row: np.uint64, token: int) -> float:
+    """The noise of one token of a row."""
+    h = _hash(np.uint32(row & np.uint64(0xFFFFFFFF)), np.uint32(row >> np.uint64(32)), token)
+    return -math.log(-math.log1p(-(np.float64(h) + 0.5) / 2.0**32))
+
+
+@native
 def _bound(h: np.uint32) -> np.float32:
     """Not below -log((h + 0.5) / 2**32): log2(1 + m) >= m, and the 2**-20 covers what float32 rounds."""
     bits = np.float32(np.float32(h) + np.float32(0.5)).view(np.int32)
@@ -84,7 +97,7 @@ def _order(x: np.float32) -> np.int32:
 
 @native
 def _draw(logits_V: NDArray[np.float32], key: np.uint64, position: int, scale: np.float32) -> int:
-    row = _mix(_mix(key + np.uint64(0x9E3779B97F4A7C15)) + np.uint64(position) * np.uint64(0xD1342543DE82EF95))
+    row = row_word(key, position)
     low, high = np.uint32(row & np.uint64(0xFFFFFFFF)), np.uint32(row >> np.uint64(32))
     best, token = -np.inf, 0
     count = len(logits_V)

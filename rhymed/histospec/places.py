@@ -1,40 +1,52 @@
-"""Where a running request may be going on in the texts of its prompt's index: places, and what their votes weigh.
+"""Where a running request may be going on in the texts of its prompt's index.
 
 These are the places that the request keeps beside itself (see `arena`), and those where its last tokens occurred
-before, in any sequence. A vote weighs what its sequence weighs, times how long the match is, times how alike the
-texts were lately, differences included. A place that is found in another response is kept from then on, if it is more
-alike than one that is kept already.
+before, in any sequence. What speaks for a place is how long the match behind it is, and how alike the texts were
+lately, differences included; what that weighs is learned, see `trust`. A place that is found in another response is
+kept from then on, if it is more alike than one that is kept already.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
-from rhymed.histospec import arena
-from rhymed.histospec.arena import HISTORY, KIND, LAST, PROMPT, START, WEIGHT, Array, buckets, following, preceding
+from rhymed.histospec import arena, trust
+from rhymed.histospec.arena import (
+    HISTORY,
+    KIND,
+    LAST,
+    LONGEST,
+    PROMPT,
+    START,
+    WEIGHT,
+    Array,
+    buckets,
+    following,
+    preceding,
+)
 from rhymed.histospec.native import native
 
-LONGEST = 32  # tokens of context that are compared
 WALK = 64  # slots of a chain that are looked at
 PLACES = 32  # that vote at most
 RECENT = 2 * arena.FADE  # tokens that tell how alike two texts are
-ALIKE = 5 * arena.ONE // 8
-SELF, OTHER, BESIDE = range(3)  # a place is in the request or its prompt, in another response, in one that is alike
+
+
+class Places(NamedTuple):
+    """Behind which slots a request may go on, and why: match length, how alike the texts are, whose text it is."""
+
+    slots: Array
+    matches: Array
+    alikes: Array
+    kinds: Array  # of `trust`
+    weights: NDArray[np.float32]  # of their sequences
 
 
 @native
-def collect(
-    address: int,
-    row: int,
-    backoff: bool,
-    scales: NDArray[np.float32],
-    places: Array,
-    matches: Array,
-    votes: NDArray[np.float32],
-    others: Array,
-) -> int:
-    """Fills in the places behind which the request may go on, with match length and vote: how many there are."""
+def collect(address: int, row: int, backoff: bool, places: Places) -> int:
+    """Fills in the places: how many there are."""
     header, tokens, long, short, long_heads, short_heads, after, before, owner, sequences = arena.views(address)
     far, near, heads = int(header[arena.LONG]), int(header[arena.SHORT]), int(header[arena.HEADS])
     own = sequences[row]
@@ -45,8 +57,7 @@ def collect(
             if place >= 0 and tokens[place] >= 0:
                 match = _common(end, own[at], LONGEST, tokens, before)
                 source = owner[own[at] // arena.BLOCK]
-                alike = int(own[at + 1])
-                _vote(count, place, match, alike, source, row, sequences, scales, places, matches, votes, others)
+                _note(count, place, match, int(own[at + 1]), source, row, sequences, places)
                 count += 1
     at_far, at_near = buckets(end, tokens, before, far, near, heads)
     for order in (far, near):
@@ -54,7 +65,7 @@ def collect(
             break
         slot = int(long_heads[at_far]) if order == far else int(short_heads[at_near])
         steps = 0
-        while slot >= 0 and steps < WALK and count < len(places):
+        while slot >= 0 and steps < WALK and count < len(places.slots):
             steps += 1
             here = slot
             slot = int(long[slot]) if order == far else int(short[slot])
@@ -72,32 +83,19 @@ def collect(
                 alike = _alike(end, here, tokens, before)
                 if kind != PROMPT and source != row:
                     _keep(own, here, alike)
-            _vote(count, place, match, alike, source, row, sequences, scales, places, matches, votes, others)
+            _note(count, place, match, alike, source, row, sequences, places)
             count += 1
     return count
 
 
 @native
-def _vote(
-    at: int,
-    place: int,
-    match: int,
-    alike: int,
-    source: int,
-    row: int,
-    sequences: Array,
-    scales: NDArray[np.float32],
-    places: Array,
-    matches: Array,
-    votes: NDArray[np.float32],
-    others: Array,
+def _note(
+    at: int, place: int, match: int, alike: int, source: int, row: int, sequences: Array, places: Places
 ) -> None:
-    kind = sequences[source, KIND]
-    mine = kind == PROMPT or source == row
-    weight = np.float32(scales[2] if kind == PROMPT else scales[3] if mine else 1.0)
-    places[at], matches[at] = place, match
-    votes[at] = sequences[source, WEIGHT] * weight * 2.0 ** (match / scales[1] + scales[4] * alike / arena.ONE)
-    others[at] = SELF if mine else BESIDE if alike >= ALIKE else OTHER
+    places.slots[at], places.matches[at], places.alikes[at] = place, match, alike
+    prompt = sequences[source, KIND] == PROMPT
+    places.kinds[at] = trust.PROMPT if prompt else trust.OWN if source == row else trust.OTHER
+    places.weights[at] = sequences[source, WEIGHT]
 
 
 @native

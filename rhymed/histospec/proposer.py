@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from rhymed.histospec import plugin
 from rhymed.histospec.account import Account
+from rhymed.histospec.draft import Noise
 from rhymed.histospec.drafter import Batch, Drafter, rehearse
 from rhymed.histospec.library import Library, Past
 from rhymed.histospec.local import open_local
@@ -60,6 +61,7 @@ class HistoSpec:
         self._stops: list[set[int]] = []  # tokens that end a request
         self._ends = np.zeros(0, np.int64)  # tokens of prompt and response that a request may have
         self._starts = np.zeros(0, np.int64)  # tokens of its prompt
+        self._keys, self._keyed = np.zeros(0, np.uint64), np.zeros(0, np.bool_)  # of its noise, where it is known
         self._broken = self._closed = False
         plugin.install()
 
@@ -148,6 +150,7 @@ class HistoSpec:
             bounds = [self._bounds(request) for request in requests]
             self._starts = np.array([start for start, _ in bounds], np.int64)
             self._ends = np.array([end for _, end in bounds], np.int64)
+            self._keys, self._keyed = self._noise(requests)
         lengths = counts[:size] - self._starts
         left = self._ends - counts[:size]
         limits = np.where([bool(one) for one in made], left - 1, 0).clip(0).astype(np.int32)
@@ -159,7 +162,16 @@ class HistoSpec:
         limits[over] = 0
         verified = [len(one) for one in runner.input_batch.spec_token_ids[:size]]
         decoded_only = not joined and all(made)
-        return Batch(self._requests, made, lengths.tolist(), verified, limits, over, decoded_only)
+        noise = Noise(self._keys, counts[:size].astype(np.int64), self._keyed)
+        return Batch(self._requests, made, lengths.tolist(), verified, limits, over, decoded_only, noise)
+
+    def _noise(self, requests: Sequence[str]) -> tuple[NDArray[np.uint64], NDArray[np.bool_]]:
+        """Keys, and whether a request is drawn by one: not when vLLM's own sampler draws, or takes the largest."""
+        keyed = getattr(self._runner.sampler, "keyed", None)
+        if keyed is None:
+            return np.zeros(len(requests), np.uint64), np.zeros(len(requests), np.bool_)
+        asked = [keyed.asked(request) for request in requests]
+        return np.array([one.key for one in asked], np.uint64), np.array([one.scale > 0 for one in asked], np.bool_)
 
     def _bounds(self, request: str) -> tuple[int, int]:
         state = self._runner.requests[request]

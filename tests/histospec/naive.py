@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from rhymed.histospec.arena import FADE, ONE, TRACKS
-from rhymed.histospec.draft import Settings
+import math
+
+from rhymed.histospec.arena import FADE, LONGEST, ONE, TRACKS
+from rhymed.histospec.draft import FLAT, UNSEEN, Settings
 from rhymed.histospec.index import Weights
-from rhymed.histospec.places import ALIKE, BESIDE, LONGEST, OTHER, RECENT, SELF
+from rhymed.histospec.noise import gumbel
+from rhymed.histospec.places import RECENT
+from rhymed.histospec.trust import LIKENESSES, MATCHES, OTHER, OWN, PROMPT
 
 START, PROMPT_START = "start", "prompt"
 
@@ -82,7 +86,7 @@ class Naive:
         return match
 
     def places(self, row, settings):
-        """(sequence, position of the next token, match, vote, where it is), newest first."""
+        """(sequence, position of the next token, match, how alike), newest first."""
         long, short = self.orders
         end, found = len(self.texts[row]) - 1, []
         for other, place, alike in [] if settings.backoff else [kept for kept in self.kept[row] if kept]:
@@ -91,7 +95,7 @@ class Naive:
         found += self._search(row, long, LONGEST, settings)
         if not (settings.backoff and found):
             found += self._search(row, short, long - 1, settings)
-        return [self._place(row, place, settings) for place in found]
+        return found
 
     def _search(self, row, least, most, settings):
         end, found = len(self.texts[row]) - 1, []
@@ -111,29 +115,40 @@ class Naive:
             found.append((other, place + 1, match, alike))
         return found
 
-    def _place(self, row, place, settings):
-        other, following, match, alike = place
-        weight = self.weight[other] * (settings.prompt if other == 0 else settings.own if other == row else 1.0)
-        vote = weight * 2.0 ** (match / settings.sharpness + settings.alike * alike / ONE)
-        source = SELF if other in (0, row) else BESIDE if alike >= ALIKE else OTHER
-        return other, following, match, vote, source
+    def class_of(self, row, other, match, alike):
+        kind = PROMPT if other == 0 else OWN if other == row else OTHER
+        at = max(i for i, least in enumerate(MATCHES) if match >= least)
+        return (at * LIKENESSES + min(LIKENESSES * alike // ONE, LIKENESSES - 1)) * 3 + kind
 
-    def draft(self, row, limit, settings: Settings):
-        """[(token, votes by token, how many agree, match, source)], one a step."""
+    def draft(self, row, limit, settings: Settings, trust, key=None):
+        """[(token, scores by token, what speaks for it, how many agree, trust in the best of them)], one a step."""
         places, steps = self.places(row, settings), []
         self.voted = len(places)
+        start = len(self.texts[row]) - 1
         while places and len(steps) < limit:
-            votes = {}
-            for other, place, _, vote, _ in places:
-                token = self.texts[other][place]
-                votes[token] = votes.get(token, 0.0) + vote
-            best = max(votes, key=lambda token: votes[token])
-            agreeing = [p for p in places if self.texts[p[0]][p[1]] == best]
-            longest = max(agreeing, key=lambda p: p[2])
-            steps.append((best, votes, len(agreeing), longest[2], longest[4]))
-            places = [
-                (other, place + 1, min(match + 1, LONGEST), vote, source)
-                for other, place, match, vote, source in agreeing
-                if place + 1 < len(self.texts[other])
-            ]
+            shares, right = {}, {}
+            for other, place, match, alike in places:
+                token, at = self.texts[other][place], self.class_of(row, other, match, alike)
+                shares[token] = shares.get(token, 0.0) + self.weight[other] * float(trust.weight[at])
+                right[token] = max(right.get(token, 0.0), trust.right[at])
+            total = sum(shares.values())
+            noise = gumbel(key, start + len(steps), 200) if key is not None else [0.0] * 200
+            scores = {token: FLAT * math.log(vote / total) + noise[token] for token, vote in shares.items()}
+            best = max(scores, key=lambda token: scores[token])
+            share = shares[best] / total
+            if key is not None:
+                others = [score for token, score in scores.items() if token != best]
+                lead = math.exp(max(others) - scores[best]) if others else 0.0
+                share = math.exp(-UNSEEN * math.exp(-scores[best])) / (1.0 + lead)
+            agree = sum(self.texts[other][place] == best for other, place, _, _ in places)
+            steps.append((best, scores, share, agree, right[best]))
+            places = [place for place in (self._after(row, best, place, settings) for place in places) if place]
         return steps
+
+    def _after(self, row, token, where, settings):
+        other, place, match, alike = where
+        agrees = self.texts[other][place] == token
+        if place + 1 >= len(self.texts[other]) or (not agrees and (settings.backoff or other in (0, row))):
+            return None
+        fresh = ONE // FADE if agrees else 0
+        return other, place + 1, min(match + 1, LONGEST) if agrees else 0, alike + fresh - alike // FADE

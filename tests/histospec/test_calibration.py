@@ -4,6 +4,7 @@ import pytest
 from rhymed.histospec.calibration import CELLS, Calibration
 from rhymed.histospec.draft import Settings, draft
 from rhymed.histospec.index import Index
+from rhymed.histospec.trust import Trust
 
 
 def test_a_guess_is_a_probability_before_anything_was_seen():
@@ -23,10 +24,10 @@ def test_survival_converges_to_what_a_source_accepts(rate):
     none, empty = np.zeros(len(rows) + 1, np.int32), np.zeros(0, np.int32)
     limits = np.full(len(rows), 4, np.int32)
     for _ in range(300):
-        drafts = draft([index] * len(rows), rows, empty, none, limits, settings, calibration)
+        drafts = draft([index] * len(rows), rows, empty, none, limits, settings, calibration, Trust())
         accepted = (random.random((len(rows), 4)) < rate).cumprod(axis=1).sum(axis=1).astype(np.int32)
         calibration.observe(drafts, drafts.lengths, accepted)
-    drafts = draft([index] * len(rows), rows, empty, none, limits, settings, calibration)
+    drafts = draft([index] * len(rows), rows, empty, none, limits, settings, calibration, Trust())
     # Form sorts the requests by luck here; on the average of them the estimate is right.
     assert drafts.survival.mean(axis=0) == pytest.approx(rate ** np.arange(1, 5), abs=0.08)
     assert (np.diff(drafts.survival, axis=1) <= 0).all()
@@ -39,6 +40,6 @@ def test_what_was_not_verified_teaches_nothing():
     rows, calibration = np.array([index.open()], np.int32), Calibration()
     before = calibration.table.copy()
     offsets, limits = np.zeros(2, np.int32), np.full(1, 8, np.int32)
-    drafts = draft([index], rows, np.zeros(0, np.int32), offsets, limits, Settings(), calibration)
+    drafts = draft([index], rows, np.zeros(0, np.int32), offsets, limits, Settings(), calibration, Trust())
     calibration.observe(drafts, np.zeros(1, np.int32), np.zeros(1, np.int32))
     assert (calibration.table == before).all()

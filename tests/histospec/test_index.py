@@ -7,10 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rhymed.histospec import arena
-from rhymed.histospec.calibration import Calibration, cell
-from rhymed.histospec.draft import Settings, draft
+from rhymed.histospec.calibration import SHARES, TRUSTS, Calibration, cell
+from rhymed.histospec.draft import Noise, Settings, draft
 from rhymed.histospec.index import Index, Weights, extend
+from rhymed.histospec.noise import draw
 from rhymed.histospec.places import PLACES, WALK
+from rhymed.histospec.trust import Trust
 
 sys.path.insert(0, str(Path(__file__).parent))
 from naive import Naive
@@ -20,13 +22,13 @@ def tokens(*ids):
     return np.array(ids, np.int32)
 
 
-def proposed(indexes, rows, fresh=None, limit=16, settings=None, calibration=None):
+def proposed(indexes, rows, fresh=None, limit=16, settings=None, trust=None, noise=None):
     fresh = fresh or [()] * len(rows)
     offsets = np.cumsum([0, *map(len, fresh)]).astype(np.int32)
     flat = np.array([t for part in fresh for t in part], np.int32)
     limits = np.full(len(rows), limit, np.int32)
     settings = settings or Settings(floor=0.0)
-    return draft(indexes, tokens(*rows), flat, offsets, limits, settings, calibration or Calibration())
+    return draft(indexes, tokens(*rows), flat, offsets, limits, settings, Calibration(), trust or Trust(), noise)
 
 
 def drafted(drafts, i=0):
@@ -55,13 +57,13 @@ steps = st.lists(
 )
 
 
-@given(text, steps, st.sampled_from([(8, 2), (5, 3), (4, 1), (7, 3)]), st.booleans())
+@given(text, steps, st.sampled_from([(8, 2), (5, 3), (4, 1), (7, 3)]), st.booleans(), st.booleans())
 @settings(max_examples=400, deadline=None)
-def test_drafts_are_those_of_the_naive_index(prompt, steps, orders, backoff):
+def test_drafts_are_those_of_the_naive_index(prompt, steps, orders, backoff, keyed):
     """Whatever was added, opened, extended, drafted and closed: the same places, votes and drafts."""
     weights = Weights(recency=0.5, reward=1.0)
     index, naive = Index(tokens(*prompt), orders=orders, weights=weights), Naive(prompt, orders, weights)
-    settings = Settings(floor=0.0, sharpness=3.0, prompt=0.25, own=0.125, backoff=backoff)
+    settings, trust = Settings(floor=0.0, backoff=backoff), Trust()
     rows, lost = [], set()  # rows that met a limit keep other places from then on
     for step in [*steps, ("draft",)]:
         if step[0] == "add":
@@ -79,30 +81,37 @@ def test_drafts_are_those_of_the_naive_index(prompt, steps, orders, backoff):
             index.close(row, step[2])
             naive.close(row, step[2])
         elif rows and step[0] == "draft":
-            drafts = proposed([index] * len(rows), rows, settings=settings)
+            keys = [row + 7 if keyed else None for row in rows]
+            positions = np.array([len(naive.texts[row]) - 1 for row in rows], np.int64)
+            noise = Noise(np.array([row + 7 for row in rows], np.uint64), positions, np.full(len(rows), keyed))
+            drafts = proposed([index] * len(rows), rows, settings=settings, trust=trust, noise=noise)
+            known = settings, trust
             lost |= {
-                row for i, row in enumerate(rows) if row not in lost and not same(naive, row, drafts, i, settings)
+                row
+                for i, row in enumerate(rows)
+                if row not in lost and not same(naive, row, drafts, i, *known, keys[i])
             }
+            trust.observe(drafts.votes, drafts.tokens[:, 0] * (drafts.lengths > 0))
     assert index.tokens == sum(len(text) - 1 for text in naive.texts)
 
 
-def same(naive, row, drafts, i, settings):
+def same(naive, row, drafts, i, settings, trust, key):
     """Unless a limit on what is looked at was reached (answers False), up to where two continuations tie."""
     end = len(naive.texts[row]) - 1
     alike = sum(naive.matched(row, end, *at) > 0 for at in naive.written)
-    expected = naive.draft(row, 16, settings)
+    expected = naive.draft(row, 16, settings, trust, key)
     if alike > WALK or naive.voted > PLACES:
         return False
     survival, table = 1.0, Calibration().table
-    for depth, (token, votes, count, match, source) in enumerate(expected):
-        first, *others = sorted(votes.values(), reverse=True)
-        if others and others[0] > 0.999 * first:
+    for depth, (token, scores, share, count, trusted) in enumerate(expected):
+        first, *others = sorted(scores.values(), reverse=True)
+        if others and others[0] > first - 1e-3:
             return True
         assert drafts.lengths[i] > depth
         assert drafts.tokens[i, depth] == token
-        share = first / sum(votes.values())
-        if min(abs(share - edge) for edge in (0.35, 0.5, 0.65, 0.8, 0.9, 0.97, 0.9999)) > 1e-5:
-            assert drafts.evidence[i, depth] == cell(match, share, count, source, 0)
+        edges = [*(abs(SHARES - share)), *(abs(TRUSTS - trusted))]
+        if min(edges) > 1e-5:
+            assert drafts.evidence[i, depth] == cell(trusted, share, count, 0)
         survival *= table[drafts.evidence[i, depth]]
         assert drafts.survival[i, depth] == pytest.approx(survival, rel=1e-4)
     assert drafts.lengths[i] == len(expected)
@@ -156,13 +165,36 @@ def test_a_place_that_was_alike_before_a_gap_outvotes_one_that_was_not():
     assert drafted(proposed([index], [row], [(1, *range(101, 111), 9, 112, 113)], limit=1)) == [114]
 
 
-@pytest.mark.parametrize(("own", "winner"), [(0.5, 7), (2.0, 8)])
-def test_the_requests_own_text_weighs_as_set(own, winner):
-    index = Index(tokens(1))
-    index.add(tokens(50, 4, 5, 7), age=1)
-    row = index.open()
-    drafts = proposed([index], [row], [(60, 4, 5, 8, 61, 4, 5)], limit=1, settings=Settings(own=own))
-    assert drafted(drafts) == [winner]
+def test_what_kind_of_place_is_right_is_learned():
+    """The request's own text and another response disagree, and one of them is right time and again."""
+    for winner in (7, 8):
+        trust = Trust()
+        for _ in range(60):
+            index = Index(tokens(1))
+            index.add(tokens(50, 4, 5, 7), age=1)
+            drafts = proposed([index], [index.open()], [(60, 4, 5, 8, 61, 4, 5)], limit=1, trust=trust)
+            trust.observe(drafts.votes, tokens(winner))
+        assert drafted(drafts) == [winner]
+
+
+def test_with_known_noise_a_draft_is_what_the_sampler_would_draw():
+    """Two continuations as often as each other: the noise decides, as it will when the engine draws."""
+    index, count = Index(tokens(1)), 400
+    for token in (5, 6):
+        index.add(tokens(token, 9), age=1)
+    rows = [index.open() for _ in range(count)]
+    keys, positions = np.arange(count, dtype=np.uint64), np.full(count, 1, np.int64)
+    drafts = proposed([index] * count, rows, noise=Noise(keys, positions, np.ones(count, bool)))
+    logits = np.full(10, -30.0, np.float32)
+    logits[[5, 6]] = np.log([0.5, 0.5])
+    drawn = [draw(logits, key, 1) for key in range(count)]
+    assert drafts.tokens[:, 0].tolist() == drawn
+    assert 0.4 < np.mean(np.array(drawn) == 5) < 0.6
+    sure = drafts.survival[:, 0]
+    logits[[5, 6]] = np.log([0.7, 0.3])
+    right = np.array([draw(logits, key, 1) for key in range(count)]) == drafts.tokens[:, 0]
+    assert right.mean() > 0.8 > 0.5  # a guess is right in 0.5 of all cases, the more frequent token in 0.7
+    assert sure[right].mean() > sure[~right].mean() + 0.05
 
 
 def test_the_papers_rule_sees_the_last_epoch_only():
