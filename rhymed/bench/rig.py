@@ -58,7 +58,21 @@ class Rig:
 
     def run(self, requests: Sequence[Request], batch: int, *, whole: bool = False) -> Run:
         """As many at once as `batch`. Ends when fewer are left than that, or with `whole` when none is."""
-        return Run(*self._ask("run", list(requests), batch, whole))
+        self.begin(requests, batch, whole=whole)
+        while self.advance(RUN_S / 2):
+            pass
+        return self.finish()
+
+    def begin(self, requests: Sequence[Request], batch: int, *, whole: bool = False) -> None:
+        """As `run`, which is this, `advance` until there is nothing left, and `finish`."""
+        self._ask("begin", list(requests), batch, whole)
+
+    def advance(self, seconds: float) -> bool:
+        """Engine steps for so long. False: there was none to take."""
+        return bool(self._ask("advance", seconds))
+
+    def finish(self) -> Run:
+        return Run(*self._ask("finish"))
 
     def remember(self, prompt: str, context: list[int], past: Sequence[list[int]]) -> None:
         """Earlier responses, of the step before, as a drafter of ours or vLLM's suffix decoding keeps them."""
@@ -131,31 +145,41 @@ class Served:
         self._preempt = self._scheduler._preempt_request
         self._scheduler._preempt_request = self._preempting
 
-    def run(self, requests: list[Request], batch: int, whole: bool) -> tuple[Any, ...]:
+    def begin(self, requests: list[Request], batch: int, whole: bool) -> None:
         self._scheduler.max_num_running_reqs = self._scheduler.max_num_active_reqs = batch
-        made: dict[str, list[int]] = {}
+        self._made: dict[str, list[int]] = {}
         for request in requests:
             self._count += 1
             name = f"{self._count}-{request.name}"
-            made[name] = []
+            self._made[name] = []
             self._add(name, request)
-        logprobs: dict[str, list[float]] = {name: [] for name in made}
-        tokens = steps = self._preempted = 0
-        began = time.perf_counter()
-        while (left := self._engine.get_num_unfinished_requests()) >= (1 if whole else min(batch, len(requests))):
+        self._logprobs: dict[str, list[float]] = {name: [] for name in self._made}
+        self._tokens = self._steps = self._preempted = 0
+        self._seconds, self._least = 0.0, 1 if whole else min(batch, len(requests))
+
+    def advance(self, seconds: float) -> bool:
+        interrupted = getattr(getattr(self._runner, "drafter", None), "interrupted", None)
+        if interrupted:
+            interrupted()
+        began, before = time.perf_counter(), self._steps
+        while self._engine.get_num_unfinished_requests() >= self._least and time.perf_counter() < began + seconds:
             for output in self._engine.step():
                 new = output.outputs[0]
-                made[output.request_id].extend(new.token_ids)
-                logprobs[output.request_id].extend(new.logprobs.logprobs)
-                tokens += len(new.token_ids)
-            steps += 1
-        seconds = time.perf_counter() - began
-        if left:
-            self._engine.abort_request([output for output in made])
+                self._made[output.request_id].extend(new.token_ids)
+                self._logprobs[output.request_id].extend(new.logprobs.logprobs)
+                self._tokens += len(new.token_ids)
+            self._steps += 1
+        self._seconds += time.perf_counter() - began
+        return self._steps > before
+
+    def finish(self) -> tuple[Any, ...]:
+        if self._engine.has_unfinished_requests():
+            self._engine.abort_request(list(self._made))
             while self._engine.has_unfinished_requests():
                 self._engine.step()
-        accounts = self._accounts(list(made))
-        return seconds, tokens, steps, list(made.values()), list(logprobs.values()), accounts, self._preempted
+        made, logprobs = list(self._made.values()), list(self._logprobs.values())
+        accounts = self._accounts(list(self._made))
+        return self._seconds, self._tokens, self._steps, made, logprobs, accounts, self._preempted
 
     def call(self, method: str, *arguments: Any) -> Any:
         return self._engine.collective_rpc(method, args=arguments)[0]

@@ -1,8 +1,8 @@
 """How much faster the engine is with drafts: the same requests by engines of different settings, which take turns.
 
 Epoch 1 is generated once and is everybody's history; then each cell (batch size, temperature) is run by every method,
-round after round, with new noise each round and the cell's history as it was. A rate is tokens a second while the
-batch is full. Ratios are to plain vLLM in the same round.
+half a second in turn, round after round, with new noise each round and the cell's history as it was. A rate is tokens
+a second while the batch is full. Ratios are to plain vLLM in the same round.
 
 Methods: `none` is vLLM as it comes; `keyed` the same with our sampler; `ngram` and `suffix` are vLLM's own drafters
 with vLLM's own verification (mended for CPUs, vLLM issue 55005); `aimd` is the RhymeRL paper's matching and draft
@@ -27,6 +27,7 @@ METHODS = ("none", "keyed", "ngram", "suffix", "aimd", "history", "siblings", "a
 GROUP = 8
 REQUESTS = {1: 6, 4: 16, 16: 48, 64: 144}  # by batch
 WIDTH = 32
+SLICE_S = 0.5
 PROMPTS, FRESH = 42, 18  # all of them; the last ones never have history
 
 
@@ -132,7 +133,7 @@ class Bench:
         self.pasts[temperature] = _by_prompt(asked, run.made)
 
     def cell(self, cell: Cell, round: int) -> dict[str, Run]:
-        """Every method once, in an order that turns with the round."""
+        """The same requests by every method; they take turns every `SLICE_S`, whatever the machine does meanwhile."""
         count = REQUESTS[cell.batch]
         each = GROUP if count >= 48 else 2
         needed = -(-count // each)
@@ -141,10 +142,7 @@ class Bench:
         asked = [
             self._request(prompt, number, cell.temperature, 1 + round) for prompt in prompts for number in range(each)
         ][:count]
-        runs = {}
-        for turn in range(len(self.methods)):
-            method = self.methods[(turn + round) % len(self.methods)]
-            rig = self.rigs[method]
+        for method, rig in self.rigs.items():
             known = self.pasts[cell.temperature] if cell.epoch == 2 else {}
             if method == "again":
                 known = _by_prompt(asked, rig.run(asked, 64, whole=True).made)
@@ -152,9 +150,12 @@ class Bench:
             for prompt in prompts:
                 past = known.get(prompt, []) if method != "siblings" else []
                 rig.remember(str(prompt), self.workload.prompts[prompt], past)
-            time.sleep(0.3)  # indexes are built beside the engine; in a run they are long before they are needed
-            runs[method] = rig.run(asked, cell.batch)
-        return runs
+            rig.begin(asked, cell.batch)
+        time.sleep(0.3)  # indexes are built beside the engine; in a run they are long before they are needed
+        going = self.methods[round % len(self.methods) :] + self.methods[: round % len(self.methods)]
+        while going := [method for method in going if self.rigs[method].advance(SLICE_S)]:
+            pass
+        return {method: rig.finish() for method, rig in self.rigs.items()}
 
     def _request(self, prompt: int, number: int, temperature: float, step: int) -> Request:
         seed = (step * 1_000_003 + prompt) * 1_009 + number + 1

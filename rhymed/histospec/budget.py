@@ -144,6 +144,7 @@ class Rest:
         self._left, self._next = 0, self.SHORTEST
 
     def now(self) -> bool:
+        """To be asked once a step."""
         self._left = max(0, self._left - 1)
         return self._left > 0
 
@@ -172,7 +173,8 @@ class Budget:
 
     LADDER = (0.0, 0.0, 0.125, 0.5, 0.25, 0.0, 0.0, 1.0)  # parts of what was drafted
     DITHER = (1.0, 0.75, 1.0, 1.3)
-    PLAIN, PLAIN_EVERY = 4, 128  # so many of so many steps
+    PLAIN, SELDOM, OFTEN = 4, 128, 32  # so many of so many steps; often where the gain is below `CLEAR`
+    CLEAR = 1.5
 
     def __init__(self, largest: int, *, margin: float = 0.1) -> None:
         """`largest`: tokens one step may hold. `margin`: gain below which nothing is drafted; estimates were
@@ -183,6 +185,11 @@ class Budget:
         self._steps = 0  # that had something to choose
         self._rest = Rest()
         self._was_plain = True  # the step before
+        self._drafting = 0.0  # seconds a request
+
+    def resting(self) -> bool:
+        """Whether the next step goes without drafts, whatever they would be. To be asked once a step."""
+        return self._rest.now()
 
     def choose(self, survival: Survival, lengths: Lengths) -> Lengths:
         """How many of its drafted tokens each request verifies; 0 everywhere when drafting does not pay.
@@ -192,28 +199,32 @@ class Budget:
         """
         requests = len(lengths)
         worth, rows = _ranked(survival, lengths, max(0, self._largest - requests))
-        if not len(worth) or self._rest.now():
+        if not len(worth):
             return np.zeros(requests, np.int32)
         base = self.curve.table(requests)
-        best = _best(worth, requests, base, self._margin)
-        return _count(rows, self._vary(best, len(rows)), requests)
+        base[requests + 1 :] += self._drafting * requests
+        best, gain = _best(worth, requests, base, self._margin)
+        return _count(rows, self._vary(best, gain, len(rows)), requests)
 
-    def observe(self, requests: int, tokens: int, seconds: float, made: int) -> None:
-        """A step that only decoded. `made`: tokens that came of it, accepted drafts included."""
+    def observe(self, requests: int, tokens: int, seconds: float, made: int, draft_s: float = 0.0) -> None:
+        """A step that only decoded. `made`: tokens that came of it, accepted drafts included. `draft_s`: part of
+        `seconds` that plain decoding would not have.
+        """
+        self._drafting += (draft_s / requests - self._drafting) / 64
         plain, before = tokens <= requests, self._was_plain
         self._was_plain = plain
         if plain and not before:
             return
-        self.curve.observe(requests, tokens, seconds)
+        self.curve.observe(requests, tokens, seconds - draft_s)
         if not plain and self._steps > len(self.LADDER):
             self._rest.observe(made / requests * self.curve.predict(requests, requests), seconds)
 
-    def _vary(self, best: int, most: int) -> int:
+    def _vary(self, best: int, gain: float, most: int) -> int:
         step = self._steps
         self._steps += 1
         if step < len(self.LADDER):
             return round(self.LADDER[step] * most)
-        if step % self.PLAIN_EVERY < self.PLAIN:
+        if step % (self.SELDOM if gain > self.CLEAR else self.OFTEN) < self.PLAIN:
             return 0
         return min(most, round(best * self.DITHER[step % len(self.DITHER)]))
 
@@ -233,8 +244,8 @@ def _ranked(survival: Survival, lengths: Lengths, most: int) -> tuple[Survival, 
 
 
 @native
-def _best(worth: Survival, requests: int, seconds: NDArray[np.float64], margin: float) -> int:
-    """How many of these tokens make the expected rate largest; 0 when the gain is below the margin.
+def _best(worth: Survival, requests: int, seconds: NDArray[np.float64], margin: float) -> tuple[int, float]:
+    """How many of these tokens make the expected rate largest, 0 when the gain is below the margin; and the gain.
 
     `seconds` [tokens + 1]: predicted time of a step by the tokens that it runs; more than its last count as the last.
     """
@@ -245,7 +256,8 @@ def _best(worth: Survival, requests: int, seconds: NDArray[np.float64], margin: 
         rate = made / seconds[min(requests + count, len(seconds) - 1)]
         if rate > highest:
             best, highest = count, rate
-    return best if highest >= (1 + margin) * plain else 0
+    gain = highest / plain
+    return best if gain >= 1 + margin else 0, gain
 
 
 @native

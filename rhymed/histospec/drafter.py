@@ -8,6 +8,7 @@ index, and the old one is let go. A request that carries tokens drafts from thes
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from itertools import accumulate, chain
@@ -94,6 +95,11 @@ class Drafter:
         self._last = Last(batch.requests.copy(), drafts, carried, ended)
         return taken
 
+    def interrupted(self) -> None:
+        """The engine did something else since the last step, so the time until the next one says nothing."""
+        if self._last is not None:
+            self._last = self._last._replace(ended_s=math.inf)
+
     def account(self, name: str) -> Account | None:
         """What drafting did for this request; ended ones are remembered for a while."""
         return self._seats.account(name)
@@ -114,6 +120,8 @@ class Drafter:
         limits = np.minimum(batch.limits, self._matching.longest)
         ahead = [row.carried.ahead(limit) for row, limit in zip(rows, limits.tolist(), strict=True)]
         carried = np.array([bool(one) for one in ahead], bool)
+        if self._settings.budget == "rate" and self._budget.resting():
+            limits = np.zeros_like(limits)
         if self._settings.budget == "aimd":
             limits = np.minimum(limits, np.array([self._aimd.limit(one) for one in batch.requests], np.int32))
         drafts = draft(
@@ -163,9 +171,9 @@ class Drafter:
         requests, drafted = len(rows), sum(batch.verified)
         right = sum(max(0, len(made) - 1) for made in batch.made)
         timed_s, plain_s, draft_s, carried, kept = 0.0, 0.0, 0.0, 0, 0
-        if self._last is not None and batch.decoded_only and requests:
+        if self._last is not None and self._last.ended_s < began and batch.decoded_only and requests:
             seconds = ended - self._last.ended_s
-            self._budget.observe(requests, requests + drafted, seconds, requests + right)
+            self._budget.observe(requests, requests + drafted, seconds, requests + right, ended - began)
             plain_s = self._budget.curve.predict(requests, requests) / requests
             timed_s, draft_s = seconds / requests, (ended - began) / requests
         for row, made, verified in zip(rows, batch.made, batch.verified, strict=True):

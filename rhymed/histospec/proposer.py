@@ -109,6 +109,10 @@ class HistoSpec:
         """A prompt's earlier responses; they draft from the next step after they are indexed."""
         self._library.bring(_named(prompt), context, lambda: past)
 
+    def interrupted(self) -> None:
+        """The engine did something else since its last step."""
+        self._drafter.interrupted()
+
     def accounts(self, requests: Sequence[str]) -> list[Account | None]:
         """What drafting did for these requests, by the names that they were given in `extra_args`."""
         return [self._drafter.account(request) for request in requests]

@@ -152,6 +152,7 @@ class Seats:
                 shared.ended.append(np.array(row.asked.made, np.int32))
             else:
                 del self._prompts[row.asked.prompt]
+                self._shelf.count(row.asked.prompt)
 
 
 def _open(index: Index, carried: Carried) -> int:

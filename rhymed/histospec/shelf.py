@@ -19,6 +19,8 @@ class Shelf:
         self.max_bytes = max_bytes
         self.evicted = self.refused = 0
         self._indexes: OrderedDict[Hashable, Index] = OrderedDict()
+        self._counted: dict[Hashable, int] = {}  # bytes, when they were last looked at
+        self.nbytes = 0  # as counted
 
     def __len__(self) -> int:
         return len(self._indexes)
@@ -26,10 +28,6 @@ class Shelf:
     def __iter__(self) -> Iterator[Hashable]:
         """Prompts, the least recently used first."""
         return iter(self._indexes)
-
-    @property
-    def nbytes(self) -> int:
-        return sum(index.nbytes for index in self._indexes.values())
 
     def get(self, prompt: Hashable) -> Index | None:
         """The prompt's index, which counts as used."""
@@ -43,29 +41,41 @@ class Shelf:
         old = self._indexes.get(prompt)
         if old is not None and old.opened:
             raise ValueError("an index with open rows cannot be replaced")
-        if not self.trim(index.nbytes - (old.nbytes if old is not None else 0), keep=prompt):
+        if not self._make_room(index.nbytes - self._counted.get(prompt, 0), keep=prompt):
             self.refused += 1
             return False
         self._indexes[prompt] = index
         self._indexes.move_to_end(prompt)
+        self.count(prompt)
         return True
 
     def drop(self, prompt: Hashable) -> None:
         """Forgets a prompt, in use or not."""
         self._indexes.pop(prompt, None)
+        self.nbytes -= self._counted.pop(prompt, 0)
 
-    def trim(self, more: int = 0, keep: Hashable = None) -> bool:
+    def count(self, prompt: Hashable) -> None:
+        """An index has grown while its rows ran: to be called when they have ended."""
+        index = self._indexes.get(prompt)
+        if index is not None:
+            self.nbytes += index.nbytes - self._counted.get(prompt, 0)
+            self._counted[prompt] = index.nbytes
+
+    def _make_room(self, more: int, keep: Hashable) -> bool:
         """Evicts until the rest and `more` bytes are within the budget; False where what is in use is too much.
 
-        To be called now and then without arguments, too: indexes grow while their rows run.
+        Looks at the least recently used ones only, as far as needed: there may be ten thousand.
         """
-        excess = self.nbytes + more - self.max_bytes
-        idle = [prompt for prompt, index in self._indexes.items() if prompt != keep and not index.opened]
-        if excess > sum(self._indexes[prompt].nbytes for prompt in idle):
-            return False
-        for prompt in idle:
+        excess, idle = self.nbytes + more - self.max_bytes, []
+        for prompt, index in self._indexes.items():
             if excess <= 0:
                 break
-            excess -= self._indexes.pop(prompt).nbytes
-            self.evicted += 1
+            if prompt != keep and not index.opened:
+                idle.append(prompt)
+                excess -= self._counted[prompt]
+        if excess > 0:
+            return False
+        for prompt in idle:
+            self.drop(prompt)
+        self.evicted += len(idle)
         return True

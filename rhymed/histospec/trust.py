@@ -28,7 +28,7 @@ POWER = 2.0
 
 
 class Votes(NamedTuple):
-    """The places that voted for the requests' next tokens. Rows are requests; of their columns `counts` are filled."""
+    """The places that voted for the next tokens. Rows are requests; of their columns `counts` are filled."""
 
     tokens: NDArray[np.int32]  # [R, PLACES]
     classes: NDArray[np.int16]  # [R, PLACES]

@@ -57,13 +57,13 @@ def test_nothing_is_drafted_where_a_token_costs_more_than_it_brings() -> None:
     assert np.mean([one.sum() for one in chosen[50:]]) < 0.5  # of 512 tokens offered
 
 
-@pytest.mark.parametrize(("share", "least", "most"), [(0.0, 0.0, 0.1), (1.0, 0.9, 1.0)])
+@pytest.mark.parametrize(("share", "least", "most"), [(0.0, 0.0, 0.1), (1.0, 0.85, 1.0)])
 def test_it_rests_where_drafts_bring_less_than_they_promise(share: float, least: float, most: float) -> None:
     """`share`: of the promised tokens, how many come. Counted are the steps that draft."""
     budget, survival, full = Budget(LARGEST), table(16, 8, 0.7), np.full(16, 8, np.int32)
     drafting, took, plain = [], 0.0, cost(16, 16, 0.0004)
     for _ in range(6000):
-        lengths = budget.choose(survival, full)
+        lengths = budget.choose(survival, np.zeros_like(full) if budget.resting() else full)
         taken = np.arange(8) < lengths[:, None]
         made = 16 + share * float(survival[taken].sum())
         seconds = cost(16, 16 + int(lengths.sum()), 0.0004)
@@ -95,6 +95,22 @@ def test_a_step_never_holds_more_than_the_engine_takes() -> None:
         chosen = budget.choose(table(8, 32, 0.99), np.full(8, 32, np.int32))
         assert chosen.sum() <= 12
         budget.observe(8, 8 + int(chosen.sum()), 0.01, 8 + int(chosen.sum()))
+
+
+@pytest.mark.parametrize("drafting", [0.0, 0.3])
+def test_what_drafting_itself_takes_is_weighed_too(drafting: float) -> None:
+    """Drafts that gain a sixth pay where drafting is free, not where it takes a third of a step."""
+    budget, survival, full = Budget(LARGEST), table(16, 1, 0.5), np.full(16, 1, np.int32)
+    chosen = []
+    for _ in range(400):
+        lengths = budget.choose(survival, full)
+        tokens = 16 + int(lengths.sum())
+        draft_s = drafting * 0.01
+        seconds = 0.01 + 0.0002 * (tokens - 16) + draft_s
+        budget.observe(16, tokens, seconds, 16 + round(0.5 * float(lengths.sum())), draft_s)
+        chosen.append(lengths.sum())
+    assert (np.mean(chosen[200:]) > 8) == (drafting == 0.0)
+    assert budget.curve.predict(16, 16) == pytest.approx(0.01, rel=0.05)
 
 
 def test_the_curve_follows_an_engine_that_changes() -> None:

@@ -50,6 +50,17 @@ def test_a_prompt_is_replaced_only_while_nobody_uses_it(shelf):
     assert shelf.get("b") is None
 
 
+def test_what_has_grown_is_counted(shelf):
+    before, grown = shelf.nbytes, shelf.get("c")
+    grown.add(np.arange(1000, dtype=np.int32), age=1)
+    shelf.count("c")
+    assert shelf.nbytes > before
+    assert shelf.nbytes == sum(shelf.get(prompt).nbytes for prompt in "abc")
+    assert shelf.put("d", index())
+    assert shelf.nbytes <= shelf.max_bytes
+    assert list(shelf)[-1] == "d"
+
+
 def test_nothing_larger_than_the_budget_is_taken(shelf):
     assert not shelf.put("huge", index(10_000))
     assert len(shelf) == 3

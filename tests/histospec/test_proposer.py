@@ -1,0 +1,72 @@
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from vllm import SamplingParams
+
+from rhymed.histospec import noise, plugin
+from rhymed.histospec.proposer import HistoSpec
+
+sys.path.insert(0, str(Path(__file__).parent))
+from fakerunner import Runner, V
+
+
+@pytest.fixture
+def proposer():
+    config = SimpleNamespace(
+        additional_config={},
+        model_config=SimpleNamespace(max_model_len=512, get_vocab_size=lambda: V),
+        parallel_config=SimpleNamespace(rank=0, tensor_parallel_size=1),
+        speculative_config=SimpleNamespace(num_speculative_tokens=8),
+        scheduler_config=SimpleNamespace(max_num_batched_tokens=64),
+    )
+    proposer = HistoSpec(config)
+    yield proposer
+    proposer.close()
+
+
+def runner_of(proposer, *params):
+    runner = Runner(list(params))
+    runner.drafter = proposer
+    return runner
+
+
+def test_drafts_are_made_for_the_noise_that_the_sampler_draws_by(proposer):
+    """Whatever the key comes from: a request's own, its seed, or one that the engine made up."""
+    own = SamplingParams(extra_args={"rhymed": {"key": 2**63 + 5}}, max_tokens=9)
+    runner = runner_of(proposer, SamplingParams(seed=7), own, SamplingParams(), SamplingParams(temperature=0))
+    assert plugin.attach(runner)
+    counts = runner.input_batch.num_tokens_no_spec
+    told = proposer._batch([[3]] * 4, counts).noise
+    assert told.known.tolist() == [True, True, True, False]
+    logits = torch.randn(4, V, generator=torch.Generator().manual_seed(0))
+    drawn = runner.plain(logits.clone()).sampled_token_ids[:, 0].tolist()
+    for row in range(3):
+        key, position = int(told.keys[row]), int(told.positions[row])
+        assert noise.draw(logits[row].numpy(), key, position) == drawn[row]
+
+
+def test_vllms_own_sampler_has_no_noise_to_know(proposer):
+    runner = runner_of(proposer, SamplingParams(seed=7))
+    runner.vllm_config.additional_config = {"rhymed": {"keyed": False}}
+    assert not plugin.attach(runner)
+    assert not proposer._batch([[3]], runner.input_batch.num_tokens_no_spec).noise.known.any()
+
+
+def test_the_time_of_an_interruption_is_nobodys(proposer):
+    """A pause between two steps (an update of the weights, another engine's turn) is no step's time."""
+    runner = runner_of(proposer, SamplingParams(max_tokens=90))
+    plugin.attach(runner)
+    accounted = []
+    for paused in (False, False, True, False):
+        if paused:
+            proposer.interrupted()
+        proposer.propose([[3]], runner.input_batch.num_tokens_no_spec, np.zeros((1, 1), np.int32))
+        accounted.append(proposer.accounts(["request-0"])[0].timed_s)
+    first, second, third, fourth = np.diff([0.0, *accounted])
+    assert first == third == 0.0
+    assert second > 0
+    assert fourth > 0
