@@ -18,29 +18,36 @@ from typing import Any
 import numpy as np
 
 from rhymed.bench.replay import Arctic, Ours, Score, arctic_is_there, replay
-from rhymed.bench.traces import Trace, load, synthetic
+from rhymed.bench.traces import Trace, load, record, synthetic
 from rhymed.histospec.calibration import Calibration
 from rhymed.histospec.draft import Settings
+from rhymed.histospec.trust import Trust
 
 LONGEST = 32
 FLOORS = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05, 0.02)
 KNOBS = ((1.0, 0.1), (1.0, 0.5), (2.0, 0.1), (2.0, 0.5), (4.0, 0.1), (4.0, 0.3), (4.0, 0.5), (4.0, 0.7), (4.0, 0.9))
 
 
-def run(quick: bool, trace: Path | None = None, arctic: Path | None = None) -> dict[str, Any]:
-    """Tokens a forward, verified and accepted tokens, seconds and bytes, of both sides."""
-    recorded = load(trace) if trace else synthetic(8 if quick else 32)
-    result: dict[str, Any] = {"trace": str(trace or "synthetic"), "epochs": recorded.epochs}
+def run(
+    quick: bool, trace: Path | None = None, arctic: Path | None = None, model: Path | None = None
+) -> dict[str, Any]:
+    """Tokens a forward, verified and accepted tokens, seconds and bytes, of both sides.
+
+    Replayed is a recorded trace, or what a model writes for this (a folder), or made-up text.
+    """
+    prompts = 8 if quick else 32
+    recorded = load(trace) if trace else record(model, prompts) if model else synthetic(prompts)
+    result: dict[str, Any] = {"trace": str(trace or model or "synthetic"), "epochs": recorded.epochs}
     result["tokens"] = sum(len(response.tokens) for response in recorded.responses)
     print(f"{result['trace']}: {len(recorded.responses)} responses, {result['tokens']} tokens")
-    calibration = _learn(recorded)
+    learned = _learn(recorded)
     floors, knobs = (FLOORS[1::3], KNOBS[::4]) if quick else (FLOORS, KNOBS)
-    paper = {"orders": (7, 3), "calibration": _learn(recorded, backoff=True, orders=(7, 3))}
-    result["index"] = [_ours(recorded, floor, calibration=calibration) for floor in floors]
+    paper = {"orders": (7, 3), **_learn(recorded, backoff=True, orders=(7, 3))}
+    result["index"] = [_ours(recorded, floor, **learned) for floor in floors]
     result["paper"] = [_ours(recorded, floor, backoff=True, **paper) for floor in floors]
     _print("index, by least survival", result["index"])
     _print("the paper's matching (7 tokens, backing off to 3; the last epoch only)", result["paper"])
-    result["reliability"] = _reliability(recorded, calibration)
+    result["reliability"] = _reliability(recorded, **learned)
     if not arctic_is_there(arctic):
         print("arctic-inference is not there: its side is skipped (how to get it: rhymed/bench/index.py)")
         return result
@@ -54,14 +61,14 @@ def _settings(floor: float, backoff: bool = False) -> Settings:
     return Settings(longest=LONGEST, floor=floor, backoff=backoff)
 
 
-def _learn(trace: Trace, backoff: bool = False, **options: Any) -> Calibration:
-    """What verifying the epochs before the last one teaches."""
-    calibration = Calibration()
+def _learn(trace: Trace, backoff: bool = False, **options: Any) -> dict[str, Any]:
+    """What the epochs before the last one teach."""
+    learned: dict[str, Any] = {"calibration": Calibration(), "trust": Trust()}
     for epoch in trace.epochs[1:-1]:
         responses = trace.of(epoch)
-        drafter = Ours(trace, responses, epoch, calibration=calibration, settings=_settings(0.02, backoff), **options)
+        drafter = Ours(trace, responses, epoch, settings=_settings(0.02, backoff), **learned, **options)
         replay(drafter, responses, Score())
-    return calibration
+    return learned
 
 
 def _ours(trace: Trace, floor: float, backoff: bool = False, **options: Any) -> dict[str, Any]:
@@ -101,11 +108,11 @@ def _print(title: str, rows: list[dict[str, Any]]) -> None:
         )
 
 
-def _reliability(trace: Trace, calibration: Calibration) -> list[dict[str, float]]:
+def _reliability(trace: Trace, **learned: Any) -> list[dict[str, float]]:
     """Drafted tokens by predicted survival, and how many of them survived."""
     epoch, score = trace.epochs[-1], Score()
     responses = trace.of(epoch)
-    replay(Ours(trace, responses, epoch, settings=_settings(0.02), calibration=calibration), responses, score)
+    replay(Ours(trace, responses, epoch, settings=_settings(0.02), **learned), responses, score)
     predicted, realised = np.concatenate(score.predicted), np.concatenate(score.realised)
     print("\nsurvival: predicted, realised, tokens")
     rows = []

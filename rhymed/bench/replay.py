@@ -147,13 +147,14 @@ class Ours:
         indexes, own = [self._of[row] for row in rows], self._row[rows]
         limits = np.full(len(rows), LONGEST, np.int32)
         start = time.perf_counter()
-        if self._last is not None:
+        if self._last is not None and not self._settings.backoff:
             follows = np.full(len(self._of), -1, np.int32)
             made = offsets[1:] > offsets[:-1]
             follows[rows[made]] = fresh[offsets[:-1][made]]
             self._trust.observe(self._last.votes, follows[self._asked])
         self._done[rows] += np.diff(offsets)
-        noise = Noise(self._key[rows], self._done[rows], self._keyed[rows])
+        known = self._keyed[rows] & (not self._settings.backoff)
+        noise = Noise(self._key[rows], self._done[rows], known)
         self._asked = rows
         drafts = draft(indexes, own, fresh, offsets, limits, self._settings, self._calibration, self._trust, noise)
         self.draft_s += time.perf_counter() - start

@@ -60,6 +60,35 @@ def load(path: Path) -> Trace:
     return Trace([prompt_tokens[a:b] for a, b in pairwise(prompt_offsets)], responses)
 
 
+def record(model: Path, prompts: int = 32, samples: int = 8, epochs: int = 3) -> Trace:
+    """What a model writes at temperature 1, each response by the noise of its own key; rewards are 0."""
+    from rhymed.bench.rig import Request, Rig
+    from rhymed.bench.spec import engine
+    from rhymed.bench.workload import workloads
+
+    workload = next(iter(workloads(model)))
+    texts = workload.prompts[:prompts]
+    trace = Trace([np.array(text, np.int32) for text in texts], [])
+    rig = Rig(engine(workload, "keyed", max(map(len, texts)) + workload.longest))
+    rig.ready()
+    try:
+        for epoch in range(1, epochs + 1):
+            names = [(prompt, sample) for prompt in range(len(texts)) for sample in range(samples)]
+            keys = [(epoch * len(texts) + prompt) * samples + sample for prompt, sample in names]
+            asked = [
+                Request(texts[prompt], workload.longest, 1.0, key)
+                for (prompt, _), key in zip(names, keys, strict=True)
+            ]
+            made = rig.run(asked, 64, whole=True).made
+            trace.responses.extend(
+                Response(prompt, epoch, sample, 0.0, np.array(tokens, np.int32), key)
+                for (prompt, sample), tokens, key in zip(names, made, keys, strict=True)
+            )
+    finally:
+        rig.close()
+    return trace
+
+
 def synthetic(prompts: int = 16, samples: int = 8, epochs: int = 3, seed: int = 0, noise: float = 0.02) -> Trace:
     """Responses that rhyme: each prompt has a plan of phrases with alternatives whose odds drift between epochs.
 

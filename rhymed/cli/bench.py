@@ -24,7 +24,7 @@ def add(commands: Any) -> None:
         "--trace", type=Path, metavar="FILE", help="index, pipe: recorded responses (default: made-up ones)"
     )
     parser.add_argument("--arctic", type=Path, metavar="FOLDER", help="index, spec: where arctic_inference lies")
-    parser.add_argument("--model", type=Path, metavar="FOLDER", help="spec: of one model (default: two of them)")
+    parser.add_argument("--model", type=Path, metavar="FOLDER", help="index: what it writes; spec: only this one")
     for name, kind in {"methods": str, "batches": int, "temperatures": float, "epochs": int}.items():
         parser.add_argument(f"--{name}", type=_list(kind), metavar="A,B", help="spec: only these")
     parser.add_argument("--rounds", type=int, metavar="N", help="spec: how often each method has its turn")
@@ -41,7 +41,7 @@ def handle(arguments: argparse.Namespace) -> int:
 
     taken = {
         "model": ("out",),
-        "index": ("trace", "arctic"),
+        "index": ("trace", "arctic", "model"),
         "pipe": ("trace", "cost", "out", "keep"),
         "spec": ("model", "methods", "batches", "temperatures", "epochs", "rounds", "arctic", "out"),
     }

@@ -136,12 +136,12 @@ class Rest:
     A predicted gain of a few per cent is within what the curve does not know, so what came of it decides.
     """
 
-    WINDOW = 24  # steps with drafts between two looks
-    SHORTEST, LONGEST = 64, 4096  # steps
+    WINDOW, AGAIN = 24, 8  # steps with drafts between two looks; of the first look after a rest
+    SHORTEST, LONGEST = 64, 256  # steps: drafts that begin to be right may not be missed for long
 
     def __init__(self) -> None:
         self._tried, self._plain_s, self._took_s = 0, 0.0, 0.0
-        self._left, self._next = 0, self.SHORTEST
+        self._left, self._next, self._window = 0, self.SHORTEST, self.WINDOW
 
     def now(self) -> bool:
         """To be asked once a step."""
@@ -153,12 +153,13 @@ class Rest:
         self._tried += 1
         self._plain_s += plain_s
         self._took_s += min(took_s, OUTLIER * plain_s)
-        if self._tried < self.WINDOW:
+        if self._tried < self._window:
             return
         if self._plain_s < DOUBT * self._took_s:
             self._left, self._next = self._next, min(2 * self._next, self.LONGEST)
+            self._window = self.AGAIN
         else:
-            self._next = self.SHORTEST
+            self._next, self._window = self.SHORTEST, self.WINDOW
         self._tried, self._plain_s, self._took_s = 0, 0.0, 0.0
 
 

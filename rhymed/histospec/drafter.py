@@ -78,6 +78,7 @@ class Drafter:
         self._budget, self._aimd, self._calibration = Budget(largest), Aimd(), Calibration()
         self._trust = Trust()
         self._last: Last | None = None
+        self._resting = False
         self.total = Account()  # of all requests
 
     def step(self, batch: Batch) -> list[list[int]]:
@@ -88,7 +89,7 @@ class Drafter:
         for row in batch.over:
             self._seats.end(rows[row])
         drafts, carried = self._draft(rows, batch)
-        lengths = self._choose(drafts)
+        lengths = self._choose(drafts, carried)
         taken = [drafts.tokens[row, :count].tolist() if count else [] for row, count in enumerate(lengths.tolist())]
         ended = time.perf_counter()
         self._count(rows, batch, began, ended)
@@ -120,8 +121,9 @@ class Drafter:
         limits = np.minimum(batch.limits, self._matching.longest)
         ahead = [row.carried.ahead(limit) for row, limit in zip(rows, limits.tolist(), strict=True)]
         carried = np.array([bool(one) for one in ahead], bool)
-        if self._settings.budget == "rate" and self._budget.resting():
-            limits = np.zeros_like(limits)
+        self._resting = self._settings.budget == "rate" and self._budget.resting()
+        if self._resting:
+            limits = np.minimum(limits, 1)  # what this one teaches, see `_learn`
         if self._settings.budget == "aimd":
             limits = np.minimum(limits, np.array([self._aimd.limit(one) for one in batch.requests], np.int32))
         drafts = draft(
@@ -138,10 +140,11 @@ class Drafter:
         self._carrying.lay(drafts, ahead)
         return drafts, carried
 
-    def _choose(self, drafts: Drafts) -> NDArray[np.int32]:
-        if self._settings.budget == "rate":
-            return self._budget.choose(drafts.survival, drafts.lengths)
-        return drafts.lengths
+    def _choose(self, drafts: Drafts, carried: NDArray[np.bool_]) -> NDArray[np.int32]:
+        if self._settings.budget != "rate":
+            return drafts.lengths
+        offered = np.where(carried, drafts.lengths, np.int32(0)) if self._resting else drafts.lengths
+        return self._budget.choose(drafts.survival, offered)
 
     def _learn(self, batch: Batch) -> None:
         """From what was made, and which drafted tokens were accepted; carried ones say nothing about the others."""
@@ -160,11 +163,17 @@ class Drafter:
         if not self._matching.backoff:
             self._trust.observe(last.drafts.votes, np.array(first, np.int32))
         ours = np.minimum(np.array(verified, np.int32), last.drafts.lengths)  # a wrapper may have drafted more
+        right = np.array(accepted, np.int32)
+        # The first drafted token is found right or wrong also where it was not verified: so drafts that begin to pay
+        # are noticed where none is tried.
+        untried = (ours == 0) & (last.drafts.lengths > 0) & (np.array(first) >= 0)
+        right[untried] = last.drafts.tokens[untried, 0] == np.array(first)[untried]
+        ours[untried] = 1
         ours[last.carried] = 0
-        self._calibration.observe(last.drafts, ours, np.array(accepted, np.int32))
+        self._calibration.observe(last.drafts, ours, right)
         if self._settings.budget == "aimd":
-            for request, drafted, right, carried in zip(last.requests, verified, accepted, last.carried, strict=True):
-                self._aimd.observe(request, 0 if carried else drafted, right)
+            for request, drafted, good, carried in zip(last.requests, verified, accepted, last.carried, strict=True):
+                self._aimd.observe(request, 0 if carried else drafted, good)
 
     def _count(self, rows: Sequence[Row], batch: Batch, began: float, ended: float) -> None:
         """Into the accounts. A step is timed from drafts to drafts, when it only decoded."""

@@ -232,3 +232,22 @@ def test_the_papers_matching_has_its_own_context_lengths() -> None:
 def test_after_a_rehearsal_nothing_is_left_to_compile() -> None:
     """In a process of its own: here all is compiled long since."""
     subprocess.run([sys.executable, "-c", REHEARSAL], cwd=Path(__file__).parent, check=True)
+
+
+def test_drafts_that_become_right_are_noticed_though_none_was_verified() -> None:
+    """A history that is never right for long: nothing is drafted any more. Then it is right."""
+    engine = Engine()
+    try:
+        for round in range(120):
+            right = round >= 100
+            script = words(round, 40)
+            engine.remember(script if right else words(1000 + round, 40), prompt=f"p{round}")
+            engine.add(f"r{round}", script, prompt=f"p{round}")
+            before = engine.forwards
+            engine.finish()
+            if round == 99:
+                assert engine.forwards - before == 40, "by now nothing is drafted, or at least nothing accepted"
+        assert engine.forwards - before < 20
+    finally:
+        engine.drafter.close()
+        engine.library.close()
