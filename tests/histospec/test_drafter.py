@@ -10,8 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from rhymed.histospec import arena
+from rhymed.histospec.budget import Budget
 from rhymed.histospec.library import Library, Past
 from rhymed.histospec.settings import Settings
 
@@ -234,20 +236,27 @@ def test_after_a_rehearsal_nothing_is_left_to_compile() -> None:
     subprocess.run([sys.executable, "-c", REHEARSAL], cwd=Path(__file__).parent, check=True)
 
 
-def test_drafts_that_become_right_are_noticed_though_none_was_verified() -> None:
-    """A history that is never right for long: nothing is drafted any more. Then it is right."""
+@pytest.mark.parametrize("right", [False, True])
+def test_drafts_teach_where_none_is_verified(monkeypatch: pytest.MonkeyPatch, right: bool) -> None:
+    """Else drafts that become right after a nearly random policy would never be tried."""
+    promised: list[float] = []
+
+    def nothing(budget: Budget, survival: NDArray[np.float32], lengths: NDArray[np.int32]) -> NDArray[np.int32]:
+        promised.extend(survival[lengths > 0, 0].tolist())
+        return np.zeros_like(lengths)
+
+    monkeypatch.setattr(Budget, "choose", nothing)
     engine = Engine()
     try:
-        for round in range(120):
-            right = round >= 100
+        for round in range(40):
             script = words(round, 40)
-            engine.remember(script if right else words(1000 + round, 40), prompt=f"p{round}")
+            # Wrong: every second token is another one, so that there are places, but what follows is not what comes.
+            history = script if right else [token if at % 2 else 999 - at for at, token in enumerate(script)]
+            engine.remember(history, prompt=f"p{round}")
             engine.add(f"r{round}", script, prompt=f"p{round}")
-            before = engine.forwards
             engine.finish()
-            if round == 99:
-                assert engine.forwards - before == 40, "by now nothing is drafted, or at least nothing accepted"
-        assert engine.forwards - before < 20
+        assert engine.forwards == 40 * 40
+        assert np.mean(promised[-200:]) > 0.95 if right else np.mean(promised[-200:]) < 0.65
     finally:
         engine.drafter.close()
         engine.library.close()
