@@ -117,9 +117,13 @@ class Drafter:
         ]
         for row, tokens, length in zip(rows, fresh, batch.lengths, strict=True):
             row.tokens = length
-            self._carrying.follow(row.carried, tokens, length)
+            if row.carried.tokens:
+                self._carrying.follow(row.carried, tokens, length)
         limits = np.minimum(batch.limits, self._matching.longest)
-        ahead = [row.carried.ahead(limit) for row, limit in zip(rows, limits.tolist(), strict=True)]
+        ahead = [
+            row.carried.ahead(limit) if row.carried.tokens else []
+            for row, limit in zip(rows, limits.tolist(), strict=True)
+        ]
         carried = np.array([bool(one) for one in ahead], bool)
         self._resting = self._settings.budget == "rate" and self._budget.resting()
         if self._resting:
@@ -193,9 +197,10 @@ class Drafter:
             account.timed_s += timed_s
             account.plain_s += plain_s * (1 + accepted)
             account.draft_s += draft_s
-            carried += len(row.carried.tokens) - account.carried
-            kept += row.carried.kept - account.kept
-            account.carried, account.kept = len(row.carried.tokens), row.carried.kept
+            if row.carried.tokens:
+                carried += len(row.carried.tokens) - account.carried
+                kept += row.carried.kept - account.kept
+                account.carried, account.kept = len(row.carried.tokens), row.carried.kept
         forwards = sum(map(bool, batch.made))
         plain_s *= requests + right
         self.total += Account(

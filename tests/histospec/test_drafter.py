@@ -196,9 +196,11 @@ def test_a_history_that_cannot_be_read_is_told_and_left_out(engine: Engine, capl
 
     for _ in range(9):
         engine.library.bring("p", PROMPT, broken)
+    tried = threading.Event()
+    engine.library.do(tried.set)  # in turn: what still waits when it closes is not read
     engine.add("a", words(23))
     engine.finish()
-    engine.library.close()
+    assert tried.wait(60)
     assert caplog.text.count("goes without history: no such disk") == 5
     assert engine.library.failed == 9
 
