@@ -2,8 +2,7 @@
 
 Evidence is one of `CELLS` cells: how far the best of the places that agree is trusted, which share of the votes the
 token has (or how probable its lead is, see `draft`), how many places agree, and how well the request could be drafted
-lately. A cell starts with a guess worth `PRIOR` observations; its counts fade, so that it follows a policy that
-changes.
+lately. A cell starts with a guess; its counts fade, so that it follows a policy that changes.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 from rhymed.histospec import arena
 from rhymed.histospec.arena import FORM, ONE
 from rhymed.histospec.native import native
+from rhymed.histospec.tally import Tally, note, tally
 
 if TYPE_CHECKING:
     from rhymed.histospec.draft import Drafts
@@ -26,20 +26,16 @@ SHARES = np.array([0.0, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995,
 COUNTS = np.array([1, 2, 3, 5], np.int32)
 FORMS = 3
 CELLS = len(TRUSTS) * len(SHARES) * len(COUNTS) * FORMS
-PRIOR = 6.0
 INERTIA = 1 / 16  # of a request's form, for each token
 BAD, GOOD = -0.08, 0.04  # form: by how much more often than expected its drafted tokens were accepted
-MEMORY = 20_000.0  # observations of a cell after which older ones have lost their weight
 
 
 class Calibration:
     """`table` [CELLS]: the probability of each cell's evidence. One thread at a time."""
 
     def __init__(self) -> None:
-        self._prior = _guess()
-        self._tried = np.zeros(CELLS)
-        self._taken = np.zeros(CELLS)
-        self.table: NDArray[np.float32] = self._prior.astype(np.float32)
+        self._tally = tally(_guess())
+        self.table = self._tally.share
 
     def observe(self, drafts: Drafts, verified: NDArray[np.int32], accepted: NDArray[np.int32]) -> None:
         """Of request i the first `verified[i]` drafted tokens were verified, and the first `accepted[i]` accepted.
@@ -47,43 +43,25 @@ class Calibration:
         To be called before the next batch is drafted: it also notes in the rows how well they go.
         """
         addresses = np.array([index.address for index in drafts.indexes], np.int64)
-        _count(
-            addresses,
-            drafts.rows,
-            drafts.evidence,
-            verified,
-            accepted,
-            self._tried,
-            self._taken,
-            self._prior,
-            self.table,
-        )
+        _learn(addresses, drafts.rows, drafts.evidence, verified, accepted, self._tally)
 
 
 @native
-def _count(
+def _learn(
     addresses: NDArray[np.int64],
     rows: NDArray[np.int32],
     evidence: NDArray[np.int16],
     verified: NDArray[np.int32],
     accepted: NDArray[np.int32],
-    tried: NDArray[np.float64],
-    taken: NDArray[np.float64],
-    prior: NDArray[np.float64],
-    table: NDArray[np.float32],
+    seen: Tally,
 ) -> None:
     for i in range(len(verified)):
         sequences = arena.views(addresses[i])[9]
         form = float(sequences[rows[i], FORM])
         for j in range(min(accepted[i] + 1, verified[i])):
             cell, right = evidence[i, j], 1.0 if j < accepted[i] else 0.0
-            form += INERTIA * (ONE * (right - table[cell]) - form)
-            if tried[cell] >= MEMORY:
-                tried[cell] *= 0.5
-                taken[cell] *= 0.5
-            tried[cell] += 1.0
-            taken[cell] += right
-            table[cell] = (taken[cell] + PRIOR * prior[cell]) / (tried[cell] + PRIOR)
+            form += INERTIA * (ONE * (right - seen.share[cell]) - form)
+            note(seen, cell, right)
         sequences[rows[i], FORM] = int(form)
 
 

@@ -175,28 +175,36 @@ def _follow(
             voting.weights[j] = places.weights[j] * known.weight[at]
         word = row_word(noise.keys[i], noise.positions[i] + depth)
         best, share = _elect(count, voting, word, noise.known[i])
-        trusted, agreeing, kept = np.float32(0.0), 0, 0
+        trusted, agreeing = np.float32(0.0), 0
         for j in range(count):
-            agrees = voting.said[j] == best
-            if agrees:
+            if voting.said[j] == best:
                 agreeing += 1
                 trusted = max(trusted, known.right[voting.classes[j]])
-            elif known.backoff or places.kinds[j] != OTHER:
-                continue
-            slot = following(places.slots[j], after)
-            if slot >= 0 and tokens[slot] >= 0:
-                places.slots[kept], places.weights[kept] = slot, places.weights[j]
-                places.matches[kept] = min(places.matches[j] + 1, LONGEST) if agrees else 0
-                places.alikes[kept] = places.alikes[j] + (ONE // FADE if agrees else 0) - places.alikes[j] // FADE
-                places.kinds[kept] = places.kinds[j]
-                kept += 1
         where = cell(float(trusted), share, agreeing, form)
         alive *= known.table[where]
         if alive < known.floor:
             return depth
         made.tokens[i, depth], made.survival[i, depth], made.evidence[i, depth] = best, alive, where
-        count = kept
+        count = _go_on(best, count, voting, known.backoff, tokens, after, places)
     return limit
+
+
+@native
+def _go_on(best: int, count: int, voting: Voting, backoff: bool, tokens: Array, after: Array, places: Places) -> int:
+    """Moves the places one token on, and leaves out those that end or are not to go on. How many are left."""
+    kept = 0
+    for j in range(count):
+        agrees = voting.said[j] == best
+        if not agrees and (backoff or places.kinds[j] != OTHER):
+            continue
+        slot = following(places.slots[j], after)
+        if slot >= 0 and tokens[slot] >= 0:
+            places.slots[kept], places.weights[kept] = slot, places.weights[j]
+            places.matches[kept] = min(places.matches[j] + 1, LONGEST) if agrees else 0
+            places.alikes[kept] = places.alikes[j] + (ONE // FADE if agrees else 0) - places.alikes[j] // FADE
+            places.kinds[kept] = places.kinds[j]
+            kept += 1
+    return kept
 
 
 @native

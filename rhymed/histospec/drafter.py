@@ -97,7 +97,10 @@ class Drafter:
         return taken
 
     def interrupted(self) -> None:
-        """The engine did something else since the last step, so the time until the next one says nothing."""
+        """Others had the machine since the last step, so the time until the next one says nothing.
+
+        Not needed where the engine idled or loaded weights: the step behind that prefills, and is not timed.
+        """
         if self._last is not None:
             self._last = self._last._replace(ended_s=math.inf)
 
@@ -164,14 +167,15 @@ class Drafter:
             accepted = [0 if row is None else accepted[row] for row in rows]
             verified = [0 if row is None else verified[row] for row in rows]
             first = [-1 if row is None else first[row] for row in rows]
+        came = np.array(first, np.int32)
         if not self._matching.backoff:
-            self._trust.observe(last.drafts.votes, np.array(first, np.int32))
+            self._trust.observe(last.drafts.votes, came)
         ours = np.minimum(np.array(verified, np.int32), last.drafts.lengths)  # a wrapper may have drafted more
         right = np.array(accepted, np.int32)
         # The first drafted token is found right or wrong also where it was not verified: so drafts that begin to pay
         # are noticed where none is tried.
-        untried = (ours == 0) & (last.drafts.lengths > 0) & (np.array(first) >= 0)
-        right[untried] = last.drafts.tokens[untried, 0] == np.array(first)[untried]
+        untried = (ours == 0) & (last.drafts.lengths > 0) & (came >= 0)
+        right[untried] = last.drafts.tokens[untried, 0] == came[untried]
         ours[untried] = 1
         ours[last.carried] = 0
         self._calibration.observe(last.drafts, ours, right)

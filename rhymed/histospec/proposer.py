@@ -110,7 +110,7 @@ class HistoSpec:
         self._library.bring(_named(prompt), context, lambda: past)
 
     def interrupted(self) -> None:
-        """The engine did something else since its last step."""
+        """Others had the machine since the engine's last step, see `Drafter.interrupted`."""
         self._drafter.interrupted()
 
     def accounts(self, requests: Sequence[str]) -> list[Account | None]:
@@ -154,7 +154,7 @@ class HistoSpec:
             bounds = [self._bounds(request) for request in requests]
             self._starts = np.array([start for start, _ in bounds], np.int64)
             self._ends = np.array([end for _, end in bounds], np.int64)
-            self._keys, self._keyed = self._noise(requests)
+            self._keys, self._keyed = self._noise(size)
         lengths = counts[:size] - self._starts
         left = self._ends - counts[:size]
         limits = np.where([bool(one) for one in made], left - 1, 0).clip(0).astype(np.int32)
@@ -169,13 +169,13 @@ class HistoSpec:
         noise = Noise(self._keys, counts[:size].astype(np.int64), self._keyed)
         return Batch(self._requests, made, lengths.tolist(), verified, limits, over, decoded_only, noise)
 
-    def _noise(self, requests: Sequence[str]) -> tuple[NDArray[np.uint64], NDArray[np.bool_]]:
+    def _noise(self, requests: int) -> tuple[NDArray[np.uint64], NDArray[np.bool_]]:
         """Keys, and whether a request is drawn by one: not when vLLM's own sampler draws, or takes the largest."""
         keyed = getattr(self._runner.sampler, "keyed", None)
-        if keyed is None:
-            return np.zeros(len(requests), np.uint64), np.zeros(len(requests), np.bool_)
-        asked = [keyed.asked(request) for request in requests]
-        return np.array([one.key for one in asked], np.uint64), np.array([one.scale > 0 for one in asked], np.bool_)
+        batch = keyed.batch() if keyed else None
+        if batch is None or len(batch) != requests:
+            return np.zeros(requests, np.uint64), np.zeros(requests, np.bool_)
+        return batch.key_B, batch.scale_B > 0
 
     def _bounds(self, request: str) -> tuple[int, int]:
         state = self._runner.requests[request]

@@ -27,7 +27,7 @@ from vllm.v1.sample.logits_processor.builtin import (
 from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 
 from rhymed.histospec import device, keyed
-from rhymed.histospec.batch import Asked, Batch, Keys
+from rhymed.histospec.batch import Batch, Keys
 from rhymed.histospec.crew import Crew
 
 log = logging.getLogger(__name__)
@@ -76,9 +76,9 @@ class Keyed:
         values = z * _each(np.where(scale_B == 0, 1, scale_B), counts_B, z)[:, None] if raw is None else raw
         return SamplerOutput(sampled_token_ids=tokens, logprobs_tensors=self._many(values, metadata, tokens, first_B))
 
-    def asked(self, request: str) -> Asked:
-        """What one of the runner's requests asks of the sampler."""
-        return Asked(self._runner, request, self._keys)
+    def batch(self) -> Batch | None:
+        """Of the requests that the runner decodes, in its order; None while there are none."""
+        return self._current(self._runner.input_batch.sampling_metadata)
 
     def vllm_metadata(self, metadata: Any) -> Any:
         """For a batch that goes vLLM's way: with the generators of seeded requests, which `attach` keeps out."""

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from rhymed.histospec.arena import LONGEST, ONE, Array
 from rhymed.histospec.native import native
+from rhymed.histospec.tally import Tally, note, tally
 
 MATCHES = np.array([0, 2, 3, 4, 5, 7, 10, 15, 21], np.int32)  # lower ends of the classes
 MATCH_CLASS = np.searchsorted(MATCHES, np.arange(LONGEST + 1), side="right") - 1
@@ -22,8 +23,6 @@ LIKENESSES = 16
 OWN, PROMPT, OTHER = range(3)  # whose text: the request's, its prompt's, another response's
 KINDS = 3
 CLASSES = len(MATCHES) * LIKENESSES * KINDS
-PRIOR = 6.0  # observations that a guess is worth
-MEMORY = 20_000.0  # observations of a class after which older ones have lost their weight
 POWER = 2.0
 
 
@@ -39,15 +38,13 @@ class Trust:
     """`right` [CLASSES]: how probable it is that a place of the class is right; `weight` [CLASSES]: of its vote."""
 
     def __init__(self) -> None:
-        self._prior = _guess()
-        self._tried = np.zeros(CLASSES)
-        self._taken = np.zeros(CLASSES)
-        self.right: NDArray[np.float32] = self._prior.astype(np.float32)
-        self.weight: NDArray[np.float32] = ((self._prior / (1 - self._prior)) ** POWER).astype(np.float32)
+        self._tally = tally(_guess())
+        self.right = self._tally.share
+        self.weight: NDArray[np.float32] = (self.right / (1 - self.right)) ** np.float32(POWER)
 
     def observe(self, votes: Votes, tokens: NDArray[np.int32]) -> None:
         """`tokens` [R]: what came behind the places that voted; -1 where that is not known."""
-        _learn(*votes, tokens, self._tried, self._taken, self._prior, self.right, self.weight)
+        _learn(*votes, tokens, self._tally, self.weight)
 
 
 @native
@@ -56,10 +53,7 @@ def _learn(
     classes: NDArray[np.int16],
     counts: Array,
     tokens: Array,
-    tried: NDArray[np.float64],
-    taken: NDArray[np.float64],
-    prior: NDArray[np.float64],
-    right: NDArray[np.float32],
+    seen: Tally,
     weight: NDArray[np.float32],
 ) -> None:
     for i in range(len(tokens)):
@@ -67,13 +61,7 @@ def _learn(
             continue
         for j in range(counts[i]):
             at = classes[i, j]
-            if tried[at] >= MEMORY:
-                tried[at] *= 0.5
-                taken[at] *= 0.5
-            tried[at] += 1.0
-            taken[at] += 1.0 if voted[i, j] == tokens[i] else 0.0
-            share = (taken[at] + PRIOR * prior[at]) / (tried[at] + PRIOR)
-            right[at] = share
+            share = note(seen, at, 1.0 if voted[i, j] == tokens[i] else 0.0)
             weight[at] = (share / (1.0 - share)) ** POWER
 
 

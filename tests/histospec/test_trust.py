@@ -2,7 +2,8 @@ import numpy as np
 import pytest
 
 from rhymed.histospec.arena import ONE
-from rhymed.histospec.trust import CLASSES, MEMORY, OTHER, OWN, POWER, PROMPT, Trust, Votes, class_of
+from rhymed.histospec.tally import MEMORY
+from rhymed.histospec.trust import CLASSES, OTHER, OWN, POWER, PROMPT, Trust, Votes, class_of
 
 
 def votes(*rows):
