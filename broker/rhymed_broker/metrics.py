@@ -126,6 +126,7 @@ def rollout_side(step: int, meter: StepMeter, samples: Iterable[Sample]) -> dict
         "rollout/samples": float(len(made)),
         "rollout/dropped": float(len(total) - len(made)),
         "rollout/retries": float(sum(sample.returns for sample in total)),
+        "rollout/moved": float(sum(sample.begun for sample in made)),
         "reward/error_rate": meter.errors / max(1, meter.reports),
         "reward/timeout_rate": meter.timeouts / max(1, meter.reports),
         **meter.scores(),

@@ -24,12 +24,14 @@ def add(commands: Any) -> None:
         "rhymed history show 'how many apples'          # a prompt, epochs side by side",
         "rhymed history export samples.parquet          # every sample as a row",
         "rhymed history import next.toml runs/latest    # history for the next run",
+        "rhymed history compare runs/plain runs/fast    # have two runs the same samples?",
     )
     verbs = top.add_subparsers(dest="verb", required=True, metavar="VERB")
     _add_stats(verbs)
     _add_show(verbs)
     _add_export(verbs)
     _add_import(verbs)
+    _add_compare(verbs)
 
 
 def _parser(commands: Any, name: str, about: str, *examples: str) -> Any:
@@ -113,6 +115,19 @@ def _add_import(verbs: Any) -> None:
     parser.add_argument("--all", action="store_true", help="also prompts that are not in the run's data")
     add_override(parser)
     parser.set_defaults(handler=bring)
+
+
+def _add_compare(verbs: Any) -> None:
+    parser = _parser(
+        verbs,
+        "compare",
+        "have two runs the same samples, and where not, how close was it",
+        "rhymed history compare runs/plain runs/fast",
+    )
+    parser.add_argument("first", type=Path, metavar="RUN", help="a run's folder")
+    parser.add_argument("second", type=Path, metavar="OTHER", help="another one's")
+    parser.add_argument("--json", action="store_true", help="as one JSON object, with every sample that differs")
+    parser.set_defaults(handler=compare)
 
 
 def show_stats(arguments: argparse.Namespace) -> int:
@@ -250,3 +265,15 @@ def _tell(arguments: argparse.Namespace, config: Config, report: Any) -> None:
         print(f"left out {some(count, 'sample')}: {reason}")
     if not where.config.exists():
         print(f"`rhymed run {arguments.config}` starts with this history, as run {config.run.name}")
+
+
+def compare(arguments: argparse.Namespace) -> int:
+    """Exit status 1 where more than near ties differ."""
+    from rhymed.history.compare import compare as both
+    from rhymed.history.compare import render
+    from rhymed.history.folder import open_folder
+
+    with open_folder(arguments.first) as first, open_folder(arguments.second) as second:
+        found = both(first, second)
+        print(json.dumps(found.json(), indent=2) if arguments.json else render(found, first.name, second.name))
+    return int(not found.same)

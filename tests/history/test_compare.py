@@ -1,0 +1,74 @@
+"""`rhymed history compare`: two runs have the same samples, or it is told which not, and how close it was."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from folders import APPLES, PEARS, two_epochs
+
+from rhymed.histospec.noise import gumbel
+from rhymed.messages import SampleId
+from rhymed_workers.engine import seed_of
+
+PROMPT = 3  # tokens, see `folders`
+
+
+def test_runs_of_the_same_samples(make_run: Callable[..., Path], rhymed) -> None:
+    status, out, err = rhymed("compare", make_run("one"), make_run("two"))
+    assert (status, err) == (0, "")
+    assert out.startswith("one and two: 8 samples in both, 124 tokens\nevery sample has the same tokens")
+
+
+def test_a_difference_is_told_with_its_place_and_how_close_it_was(make_run: Callable[..., Path], rhymed) -> None:
+    changed = [
+        (step, prompt, index, [*tokens[:4], 99, *tokens[5:]] if (step, index) == (2, 1) else tokens, reward)
+        for step, prompt, index, tokens, reward in two_epochs()
+    ]
+    status, out, _ = rhymed("compare", make_run("one"), make_run("two", changed))
+    noise = gumbel(seed_of(0, SampleId(2, APPLES, 1)), PROMPT + 4, 100)
+    assert status == 1
+    assert "7 have the same tokens, 1 differ:" in out
+    assert f"2/{APPLES}/1: from token 4 on, scores {abs(noise[99] - noise[44]):.1g} apart" in out
+
+
+def test_a_near_tie_is_no_difference(make_run: Callable[..., Path], rhymed) -> None:
+    """The stored log-probs are 0, so the noise alone decides: two tokens of nearly the same noise."""
+    id = SampleId(0, APPLES, 0)
+    noise = gumbel(seed_of(0, id), PROMPT, 100_000)
+    order = np.argsort(noise)
+    at = int(np.argmin(np.diff(noise[order])))
+    first, second = ([(0, APPLES, 0, [int(order[at + more]), 5], 1.0)] for more in (0, 1))
+    folders = make_run("one", first), make_run("two", second)
+    status, out, _ = rhymed("compare", *folders)
+    assert status == 0
+    assert "0 have the same tokens, 1 differ, 1 of them in a near tie" in out
+    assert rhymed("compare", *folders, "--json")[0] == 0
+
+
+def test_what_only_one_has_and_other_rewards_are_counted(make_run: Callable[..., Path], rhymed) -> None:
+    samples = [(0, APPLES, 0, [5, 6], 1.0), (0, PEARS, 0, [7], 0.0)]
+    less = [(0, APPLES, 0, [5, 6], 0.5), (-1, PEARS, 0, [7], None)]
+    status, out, _ = rhymed("compare", make_run("one", samples), make_run("two", less), "--json")
+    found = json.loads(out)
+    assert status == 1
+    assert (found["both"], found["rewards"], found["only_first"], found["only_second"]) == (1, 1, 1, 0)
+
+
+def test_a_response_that_ends_earlier_differs_where_it_ends(make_run: Callable[..., Path], rhymed) -> None:
+    long, short = ([(0, APPLES, 0, tokens, 1.0)] for tokens in ([5, 6, 7], [5, 6]))
+    status, out, _ = rhymed("compare", make_run("one", long), make_run("two", short))
+    assert status == 1
+    assert "from token 2 on, not known how close" in out
+
+
+def test_without_the_same_noise_nothing_is_near(make_run: Callable[..., Path], rhymed) -> None:
+    one, two = ([(0, APPLES, 0, [token], 1.0)] for token in (5, 6))
+    folders = make_run("one", one), make_run("two", two)
+    config = json.loads((folders[1] / "config.json").read_text())
+    config["run"]["seed"] = 7
+    (folders[1] / "config.json").write_text(json.dumps(config))
+    status, out, _ = rhymed("compare", *folders)
+    assert (status, "from token 0 on, not known how close" in out) == (1, True)
