@@ -24,7 +24,7 @@ def add(commands: Any) -> None:
         "rhymed history show 'how many apples'          # a prompt, epochs side by side",
         "rhymed history export samples.parquet          # every sample as a row",
         "rhymed history import next.toml runs/latest    # history for the next run",
-        "rhymed history compare runs/plain runs/fast    # have two runs the same samples?",
+        "rhymed history compare runs/plain runs/fast    # the same samples?",
     )
     verbs = top.add_subparsers(dest="verb", required=True, metavar="VERB")
     _add_stats(verbs)
