@@ -2,8 +2,7 @@
 
 A drafted token is worth its survival probability and costs the marginal time of one more verified token. The most
 probable tokens are taken while the expected rate, tokens made a second, still grows; when the best is hardly better
-than plain decoding, nothing is drafted. `CostCurve` learns the time of a step from the engine's own steps.
-`Aimd` is the rule of the RhymeRL paper (section 4.1), for comparison.
+than plain decoding, nothing is drafted. `Aimd` is the rule of the RhymeRL paper (section 4.1), for comparison.
 """
 
 from __future__ import annotations
@@ -13,121 +12,13 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from rhymed.histospec.curve import OUTLIER, CostCurve
 from rhymed.histospec.native import native
 
 Lengths = NDArray[np.int32]
 Survival = NDArray[np.float32]
 
-MEMORY = 400  # steps: what is older has lost its weight
-REFRESH = 8  # steps between two fits
-SLOW = 1.5  # times what a step should take: a longer one counts as this, or a few neighbours' noise is the curve
 DOUBT = 1.05  # drafting that seems to bring less than this rests
-FADE = 0.1  # of what was learned, when the engine turns out to be another
-OUTLIER = 3.0  # times: a longer one says nothing about the batch
-OPTIMISM = 0.004  # of the smallest step's time, for one more token, until it has been measured
-
-
-class CostCurve:
-    """T(requests, tokens) in seconds: a piecewise linear function of tokens, so much a request, and so much for
-    verifying at all, be it one drafted token. Fitted as steps go by.
-
-    Knots lie about sqrt(2) apart. Where nothing was measured lately the curve goes on straight; where nothing was
-    ever measured it is optimistic, so that it is tried.
-    """
-
-    def __init__(self, largest: int = 4096) -> None:
-        """`largest`: tokens that one step may hold."""
-        knots = np.unique(np.round(2.0 ** np.arange(0, np.log2(max(2, largest)) + 0.5, 0.5)))
-        self.knots: NDArray[np.float64] = knots
-        self._all = np.arange(largest + 2, dtype=np.float64)
-        size = len(knots) + 2  # the last two: seconds a request, and where anything is drafted
-        self._information = np.zeros((size, size))
-        self._moment = np.zeros(size)
-        self._smooth, self._slope = _priors(knots)
-        self._unit = 0.0  # seconds of the quickest step seen
-        self._a_request = self._verifying = 0.0  # seconds
-        self._table = np.ones(largest + 2)  # seconds by tokens, without the requests' share
-        self._since = self._slow = self._quick = 0
-        self.observed = 0
-
-    def observe(self, requests: int, tokens: int, seconds: float) -> None:
-        """A step that decoded `requests` requests and ran `tokens` tokens through the model took so long."""
-        expected = self.predict(requests, tokens) if self.observed > 2 * REFRESH else seconds
-        seconds = self._wonder(seconds, expected)
-        if seconds > OUTLIER * expected:
-            return
-        self._unit = min(self._unit or seconds, seconds)
-        row = self._features(requests, tokens)
-        keep = 1 - 1 / MEMORY
-        self._information *= keep
-        self._moment *= keep
-        self._information += np.outer(row, row)
-        self._moment += row * seconds
-        self.observed += 1
-        self._since += 1
-        if self._since >= REFRESH or self.observed <= REFRESH:
-            self._refit()
-
-    def _wonder(self, seconds: float, expected: float) -> float:
-        """What a step counts as. Surprises of a kind in a row are no accident: then what was learned fades."""
-        slow, quick = seconds > SLOW * expected, SLOW * seconds < expected
-        self._slow, self._quick = (self._slow + 1 if slow else 0), (self._quick + 1 if quick else 0)
-        if max(self._slow, self._quick) >= REFRESH:
-            self._information *= FADE
-            self._moment *= FADE
-            self._slow = self._quick = 0
-            return min(seconds, OUTLIER * expected)
-        return SLOW * expected if slow and seconds <= OUTLIER * expected else seconds
-
-    def table(self, requests: int) -> NDArray[np.float64]:
-        """Predicted time of a step [tokens + 1] that decodes `requests` requests; constant before the first step."""
-        seconds = self._table + self._a_request * requests
-        seconds[requests + 1 :] += self._verifying
-        return seconds
-
-    def predict(self, requests: int, tokens: int) -> float:
-        """Seconds of one step; without drafts it has as many tokens as requests."""
-        verifying = self._verifying if tokens > requests else 0.0
-        return float(self._table[min(tokens, len(self._table) - 1)]) + self._a_request * requests + verifying
-
-    def _features(self, requests: int, tokens: int) -> NDArray[np.float64]:
-        row = np.zeros(len(self.knots) + 2)
-        above = int(np.searchsorted(self.knots, tokens))
-        if above == 0 or above == len(self.knots):
-            row[min(above, len(self.knots) - 1)] = 1.0
-        else:
-            low, high = self.knots[above - 1], self.knots[above]
-            row[above] = (tokens - low) / (high - low)
-            row[above - 1] = 1 - row[above]
-        row[-2:] = requests, tokens > requests
-        return row
-
-    def _refit(self) -> None:
-        """Least squares with two weak beliefs: the curve bends little, and a token costs something, but not much."""
-        slope, smooth, size = self._slope, self._smooth, len(self.knots)
-        information, moment = self._information.copy(), self._moment.copy()
-        information[:size, :size] += smooth.T @ smooth + 1e-3 * slope.T @ slope
-        moment[:size] += 1e-3 * slope.sum(0) * OPTIMISM * self._unit
-        information[[-2, -1], [-2, -1]] += 1e-2
-        fit = np.linalg.solve(information + 1e-9 * np.eye(size + 2), moment)
-        for cost in (-1, -2):
-            if fit[cost] < 0:  # a cost is none: without it the others fit otherwise
-                information[cost, cost] += 1e12
-                fit = np.linalg.solve(information + 1e-9 * np.eye(size + 2), moment)
-        self._a_request, self._verifying = max(0.0, float(fit[-2])), max(0.0, float(fit[-1]))
-        self._table = np.interp(self._all, self.knots, np.maximum.accumulate(fit[:-2]))
-        self._since = 0
-
-
-def _priors(knots: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Rows that are 0 for a straight line, and rows that are the slope between neighbours."""
-    count = len(knots)
-    gaps = np.diff(knots)
-    slope = np.zeros((count - 1, count))
-    slope[np.arange(count - 1), np.arange(count - 1)] = -1 / gaps
-    slope[np.arange(count - 1), np.arange(1, count)] = 1 / gaps
-    bend = (slope[1:] - slope[:-1]) * gaps[:-1, None]
-    return 0.3 * bend, slope * gaps.mean()
 
 
 class Rest:
@@ -163,6 +54,31 @@ class Rest:
         self._tried, self._plain_s, self._took_s = 0, 0.0, 0.0
 
 
+class Look:
+    """What is not tried is not corrected: a few slow steps, of whatever cause, would end drafting for thousands.
+
+    So where drafts would pay if verifying cost nothing, but do not by the curve, it is tried now and then; more
+    seldom each time that the curve was right.
+    """
+
+    STEPS = 8  # in a row: so many surprises make the curve forget
+    SHORTEST, LONGEST = 256, 2048  # steps between two looks
+    LIKELY = 0.5  # survival of the tokens that are tried
+
+    def __init__(self) -> None:
+        self._without, self._wait = 0, self.SHORTEST
+
+    def now(self, paying: bool) -> bool:
+        """To be asked in every step that has something to choose. `paying`: by the curve."""
+        if paying and self._without < self._wait:
+            self._without, self._wait = 0, self.SHORTEST
+            return False
+        self._without += 1
+        if self._without == self._wait + self.STEPS:
+            self._without, self._wait = 0, min(2 * self._wait, self.LONGEST)
+        return self._without >= self._wait
+
+
 class Budget:
     """`choose` before a step, `observe` after it.
 
@@ -172,7 +88,7 @@ class Budget:
     drafts takes longer than plain decoding.
     """
 
-    LADDER = (0.0, 0.0, 0.125, 0.5, 0.25, 0.0, 0.0, 1.0)  # parts of what was drafted
+    LADDER = (0.0, 0.0, 0.125, 0.125, 0.5, 0.25, 0.0, 0.0, 1.0)  # parts of what was drafted
     DITHER = (1.0, 0.75, 1.0, 1.3)
     PLAIN, SELDOM, OFTEN = 4, 128, 32  # so many of so many steps; often where the gain is below `CLEAR`
     CLEAR = 1.5
@@ -184,7 +100,8 @@ class Budget:
         self.curve = CostCurve(largest)
         self._largest, self._margin = largest, margin
         self._steps = 0  # that had something to choose
-        self._rest = Rest()
+        self._rest, self._look = Rest(), Look()
+        self._warm = False  # it has verified before
         self._was_plain = True  # the step before
         self._drafting = 0.0  # seconds a request
 
@@ -205,6 +122,8 @@ class Budget:
         base = self.curve.table(requests)
         base[requests + 1 :] += self._drafting * requests
         best, gain = _best(worth, requests, base, self._margin)
+        if float(worth.sum()) >= self._margin * requests and self._look.now(best > 0):
+            best = max(best, int(np.count_nonzero(worth >= Look.LIKELY)), 1)
         return _count(rows, self._vary(best, gain, len(rows)), requests)
 
     def observe(self, requests: int, tokens: int, seconds: float, made: int, draft_s: float = 0.0) -> None:
@@ -215,6 +134,9 @@ class Budget:
         plain, before = tokens <= requests, self._was_plain
         self._was_plain = plain
         if plain and not before:
+            return
+        if not plain and not self._warm:
+            self._warm = True  # the first one loads what verifies
             return
         self.curve.observe(requests, tokens, seconds - draft_s)
         if not plain and self._steps > len(self.LADDER):

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from rhymed.histospec.budget import Aimd, Budget, CostCurve
+from rhymed.histospec.budget import Aimd, Budget
+from rhymed.histospec.curve import CostCurve
 
 LARGEST = 1024
 
@@ -55,6 +56,27 @@ def test_it_comes_close_to_the_best_rate(requests: int) -> None:
 def test_nothing_is_drafted_where_a_token_costs_more_than_it_brings() -> None:
     chosen = drive(16, 0.3, 0.002, 400)
     assert np.mean([one.sum() for one in chosen[50:]]) < 0.5  # of 512 tokens offered
+
+
+@pytest.mark.parametrize("slow", [1, 8])
+def test_slow_steps_at_the_start_do_not_end_drafting_for_good(slow: int) -> None:
+    """The first steps that verify take twenty times as long; right drafts are tried again."""
+    budget, survival, full = Budget(LARGEST), table(4, 32, 0.98), np.full(4, 32, np.int32)
+    rng, verified, drafting = np.random.default_rng(0), 0, []
+    for _ in range(2000):
+        lengths = budget.choose(survival, np.zeros_like(full) if budget.resting() else full)
+        tokens = 4 + int(lengths.sum())
+        seconds = cost(4, tokens, 0.0002) * rng.lognormal(0, 0.1)
+        verified += tokens > 4
+        budget.observe(4, tokens, 0.2 if tokens > 4 and verified <= slow else seconds, tokens)
+        drafting.append(tokens > 4)
+    assert np.mean(drafting[1200:]) > 0.9
+
+
+def test_looks_at_what_does_not_pay_are_few() -> None:
+    """Right drafts, and an engine on which every verified token costs more than a step."""
+    chosen = drive(4, 0.95, 0.02, 6000)
+    assert np.mean([one.any() for one in chosen[50:]]) < 0.01
 
 
 @pytest.mark.parametrize(("share", "least", "most"), [(0.0, 0.0, 0.1), (1.0, 0.85, 1.0)])

@@ -1,0 +1,116 @@
+"""What an engine's step takes, learned from the engine's own steps as they go by. Pure: times come in."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+MEMORY = 400  # steps: what is older has lost its weight
+REFRESH = 8  # steps between two fits
+SLOW = 1.5  # times what a step should take: a longer one counts as this, or a few neighbours' noise is the curve
+FADE = 0.1  # of what was learned, when the engine turns out to be another
+OUTLIER = 3.0  # times: a longer one says nothing about the batch
+OPTIMISM = 0.004  # of the smallest step's time, for one more token, until it has been measured
+
+
+class CostCurve:
+    """T(requests, tokens) in seconds: a piecewise linear function of tokens, so much a request, and so much for
+    verifying at all, be it one drafted token. Fitted as steps go by.
+
+    Knots lie about sqrt(2) apart. Where nothing was measured lately the curve goes on straight; where nothing was
+    ever measured it is optimistic, so that it is tried.
+    """
+
+    def __init__(self, largest: int = 4096) -> None:
+        """`largest`: tokens that one step may hold."""
+        knots = np.unique(np.round(2.0 ** np.arange(0, np.log2(max(2, largest)) + 0.5, 0.5)))
+        self.knots: NDArray[np.float64] = knots
+        self._all = np.arange(largest + 2, dtype=np.float64)
+        size = len(knots) + 2  # the last two: seconds a request, and where anything is drafted
+        self._information = np.zeros((size, size))
+        self._moment = np.zeros(size)
+        self._smooth, self._slope = _priors(knots)
+        self._unit = 0.0  # seconds of the quickest step seen
+        self._a_request = self._verifying = 0.0  # seconds
+        self._table = np.ones(largest + 2)  # seconds by tokens, without the requests' share
+        self._since = self._slow = self._quick = 0
+        self.observed = 0
+
+    def observe(self, requests: int, tokens: int, seconds: float) -> None:
+        """A step that decoded `requests` requests and ran `tokens` tokens through the model took so long."""
+        expected = self.predict(requests, tokens) if self.observed > 2 * REFRESH else seconds
+        seconds = self._wonder(seconds, expected)
+        if seconds > OUTLIER * expected:
+            return
+        self._unit = min(self._unit or seconds, seconds)
+        row = self._features(requests, tokens)
+        keep = 1 - 1 / MEMORY
+        self._information *= keep
+        self._moment *= keep
+        self._information += np.outer(row, row)
+        self._moment += row * seconds
+        self.observed += 1
+        self._since += 1
+        if self._since >= REFRESH or self.observed <= REFRESH:
+            self._refit()
+
+    def _wonder(self, seconds: float, expected: float) -> float:
+        """What a step counts as. Surprises of a kind in a row are no accident: then what was learned fades."""
+        slow, quick = seconds > SLOW * expected, SLOW * seconds < expected
+        self._slow, self._quick = (self._slow + 1 if slow else 0), (self._quick + 1 if quick else 0)
+        if max(self._slow, self._quick) >= REFRESH:
+            self._information *= FADE
+            self._moment *= FADE
+            self._slow = self._quick = 0
+            return min(seconds, OUTLIER * expected)
+        return SLOW * expected if slow and seconds <= OUTLIER * expected else seconds
+
+    def table(self, requests: int) -> NDArray[np.float64]:
+        """Predicted time of a step [tokens + 1] that decodes `requests` requests; constant before the first step."""
+        seconds = self._table + self._a_request * requests
+        seconds[requests + 1 :] += self._verifying
+        return seconds
+
+    def predict(self, requests: int, tokens: int) -> float:
+        """Seconds of one step; without drafts it has as many tokens as requests."""
+        verifying = self._verifying if tokens > requests else 0.0
+        return float(self._table[min(tokens, len(self._table) - 1)]) + self._a_request * requests + verifying
+
+    def _features(self, requests: int, tokens: int) -> NDArray[np.float64]:
+        row = np.zeros(len(self.knots) + 2)
+        above = int(np.searchsorted(self.knots, tokens))
+        if above == 0 or above == len(self.knots):
+            row[min(above, len(self.knots) - 1)] = 1.0
+        else:
+            low, high = self.knots[above - 1], self.knots[above]
+            row[above] = (tokens - low) / (high - low)
+            row[above - 1] = 1 - row[above]
+        row[-2:] = requests, tokens > requests
+        return row
+
+    def _refit(self) -> None:
+        """Least squares with two weak beliefs: the curve bends little, and a token costs something, but not much."""
+        slope, smooth, size = self._slope, self._smooth, len(self.knots)
+        information, moment = self._information.copy(), self._moment.copy()
+        information[:size, :size] += smooth.T @ smooth + 1e-3 * slope.T @ slope
+        moment[:size] += 1e-3 * slope.sum(0) * OPTIMISM * self._unit
+        information[[-2, -1], [-2, -1]] += 1e-2
+        fit = np.linalg.solve(information + 1e-9 * np.eye(size + 2), moment)
+        for cost in (-1, -2):
+            if fit[cost] < 0:  # a cost is none: without it the others fit otherwise
+                information[cost, cost] += 1e12
+                fit = np.linalg.solve(information + 1e-9 * np.eye(size + 2), moment)
+        self._a_request, self._verifying = max(0.0, float(fit[-2])), max(0.0, float(fit[-1]))
+        self._table = np.interp(self._all, self.knots, np.maximum.accumulate(fit[:-2]))
+        self._since = 0
+
+
+def _priors(knots: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Rows that are 0 for a straight line, and rows that are the slope between neighbours."""
+    count = len(knots)
+    gaps = np.diff(knots)
+    slope = np.zeros((count - 1, count))
+    slope[np.arange(count - 1), np.arange(count - 1)] = -1 / gaps
+    slope[np.arange(count - 1), np.arange(1, count)] = 1 / gaps
+    bend = (slope[1:] - slope[:-1]) * gaps[:-1, None]
+    return 0.3 * bend, slope * gaps.mean()
