@@ -24,19 +24,20 @@ def draw(results: dict[str, Any], path: Path) -> None:
     from matplotlib.figure import Figure
 
     panels = [(name, head) for name, cells in results.items() for head in sorted({_head(cell) for cell in cells})]
-    figure = Figure(figsize=(6 * max(1, len(panels) // 2 + len(panels) % 2), 7), layout="constrained")
-    axes = figure.subplots(2, -(-len(panels) // 2), squeeze=False).T.flatten()
+    rows, columns = min(2, len(panels)), -(-len(panels) // 2)
+    figure = Figure(figsize=(6 * columns, 3.5 * rows), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False).T.flatten()
     for axis, (name, head) in zip(axes, panels, strict=False):
         cells = {cell: rows for cell, rows in results[name].items() if _head(cell) == head}
         methods = [method for method in COLOURS if any(method in rows for rows in cells.values())]
         for place, method in enumerate(methods):
-            rows = [cells[cell][method] for cell in cells]
-            middles = [row["ratio"] for row in rows]
+            found = [cells[cell][method] for cell in cells]
+            middles = [row["ratio"] for row in found]
             spread = [
-                [row["ratio"] - row["ratio_min"] for row in rows],
-                [row["ratio_max"] - row["ratio"] for row in rows],
+                [row["ratio"] - row["ratio_min"] for row in found],
+                [row["ratio_max"] - row["ratio"] for row in found],
             ]
-            at = [index + (place - len(methods) / 2 + 0.5) * 0.8 / len(methods) for index in range(len(rows))]
+            at = [index + (place - len(methods) / 2 + 0.5) * 0.8 / len(methods) for index in range(len(found))]
             axis.bar(at, middles, 0.8 / len(methods), yerr=spread, label=method, color=COLOURS[method], ecolor="#444")
         axis.axhline(1.0, color="#444", linewidth=0.8)
         axis.set_xticks(range(len(cells)), [cell.rpartition(" ")[2] for cell in cells])

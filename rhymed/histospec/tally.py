@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from rhymed.histospec.native import native
 
 PRIOR = 6.0  # observations that the guess is worth
-MEMORY = 20_000.0  # observations of a class after which older ones have lost their weight
+MEMORY = 2_000.0  # observations of a class after which older ones have lost their weight
 
 
 class Tally(NamedTuple):
