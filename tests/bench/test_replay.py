@@ -1,3 +1,5 @@
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -34,10 +36,13 @@ def test_a_repeated_response_is_drafted_to_its_end(trace):
     assert score.forwards <= sum(len(r.tokens) // 32 + 1 for r in last)
 
 
-def test_a_trace_comes_back_from_its_file(trace, tmp_path):
-    rows = trace.responses
+@pytest.mark.parametrize("keyed", [False, True])
+def test_a_trace_comes_back_from_its_file(trace, tmp_path, keyed):
+    rows = [dataclasses.replace(r, key=number) for number, r in enumerate(trace.responses)]
+    keys = {"key": np.array([r.key for r in rows], np.uint64)} if keyed else {}
     np.savez(
         tmp_path / "trace.npz",
+        **keys,
         prompt_index=[r.prompt for r in rows],
         epoch=[r.epoch for r in rows],
         sample=[r.sample for r in rows],
@@ -51,4 +56,5 @@ def test_a_trace_comes_back_from_its_file(trace, tmp_path):
     assert all((a == b).all() for a, b in zip(same.prompts, trace.prompts, strict=True))
     for a, b in zip(same.responses, rows, strict=True):
         assert (a.prompt, a.epoch, a.sample, a.reward) == (b.prompt, b.epoch, b.sample, b.reward)
+        assert a.key == (b.key if keyed else None)
         assert (a.tokens == b.tokens).all()
