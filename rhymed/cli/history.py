@@ -269,10 +269,13 @@ def _tell(arguments: argparse.Namespace, config: Config, report: Any) -> None:
 
 def compare(arguments: argparse.Namespace) -> int:
     """Exit status 1 where more than near ties differ."""
+    from rhymed.errors import ConfigError
     from rhymed.history.compare import compare as both
     from rhymed.history.compare import render
     from rhymed.history.folder import open_folder
 
+    if arguments.first.resolve() == arguments.second.resolve():
+        raise ConfigError(f"{arguments.first} and {arguments.second} are the same run: name another one's folder")
     with open_folder(arguments.first) as first, open_folder(arguments.second) as second:
         found = both(first, second)
         print(json.dumps(found.json(), indent=2) if arguments.json else render(found, first.name, second.name))

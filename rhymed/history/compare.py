@@ -13,30 +13,28 @@ from typing import Any
 
 import numpy as np
 
-from rhymed.errors import UnknownSample
+from rhymed.errors import StoreDamaged, UnknownSample
 from rhymed.history.folder import RunFolder
 from rhymed.history.words import some
 from rhymed.histospec.noise import gumbel_of
 from rhymed.messages import GetSamples, SampleId
 from rhymed_store.browse import Response
 
-NEAR = 1e-3  # of scores: below it a last bit decides
+NEAR = {"float32": 1e-3, "float16": 0.03, "bfloat16": 0.25}  # of scores: below it a last bit of a logit decides
 SHOWN = 10
+UNKNOWN = "not known how close: that takes the same seed, keyed sampling, and log-probs, which checkpoints let go"
 
 
 @dataclass(frozen=True)
 class Difference:
-    sample: str
+    sample: SampleId
     place: int  # the first response token that differs, from 0
     gap: float | None  # of the two tokens' scores; None: not known
-
-    @property
-    def near(self) -> bool:
-        return self.gap is not None and self.gap < NEAR
+    near: bool = False
 
     def __str__(self) -> str:
-        how = "not known how close" if self.gap is None else f"scores {self.gap:.1g} apart"
-        return f"{self.sample}: from token {self.place} on, {'a near tie, ' if self.near else ''}{how}"
+        how = "" if self.gap is None else f", scores {self.gap:.1g} apart{' (a near tie)' if self.near else ''}"
+        return f"{self.sample}: from token {self.place} on{how}"
 
 
 @dataclass
@@ -45,10 +43,12 @@ class Comparison:
 
     both: int = 0  # samples that both have
     tokens: int = 0  # of these, in the first run
+    prompts: int = 0  # samples whose prompts differ in their tokens; their responses are not compared
     rewards: int = 0  # samples with the same tokens and different rewards
     only_first: int = 0
     only_second: int = 0
-    different: list[Difference] = field(default_factory=list)
+    damaged: list[str] = field(default_factory=list)  # of prompts that are left out, why
+    different: list[Difference] = field(default_factory=list)  # the earliest step's first
 
     @property
     def near(self) -> int:
@@ -57,57 +57,81 @@ class Comparison:
     @property
     def same(self) -> bool:
         """But for near ties."""
-        return not (self.only_first or self.only_second or self.rewards or len(self.different) > self.near)
+        lacking = self.prompts or self.only_first or self.only_second or self.damaged
+        return bool(self.both) and not (lacking or self.rewards or len(self.different) > self.near)
 
     def json(self) -> dict[str, Any]:
-        return {**asdict(self), "near": self.near, "same": self.same}
+        rows = [{**asdict(one), "sample": str(one.sample)} for one in self.different]
+        return {**asdict(self), "different": rows, "near": self.near, "same": self.same}
 
 
 def compare(first: RunFolder, second: RunFolder) -> Comparison:
+    """Prompts that cannot be read are left out, and told."""
     found, seed = Comparison(), _seed(first, second)
-    for one, other in _pairs(first, second):
-        if one is None or other is None:
-            found.only_first += other is None
-            found.only_second += one is None
-            continue
-        found.both += 1
-        found.tokens += len(one.tokens)
-        if not np.array_equal(one.tokens, other.tokens):
-            found.different.append(_difference(first, second, one, other, seed))
-        elif one.info.reward != other.info.reward:
-            found.rewards += 1
+    for prompt in sorted({*first.browse.ids(), *second.browse.ids()}):
+        try:
+            for one, other in _pairs(first, second, prompt):
+                _add(found, first, second, one, other, seed)
+        except StoreDamaged as error:
+            found.damaged.append(f"prompt {prompt}: {error}")
+    found.different.sort(key=lambda one: one.sample)
     return found
 
 
 def render(found: Comparison, first: str, second: str) -> str:
     """In words, line by line."""
     lines = [f"{first} and {second}: {some(found.both, 'sample')} in both, {some(found.tokens, 'token')}"]
-    for count, where in ((found.only_first, first), (found.only_second, second)):
-        if count:
-            lines.append(f"only in {where}: {some(count, 'sample')}")
-    if found.rewards:
-        lines.append(f"the same tokens and another reward: {some(found.rewards, 'sample')}")
+    counts = {
+        f"only in {first}": found.only_first,
+        f"only in {second}": found.only_second,
+        "asked with another prompt": found.prompts,
+        "the same tokens and another reward": found.rewards,
+    }
+    lines += [f"{what}: {some(count, 'sample')}" for what, count in counts.items() if count]
+    if found.damaged:
+        lines.append(f"left out {some(len(found.damaged), 'damaged prompt')}; the first is {found.damaged[0]}")
     if not found.different:
-        return "\n".join([*lines, "every sample has the same tokens" if found.both else "nothing to compare"])
-    near = f", {found.near} of them in a near tie (scores less than {NEAR:g} apart)" if found.near else ""
-    lines.append(
-        f"{found.both - len(found.different):,} have the same tokens, {len(found.different):,} differ{near}:"
-    )
-    shown = sorted(found.different, key=lambda one: one.near)[:SHOWN]
-    lines += [f"  {one}" for one in shown]
-    if len(found.different) > len(shown):
-        lines.append(f"  and {len(found.different) - len(shown):,} more")
+        return "\n".join(
+            [*lines, "all of these have the same tokens" if found.both else "nothing to compare"]
+        )
+    near = f", {found.near} of them in a near tie" if found.near else ""
+    same = found.both - found.prompts - len(found.different)
+    lines.append(f"{same:,} have the same tokens, {len(found.different):,} differ{near}; the earliest:")
+    lines += [f"  {one}" for one in found.different[:SHOWN]]
+    if any(one.gap is None for one in found.different):
+        lines.append(UNKNOWN)
     return "\n".join(lines)
 
 
-def _pairs(first: RunFolder, second: RunFolder) -> Iterator[tuple[Response | None, Response | None]]:
-    for prompt in sorted({*first.browse.ids(), *second.browse.ids()}):
-        one, other = (
-            {response.info.id: response for response in folder.browse.responses(prompt) if response.info.id.step >= 0}
-            for folder in (first, second)
-        )
-        for id in sorted({*one, *other}):
-            yield one.get(id), other.get(id)
+def _pairs(first: RunFolder, second: RunFolder, prompt: str) -> Iterator[tuple[Response | None, Response | None]]:
+    one, other = (
+        {response.info.id: response for response in folder.browse.responses(prompt) if response.info.id.step >= 0}
+        for folder in (first, second)
+    )
+    for id in sorted({*one, *other}):
+        yield one.get(id), other.get(id)
+
+
+def _add(
+    found: Comparison,
+    first: RunFolder,
+    second: RunFolder,
+    one: Response | None,
+    other: Response | None,
+    seed: int | None,
+) -> None:
+    if one is None or other is None:
+        found.only_first += other is None
+        found.only_second += one is None
+        return
+    found.both += 1
+    found.tokens += len(one.tokens)
+    if not np.array_equal(one.prompt_tokens, other.prompt_tokens):
+        found.prompts += 1
+    elif not np.array_equal(one.tokens, other.tokens):
+        found.different.append(_difference(first, second, one, other, seed))
+    elif one.info.reward != other.info.reward:
+        found.rewards += 1
 
 
 def _seed(first: RunFolder, second: RunFolder) -> int | None:
@@ -120,15 +144,15 @@ def _seed(first: RunFolder, second: RunFolder) -> int | None:
 def _difference(first: RunFolder, second: RunFolder, one: Response, other: Response, seed: int | None) -> Difference:
     size = min(len(one.tokens), len(other.tokens))
     differ = np.flatnonzero(one.tokens[:size] != other.tokens[:size])
-    place, gap = int(differ[0]) if len(differ) else size, None
-    if seed is not None and place < size:
-        position = one.info.prompt_length + place
-        scores = [
-            _score(folder, response, place, position, seed) for folder, response in ((first, one), (second, other))
-        ]
-        if None not in scores:
-            gap = abs(scores[0] - scores[1])  # type: ignore[operator]
-    return Difference(str(one.info.id), place, gap)
+    place = int(differ[0]) if len(differ) else size
+    if seed is None or place == size:
+        return Difference(one.info.id, place, None)
+    position = one.info.prompt_length + place
+    a, b = (_score(folder, response, place, position, seed) for folder, response in ((first, one), (second, other)))
+    if a is None or b is None:
+        return Difference(one.info.id, place, None)
+    dtype = first.config.model.dtype if first.config else ""
+    return Difference(one.info.id, place, abs(a - b), abs(a - b) < NEAR.get(dtype, 0.0))
 
 
 def _score(folder: RunFolder, response: Response, place: int, position: int, seed: int) -> float | None:

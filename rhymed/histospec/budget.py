@@ -61,9 +61,9 @@ class Look:
     seldom each time that the curve was right.
     """
 
-    STEPS = 8  # in a row: so many surprises make the curve forget
+    STEPS = 10  # in a row: eight surprises make the curve forget
     SHORTEST, LONGEST = 256, 2048  # steps between two looks
-    LIKELY = 0.5  # survival of the tokens that are tried
+    LIKELY = 0.5  # survival of the tokens that are tried, one a request at most
 
     def __init__(self) -> None:
         self._without, self._wait = 0, self.SHORTEST
@@ -75,7 +75,7 @@ class Look:
             return False
         self._without += 1
         if self._without == self._wait + self.STEPS:
-            self._without, self._wait = 0, min(2 * self._wait, self.LONGEST)
+            self._without, self._wait = 0, min(self._wait * 3 // 2, self.LONGEST)
         return self._without >= self._wait
 
 
@@ -102,6 +102,7 @@ class Budget:
         self._steps = 0  # that had something to choose
         self._rest, self._look = Rest(), Look()
         self._warm = False  # it has verified before
+        self._looking = False
         self._was_plain = True  # the step before
         self._drafting = 0.0  # seconds a request
 
@@ -122,8 +123,10 @@ class Budget:
         base = self.curve.table(requests)
         base[requests + 1 :] += self._drafting * requests
         best, gain = _best(worth, requests, base, self._margin)
-        if float(worth.sum()) >= self._margin * requests and self._look.now(best > 0):
-            best = max(best, int(np.count_nonzero(worth >= Look.LIKELY)), 1)
+        self._looking = float(worth.sum()) >= self._margin * requests and self._look.now(best > 0)
+        if self._looking:
+            self._steps += 1
+            return _count(rows, min(requests, max(1, int(np.count_nonzero(worth >= Look.LIKELY)))), requests)
         return _count(rows, self._vary(best, gain, len(rows)), requests)
 
     def observe(self, requests: int, tokens: int, seconds: float, made: int, draft_s: float = 0.0) -> None:
@@ -139,7 +142,7 @@ class Budget:
             self._warm = True  # the first one loads what verifies
             return
         self.curve.observe(requests, tokens, seconds - draft_s)
-        if not plain and self._steps > len(self.LADDER):
+        if not plain and not self._looking and self._steps > len(self.LADDER):
             self._rest.observe(made / requests * self.curve.predict(requests, requests), seconds)
 
     def _vary(self, best: int, gain: float, most: int) -> int:

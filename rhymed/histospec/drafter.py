@@ -99,7 +99,7 @@ class Drafter:
     def interrupted(self) -> None:
         """Others had the machine since the last step, so the time until the next one says nothing.
 
-        Not needed where the engine idled or loaded weights: the step behind that prefills, and is not timed.
+        Where the engine idled or loaded weights, the next step mostly prefills and is not timed anyway.
         """
         if self._last is not None:
             self._last = self._last._replace(ended_s=math.inf)

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from rhymed.histospec.native import native
 
+# Compiled into others' functions, whose cache on disk (`__pycache__/*.nb?`) does not notice a change here.
 PRIOR = 6.0  # observations that the guess is worth
 MEMORY = 2_000.0  # observations of a class after which older ones have lost their weight
 

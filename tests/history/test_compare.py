@@ -8,9 +8,10 @@ from pathlib import Path
 
 import numpy as np
 from folders import APPLES, PEARS, two_epochs
+from keeping import Book
 
 from rhymed.histospec.noise import gumbel
-from rhymed.messages import SampleId
+from rhymed.messages import EVAL, ForgetLogprobs, SampleId
 from rhymed_workers.engine import seed_of
 
 PROMPT = 3  # tokens, see `folders`
@@ -19,7 +20,7 @@ PROMPT = 3  # tokens, see `folders`
 def test_runs_of_the_same_samples(make_run: Callable[..., Path], rhymed) -> None:
     status, out, err = rhymed("compare", make_run("one"), make_run("two"))
     assert (status, err) == (0, "")
-    assert out.startswith("one and two: 8 samples in both, 124 tokens\nevery sample has the same tokens")
+    assert out.startswith("one and two: 8 samples in both, 124 tokens\nall of these have the same tokens")
 
 
 def test_a_difference_is_told_with_its_place_and_how_close_it_was(make_run: Callable[..., Path], rhymed) -> None:
@@ -30,7 +31,7 @@ def test_a_difference_is_told_with_its_place_and_how_close_it_was(make_run: Call
     status, out, _ = rhymed("compare", make_run("one"), make_run("two", changed))
     noise = gumbel(seed_of(0, SampleId(2, APPLES, 1)), PROMPT + 4, 100)
     assert status == 1
-    assert "7 have the same tokens, 1 differ:" in out
+    assert "7 have the same tokens, 1 differ; the earliest:" in out
     assert f"2/{APPLES}/1: from token 4 on, scores {abs(noise[99] - noise[44]):.1g} apart" in out
 
 
@@ -61,7 +62,8 @@ def test_a_response_that_ends_earlier_differs_where_it_ends(make_run: Callable[.
     long, short = ([(0, APPLES, 0, tokens, 1.0)] for tokens in ([5, 6, 7], [5, 6]))
     status, out, _ = rhymed("compare", make_run("one", long), make_run("two", short))
     assert status == 1
-    assert "from token 2 on, not known how close" in out
+    assert out.count("from token 2 on\n") == 1
+    assert "not known how close" in out
 
 
 def test_without_the_same_noise_nothing_is_near(make_run: Callable[..., Path], rhymed) -> None:
@@ -71,4 +73,35 @@ def test_without_the_same_noise_nothing_is_near(make_run: Callable[..., Path], r
     config["run"]["seed"] = 7
     (folders[1] / "config.json").write_text(json.dumps(config))
     status, out, _ = rhymed("compare", *folders)
-    assert (status, "from token 0 on, not known how close" in out) == (1, True)
+    assert (status, "from token 0 on\nnot known how close" in out) == (1, True)
+
+
+def test_the_earliest_difference_is_told_first(make_run: Callable[..., Path], rhymed) -> None:
+    ids = sorted((APPLES, PEARS))
+    one, two = ([(7, ids[0], 0, [token, 5], 1.0), (1, ids[1], 0, [token, 5], 1.0)] for token in (40, 60))
+    lines = rhymed("compare", make_run("one", one), make_run("two", two))[1].splitlines()
+    assert [line.split("/")[0].strip() for line in lines[2:]] == ["1", "7"]
+
+
+def test_a_checkpoint_lets_the_log_probs_go(make_run: Callable[..., Path], rhymed) -> None:
+    one, two = ([(0, APPLES, 0, [token], 1.0)] for token in (5, 6))
+    folders = make_run("one", one), make_run("two", two)
+    book = Book(folders[1] / "store")
+    book.do(lambda batch: book.writes.forget_logprobs(batch, ForgetLogprobs(below_step=1)))
+    book.history.close()
+    status, out, _ = rhymed("compare", *folders)
+    assert (status, "log-probs, which checkpoints let go" in out) == (1, True)
+
+
+def test_evaluations_are_compared_too(make_run: Callable[..., Path], rhymed) -> None:
+    one, two = ([(EVAL + 2, APPLES, 0, [token], 1.0)] for token in (5, 6))
+    status, out, _ = rhymed("compare", make_run("one", one), make_run("two", two))
+    assert (status, "1 differ" in out) == (1, True)
+
+
+def test_nothing_is_the_same_as_itself_or_as_nothing(make_run: Callable[..., Path], rhymed) -> None:
+    full, empty = make_run("one"), make_run("two", [(-1, APPLES, 0, [5], None)])
+    status, _, err = rhymed("compare", full, full)
+    assert (status, "are the same run" in err) == (2, True)
+    status, out, _ = rhymed("compare", empty, make_run("three", [(-1, APPLES, 0, [5], None)]))
+    assert (status, "nothing to compare" in out) == (1, True)

@@ -58,25 +58,30 @@ def test_nothing_is_drafted_where_a_token_costs_more_than_it_brings() -> None:
     assert np.mean([one.sum() for one in chosen[50:]]) < 0.5  # of 512 tokens offered
 
 
-@pytest.mark.parametrize("slow", [1, 8])
+@pytest.mark.parametrize("slow", [1, 4, 8])
 def test_slow_steps_at_the_start_do_not_end_drafting_for_good(slow: int) -> None:
     """The first steps that verify take twenty times as long; right drafts are tried again."""
     budget, survival, full = Budget(LARGEST), table(4, 32, 0.98), np.full(4, 32, np.int32)
     rng, verified, drafting = np.random.default_rng(0), 0, []
-    for _ in range(2000):
+    for _ in range(2500):
         lengths = budget.choose(survival, np.zeros_like(full) if budget.resting() else full)
         tokens = 4 + int(lengths.sum())
         seconds = cost(4, tokens, 0.0002) * rng.lognormal(0, 0.1)
         verified += tokens > 4
         budget.observe(4, tokens, 0.2 if tokens > 4 and verified <= slow else seconds, tokens)
         drafting.append(tokens > 4)
-    assert np.mean(drafting[1200:]) > 0.9
+    assert np.mean(drafting[1500:]) > 0.9
 
 
-def test_looks_at_what_does_not_pay_are_few() -> None:
-    """Right drafts, and an engine on which every verified token costs more than a step."""
-    chosen = drive(4, 0.95, 0.02, 6000)
-    assert np.mean([one.any() for one in chosen[50:]]) < 0.01
+def test_looks_at_what_does_not_pay_cost_little() -> None:
+    """They may cost a hundredth of the time that plain decoding takes for what was made."""
+    requests, accept, took, worth = 4, 0.6, 0.0, 0.0
+    survival = table(requests, 32, accept)
+    for lengths in drive(requests, accept, 0.02, 6000)[50:]:
+        made = requests + float(survival[np.arange(32) < lengths[:, None]].sum())
+        took += cost(requests, requests + int(lengths.sum()), 0.02)
+        worth += cost(requests, requests, 0.02) * made / requests
+    assert took < 1.01 * worth
 
 
 @pytest.mark.parametrize(("share", "least", "most"), [(0.0, 0.0, 0.1), (1.0, 0.85, 1.0)])
