@@ -3,9 +3,8 @@
 `workload`: 512 prompts x 16 a step, log-normal lengths (0.8 between prompts, 0.35 within, mean 3,000 tokens, cap
 32,768), 20 steps over 2,048 prompts, 32 workers with 32 slots, training a quarter of the ideal rollout time.
 `scaling`: 16 and 1,024 workers with 128 samples each a step. `decisions`: the ledger's own time an event, 4,096
-workers. `reality`: real
-workers with the trace engine, 32 in real time, beside the simulator. The cost of an engine's step is 10 ms + 0.1 ms a
-sample, unless a file says otherwise.
+workers. `reality`: real workers with the trace engine, 32 and 256 in real time, beside the simulator. The cost of an
+engine's step is 10 ms + 0.1 ms a sample, unless a file says otherwise.
 """
 
 from __future__ import annotations
@@ -46,6 +45,7 @@ def run(
             results["reality"] = reality.run([Mode("flow", 1)], workers=4, steps=2)
         else:
             results["reality"] = reality.run([Mode("fifo"), Mode("flow", 1), Mode("flow", 0, 1)])
+            results["reality"] += reality.run([Mode("flow", 1)], workers=256, steps=3)
     return results
 
 
