@@ -91,9 +91,7 @@ def render(found: Comparison, first: str, second: str) -> str:
     if found.damaged:
         lines.append(f"left out {some(len(found.damaged), 'damaged prompt')}; the first is {found.damaged[0]}")
     if not found.different:
-        return "\n".join(
-            [*lines, "all of these have the same tokens" if found.both else "nothing to compare"]
-        )
+        return "\n".join([*lines, "all of these have the same tokens" if found.both else "nothing to compare"])
     near = f", {found.near} of them in a near tie" if found.near else ""
     same = found.both - found.prompts - len(found.different)
     lines.append(f"{same:,} have the same tokens, {len(found.different):,} differ{near}; the earliest:")
