@@ -17,7 +17,7 @@ from rhymed.errors import DataError
 from rhymed.messages import SampleId
 from rhymed_broker.pipe import POLICIES
 from rhymed_broker.simulate.engine import Cost, Engine, Entry
-from rhymed_broker.simulate.study import Mode, bound_s, compare
+from rhymed_broker.simulate.study import Mode, Oracle, bound_s, compare
 from rhymed_broker.simulate.workload import Recorded, Shape, Synthetic, read_trace
 from rhymed_broker.simulate.world import Cluster, World
 
@@ -110,6 +110,27 @@ def test_a_slow_worker_costs_in_proportion() -> None:
     calm = run(shape, replace(FEW, workers=4, slots=4), "flow", 1, 0).now
     slow = run(shape, replace(FEW, workers=4, slots=4, slow={0: 10.0}), "flow", 1, 0).now
     assert calm < slow < 2 * calm
+
+
+class UpsideDown(Oracle):
+    """Takes the longest for the shortest, at every look."""
+
+    def expect(self, step: int, prompt: str) -> float:
+        return 1e6 / super().expect(step, prompt)
+
+
+def test_a_forecast_that_is_all_wrong_costs_time_and_no_sample() -> None:
+    shape = Shape(prompts=64, prompts_per_step=32, group_size=8, steps=4, cap=4000, mean=500)
+    work, cluster = Synthetic(shape), replace(FEW, workers=4, slots=4)
+    makespans = []
+    for forecast in (Oracle(work), UpsideDown(work)):
+        world = Checked(work, cluster, POLICIES["flow"], max_staleness=1, forecast=forecast)
+        world.trained = []
+        world.run()
+        assert sorted(world.trained) == sorted(id for step in range(shape.steps) for id in work.plan.samples(step))
+        makespans.append(world.now)
+    right, wrong = makespans
+    assert right < wrong < 1.3 * right
 
 
 def test_run_ahead_that_is_all_kept_is_as_good_as_staleness_1() -> None:
