@@ -121,7 +121,7 @@ def _add_compare(verbs: Any) -> None:
     parser = _parser(
         verbs,
         "compare",
-        "have two runs the same samples, and where not, how close was it",
+        "hold every sample of two runs against each other; exit status 1 where they differ",
         "rhymed history compare runs/plain runs/fast",
     )
     parser.add_argument("first", type=Path, metavar="RUN", help="a run's folder")
