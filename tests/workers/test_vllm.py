@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import signal
 import sys
@@ -66,7 +65,6 @@ async def engine(tiny_model: Path) -> AsyncIterator[Any]:
     await engine.open()
     yield engine
     await engine.close()
-    gc.collect()  # vLLM leaves a zmq context open; found later, the warning would be another test's
 
 
 def task(
