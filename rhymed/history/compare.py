@@ -16,7 +16,7 @@ import numpy as np
 from rhymed.errors import StoreDamaged, UnknownSample
 from rhymed.history.folder import RunFolder
 from rhymed.history.words import some
-from rhymed.histospec.noise import gumbel_of
+from rhymed.histospec.noise import gumbel
 from rhymed.messages import GetSamples, SampleId
 from rhymed_store.browse import Response
 
@@ -91,7 +91,8 @@ def render(found: Comparison, first: str, second: str) -> str:
     if found.damaged:
         lines.append(f"left out {some(len(found.damaged), 'damaged prompt')}; the first is {found.damaged[0]}")
     if not found.different:
-        return "\n".join([*lines, "all of these have the same tokens" if found.both else "nothing to compare"])
+        what = "the others have" if found.prompts else "all of these have" if found.both else ""
+        return "\n".join([*lines, f"{what} the same tokens" if what else "nothing to compare"])
     near = f", {found.near} of them in a near tie" if found.near else ""
     same = found.both - found.prompts - len(found.different)
     lines.append(f"{same:,} have the same tokens, {len(found.different):,} differ{near}; the earliest:")
@@ -162,5 +163,6 @@ def _score(folder: RunFolder, response: Response, place: int, position: int, see
         _, (_, logprobs) = folder.browse.samples(GetSamples(samples=[id], logprobs=True))
     except UnknownSample:
         return None
-    logprob = float(np.frombuffer(logprobs, np.float32)[place])
-    return logprob + gumbel_of(seed_of(seed, id), position, int(response.tokens[place]))
+    token = int(response.tokens[place])
+    noise = gumbel(seed_of(seed, id), position, token + 1)[token]
+    return float(np.frombuffer(logprobs, np.float32)[place] + noise)

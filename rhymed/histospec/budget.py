@@ -102,7 +102,6 @@ class Budget:
         self._steps = 0  # that had something to choose
         self._rest, self._look = Rest(), Look()
         self._warm = False  # it has verified before
-        self._looking = False
         self._was_plain = True  # the step before
         self._drafting = 0.0  # seconds a request
 
@@ -123,8 +122,7 @@ class Budget:
         base = self.curve.table(requests)
         base[requests + 1 :] += self._drafting * requests
         best, gain = _best(worth, requests, base, self._margin)
-        self._looking = float(worth.sum()) >= self._margin * requests and self._look.now(best > 0)
-        if self._looking:
+        if float(worth.sum()) >= self._margin * requests and self._look.now(best > 0):
             self._steps += 1
             return _count(rows, min(requests, max(1, int(np.count_nonzero(worth >= Look.LIKELY)))), requests)
         return _count(rows, self._vary(best, gain, len(rows)), requests)
@@ -142,7 +140,7 @@ class Budget:
             self._warm = True  # the first one loads what verifies
             return
         self.curve.observe(requests, tokens, seconds - draft_s)
-        if not plain and not self._looking and self._steps > len(self.LADDER):
+        if not plain and self._steps > len(self.LADDER):
             self._rest.observe(made / requests * self.curve.predict(requests, requests), seconds)
 
     def _vary(self, best: int, gain: float, most: int) -> int:

@@ -58,11 +58,6 @@ def gumbel(key: int, position: int, vocabulary: int) -> NDArray[np.float64]:
     return noise
 
 
-def gumbel_of(key: int, position: int, token: int) -> float:
-    """The noise of one token at one position."""
-    return float(gumbel(key, position, token + 1)[token])
-
-
 def draw(logits_V: NDArray[np.float32], key: int, position: int) -> int:
     """The token at `position`; the lowest id among equals, 0 when no logit is a number above -inf."""
     scores = logits_V.astype(np.float64) + gumbel(key, position, len(logits_V))

@@ -89,3 +89,9 @@ def test_without_drafting_there_is_no_word_of_it() -> None:
 def test_a_ratio_of_nothing_is_left_out(told: Drafting, absent: set[str]) -> None:
     ratios = {"accept_length", "accept_rate", "net_speedup"}
     assert {name for name in ratios if f"rollout/spec_{name}" not in drafting_of(told)} == absent
+
+
+def test_samples_that_another_worker_went_on_with_are_counted() -> None:
+    samples = [sample(index, None) for index in range(3)]
+    samples[1].begun = True
+    assert rollout_side(0, StepMeter(0.0, (0.0, 0.0)), samples)["rollout/moved"] == 1

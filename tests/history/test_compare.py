@@ -11,7 +11,8 @@ from folders import APPLES, PEARS, two_epochs
 from keeping import Book
 
 from rhymed.histospec.noise import gumbel
-from rhymed.messages import EVAL, ForgetLogprobs, SampleId
+from rhymed.messages import EVAL, ForgetLogprobs, SampleId, SampleInfo
+from rhymed_store.client import NewSample
 from rhymed_workers.engine import seed_of
 
 PROMPT = 3  # tokens, see `folders`
@@ -105,3 +106,15 @@ def test_nothing_is_the_same_as_itself_or_as_nothing(make_run: Callable[..., Pat
     assert (status, "are the same run" in err) == (2, True)
     status, out, _ = rhymed("compare", empty, make_run("three", [(-1, APPLES, 0, [5], None)]))
     assert (status, "nothing to compare" in out) == (1, True)
+
+
+def test_another_prompt_is_another_question(make_run: Callable[..., Path], rhymed) -> None:
+    """The same row, worded otherwise: equal answers say nothing."""
+    folders = make_run("one", []), make_run("two", [])
+    for folder, prompt in zip(folders, ([1, 2], [1, 3]), strict=True):
+        book, id = Book(folder / "store"), SampleId(0, APPLES, 0)
+        info = SampleInfo(id=id, prompt_length=2, length=1, finish_reason="stop", versions=[(0, 1)])
+        book.put(NewSample(info, np.array(prompt, np.uint32), np.array([5], np.uint32), np.zeros(1, np.float32)))
+        book.history.close()
+    status, out, _ = rhymed("compare", *folders)
+    assert (status, "asked with another prompt: 1 sample" in out) == (1, True)
