@@ -9,6 +9,7 @@
     │   ├── Overloaded         our own send queue is full: back-pressure, try later
     │   ├── MalformedMessage   the peer sent what the protocol does not know: its fault
     │   ├── AddressRefused     an address that cannot be bound, or must not be
+    │   ├── NotAllowed         the peer's key is not one that may ask this
     │   └── RemoteFailure      the peer answered with an error of its own
     ├── StoreError
     │   ├── StoreFull          the map has no room: back-pressure, nothing is lost
@@ -61,6 +62,10 @@ class MalformedMessage(WireError):
 
 
 class AddressRefused(WireError):
+    pass
+
+
+class NotAllowed(WireError):
     pass
 
 

@@ -11,7 +11,7 @@ from typing import Literal
 
 import msgspec
 
-PROTOCOL = 4
+PROTOCOL = 5
 """Version of this module. A peer of another version is turned away when it joins."""
 
 Role = Literal["rollout", "reward", "trainer"]
@@ -281,6 +281,7 @@ class Queues(Message, frozen=True, kw_only=True, tag="queues"):
     metrics: dict[str, float] = {}  # of the step trained last
     val: dict[str, float] = {}  # of the newest evaluation; val/version: which policy version it was
     lag_ms: float = 0.0  # event-loop lag, 99th percentile of the last seconds
+    troubles: list[str] = []  # what keeps the run from going on just now, for people
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -371,7 +372,7 @@ class GetPrompts(Message, frozen=True, kw_only=True, tag="get_prompts"):
 class PutSamples(Message, frozen=True, kw_only=True, tag="put_samples"):
     """Rollout worker -> store. Arrays: prompt tokens, response tokens (uint32), behaviour log-probs (float32).
 
-    Done means durable. A sample that is there already keeps its first record. Imported samples (step < 0) have no
+    Done means durable. A sample that is there already keeps its first record: then the answer is Kept. Imported samples (step < 0) have no
     log-probs: the third array covers the others only. They never enter the journal. Of evaluations (step >= EVAL) the
     journal tells, but their log-probs are not kept: they are never trained.
     """
@@ -380,13 +381,15 @@ class PutSamples(Message, frozen=True, kw_only=True, tag="put_samples"):
 
 
 class PutPartials(Message, frozen=True, kw_only=True, tag="put_partials"):
-    """Rollout worker -> store: beginnings of samples that another worker will go on with. Array: tokens (uint32).
+    """Rollout worker -> store: more of samples that are being written, so that nobody has to begin again without it.
 
-    A later beginning replaces an earlier one; the finished sample removes it.
+    Array: tokens (uint32). They take the place of all that was there from `starts` on; the finished sample removes
+    everything. Done means as durable as a sample is.
     """
 
     samples: list[SampleId]
-    lengths: list[int]  # tokens, in the same order
+    starts: list[int]  # position of the first of these tokens, in the same order; 0: from the sample's beginning
+    lengths: list[int]  # tokens
 
 
 class GetPartials(Message, frozen=True, kw_only=True, tag="get_partials"):
@@ -482,6 +485,12 @@ class Samples(Message, frozen=True, kw_only=True, tag="samples"):
     samples: list[SampleInfo]  # in the order asked
 
 
+class Kept(Message, frozen=True, kw_only=True, tag="kept"):
+    """Answer to PutSamples: durable, but of these an earlier record was there, which counts."""
+
+    samples: list[SampleInfo]  # as the store has them
+
+
 class Partials(Message, frozen=True, kw_only=True, tag="partials"):
     """Array: their tokens."""
 
@@ -545,5 +554,18 @@ class Manifest(Message, frozen=True, kw_only=True, tag="manifest"):
     digest: str  # blake2b-128 of the file, hex; empty for a reader on `host`: it would cost more than publishing
 
 
-Reply = Done | Failure | Welcome | Queues | Prompts | Samples | Partials | Lengths | Journal | StoreStats | Manifest
+Reply = (
+    Done
+    | Failure
+    | Welcome
+    | Queues
+    | Prompts
+    | Samples
+    | Kept
+    | Partials
+    | Lengths
+    | Journal
+    | StoreStats
+    | Manifest
+)
 Anything = ToBroker | ToRollout | ToReward | ToTrainer | ToStore | ToWeights | Reply
