@@ -23,9 +23,10 @@ from rhymed_broker.dispatch import Dispatch, Lengths
 from rhymed_broker.exam import Exam
 from rhymed_broker.forecast import Forecast
 from rhymed_broker.metrics import StepMeter, rollout_side, step_side
+from rhymed_broker.returns import Blame, Returns
 from rhymed_broker.roster import Roster, Worker
 from rhymed_broker.samples import Samples
-from rhymed_broker.table import Sample, State, diagram
+from rhymed_broker.table import State, diagram
 
 LONGEST = 1 << 20  # tokens, where nobody says
 LOAD_PATIENCE_S = 300.0  # then a worker that has not loaded the version is told again
@@ -47,7 +48,9 @@ class Ledger:
         *,
         max_staleness: int = 0,
         max_retries: int = 2,
+        max_losses: int = 10,
         lost_after_s: float = 20.0,
+        stuck_after_s: float = 900.0,
         missing_after_s: float = 5.0,
         policy: pipe.Policy = pipe.POLICIES["flow"],
         run_ahead: int = 0,
@@ -55,12 +58,19 @@ class Ledger:
     ) -> None:
         """`run_ahead`: steps, beyond those that their weights allow, that workers may begin to write."""
         self.max_staleness = max_staleness
-        self.max_retries = max_retries
         self.lost_after_s = lost_after_s
-        self.missing_after_s = missing_after_s  # a worker does not mention a sample that it was given: it goes on
         self.roster = Roster()
         self.samples = Samples(max_staleness, run_ahead)
         self.dispatch = Dispatch(self.samples, self.roster, policy, forecast or Forecast(LONGEST))
+        self.returns = Returns(
+            self.samples,
+            self.roster,
+            self._note,
+            max_retries=max_retries,
+            max_losses=max_losses,
+            missing_after_s=missing_after_s,
+            stuck_after_s=stuck_after_s,
+        )
         self.version = 0
         self.steps = 0  # of the whole run
         self.started = False
@@ -161,7 +171,7 @@ class Ledger:
     def leave(self, name: str, now: float) -> None:
         """It says goodbye: what it held goes to others and does not count as a failure."""
         if worker := self.roster.workers.get(name):
-            self._remove(worker, "it left", now, failed=False)
+            self._remove(worker, "it left", now, blame="nobody")
 
     def tick(self, now: float) -> list[str]:
         """Once a second or so. Returns the names of workers that are lost now."""
@@ -175,6 +185,7 @@ class Ledger:
                 worker.target = -1
             self._tell_load(worker, now)
         self._abandon(now)
+        self._actions += self.returns.free_stuck(now)
         self._may_train = True
         if self.started:
             self.dispatch.look()
@@ -183,10 +194,17 @@ class Ledger:
         return [worker.name for worker in lost]
 
     def _remove(
-        self, worker: Worker, why: str, now: float, *, failed: bool = True, keep: frozenset[SampleId] = frozenset()
+        self,
+        worker: Worker,
+        why: str,
+        now: float,
+        *,
+        blame: Blame = "worker",
+        keep: frozenset[SampleId] = frozenset(),
     ) -> None:
+        """`keep`: what it has still got."""
         for sample in list(worker.held.values()):
-            self._return(sample, f"{worker.name}: {why}", now, failed=failed and sample.id not in keep)
+            self.returns.back(sample, f"{worker.name}: {why}", now, "nobody" if sample.id in keep else blame)
         if worker is self.roster.trainer:
             self.train_failed(now)
         self.roster.remove(worker, now)
@@ -209,7 +227,7 @@ class Ledger:
         if unknown := told - worker.held.keys():
             self._adopt(worker, sorted(unknown), now)
         if missing := worker.held.keys() - told:
-            self._reclaim(worker, missing, now)
+            self.returns.reclaim(worker, missing, now)
         elif worker.missing:
             worker.missing = {}
 
@@ -217,7 +235,8 @@ class Ledger:
         parked = set()
         for item in holding:
             if sample := worker.held.get(item.id):
-                sample.tokens = item.tokens
+                if item.tokens != sample.tokens:
+                    sample.tokens, sample.advanced = item.tokens, now
                 if item.parked:
                     parked.add(item.id)
         self.roster.park(worker, parked, now)
@@ -237,13 +256,6 @@ class Ledger:
     def recalled(self, past: Mapping[str, Sequence[tuple[int, int]]]) -> None:
         """The store's answer to `Recall`: prompt -> (step, response tokens), oldest first."""
         self.dispatch.remember(past)
-
-    def _reclaim(self, worker: Worker, missing: set[SampleId], now: float) -> None:
-        """It does not mention these: after a while they go to others."""
-        worker.missing = {id: worker.missing.get(id, now) for id in missing}
-        late = sorted(id for id, since in worker.missing.items() if now - since > self.missing_after_s)
-        for id in late:
-            self._return(worker.held[id], f"{worker.name} does not have it", now, failed=True)
 
     def _adopt(self, worker: Worker, claims: Iterable[SampleId], now: float) -> None:
         """It works on what we did not give it, or gave it in an earlier life. What nobody else has it may keep."""
@@ -336,10 +348,10 @@ class Ledger:
         now: float,
         *,
         retry: bool = True,
-        failed: bool = True,
+        blame: Blame = "sample",
         moved: bool = False,
     ) -> None:
-        """It will not do these, or could not be told to. `retry`: others may; `failed`: it counts as a try.
+        """It will not do these, or could not be told to. `retry`: others may.
 
         `moved`: it was asked to hand them over, and the store has what it wrote of them.
         """
@@ -347,10 +359,10 @@ class Ledger:
         held = [sample for id in ids if (sample := worker.held.get(id))] if worker else []
         for sample in held:
             if retry:
-                sample.begun = sample.begun or moved
-                self._return(sample, f"{name}: {reason}", now, failed=failed and not moved)
+                sample.handovers += moved
+                self.returns.back(sample, f"{name}: {reason}", now, "nobody" if moved else blame)
             else:
-                self._give_up(sample, reason, now)
+                self.returns.drop(sample, reason, now)
         if worker and held and retry and not moved:
             self.roster.rest(worker, True)  # until the next tick, lest it get the same again at once
 
@@ -414,23 +426,9 @@ class Ledger:
             )
             if version < self.version and not able:
                 for sample in [one for group in book.shelves["waiting"].values() for one in group]:
-                    self._give_up(sample, f"no worker has version {version} any more", now)
+                    self.returns.drop(sample, f"no worker has version {version} any more", now)
 
     # -- inside -------------------------------------------------------------------------------------------------
-
-    def _return(self, sample: Sample, why: str, now: float, *, failed: bool) -> None:
-        sample.returns += failed
-        if sample.returns > self.max_retries:
-            self._give_up(sample, f"given up after {sample.returns} tries: {why}", now)
-        else:
-            self.roster.release(sample, now)
-            sample.released = 0.0
-            self.samples.move(sample, "returned", now, why)
-
-    def _give_up(self, sample: Sample, reason: str, now: float) -> None:
-        self.roster.release(sample, now)
-        self.samples.drop(sample, reason, now)
-        self._note(sample.id.step, now)
 
     def _note(self, step: int, now: float) -> None:
         """Write down when the step's rollout, and when its scoring, came to an end."""
@@ -452,7 +450,8 @@ Where a sample can be, and what moves it. Generated from the table in `rhymed_br
 {diagram()}
 ```
 
-`returned`: its worker is lost, left, or gave it back; after `schedule.max_retries` failures it is dropped instead.
+`returned`: its worker is lost, left, or gave it back; after `schedule.max_retries` failures, or
+after `schedule.max_losses` workers that died with it while it came no further, it is dropped instead.
 `found_…`: the store's journal already had it when its step was opened, after a restart of the broker or the trainer.
 A sample that was trained after the trainer's last checkpoint is found as scored, and trained again.
 """

@@ -15,10 +15,10 @@ from typing import Any
 from rhymed.errors import DeadlineExceeded, Overloaded, PeerGone, StoreError, StoreFull
 from rhymed.service import retry
 
-STORE_PATIENCE_S = 120.0  # a store that was killed is back sooner; one that is full may be given room
+STORE_PATIENCE_S = 600.0  # a store that was killed is back sooner; one that is full may be given room
 
-AWAY = (DeadlineExceeded, PeerGone, Overloaded, StoreFull)
-"""What a store that will be back answers; anything else is a fault, and ends the broker."""
+AWAY = (DeadlineExceeded, PeerGone, Overloaded, StoreFull, OSError)
+"""What a store that will be back answers, and a full disk; anything else is a fault, and ends the broker."""
 
 Write = Callable[[], Awaitable[Any]]
 
@@ -39,10 +39,12 @@ class Outbox:
             await patiently(write, what, self._patience_s)
             self._writes.task_done()
 
-    async def flush(self, deadline_s: float) -> None:
-        """Wait until all is written, but not longer than this."""
+    async def flush(self, deadline_s: float) -> bool:
+        """Wait until all is written, but not longer than this. Whether it is."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._writes.join(), deadline_s)
+            return True
+        return False
 
 
 async def patiently(attempt: Write, what: str, patience_s: float = STORE_PATIENCE_S) -> Any:

@@ -52,6 +52,10 @@ class Samples:
 
         One of an evaluation is scored again: the journal knows its reward, but not what each scorer gave.
         """
+        if entry.state == "begun":
+            sample.begun = True
+            self.move(sample, "opened", now)
+            return
         sample.length, sample.oldest, sample.reward = entry.length, entry.oldest_version, entry.reward
         if entry.state == "dropped":
             self.move(sample, "found_dropped", now, entry.reason)

@@ -19,7 +19,7 @@ from typing import Any
 from rhymed import messages as m
 from rhymed.config import Config
 from rhymed.data import Row
-from rhymed.errors import MalformedMessage, PeerGone, RewardError, RhymedError, WireError
+from rhymed.errors import MalformedMessage, PeerGone, RewardError, RhymedError, StoreError, WireError
 from rhymed.metrics import MetricsLog
 from rhymed.places import Places
 from rhymed.runs import identity
@@ -55,6 +55,7 @@ FINISH_S = 120.0  # for the trainer's last checkpoint
 RECALLED = 256  # prompts in one question for their lengths
 LINGER_S = 3.0  # after the end, for those who watch
 FLUSH_S = 30.0  # for the last marks and metrics
+STORE_LOOK_S = 5.0
 
 Report = m.Generated | m.Scored | m.Ahead | m.GiveBack
 Order = Assign | Rate | Cancel | Release | Load | Train
@@ -69,6 +70,8 @@ class BrokerService(Service):
         self.ledger = Ledger(
             max_staleness=schedule.max_staleness,
             max_retries=schedule.max_retries,
+            max_losses=schedule.max_losses,
+            stuck_after_s=schedule.stuck_after_s,
             lost_after_s=schedule.lost_after_s,
             missing_after_s=max(5.0, 3 * schedule.heartbeat_s),
             policy=policy_of(config),
@@ -90,6 +93,7 @@ class BrokerService(Service):
         self._trainer_done = asyncio.Event()  # it left, or is set back
         self._begun = time.monotonic()
         self._outbox = Outbox()
+        self._store_trouble = ""
         self._log = MetricsLog(places.metrics, places.tensorboard)
         self._handlers: dict[type[m.Message], Callable[[bytes, Any], m.Message]] = {
             m.Join: self._join,
@@ -108,12 +112,13 @@ class BrokerService(Service):
     async def open(self) -> None:
         gc.set_threshold(100_000, 20, 100)  # the ledger's many objects hold no cycles: looking for some costs pauses
         self.server = Server(
-            self.places.broker, m.ToBroker, self._handle, insecure=self.config.net.insecure
+            self.places.broker, m.ToBroker, self._handle, keys=self.places.keys("broker")
         )  # workers may join while the dataset is read
-        self.store = StoreClient(self.places.store, "broker")
+        self.store = StoreClient(self.places.store, "broker", self.places.keys("broker"))
         self.spawn(self._outbox.run())
         self.spawn(self._run_ledger())
         self.spawn(self._tick())
+        self.spawn(self._look_at_store())
 
     async def close(self) -> None:
         if self._pass is not None:
@@ -310,6 +315,8 @@ class BrokerService(Service):
             metrics=self._metrics,
             val=self._val,
             lag_ms=self.lag.p99_ms(),
+            ready=self._plan is not None,
+            store=self._store_trouble,
         )
 
     def _known(self, worker: str) -> None:
@@ -358,6 +365,8 @@ class BrokerService(Service):
 
     async def _deliver(self, action: Order) -> None:
         try:
+            if isinstance(action, Train) and not await self._outbox.flush(FLUSH_S):
+                raise StoreError("what is dropped of the step is not yet written down")  # it must not come back later
             await self._ask(action.worker, self._message(action))
         except RhymedError as error:  # the link's, or the worker's own
             self._undelivered(action, error)
@@ -382,7 +391,9 @@ class BrokerService(Service):
         now = time.monotonic()
         match action:
             case Assign(name, ids, _) | Rate(name, ids):
-                self.ledger.given_back(name, ids, str(error), now, failed=not isinstance(error, PeerGone))
+                self.ledger.given_back(
+                    name, ids, str(error), now, blame="nobody" if isinstance(error, PeerGone) else "worker"
+                )
             case Load(name, _):
                 self.ledger.load_failed(name)
             case Release(_, ids):
@@ -406,6 +417,16 @@ class BrokerService(Service):
                 log.warning("%s is lost: silent for more than %g s", name, self.config.schedule.lost_after_s)
                 self._peers.pop(name, None)
             self._wake()
+
+    async def _look_at_store(self) -> None:
+        """So that a store that is away, or has no room, is told of while others wait for it."""
+        while True:
+            try:
+                stats = await self.store.stats(deadline_s=STORE_LOOK_S)
+                self._store_trouble = getattr(stats, "full", "")
+            except RhymedError as error:
+                self._store_trouble = f"the store does not answer: {error}"
+            await asyncio.sleep(STORE_LOOK_S)
 
     # -- the end ------------------------------------------------------------------------------------------------
 
@@ -438,9 +459,8 @@ class BrokerService(Service):
 
 def policy_of(config: Config) -> Policy:
     """The one that is named; nothing is moved where what a sample has could not be verified elsewhere."""
-    policy, rollout = POLICIES[config.schedule.policy], config.rollout
-    carries = rollout.engine == "trace" or (rollout.sampler == "keyed" and config.drafts.method != "none")
-    return policy if carries else policy._replace(move=stay)
+    policy = POLICIES[config.schedule.policy]
+    return policy if config.carries else policy._replace(move=stay)
 
 
 def fingerprint(config: Config) -> str:

@@ -6,6 +6,7 @@ from rhymed.messages import Holding, Queues, StepRow, WorkerRow
 from rhymed_broker.book import StepBook
 from rhymed_broker.ledger import Ledger
 from rhymed_broker.roster import Worker
+from rhymed_broker.trouble import troubles
 
 
 def queues(
@@ -19,7 +20,10 @@ def queues(
     metrics: dict[str, float],
     val: dict[str, float],
     lag_ms: float,
+    ready: bool = True,
+    store: str = "",
 ) -> Queues:
+    """`ready`: the dataset is read; `store`: why that cannot be written to just now."""
     return Queues(
         run=run,
         uptime_s=now - started_at,
@@ -36,6 +40,7 @@ def queues(
         metrics=metrics,
         val=val,
         lag_ms=lag_ms,
+        troubles=troubles(ledger, now, up_s=now - started_at, ready=ready, store=store),
     )
 
 

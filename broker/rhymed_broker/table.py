@@ -63,8 +63,8 @@ class Sample:
     """One sample of an open step. Changed by the ledger only."""
 
     __slots__ = (
-        "ahead", "begun", "drafting", "goal", "id", "length", "oldest", "points", "released", "returns", "reward",
-        "since", "state", "story", "tokens", "worker",
+        "advanced", "ahead", "begun", "drafting", "furthest", "goal", "handovers", "id", "length", "losses", "oldest",
+        "points", "released", "returns", "reward", "since", "state", "story", "tokens", "worker",
     )  # fmt: skip
 
     def __init__(self, id: SampleId) -> None:
@@ -73,8 +73,12 @@ class Sample:
         self.since = 0.0  # when it came into this state
         self.worker = ""  # who has it in hand
         self.returns = 0  # times that a worker failed on it
+        self.losses = 0  # times in a row that a worker died with it, while it came no further
+        self.furthest = 0  # tokens that it had when a worker died with it
         self.tokens = 0  # generated so far, as its worker told last
-        self.begun = False  # the store has its beginning
+        self.advanced = 0.0  # when that grew last
+        self.begun = False  # the store may have its beginning: somebody has had it in hand
+        self.handovers = 0  # times that a worker handed it to another
         self.released = 0.0  # when its worker was asked to hand it over; 0: it was not
         self.goal = ""  # worker that is to go on with it
         self.ahead = (0, 0)  # tokens that were written with older weights; of these, kept

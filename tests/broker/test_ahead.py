@@ -87,7 +87,8 @@ def test_what_a_lost_worker_had_parked_goes_to_others(early: Story) -> None:
     early.ledger.parked("w", [NEXT0], early.now)
     early.tick(21)
     assert {early.state(id) for id in (A0, A1, NEXT0, NEXT1)} == {"waiting"}
-    assert early.join("v", "rollout", slots=8) == [Assign("v", [A0, A1, NEXT0, NEXT1])]
+    both = [A0, A1, NEXT0, NEXT1]
+    assert early.join("v", "rollout", slots=8) == [Assign("v", both, begun=tuple(both))]
 
 
 def test_a_heartbeat_tells_what_is_parked(early: Story) -> None:

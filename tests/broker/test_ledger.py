@@ -8,7 +8,7 @@ import pytest
 from telling import SmallPlan, Story
 
 from rhymed.errors import InvalidTransition
-from rhymed.messages import Drafting, JournalEntry, SampleId
+from rhymed.messages import Drafting, Holding, JournalEntry, SampleId
 from rhymed_broker.actions import Assign, Cancel, FinishRun, Load, Mark, Rate, Train
 from rhymed_broker.ledger import page
 
@@ -94,7 +94,7 @@ def test_what_a_lost_worker_held_goes_to_others(story: Story) -> None:
     story.now += 15
     story.join("x", "rollout")
     story.beat("trainer")
-    assert story.tick(6) == [Assign("x", [A0, A1])]
+    assert story.tick(6) == [Assign("x", [A0, A1], begun=(A0, A1))]
     assert story.lost == ["w"]
 
 
@@ -115,8 +115,71 @@ def test_retries_are_bounded(story: Story) -> None:
     story.join("w", "rollout")
     for _ in range(2):
         assert story.give_back("w", A0) == []  # it rests until the next tick
-        assert story.tick() == [Assign("w", [A0])]
+        assert story.tick() == [Assign("w", [A0], begun=(A0,))]
     assert story.give_back("w", A0) == [Mark([A0], "dropped", "given up after 3 tries: w: cannot")]
+
+
+def die(story: Story, first: int, second: int) -> list:
+    """The worker tells how many tokens its two samples have, dies, and starts again with nothing in hand."""
+    holding = [Holding(id=A0, tokens=first), Holding(id=A1, tokens=second)]
+    story.ledger.heartbeat("w", 0, "", holding, {}, story.now)
+    return story.join("w", "rollout")
+
+
+def test_a_sample_that_comes_further_outlives_any_number_of_workers(story: Story) -> None:
+    story.begin(SmallPlan())
+    story.join("w", "rollout")
+    for tokens in range(1, 100):
+        assert die(story, tokens, tokens) == [Assign("w", [A0, A1], begun=(A0, A1))]
+    assert story.ledger.samples.get(A0).returns == 0  # type: ignore[union-attr]
+
+
+def test_a_sample_with_which_every_worker_dies_at_the_same_place_is_dropped(story: Story) -> None:
+    story.begin(SmallPlan())
+    story.join("w", "rollout")
+    for time in range(10):
+        assert die(story, 7, time) == [Assign("w", [A0, A1], begun=(A0, A1))]
+    why = "given up after 11 workers died with it: w: it started again"
+    assert die(story, 7, 20) == [Assign("w", [A1], begun=(A1,)), Mark([A0], "dropped", why)]
+
+
+def test_what_does_not_advance_is_taken_from_its_worker_and_dropped_in_the_end(story: Story) -> None:
+    story.begin(SmallPlan())
+    story.join("w", "rollout")
+
+    def long_after() -> list:
+        for seconds in (600, 400):
+            story.now += seconds
+            tokens = int(story.now)  # A1 goes on all the time
+            holding = [Holding(id=A0, tokens=3), Holding(id=A1, tokens=tokens)]
+            story.ledger.heartbeat("w", 0, "", holding, {}, story.now)
+            story.beat("trainer")
+            actions = story.tick(0)
+        return actions
+
+    story.ledger.heartbeat("w", 0, "", [Holding(id=A0, tokens=3), Holding(id=A1, tokens=3)], {}, story.now)
+    assert long_after() == [Cancel("w", [A0]), Assign("w", [A0], begun=(A0,))]
+    assert long_after() == [Cancel("w", [A0]), Assign("w", [A0], begun=(A0,))]
+    (cancel, mark) = long_after()
+    assert cancel == Cancel("w", [A0])
+    assert mark.state == "dropped"
+    assert "w: running for 1000 s without a change" in mark.reason
+    assert story.state(A1) == "running"
+
+
+def test_what_waits_for_a_score_for_ever_is_scored_elsewhere(story: Story) -> None:
+    story.begin(SmallPlan())
+    story.join("w", "rollout")
+    story.join("r", "reward")
+    story.generated("w", A0, A1)
+    story.join("q", "reward")
+    story.now += 1000
+    for name in ("trainer", "w", "q"):
+        story.beat(name)
+    story.beat("r", [A0, A1])
+    actions = story.tick(0)
+    assert sorted(id for action in actions for id in action.ids) == [A0, A1]
+    assert {sample.returns for sample in story.ledger.samples.queues["scoring"]} == {1}
 
 
 def test_given_back_for_good_is_dropped_and_the_group_goes_on(story: Story) -> None:
@@ -166,7 +229,7 @@ def test_what_a_worker_does_not_mention_goes_to_others(story: Story) -> None:
     story.now += 4
     assert story.beat("w", [A0]) == []
     story.now += 2
-    assert story.beat("w", [A0]) == [Assign("w", [A1])]
+    assert story.beat("w", [A0]) == [Assign("w", [A1], begun=(A1,))]
 
 
 def test_a_sample_mentioned_again_is_not_missing(story: Story) -> None:
@@ -195,9 +258,9 @@ def test_a_worker_with_other_weights_may_not_keep_its_work(story: Story) -> None
 def test_a_worker_that_started_again_has_forgotten(story: Story) -> None:
     story.begin(SmallPlan())
     story.join("w", "rollout")
-    assert story.join("w", "rollout", holding=[A1]) == [Assign("w", [A0])]
-    assert story.ledger.samples.get(A0).returns == 1  # type: ignore[union-attr]
-    assert story.ledger.samples.get(A1).returns == 0  # type: ignore[union-attr]
+    assert story.join("w", "rollout", holding=[A1]) == [Assign("w", [A0], begun=(A0,))]
+    assert story.ledger.samples.get(A0).losses == 1  # type: ignore[union-attr]
+    assert story.ledger.samples.get(A1).losses == 0  # type: ignore[union-attr]
 
 
 def test_the_journal_is_taken_up(story: Story) -> None:
@@ -205,6 +268,11 @@ def test_the_journal_is_taken_up(story: Story) -> None:
     journal = [entry(A0, "generated"), entry(A1, "scored", 1.0), entry(B0, "dropped"), entry(B1, "trained", 1.0)]
     assert story.begin(SmallPlan(groups=2), journal=journal) == [Rate("r", [A0])]
     assert trains(story.scored("r", A0)) == [(0, [A0, A1, B1])]
+
+
+def test_of_what_was_begun_in_an_earlier_life_the_store_has_a_part(story: Story) -> None:
+    story.join("w", "rollout")
+    assert story.begin(SmallPlan(), journal=[entry(A1, "begun")]) == [Assign("w", [A0, A1], begun=(A1,))]
 
 
 def test_drafting_is_told_by_the_worker_and_not_known_of_what_the_journal_has(story: Story) -> None:

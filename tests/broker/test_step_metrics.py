@@ -93,5 +93,5 @@ def test_a_ratio_of_nothing_is_left_out(told: Drafting, absent: set[str]) -> Non
 
 def test_samples_that_another_worker_went_on_with_are_counted() -> None:
     samples = [sample(index, None) for index in range(3)]
-    samples[1].begun = True
+    samples[1].handovers = 1
     assert rollout_side(0, StepMeter(0.0, (0.0, 0.0)), samples)["rollout/moved"] == 1

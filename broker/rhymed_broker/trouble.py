@@ -1,0 +1,58 @@
+"""What keeps a run from going on just now, in words for people. Pure: from the ledger and the time.
+
+Nobody waits in silence: every wait that a person could end, or would want to know of, has its sentence here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rhymed_broker.ledger import Ledger
+from rhymed_broker.returns import TAKEN
+
+PATIENCE_S = 10.0  # what is over sooner is no trouble
+LOOKED = 64  # of the samples that are longest in their state
+
+
+def troubles(ledger: Ledger, now: float, *, up_s: float, ready: bool, store: str = "") -> list[str]:
+    """`up_s`: since the broker began; `ready`: the dataset is read; `store`: why that cannot be written to."""
+    found = [store] if store else []
+    if ready and up_s > PATIENCE_S:
+        found += _absent(ledger, now)
+    return [*found, *_silent(ledger, now), *_stuck(ledger, now)]
+
+
+def _absent(ledger: Ledger, now: float) -> Iterator[str]:
+    if ledger.finished:
+        return
+    if ledger.roster.trainer is None:
+        yield "no trainer is here: nothing is trained, and no weights are given out"
+    for state, role, what in (("waiting", "rollout", "written"), ("generated", "reward", "scored")):
+        queue = ledger.samples.queues[state]  # type: ignore[index]
+        here = any(worker.role == role for worker in ledger.roster.workers.values())
+        if queue and not here and now - next(iter(queue)).since > PATIENCE_S:
+            yield f"no {role} worker is here: {len(queue)} samples wait to be {what}"
+
+
+def _silent(ledger: Ledger, now: float) -> Iterator[str]:
+    limit_s = min(PATIENCE_S, ledger.lost_after_s / 2)
+    for name, worker in sorted(ledger.roster.workers.items()):
+        if now - worker.seen > limit_s:
+            lost_s = ledger.lost_after_s - (now - worker.seen)
+            yield f"{name} has been silent for {now - worker.seen:.0f} s; lost in {max(0.0, lost_s):.0f} s"
+
+
+def _stuck(ledger: Ledger, now: float) -> Iterator[str]:
+    """The first of each state."""
+    limit_s = ledger.returns.stuck_after_s
+    for state in TAKEN:
+        for sample, _ in zip(ledger.samples.queues[state], range(LOOKED), strict=False):
+            still_s = now - max(sample.since, sample.advanced)
+            worker = ledger.roster.workers.get(sample.worker)
+            parked = worker is not None and sample.id in worker.parked
+            if still_s > limit_s / 3 and not parked:
+                yield (
+                    f"sample {sample.id} has been {state} with {sample.worker} for {still_s:.0f} s without a change;"
+                    f" taken from it in {max(0.0, limit_s - still_s):.0f} s"
+                )
+                break

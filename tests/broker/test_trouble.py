@@ -1,0 +1,61 @@
+"""What is told to people while a run does not go on."""
+
+from __future__ import annotations
+
+from telling import SmallPlan, Story
+
+from rhymed.messages import Holding, SampleId
+from rhymed_broker.trouble import troubles
+
+A0, A1 = SampleId(0, "a", 0), SampleId(0, "a", 1)
+
+
+def told(story: Story, **given: object) -> list[str]:
+    return troubles(story.ledger, story.now, **{"up_s": 100.0, "ready": True, **given})  # type: ignore[arg-type]
+
+
+def test_a_run_that_goes_on_has_no_trouble(story: Story) -> None:
+    story.begin(SmallPlan())
+    story.join("w", "rollout")
+    story.join("r", "reward")
+    assert told(story) == []
+
+
+def test_who_is_missing_is_named_with_what_waits_for_him(story: Story) -> None:
+    story.begin(SmallPlan())
+    assert told(story) == []  # it has just begun
+    story.now += 15
+    story.beat("trainer")
+    assert told(story) == ["no rollout worker is here: 2 samples wait to be written"]
+    story.join("w", "rollout")
+    story.generated("w", A0, A1)
+    story.now += 15
+    story.beat("trainer")
+    story.beat("w")
+    assert told(story) == ["no reward worker is here: 2 samples wait to be scored"]
+    story.ledger.leave("trainer", story.now)
+    assert told(story)[0].startswith("no trainer is here")
+
+
+def test_a_silent_worker_is_named_before_it_is_lost(story: Story) -> None:
+    story.begin(SmallPlan())
+    story.join("w", "rollout")
+    story.now += 12
+    story.beat("trainer")
+    assert told(story) == ["w has been silent for 12 s; lost in 8 s"]
+
+
+def test_a_sample_that_does_not_advance_is_named_before_it_is_taken_away(story: Story) -> None:
+    story.begin(SmallPlan())
+    story.join("w", "rollout")
+    for seconds in (1, 400):
+        story.now += seconds
+        story.beat("trainer")
+        holding = [Holding(id=A0, tokens=3), Holding(id=A1, tokens=int(story.now))]
+        story.ledger.heartbeat("w", 0, "", holding, {}, story.now)
+    (line,) = told(story)
+    assert line.startswith("sample 0/a/0 has been running with w for 400 s without a change; taken from it in 500 s")
+
+
+def test_a_store_that_cannot_be_written_to_is_told_at_once(story: Story) -> None:
+    assert told(story, up_s=0.0, ready=False, store="the disk is full") == ["the disk is full"]
