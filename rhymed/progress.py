@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections import deque
 from types import TracebackType
@@ -21,6 +22,8 @@ from rhymed.messages import Queues, StepRow, WorkerRow
 from rhymed.places import Places
 
 BAR_CELLS = 48
+TIMES = re.compile(r"[0-9.]+ s\b")
+"""What changes all the time in a sentence that stays the same."""
 
 SHOWN = (
     ("reward/mean", "reward", "{:.3f}"),
@@ -63,6 +66,8 @@ def render(queues: Queues | None, rewards: list[float], events: list[str], elaps
         parts.extend(Text(f"eval   {text}") for text in grades(queues.val))
     if rewards:
         parts.append(Text(f"reward  {sparkline(rewards[-60:])}  {rewards[-1]:.3f}"))
+    if queues is not None:
+        parts.extend(Text(f"waits  {trouble}", style="bold red") for trouble in queues.troubles)
     parts.extend(Text(event, style="yellow") for event in events)
     return Group(*parts)
 
@@ -130,6 +135,7 @@ class Screen:
         self._shown_val = -1.0
         self._evaluated = config.run.name if config.trainer.steps == 0 else ""  # the checkpoint that is
         self._phase = ""
+        self._troubles: set[str] = set()
         self._steps_seen = False
         self._mismatch_warn = config.trainer.mismatch_warn
         self._mismatched = False
@@ -160,6 +166,7 @@ class Screen:
         if queues is not None:
             self._step(queues)
             self._evaluation(queues)
+            self._trouble(queues.troubles)
         if self._live:
             self._live.update(render(queues, self._rewards, list(self._events), self._elapsed()))
         elif queues is not None and not self._steps_seen:
@@ -195,6 +202,18 @@ class Screen:
                 " from the trainer's policy"
             )
         self._mismatched = mean > self._mismatch_warn
+
+    def _trouble(self, troubles: list[str]) -> None:
+        """The live screen shows them as they are; on plain lines each is said when it begins, and when all are over."""
+        if self._live:
+            return
+        now = {TIMES.sub("", trouble): trouble for trouble in troubles}
+        for key, trouble in now.items():
+            if key not in self._troubles:
+                self.tell(f"waits: {trouble}")
+        if self._troubles and not now:
+            self.tell("goes on")
+        self._troubles = set(now)
 
     def _starting(self, queues: Queues) -> None:
         """Until the first step is done, tell what every process does whenever that changes."""

@@ -1,7 +1,8 @@
 """The frame of every process: an actor with background tasks, signals, logs, and a watch on its event loop.
 
-A service starts, works until it is told to stop (SIGTERM, SIGINT, `self.stop()`), and closes what it opened. A
-background task that fails ends the service with that error: whoever supervises it starts it again, clean.
+A service starts, works until it is told to stop (SIGTERM, SIGINT, `self.stop()`), hands back what it holds, and
+closes what it opened. A background task that fails ends the service with that error: whoever supervises it starts it
+again, clean. So does an event loop that does not turn any more: `rhymed.watchdog` ends its process.
 """
 
 from __future__ import annotations
@@ -20,13 +21,14 @@ from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any, NoReturn
 
-from rhymed.errors import HOPELESS
+from rhymed.errors import HOPELESS, RhymedError
 
 log = logging.getLogger(__name__)
 
 LAG_INTERVAL_S = 0.05
 PR_SET_PDEATHSIG = 1
 EX_HOPELESS = 2  # exit status that tells a supervisor not to try again
+DRAIN_S = 5.0  # for handing back what is in hand; well below what a supervisor or container engine waits
 
 
 class LagMeter:
@@ -34,11 +36,13 @@ class LagMeter:
 
     def __init__(self, window: int = 400) -> None:
         self._late_s: deque[float] = deque(maxlen=window)
+        self.turns = 0  # times that the loop has come round to us
 
     async def watch(self) -> None:
         while True:
             due = time.monotonic() + LAG_INTERVAL_S
             await asyncio.sleep(LAG_INTERVAL_S)
+            self.turns += 1
             self._late_s.append(max(0.0, time.monotonic() - due))
 
     def p99_ms(self) -> float:
@@ -48,7 +52,7 @@ class LagMeter:
 
 
 class Service:
-    """Base of broker, store, workers and trainer. Subclasses override `open` and `close`."""
+    """Base of broker, store, workers and trainer. Subclasses override `open`, `drain` and `close`."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -60,6 +64,12 @@ class Service:
 
     async def open(self) -> None:
         """Bind, connect, spawn. May raise: then the service ends with that error."""
+
+    async def drain(self) -> None:
+        """Hand back what is in hand: called when it was told to stop, while the background tasks still run.
+
+        May take `DRAIN_S`; what is not done by then, or fails, is left to those who notice that we are gone.
+        """
 
     async def close(self) -> None:
         """Undo `open`; called once, after the background tasks were cancelled."""
@@ -95,6 +105,8 @@ class Service:
             await self.open()
             self.opened.set()
             await self._stopping.wait()
+            if self._failure is None:
+                await self._hand_back()
         finally:
             for task in list(self._tasks):
                 task.cancel()
@@ -102,6 +114,13 @@ class Service:
             await self.close()
         if self._failure is not None:
             raise self._failure
+
+    async def _hand_back(self) -> None:
+        try:
+            async with asyncio.timeout(DRAIN_S):
+                await self.drain()
+        except (RhymedError, TimeoutError) as error:
+            log.warning("%s: not all was handed back: %s", self.name, error or f"no time left after {DRAIN_S:g} s")
 
     @contextlib.asynccontextmanager
     async def running(self) -> Any:
@@ -141,6 +160,7 @@ def serve(build: Callable[[], Service], *, log_file: Path | None = None) -> NoRe
     import setproctitle
     import uvloop
 
+    from rhymed import watchdog
     from rhymed.wire import drain
 
     configure_logging(log_file)
@@ -150,6 +170,7 @@ def serve(build: Callable[[], Service], *, log_file: Path | None = None) -> NoRe
     async def body() -> None:
         service = build()
         setproctitle.setproctitle(f"rhymed {service.name}")
+        watchdog.guard(lambda: service.lag.turns, service.name)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, service.stop)

@@ -59,9 +59,13 @@ async def _watch(
 ) -> bool:
     """Show what the broker tells until the run has finished (True), failed or been interrupted (False)."""
     last: Queues | None = None
+    reached = (0, 0)
     async for queues in _snapshots(where):
         screen.show(queues)
         last = queues or last
+        if queues is not None and (now := _reached(queues)) > reached:
+            reached = now
+            supervisor.moved()
         if queues is not None and queues.finished:
             return True
         if supervisor.left("broker"):  # between two looks of ours
@@ -71,9 +75,14 @@ async def _watch(
     return False
 
 
+def _reached(queues: Queues) -> tuple[int, int]:
+    """How far the run is: steps trained, and samples of the open ones that are written."""
+    return queues.step, sum(count for state, count in queues.queues.items() if state not in ("waiting", "running"))
+
+
 async def _snapshots(where: Places) -> AsyncIterator[Queues | None]:
     """The broker's queues twice a second; `None` while it does not answer. Never ends by itself."""
-    client = Client(where.broker, peer="broker")
+    client = Client(where.broker, peer="broker", keys=where.keys("viewer"))
     try:
         while True:
             queues: Queues | None = None

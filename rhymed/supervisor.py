@@ -1,7 +1,9 @@
 """Starts the processes of a run on this machine, starts again what dies, and leaves nothing behind.
 
-Owns child processes, each in a session of its own so that an engine's children go with it. Knows nothing of
-samples: what a restarted process has to do it learns from the broker and the store.
+Owns child processes, each in a session of its own so that an engine's children go with it. One that keeps dying is
+given up, and the run with it, but only while the run does not move (`moved`): what gets on, however often something
+dies, is not ended by us. Knows nothing of samples: what a restarted process has to do it learns from the broker and
+the store.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ log = logging.getLogger(__name__)
 
 STOP_S = 12.0  # from SIGTERM to SIGKILL
 CALM_S = 120.0  # a process that lived this long has its restarts forgiven
-MAX_RESTARTS = 5
+MAX_RESTARTS = 5  # in a row, while the run does not move
+QUICK_S = 10.0  # one that dies sooner waits longer before it is started again
+LONGEST_PAUSE_S = 30.0
 FULL_BYTES = 64 << 10  # less free than this, and a process may not be able to say why it ended
 LEFT_S = 8.0  # one that left by itself was told of the run's end, or was sent away: by then we know which
 
@@ -45,7 +49,9 @@ class Child:
     command: Command
     process: asyncio.subprocess.Process | None = None
     started: float = 0.0
-    restarts: int = 0
+    restarts: int = 0  # since the run moved, or it lived long
+    quick: int = 0  # times in a row that it died soon
+    judged: float = 0.0  # when it died last
     wrote_from: int = 0  # bytes of output that earlier processes left
     left: bool = False  # it ended by itself, without an error
     task: asyncio.Task[None] | None = field(default=None, repr=False)
@@ -80,6 +86,11 @@ class Supervisor:
         self._logs = logs
         self._tell = tell
         self._closing = False
+        self._moved_at = 0.0
+
+    def moved(self) -> None:
+        """The run has got further than ever before: what was set back and comes there again has not."""
+        self._moved_at = time.monotonic()
 
     async def __aenter__(self) -> Supervisor:
         for child in self.children:
@@ -89,7 +100,7 @@ class Supervisor:
     async def __aexit__(self, *ended: object) -> None:
         self._closing = True
         for child in reversed(self.children):
-            _signal(child, signal.SIGTERM)
+            _ask_to_end(child)
         tasks = [child.task for child in self.children if child.task is not None]
         for child in self.children:
             if child.task is not None and child.process is not None and child.process.returncode is not None:
@@ -112,14 +123,13 @@ class Supervisor:
             child.left = status == 0
             if self._closing or (child.left and child.command.name == "broker"):
                 return
-            if time.monotonic() - child.started > CALM_S:
-                child.restarts = 0
+            self._judge(child)
             hopeless = status == EX_HOPELESS or (status != 0 and bool(self._full_disk(child)))
             if hopeless or child.restarts == MAX_RESTARTS:
                 self.mistake = hopeless
                 self._give_up(child)
                 return
-            pause_s = LEFT_S if child.left else 0.5 * 2**child.restarts
+            pause_s = LEFT_S if child.left else min(LONGEST_PAUSE_S, 0.5 * 2 ** max(0, child.quick - 1))
             child.restarts += 1
             if not child.left:
                 why = f"{_reason(status)}: {self._last_words(child)}" if status > 0 else _reason(status)
@@ -127,6 +137,14 @@ class Supervisor:
             await asyncio.sleep(pause_s)
             if child.left and not self._closing:
                 self._tell(f"{child.command.name} had left; starting it again")
+
+    def _judge(self, child: Child) -> None:
+        """What is held against it."""
+        now = time.monotonic()
+        child.quick = child.quick + 1 if now - child.started < QUICK_S else 0
+        if now - child.started > CALM_S or self._moved_at > child.judged:
+            child.restarts = 0
+        child.judged = now
 
     def _give_up(self, child: Child) -> None:
         times = f"{child.restarts + 1} times" if child.restarts else "once and for all"
@@ -167,6 +185,13 @@ class Supervisor:
 
     def _output(self, child: Child) -> Path:
         return self._logs(child.command.name).with_suffix(".out")
+
+
+def _ask_to_end(child: Child) -> None:
+    """Only the leader is asked: it ends its own children when it has handed back what they made."""
+    if child.process is not None and child.process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            child.process.terminate()
 
 
 def _signal(child: Child, number: signal.Signals) -> None:

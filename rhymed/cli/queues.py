@@ -157,6 +157,7 @@ def render(snapshot: Queues) -> RenderableType:
     )
     tables: list[RenderableType] = [_queues(snapshot), _steps(snapshot), _workers(snapshot)]
     tables += [f"[red]{escape(worker)}: {what}[/]" for worker, what in culprits(snapshot).items()]
+    tables += [f"[bold red]waits: {escape(trouble)}[/]" for trouble in snapshot.troubles]
     if any(row.holding for row in snapshot.workers):
         tables.append(_held(snapshot))
     return Group(head, *tables)

@@ -113,3 +113,22 @@ def test_an_evaluation_is_a_line_a_dataset_once(tmp_path: Path) -> None:
     assert shown.count("eval v2   sums   mean@2 0.500   pass@2 0.750") == 1
     open_row = StepRow(step=EVAL + 2, states={"running": 3}, groups_ready=1, groups=4, open_s=1.0)
     assert "eval v2" in text(render(msgspec.structs.replace(now, open_steps=[open_row], val={}), [], [], 1.0))
+
+
+def test_on_plain_lines_a_trouble_is_told_when_it_begins_and_when_all_are_over(tmp_path: Path) -> None:
+    config = Config(run=Run(folder=str(tmp_path)))
+    out = Console(file=io.StringIO(), width=160)
+    with Screen(config, places(config), plain=True, console=out) as screen:
+        for seconds in (5, 6, 7):
+            trouble = f"w has been silent for {seconds} s; lost in {20 - seconds} s"
+            screen.show(msgspec.structs.replace(queues(1), troubles=[trouble]))
+        screen.show(queues(1))
+        screen.show(queues(1))
+    shown = out.file.getvalue()  # type: ignore[attr-defined]
+    assert shown.count("waits: w has been silent") == 1
+    assert shown.count("goes on") == 1
+
+
+def test_the_live_screen_shows_troubles_as_they_are() -> None:
+    now = msgspec.structs.replace(queues(1), troubles=["the disk is full"])
+    assert "waits  the disk is full" in text(render(now, [], [], 1.0))

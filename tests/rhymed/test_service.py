@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import rhymed.service
 from rhymed.errors import EngineError, PeerGone, StoreFull
 from rhymed.service import LagMeter, Service, retry
 
@@ -33,6 +34,10 @@ class Recorder(Service):
         finally:
             self.story.append("work ended")
 
+    async def drain(self) -> None:
+        self.story.append("drain")
+        self._maybe("drain")
+
     async def close(self) -> None:
         self.story.append("close")
         self._maybe("close")
@@ -48,7 +53,26 @@ async def test_opens_works_and_closes_after_its_tasks_have_ended() -> None:
         assert service.story == ["open"]
         assert not service.stopping
         await asyncio.sleep(0.01)
-    assert service.story == ["open", "work ended", "close"]
+    assert service.story == ["open", "drain", "work ended", "close"]
+
+
+async def test_what_cannot_be_handed_back_does_not_keep_it() -> None:
+    service = Recorder("drain")
+    async with service.running():
+        pass
+    assert service.story == ["open", "drain", "work ended", "close"]
+
+
+async def test_handing_back_has_a_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Slow(Recorder):
+        async def drain(self) -> None:
+            await asyncio.sleep(3600)
+
+    monkeypatch.setattr(rhymed.service, "DRAIN_S", 0.05)
+    slow = Slow()
+    async with slow.running():
+        pass
+    assert slow.story == ["open", "work ended", "close"]
 
 
 async def test_a_failing_background_task_ends_it_with_that_error() -> None:

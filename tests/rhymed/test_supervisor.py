@@ -139,3 +139,40 @@ async def test_a_restart_says_why_and_a_full_disk_ends_it(logs, script, monkeypa
             await running.failed.wait()
     assert running.mistake
     assert "is full: make room" in running.failure
+
+
+async def test_one_that_keeps_dying_is_not_given_up_while_the_run_gets_on(logs, script, monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr(supervisor, "MAX_RESTARTS", 1)
+    monkeypatch.setattr(supervisor, "LONGEST_PAUSE_S", 0.05)
+    lives = tmp_path / "lives"
+    text = "import os, sys; open(sys.argv[1], 'a').write('.'); os.kill(os.getpid(), 9)"
+
+    def count() -> int:
+        return len(lives.read_text()) if lives.exists() else 0
+
+    running = Supervisor([script("worker", text, lives)], logs, lambda _: None)
+    async with running:
+        for life in range(1, 6):
+            await until(lambda life=life: count() >= life)
+            running.moved()
+        assert not running.failed.is_set()
+        await asyncio.wait_for(running.failed.wait(), 20)  # and now it does not get on any more
+
+
+async def test_only_the_leader_is_asked_to_end_and_may_end_its_children_itself(tmp_path, logs, script) -> None:
+    text = (
+        "import signal, subprocess, sys, time\n"
+        "child = subprocess.Popen([sys.executable, '-c', \"import signal, time; print('ready', flush=True);"
+        " signal.sigwait([signal.SIGTERM])\"], stdout=subprocess.PIPE)\n"
+        "child.stdout.readline()\n"
+        "def end(*_):\n"
+        "    open(sys.argv[1], 'w').write(f'child {child.poll()}')\n"
+        "    sys.exit(0)\n"
+        "signal.signal(signal.SIGTERM, end)\n"
+        "open(sys.argv[1], 'w').write('up')\n"
+        "while True: time.sleep(0.05)\n"
+    )
+    file = tmp_path / "told"
+    async with Supervisor([script("worker", text, file)], logs, lambda _: None):
+        await until(lambda: file.exists() and file.read_text() == "up")
+    assert file.read_text() == "child None"  # alive when its parent was asked
