@@ -18,6 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from rhymed import errors, wire
 from rhymed.data import Row, prompt_id
+from rhymed.keys import OPEN, Keyring
 from rhymed.messages import (
     Done,
     ForgetLogprobs,
@@ -30,6 +31,7 @@ from rhymed.messages import (
     GetStoreStats,
     Journal,
     JournalEntry,
+    Kept,
     Lengths,
     MarkSamples,
     Message,
@@ -81,8 +83,8 @@ class StoreClient:
     `name` must be unique among the store's clients.
     """
 
-    def __init__(self, address: str, name: str) -> None:
-        self._link = wire.Client(address, name, peer="store")
+    def __init__(self, address: str, name: str, keys: Keyring = OPEN) -> None:
+        self._link = wire.Client(address, name, peer="store", keys=keys.to("store"))
 
     def close(self) -> None:
         self._link.close()
@@ -103,19 +105,31 @@ class StoreClient:
         answer, _ = await self._ask(GetPrompts(prompts=list(prompts)), Prompts, deadline_s=deadline_s)
         return [msgspec.json.decode(row.row, type=dict[str, Any]) for row in answer.rows]
 
-    async def put_samples(self, samples: Sequence[NewSample], *, deadline_s: float = DEADLINE_S) -> None:
-        """Returns when they are durable. A sample that is there already keeps its first record."""
-        if not samples:
-            return
-        frames = [_join(list(column)) for column in zip(*map(_check, samples), strict=True)]
-        await self._ask(PutSamples(samples=[sample.info for sample in samples]), Done, *frames, deadline_s=deadline_s)
+    async def put_samples(self, samples: Sequence[NewSample], *, deadline_s: float = DEADLINE_S) -> list[SampleInfo]:
+        """Returns when they are durable. A sample that is there already keeps its first record.
 
-    async def put_partials(self, partials: Mapping[SampleId, ArrayLike], *, deadline_s: float = DEADLINE_S) -> None:
-        """Keep beginnings of samples: sample -> its first response tokens. Returns when they are durable."""
-        if not partials:
+        Of those whose first record is another one than given, what the store has: normally none.
+        """
+        if not samples:
+            return []
+        frames = [_join(list(column)) for column in zip(*map(_check, samples), strict=True)]
+        question = PutSamples(samples=[sample.info for sample in samples])
+        answer, _ = await self._ask(question, Done | Kept, *frames, deadline_s=deadline_s)
+        return list(answer.samples) if isinstance(answer, Kept) else []
+
+    async def put_partials(
+        self, parts: Mapping[SampleId, tuple[int, ArrayLike]], *, deadline_s: float = DEADLINE_S
+    ) -> None:
+        """Keep parts of samples that are being written: sample -> (position of the first, tokens).
+
+        They replace all from that position on. Returns when they are durable. A part behind a hole is ignored, and
+        so is one of a sample that is whole already or of a step that a checkpoint holds.
+        """
+        if not parts:
             return
-        arrays = [_tokens(given, f"sample {id}: tokens") for id, given in partials.items()]
-        question = PutPartials(samples=list(partials), lengths=[len(array) for array in arrays])
+        arrays = [_tokens(given, f"sample {id}: tokens") for id, (_, given) in parts.items()]
+        starts, lengths = [start for start, _ in parts.values()], [len(array) for array in arrays]
+        question = PutPartials(samples=list(parts), starts=starts, lengths=lengths)
         await self._ask(question, Done, _join(arrays), deadline_s=deadline_s)
 
     async def get_partials(
@@ -201,7 +215,8 @@ class StoreClient:
             prompts = _cut(rest.pop(0), np.dtype(np.uint32), [info.prompt_length for info in answer.samples])
         return [StoredSample(*row) for row in zip(answer.samples, tokens, probs, prompts, strict=False)]
 
-    async def _ask(self, question: Message, expected: type[Message], *frames: Any, deadline_s: float) -> wire.Parcel:
+    async def _ask(self, question: Message, expected: Any, *frames: Any, deadline_s: float) -> wire.Parcel:
+        """`expected`: the answer's type, or a union of types."""
         parcel = await self._link.request(question, *frames, deadline_s=deadline_s)
         if not isinstance(parcel.message, expected):
             raise errors.MalformedMessage(f"store answered {type(question).__name__} with {parcel.message!r:.80}")

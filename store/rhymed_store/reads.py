@@ -22,6 +22,7 @@ from rhymed.messages import (
     GetPrompts,
     GetSamples,
     Journal,
+    JournalEntry,
     LengthRow,
     Lengths,
     Partials,
@@ -30,7 +31,7 @@ from rhymed.messages import (
     SampleId,
     Samples,
 )
-from rhymed_store import records
+from rhymed_store import partials, records
 from rhymed_store.database import Database
 from rhymed_store.records import Record, Tokens
 
@@ -55,14 +56,14 @@ class Reads:
         return _samples(found), arrays
 
     def partials(self, message: GetPartials) -> tuple[Partials, list[Any]]:
-        samples, parts = [], []
-        with self._history.read() as txn:
+        found = {}
+        with self._history.read() as txn, txn.cursor(self._tables["partials"]) as cursor:
             for sample in message.samples:
-                frame = txn.get(records.journal_key(sample), db=self._tables["partials"])
-                if frame is not None:
-                    samples.append(sample)
-                    parts.append(records.unpack_bytes(frame, f"the beginning of sample {sample}"))
-        return Partials(samples=samples, lengths=[len(part) // 4 for part in parts]), [b"".join(parts)]
+                tokens = partials.get(cursor, sample)
+                if tokens is not None:
+                    found[sample] = tokens
+        lengths = [len(tokens) for tokens in found.values()]
+        return Partials(samples=list(found), lengths=lengths), [b"".join(map(bytes, found.values()))]
 
     def history(self, message: GetHistory) -> tuple[Samples, list[Any]]:
         if message.limit < 1:
@@ -84,7 +85,7 @@ class Reads:
                 if len(taken) >= limit and step != -taken[-1][0]:
                     break
                 sample = records.sample_at(key, prompt)
-                taken.append((-step, sample.index, Found(sample, records.unpack_record(cursor.value()))))
+                taken.append((-step, sample.index, Found(sample, records.unpack_record(key, cursor.value()))))
                 inside = cursor.prev()
         return [found for _, _, found in sorted(taken, key=lambda row: row[:2])[:limit]]
 
@@ -104,16 +105,19 @@ class Reads:
         return LengthRow(prompt=prompt, lengths=found)
 
     def journal(self, message: GetJournal) -> Journal:
-        entries = []
-        with self._history.read() as txn, txn.cursor(self._tables["journal"]) as cursor:
-            if cursor.set_range(records.step_prefix(message.from_step)):
-                for key, value in cursor:
+        entries, low = {}, records.step_prefix(message.from_step)
+        with self._history.read() as txn:
+            with txn.cursor(self._tables["partials"]) as cursor:
+                for sample in partials.begun(cursor, low):
+                    entries[sample] = JournalEntry(id=sample, state="begun")
+            with txn.cursor(self._tables["journal"]) as cursor:
+                for key, value in cursor if cursor.set_range(low) else ():
                     entry = records.unpack_journal(key, value)
                     if entry.state == "dropped":
                         reason = txn.get(records.sample_key(entry.id), db=self._tables["drops"])
                         entry = records.unpack_journal(key, value, bytes(reason or b"").decode())
-                    entries.append(entry)
-        return Journal(entries=entries)
+                    entries[entry.id] = entry
+        return Journal(entries=list(entries.values()))
 
     def prompts(self, message: GetPrompts) -> Prompts:
         rows = []
@@ -127,10 +131,11 @@ class Reads:
         return Prompts(rows=rows)
 
     def _find(self, txn: Any, sample: SampleId) -> Found:
-        value = txn.get(records.sample_key(sample), db=self._tables["samples"])
+        key = records.sample_key(sample)
+        value = txn.get(key, db=self._tables["samples"])
         if value is None:
             raise UnknownSample(f"sample {sample} was never stored")
-        return Found(sample, records.unpack_record(value))
+        return Found(sample, records.unpack_record(key, value))
 
     def _tokens(self, txn: Any, found: Sequence[Found]) -> Tokens:
         out, starts = _space([record.length for _, record in found])

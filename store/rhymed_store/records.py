@@ -2,7 +2,7 @@
 
 Sample keys sort by prompt, step, index, so a prompt's history is one range; journal keys by step, prompt, index, so
 a step is one range. Steps are biased by 2^31: the negative ones of imported history sort first. A record's length
-stands at a fixed place and is read without its tokens. Every array carries a checksum.
+stands at a fixed place and is read without its tokens. Every array and every record carries a checksum.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from rhymed.errors import MalformedMessage, StoreDamaged
 from rhymed.messages import FinishReason, JournalEntry, SampleId, SampleInfo, SampleState
 
-SCHEMA = 1
+SCHEMA = 2
 """Version of everything in this module."""
 
 Tokens: TypeAlias = NDArray[np.uint32]
@@ -35,6 +35,7 @@ STATES: tuple[SampleState, ...] = get_args(SampleState)
 
 _SAMPLE_KEY = struct.Struct(">8sIH")  # prompt, biased step, index
 _JOURNAL_KEY = struct.Struct(">I8sH")
+SAMPLE_KEY_BYTES = _SAMPLE_KEY.size
 _HEADER = struct.Struct(
     "<IIIQIBd"
 )  # length, prompt tokens, their checksum, position and size of the frame, flags, reward
@@ -44,8 +45,9 @@ _JOURNAL = struct.Struct("<BIiBd")  # state, length, oldest version, is there a 
 
 _local = threading.local()
 
-# Flags of a header: finish reason (2 bits), state (2), is there a reward (1), width - 2 (2)
-_STATE_SHIFT, _REWARD_BIT, _WIDTH_SHIFT = 2, 1 << 4, 5
+# Flags of a header: finish reason (2 bits), state (2), is there a reward (1), width - 2 (2), does a checksum of key
+# and record stand at the end (1; records of schema 1 have none)
+_STATE_SHIFT, _REWARD_BIT, _WIDTH_SHIFT, _CHECKED = 2, 1 << 4, 5, 1 << 7
 
 
 class Record(NamedTuple):
@@ -92,8 +94,11 @@ class Record(NamedTuple):
         reward = self.reward if self.flags & _REWARD_BIT else None
         return pack_journal(self.state, self.length, self.versions, reward)
 
-    def pack(self) -> bytes:
-        return _HEADER.pack(*self[:7]) + b"".join(_RUN.pack(*run) for run in self.versions)
+    def pack(self, key: bytes) -> bytes:
+        """To stand under this sample key."""
+        header = _HEADER.pack(*self[:5], self.flags | _CHECKED, self.reward)
+        body = header + b"".join(_RUN.pack(*run) for run in self.versions)
+        return body + zlib.crc32(body, zlib.crc32(key)).to_bytes(4, "little")
 
 
 def new_record(info: SampleInfo, prompt_check: int, position: int, size: int, width: Width) -> Record:
@@ -102,9 +107,19 @@ def new_record(info: SampleInfo, prompt_check: int, position: int, size: int, wi
     return Record(info.length, info.prompt_length, prompt_check, position, size, flags, 0.0, info.versions)
 
 
-def unpack_record(value: Any) -> Record:
-    fields = _HEADER.unpack_from(value)
-    return Record._make((*fields, list(_RUN.iter_unpack(value[_HEADER.size :]))))
+def unpack_record(key: Any, value: Any) -> Record:
+    """Raises `StoreDamaged` naming the sample when the bytes are not those that were written."""
+    try:
+        *fields, flags, reward = _HEADER.unpack_from(value)
+        end = len(value)
+        if flags & _CHECKED:
+            end -= 4
+            if zlib.crc32(value[:end], zlib.crc32(key)) != int.from_bytes(value[end:], "little"):
+                raise ValueError("its checksum differs")
+        versions = list(_RUN.iter_unpack(value[_HEADER.size : end]))
+    except (struct.error, ValueError) as error:
+        raise StoreDamaged(f"sample {name_of(key)}: its record is damaged at rest ({error}); {RESCUE}") from None
+    return Record._make((*fields, flags & ~_CHECKED, reward, versions))
 
 
 def unpack_length(value: Any) -> int:
@@ -150,6 +165,30 @@ def sample_at(key: Any, prompt: str) -> SampleId:
     return SampleId(step=step - STEP_BIAS, prompt=prompt, index=index)
 
 
+def sample_in(key: Any) -> SampleId:
+    """The id that a journal key stands for."""
+    step, prompt, index = _JOURNAL_KEY.unpack(key)
+    return SampleId(step=step - STEP_BIAS, prompt=prompt.hex(), index=index)
+
+
+def name_of(key: Any) -> str:
+    """How the sample with this key is called; of a key that is none, its bytes."""
+    if len(key) != _SAMPLE_KEY.size:
+        return bytes(key).hex()
+    return str(sample_at(key, bytes(key[:8]).hex()))
+
+
+def sample_of(journal: Any) -> SampleId:
+    """The id that a journal key stands for; what follows in the key is not looked at."""
+    step, prompt, index = _JOURNAL_KEY.unpack_from(journal)
+    return SampleId(step=step - STEP_BIAS, prompt=prompt.hex(), index=index)
+
+
+def journal_of(key: bytes) -> bytes:
+    """The journal key of the sample with this sample key."""
+    return key[8:12] + key[:8] + key[12:]
+
+
 def step_of(key: Any) -> int:
     """Step of a sample key."""
     return int(_SAMPLE_KEY.unpack(key)[1]) - STEP_BIAS
@@ -172,11 +211,16 @@ def pack_journal(
     return _JOURNAL.pack(STATES.index(state), length, oldest, reward is not None, reward or 0.0)
 
 
+def journal_state(value: Any) -> SampleState:
+    """Of a packed line, without unpacking the rest."""
+    state: SampleState = STATES[value[0]]
+    return state
+
+
 def unpack_journal(key: Any, value: Any, reason: str = "") -> JournalEntry:
-    step, prompt, index = _JOURNAL_KEY.unpack(key)
     state, length, oldest, has_reward, reward = _JOURNAL.unpack(value)
     return JournalEntry(
-        id=SampleId(step=step - STEP_BIAS, prompt=prompt.hex(), index=index),
+        id=sample_of(key),
         state=STATES[state],
         length=length,
         oldest_version=oldest,

@@ -27,7 +27,7 @@ from rhymed.messages import (
     SampleId,
     SampleInfo,
 )
-from rhymed_store import records
+from rhymed_store import partials, records
 from rhymed_store.history import Batch, History
 
 HEADER_BYTES = 256  # what a sample takes beside its arrays, with room for partly filled pages
@@ -122,25 +122,36 @@ class Writes:
             if batch.txn.get(key, db=self._tables["prompts"]) is None:
                 batch.txn.put(key, records.pack_bytes(data, self._level), db=self._tables["prompts"])
 
-    def put_samples(self, batch: Batch, rows: Sequence[NewRow]) -> None:
+    def put_samples(self, batch: Batch, rows: Sequence[NewRow]) -> list[SampleInfo]:
+        """Returns what the store has of those of which it keeps another, earlier record."""
         txn, table = batch.txn, self._tables["samples"]
         first = {row.key: row for row in reversed(rows)}
         fresh = [row for key, row in sorted(first.items()) if txn.get(key, db=table) is None]
-        if not fresh:
-            return
+        if fresh:
+            self._put_fresh(batch, fresh)
+        if len(fresh) == len(rows):
+            return []
+        stored = [self._record(txn, row.info.id).info(row.info.id) for row in rows]
+        return [info for info, row in zip(stored, rows, strict=True) if _content(info) != _content(row.info)]
+
+    def _put_fresh(self, batch: Batch, fresh: Sequence[NewRow]) -> None:
+        txn = batch.txn
         blob = b"".join([row.frame for row in fresh])
         self._history.claim_room(batch, len(blob) + sum(len(row.logprobs) + HEADER_BYTES for row in fresh))
         self._put_contexts(txn, fresh)
         made = self._headers(txn, fresh, self._history.stream.append(txn, blob))
-        self._put_all(txn, "samples", [(row.key, record.pack()) for row, record in zip(fresh, made, strict=True)])
+        self._put_all(
+            txn, "samples", [(row.key, record.pack(row.key)) for row, record in zip(fresh, made, strict=True)]
+        )
         live_from = self._live_from(txn)
         live = [(records.journal_key(row.info.id), row, record) for row, record in zip(fresh, made, strict=True)]
         live = sorted(entry for entry in live if is_live(entry[1].info.id.step, live_from))
         self._put_all(txn, "logprobs", [(key, row.logprobs) for key, row, _ in live if row.logprobs])
         self._put_all(txn, "journal", [(key, record.journal()) for key, _, record in live])
         if txn.stat(self._tables["partials"])["entries"]:
-            for row in fresh:
-                txn.delete(records.journal_key(row.info.id), db=self._tables["partials"])
+            with txn.cursor(self._tables["partials"]) as cursor:
+                for row in fresh:
+                    partials.remove(cursor, records.journal_key(row.info.id))
         batch.tokens += sum(row.info.length for row in fresh)
 
     def _put_contexts(self, txn: Any, rows: Sequence[NewRow]) -> None:
@@ -167,18 +178,16 @@ class Writes:
             cursor.putmulti(rows)
 
     def put_partials(self, batch: Batch, message: PutPartials, tokens: bytes) -> None:
-        """Raises `MalformedMessage` when the array is not as long as announced."""
-        if len(message.samples) != len(message.lengths) or min(message.lengths, default=0) < 0:
-            raise MalformedMessage(f"PutPartials: {len(message.lengths)} lengths of {len(message.samples)} samples")
-        if len(tokens) != 4 * sum(message.lengths):
-            raise MalformedMessage(f"PutPartials: {len(tokens)} bytes, {4 * sum(message.lengths)} announced")
-        self._history.claim_room(batch, len(tokens) + HEADER_BYTES * len(message.samples))
+        """Of samples that are stored or not live, and behind a hole, nothing is kept. Raises `MalformedMessage`."""
+        _check_partials(message, len(tokens))
+        self._history.claim_room(batch, len(tokens) + partials.HEADER_BYTES * len(message.samples))
         live_from = self._live_from(batch.txn)
-        for sample, part in zip(message.samples, _cut(tokens, message.lengths), strict=True):
-            stored = batch.txn.get(records.sample_key(sample), db=self._tables["samples"]) is not None
-            if is_live(sample.step, live_from) and not stored:
-                frame = records.pack_bytes(part, self._level)
-                batch.txn.put(records.journal_key(sample), frame, db=self._tables["partials"])
+        parts = zip(message.samples, message.starts, _cut(tokens, message.lengths), strict=True)
+        with batch.txn.cursor(self._tables["partials"]) as cursor:
+            for sample, start, part in parts:
+                stored = batch.txn.get(records.sample_key(sample), db=self._tables["samples"]) is not None
+                if is_live(sample.step, live_from) and not stored:
+                    partials.put(cursor, sample, start, part)
 
     def put_scores(self, batch: Batch, message: PutScores) -> None:
         found = []
@@ -209,7 +218,9 @@ class Writes:
                 txn.put(journal, line, db=self._tables["journal"])
 
     def forget_logprobs(self, batch: Batch, message: ForgetLogprobs) -> None:
+        """What is scored in these steps is in the checkpoint: trained, though a broker died before it said so."""
         below = max(message.below_step, self._live_from(batch.txn))
+        self._settle(batch.txn, below)
         for table, first in (("logprobs", 0), ("journal", 0), ("journal", EVAL), ("partials", 0), ("partials", EVAL)):
             low, high = records.step_prefix(first), records.step_prefix(first + below)
             with batch.txn.cursor(self._tables[table]) as cursor:
@@ -217,18 +228,36 @@ class Writes:
                     cursor.delete()
         self._history.put_number(batch.txn, "forgotten", below)
 
+    def _settle(self, txn: Any, below: int) -> None:
+        """Scored samples of training steps become trained. Few are left to: the journal's first byte tells which."""
+        high, scored = records.step_prefix(below), []
+        with txn.cursor(self._tables["journal"]) as cursor:
+            if cursor.set_range(records.step_prefix(0)):
+                for key, value in cursor:
+                    if key >= high:
+                        break
+                    if records.journal_state(value) == "scored":
+                        scored.append(records.unpack_journal(key, value).id)
+        for sample in scored:
+            record = self._record(txn, sample, missing_ok=True)
+            if record is not None:
+                key = records.sample_key(sample)
+                txn.put(key, record.marked("trained").pack(key), db=self._tables["samples"])
+
     def _live_from(self, txn: Any) -> int:
         """First step that no checkpoint holds: older ones have neither journal nor log-probs."""
         return self._history.number(txn, "forgotten")
 
     def _record(self, txn: Any, sample: SampleId, *, missing_ok: bool = False) -> Any:
-        value = txn.get(records.sample_key(sample), db=self._tables["samples"])
+        key = records.sample_key(sample)
+        value = txn.get(key, db=self._tables["samples"])
         if value is None and not missing_ok:
             raise UnknownSample(f"sample {sample} was never stored")
-        return None if value is None else records.unpack_record(value)
+        return None if value is None else records.unpack_record(key, value)
 
     def _update(self, txn: Any, sample: SampleId, record: records.Record) -> None:
-        txn.put(records.sample_key(sample), record.pack(), db=self._tables["samples"])
+        key = records.sample_key(sample)
+        txn.put(key, record.pack(key), db=self._tables["samples"])
         if is_live(sample.step, self._live_from(txn)):
             txn.put(records.journal_key(sample), record.journal(), db=self._tables["journal"])
 
@@ -236,6 +265,26 @@ class Writes:
 def is_live(step: int, live_from: int) -> bool:
     """Whether the journal tells of this step, when `live_from` is the first that no checkpoint holds."""
     return step >= live_from and (step < EVAL or step - EVAL >= live_from)
+
+
+def _content(info: SampleInfo) -> tuple[Any, ...]:
+    """What of two records of a sample must agree; how far it came since does not count."""
+    return info.prompt_length, info.length, info.finish_reason, [tuple(run) for run in info.versions]
+
+
+def _check_partials(message: PutPartials, size: int) -> None:
+    counts = {len(message.samples), len(message.starts), len(message.lengths)}
+    if len(counts) > 1 or min((*message.starts, *message.lengths), default=0) < 0:
+        raise MalformedMessage(
+            f"PutPartials: {len(message.starts)} starts and {len(message.lengths)} lengths of"
+            f" {len(message.samples)} samples"
+        )
+    if size != 4 * sum(message.lengths):
+        raise MalformedMessage(f"PutPartials: {size} bytes, {4 * sum(message.lengths)} announced")
+    for sample, start, length in zip(message.samples, message.starts, message.lengths, strict=True):
+        records.check_id(sample)
+        if start + length > partials.MOST_TOKENS:
+            raise MalformedMessage(f"PutPartials: sample {sample} has no position {start + length}")
 
 
 def _checked(prompt: str, row: str) -> bytes:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -88,6 +88,10 @@ class Engine(Protocol):
 
     def progress(self) -> dict[SampleId, int]:
         """Tokens generated so far of what is in the engine."""
+
+    def written(self, starts: Mapping[SampleId, int]) -> dict[SampleId, NDArray[np.uint32]]:
+        """Tokens of samples in the engine, of each from its position on. Never fails; one that it does not have is
+        left out."""
 
     def stats(self) -> dict[str, float]:
         """Metrics by the names of docs/metrics.md; rates are since the last call."""

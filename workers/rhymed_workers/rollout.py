@@ -2,8 +2,10 @@
 
 A sample is in `_holding` from the moment it is taken until the broker has acknowledged it as generated, or given
 back. Storing and telling twice do no harm, so both are repeated until they are acknowledged; store, broker and
-trainer may restart meanwhile. Nothing is sampled before the first published version is loaded. When the engine dies
-the worker ends with `EngineError`: whoever supervises it starts it again, clean.
+trainer may restart meanwhile. What is being written is saved as it grows (`saving`), so whoever goes on after us goes
+on from there; a worker that is told to stop saves the rest and leaves. Nothing is sampled before the first published
+version is loaded. When the engine dies, or stalls, the worker ends with `EngineError`: whoever supervises it starts
+it again, clean.
 """
 
 from __future__ import annotations
@@ -25,18 +27,21 @@ from rhymed.render import load_renderer
 from rhymed.service import Service
 from rhymed.wire import DONE, Client
 from rhymed_store.client import NewSample, StoreClient
+from rhymed_workers import stall
 from rhymed_workers.cache import PromptCache
 from rhymed_workers.engine import Engine, Output, build_engine
 from rhymed_workers.fetch import Fetcher
-from rhymed_workers.patience import TRANSIENT, patiently
+from rhymed_workers.loading import Loading
+from rhymed_workers.membership import Membership
+from rhymed_workers.patience import patiently
 from rhymed_workers.recall import Recall
+from rhymed_workers.saving import Saving
 from rhymed_workers.writing import Hand, Writing
 
 log = logging.getLogger(__name__)
 
 BATCH = 256  # samples in one message
-ASK_S = 10.0
-GOODBYE_S = 1.0
+REPORTED_S = 0.02  # between looks whether all is reported
 
 
 class RolloutWorker(Service):
@@ -49,20 +54,15 @@ class RolloutWorker(Service):
         self._engine = engine
         self._holding: dict[m.SampleId, Hand] = {}
         self._finished: asyncio.Queue[Hand] = asyncio.Queue()
-        self._wanted: m.LoadVersion | None = None
-        self._news = asyncio.Event()  # a version is wanted
-        self._ready = asyncio.Event()  # a published version is loaded
-        self._phase = "start"
-        self._timings: dict[str, float] = {}  # of the last load
         self._stored = 0
-        self._joined = False
-        self._broker: Client | None = None
+        self._membership: Membership | None = None
+        self._saving: Saving | None = None
         self._closing = contextlib.AsyncExitStack()
 
     async def open(self) -> None:
-        self._store = StoreClient(self._where.store, self.name)
+        self._store = StoreClient(self._where.store, self.name, self._where.keys("rollout"))
         self._closing.callback(self._store.close)
-        self._fetcher = Fetcher(self.name)
+        self._fetcher = Fetcher(self.name, keys=self._where.keys("rollout"))
         self._closing.callback(self._fetcher.close)
         self.spawn(self._work())  # beside: an engine takes long to start, and a signal must not wait for it
 
@@ -79,16 +79,30 @@ class RolloutWorker(Service):
         if self._recall is not None:
             self._closing.callback(self._recall.close)
         self._writing = Writing(self._config, self._engine, self._beginning, self._park)
-        self._phase = "idle"
-        self._broker = Client(self._where.broker, self.name, peer="broker", accepts=m.ToRollout, handler=self._handle)
-        self._closing.callback(self._broker.close)
-        for work in (self._belong(), self._load(), self._report()):
+        self._loading = Loading(self.name, self._engine, self._fetcher, self._set_back, self._loaded)
+        keys = self._where.keys("rollout").to("broker")
+        link = Client(
+            self._where.broker, self.name, peer="broker", accepts=m.ToRollout, handler=self._handle, keys=keys
+        )
+        self._closing.callback(link.close)
+        self._membership = Membership(link, self._card, self._heartbeat)
+        for work in (self._membership.run(), self._loading.run(), self._report()):
             self.spawn(work)
+        self.spawn(stall.watch(self._state, self._config.rollout.stall_s))
+        if self._config.carries and (every_s := self._config.rollout.save_every_s):
+            self._saving = Saving(every_s, self._store, self._writing, self._holding.values)
+            self.spawn(self._saving.run())
+
+    async def drain(self) -> None:
+        """What is being written is saved, so that others go on with it; what is done is reported."""
+        if self._saving is not None:
+            await self._saving.save()
+        while any(hand.output is not None for hand in self._holding.values()):
+            await asyncio.sleep(REPORTED_S)
 
     async def close(self) -> None:
-        if self._joined and self._broker is not None:
-            with contextlib.suppress(errors.RhymedError):  # what is in hand goes to others
-                await self._broker.request(m.Leave(worker=self.name), deadline_s=GOODBYE_S)
+        if self._membership is not None:
+            await self._membership.leave(self.name)
         await self._closing.aclose()
 
     @property
@@ -118,11 +132,10 @@ class RolloutWorker(Service):
                         self.engine.cancel(id)
                 await self._writing.stir()
             case m.LoadVersion():
-                self._wanted = message
-                self._news.set()
+                self._loading.want(message)
             case m.Finish():
                 log.info("%s: the run is over: %s", self.name, message.reason)
-                self._joined = False  # it knows that we go
+                self._member.over()
                 self.stop()
             case _:
                 raise errors.MalformedMessage(f"a rollout worker does not take {type(message).__name__}")
@@ -130,36 +143,21 @@ class RolloutWorker(Service):
 
     # -- belonging to the run -----------------------------------------------------------------------------------
 
-    async def _belong(self) -> None:
-        """Join, then say every `heartbeat_s` what is in hand; a broker that does not know us is joined again."""
-        welcome = await self._join()
-        while True:
-            await asyncio.sleep(welcome.heartbeat_s)
-            try:
-                await self._ask(self._heartbeat())
-            except TRANSIENT as error:
-                log.warning("%s: %s", self.name, error)
-                welcome = await self._join()
+    @property
+    def _member(self) -> Membership:
+        assert self._membership is not None, "the link is there before anybody can ask"
+        return self._membership
 
-    async def _join(self) -> m.Welcome:
-        async def attempt() -> m.Welcome:
-            join = m.Join(
-                role="rollout",
-                worker=self.name,
-                host=socket.gethostname(),
-                pid=os.getpid(),
-                slots=self._config.rollout.max_concurrency,
-                version=self.engine.version,
-                holding=list(self._holding),
-            )
-            answer = await self._ask(join)
-            if not isinstance(answer, m.Welcome):
-                raise errors.MalformedMessage(f"the broker answered Join with {type(answer).__name__}")
-            return answer
-
-        welcome: m.Welcome = await patiently(attempt, "joining the run")
-        self._joined = True
-        return welcome
+    def _card(self) -> m.Join:
+        return m.Join(
+            role="rollout",
+            worker=self.name,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            slots=self._config.rollout.max_concurrency,
+            version=self.engine.version,
+            holding=list(self._holding),
+        )
 
     def _heartbeat(self) -> m.Heartbeat:
         now, progress = time.monotonic(), self.engine.progress()
@@ -172,25 +170,9 @@ class RolloutWorker(Service):
             )
             for hand in self._holding.values()
         ]
-        stats = {**self.engine.stats(), **self._timings, "rollout/stored": float(self._stored)}
-        phase = self._phase if self._phase != "idle" or not held else "decode"
+        stats = {**self.engine.stats(), **self._loading.timings, "rollout/stored": float(self._stored)}
+        phase = "update" if self._loading.busy else "decode" if held else "idle"
         return m.Heartbeat(worker=self.name, version=self.engine.version, phase=phase, holding=held, stats=stats)
-
-    async def _ask(self, message: m.Message) -> Any:
-        assert self._broker is not None, "the link is there before anybody can ask"
-        return (await self._broker.request(message, deadline_s=ASK_S)).message
-
-    async def _tell(self, message: m.Message, what: str) -> None:
-        """Until it is acknowledged; a broker that has forgotten us is joined on the way."""
-
-        async def attempt() -> None:
-            try:
-                await self._ask(message)
-            except errors.PeerGone:
-                await self._join()
-                raise
-
-        await patiently(attempt, what)
 
     # -- the way of a sample ------------------------------------------------------------------------------------
 
@@ -209,7 +191,7 @@ class RolloutWorker(Service):
             hand.prompt = await self._prompts.tokens(hand.id.prompt)
             if self._recall is not None:
                 self._recall.bring(hand.id, hand.prompt)
-            await self._ready.wait()
+            await self._loading.ready.wait()
             output = await self._writing.write(hand)
         except (errors.DataError, errors.UnknownSample) as error:
             await self._give_back(hand, str(error))
@@ -229,19 +211,21 @@ class RolloutWorker(Service):
             self._finished.put_nowait(hand)
 
     async def _beginning(self, id: m.SampleId) -> Sequence[int]:
-        """What another worker has written of it; nothing, where the store has lost it."""
+        """What was written of it before, here or elsewhere; nothing, where the store has none."""
+        if not self._config.carries:
+            return ()
         found = await patiently(lambda: self._store.get_partials([id]), "reading a sample's beginning")
         return found[id].tolist() if id in found else ()
 
     async def _park(self, id: m.SampleId) -> None:
-        await self._tell(m.Ahead(worker=self.name, samples=[id]), "reporting a sample written ahead")
+        await self._member.tell(m.Ahead(worker=self.name, samples=[id]), "reporting a sample written ahead")
 
     async def _hand_over(self, hand: Hand, output: Output) -> None:
         """To another worker, with what it has."""
         if len(output.tokens):
-            await patiently(lambda: self._store.put_partials({hand.id: output.tokens}), "storing a beginning")
+            await patiently(lambda: self._store.put_partials({hand.id: (0, output.tokens)}), "storing a beginning")
         back = m.GiveBack(worker=self.name, samples=[hand.id], reason="moved", moved=True)
-        await self._tell(back, "handing a sample over")
+        await self._member.tell(back, "handing a sample over")
         self._forget([hand])
 
     async def _give_back(self, hand: Hand, reason: str, *, retry: bool = False) -> None:
@@ -249,7 +233,7 @@ class RolloutWorker(Service):
             return
         log.warning("%s: sample %s given back: %s", self.name, hand.id, reason)
         back = m.GiveBack(worker=self.name, samples=[hand.id], reason=reason, retry=retry)
-        await self._tell(back, "giving a sample back")
+        await self._member.tell(back, "giving a sample back")
         self._forget([hand])
 
     async def _report(self) -> None:
@@ -261,63 +245,37 @@ class RolloutWorker(Service):
             self._forget(hands)
 
     async def _deliver(self, hands: Sequence[Hand]) -> None:
+        """Where the store has an earlier record, of another worker or life, that one is what is reported."""
         drafting = await self.engine.drafting([hand.id for hand in hands])
         samples = [_new_sample(hand, told) for hand, told in zip(hands, drafting, strict=True)]
-        await patiently(lambda: self._store.put_samples(samples), "storing samples")
+        earlier = await patiently(lambda: self._store.put_samples(samples), "storing samples")
         self._stored += len(samples)
-        infos = [sample.info for sample in samples]
-        await self._tell(m.Generated(worker=self.name, samples=infos), "reporting samples")
+        infos = {sample.info.id: sample.info for sample in samples} | {info.id: info for info in earlier}
+        generated = m.Generated(worker=self.name, samples=list(infos.values()))
+        await self._member.tell(generated, "reporting samples")
 
     def _forget(self, hands: Sequence[Hand]) -> None:
         for hand in hands:
             if self._holding.get(hand.id) is hand:
                 del self._holding[hand.id]
 
-    # -- weights ------------------------------------------------------------------------------------------------
+    # -- the engine ---------------------------------------------------------------------------------------------
 
-    async def _load(self) -> None:
-        """Versions as they are wanted; of several that wait only the newest."""
-        while True:
-            await self._news.wait()
-            self._news.clear()
-            wanted = self._wanted
-            assert wanted is not None, "news is a wanted version"
-            self._phase = "update"
-            try:
-                seconds = await self._load_version(wanted)
-            except errors.EngineError:
-                raise
-            except errors.RhymedError as error:
-                log.warning("%s: version %d not fetched: %s; again in 1 s", self.name, wanted.version, error)
-                await asyncio.sleep(1.0)
-                self._news.set()
-                continue
-            finally:
-                self._phase = "idle"
-            loaded = m.Loaded(worker=self.name, version=wanted.version, seconds=seconds)
-            await self._tell(loaded, "reporting a loaded version")
-
-    async def _load_version(self, wanted: m.LoadVersion) -> float:
-        if wanted.version == self.engine.version:
-            return 0.0
-        start = time.monotonic()
-        path = await self._fetcher.fetch(wanted.version, wanted.weights)
-        fetched = time.monotonic()
+    def _set_back(self) -> None:
         self._writing.set_back(self._holding.values())
-        splits = await self.engine.load(wanted.version, path)
-        seconds = time.monotonic() - start
-        self._timings = {"timing_s/fetch_weights": fetched - start, "timing_s/load_weights": seconds}
-        log.info(
-            "%s: version %d loaded in %.3f s: fetch %.3f, %s",
-            self.name,
-            wanted.version,
-            seconds,
-            fetched - start,
-            ", ".join(f"{name} {value:.3f}" for name, value in splits.items()),
-        )
-        self._ready.set()
+
+    async def _loaded(self, version: int, seconds: float) -> None:
         await self._writing.stir()
-        return seconds
+        await self._member.tell(
+            m.Loaded(worker=self.name, version=version, seconds=seconds), "reporting a loaded version"
+        )
+
+    def _state(self) -> object:
+        """Changes with every token and every change of weights; None: the engine has nothing to do."""
+        progress = self.engine.progress()
+        if not progress or self._loading.busy:
+            return None
+        return self.engine.version, self._stored, sorted((str(id), tokens) for id, tokens in progress.items())
 
 
 def _new_sample(hand: Hand, drafting: m.Drafting | None) -> NewSample:

@@ -12,7 +12,7 @@ import asyncio
 import hashlib
 import math
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -169,6 +169,10 @@ class TraceEngine:
     def progress(self) -> dict[SampleId, int]:
         waiting = {entry.task.id: 0 for entry in self._waiting}
         return waiting | {id: entry.done for id, entry in self._running.items()}
+
+    def written(self, starts: Mapping[SampleId, int]) -> dict[SampleId, NDArray[np.uint32]]:
+        running = {id: entry for id in starts if (entry := self._running.get(id)) is not None}
+        return {id: entry.tokens[starts[id] : entry.done] for id, entry in running.items()}
 
     def stats(self) -> dict[str, float]:
         return {

@@ -13,11 +13,12 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rhymed.config import Config
 from rhymed.errors import DataError, EngineError
@@ -167,14 +168,22 @@ class VllmEngine:
         watch.split("resume")
 
     def progress(self) -> dict[SampleId, int]:
+        known = self._known()
+        return {
+            id: known[request].num_output_tokens() if request in known else 0 for id, request in self._running.items()
+        }
+
+    def written(self, starts: Mapping[SampleId, int]) -> dict[SampleId, NDArray[np.uint32]]:
+        known = self._known()
+        found = {id: known[request] for id in starts if (request := self._running.get(id, "")) in known}
+        return {id: np.asarray(tokens.output_token_ids[starts[id] :], np.uint32) for id, tokens in found.items()}
+
+    def _known(self) -> dict[str, Any]:
+        """vLLM's request ids, each with what keeps the tokens that it has so far."""
         if self._llm is None:
             return {}
-        by_request = {
-            state.external_req_id: state.detokenizer.num_output_tokens()
-            for state in self._llm.output_processor.request_states.values()
-            if state.detokenizer is not None
-        }
-        return {id: by_request.get(request, 0) for id, request in self._running.items()}
+        states = self._llm.output_processor.request_states.values()
+        return {state.external_req_id: state.detokenizer for state in states if state.detokenizer is not None}
 
     def stats(self) -> dict[str, float]:
         if self._llm is not None and self._llm.errored and not self._closed:

@@ -37,6 +37,8 @@ class Hand:
     written: Output | None = None  # under weights that are too old
     output: Output | None = None
     ahead: tuple[int, int] = (0, 0)  # tokens that were written before; of these, kept
+    saved: int = 0  # tokens, of those that it has now, that the store has as well
+    saved_at: float = 0.0
 
     @property
     def tokens(self) -> int:
@@ -61,6 +63,7 @@ class Writing:
         oldest, sampling = self._oldest(hand), sampling_for(self._config, hand.id)
         carried = await self._begun(hand.id) if hand.begun else ()
         while not (hand.cancelled or hand.released):
+            hand.saved = 0  # what the store has may be of other weights
             output = await self._engine.generate(Task(hand.id, hand.prompt, sampling, carried))
             kept = _common(carried, output.tokens)
             hand.ahead = (hand.ahead[0] + len(carried), hand.ahead[1] + kept)
@@ -75,6 +78,16 @@ class Writing:
             await self._wait(hand, oldest)
             hand.written = None
         return None if hand.cancelled else _unfinished(carried)
+
+    def unsaved(self, hands: Iterable[Hand]) -> dict[Hand, NDArray[np.uint32]]:
+        """Of unfinished samples the tokens behind the first `hand.saved`, where there are some."""
+        open_ = [hand for hand in hands if hand.output is None and not hand.cancelled]
+        running = {hand.id: hand.saved for hand in open_ if hand.written is None}
+        found = self._engine.written(running)
+        parts = {
+            hand: found.get(hand.id) if hand.written is None else hand.written.tokens[hand.saved :] for hand in open_
+        }
+        return {hand: part for hand, part in parts.items() if part is not None and len(part)}
 
     def set_back(self, hands: Iterable[Hand]) -> None:
         """Newer weights are about to come: what runs ahead of its weights stops here."""

@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))  # `desk` is imported by the tests beside it
+
+from desk import BAD, ROWS, Desk, Shelf
+
+from rhymed.config import Config
+from rhymed.places import Places, places
+from rhymed_store.client import StoreClient
+from rhymed_store.service import StoreService
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    return Config.model_validate(
+        {
+            "run": {"folder": str(tmp_path)},
+            "rollout": {"engine": "trace", "max_prompt_length": 64, "max_response_length": 80, "max_concurrency": 8},
+            "trace": {"mean_length": 20, "step_s": 0.002, "token_s": 0},
+            "store": {"map_gib": 0.1},
+        }
+    )
+
+
+@pytest.fixture
+async def scene(config: Config, tmp_path: Path) -> AsyncIterator[tuple[Places, Desk, Shelf, StoreClient]]:
+    where = places(config)
+    async with StoreService(config, where).running():
+        desk, shelf = Desk(where.broker), Shelf(where.weights, tmp_path / "weights")
+        client = StoreClient(where.store, "broker")
+        await client.put_prompts([*ROWS, BAD])
+        yield where, desk, shelf, client
+        client.close()
+        desk.server.close()
+        shelf.server.close()
