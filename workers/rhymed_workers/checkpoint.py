@@ -48,7 +48,7 @@ def save(folder: Path, step: int, write: Callable[[Path], None], keep: int) -> C
             if target.exists():
                 shutil.rmtree(target)
             made.rename(target)
-            _sync(folder)
+            sync(folder)
         _prune(folder, step, keep)
     except OSError as error:
         raise CheckpointError(f"{target} cannot be written: {error}; free some space, or move run.folder") from error
@@ -70,26 +70,32 @@ def of_step(folder: Path, step: int) -> Checkpoint | None:
 
 def _verified(folder: Path) -> bool:
     """Tells the log what is wrong, if something is."""
+    if why := damage(folder):
+        log.warning("checkpoint %s is damaged and will not be used: %s", folder, why)
+    return not why
+
+
+def damage(folder: Path) -> str:
+    """What is wrong with a checkpoint; empty: nothing. Blocking: reads all of it."""
     try:
         listed = json.loads((folder / MANIFEST).read_text())["files"]
         for name, digest in listed.items():
             if _digest(folder / name) != digest:
                 raise ValueError(f"{name} is not what was written")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        log.warning("checkpoint %s is damaged and will not be used: %s", folder, error)
-        return False
-    return True
+        return str(error)
+    return ""
 
 
 def _seal(folder: Path) -> None:
     """Everything in the folder to disk, the manifest last."""
     files = {path.name: _digest(path) for path in sorted(folder.iterdir())}
     for name in files:
-        _sync(folder / name)
+        sync(folder / name)
     manifest = folder / MANIFEST
     manifest.write_text(json.dumps({"files": files}, indent=1))
-    _sync(manifest)
-    _sync(folder)
+    sync(manifest)
+    sync(folder)
 
 
 def _prune(folder: Path, step: int, keep: int) -> None:
@@ -122,7 +128,8 @@ def _digest(path: Path) -> str:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Make a file, or a folder's names, durable."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
