@@ -216,7 +216,9 @@ class Ledger:
     ) -> None:
         """It lives, and tells what it has in hand. Where we differ for long, what it tells is taken for true."""
         worker = self.roster.workers[name]
-        worker.seen, worker.phase, worker.holding, worker.stats = now, phase, holding, stats
+        if phase != worker.phase:
+            worker.phase, worker.phase_at = phase, now
+        worker.seen, worker.holding, worker.stats = now, holding, stats
         if worker.role == "trainer":
             worker.version = version
         if worker.role == "trainer" or not self.started:

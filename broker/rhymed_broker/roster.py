@@ -17,8 +17,8 @@ class Worker:
     """A rollout or reward worker, or the trainer (which holds nothing here)."""
 
     __slots__ = (
-        "busy", "claims", "held", "holding", "host", "missing", "name", "parked", "phase", "pid", "resting", "role",
-        "seen", "slots", "stats", "target", "told_at", "version",
+        "busy", "claims", "held", "holding", "host", "missing", "name", "parked", "phase", "phase_at", "pid",
+        "resting", "role", "seen", "slots", "stats", "target", "told_at", "version",
     )  # fmt: skip
 
     def __init__(self, join: Join, now: float) -> None:
@@ -32,6 +32,7 @@ class Worker:
         self.told_at = 0.0
         self.seen = now
         self.phase = ""
+        self.phase_at = now  # since when it has said so
         self.stats: dict[str, float] = {}
         self.holding: list[Holding] = []  # as it told last
         self.held: dict[SampleId, Sample] = {}  # as the ledger knows

@@ -140,9 +140,12 @@ class BrokerService(Service):
             position = self._position
             if position is None:
                 continue
-            entries = await patiently(partial(self.store.journal, position), "read the journal")
+            kept = await patiently(partial(self.store.journal, 0), "read the journal")
             if self._moved.is_set():
                 continue  # another trainer meanwhile
+            entries = [entry for entry in kept if entry.id.step >= position]
+            if done := [entry.id for entry in kept if entry.id.step < position and entry.state == "scored"]:
+                self._outbox.put("mark trained", partial(self.store.mark, done, "trained"))  # a broker died before it
             self._position = None
             self.ledger.start(plan, position, entries, time.monotonic(), self._exam)
             log.info("step %d of %d: %d samples found in the journal", position, plan.steps, len(entries))

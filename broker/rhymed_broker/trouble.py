@@ -11,6 +11,7 @@ from rhymed_broker.ledger import Ledger
 from rhymed_broker.returns import TAKEN
 
 PATIENCE_S = 10.0  # what is over sooner is no trouble
+PHASE_S = 300.0  # a trainer tells of every micro-batch
 LOOKED = 64  # of the samples that are longest in their state
 
 
@@ -19,7 +20,7 @@ def troubles(ledger: Ledger, now: float, *, up_s: float, ready: bool, store: str
     found = [store] if store else []
     if ready and up_s > PATIENCE_S:
         found += _absent(ledger, now)
-    return [*found, *_silent(ledger, now), *_stuck(ledger, now)]
+    return [*found, *_silent(ledger, now), *_slow(ledger, now), *_stuck(ledger, now)]
 
 
 def _absent(ledger: Ledger, now: float) -> Iterator[str]:
@@ -40,6 +41,13 @@ def _silent(ledger: Ledger, now: float) -> Iterator[str]:
         if now - worker.seen > limit_s:
             lost_s = ledger.lost_after_s - (now - worker.seen)
             yield f"{name} has been silent for {now - worker.seen:.0f} s; lost in {max(0.0, lost_s):.0f} s"
+
+
+def _slow(ledger: Ledger, now: float) -> Iterator[str]:
+    trainer = ledger.roster.trainer
+    if trainer is None or trainer.phase in ("", "idle") or now - trainer.phase_at < PHASE_S:
+        return
+    yield f"{trainer.name} has been at '{trainer.phase}' for {now - trainer.phase_at:.0f} s"
 
 
 def _stuck(ledger: Ledger, now: float) -> Iterator[str]:

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import msgpack
+import numpy as np
 import pytest
 import zmq
 
@@ -22,7 +23,7 @@ from rhymed.errors import MalformedMessage, PeerGone, RewardError, WireError
 from rhymed.places import Places, places
 from rhymed.wire import Client
 from rhymed_broker.service import BrokerService
-from rhymed_store.client import StoreClient
+from rhymed_store.client import NewSample, StoreClient
 from rhymed_store.service import StoreService
 
 
@@ -166,6 +167,22 @@ async def test_a_trainer_comes_back_from_an_older_checkpoint(cluster: Cluster) -
     await asyncio.wait_for(again.over.wait(), 30)
     assert [step.step for step in again.steps] == [1, 2]
     assert again.steps[0].samples == trainer.steps[1].samples
+
+
+async def test_what_a_dead_broker_had_not_marked_as_trained_is_marked_by_the_next(cluster: Cluster) -> None:
+    tokens, logprobs = np.arange(3, dtype=np.uint32), np.zeros(3, np.float32)
+    ids = [m.SampleId(step, "a" * 16, 0) for step in (0, 1)]
+    for id in ids:
+        info = m.SampleInfo(id=id, prompt_length=3, length=3, finish_reason="stop", versions=[(0, 3)])
+        await cluster.store.put_samples([NewSample(info, tokens, tokens, logprobs)])
+    await cluster.store.put_scores([m.Score(id=id, reward=1.0) for id in ids])
+    trainer = Trainer(cluster.where.broker, cluster.store, "trainer")
+    trainer.version = 1
+    await cluster.stack.enter_async_context(trainer)
+    async with asyncio.timeout(30):
+        while (states := [entry.state for entry in await cluster.store.journal(0)]) != ["trained", "scored"]:
+            assert states == ["scored", "scored"]
+            await asyncio.sleep(0.02)
 
 
 class Failing(Reward):

@@ -59,3 +59,16 @@ def test_a_sample_that_does_not_advance_is_named_before_it_is_taken_away(story: 
 
 def test_a_store_that_cannot_be_written_to_is_told_at_once(story: Story) -> None:
     assert told(story, up_s=0.0, ready=False, store="the disk is full") == ["the disk is full"]
+
+
+def test_a_trainer_that_does_not_get_on_is_named(story: Story) -> None:
+    story.begin(SmallPlan())
+    story.join("w", "rollout")
+    for _ in range(2):
+        story.ledger.heartbeat("trainer", 0, "train 3/8", [], {}, story.now)
+        story.beat("w", [A0, A1])
+        assert told(story) == []
+        story.now += 200
+    story.ledger.heartbeat("trainer", 0, "train 3/8", [], {}, story.now)
+    story.ledger.heartbeat("w", 0, "", [Holding(id=id, tokens=9) for id in (A0, A1)], {}, story.now)
+    assert told(story) == ["trainer has been at 'train 3/8' for 400 s"]
