@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rhymed.config import Config
+from rhymed.keys import Keyring, KeyRole
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,8 @@ class Places:
     store: str
     weights: str
     sockets: Path  # folder of the ipc sockets whose address was not configured
+    keyfolder: Path | None = None  # of the keys of TCP links
+    insecure: bool = False
 
     @property
     def database(self) -> Path:
@@ -39,6 +42,10 @@ class Places:
     @property
     def config(self) -> Path:
         return self.folder / "config.json"
+
+    def keys(self, role: KeyRole) -> Keyring:
+        """What a process of that role has of the run's keys."""
+        return Keyring(role, self.keyfolder, self.insecure)
 
     def log(self, process: str) -> Path:
         return self.folder / "logs" / f"{process}.log"
@@ -61,4 +68,6 @@ def places(config: Config) -> Places:
         store=address(config.net.store, "store"),
         weights=address(config.net.weights, "weights"),
         sockets=sockets,
+        keyfolder=Path(config.net.keys).expanduser().resolve() if config.net.keys else None,
+        insecure=config.net.insecure,
     )

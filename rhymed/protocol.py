@@ -40,7 +40,8 @@ A message is a multipart message of two or more frames:
 * A tuple is a MessagePack array. `None` is nil.
 * The arrays of several samples lie end to end in one frame, in the order of the body's list; the lengths in the body
   cut them apart.
-* Nothing is ever unpickled. A frame may have up to {max_mib} MiB.
+* Nothing is ever unpickled. A frame of an answer may have up to {max_mib} MiB; what servers take is in
+  [security.md](security.md).
 
 ## Requests, deadlines, errors
 

@@ -1,224 +1,89 @@
-"""Typed request/reply over ZeroMQ. The only module that knows zmq.
+"""Typed request/reply over ZeroMQ: what services see of it.
 
-`Server` binds a ROUTER, `Client` connects a DEALER; on an open link either side may ask. Every request has a
-deadline and ends in exactly one of: a reply, the peer's error by its name, or `DeadlineExceeded` naming peer and
-phase. Addresses: `ipc://…`, `tcp://…`, and `inproc://…` between services of one process, which encodes and decodes
-like the others.
+`Server` binds a ROUTER, `Client` connects a DEALER; on an open link either side may ask (`rhymed.link`). Addresses:
+`ipc://…`, `tcp://…`, and `inproc://…` between services of one process, which encodes and decodes like the others.
+With keys (`rhymed.keys`) every TCP link is locked: CURVE, known keys only, and each role asks what `rhymed.permits`
+says. Only this module, `rhymed.link` and `rhymed.handshake` talk to zmq.
 
 Where messages may be lost. A DEALER keeps what it could not send (up to SEND_HWM, then `Overloaded`), also while
-the peer restarts; what had already left for a peer that died is gone: the asker's deadline tells it. A ROUTER
-would silently drop for a full or unknown peer; ROUTER_MANDATORY makes both an error.
+the peer restarts; what had already left for a peer that died is gone. So when a connection has ended and there is one
+again, a client sends once more what has no answer yet: every request may come twice, and every receiver bears it. A
+ROUTER would silently drop for a full or unknown peer; ROUTER_MANDATORY makes both an error.
+
+A peer that connects under the routing id of another takes over its link. That lets a worker come back after a crash.
+On a locked link the routing id has a random end that no other peer ever learns, so nobody can be pushed out.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import ipaddress
-import itertools
 import logging
-import os
+import secrets
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
-from urllib.parse import urlsplit
+from collections.abc import Iterator
+from typing import Any
 
-import msgspec
 import zmq
 
-from rhymed import errors
-from rhymed.messages import Done, Envelope, Failure, Message, Reply
+from rhymed import errors, permits
+from rhymed.addresses import check_open, check_owner, check_port, claim, is_local, is_lockable
+from rhymed.handshake import DESK, Caller, lock
+from rhymed.keys import OPEN, Keyring, Known
+from rhymed.limits import DEAF_S, Police, limits_of, more_files
+from rhymed.link import Buffer, Handler, Incoming, Link, Parcel
+from rhymed.messages import Done, Envelope, Message
+from rhymed.monitor import Monitor
 
-log = logging.getLogger(__name__)
+__all__ = ["DONE", "Buffer", "Client", "Handler", "Parcel", "Server", "drain", "is_local"]
 
 SEND_HWM = 10_000  # messages a peer; a worker has at most a few in flight, so reaching it means the peer is stuck
 RECV_HWM = 10_000
-MAX_MESSAGE_BYTES = 1 << 30
-CLAIM_TRIES = 20
-BURST = 256  # messages taken from a socket before the event loop gets its turn
+MAX_MESSAGE_BYTES = 1 << 30  # of a server's answer; what a server takes is in rhymed.limits
+MAX_SOCKETS = 16_384  # of a process: hundreds of workers may live in one, for tests and benchmarks
+BACKLOG = 4096  # connections that wait to be accepted: many workers may come at once
+HANDSHAKE_MS = 10_000  # then a peer that connected and said nothing is let go
+KEEPALIVE = {zmq.TCP_KEEPALIVE: 1, zmq.TCP_KEEPALIVE_IDLE: 15, zmq.TCP_KEEPALIVE_INTVL: 5, zmq.TCP_KEEPALIVE_CNT: 3}
+"""Seconds, and tries: the kernel notices a peer that vanished without a word.
 
-UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""What msgspec raises for bytes that are not what was agreed: not all of it is its own."""
+ZeroMQ's own heartbeats must not: libzmq 4.3.5 aborts when one is due for a peer that was held back and then hung up.
+"""
 
-Buffer: TypeAlias = Any  # bytes, memoryview or a contiguous numpy array
-
-
-class Parcel(NamedTuple):
-    """A message with its raw array frames."""
-
-    message: Any
-    frames: Sequence[Buffer] = ()
+DONE = Done()
 
 
-Handler: TypeAlias = Callable[[bytes, Any, Sequence[bytes]], Awaitable[Message | Parcel]]
-"""(peer, message, frames) -> answer. For an event the answer is ignored."""
-
-_encoder = msgspec.msgpack.Encoder()
-_envelopes = msgspec.msgpack.Decoder(Envelope)
-_replies: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
-
-
-async def _refuse(peer: bytes, message: Any, frames: Sequence[bytes]) -> Message:
-    raise errors.MalformedMessage("this end of the link takes no requests")
-
-
-class _Link:
-    """One socket on the event loop: sends at once, receives in bursts, pairs replies with requests."""
-
-    def __init__(self, socket: zmq.Socket[bytes], accepts: Any, handler: Handler | None) -> None:
-        self._socket = socket
-        self._requests = msgspec.msgpack.Decoder(accepts) if accepts is not None else None
-        self._handler = handler or _refuse
-        self._pending: dict[int, tuple[bytes, asyncio.Future[Parcel]]] = {}
-        self._ids = itertools.count(1)
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._loop = asyncio.get_running_loop()
-        self._wakeup: asyncio.Handle | None = None
-        self._closed = False
-        self._fd = int(socket.getsockopt(zmq.FD))
-        self._loop.add_reader(self._fd, self._drain)
-        self._wake()
-
-    async def _ask(
-        self, peer: bytes, who: str, message: Message, frames: Sequence[Buffer], deadline_s: float, phase: str
-    ) -> Parcel:
-        number = next(self._ids)
-        future: asyncio.Future[Parcel] = self._loop.create_future()
-        self._pending[number] = (peer, future)
-        try:
-            self._send(peer, Envelope(kind="request", id=number, deadline_s=deadline_s), message, frames)
-            async with asyncio.timeout(deadline_s):
-                return await future
-        except TimeoutError:
-            what = phase or type(message).__name__
-            raise errors.DeadlineExceeded(f"{who} did not answer within {deadline_s:g} s ({what})") from None
-        finally:
-            self._pending.pop(number, None)
-
-    def _send(self, peer: bytes, envelope: Envelope, message: Message, frames: Sequence[Buffer]) -> None:
-        if self._closed:
-            raise errors.PeerGone("the link is closed")
-        parts = [_encoder.encode(envelope), _encoder.encode(message), *frames]
-        try:
-            self._socket.send_multipart([peer, *parts] if peer else parts, zmq.NOBLOCK, copy=not frames)
-        except zmq.Again:
-            raise errors.Overloaded(f"{SEND_HWM} messages wait for a peer that does not read") from None
-        except zmq.ZMQError as error:
-            if error.errno == zmq.EHOSTUNREACH:
-                raise errors.PeerGone(f"{peer.decode(errors='replace')} is not connected") from None
-            raise
-        self._wake()
-
-    def _wake(self) -> None:
-        # The descriptor is edge-triggered: any call on the socket may swallow the edge, so look again soon.
-        if self._wakeup is None and not self._closed:
-            self._wakeup = self._loop.call_soon(self._drain)
-
-    def _drain(self) -> None:
-        if self._wakeup is not None:
-            self._wakeup.cancel()
-            self._wakeup = None
-        for _ in range(BURST):
-            if self._closed:
-                return
-            try:
-                parts = self._socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            self._receive(parts)
-        self._wake()
-
-    def _split(self, parts: list[bytes]) -> tuple[bytes, list[bytes]]:
-        return b"", parts
-
-    def _receive(self, parts: list[bytes]) -> None:
-        peer, parts = self._split(parts)
-        try:
-            envelope = _envelopes.decode(parts[0])
-            body, frames = parts[1], parts[2:]
-        except (*UNREADABLE, IndexError) as error:
-            log.warning("message without a readable envelope from %r ignored: %s", peer, error)
-            return
-        if envelope.kind == "reply":
-            self._settle(peer, envelope, body, frames)
-            return
-        task = self._loop.create_task(self._answer(peer, envelope, body, frames))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    def _settle(self, peer: bytes, envelope: Envelope, body: bytes, frames: list[bytes]) -> None:
-        asked, future = self._pending.get(envelope.id, (b"", None))
-        if future is None or future.done() or asked != peer:
-            return  # later than its deadline, or not asked
-        try:
-            reply = _replies.decode(body)
-        except UNREADABLE as error:
-            future.set_exception(errors.MalformedMessage(f"reply: {error}"))
-            return
-        if isinstance(reply, Failure):
-            future.set_exception(errors.by_name(reply.error)(reply.message))
-        else:
-            future.set_result(Parcel(reply, frames))
-
-    async def _answer(self, peer: bytes, envelope: Envelope, body: bytes, frames: list[bytes]) -> None:
-        """The service's edge: whatever happens inside becomes an answer, and a traceback in our own log."""
-        try:
-            answer = await self._handler(peer, self._decode(body), frames)
-        except errors.RhymedError as error:
-            log.debug("%r answered with %s: %s", peer, type(error).__name__, error)
-            answer = Failure(error=type(error).__name__, message=str(error))
-            if envelope.kind == "event":
-                log.warning("event from %r: %s", peer, error)
-        except Exception as error:
-            log.exception("request from %r failed", peer)
-            answer = Failure(error="RemoteFailure", message=f"{type(error).__name__}: {error}")
-        if envelope.kind == "event":
-            return
-        message, arrays = answer if isinstance(answer, Parcel) else (answer, ())
-        try:
-            self._send(peer, Envelope(kind="reply", id=envelope.id), message, arrays)
-        except errors.WireError as error:
-            log.info("answer to %r not delivered: %s", peer, error)
-
-    def _decode(self, body: bytes) -> Any:
-        if self._requests is None:
-            raise errors.MalformedMessage("this end of the link takes no requests")
-        try:
-            return self._requests.decode(body)
-        except UNREADABLE as error:
-            raise errors.MalformedMessage(f"{error} in {body[:80]!r}") from None
-
-    def close(self) -> None:
-        """Let go of the socket; what is still to be sent gets 0.2 s. Open requests end with `PeerGone`."""
-        if self._closed:
-            return
-        self._closed = True
-        self._loop.remove_reader(self._fd)
-        if self._wakeup is not None:
-            self._wakeup.cancel()
-        for _, future in self._pending.values():
-            if not future.done():
-                future.set_exception(errors.PeerGone("the link was closed"))
-        for task in list(self._tasks):
-            if task is not asyncio.current_task():
-                task.cancel()
-        self._socket.close(linger=200)
-
-
-class Server(_Link):
+class Server(Link):
     """Binds `address`; peers come and go. `handler` answers their requests."""
 
-    def __init__(self, address: str, accepts: Any, handler: Handler, *, insecure: bool = False) -> None:
-        socket = _socket(zmq.ROUTER)
+    def __init__(self, address: str, accepts: Any, handler: Handler, *, keys: Keyring = OPEN) -> None:
+        locked = keys.folder is not None and is_lockable(address)
+        limits = limits_of(accepts)
+        self._accepts = accepts
+        self._known: Known | None = None
+        self._domain = b""
+        self._police = Police(limits)
+        socket = _socket(zmq.ROUTER, address, limits.queued_out, limits.queued_in, limits.frame_bytes)
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a worker that reconnects under its name replaces its old link
-        self.address = _bind(socket, address, insecure)
+        socket.setsockopt(zmq.BACKLOG, BACKLOG)
+        socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
+        with _refusing(socket, f"cannot bind {address}"):
+            check_open(address, locked=locked, insecure=keys.insecure)
+            if locked:
+                self._known = keys.known()
+                self._domain = lock(socket, keys, self._known)
+            if address.startswith("ipc://"):
+                claim(address.removeprefix("ipc://"))
+            else:
+                more_files()
+            check_port(address)
+            try:
+                socket.bind(address)
+            except zmq.ZMQError:
+                DESK.close(self._domain)
+                raise
+        self.address = socket.getsockopt_string(zmq.LAST_ENDPOINT)
         super().__init__(socket, accepts, handler)
-
-    def _split(self, parts: list[bytes]) -> tuple[bytes, list[bytes]]:
-        return parts[0], parts[1:]
 
     async def request(
         self, peer: bytes, message: Message, *frames: Buffer, deadline_s: float, phase: str = ""
@@ -230,30 +95,97 @@ class Server(_Link):
         """Tell a connected peer something that needs no answer."""
         self._send(peer, Envelope(kind="event"), message, frames)
 
+    def close(self) -> None:
+        super().close()
+        DESK.close(self._domain)
 
-class Client(_Link):
+    def _take(self) -> Incoming:
+        if self._known is None:
+            peer, *parts = self._socket.recv_multipart(zmq.NOBLOCK)
+            return Incoming(peer, "", parts)
+        head, *frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)  # only frames know whose they are
+        key = str(frames[0].get("User-Id")) if frames else ""
+        return Incoming(head.bytes, key, [frame.bytes for frame in frames])
+
+    def _listens(self, peer: bytes) -> bool:
+        return self._police.listens(peer, time.monotonic())
+
+    def _admit(self, peer: bytes, body: bytes, frames: list[bytes]) -> int:
+        arrays = sum(map(len, frames))
+        self._police.admit(peer, len(body), arrays, len(frames), time.monotonic())
+        return len(body) + arrays
+
+    def _done(self, peer: bytes, size: int) -> None:
+        self._police.done(peer, size)
+
+    def _permit(self, key: str, message: Any) -> None:
+        if self._known is not None:
+            permits.check(self._accepts, self._known.role(key), message)
+
+    def _blame(self, peer: bytes) -> None:
+        if self._police.blame(peer, time.monotonic()):
+            self._say(logging.WARNING, "%r sends what cannot be understood: not listened to for %g s", peer, DEAF_S)
+
+
+class Client(Link):
     """Connects to `address`, now or whenever somebody binds it. `name` must be unique among the server's peers."""
 
     def __init__(
-        self, address: str, name: str = "", *, peer: str, accepts: Any = None, handler: Handler | None = None
+        self,
+        address: str,
+        name: str = "",
+        *,
+        peer: str,
+        accepts: Any = None,
+        handler: Handler | None = None,
+        keys: Keyring = OPEN,
     ) -> None:
-        socket = _socket(zmq.DEALER)
+        locked = keys.folder is not None and is_lockable(address)
+        self.address = address
+        self._peer = f"{peer} at {address}"
+        self._caller: Caller | Monitor | None = None
+        socket = _socket(zmq.DEALER, address, SEND_HWM, RECV_HWM, MAX_MESSAGE_BYTES)
+        if locked:
+            name = f"{name}#{secrets.token_hex(16)}"
         if name:
             socket.setsockopt(zmq.ROUTING_ID, name.encode())
         socket.setsockopt(zmq.RECONNECT_IVL, 50)  # ms
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
-        _connect(socket, address)
-        self.address = address
-        self._peer = f"{peer} at {address}"
+        with _refusing(socket, f"cannot connect to {address}"):
+            check_open(address, locked=locked, insecure=keys.insecure)
+            check_port(address)
+            if address.startswith("ipc://"):
+                check_owner(address.removeprefix("ipc://"))
+            if locked:
+                self._caller = Caller(socket, address, keys, self._peer, self._wake, self._lost, self._found)
+            else:
+                socket.connect(address)
+        if not locked and not address.startswith("inproc://"):
+            self._caller = Monitor(socket, zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED, self._heard)
         super().__init__(socket, accepts, handler)
 
+    def _heard(self, event: int) -> None:
+        if event == zmq.EVENT_DISCONNECTED:
+            self._lost()
+        else:
+            self._found()
+
     async def request(self, message: Message, *frames: Buffer, deadline_s: float = 30.0, phase: str = "") -> Parcel:
-        """Ask the server. Raises `DeadlineExceeded`, `Overloaded`, or the server's own error."""
+        """Ask the server; again, when the connection was lost and there is a new one.
+
+        Raises `DeadlineExceeded`, `Overloaded`, or the server's own error.
+        """
         return await self._ask(b"", self._peer, message, frames, deadline_s, phase)
 
     def notify(self, message: Message, *frames: Buffer) -> None:
         """Tell the server something that needs no answer."""
         self._send(b"", Envelope(kind="event"), message, frames)
+
+    def close(self) -> None:
+        if self._caller is not None:
+            self._caller.close()
+            self._caller = None
+        super().close()
 
 
 def drain(deadline_s: float = 0.5) -> None:
@@ -263,82 +195,28 @@ def drain(deadline_s: float = 0.5) -> None:
     ending.join(deadline_s)
 
 
-def _socket(kind: int) -> zmq.Socket[bytes]:
+def _socket(kind: int, address: str, queued_out: int, queued_in: int, frame_bytes: int) -> zmq.Socket[bytes]:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
+    context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)  # counts when the context's first socket is made
     socket = context.socket(kind)
-    socket.setsockopt(zmq.SNDHWM, SEND_HWM)
-    socket.setsockopt(zmq.RCVHWM, RECV_HWM)
-    socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+    socket.setsockopt(zmq.SNDHWM, queued_out)
+    socket.setsockopt(zmq.RCVHWM, queued_in)
+    socket.setsockopt(zmq.MAXMSGSIZE, frame_bytes)
     socket.setsockopt(zmq.IPV6, 1)
+    if address.startswith("tcp://"):
+        for option, value in KEEPALIVE.items():
+            socket.setsockopt(option, value)
     return socket
-
-
-def _bind(socket: zmq.Socket[bytes], address: str, insecure: bool) -> str:
-    with _refusing(socket, f"cannot bind {address}"):
-        if not (insecure or is_local(address)):
-            raise errors.AddressRefused(f"{address} is open to the network; bind loopback or ipc, or say insecure")
-        if address.startswith("ipc://"):
-            _claim(address.removeprefix("ipc://"))
-        _check_port(address)
-        socket.bind(address)
-    return socket.getsockopt_string(zmq.LAST_ENDPOINT)
-
-
-def _connect(socket: zmq.Socket[bytes], address: str) -> None:
-    with _refusing(socket, f"cannot connect to {address}"):
-        _check_port(address)
-        socket.connect(address)
 
 
 @contextlib.contextmanager
 def _refusing(socket: zmq.Socket[bytes], what: str) -> Iterator[None]:
-    """A socket whose address is no good is closed, and the error says which address it was."""
+    """A socket that cannot be opened is closed, and the error says which address it was."""
     try:
         yield
     except (zmq.ZMQError, OSError) as error:
         socket.close(linger=0)
         raise errors.AddressRefused(f"{what}: {error}") from None
-    except errors.AddressRefused:
+    except errors.RhymedError:
         socket.close(linger=0)
         raise
-
-
-def _check_port(address: str) -> None:
-    """zmq takes a port modulo 65536 and says nothing."""
-    port = address.rpartition(":")[2]
-    if address.startswith("tcp://") and port.isdigit() and int(port) > 65535:
-        raise errors.AddressRefused(f"{address}: there is no port {port}")
-
-
-def _claim(path: str) -> None:
-    """zmq would silently take over the socket file of a living server; a dead one's file is removed."""
-    import socket
-
-    os.makedirs(os.path.dirname(path) or ".", mode=0o700, exist_ok=True)
-    if not os.path.exists(path):
-        return
-    for _ in range(CLAIM_TRIES):
-        with socket.socket(socket.AF_UNIX) as probe:
-            try:
-                probe.connect(path)
-            except OSError:
-                Path(path).unlink(missing_ok=True)
-                return
-        time.sleep(0.005)  # a socket that was closed just now listens until zmq's own thread has heard of it
-    raise errors.AddressRefused(f"ipc://{path} is served by a living process already")
-
-
-def is_local(address: str) -> bool:
-    """True for ipc, inproc and loopback TCP."""
-    url = urlsplit(address)
-    if url.scheme in ("ipc", "inproc") or url.hostname == "localhost":
-        return True
-    try:
-        host = ipaddress.ip_address(url.hostname or "")
-    except ValueError:
-        return False
-    mapped = host.ipv4_mapped if isinstance(host, ipaddress.IPv6Address) else None
-    return (mapped or host).is_loopback
-
-
-DONE = Done()

@@ -12,12 +12,13 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from rhymed import runs
+from rhymed.addresses import REMEDY, is_local, is_lockable
 from rhymed.check.memory import Machine
 from rhymed.check.report import Section
 from rhymed.config import Config
 from rhymed.errors import ConfigError
+from rhymed.keys import ROLES
 from rhymed.places import Places, places
-from rhymed.wire import is_local
 
 MAX_IPC = 107  # bytes of a socket's path
 SHARED_MEMORY = Path("/dev/shm")
@@ -58,13 +59,25 @@ def problems(config: Config, where: Places, *, resume: bool = False) -> Iterator
         except ConfigError as error:
             yield str(error)
             return  # its addresses are in use as well
+    yield from _key_problems(where)
     for key in ("broker", "store", "weights"):
         address = str(getattr(where, key))
-        if problem := address_problem(address, insecure=config.net.insecure):
+        if problem := address_problem(address, insecure=config.net.insecure, locked=bool(config.net.keys)):
             yield f"net.{key} = {address}: {problem}"
 
 
-def address_problem(address: str, *, insecure: bool) -> str:
+def _key_problems(where: Places) -> Iterator[str]:
+    """`rhymed run` starts every role here, so it needs every role's keys."""
+    if where.keyfolder is None or not any(map(is_lockable, (where.broker, where.store, where.weights))):
+        return
+    for role in ROLES:
+        try:
+            where.keys(role).own_public()
+        except ConfigError as error:
+            yield f"net.keys: {error}"
+
+
+def address_problem(address: str, *, insecure: bool, locked: bool = False) -> str:
     """Why a server could not be bound there, or others not connect; empty if they can."""
     scheme, _, rest = address.partition("://")
     if scheme == "ipc":
@@ -76,11 +89,8 @@ def address_problem(address: str, *, insecure: bool) -> str:
         return "write it as tcp://host:port with a port from 1 to 65535"
     if host == "*":
         return "workers cannot connect to *: name this machine's address"
-    if not (insecure or is_local(address)):
-        return (
-            "it is open to the network, and there is no authentication yet: use 127.0.0.1, or in a network you trust"
-            " net.insecure = true"
-        )
+    if not (insecure or locked or is_local(address)):
+        return f"it is open to the network and there are no keys: {REMEDY}"
     return _port_problem(urlsplit(address).hostname or host, int(port))
 
 

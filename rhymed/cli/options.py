@@ -42,6 +42,13 @@ def add_override(parser: argparse.ArgumentParser) -> None:
         metavar="KEY=VALUE",
         help="change a setting, e.g. -o trainer.lr=2e-6; repeatable",
     )
+    parser.add_argument(
+        "--insecure",
+        action="append_const",
+        dest="override",
+        const="net.insecure=true",
+        help="allow addresses that are open to the network without keys (-o net.insecure=true)",
+    )
 
 
 def read_config(arguments: argparse.Namespace) -> Config:

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
+    from rhymed.keys import Keyring
     from rhymed.messages import Queues, SampleId
+    from rhymed.places import Places
 
 DEADLINE_S = 5.0
 REFRESH_S = 1.0
@@ -49,18 +51,26 @@ def add(subparsers: Any) -> None:
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--broker", metavar="ADDRESS", help="e.g. tcp://127.0.0.1:5555")
     where.add_argument("--run", type=Path, metavar="FOLDER", default=LATEST, help=f"default: {LATEST}")
+    parser.add_argument("--keys", type=Path, metavar="FOLDER", help="with --broker: the run's keys (`rhymed keygen`)")
+    parser.add_argument("--insecure", action="store_true", help="with --broker: an open address without keys")
     parser.set_defaults(handler=handle)
 
 
 def handle(arguments: argparse.Namespace) -> int:
     import asyncio
 
-    address = arguments.broker or address_of(arguments.run)
-    return asyncio.run(_show(address, watch=arguments.watch, raw=arguments.json))
+    from rhymed.keys import Keyring
+
+    if arguments.broker:
+        address, keys = arguments.broker, Keyring("viewer", arguments.keys, arguments.insecure)
+    else:
+        where = places_of(arguments.run)
+        address, keys = where.broker, where.keys("viewer")
+    return asyncio.run(_show(address, keys, watch=arguments.watch, raw=arguments.json))
 
 
-def address_of(folder: Path) -> str:
-    """The broker's address of the run in this folder."""
+def places_of(folder: Path) -> Places:
+    """Of the run in this folder."""
     from rhymed.config import Config
     from rhymed.errors import ConfigError
     from rhymed.places import places
@@ -72,17 +82,17 @@ def address_of(folder: Path) -> str:
         raise ConfigError(f"{file} does not exist: name the run's folder with --run, or --broker ADDRESS") from None
     except ValueError as error:
         raise ConfigError(f"{file} is not a run's configuration: {error}") from None
-    return places(config).broker
+    return places(config)
 
 
-async def _show(address: str, *, watch: bool, raw: bool) -> int:
+async def _show(address: str, keys: Keyring, *, watch: bool, raw: bool) -> int:
     import msgspec
     from rich.console import Console
     from rich.live import Live
 
     from rhymed.wire import Client
 
-    client = Client(address, peer="broker")
+    client = Client(address, peer="broker", keys=keys)
     try:
         snapshots = _snapshots(client, address, watch)
         if raw:
@@ -104,7 +114,7 @@ async def _snapshots(client: Any, address: str, watch: bool) -> AsyncIterator[Qu
     import asyncio
     import time
 
-    from rhymed.errors import ConfigError, DeadlineExceeded
+    from rhymed.errors import ConfigError, DeadlineExceeded, PeerGone
 
     if _removed(address):
         raise ConfigError(f"no run is alive at {address}: it has ended, or not begun; --run FOLDER names another")
@@ -115,7 +125,7 @@ async def _snapshots(client: Any, address: str, watch: bool) -> AsyncIterator[Qu
         await asyncio.sleep(REFRESH_S)
         try:
             snapshot = await _ask(client, address)
-        except DeadlineExceeded:
+        except (DeadlineExceeded, PeerGone):
             if _removed(address):
                 return
             if time.monotonic() - heard > PATIENCE_S:

@@ -91,9 +91,9 @@ def test_80_columns_are_enough() -> None:
 
 def test_the_address_comes_from_the_run_folder(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(Config.model_validate({"net": {"broker": "ipc:///x"}}).model_dump_json())
-    assert queues.address_of(tmp_path) == "ipc:///x"
+    assert queues.places_of(tmp_path).broker == "ipc:///x"
     with pytest.raises(ConfigError, match=r"does not exist: name the run's folder with --run"):
-        queues.address_of(tmp_path / "other")
+        queues.places_of(tmp_path / "other")
 
 
 @pytest.mark.parametrize(

@@ -141,7 +141,9 @@ async def test_a_restart_says_why_and_a_full_disk_ends_it(logs, script, monkeypa
     assert "is full: make room" in running.failure
 
 
-async def test_one_that_keeps_dying_is_not_given_up_while_the_run_gets_on(logs, script, monkeypatch, tmp_path) -> None:
+async def test_one_that_keeps_dying_is_not_given_up_while_the_run_gets_on(
+    logs, script, monkeypatch, tmp_path
+) -> None:
     monkeypatch.setattr(supervisor, "MAX_RESTARTS", 1)
     monkeypatch.setattr(supervisor, "LONGEST_PAUSE_S", 0.05)
     lives = tmp_path / "lives"
@@ -163,7 +165,7 @@ async def test_only_the_leader_is_asked_to_end_and_may_end_its_children_itself(t
     text = (
         "import signal, subprocess, sys, time\n"
         "child = subprocess.Popen([sys.executable, '-c', \"import signal, time; print('ready', flush=True);"
-        " signal.sigwait([signal.SIGTERM])\"], stdout=subprocess.PIPE)\n"
+        ' signal.sigwait([signal.SIGTERM])"], stdout=subprocess.PIPE)\n'
         "child.stdout.readline()\n"
         "def end(*_):\n"
         "    open(sys.argv[1], 'w').write(f'child {child.poll()}')\n"

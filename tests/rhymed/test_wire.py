@@ -15,12 +15,14 @@ import numpy as np
 import pytest
 import zmq
 
-from rhymed import errors, wire
+from rhymed import errors, limits, wire
+from rhymed.keys import Keyring
 from rhymed.messages import (
     Done,
     Envelope,
     Failure,
     Finish,
+    GetManifest,
     GetQueues,
     Leave,
     Message,
@@ -30,6 +32,8 @@ from rhymed.messages import (
     ToReward,
 )
 from rhymed.wire import Client, Parcel, Server
+
+Loose = ToBroker | GetManifest  # a receiver of which `rhymed.limits` knows nothing in particular
 
 Answer = Callable[[bytes, Any, Sequence[bytes]], Awaitable[Message | Parcel]]
 
@@ -64,7 +68,7 @@ def address(tmp_path: Path) -> str:
 @pytest.fixture
 async def counter(address: str) -> AsyncIterator[Counter]:
     made = Counter()
-    server = Server(address, ToBroker, made)
+    server = Server(address, Loose, made)
     yield made
     server.close()
 
@@ -113,7 +117,7 @@ async def test_arrays_travel_as_frames_and_empty_ones_too(client: Client) -> Non
 
 @pytest.mark.parametrize("where", ["tcp://127.0.0.1:*", "inproc://link"])
 async def test_other_transports_speak_the_same(where: str) -> None:
-    server = Server(where, ToBroker, Counter())
+    server = Server(where, Loose, Counter())
     client = Client(server.address, peer="broker")
     assert (await client.request(Leave(worker="echo"), b"x", deadline_s=10)).message == Done()
     with pytest.raises(errors.StoreFull):
@@ -160,7 +164,7 @@ async def test_the_server_asks_its_peers(address: str) -> None:
         heard.append(message)
         return Done()
 
-    server = Server(address, ToBroker, Counter())
+    server = Server(address, Loose, Counter())
     client = Client(address, "reward-0", peer="broker", accepts=ToReward, handler=take)
     await client.request(GetQueues())
     rate = RateSamples(samples=[SampleId(0, "a", 1)])
@@ -184,7 +188,7 @@ def _refused(server: Server, peer: bytes) -> bool:
 
 
 async def test_a_client_without_a_handler_refuses_requests(address: str) -> None:
-    server = Server(address, ToBroker, Counter())
+    server = Server(address, Loose, Counter())
     client = Client(address, "deaf", peer="broker")
     await client.request(GetQueues())
     with pytest.raises(errors.MalformedMessage, match="takes no requests"):
@@ -194,7 +198,7 @@ async def test_a_client_without_a_handler_refuses_requests(address: str) -> None
 
 
 async def test_a_server_may_restart(address: str) -> None:
-    first = Server(address, ToBroker, Counter())
+    first = Server(address, Loose, Counter())
     client = Client(address, "worker-0", peer="broker")
     await client.request(GetQueues())
     first.close()
@@ -206,10 +210,32 @@ async def test_a_server_may_restart(address: str) -> None:
 
     asking = asyncio.create_task(ask())
     await asyncio.sleep(0.1)
-    second = Server(address, ToBroker, Counter())
+    second = Server(address, Loose, Counter())
     assert await asyncio.wait_for(asking, 60) == Done()
     client.close()
     second.close()
+
+
+@pytest.mark.parametrize("where", ["ipc", "tcp"])
+async def test_what_a_dead_server_was_asked_its_successor_answers(where: str, address: str) -> None:
+    dead, successor = Counter(), Counter()
+    server = Server(address if where == "ipc" else "tcp://127.0.0.1:*", Loose, dead)
+    client = Client(server.address, "worker-0", peer="server")
+    asking = asyncio.ensure_future(client.request(Leave(worker="hang"), deadline_s=60))
+    await client.request(Leave(worker="anybody"), deadline_s=10)
+    dead_address = server.address
+    server.close()
+    await asyncio.sleep(0.2)
+
+    async def answer(peer: bytes, message: Any, frames: Sequence[bytes]) -> Message:
+        await successor(peer, Leave(worker="noted"), frames)
+        return Done()
+
+    again = Server(dead_address, Loose, answer)
+    await asyncio.wait_for(asking, 20)
+    assert len(successor.heard) == 1, "only what was not answered is asked again"
+    client.close()
+    again.close()
 
 
 async def test_a_worker_that_comes_back_under_its_name_takes_over(address: str) -> None:
@@ -222,7 +248,7 @@ async def test_a_worker_that_comes_back_under_its_name_takes_over(address: str) 
 
         return take
 
-    server = Server(address, ToBroker, Counter())
+    server = Server(address, Loose, Counter())
     old = Client(address, "reward-0", peer="broker", accepts=ToReward, handler=taker("old"))
     await old.request(GetQueues())
     new = Client(address, "reward-0", peer="broker", accepts=ToReward, handler=taker("new"))
@@ -280,8 +306,13 @@ def garbage() -> list[list[bytes]]:
 
 
 async def test_garbage_from_a_stranger_hurts_nobody_else(
-    address: str, client: Client, counter: Counter, caplog: pytest.LogCaptureFixture
+    address: str,
+    client: Client,
+    counter: Counter,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(limits, "BAD_MESSAGES", 1000)  # it is to be listened to until the end
     stranger = raw(address)
     for parts in garbage():
         stranger.send_multipart(parts)
@@ -319,7 +350,7 @@ async def test_garbage_from_the_server_is_an_error_of_the_request(tmp_path: Path
 
 async def test_a_reply_to_somebody_elses_request_is_ignored(address: str) -> None:
     """A peer cannot answer for another: the id alone does not pair."""
-    server = Server(address, ToBroker, Counter())
+    server = Server(address, Loose, Counter())
     victim = Client(address, "victim", peer="broker", accepts=ToReward, handler=_never)
     await victim.request(GetQueues())
     asking = asyncio.create_task(server.request(b"victim", Finish(reason="x"), deadline_s=0.5))
@@ -353,7 +384,7 @@ async def test_a_failure_of_an_unknown_name_is_a_remote_failure(tmp_path: Path) 
 
 async def test_two_servers_on_one_path_are_refused_and_the_first_lives_on(address: str, client: Client) -> None:
     with pytest.raises(errors.AddressRefused, match="living process"):
-        Server(address, ToBroker, Counter())
+        Server(address, Loose, Counter())
     assert (await client.request(Leave(worker="a"), deadline_s=10)).message == Done()
 
 
@@ -378,11 +409,11 @@ async def test_the_socket_file_of_a_dead_server_is_removed(tmp_path: Path) -> No
 @pytest.mark.parametrize("where", ["tcp://0.0.0.0:*", "tcp://*:*", f"tcp://{socket.gethostname()}:*", "tcp://[::]:*"])
 async def test_an_open_address_is_refused(where: str) -> None:
     with pytest.raises(errors.AddressRefused, match="open to the network"):
-        Server(where, ToBroker, Counter())
+        Server(where, Loose, Counter())
 
 
 async def test_an_open_address_is_allowed_when_said() -> None:
-    server = Server("tcp://0.0.0.0:*", ToBroker, Counter(), insecure=True)
+    server = Server("tcp://0.0.0.0:*", ToBroker, Counter(), keys=Keyring(insecure=True))
     server.close()
 
 
@@ -391,7 +422,7 @@ async def test_an_open_address_is_allowed_when_said() -> None:
 )
 async def test_an_address_that_cannot_be_bound(where: str) -> None:
     with pytest.raises(errors.AddressRefused):
-        Server(where, ToBroker, Counter())
+        Server(where, Loose, Counter())
 
 
 @pytest.mark.parametrize("where", ["no address", "tcp://127.0.0.1:99999", "tcp://127.0.0.1"])

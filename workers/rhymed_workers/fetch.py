@@ -16,6 +16,7 @@ from pathlib import Path
 
 from rhymed.errors import MalformedMessage, WireError
 from rhymed.hosts import host_id
+from rhymed.keys import OPEN, Keyring
 from rhymed.messages import Done, GetManifest, GetWeights, Manifest
 from rhymed.wire import Client
 
@@ -28,8 +29,9 @@ PREFIX = "rhymed-weights-"
 class Fetcher:
     """One per worker; `name` is unique among the trainer's clients."""
 
-    def __init__(self, name: str, *, host: str | None = None, base: Path | None = None) -> None:
+    def __init__(self, name: str, *, host: str | None = None, base: Path | None = None, keys: Keyring = OPEN) -> None:
         self._name = name
+        self._keys = keys.to("trainer")
         self._host = host or host_id()
         self._base = base
         self._folder: Path | None = None  # of copies, made when the first one is needed
@@ -60,7 +62,7 @@ class Fetcher:
         if self._link is None or self._link.address != address:
             if self._link is not None:
                 self._link.close()
-            self._link = Client(address, self._name, peer="the trainer's weights")
+            self._link = Client(address, self._name, peer="the trainer's weights", keys=self._keys)
         return self._link
 
     async def _copy(self, link: Client, manifest: Manifest) -> Path:

@@ -91,9 +91,12 @@ class RewardWorker(Service):
     async def open(self) -> None:
         self._decode = await asyncio.to_thread(load_decoder, self._config)
         self._pool = await self._closing.enter_async_context(Pool(self._config))
-        self._store = StoreClient(self._where.store, self.name)
+        self._store = StoreClient(self._where.store, self.name, self._where.keys("reward"))
         self._closing.callback(self._store.close)
-        self._broker = Client(self._where.broker, self.name, peer="broker", accepts=ToReward, handler=self._handle)
+        keys = self._where.keys("reward").to("broker")
+        self._broker = Client(
+            self._where.broker, self.name, peer="broker", accepts=ToReward, handler=self._handle, keys=keys
+        )
         self._closing.callback(self._broker.close)
         for work in (self._belong(), self._fetch(), self._report()):
             self.spawn(work)

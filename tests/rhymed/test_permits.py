@@ -1,0 +1,72 @@
+"""Who may ask what: the table is whole, and a key speaks for its own role only."""
+
+from typing import Any, get_args
+
+import pytest
+
+from rhymed import messages as m
+from rhymed import permits
+from rhymed.errors import NotAllowed
+from rhymed.keys import KeyRole
+
+
+@pytest.mark.parametrize("receiver", [m.ToBroker, m.ToStore, m.ToWeights])
+def test_the_table_has_every_message_of_its_receiver_and_no_other(receiver: Any) -> None:
+    assert set(permits.RECEIVERS[receiver]) == set(get_args(receiver))
+
+
+def allowed(receiver: Any, role: KeyRole | None, message: Any) -> bool:
+    try:
+        permits.check(receiver, role, message)
+    except NotAllowed:
+        return False
+    return True
+
+
+STEP = m.Trained(worker="trainer", step=0, metrics={})
+
+
+def test_only_the_trainer_says_trained() -> None:
+    assert allowed(m.ToBroker, "trainer", STEP)
+    for role in ("rollout", "reward", "viewer", "store", "broker", None):
+        assert not allowed(m.ToBroker, role, STEP)
+
+
+def test_only_the_broker_marks_samples() -> None:
+    mark = m.MarkSamples(samples=[], state="trained")
+    assert allowed(m.ToStore, "broker", mark)
+    assert not any(allowed(m.ToStore, role, mark) for role in ("rollout", "reward", "trainer", "viewer"))
+
+
+def test_rewards_are_the_reward_workers_and_weights_the_rollout_workers() -> None:
+    assert allowed(m.ToStore, "reward", m.PutScores(scores=[]))
+    assert not allowed(m.ToStore, "rollout", m.PutScores(scores=[]))
+    assert allowed(m.ToWeights, "rollout", m.GetManifest(version=0))
+    assert not allowed(m.ToWeights, "reward", m.GetManifest(version=0))
+
+
+@pytest.mark.parametrize("role", ["rollout", "reward", "trainer"])
+def test_a_join_has_the_role_of_its_key(role: KeyRole) -> None:
+    def join(as_role: Any, worker: str) -> m.Join:
+        return m.Join(role=as_role, worker=worker, host="h", pid=1)
+
+    assert allowed(m.ToBroker, role, join(role, f"{role}-0"))
+    assert allowed(m.ToBroker, role, join(role, f"{role}@host:12"))
+    for other in {"rollout", "reward", "trainer"} - {role}:
+        assert not allowed(m.ToBroker, role, join(other, f"{role}-0"))
+
+
+def test_nobody_speaks_in_the_name_of_another_role() -> None:
+    for name in ("rollout-0", "rollout@h:1", "rewarding", "", "reward0"):
+        assert not allowed(m.ToBroker, "reward", m.Leave(worker=name))
+    assert allowed(m.ToBroker, "reward", m.Leave(worker="reward"))
+
+
+def test_everybody_with_a_key_may_look_and_nobody_without() -> None:
+    for role in ("broker", "store", "trainer", "rollout", "reward", "viewer"):
+        assert allowed(m.ToBroker, role, m.GetQueues())
+    assert not allowed(m.ToBroker, None, m.GetQueues())
+
+
+def test_a_receiver_without_a_table_takes_nothing() -> None:
+    assert not allowed(m.ToReward, "broker", m.RateSamples(samples=[]))
