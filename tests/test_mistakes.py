@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -314,11 +316,19 @@ async def test_another_protocol_version_is_told_to_who_joins(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_a_full_map_ends_the_run_in_words_and_more_room_lets_it_go_on(config: Path) -> None:
-    out = run(config, "store.map_gib=0.0002", "trainer.epochs=10000", "rollout.group_size=64")
-    assert "run failed: store ended once and for all: StoreFull" in out
-    assert "raise store.map_gib" in out
+def test_a_full_map_holds_the_run_and_more_room_lets_it_go_on(config: Path) -> None:
     folder = config.parent / "runs" / "bad"
+    command = [sys.executable, "-m", "rhymed", "run", "--plain", str(config)]
+    for change in ("store.map_gib=0.0002", "trainer.epochs=10000", "rollout.group_size=64"):
+        command += ["-o", change]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        said, end = folder / "logs" / "store.log", time.monotonic() + 150
+        while not (said.exists() and "raise store.map_gib" in said.read_text()):
+            assert process.poll() is None, "a store without room waits for some"
+            assert time.monotonic() < end
+            time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=100)
     steps = len((folder / "metrics.jsonl").read_text().splitlines())
     assert steps > 0
     resumed = rhymed(

@@ -160,7 +160,7 @@ async def _store(config: Config) -> AsyncIterator[StoreClient]:
     """The store of the run: the living one, or its folder opened here."""
     where = places(config)
     if is_open(where.database):
-        with contextlib.closing(StoreClient(where.store, "import")) as client:
+        with contextlib.closing(StoreClient(where.store, "import", where.keys("broker"))) as client:
             try:
                 await client.stats(deadline_s=LIVING_S)
             except DeadlineExceeded:

@@ -93,14 +93,14 @@ class RunFolder:
 def open_folder(folder: Path) -> Iterator[RunFolder]:
     """Raises `ConfigError` where there is no store, `StoreError` where it cannot be read."""
     try:
-        folder, store = _find(folder)
+        folder, store = find(folder)
     except PermissionError:
         raise ConfigError(f"{folder} belongs to {owner(folder)}, and you may not look into it") from None
     with Reader(store) as reader:
         yield RunFolder(folder, Browse(reader))
 
 
-def _find(folder: Path) -> tuple[Path, Path]:
+def find(folder: Path) -> tuple[Path, Path]:
     """The run's folder and its store; the store's own folder is taken as well."""
     store = folder / "store"
     if not folder.exists():

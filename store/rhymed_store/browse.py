@@ -8,8 +8,8 @@ from __future__ import annotations
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-from rhymed.messages import SampleInfo, SampleState
-from rhymed_store import records
+from rhymed.messages import SampleId, SampleInfo, SampleState
+from rhymed_store import frames, records
 from rhymed_store.reads import Found, Reads
 from rhymed_store.records import Tokens
 
@@ -64,7 +64,7 @@ class Browse(Reads):
         """JSON of the dataset's row, where the store was given it."""
         with self._history.read() as txn:
             value = txn.get(records.prompt_key(prompt), db=self._tables["prompts"])
-            return None if value is None else records.unpack_bytes(value, f"prompt {prompt}").decode()
+            return None if value is None else frames.unpack_bytes(value, f"prompt {prompt}").decode()
 
     def headers(self, prompt: str) -> list[Found]:
         """The prompt's samples without their tokens, by step and index."""
@@ -83,12 +83,26 @@ class Browse(Reads):
             for (sample, record), reason, own, context in zip(found, reasons, tokens, contexts, strict=True)
         ]
 
+    def drops(self, prompt: str) -> dict[SampleId, str]:
+        """The prompt's samples that were dropped, with the reason; also those that were never generated."""
+        low, found = records.prompt_key(prompt), {}
+        with self._history.read() as txn, txn.cursor(self._tables["drops"]) as cursor:
+            there = cursor.set_range(low)
+            while there and cursor.key()[:8] == low:
+                found[records.sample_at(cursor.key(), prompt)] = bytes(cursor.value()).decode()
+                there = cursor.next()
+        return found
+
     def _headers(self, txn: Any, prompt: str) -> list[Found]:
         low, found = records.prompt_key(prompt), []
         with txn.cursor(self._tables["samples"]) as cursor:
             there = cursor.set_range(low)
             while there and cursor.key()[:8] == low:
-                found.append(Found(records.sample_at(cursor.key(), prompt), records.unpack_record(cursor.value())))
+                found.append(
+                    Found(
+                        records.sample_at(cursor.key(), prompt), records.unpack_record(cursor.key(), cursor.value())
+                    )
+                )
                 there = cursor.next()
         return found
 

@@ -16,6 +16,7 @@ from typing import Any, Self
 import lmdb
 
 from rhymed.errors import StoreDamaged, StoreError
+from rhymed_store import migrate
 from rhymed_store.records import SCHEMA
 from rhymed_store.stream import Stream
 
@@ -27,7 +28,7 @@ TABLES = {
     "drops": "why samples were dropped, by sample",
     "journal": "how far samples came, by step, prompt, index; only steps that no checkpoint holds",
     "logprobs": "as the journal, of training steps",
-    "partials": "beginnings of samples on their way from worker to worker, as the journal",
+    "partials": "beginnings of samples that are being written, as the journal, then position",
     "meta": "what the folder is",
 }
 LATER = {"partials"}  # came after the first release of this schema: a folder that is only read may lack it
@@ -42,7 +43,9 @@ class Database:
 
     def _open_tables(self, *, create: bool) -> None:
         names = [name for name in TABLES if create or name not in LATER or self._has(name)]
-        self.tables = {name: self._env.open_db(name.encode(), create=create) for name in names}
+        with self._env.begin(write=True) if create else contextlib.nullcontext() as txn:
+            # A writer makes all or, where a kill comes between, none. A reader's transaction would close them again.
+            self.tables = {name: self._env.open_db(name.encode(), txn=txn, create=create) for name in names}
         self.page_bytes: int = self._env.stat()["psize"]
         self.stream = Stream(self.tables["tokens"], self.page_bytes)
 
@@ -90,8 +93,7 @@ class Reader(Database):
             self._open_tables(create=False)
             with self.read() as txn:
                 found = self.number(txn, "schema", SCHEMA)
-            if found != SCHEMA:
-                raise StoreError(wrong_schema(folder, found))
+            migrate.check(folder, found)
             self._opened = opened.pop_all()
 
     def _is_whole(self) -> None:
@@ -132,10 +134,6 @@ class Reader(Database):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def wrong_schema(folder: Path, found: int) -> str:
-    return f"{folder} is of schema {found}, this program reads {SCHEMA}; use a new run"
 
 
 def owner(path: Path) -> str:

@@ -8,12 +8,11 @@ operations and the questions are is in `writes` and `reads`; knows neither socke
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -22,10 +21,13 @@ import lmdb
 
 from rhymed import errors
 from rhymed.messages import StoreStats
-from rhymed_store.database import TABLES, Database, wrong_schema
+from rhymed_store import migrate
+from rhymed_store.database import TABLES, Database
+from rhymed_store.look import damaged, look
 from rhymed_store.records import SCHEMA
+from rhymed_store.room import FULL, Room, claim_lock, disk_full
 
-RESERVE = 1 / 16  # of the map, for all but new data
+OPEN = b"open"  # stands in the lock's file while a store has the folder, and after one that was killed
 
 
 @dataclass
@@ -34,10 +36,17 @@ class Batch:
 
     txn: Any
     used_bytes: int  # of the map: measured when it began, then estimated
+    end_bytes: int  # of the file, where its last page ends: likewise
     tokens: int = 0  # response tokens added so far
 
 
-Operation: TypeAlias = Callable[[Batch], None]
+class Unusable(errors.StoreError):
+    """LMDB gave up: a write failed half way, or a page is not what it was. Opening it again tells what is there."""
+
+
+DAMAGED = (lmdb.InvalidError, lmdb.CorruptedError, lmdb.VersionMismatchError, lmdb.PageNotFoundError)
+
+Operation: TypeAlias = Callable[[Batch], object]
 """A part of a transaction. It checks before it writes: when it raises a `RhymedError`, it has written nothing."""
 
 
@@ -47,15 +56,26 @@ class History(Database):
     def __init__(self, folder: Path, map_bytes: int, *, durable: bool = True) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.map_bytes = folder, map_bytes
-        self._commits = 0
+        self._commits, self._usable = 0, True
         self._commit_s: deque[float] = deque(maxlen=100)
         with contextlib.ExitStack() as opened:
-            opened.callback(os.close, _lock(folder))
-            self._env = self._open(durable)
-            opened.callback(self._env.close)
-            self._env.reader_check()
-            self._open_tables(create=True)
-            self._check_schema()
+            self._lock = _lock(folder)
+            opened.callback(os.close, self._lock)
+            look(folder, whole=os.pread(self._lock, len(OPEN), 0) == OPEN)
+            claim_lock(folder)
+            try:
+                self._env = self._open(durable)
+                opened.callback(self._env.close)
+                self._env.reader_check()
+                self._room = Room(folder, map_bytes)
+                opened.callback(self._room.close)
+                self._room.keep(self._end_bytes())
+                self._open_tables(create=True)
+                self._settle_schema()
+            except lmdb.Error as error:
+                raise self.explain(error) from None
+            with contextlib.suppress(OSError):  # a full disk: then the next start takes this one for killed or not
+                os.pwrite(self._lock, OPEN, 0)
             self._opened = opened.pop_all()
 
     def _open(self, durable: bool) -> Any:
@@ -68,14 +88,19 @@ class History(Database):
                 readahead=False,
                 max_readers=256,
             )
-        except (lmdb.InvalidError, lmdb.CorruptedError, lmdb.VersionMismatchError) as error:
-            raise errors.StoreDamaged(
-                f"{self.folder} cannot be read: {error}; restore it, or use a new run"
-            ) from None
+        except DAMAGED as error:
+            raise damaged(self.folder, str(error)) from None
 
     def close(self) -> None:
-        self._env.sync(True)
-        self._opened.close()
+        try:
+            self._env.sync(True)
+            if self._usable:
+                os.ftruncate(self._lock, 0)  # a clean end
+        finally:
+            self._opened.close()
+
+    def _end_bytes(self) -> int:
+        return (int(self._env.info()["last_pgno"]) + 1) * int(self._env.stat()["psize"])
 
     def sync(self) -> None:
         """Make durable what was committed, for a history that was opened with `durable=False`."""
@@ -87,14 +112,16 @@ class History(Database):
             return self._commit(operations)
         except lmdb.Error as error:
             if len(operations) == 1:
-                return [self._explain(error)]
+                return [self.explain(error)]
         return [self.commit([operation])[0] for operation in operations]
 
     def _commit(self, operations: Sequence[Operation]) -> list[Exception | None]:
         outcomes: list[Exception | None] = []
         began = time.perf_counter()
+        end = self._end_bytes()
+        self._room.keep(end)
         with self._env.begin(write=True) as txn:
-            batch = Batch(txn, self.used_bytes(txn))
+            batch = Batch(txn, self.used_bytes(txn), end)
             for operation in operations:
                 try:
                     operation(batch)
@@ -107,24 +134,22 @@ class History(Database):
         self._commit_s.append(time.perf_counter() - began)
         return outcomes
 
-    def _explain(self, error: Exception) -> errors.StoreError:
+    def explain(self, error: lmdb.Error) -> errors.StoreError:
+        """In words, and as what the rest of the program knows."""
         if isinstance(error, lmdb.MapFullError | lmdb.TxnFullError):
-            return self._full()
-        if os.strerror(errno.ENOSPC) in str(error):
-            return errors.StoreFull(f"the disk under {self.folder} is full; nothing acknowledged is lost")
+            return self._room.map_full()
+        if any(os.strerror(number) in str(error) for number in FULL):
+            return errors.StoreFull(disk_full(self.folder))
+        if isinstance(error, (lmdb.PanicError, *DAMAGED)):
+            self._usable = False
+            return Unusable(f"{self.folder} has to be opened again: {error}")
         return errors.StoreError(f"{self.folder}: {error}")
-
-    def _full(self) -> errors.StoreFull:
-        return errors.StoreFull(
-            f"{self.folder} has no room left in {self.map_bytes / 2**30:g} GiB; raise store.map_gib and start the"
-            " store again: nothing acknowledged is lost"
-        )
 
     def claim_room(self, batch: Batch, size: int) -> None:
         """Raises `StoreFull` unless `size` bytes of new data fit without touching the reserve."""
-        if batch.used_bytes + size > self.map_bytes * (1 - RESERVE):
-            raise self._full()
+        self._room.claim(batch.used_bytes, batch.end_bytes, size)
         batch.used_bytes += size
+        batch.end_bytes += size
 
     def put_number(self, txn: Any, name: str, value: int) -> None:
         txn.put(name.encode(), str(value).encode(), db=self.tables["meta"])
@@ -141,14 +166,17 @@ class History(Database):
                 commit_ms=1000 * sum(self._commit_s) / max(1, len(self._commit_s)),
             )
 
-    def _check_schema(self) -> None:
+    def _settle_schema(self) -> None:
+        """A new folder gets ours, an older one is migrated to it."""
+        with self._env.begin() as txn:
+            found = self.number(txn, "schema")
+        if found == SCHEMA:
+            return
         with self._env.begin(write=True) as txn:
-            found = self.number(txn, "schema", SCHEMA)
+            if found:
+                migrate.check(self.folder, found)
+                migrate.migrate(txn, self.tables, found)
             self.put_number(txn, "schema", SCHEMA)
-            if found != SCHEMA:
-                txn.abort()
-        if found != SCHEMA:
-            raise errors.StoreError(wrong_schema(self.folder, found))
 
 
 def is_open(folder: Path) -> bool:
@@ -160,6 +188,16 @@ def is_open(folder: Path) -> bool:
     except errors.StoreError:
         return True
     return False
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """No store has the folder, and none gets it while inside. Raises `StoreError` when one has."""
+    descriptor = _lock(folder)
+    try:
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _lock(folder: Path) -> int:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from rhymed.errors import StoreDamaged
 from rhymed.messages import SampleId
-from rhymed_store import records
+from rhymed_store import frames, records
 
 MOST_TOKENS = (1 << 32) - 1  # of one beginning: positions have four bytes
 HEADER_BYTES = 32  # what a chunk takes beside its tokens
@@ -99,7 +99,7 @@ def unpack(value: Any, what: object) -> NDArray[np.uint32]:
     body = bytes(value[_CHECK:])
     numbers = _NUMBERS.get(body[0]) if body else None
     if numbers is None or zlib.crc32(body).to_bytes(4, "little") != bytes(value[:_CHECK]):
-        raise StoreDamaged(f"{what}: damaged at rest; {records.RESCUE}")
+        raise StoreDamaged(f"{what}: damaged at rest; {frames.RESCUE}")
     return np.frombuffer(body, numbers, offset=1).astype(np.uint32)
 
 

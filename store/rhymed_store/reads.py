@@ -31,7 +31,7 @@ from rhymed.messages import (
     SampleId,
     Samples,
 )
-from rhymed_store import partials, records
+from rhymed_store import frames, partials, records
 from rhymed_store.database import Database
 from rhymed_store.records import Record, Tokens
 
@@ -126,7 +126,7 @@ class Reads:
                 value = txn.get(records.prompt_key(prompt), db=self._tables["prompts"])
                 if value is None:
                     raise UnknownSample(f"prompt {prompt} was never stored")
-                data = records.unpack_bytes(value, f"prompt {prompt}")
+                data = frames.unpack_bytes(value, f"prompt {prompt}")
                 rows.append(PromptRow(prompt=prompt, row=data.decode()))
         return Prompts(rows=rows)
 
@@ -156,7 +156,7 @@ class Reads:
             forgotten = self._history.number(txn, "forgotten", sample.step)
             if sample.step < forgotten:
                 raise UnknownSample(f"log-probs of sample {sample} were forgotten: a checkpoint holds its step")
-            raise StoreDamaged(f"sample {sample}: its log-probs are missing; {records.RESCUE}")
+            raise StoreDamaged(f"sample {sample}: its log-probs are missing; {frames.RESCUE}")
         return records.unpack_logprobs(value, record.length, f"sample {sample}")
 
     def _contexts(self, txn: Any, found: Sequence[Found]) -> Tokens:
@@ -170,7 +170,7 @@ class Reads:
                 continue
             value = txn.get(key, db=self._tables["contexts"])
             if value is None:
-                raise StoreDamaged(f"sample {sample}: its prompt tokens are missing; {records.RESCUE}")
+                raise StoreDamaged(f"sample {sample}: its prompt tokens are missing; {frames.RESCUE}")
             records.unpack_tokens(value[1:], value[0], part, f"prompt tokens of sample {sample}")
             unpacked[key] = part
         return out

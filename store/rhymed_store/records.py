@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import math
 import struct
-import threading
 import zlib
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
-import zstandard
 from numpy.typing import NDArray
 
 from rhymed.errors import MalformedMessage, StoreDamaged
 from rhymed.messages import FinishReason, JournalEntry, SampleId, SampleInfo, SampleState
+from rhymed_store import frames
+from rhymed_store.frames import RESCUE
 
 SCHEMA = 2
 """Version of everything in this module."""
@@ -28,7 +28,6 @@ SCHEMA = 2
 Tokens: TypeAlias = NDArray[np.uint32]
 Width: TypeAlias = Literal[2, 3, 4]  # bytes a token before compression
 
-RESCUE = "check the disk; the rest of the store can still be read"
 STEP_BIAS = 1 << 31
 FINISHES: tuple[FinishReason, ...] = get_args(FinishReason)
 STATES: tuple[SampleState, ...] = get_args(SampleState)
@@ -42,8 +41,6 @@ _HEADER = struct.Struct(
 _RUN = struct.Struct("<iI")  # policy version, how many tokens in a row
 _LENGTH = struct.Struct("<I")
 _JOURNAL = struct.Struct("<BIiBd")  # state, length, oldest version, is there a reward, reward
-
-_local = threading.local()
 
 # Flags of a header: finish reason (2 bits), state (2), is there a reward (1), width - 2 (2), does a checksum of key
 # and record stand at the end (1; records of schema 1 have none)
@@ -249,53 +246,26 @@ def pack_tokens(tokens: Tokens, lengths: Iterable[int], level: int) -> tuple[lis
     width = width_of(tokens)
     low = tokens.astype("<u2").data.cast("B")
     high = (tokens >> 16).astype("<u1" if width == 3 else "<u2").data.cast("B") if width > 2 else None
-    compress = _compressor(level).compress
-    frames, start = [], 0
+    compress = frames.compressor(level).compress
+    packed, start = [], 0
     for length in lengths:
         end = start + length
         part: Any = low[2 * start : 2 * end]
         if high is not None:
             part = b"".join((part, high[(width - 2) * start : (width - 2) * end]))
-        frames.append(compress(part))
+        packed.append(compress(part))
         start = end
-    return frames, width
+    return packed, width
 
 
 def unpack_tokens(frame: Any, width: int, out: Tokens, what: object) -> None:
     """Fill `out`. Raises `StoreDamaged` naming `what` when the bytes are not those that were written."""
-    raw = unpack_bytes(frame, what)
+    raw = frames.unpack_bytes(frame, what)
     if len(raw) != width * len(out):
         raise StoreDamaged(f"{what}: {len(raw)} bytes of tokens, {width * len(out)} were written; {RESCUE}")
     out[:] = np.frombuffer(raw, "<u2", len(out))
     if width > 2:
         out |= np.frombuffer(raw, "<u1" if width == 3 else "<u2", offset=2 * len(out)).astype(np.uint32) << 16
-
-
-def pack_bytes(data: Any, level: int) -> bytes:
-    return _compressor(level).compress(data)
-
-
-def unpack_bytes(frame: Any, what: object) -> bytes:
-    try:
-        return _decompressor().decompress(frame)
-    except zstandard.ZstdError as error:
-        raise StoreDamaged(f"{what}: damaged at rest ({error}); {RESCUE}") from None
-
-
-def _compressor(level: int) -> zstandard.ZstdCompressor:
-    """This thread's own: they are neither thread-safe nor cheap to make."""
-    found: zstandard.ZstdCompressor | None = getattr(_local, f"level{level}", None)
-    if found is None:
-        found = zstandard.ZstdCompressor(level=level, write_checksum=True)
-        setattr(_local, f"level{level}", found)
-    return found
-
-
-def _decompressor() -> zstandard.ZstdDecompressor:
-    found: zstandard.ZstdDecompressor | None = getattr(_local, "decompressor", None)
-    if found is None:
-        found = _local.decompressor = zstandard.ZstdDecompressor()
-    return found
 
 
 def pack_logprobs(data: Any) -> bytes:

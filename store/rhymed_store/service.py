@@ -8,13 +8,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
 
+import lmdb
+import msgspec
+
 from rhymed.config import Config
-from rhymed.errors import Overloaded, StoreFull
+from rhymed.errors import Overloaded, StoreError, StoreFull
 from rhymed.messages import (
     ForgetLogprobs,
     GetHistory,
@@ -24,6 +28,7 @@ from rhymed.messages import (
     GetPrompts,
     GetSamples,
     GetStoreStats,
+    Kept,
     MarkSamples,
     Message,
     OpenRun,
@@ -31,12 +36,14 @@ from rhymed.messages import (
     PutPrompts,
     PutSamples,
     PutScores,
+    SampleInfo,
+    StoreStats,
     ToStore,
 )
 from rhymed.places import Places
 from rhymed.service import Service
 from rhymed.wire import DONE, Parcel, Server
-from rhymed_store.history import Batch, History
+from rhymed_store.history import Batch, History, Unusable
 from rhymed_store.reads import Reads
 from rhymed_store.writer import Writer
 from rhymed_store.writes import Writes, prepare
@@ -48,7 +55,8 @@ log = logging.getLogger(__name__)
 MOST_BYTES = 2 << 30  # of samples that may wait in memory; more is refused
 PRESSURE_BYTES = 4 << 20  # of samples underway: from here on they come faster than workers decode
 PRESSURE_LEVEL = -5  # zstd: twice as fast as level 1, for half again the size
-FULL_S = 20.0  # without room for a sample; then the store ends, with an error that says what to do
+FULL_S = 540.0  # without room for a sample; then the store ends, in words, before its callers lose their patience
+TELL_S = 60.0  # how often it says so until then
 SYNC_S = 1.0  # durability = "async": how much a power failure may cost
 THREADS = 2
 SHORT_HISTORY = 16  # responses; of 4,096 tokens each they hold up the event loop for half a millisecond
@@ -61,6 +69,7 @@ class StoreService(Service):
         super().__init__("store")
         self._config, self._places = config, places
         self._full: asyncio.Task[None] | None = None  # since new samples are refused
+        self._why_full = ""
 
     async def open(self) -> None:
         config = self._config.store
@@ -73,7 +82,7 @@ class StoreService(Service):
         self._underway_bytes = 0
         self._writer = Writer(self._history.commit)
         self._handlers = self._table()
-        self._server = Server(self._places.store, ToStore, self._answer, insecure=self._config.net.insecure)
+        self._server = Server(self._places.store, ToStore, self._answer, keys=self._places.keys("store"))
         if not durable:
             self.spawn(self._sync())
 
@@ -103,25 +112,43 @@ class StoreService(Service):
             GetHistory: self._history_of,
             GetLengths: self._read(reads.lengths),
             GetJournal: self._read(reads.journal),
-            GetStoreStats: self._read(lambda _: self._history.stats()),
+            GetStoreStats: self._read(self._stats),
         }
 
     async def _answer(self, peer: bytes, message: Message, frames: Sequence[bytes]) -> Message | Parcel:
         try:
             answer = await self._handlers[type(message)](message, frames)
         except StoreFull as error:
-            self._full = self._full or self.spawn(self._give_up(error))
+            self._why_full = str(error)
+            self._full = self._full or self.spawn(self._hold_out())
             raise
+        except Unusable as error:
+            self.spawn(_end(error))
+            raise
+        except lmdb.Error as error:
+            raise self._unreadable(error) from None
         if self._full is not None and isinstance(message, PutSamples):
             self._full.cancel()
-            self._full = None
+            self._full, self._why_full = None, ""
+            log.warning("there is room again: new samples are taken")
         return answer
 
-    async def _give_up(self, error: StoreFull) -> None:
-        """A checkpoint may forget what makes room; otherwise the user has to, and must hear of it."""
-        log.error("%s", error)
-        await asyncio.sleep(FULL_S)
-        raise error
+    async def _hold_out(self) -> None:
+        """A checkpoint may forget what makes room; otherwise the user has to make some, and must hear of it."""
+        began = time.monotonic()
+        while (left := began + FULL_S - time.monotonic()) > 0:
+            log.error("%s; until then new samples are refused, for %.0f s at most", self._why_full, left)
+            await asyncio.sleep(min(TELL_S, left))
+        raise StoreFull(self._why_full)
+
+    def _unreadable(self, error: lmdb.Error) -> StoreError:
+        explained = self._history.explain(error)
+        if isinstance(explained, Unusable):
+            self.spawn(_end(explained))
+        return explained
+
+    def _stats(self, message: GetStoreStats) -> StoreStats:
+        return msgspec.structs.replace(self._history.stats(), full=self._why_full)
 
     def _write(self, operation: Callable[[Batch, Any], None]) -> Callable[..., Awaitable[Message]]:
         async def handle(message: Message, frames: Sequence[bytes]) -> Message:
@@ -134,8 +161,13 @@ class StoreService(Service):
         size = sum(map(len, frames))
         with self._underway(size):
             rows = await self._aside(partial(prepare, message, frames, self._level()))
-            await self._writer.write(lambda batch: self._writes.put_samples(batch, rows), size)
-        return DONE
+            kept: list[SampleInfo] = []
+
+            def put(batch: Batch) -> None:
+                kept[:] = self._writes.put_samples(batch, rows)  # may be tried twice
+
+            await self._writer.write(put, size)
+        return Kept(samples=kept) if kept else DONE
 
     async def _put_partials(self, message: PutPartials, frames: Sequence[bytes]) -> Message:
         size = sum(map(len, frames))
@@ -178,3 +210,8 @@ class StoreService(Service):
         while True:
             await asyncio.sleep(SYNC_S)
             await self._aside(self._history.sync)
+
+
+async def _end(error: Unusable) -> None:
+    """Who is started again looks at the folder first."""
+    raise error

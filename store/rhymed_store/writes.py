@@ -27,7 +27,7 @@ from rhymed.messages import (
     SampleId,
     SampleInfo,
 )
-from rhymed_store import partials, records
+from rhymed_store import frames, partials, records
 from rhymed_store.history import Batch, History
 
 HEADER_BYTES = 256  # what a sample takes beside its arrays, with room for partly filled pages
@@ -120,7 +120,7 @@ class Writes:
         self._history.claim_room(batch, sum(len(data) + HEADER_BYTES for _, data in rows))
         for key, data in rows:
             if batch.txn.get(key, db=self._tables["prompts"]) is None:
-                batch.txn.put(key, records.pack_bytes(data, self._level), db=self._tables["prompts"])
+                batch.txn.put(key, frames.pack_bytes(data, self._level), db=self._tables["prompts"])
 
     def put_samples(self, batch: Batch, rows: Sequence[NewRow]) -> list[SampleInfo]:
         """Returns what the store has of those of which it keeps another, earlier record."""

@@ -131,7 +131,7 @@ def test_a_folder_that_cannot_be_used_is_told_and_done_without(folder, what, cap
     if what == "garbage":
         data.write_bytes(np.random.default_rng(0).bytes(data.stat().st_size))
     elif what == "cut":
-        data.write_bytes(data.read_bytes()[: data.stat().st_size // 2])
+        data.write_bytes(data.read_bytes()[:12_000])
     elif what == "no folder":
         folder = data
     else:

@@ -49,8 +49,8 @@ def new_sample(step: int = 0, index: int = 0, *, prompt: str = PROMPT, length: i
 class Book:
     """A history with its operations and questions, each operation committed alone."""
 
-    def __init__(self, folder: Path, map_bytes: int = 64 << 20) -> None:
-        self.history = History(folder, map_bytes, durable=False)
+    def __init__(self, folder: Path, map_bytes: int = 64 << 20, *, durable: bool = False) -> None:
+        self.history = History(folder, map_bytes, durable=durable)
         self.writes, self.reads = Writes(self.history, 1), Reads(self.history)
 
     def put(self, *samples: NewSample) -> None:

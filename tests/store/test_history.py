@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import lmdb
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -28,6 +29,9 @@ from rhymed.messages import (
     SampleId,
     Score,
 )
+from rhymed_store.browse import Browse
+from rhymed_store.client import NewSample, StoreClient
+from rhymed_store.database import Reader
 from rhymed_store.history import Batch
 from rhymed_store.stream import Stream
 
@@ -83,6 +87,42 @@ def test_a_sample_keeps_its_first_record(book: Book) -> None:
     assert tokens.tolist() == np.asarray(first.tokens).tolist()
     stats = book.history.stats()
     assert (stats.samples, stats.tokens) == (2, 100)
+
+
+async def test_who_puts_another_record_is_told_of_the_first(client: StoreClient) -> None:
+    first, other = new_sample(0, 0), new_sample(0, 1)
+    assert await client.put_samples([first, other]) == []
+    assert await client.put_samples([other, first]) == [], "told again, nothing is new"
+    await client.put_scores([Score(id=first.info.id, reward=1.0)])
+    assert await client.put_samples([first]) == [], "how far it came is no difference"
+    changes = {
+        "length": {"length": 9},
+        "versions": {"versions": [(0, 49), (1, 1)]},
+        "finish": {"finish_reason": "length"},
+    }
+    for change in changes.values():
+        made = new_sample(0, 0, length=change.get("length", 50), seed=5)
+        info = msgspec.structs.replace(made.info, **change)
+        (kept,) = await client.put_samples([NewSample(info, made.prompt_tokens, made.tokens, made.logprobs), other])
+        assert kept == msgspec.structs.replace(first.info, reward=1.0)
+    (kept,) = await client.put_samples([new_sample(3, 0), new_sample(3, 0, length=4)])
+    assert kept == new_sample(3, 0).info, "of two in one message the first counts"
+
+
+def test_what_a_checkpoint_holds_was_trained_though_nobody_said_so(book: Book) -> None:
+    book.put(*(new_sample(step, index) for step in (0, 1, 2, EVAL) for index in range(3)))
+    scores = [Score(id=SampleId(step, PROMPT, index), reward=0.5) for step in (0, 1, 2, EVAL) for index in (0, 1)]
+    book.do(lambda b: book.writes.put_scores(b, PutScores(scores=scores)))
+    dropped = MarkSamples(samples=[SampleId(0, PROMPT, 1)], state="dropped", reason="no")
+    book.do(lambda b: book.writes.mark(b, dropped))
+    book.do(lambda b: book.writes.forget_logprobs(b, ForgetLogprobs(below_step=2)))
+    found = {str(row.sample): row.record.state for row in Browse(book.history).headers(PROMPT)}
+    assert [found[f"0/{PROMPT}/{index}"] for index in range(3)] == ["trained", "dropped", "generated"]
+    assert [found[f"1/{PROMPT}/{index}"] for index in range(3)] == ["trained", "trained", "generated"]
+    assert [found[f"2/{PROMPT}/{index}"] for index in range(3)] == ["scored", "scored", "generated"]
+    assert [found[f"{EVAL}/{PROMPT}/{index}"] for index in range(3)] == ["scored", "scored", "generated"]
+    stored, _ = book.reads.samples(GetSamples(samples=[SampleId(1, PROMPT, 0)]))
+    assert stored.samples[0].reward == 0.5
 
 
 def test_an_unknown_id_is_named_and_fails_its_operation_alone(book: Book) -> None:
@@ -217,10 +257,11 @@ def test_a_folder_has_one_store(book: Book, tmp_path: Path) -> None:
 def test_a_folder_of_another_schema_is_refused(book: Book, tmp_path: Path) -> None:
     book.do(lambda batch: book.history.put_number(batch.txn, "schema", 99))
     book.history.close()
-    with pytest.raises(StoreError, match="schema 99"):
-        Book(tmp_path / "store")
-    with lmdb.open(str(tmp_path / "store"), max_dbs=8) as env, env.begin(write=True) as txn:
-        txn.put(b"schema", b"1", db=env.open_db(b"meta", txn=txn))
+    for opened in (Book, Reader):
+        with pytest.raises(StoreError, match=r"schema 99, made by a newer release; this one reads up to 2: install"):
+            opened(tmp_path / "store")
+    with lmdb.open(str(tmp_path / "store"), max_dbs=16) as env, env.begin(write=True) as txn:
+        txn.put(b"schema", b"2", db=env.open_db(b"meta", txn=txn))
     book.__init__(tmp_path / "store")  # type: ignore[misc]
 
 

@@ -43,8 +43,9 @@ def test_record_round_trip(versions, position, size, width, finish, reward) -> N
     record = records.new_record(info, 77, position, size, width)
     if reward is not None:
         record = record.scored(reward)
-    packed = record.pack()
-    again = records.unpack_record(memoryview(packed))
+    key = records.sample_key(info.id)
+    packed = record.pack(key)
+    again = records.unpack_record(memoryview(key), memoryview(packed))
     assert again == record
     assert (again.width, again.position, again.size, again.prompt_check) == (width, position, size, 77)
     assert again.state == ("generated" if reward is None else "scored")

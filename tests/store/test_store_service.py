@@ -15,7 +15,7 @@ from rhymed import wire
 from rhymed.config import Config
 from rhymed.data import prompt_id
 from rhymed.errors import DeadlineExceeded, MalformedMessage, RunMismatch, StoreFull, UnknownSample, WireError
-from rhymed.messages import Done, PutPartials, PutSamples, SampleId, SampleInfo, Score, ToStore
+from rhymed.messages import PutSamples, SampleId, SampleInfo, Score, ToStore
 from rhymed.places import Places, places
 from rhymed_store.client import NewSample, StoreClient
 from rhymed_store.history import Batch
@@ -238,29 +238,3 @@ async def test_a_store_that_is_not_there_is_a_deadline(where: Places) -> None:
     with pytest.raises(DeadlineExceeded, match="GetStoreStats"):
         await client.stats(deadline_s=0.05)
     client.close()
-
-
-async def test_beginnings_are_kept_until_the_sample_is_whole(client: StoreClient) -> None:
-    whole, other, later = new_sample(0, 0, length=5), new_sample(0, 1, length=5), new_sample(7, 0, length=5)
-    await client.put_partials({whole.info.id: [1, 2], other.info.id: [7, 1 << 20, 3], later.info.id: []})
-    await client.put_partials({whole.info.id: [1, 2, 3]})
-    found = await client.get_partials([later.info.id, whole.info.id, SampleId(0, PROMPT, 9)])
-    assert {id: tokens.tolist() for id, tokens in found.items()} == {later.info.id: [], whole.info.id: [1, 2, 3]}
-    await client.put_samples([whole])
-    await client.put_partials({whole.info.id: [1]})
-    assert await client.get_partials([whole.info.id]) == {}, "what is whole has no beginning any more"
-    await client.forget_logprobs(5)
-    assert list(await client.get_partials([other.info.id, later.info.id])) == [later.info.id]
-    await client.put_partials({other.info.id: [1]})
-    assert await client.get_partials([other.info.id]) == {}, "its step is checkpointed"
-
-
-async def test_beginnings_that_are_not_what_they_say_are_refused(client: StoreClient) -> None:
-    with pytest.raises(MalformedMessage):
-        await client.put_partials({SampleId(0, PROMPT, 0): [[1], [2]]})
-    with pytest.raises(MalformedMessage):
-        await client.put_partials({SampleId(0, PROMPT, 0): [-1]})
-    with pytest.raises(MalformedMessage, match="bytes"):
-        await client._ask(
-            PutPartials(samples=[SampleId(0, PROMPT, 0)], lengths=[3]), Done, np.zeros(2, np.uint32), deadline_s=5
-        )
