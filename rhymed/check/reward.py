@@ -96,7 +96,8 @@ def describe(config: Config, row: Row, given: Sequence[Answer]) -> tuple[Section
     total: dict[str, float] = {}
     scored = [answer for answer in given if answer.counts]
     section.rows += [(answer.label, answer.text) for answer in given if not answer.counts]
-    found = try_scorers(config, row, [(answer.text, answer.tokens) for answer in scored])
+    said: list[str] = []
+    found = try_scorers(config, row, [(answer.text, answer.tokens) for answer in scored], said)
     for answer, verdicts in zip(scored, found, strict=True):
         outcome = combine(config.reward.all, verdicts)
         section.add(answer.label, _short(answer.text) or "(nothing)")
@@ -111,6 +112,7 @@ def describe(config: Config, row: Row, given: Sequence[Answer]) -> tuple[Section
                 f"reward: scoring {answer.text!r} for row 1 fails: {outcome.error}; reward.on_error ="
                 f" {config.reward.on_error!r}: {fate.get(config.reward.on_error, 'the run would stop')}"
             )
+    section.rows += [("held by" if number == 0 else "", line) for number, line in enumerate(said)]
     return section, wrong, [*warnings, *_doubts(config, total, given[-1].text)]
 
 

@@ -62,7 +62,10 @@ def test_a_good_configuration_is_told_whole_and_nothing_is_left_behind(make: Mak
     assert prompts["row 1"].endswith("rows.jsonl, line 1, 5 tokens:\nsay 0")
     assert prompts["template"].startswith("no chat template")
     assert rows(report, "reward")[:2] == [("right answer", "0"), ("  reward", "1 (by right)")]
-    assert rows(report, "reward")[2:] == [("nonsense", "banana"), ("  reward", "0 (by right)")]
+    assert rows(report, "reward")[2:4] == [("nonsense", "banana"), ("  reward", "0 (by right)")]
+    ((held, by),) = rows(report, "reward")[4:]
+    assert held == "held by"
+    assert by.startswith("scoring processes run")
     assert [path for path in sorted(tmp_path.rglob("*")) if "__pycache__" not in str(path)] == before
 
 

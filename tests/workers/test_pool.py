@@ -3,19 +3,21 @@
 import asyncio
 import os
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from watching import caged, running, wait_for
 
 from rhymed.config import Config
 from rhymed.errors import RewardError
+from rhymed_workers import cell
 from rhymed_workers import pool as pool_module
+from rhymed_workers.cell import Child
 from rhymed_workers.child import item
 from rhymed_workers.outcome import Outcome
-from rhymed_workers.pool import Child, Pool
+from rhymed_workers.pool import Pool
 
 SCORER = """
 import ctypes, os, signal, subprocess, sys, time
@@ -44,11 +46,9 @@ def score(solution_str, ground_truth, extra_info=None):
             time.sleep(30)
         case ["leftover"]: signal.setitimer(signal.ITIMER_REAL, 0.2); return 1.0
         case ["hoard"]: return float(len(bytearray(3 << 30)))
-        case ["family", file]:
-            child = subprocess.Popen(["sleep", "60"])
-            open(file, "w").write(str(child.pid))
+        case ["family", mark]:
+            subprocess.Popen(["sleep", mark])
             time.sleep(60)
-        case ["pid"]: return float(os.getpid())
         case ["nan"]: return float("nan")
     return float(len(solution_str))
 
@@ -82,21 +82,6 @@ async def crash(pool: Pool, times: int) -> None:
         await ask(pool, "os_exit")
 
 
-def alive(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return False
-    return state != "Z"
-
-
-async def gone(pid: int) -> bool:
-    deadline = time.monotonic() + 20
-    while alive(pid) and time.monotonic() < deadline:
-        await asyncio.sleep(0.05)
-    return not alive(pid)
-
-
 async def test_rewards_in_any_order(make: Callable[..., Config]) -> None:
     async with Pool(make(processes=2)) as pool:
         outcomes = await asyncio.gather(*(ask(pool, f"reward {number}") for number in range(40)))
@@ -122,11 +107,13 @@ async def test_a_hanging_scorer_is_killed_and_replaced(
         assert (await ask(pool, "reward 2")).reward == 2.0
 
 
-async def test_the_whole_process_group_is_killed(make: Callable[..., Config], tmp_path: Path) -> None:
-    file = tmp_path / "grandchild"
+async def test_what_a_scorer_started_is_killed_with_it(make: Callable[..., Config]) -> None:
+    mark = f"60.0{os.getpid()}"
     async with Pool(make(timeout_s=3)) as pool:
-        assert (await ask(pool, f"family {file}")).timeout
-        assert await gone(int(file.read_text()))
+        asking = asyncio.create_task(ask(pool, f"family {mark}"))
+        assert await wait_for(lambda: running(mark))
+        assert (await asking).timeout
+        assert await wait_for(lambda: not running(mark))
 
 
 @pytest.mark.parametrize(
@@ -172,9 +159,9 @@ async def test_an_alarm_left_behind_does_not_hit_the_next(make: Callable[..., Co
 
 async def test_a_child_killed_while_idle_costs_no_sample(make: Callable[..., Config]) -> None:
     async with Pool(make()) as pool:
-        victim = int((await ask(pool, "pid")).reward or 0)
-        os.kill(victim, 9)
-        assert await gone(victim)
+        await ask(pool, "reward 1")
+        for victim in caged():
+            os.kill(victim, 9)
         assert (await ask(pool, "reward 2")).reward == 2.0
 
 
@@ -191,9 +178,8 @@ async def test_a_cancelled_score_frees_its_place(make: Callable[..., Config]) ->
 async def test_closing_leaves_no_process(make: Callable[..., Config]) -> None:
     async with Pool(make(processes=2)) as pool:
         await asyncio.gather(*(ask(pool, "reward 1") for _ in range(4)))
-        pids = pool.pids
-        assert pids
-    assert not any(alive(pid) for pid in pids)
+        assert len(caged()) >= 3 * len(pool.pids) > 0
+    assert not caged()
 
 
 @pytest.mark.parametrize(
@@ -247,7 +233,7 @@ async def test_children_end_with_a_parent_that_is_killed_outright(
         "from rhymed_workers.pool import Pool\n"
         "async def main():\n"
         "    async with Pool(Config.model_validate_json(sys.argv[1])) as pool:\n"
-        "        print(int((await pool.score(item('pid', {'answer': ''}))).reward), flush=True)\n"
+        "        print((await pool.score(item('reward 1', {'answer': ''}))).reward, flush=True)\n"
         "        await pool.score(item('sleep 60', {'answer': ''}))\n"
         "asyncio.run(main())\n"
     )
@@ -255,29 +241,26 @@ async def test_children_end_with_a_parent_that_is_killed_outright(
         sys.executable, "-c", program, make().model_dump_json(), stdout=asyncio.subprocess.PIPE
     )
     assert parent.stdout is not None
-    child = int(await parent.stdout.readline())
-    assert alive(child)
+    assert float(await parent.stdout.readline()) == 1.0
+    mark = f'"parent": {parent.pid},'
+    assert len(running(mark)) >= 3
     parent.kill()
     await parent.wait()
-    assert await gone(child)
+    assert await wait_for(lambda: not running(mark))
 
 
 async def test_a_start_that_is_cancelled_while_the_child_dies_leaves_nothing(
     make: Callable[..., Config], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file, told = tmp_path / "mute.py", tmp_path / "pid"
+    file, told = tmp_path / "mute.py", tmp_path / "told"
     file.write_text(
-        "import os, pathlib, time\n"
-        f"pathlib.Path({str(told)!r}).write_text(str(os.getpid()))\n"
-        "os.closerange(0, 64)\n"
-        "time.sleep(60)\n"
+        f"import os, pathlib, time\npathlib.Path({str(told)!r}).touch()\nos.closerange(0, 64)\ntime.sleep(60)\n"
     )
-    monkeypatch.setattr(pool_module, "AUTOPSY_S", 60.0)
+    monkeypatch.setattr(cell, "AUTOPSY_S", 60.0)
     starting = asyncio.create_task(Child.start(make(scorer=f"{file}:score")))
-    while not (told.exists() and told.read_text()):
-        await asyncio.sleep(0.05)
+    assert await wait_for(told.exists)
     await asyncio.sleep(0.2)
     starting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await starting
-    assert not alive(int(told.read_text()))
+    assert not caged()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import inspect
 import re
@@ -10,15 +11,42 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from rhymed.config import Reward
+
+ERROR_CHARS = 2000
+
 
 def describe(error: BaseException) -> str:
-    """`ValueError: text`, also for errors that cannot be printed. Of a syntax error without the place."""
+    """`ValueError: text`, also for errors that cannot be printed, and of long ones only the beginning.
+
+    Of a syntax error without the place.
+    """
     try:
-        text = str(error.msg if isinstance(error, SyntaxError) else error)
+        text = str(error.msg if isinstance(error, SyntaxError) else error)[:ERROR_CHARS]
     except Exception:  # user code may have broken its own __str__
         text = ""
     name = type(error).__name__
     return f"{name}: {text}" if text else name
+
+
+def overrun(error: BaseException | None, reward: Reward, crowded: bool) -> str:
+    """Which limit of the scoring process it ran into; empty if none. `crowded`: as many processes as it may have."""
+    while error is not None:
+        if isinstance(error, MemoryError):
+            return f"it used more than {reward.memory_gib:g} GiB of memory (reward.memory_gib)"
+        code = error.errno if isinstance(error, OSError) else None
+        if code == errno.EFBIG:
+            return f"it wrote a file larger than {reward.file_mib} MiB (reward.file_mib)"
+        if code in (errno.EMFILE, errno.ENFILE):
+            return f"it opened more than {reward.open_files} files (reward.open_files)"
+        if crowded and (code == errno.EAGAIN or "start new thread" in describe(error)):
+            return too_many(reward)
+        error = error.__cause__ or error.__context__
+    return ""
+
+
+def too_many(reward: Reward) -> str:
+    return f"it tried to start more than {reward.processes_limit} processes (reward.processes_limit)"
 
 
 def raised_at(error: BaseException, file: str) -> str:

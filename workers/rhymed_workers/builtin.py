@@ -198,9 +198,17 @@ def _length_penalty(setting: Setting) -> Raw:
     return lambda response, row, tokens: max(-1.0, min(0.0, (free - len(tokens)) / buffer))
 
 
+def _code(setting: Setting) -> Raw:
+    """The tests of the row that the program in the answer passes: their part, or 1 for all."""
+    from rhymed_workers.code import Code  # it looks for a sandbox
+
+    return Code(setting)
+
+
 BUILT_IN: dict[str, Callable[[Setting], Raw]] = {
     "reasoning_gym": _reasoning_gym,
     "math": _math,
+    "code": _code,
     "exact": _exact,
     "regex": _regex,
     "format": _format,

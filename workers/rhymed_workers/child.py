@@ -2,39 +2,36 @@
 
 Parent and child speak frames of four length bytes and a MessagePack body over two pipes that user code does not see
 (its stdout is stderr). The first frame down is the configuration (JSON), the first one up is `Ready`; then each
-`Item` is answered by the `Verdict` of the one scorer that it asks, so the parent knows which of them hangs; SIGUSR1
-then makes the child write, as plain text, where it is. Scorers run in the main thread: `signal.alarm` works there,
-and only there.
+`Item` gets its `Answer`: the `Verdict` of the one scorer that it asks, so the parent knows which of them hangs;
+SIGUSR1 then makes the child write, as plain text, where it is. Scorers run in the main thread: `signal.alarm` works
+there, and only there. The process lives in a cage (rhymed_workers.cage); the limits of a process are set here.
 """
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import faulthandler
 import json
 import os
 import resource
 import signal
 import struct
-import sys
 import time
 from array import array
 from typing import TYPE_CHECKING, BinaryIO
 
 import msgspec
 
-from rhymed.config import Config
+from rhymed.config import Config, Reward
 from rhymed.data import Row
 from rhymed.errors import RewardError
-from rhymed_workers.blame import describe
+from rhymed_workers import namespace
+from rhymed_workers.blame import ERROR_CHARS, describe, overrun
 from rhymed_workers.outcome import Verdict
+from rhymed_workers.tidy import Tidy
 
 if TYPE_CHECKING:
     from rhymed_workers.scorers import RewardFunction
 
-ERROR_CHARS = 2000
-PR_SET_PDEATHSIG = 1
 HEAD = struct.Struct("<I")
 
 
@@ -45,12 +42,22 @@ class Item(msgspec.Struct, frozen=True):
     row: str  # JSON object: MessagePack has no integers above 64 bits, rows of reasoning_gym do
     tokens: bytes  # of the response, uint32
     scorer: int = 0  # index in reward.all
+    number: int = 0  # of the question, drawn by lot: an answer left behind by user code is none to the next
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """To an `Item`."""
+
+    number: int
+    verdict: Verdict
+    worn: str = ""  # why this process should get no other item
 
 
 class Ready(msgspec.Struct, frozen=True):
-    """A child's first words: how loading the scorers went."""
+    """A child's first words: how loading the scorers went, and what it said about itself."""
 
     error: str | None = None
+    notes: list[str] = []
 
 
 def item(response: str, row: Row, tokens: bytes = b"") -> Item:
@@ -61,34 +68,42 @@ def item(response: str, row: Row, tokens: bytes = b"") -> Item:
 def main() -> None:
     """Load the scorers, then answer items until the parent closes the pipe."""
     requests, answers = _claim_pipes()
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     faulthandler.register(signal.SIGUSR1, file=answers, all_threads=False)
     config = Config.model_validate_json(_get(requests) or b"{}")
-    _limit_memory(config.reward.memory_gib)
+    _limit(resource.RLIMIT_DATA, config.reward.memory_gib * (1 << 30))  # before user code is imported
     try:
         from rhymed_workers.scorers import load_scorers
 
         functions = list(load_scorers(config).values())
+        notes = [note for function in functions if (note := getattr(function, "note", ""))]
     except BaseException as error:
         _put(answers, msgspec.msgpack.encode(Ready(error=_tell(error))))
         return
-    _put(answers, msgspec.msgpack.encode(Ready()))
+    _limit(resource.RLIMIT_FSIZE, config.reward.file_mib << 20)
+    _limit(resource.RLIMIT_NOFILE, config.reward.open_files)
+    tidy = Tidy()
+    _put(answers, msgspec.msgpack.encode(Ready(notes=notes)))
     while (body := _get(requests)) is not None:
+        tidy.wake()
         work = msgspec.msgpack.decode(body, type=Item)
-        verdict = _judge(functions[work.scorer], work)
-        signal.alarm(0)  # an alarm that user code left behind would kill an idle child
-        _put(answers, msgspec.msgpack.encode(verdict))
+        verdict = _judge(functions[work.scorer], work, config.reward)
+        answer = Answer(work.number, verdict, tidy.after())
+        faulthandler.register(signal.SIGUSR1, file=answers, all_threads=False)
+        _put(answers, msgspec.msgpack.encode(answer))
+        tidy.rest()
 
 
-def _judge(function: RewardFunction, work: Item) -> Verdict:
+def _judge(function: RewardFunction, work: Item, limits: Reward) -> Verdict:
     began = time.monotonic()
     try:
         reward = function(work.response, json.loads(work.row), array("I", work.tokens).tolist())
         return Verdict(reward=reward, seconds=time.monotonic() - began)
     except BaseException as error:  # SystemExit and math-verify's TimeoutException are no Exceptions
         late = any(_is_late(one) for one in (error, error.__cause__))
-        return Verdict(error=_tell(error), timeout=late, seconds=time.monotonic() - began)
+        crowded = 2 * namespace.tasks(namespace.family([os.getppid()])) > limits.processes_limit
+        reason = overrun(error, limits, crowded)
+        text = f"{_tell(error)}: {reason}" if reason else _tell(error)
+        return Verdict(error=text, timeout=late, seconds=time.monotonic() - began)
 
 
 def _is_late(error: BaseException | None) -> bool:
@@ -105,12 +120,11 @@ def _claim_pipes() -> tuple[BinaryIO, BinaryIO]:
     return requests, answers
 
 
-def _limit_memory(gib: float) -> None:
-    """Of private writable memory: a runaway expression gets a MemoryError before the machine gets into trouble."""
-    if gib:
-        size = int(gib * (1 << 30))
-        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-        resource.setrlimit(resource.RLIMIT_DATA, (size if hard < 0 else min(size, hard), hard))
+def _limit(kind: int, most: float) -> None:
+    """0: none. Memory is private and writable: a runaway expression gets a MemoryError before the machine suffers."""
+    if most:
+        _, hard = resource.getrlimit(kind)
+        resource.setrlimit(kind, (int(most) if hard < 0 else min(int(most), hard), hard))
 
 
 def _tell(error: BaseException) -> str:
@@ -126,8 +140,3 @@ def _get(pipe: BinaryIO) -> bytes | None:
 def _put(pipe: BinaryIO, body: bytes) -> None:
     pipe.write(HEAD.pack(len(body)) + body)
     pipe.flush()
-
-
-if __name__ == "__main__":
-    with contextlib.suppress(BrokenPipeError):  # the parent is gone: nobody to tell
-        main()

@@ -1,183 +1,28 @@
-"""Scoring subprocesses that can be killed.
+"""A pool of scoring subprocesses.
 
-A scorer runs user code and symbolic algebra over whatever a model wrote: it may hang, crash, print, exit or eat
-memory. Each runs in a child with a session of its own; at `reward.timeout_s` the whole process group is killed. A
-child that died is replaced, and one more than is used at a time is kept warm, since importing a scorer takes seconds.
-Every item ends in exactly one `Outcome`, and what one item does to its child hurts no other. What the child does is
-in `rhymed_workers.child`.
+A scorer runs user code and symbolic algebra over whatever a model wrote: it may hang, crash, print, exit, fork or
+eat memory. Each runs in a process of its own (rhymed_workers.cell); at `reward.timeout_s` it and all that it started
+are killed. A child that died or is worn is replaced, and one more than is used at a time is kept warm, since
+importing a scorer takes seconds. Every item ends in exactly one `Outcome`, and what one item does to its child hurts
+no other: an item whose child dies, perhaps of what an earlier one left behind, gets a second try in a fresh one.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import os
-import signal
-import sys
-import time
 from typing import Any, Self
-
-import msgspec
 
 from rhymed.config import Config
 from rhymed.errors import RewardError
-from rhymed_workers.blame import hung_at
-from rhymed_workers.child import HEAD, Item, Ready
+from rhymed_workers.cell import Child
+from rhymed_workers.child import Item
 from rhymed_workers.outcome import Outcome, Verdict, combine
 
 log = logging.getLogger(__name__)
 
-START_S = 120.0  # for a child to import its scorer, on a loaded machine
-LOOK_S = 0.5
-OUTERMOST = b"in _run_module_as_main"  # ends the list of a child's frames
-AUTOPSY_S = 1.0
-DEATH_S = 10.0  # for the kernel to bury a killed child
 MAX_STARTS = 3  # failed starts in a row after which the pool is broken
 RESTART_S = 1.0
-MAX_FRAME = 1 << 28  # bytes
-ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # there is a process for every core already
-
-
-class Dead(Exception):
-    """The child has ended, or talks nonsense, which comes to the same."""
-
-
-class Child:
-    """One subprocess: started, asked for one scorer's verdict at a time, killed."""
-
-    def __init__(self, process: asyncio.subprocess.Process, config: Config) -> None:
-        self._process = process
-        self._scorers = config.reward.all
-        self._timeout_s = config.reward.timeout_s
-        self.pid = process.pid
-        self.alive = True  # as far as we have done nothing about it
-
-    @classmethod
-    async def start(cls, config: Config, deadline_s: float = START_S) -> Child:
-        """Returns when the scorers are loaded. Raises `RewardError` when one cannot be."""
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "rhymed_workers.child"),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            start_new_session=True,
-            env={**ONE_THREAD, **os.environ},
-        )
-        child = cls(process, config)
-        try:
-            await child._load(config, deadline_s)
-        except BaseException:  # also a second one, while the first is being told
-            await child.kill()
-            raise
-        return child
-
-    async def _load(self, config: Config, deadline_s: float) -> None:
-        try:
-            async with asyncio.timeout(deadline_s):
-                await self._write(config.model_dump_json().encode())
-                ready = msgspec.msgpack.decode(await self._read(), type=Ready)
-        except TimeoutError:
-            raise RewardError(f"scorer {self._names} was not loaded within {deadline_s:g} s") from None
-        except (Dead, msgspec.MsgspecError) as error:
-            ended = await self._autopsy(error)
-            raise RewardError(f"loading scorer {self._names}: the process ended with {ended}") from None
-        if ready.error is not None:
-            raise RewardError(ready.error)
-
-    @property
-    def _names(self) -> str:
-        return ", ".join(one.scorer for one in self._scorers)
-
-    @property
-    def usable(self) -> bool:
-        return self.alive and self._process.returncode is None and not _ended(self.pid)
-
-    async def score(self, item: Item, scorer: int) -> Verdict:
-        """Of the scorer with this index; it may take `reward.timeout_s`.
-
-        The child is dead afterwards if it hung, crashed or the caller was cancelled: ask `usable`.
-        """
-        try:
-            verdict = await self._ask(msgspec.structs.replace(item, scorer=scorer), self._scorers[scorer].scorer)
-        except BaseException:
-            await self.kill()
-            raise
-        return msgspec.structs.replace(verdict, label=self._scorers[scorer].label)
-
-    async def _ask(self, item: Item, name: str) -> Verdict:
-        began = time.monotonic()
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                await self._write(msgspec.msgpack.encode(item))
-                return msgspec.msgpack.decode(await self._read(), type=Verdict)
-        except TimeoutError:
-            place = hung_at(await self._look(), name.rpartition(":")[0])
-            await self.kill()
-            error, late = (
-                f"{name} took longer than reward.timeout_s = {self._timeout_s:g} s and was killed{place}",
-                True,
-            )
-        except (Dead, msgspec.MsgspecError) as nonsense:
-            error, late = f"{name}: the scoring process ended with {await self._autopsy(nonsense)}", False
-        return Verdict(error=error, timeout=late, seconds=time.monotonic() - began)
-
-    async def _look(self) -> str:
-        """What the child is doing at this moment, in faulthandler's words; empty if it does not say."""
-        assert self._process.stdout is not None
-        text = b""
-        with contextlib.suppress(TimeoutError, ProcessLookupError, ConnectionError):
-            self._process.send_signal(signal.SIGUSR1)
-            async with asyncio.timeout(LOOK_S):
-                while OUTERMOST not in text and (more := await self._process.stdout.read(1 << 16)):
-                    text += more
-        return text.decode(errors="replace")
-
-    async def kill(self) -> None:
-        """Kill the process and all that it started, and wait for its end. Again: only wait."""
-        if self.alive:  # else its id may be another's by now
-            self.alive = False
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.pid, signal.SIGKILL)
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._process.wait(), DEATH_S)
-        if self._process.stdin is not None:
-            self._process.stdin.close()
-
-    async def _autopsy(self, error: Exception) -> str:
-        """How it ended; its exit status comes a moment after its pipe closed."""
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._process.wait(), AUTOPSY_S)
-        code = self._process.returncode
-        await self.kill()
-        if code is None:
-            return str(error)
-        return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
-
-    async def _write(self, body: bytes) -> None:
-        assert self._process.stdin is not None
-        try:
-            self._process.stdin.write(HEAD.pack(len(body)) + body)
-            await self._process.stdin.drain()
-        except (ConnectionError, RuntimeError) as error:  # uvloop: RuntimeError on a closed transport
-            raise Dead(str(error)) from None
-
-    async def _read(self) -> bytes:
-        assert self._process.stdout is not None
-        try:
-            (length,) = HEAD.unpack(await self._process.stdout.readexactly(HEAD.size))
-            if length > MAX_FRAME:
-                raise Dead(f"a frame of {length} bytes")
-            return await self._process.stdout.readexactly(length)
-        except (asyncio.IncompleteReadError, ConnectionError):
-            raise Dead("a closed pipe") from None
-
-
-def _ended(pid: int) -> bool:
-    """What the kernel says, which asyncio hears of a moment later. Leaves the exit status to asyncio."""
-    try:
-        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-    except ChildProcessError:  # asyncio has it
-        return True
 
 
 class Pool:
@@ -194,7 +39,10 @@ class Pool:
     async def __aenter__(self) -> Self:
         """Raises `RewardError` if a scorer cannot be loaded. The spare follows later."""
         try:
-            self._add(await Child.start(self._config))  # alone first: one error, not one a process
+            first = await Child.start(self._config)  # alone first: one error, not one a process
+            for line in first.said:
+                log.info("%s", line)
+            self._add(first)
             for _ in range(self._config.reward.processes):
                 self._replace()
         except BaseException:
@@ -227,17 +75,39 @@ class Pool:
         verdicts: list[Verdict] = []
         async with self._slots:
             child = await self._take()
+            fresh = child.fresh
             try:
                 for number in range(len(scorers)):
-                    verdicts.append(await child.score(item, number))
-                    if verdicts[-1].error is not None:
+                    verdict = await child.score(item, number)
+                    if not (child.usable or verdict.timeout or fresh):
+                        child, fresh = await self._renew(child), True
+                        verdict = await child.score(item, number) if child.usable else verdict
+                    verdicts.append(verdict)
+                    if verdict.error is not None:
                         break
                 return combine(scorers, verdicts)
             finally:
-                if child.usable:
-                    self._idle.put_nowait(child)
-                else:
-                    self._bury(child)
+                await self._give_back(child)
+
+    async def _renew(self, dead: Child) -> Child:
+        """A fresh one in its place; the dead one if none can be started."""
+        try:
+            child = await Child.start(self._config)
+        except (RewardError, OSError) as error:
+            log.warning("scoring process not started: %s", error)
+            return dead
+        self._children.discard(dead)
+        self._children.add(child)
+        return child
+
+    async def _give_back(self, child: Child) -> None:
+        if child.worn and child.usable:
+            log.info("a scoring process is replaced: %s", child.worn)
+            await child.kill()
+        if child.usable:
+            self._idle.put_nowait(child)
+        else:
+            self._bury(child)
 
     async def _take(self) -> Child:
         while True:

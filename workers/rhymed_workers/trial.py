@@ -11,24 +11,30 @@ from collections.abc import Sequence
 
 from rhymed.config import Config
 from rhymed.data import Row
+from rhymed_workers.cell import Child
 from rhymed_workers.child import item
 from rhymed_workers.outcome import Verdict
-from rhymed_workers.pool import Child
 
 
-def try_scorers(config: Config, row: Row, answers: Sequence[tuple[str, Sequence[int]]]) -> list[list[Verdict]]:
+def try_scorers(
+    config: Config, row: Row, answers: Sequence[tuple[str, Sequence[int]]], said: list[str] | None = None
+) -> list[list[Verdict]]:
     """For each answer a verdict of each of `config.reward.all`, in their order, also when one of them fails.
 
-    An answer is a response's text and its tokens. Raises `RewardError` when a scorer cannot be loaded. Takes as long
+    An answer is a response's text and its tokens. What holds the scorers, and what they say about themselves, is
+    added to `said`. Raises `RewardError` when a scorer cannot be loaded. Takes as long
     as importing the scorers does, and at most `reward.timeout_s` a scorer and answer after that. Not for use on an
     event loop.
     """
-    return asyncio.run(_try(config, row, answers))
+    return asyncio.run(_try(config, row, answers, [] if said is None else said))
 
 
-async def _try(config: Config, row: Row, answers: Sequence[tuple[str, Sequence[int]]]) -> list[list[Verdict]]:
+async def _try(
+    config: Config, row: Row, answers: Sequence[tuple[str, Sequence[int]]], said: list[str]
+) -> list[list[Verdict]]:
     """In one process as long as no scorer kills it."""
     child = await Child.start(config)
+    said += child.said
     found: list[list[Verdict]] = []
     try:
         for response, tokens in answers:
