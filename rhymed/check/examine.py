@@ -72,10 +72,14 @@ def read(config: Config, report: Report) -> Inputs:
     from rhymed.models import resolve_model
 
     inputs = Inputs()
-    inputs.folder = folder = report.attempt(lambda: resolve_model(config))
-    if folder:
+    if needless := config.rollout.engine == config.trainer.engine == "trace":
+        report.model = "none: neither engine nor trainer needs one"
+    else:
+        inputs.folder = report.attempt(lambda: resolve_model(config))
+    if folder := inputs.folder:
         report.model = str(folder)
         inputs.size = report.attempt(lambda: model_size(folder))
+    if folder or needless:
         measured = report.attempt(lambda: check_prompts(config))
         if measured is not None:
             inputs.training = next((found for found in measured if found.name == "data"), None)
@@ -166,7 +170,7 @@ def _beside(work: Callable[[], None]) -> Future[None]:
 
 def _load_scorers(config: Config) -> None:
     """Raises `RewardError` if they cannot be."""
-    from rhymed_workers.pool import Child
+    from rhymed_workers.cell import Child
 
     async def load() -> None:
         child = await Child.start(config)

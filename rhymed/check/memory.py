@@ -23,7 +23,7 @@ VERSIONS = 3  # published: two are kept, one is being written (rhymed_workers.we
 TRAINER_BYTES = 0.4 * GIB  # of libraries: torch, transformers
 ENGINE_BYTES = 1.0 * GIB  # of libraries and buffers, an engine
 STORED_BYTES = 3  # a token at rest
-LOGPROB_BYTES = 4  # a token, until its step is in a checkpoint
+LOGPROB_BYTES = 4  # a token, until its step is in every checkpoint that is kept
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,8 @@ def needs(config: Config, size: Size, load: Workload) -> Needs:
     parameters, tokens = size.parameters, load.pass_tokens
     logits = LOGITS_BUFFERS * min(LOGITS_BYTES, tokens * size.vocabulary * FP32)
     tokens_in_all = load.steps * load.samples * config.rollout.max_response_length
-    unsaved = min(load.steps, config.trainer.checkpoint_every) * load.samples * config.rollout.max_response_length
+    saved = config.trainer.checkpoint_every * config.trainer.keep_checkpoints
+    unsaved = min(load.steps, saved) * load.samples * config.rollout.max_response_length
     vllm, item = config.rollout.engine == "vllm", ITEM_BYTES[config.model.dtype]
     return Needs(
         weights=FP32 * parameters,

@@ -31,7 +31,21 @@ class Parser(argparse.ArgumentParser):
 
 def parser() -> argparse.ArgumentParser:
     """The whole command line."""
-    from rhymed.cli import bench, broker, check, eval, history, model, queues, run, sim, store, worker
+    from rhymed.cli import (
+        bench,
+        broker,
+        check,
+        checkpoint,
+        eval,
+        history,
+        keygen,
+        model,
+        queues,
+        run,
+        sim,
+        store,
+        worker,
+    )
 
     top = Parser(
         prog="rhymed",
@@ -40,7 +54,7 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"rhymed {__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for module in (check, run, eval, queues, history, worker, broker, store, model, bench, sim):
+    for module in (check, run, eval, queues, history, checkpoint, worker, broker, store, keygen, model, bench, sim):
         module.add(commands)
     return top
 

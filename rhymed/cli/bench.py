@@ -8,9 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rhymed.cli.options import example
+from rhymed.cli.options import add_override, example
 
-NAMES = ("store", "broker", "weights", "model", "index", "sampler", "spec", "pipe")
+NAMES: tuple[str, ...] = ("store", "crash", "broker", "weights", "model", "index", "sampler", "spec", "pipe")
+NAMES += ("chaos", "soak", "hosts", "fuzz")
 
 
 def add(commands: Any) -> None:
@@ -19,7 +20,9 @@ def add(commands: Any) -> None:
     )
     parser.add_argument("name", choices=NAMES)
     parser.add_argument("--quick", action="store_true", help="under a minute, for a look")
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help="model, pipe: where; spec: a JSON file")
+    parser.add_argument(
+        "--out", type=Path, metavar="FOLDER", help="model, pipe, chaos, soak, hosts: where; spec: a JSON file"
+    )
     parser.add_argument(
         "--trace", type=Path, metavar="FILE", help="index, pipe: recorded responses (default: made-up ones)"
     )
@@ -30,7 +33,23 @@ def add(commands: Any) -> None:
     parser.add_argument("--rounds", type=int, metavar="N", help="spec: how often each method has its turn")
     parser.add_argument("--cost", type=Path, metavar="FILE", help="pipe: JSON [[samples, seconds of a step], ...]")
     parser.add_argument("--keep", type=float, metavar="P", help="pipe: a token written ahead stays the same")
+    for name, kind, about in (
+        ("steps", int, "chaos, hosts: training steps of each run"),
+        ("kills", int, "chaos, crash: at most so many"),
+        ("every", float, "chaos: seconds between two kills, on the average"),
+        ("seed", int, "chaos, crash: of who is killed when; fuzz: of the messages"),
+        ("frames", int, "fuzz: malformed messages, a million unless said"),
+        ("rollout", int, "chaos, soak: rollout workers"),
+        ("reward", int, "chaos, soak: reward workers"),
+        ("minutes", float, "soak: how long"),
+    ):
+        parser.add_argument(f"--{name}", type=kind, metavar="N", help=about)
+    parser.add_argument("--kinds", type=_list(str), metavar="A,B", help="chaos: only these, e.g. broker,rollout,all")
+    parser.add_argument(
+        "--overhead", action="store_true", default=None, help="chaos: what durability costs a calm run"
+    )
     parser.add_argument("--json", action="store_true", help="the result as one JSON object on standard output")
+    add_override(parser)
     parser.set_defaults(handler=handle)
 
 
@@ -43,7 +62,12 @@ def handle(arguments: argparse.Namespace) -> int:
         "model": ("out",),
         "index": ("trace", "arctic", "model"),
         "pipe": ("trace", "cost", "out", "keep"),
+        "crash": ("kills", "seed"),
         "spec": ("model", "methods", "batches", "temperatures", "epochs", "rounds", "arctic", "out"),
+        "chaos": ("steps", "kills", "every", "seed", "rollout", "reward", "kinds", "overhead", "out", "override"),
+        "soak": ("minutes", "rollout", "reward", "out", "override"),
+        "hosts": ("steps", "out"),
+        "fuzz": ("frames", "seed"),
     }
     options = {name: getattr(arguments, name) for name in taken.get(arguments.name, ())}
     options = {name: value for name, value in options.items() if value is not None}
@@ -52,7 +76,7 @@ def handle(arguments: argparse.Namespace) -> int:
         result = module.run(arguments.quick, **options)
     if arguments.json:
         print(json.dumps(result, indent=2))
-    return 0
+    return int(isinstance(result, dict) and result.get("good") is False)
 
 
 def _list(kind: Callable[[str], Any]) -> Callable[[str], list[Any]]:

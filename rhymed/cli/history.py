@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rhymed.cli import upkeep
 from rhymed.cli.options import LATEST, add_override, example
 
 if TYPE_CHECKING:
@@ -25,6 +26,9 @@ def add(commands: Any) -> None:
         "rhymed history export samples.parquet          # every sample as a row",
         "rhymed history import next.toml runs/latest    # history for the next run",
         "rhymed history compare runs/plain runs/fast    # the same samples?",
+        "rhymed history audit runs/latest               # was every sample trained once?",
+        "rhymed history verify runs/latest              # is every byte what was written?",
+        "rhymed history backup runs/latest /mnt/copy    # while the run goes on",
     )
     verbs = top.add_subparsers(dest="verb", required=True, metavar="VERB")
     _add_stats(verbs)
@@ -32,6 +36,8 @@ def add(commands: Any) -> None:
     _add_export(verbs)
     _add_import(verbs)
     _add_compare(verbs)
+    _add_audit(verbs)
+    upkeep.add(verbs, _parser)
 
 
 def _parser(commands: Any, name: str, about: str, *examples: str) -> Any:
@@ -128,6 +134,22 @@ def _add_compare(verbs: Any) -> None:
     parser.add_argument("second", type=Path, metavar="OTHER", help="another one's")
     parser.add_argument("--json", action="store_true", help="as one JSON object, with every sample that differs")
     parser.set_defaults(handler=compare)
+
+
+def _add_audit(verbs: Any) -> None:
+    parser = _parser(
+        verbs,
+        "audit",
+        "was every sample trained exactly once, or dropped with a reason? exit status 1 where not",
+        "rhymed history audit runs/quickstart",
+        "rhymed history audit runs/killed --against runs/calm",
+    )
+    parser.add_argument("run", type=Path, metavar="RUN", help="a run's folder")
+    parser.add_argument(
+        "--against", type=Path, metavar="OTHER", help="another run that should have trained the same, to the bit"
+    )
+    parser.add_argument("--json", action="store_true", help="as one JSON object")
+    parser.set_defaults(handler=audit)
 
 
 def show_stats(arguments: argparse.Namespace) -> int:
@@ -280,3 +302,24 @@ def compare(arguments: argparse.Namespace) -> int:
         found = both(first, second)
         print(json.dumps(found.json(), indent=2) if arguments.json else render(found, first.name, second.name))
     return int(not found.same)
+
+
+def audit(arguments: argparse.Namespace) -> int:
+    """Exit status 1 where a sample is not accounted for, or the two runs differ."""
+    from rhymed.history import against
+    from rhymed.history.audit import audit as look
+    from rhymed.history.audit import render
+    from rhymed.history.folder import open_folder
+
+    with open_folder(arguments.run) as folder:
+        found = look(folder)
+        told = {"audit": found.json()}
+        text = render(found, folder.name)
+    both = None
+    if arguments.against is not None:
+        with open_folder(arguments.against) as other:
+            both = against.against(folder.folder, other.folder)
+            told["against"] = both.json()
+            text += "\n" + against.render(both, folder.name, other.name)
+    print(json.dumps(told, indent=2) if arguments.json else text)
+    return int(bool(found.wrong or (both is not None and both.wrong)))

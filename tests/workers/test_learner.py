@@ -56,7 +56,7 @@ def learner(tiny_model: Path) -> Callable[..., Learner]:
         trainer = {"lr": 1e-3, "warmup_steps": 3, "weight_decay": 0.01, "micro_tokens": 40, **settings}
         config = Config.model_validate({"trainer": trainer, "rollout": {"prompts_per_step": 3, "group_size": 4}})
         reference = Policy.load(tiny_model) if config.trainer.kl_coef else None
-        return Learner(config, Policy.load(folder), reference)
+        return Learner(config, Policy.load(folder), reference, tiny_model)
 
     return make
 
@@ -79,7 +79,7 @@ def test_two_and_two_steps_are_four_steps_to_the_bit(
     first = learner(**settings)
     for step in range(2):
         first.train(samples(step))
-    first.save(tmp_path, tiny_model)
+    first.save(tmp_path)
     torch.manual_seed(99)
     second = learner(tmp_path, **settings)
     second.load(tmp_path)
@@ -102,7 +102,7 @@ def test_a_checkpoint_is_a_folder_that_transformers_reads(
 
     trained = learner()
     trained.train(samples(0))
-    trained.save(tmp_path, tiny_model)
+    trained.save(tmp_path)
     model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
     assert equal(dict(model.state_dict()), weights(trained))
     assert AutoTokenizer.from_pretrained(tmp_path).encode("abc") == AutoTokenizer.from_pretrained(tiny_model).encode(

@@ -13,11 +13,12 @@ from safetensors.torch import load_file
 
 from rhymed import messages as m
 from rhymed.config import Config
-from rhymed.errors import PeerGone, StalenessBroken, TrainerError, UnknownSample
+from rhymed.errors import CheckpointError, PeerGone, StalenessBroken, TrainerError, UnknownSample
 from rhymed.places import Places, places
 from rhymed.wire import DONE, Client, Server
 from rhymed_store.client import NewSample, StoreClient
 from rhymed_store.service import StoreService
+from rhymed_workers import lineage
 from rhymed_workers.trainer import TrainerService
 
 WAIT_S = 60.0
@@ -123,6 +124,13 @@ async def published(where: Places, version: int) -> dict[str, Any]:
         return load_file(manifest.path)
     finally:
         link.close()
+
+
+async def written(where: Places, step: int) -> None:
+    """The checkpoint of so many steps is there, whole."""
+    async with asyncio.timeout(WAIT_S):
+        while not (where.checkpoints / f"step-{step:06d}").exists():
+            await asyncio.sleep(0.02)
 
 
 async def test_a_step_is_trained_published_told_and_checkpointed(
@@ -233,13 +241,46 @@ async def test_a_damaged_checkpoint_is_not_the_end(
         for step in range(4):
             await broker.ask(m.TrainStep(step=step, samples=await put(step)))
             await broker.hear(m.Trained, step=step)
-        await broker.hear(m.Checkpointed, step=4)
-    file = where.checkpoints / "step-000004" / "optimizer.state"
-    file.write_bytes(file.read_bytes()[:-100])
+        await written(where, 4)
+    damage(where, 4)
     broker.heard.clear()
     async with TrainerService(config, where).running():
         assert (await broker.hear(m.Join)).version == 2
     assert "step-000004 is damaged" in caplog.text
+
+
+def damage(where: Places, step: int) -> None:
+    file = where.checkpoints / f"step-{step:06d}" / "optimizer.state"
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+async def test_what_the_step_after_an_older_checkpoint_needs_is_not_forgotten(
+    config: Config, where: Places, broker: Broker, put: Any
+) -> None:
+    """The store forgets log-probs below what the trainer tells; the oldest checkpoint that is kept must do."""
+    store = StoreClient(where.store, "broker")
+    try:
+        async with TrainerService(config, where).running():
+            for step in range(6):
+                await broker.ask(m.TrainStep(step=step, samples=await put(step)))
+                await broker.hear(m.Trained, step=step)
+                if step % 2:
+                    await written(where, step + 1)
+            last = (await broker.hear(m.Checkpointed, step=4)).step
+            expected = await published(where, 6)
+        assert max(one.step for one in broker.heard if isinstance(one, m.Checkpointed)) == last
+        await store.forget_logprobs(last)
+        damage(where, 6)
+        broker.heard.clear()
+        async with TrainerService(config, where).running():
+            assert (await broker.hear(m.Join)).version == 4
+            for step in (4, 5):
+                await broker.ask(m.TrainStep(step=step, samples=await put(step)))
+                await broker.hear(m.Trained, step=step)
+            found = await published(where, 6)
+        assert all((found[name] == expected[name]).all() for name in expected)
+    finally:
+        store.close()
 
 
 async def test_being_stopped_in_the_middle_of_a_step_is_quick_and_loses_only_that_step(
@@ -252,3 +293,64 @@ async def test_being_stopped_in_the_middle_of_a_step_is_quick_and_loses_only_tha
     broker.heard.clear()
     async with TrainerService(config, where).running():
         assert (await broker.hear(m.Join)).version == 0
+
+
+@pytest.mark.parametrize("engine", ["torch", "trace"])
+async def test_what_was_trained_is_written_down_and_a_step_trained_again_is_there_once(
+    config: Config, where: Places, broker: Broker, put: Any, engine: str
+) -> None:
+    rollout = {"engine": "trace"} if engine == "trace" else {}
+    config = _changed(config, trainer={"engine": engine}, rollout=rollout, trace={"train_s": 0.0})
+    async with TrainerService(config, where).running():
+        for step in range(3):
+            await broker.ask(m.TrainStep(step=step, samples=await put(step)))
+            await broker.hear(m.Trained, step=step)
+        await broker.hear(m.Checkpointed, step=2)
+        expected = await published(where, 3)
+    first = lineage.read(where.checkpoints / "step-000002")
+    assert [(line.step, line.samples) for line in first] == [(0, 8), (1, 8)]
+    broker.heard.clear()
+    async with TrainerService(config, where).running():  # step 2 was lost, and is trained again
+        assert (await broker.hear(m.Join)).version == 2
+        for step in (2, 3):
+            await broker.ask(m.TrainStep(step=step, samples=await put(step)))
+            await broker.hear(m.Trained, step=step)
+            if step == 2:
+                found = await published(where, 3)
+        await written(where, 4)
+    kept = lineage.read(where.checkpoints / "step-000004")
+    assert kept[:2] == first
+    assert [line.step for line in kept] == [0, 1, 2, 3]
+    assert len({line.digest for line in kept}) == 4
+    assert all(bool(line.weights) == (engine == "trace") for line in kept)
+    assert all((found[name] == expected[name]).all() for name in expected)
+
+
+async def test_a_checkpoint_of_the_other_engine_is_refused_in_words(
+    config: Config, where: Places, broker: Broker, put: Any
+) -> None:
+    async with TrainerService(config, where).running():
+        for step in range(2):
+            await broker.ask(m.TrainStep(step=step, samples=await put(step)))
+            await broker.hear(m.Trained, step=step)
+        await broker.hear(m.Checkpointed, step=2)
+    other = _changed(config, trainer={"engine": "trace"}, rollout={"engine": "trace"})
+    with pytest.raises(CheckpointError, match=r"not a checkpoint of trainer\.engine = trace"):
+        await TrainerService(other, where).run()
+
+
+async def test_a_trace_trainer_can_be_stopped_in_the_middle_of_a_long_step(
+    config: Config, where: Places, broker: Broker, put: Any
+) -> None:
+    slow = _changed(config, trainer={"engine": "trace"}, rollout={"engine": "trace"}, trace={"train_s": 1e6})
+    async with TrainerService(slow, where).running():
+        await broker.ask(m.TrainStep(step=0, samples=await put(0)))
+        async with asyncio.timeout(WAIT_S):
+            while not any(isinstance(one, m.Heartbeat) and one.phase.startswith("train ") for one in broker.heard):
+                await asyncio.sleep(0.05)
+    assert not any(isinstance(message, m.Trained) for message in broker.heard)
+
+
+def _changed(config: Config, **sections: dict[str, Any]) -> Config:
+    given = config.model_dump()
+    return Config.model_validate(given | {name: given[name] | more for name, more in sections.items()})

@@ -12,7 +12,7 @@ import logging
 import math
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,12 @@ import torch
 from torch import Tensor
 
 from rhymed.config import Config
-from rhymed.errors import CheckpointError, StalenessBroken
+from rhymed.errors import CheckpointError
+from rhymed.models import resolve_model
 from rhymed_store.client import StoredSample
-from rhymed_workers import grpo
+from rhymed_workers import grpo, lesson
 from rhymed_workers.batch import MicroBatch, Sequences, micro_batches
+from rhymed_workers.lesson import Progress
 from rhymed_workers.policy import Policy
 
 log = logging.getLogger(__name__)
@@ -34,9 +36,6 @@ TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "vocab*", "merges.tx
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 OPTIMIZER = "optimizer.state"
 """A safetensors file; were it called so, engines would take it for a part of the model beside it."""
-
-Progress = Callable[[int, int], None]
-"""(micro-batches done, micro-batches of the step); called on the learner's thread."""
 
 
 @dataclass
@@ -67,11 +66,17 @@ class Tokens:
 
 
 class Learner:
-    def __init__(self, config: Config, policy: Policy, reference: Policy | None = None) -> None:
+    """`source`: folder of the model that training began with, for its tokenizer files."""
+
+    reads_logprobs = True
+
+    def __init__(
+        self, config: Config, policy: Policy, reference: Policy | None = None, source: Path | None = None
+    ) -> None:
         self._config = config.trainer
         self._staleness = config.schedule.max_staleness
-        self._longest = config.rollout.max_response_length
-        self.policy, self._reference = policy, reference
+        self.policy, self._reference, self._source = policy, reference, source
+        self.dtype = config.model.dtype  # of what is published
         self.steps = 0  # trained so far; also the version of the weights
         settings = self._config
         self._objective = grpo.Objective(
@@ -85,17 +90,34 @@ class Learner:
             fused=True,
         )
 
+    @classmethod
+    def restore(cls, config: Config, folder: Path | None) -> Learner:
+        """From the folder of a checkpoint; None: from the model. Raises `CheckpointError`, `ConfigError`."""
+        if config.trainer.threads:
+            torch.set_num_threads(config.trainer.threads)
+        source, temperature = resolve_model(config), config.rollout.temperature
+        policy = Policy.load(folder or source, temperature)
+        reference = Policy.load(source, temperature) if config.trainer.kl_coef else None
+        learner = cls(config, policy, reference, source)
+        if folder is not None:
+            learner.load(folder)
+        return learner
+
+    def __str__(self) -> str:
+        return type(self.policy.model).__name__
+
+    def tensors(self) -> dict[str, Tensor]:
+        return self.policy.tensors()
+
+    def digest(self) -> str:
+        """Not told: reading all weights after each step would take a second a gigabyte."""
+        return ""
+
     # -- training -----------------------------------------------------------------------------------------------
 
     def check(self, step: int, samples: Sequence[StoredSample]) -> None:
-        """Raises `StalenessBroken` for a sample with a token of older weights than the contract allows."""
-        for sample in samples:
-            oldest = min((version for version, _ in sample.info.versions), default=step)
-            if not step - self._staleness <= oldest <= step:
-                raise StalenessBroken(
-                    f"sample {sample.info.id} has tokens of version {oldest}; step {step} with"
-                    f" schedule.max_staleness = {self._staleness} takes none before {step - self._staleness}"
-                )
+        """Raises `StalenessBroken`."""
+        lesson.check_staleness(step, samples, self._staleness)
 
     def train(
         self, samples: Sequence[StoredSample], progress: Progress = lambda done, total: None
@@ -105,11 +127,11 @@ class Learner:
         self.check(self.steps, samples)
         started = time.perf_counter()
         torch.manual_seed(self.steps)
-        chosen, skipped = scored_groups(samples)
+        chosen, skipped = lesson.scored_groups(samples)
         sums = self._update(chosen, progress) if chosen else Sums()
         self.steps += 1
         seconds = time.perf_counter() - started
-        metrics = self._describe(samples, chosen) | self._measure(sums)
+        metrics = lesson.describe(self.steps - 1, samples, chosen) | self._measure(sums)
         metrics |= {
             "actor/groups_skipped": float(skipped),
             "timing_s/train": seconds,
@@ -209,25 +231,6 @@ class Learner:
 
     # -- metrics ------------------------------------------------------------------------------------------------
 
-    def _describe(self, samples: Sequence[StoredSample], chosen: Sequence[StoredSample]) -> dict[str, float]:
-        if not samples:
-            return {}
-        rewards = np.array([sample.info.reward for sample in samples if scored(sample)])
-        lengths = np.array([sample.info.length for sample in samples])
-        cut = [sample.info.finish_reason == "length" for sample in samples]
-        oldest = [min((version for version, _ in s.info.versions), default=self.steps - 1) for s in samples]
-        found = {
-            "response_length/mean": float(lengths.mean()),
-            "response_length/max": float(lengths.max()),
-            "response_length/clip_ratio": float(np.mean(cut)),
-            "staleness/max": float(max(self.steps - 1 - version for version in oldest)),
-            "actor/samples": float(len(chosen)),
-        }
-        if len(rewards):
-            found |= {"reward/mean": float(rewards.mean()), "reward/std": float(rewards.std())}
-            found["reward/flat_groups"] = flat_groups(chosen)
-        return found
-
     def _measure(self, sums: Sums) -> dict[str, float]:
         """What was not computed is left out, rather than told as 0."""
         updates = max(1, len(sums.grad_norms) + sums.skipped)
@@ -260,13 +263,13 @@ class Learner:
 
     # -- state --------------------------------------------------------------------------------------------------
 
-    def save(self, folder: Path, source: Path) -> None:
+    def save(self, folder: Path) -> None:
         """A Hugging Face folder (with the tokenizer files of `source`) and what a resume needs beside it."""
         from safetensors.torch import save_file
 
         self.policy.model.save_pretrained(folder)
         for pattern in TOKENIZER_FILES:
-            for file in source.glob(pattern):
+            for file in self._source.glob(pattern) if self._source else ():
                 shutil.copyfile(file, folder / file.name)
         state = {
             f"{key}.{name}": self._optimizer.state[parameter][key]
@@ -296,27 +299,6 @@ class Learner:
             raise CheckpointError(f"{folder}: not a checkpoint of this trainer: {error!r}") from error
         if state:
             raise CheckpointError(f"{folder}: state of parameters that the model does not have: {sorted(state)[:3]}")
-
-
-def scored_groups(samples: Sequence[StoredSample]) -> tuple[list[StoredSample], int]:
-    """Samples with a finite reward whose group has at least two such, and how many groups are left out."""
-    counts = dict.fromkeys((sample.info.id.prompt for sample in samples), 0)
-    for sample in samples:
-        counts[sample.info.id.prompt] += scored(sample)
-    chosen = [sample for sample in samples if scored(sample) and counts[sample.info.id.prompt] >= 2]
-    return chosen, sum(count < 2 for count in counts.values())
-
-
-def flat_groups(samples: Sequence[StoredSample]) -> float:
-    """Share of the groups whose rewards are all equal: they teach nothing."""
-    groups: dict[str, set[float | None]] = {}
-    for sample in samples:
-        groups.setdefault(sample.info.id.prompt, set()).add(sample.info.reward)
-    return sum(len(rewards) == 1 for rewards in groups.values()) / max(1, len(groups))
-
-
-def scored(sample: StoredSample) -> bool:
-    return sample.info.reward is not None and math.isfinite(sample.info.reward)
 
 
 def _given(array: np.ndarray[Any, Any] | None) -> np.ndarray[Any, Any]:

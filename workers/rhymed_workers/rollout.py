@@ -41,7 +41,6 @@ from rhymed_workers.writing import Hand, Writing
 log = logging.getLogger(__name__)
 
 BATCH = 256  # samples in one message
-REPORTED_S = 0.02  # between looks whether all is reported
 
 
 class RolloutWorker(Service):
@@ -54,6 +53,7 @@ class RolloutWorker(Service):
         self._engine = engine
         self._holding: dict[m.SampleId, Hand] = {}
         self._finished: asyncio.Queue[Hand] = asyncio.Queue()
+        self._reported = asyncio.Event()
         self._stored = 0
         self._membership: Membership | None = None
         self._saving: Saving | None = None
@@ -98,7 +98,8 @@ class RolloutWorker(Service):
         if self._saving is not None:
             await self._saving.save()
         while any(hand.output is not None for hand in self._holding.values()):
-            await asyncio.sleep(REPORTED_S)
+            self._reported.clear()
+            await self._reported.wait()
 
     async def close(self) -> None:
         if self._membership is not None:
@@ -258,6 +259,7 @@ class RolloutWorker(Service):
         for hand in hands:
             if self._holding.get(hand.id) is hand:
                 del self._holding[hand.id]
+        self._reported.set()
 
     # -- the engine ---------------------------------------------------------------------------------------------
 

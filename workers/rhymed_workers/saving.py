@@ -20,8 +20,8 @@ from rhymed_workers.writing import Hand, Writing
 
 log = logging.getLogger(__name__)
 
-MOST = 32  # tokens of one sample that wait; as many again may come until the next look
-LOOK_S = 0.25
+MOST = 24  # tokens of one sample that wait; about as many again come until the next look, at 250 a second
+LOOK_S = 0.1
 PUT_S = 10.0
 
 Parts = Mapping[SampleId, tuple[int, Any]]

@@ -1,9 +1,10 @@
 """The trainer's process: takes whole steps by reference, trains, publishes the next version, checkpoints.
 
-All torch work runs on one thread, in the order it was asked for, so heartbeats go on. A step goes: fetch and check
-(before the broker is told that it is taken), train, publish, tell, and only then checkpoint. Being told the same
-thing twice does no harm: a step that is trained is answered, not trained again. Broker and store may restart at any
-time. The mathematics is in `learner`, the loss in `grpo`.
+All of the learner's work runs on one thread, in the order it was asked for, so heartbeats go on. A step goes: fetch
+and check (before the broker is told that it is taken), train, publish, tell, and only then checkpoint. Being told the
+same thing twice does no harm: a step that is trained is answered, not trained again. Broker and store may restart at
+any time. What learning is, and whether it takes torch, is the learner's affair; what every step was trained on is
+written down in `lineage`, which goes into each checkpoint.
 """
 
 from __future__ import annotations
@@ -16,9 +17,8 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, TypeVar
-
-import torch
 
 from rhymed.config import Config
 from rhymed.errors import MalformedMessage, RhymedError, TrainerError
@@ -35,15 +35,14 @@ from rhymed.messages import (
     TrainStep,
     Welcome,
 )
-from rhymed.models import resolve_model
 from rhymed.places import Places
 from rhymed.service import Service
 from rhymed.wire import DONE, Client
 from rhymed_store.client import StoreClient, StoredSample
 from rhymed_workers import checkpoint
-from rhymed_workers.learner import Learner
+from rhymed_workers.learners import Learner, restore
+from rhymed_workers.lineage import Lineage
 from rhymed_workers.patience import patiently
-from rhymed_workers.policy import Policy
 from rhymed_workers.weights import Publisher, WeightsServer
 
 log = logging.getLogger(__name__)
@@ -59,7 +58,7 @@ class TrainerService(Service):
     def __init__(self, config: Config, places: Places, name: str = "") -> None:
         super().__init__(name or f"trainer@{socket.gethostname()}:{os.getpid()}")
         self._config, self._places = config, places
-        self._torch = ThreadPoolExecutor(1, "torch")
+        self._thread = ThreadPoolExecutor(1, "learner")
         self._phase = "start"
         self._joined = False
         self._step: asyncio.Task[list[StoredSample]] | None = None  # fetching, or fetched and being trained
@@ -74,15 +73,23 @@ class TrainerService(Service):
     # -- life ---------------------------------------------------------------------------------------------------
 
     async def open(self) -> None:
-        self._publisher = Publisher(self._places.folder / "weights", self._config.model.dtype)
+        self._learner, self._lineage = await self._aside(self._load)
+        self._publisher = Publisher(self._places.folder / "weights", self._learner.dtype)
         self._closing.callback(self._publisher.close)
-        self._learner = await self._aside(self._load)
         await self._publish()
-        self._weights = WeightsServer(self._places.weights, self._publisher, insecure=self._config.net.insecure)
+        keys = self._places.keys("trainer")
+        self._weights = WeightsServer(self._places.weights, self._publisher, keys=keys)
         self._closing.callback(self._weights.close)
-        self._store = StoreClient(self._places.store, self.name)
+        self._store = StoreClient(self._places.store, self.name, keys)
         self._closing.callback(self._store.close)
-        self._broker = Client(self._places.broker, self.name, peer="broker", accepts=ToTrainer, handler=self._handle)
+        self._broker = Client(
+            self._places.broker,
+            self.name,
+            peer="broker",
+            accepts=ToTrainer,
+            handler=self._handle,
+            keys=keys.to("broker"),
+        )
         self._closing.callback(self._broker.close)
         self._phase = "idle"
         self.spawn(self._belong())
@@ -91,29 +98,22 @@ class TrainerService(Service):
         if self._joined:
             with contextlib.suppress(RhymedError):
                 await self._broker.request(Leave(worker=self.name), deadline_s=1.0)
-        self._torch.shutdown(
+        self._thread.shutdown(
             wait=False, cancel_futures=True
         )  # what is half done, a checkpoint too, counts for nothing
         await self._closing.aclose()
 
-    def _load(self) -> Learner:
-        """From the newest checkpoint that is whole, else from the model."""
-        if self._config.trainer.threads:
-            torch.set_num_threads(self._config.trainer.threads)
-        self._source = resolve_model(self._config)
+    def _load(self) -> tuple[Learner, Lineage]:
+        """From the newest checkpoint that is whole, else from the beginning."""
         found = checkpoint.newest(self._places.checkpoints)
-        temperature = self._config.rollout.temperature
-        policy = Policy.load(found.folder if found else self._source, temperature)
-        reference = Policy.load(self._source, temperature) if self._config.trainer.kl_coef else None
-        learner = Learner(self._config, policy, reference)
-        if found:
-            learner.load(found.folder)
-            self._saved = found.step
-        log.info("%s, %d steps trained, from %s", type(policy.model).__name__, learner.steps, found or self._source)
-        return learner
+        learner = restore(self._config, found.folder if found else None)
+        lineage = Lineage.load(found.folder, learner.steps) if found else Lineage()
+        self._saved = found.step if found else 0
+        log.info("%s, %d steps trained, from %s", learner, learner.steps, found or "the beginning")
+        return learner, lineage
 
     async def _aside(self, work: Callable[[], Result]) -> Result:
-        return await asyncio.get_running_loop().run_in_executor(self._torch, work)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     # -- belonging to the run -----------------------------------------------------------------------------------
 
@@ -194,7 +194,8 @@ class TrainerService(Service):
     async def _fetch(self, step: int, ids: list[SampleId]) -> list[StoredSample]:
         started = time.perf_counter()
         self._phase = "fetch"
-        samples = await self._store.get_samples(ids, logprobs=True, prompt_tokens=True, deadline_s=FETCH_S)
+        more = self._learner.reads_logprobs
+        samples = await self._store.get_samples(ids, logprobs=more, prompt_tokens=more, deadline_s=FETCH_S)
         self._learner.check(step, samples)
         self._fetch_s = time.perf_counter() - started
         return samples
@@ -212,8 +213,13 @@ class TrainerService(Service):
                 raise TrainerError("stopped in the middle of a step, which will be trained again")
             self._phase = f"train {done}/{total}"
 
+        def train() -> dict[str, float]:
+            metrics = self._learner.train(samples, progress)
+            self._lineage.add(step, samples, self._learner.digest())
+            return metrics
+
         step = self._version
-        metrics = await self._aside(lambda: self._learner.train(samples, progress))
+        metrics = await self._aside(train)
         self._phase = "publish"
         metrics |= {"timing_s/fetch": self._fetch_s, "timing_s/publish": await self._publish()}
         self._last = Trained(worker=self.name, step=step, metrics=metrics)
@@ -229,28 +235,34 @@ class TrainerService(Service):
     async def _publish(self) -> float:
         """Seconds it took."""
         started = time.perf_counter()
-        policy, version = self._learner.policy, self._learner.steps
-        await self._aside(lambda: self._publisher.publish(version, policy.tensors().items()))
+        learner, version = self._learner, self._learner.steps
+        await self._aside(lambda: self._publisher.publish(version, learner.tensors().items()))
         self._version = version
         return time.perf_counter() - started
 
     async def _save(self) -> None:
-        """Write and tell. The next step waits for it on the torch thread, the workers do not."""
+        """Write and tell. The next step waits for it on the learner's thread, the workers do not.
+
+        Told is the oldest one that is kept: should the newest be damaged, that is where the run goes on, and what the
+        store has of the steps after it, log-probs too, is needed again.
+        """
         settings, started = self._config.trainer, time.perf_counter()
         self._phase = "checkpoint"
 
-        def write() -> checkpoint.Checkpoint:
-            return checkpoint.save(
-                self._places.checkpoints,
-                self._learner.steps,
-                lambda folder: self._learner.save(folder, self._source),
-                settings.keep_checkpoints,
-            )
+        def fill(folder: Path) -> None:
+            self._learner.save(folder)
+            self._lineage.save(folder)
 
-        found = await self._aside(write)
+        where, steps = self._places.checkpoints, self._learner.steps
+
+        def write() -> tuple[checkpoint.Checkpoint, checkpoint.Checkpoint]:
+            found = checkpoint.save(where, steps, fill, settings.keep_checkpoints)
+            return found, min(checkpoint.all_in(where))
+
+        found, oldest = await self._aside(write)
         self._saved = found.step
         log.info("checkpoint %s in %.1f s", found.folder, time.perf_counter() - started)
-        self._tell(Checkpointed(worker=self.name, step=found.step))
+        self._tell(Checkpointed(worker=self.name, step=oldest.step))
 
     async def _finish(self, reason: str) -> None:
         log.info("the run is over: %s", reason)

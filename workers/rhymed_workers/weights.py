@@ -11,20 +11,28 @@ import asyncio
 import hashlib
 import json
 import logging
+import math
 import os
 import shutil
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from rhymed.errors import MalformedMessage, TrainerError
 from rhymed.hosts import host_id
+from rhymed.keys import OPEN, Keyring
 from rhymed.messages import GetManifest, GetWeights, Manifest, Message, ToWeights
 from rhymed.wire import DONE, Parcel, Server
+
+if TYPE_CHECKING:
+    import torch
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    Tensors: TypeAlias = Iterable[tuple[str, Tensor | NDArray[Any]]]
 
 log = logging.getLogger(__name__)
 
@@ -33,8 +41,8 @@ ALIGN = 64  # bytes
 PIECE = 1 << 20  # elements
 WRITERS = 2  # threads
 SHARED_MEMORY = Path("/dev/shm")
-MAX_SLICE_BYTES = 256 << 20
-DTYPES = {"bfloat16": ("BF16", torch.bfloat16), "float16": ("F16", torch.float16), "float32": ("F32", torch.float32)}
+MAX_SLICE_BYTES = 32 << 20
+DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 ITEM_BYTES = {"BF16": 2, "F16": 2, "F32": 4}
 
 
@@ -49,21 +57,29 @@ class Publisher:
 
     def __init__(self, folder: Path, dtype: str = "bfloat16") -> None:
         self._fallback = folder
-        self._name, self._dtype = DTYPES[dtype]
+        self._dtype = dtype
         self._folder: Path | None = None
         self._kept: dict[int, Published] = {}
         self._digests: dict[int, str] = {}
 
-    def publish(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> Published:
-        """Blocking. Tensors that share memory (a tied head) are written once, under their first name."""
-        kept = unique(tensors)
-        header, starts, size = _header(kept, self._name, version)
+    def publish(self, version: int, tensors: Tensors) -> Published:
+        """Blocking. Tensors that share memory (a tied head) are written once, under their first name.
+
+        They are torch's, or numpy's of the very type that is published.
+        """
+        given = list(tensors)
+        plain = all(isinstance(tensor, np.ndarray) for _, tensor in given)
+        kept = given if plain else unique(given)
+        header, starts, size = _header(kept, DTYPES[self._dtype], version)
         folder = self._place(size)
         path = folder / f"version-{version:06d}.safetensors"
         part = path.with_suffix(".part")
         with part.open("wb", buffering=0) as file:
             file.write(header)
-            _write(file.fileno(), kept, starts, self._dtype)
+            if plain:
+                _write_plain(file.fileno(), kept, starts, self._dtype)
+            else:
+                _write(file.fileno(), kept, starts, self._dtype)
         part.rename(path)
         self._digests.pop(version, None)
         self._kept[version] = published = Published(version, path, size)
@@ -124,9 +140,9 @@ class Publisher:
 class WeightsServer:
     """Answers readers at `address`. Made on the event loop; close it there."""
 
-    def __init__(self, address: str, publisher: Publisher, *, insecure: bool = False) -> None:
+    def __init__(self, address: str, publisher: Publisher, *, keys: Keyring = OPEN) -> None:
         self._publisher = publisher
-        self._server = Server(address, ToWeights, self._answer, insecure=insecure)
+        self._server = Server(address, ToWeights, self._answer, keys=keys)
         self.address = self._server.address
 
     def close(self) -> None:
@@ -160,7 +176,7 @@ class WeightsServer:
             raise TrainerError(f"version {ask.version} of the weights was replaced meanwhile") from None
 
 
-def unique(tensors: Iterable[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
+def unique(tensors: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
     """Of tensors that share memory only the first."""
     seen: set[tuple[int, tuple[int, ...], tuple[int, ...]]] = set()
     kept = []
@@ -172,14 +188,14 @@ def unique(tensors: Iterable[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
     return kept
 
 
-def _header(tensors: list[tuple[str, Tensor]], dtype: str, version: int) -> tuple[bytes, list[int], int]:
+def _header(tensors: list[tuple[str, Any]], dtype: str, version: int) -> tuple[bytes, list[int], int]:
     """(header, where each tensor begins in the file, size of the file): the safetensors format, all in one dtype."""
     item = ITEM_BYTES[dtype]
     entries: dict[str, Any] = {"__metadata__": {"format": "pt", "version": str(version)}}
     offsets, end = [], 0
     for name, tensor in tensors:
         offsets.append(end)
-        end += tensor.numel() * item
+        end += math.prod(tensor.shape) * item
         entries[name] = {"dtype": dtype, "shape": list(tensor.shape), "data_offsets": [offsets[-1], end]}
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-(8 + len(text)) % ALIGN)
@@ -187,30 +203,46 @@ def _header(tensors: list[tuple[str, Tensor]], dtype: str, version: int) -> tupl
     return len(text).to_bytes(8, "little") + text, [start + offset for offset in offsets], start + end
 
 
-def _write(descriptor: int, tensors: list[tuple[str, Tensor]], starts: list[int], dtype: torch.dtype) -> None:
+def _write_plain(descriptor: int, arrays: list[tuple[str, Any]], starts: list[int], dtype: str) -> None:
+    """Without torch. They are small."""
+    for (name, array), start in zip(arrays, starts, strict=True):
+        if array.dtype != dtype:
+            raise TrainerError(f"{name} is {array.dtype}, and {dtype} is published")
+        _put(descriptor, memoryview(array.tobytes()), start)
+
+
+def _put(descriptor: int, content: memoryview, start: int) -> None:
+    done = 0
+    while done < len(content):
+        done += os.pwrite(descriptor, content[done:], start + done)
+
+
+def _write(descriptor: int, tensors: list[tuple[str, Tensor]], starts: list[int], dtype: str) -> None:
     """Convert and write piece by piece, on threads of our own.
 
     A piece is small enough to stay in the cache between the two. Torch's own threads would be woken for each piece,
     which costs more than the work when the machine is busy; a mapped file would cost a fault for each page.
     """
+    import torch
+
+    target: torch.dtype = getattr(torch, dtype)
     pieces = []
     for (_, tensor), start in zip(tensors, starts, strict=True):
         flat = tensor.reshape(-1)
         for first in range(0, len(flat), PIECE):
-            pieces.append((flat[first : first + PIECE], start + first * dtype.itemsize))
+            pieces.append((flat[first : first + PIECE], start + first * target.itemsize))
     threads = torch.get_num_threads()
     with ThreadPoolExecutor(WRITERS, "publish", initializer=torch.set_num_threads, initargs=(1,)) as pool:
         parts = [pieces[writer::WRITERS] for writer in range(WRITERS)]
-        list(pool.map(lambda part: _write_part(descriptor, part, dtype), parts))
+        list(pool.map(lambda part: _write_part(descriptor, part, target), parts))
     torch.set_num_threads(threads)  # threads that are made later take the number that was set last
 
 
 def _write_part(descriptor: int, pieces: list[tuple[Tensor, int]], dtype: torch.dtype) -> None:
+    import torch
+
     buffer = torch.empty(PIECE, dtype=dtype)
     content = memoryview(buffer.view(torch.uint8).numpy())
     for piece, start in pieces:
         buffer[: len(piece)].copy_(piece)
-        size = len(piece) * dtype.itemsize
-        done = 0
-        while done < size:
-            done += os.pwrite(descriptor, content[done:size], start + done)
+        _put(descriptor, content[: len(piece) * dtype.itemsize], start)

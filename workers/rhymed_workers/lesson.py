@@ -1,0 +1,70 @@
+"""A step's samples as every learner sees them: do they keep the contract, which of them count, what are they like.
+
+Pure: numpy at most. What is learnt from them is the learner's affair.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from rhymed.errors import StalenessBroken
+from rhymed_store.client import StoredSample
+
+Progress = Callable[[int, int], None]
+"""(parts done, parts of the step); called on the learner's thread. What it raises ends the step."""
+
+
+def check_staleness(step: int, samples: Sequence[StoredSample], allowed: int) -> None:
+    """Raises `StalenessBroken` for a sample with a token of older weights than the contract allows."""
+    for sample in samples:
+        oldest = min((version for version, _ in sample.info.versions), default=step)
+        if not step - allowed <= oldest <= step:
+            raise StalenessBroken(
+                f"sample {sample.info.id} has tokens of version {oldest}; step {step} with"
+                f" schedule.max_staleness = {allowed} takes none before {step - allowed}"
+            )
+
+
+def scored(sample: StoredSample) -> bool:
+    return sample.info.reward is not None and math.isfinite(sample.info.reward)
+
+
+def scored_groups(samples: Sequence[StoredSample]) -> tuple[list[StoredSample], int]:
+    """Samples with a finite reward whose group has at least two such, and how many groups are left out."""
+    counts = dict.fromkeys((sample.info.id.prompt for sample in samples), 0)
+    for sample in samples:
+        counts[sample.info.id.prompt] += scored(sample)
+    chosen = [sample for sample in samples if scored(sample) and counts[sample.info.id.prompt] >= 2]
+    return chosen, sum(count < 2 for count in counts.values())
+
+
+def flat_groups(samples: Sequence[StoredSample]) -> float:
+    """Share of the groups whose rewards are all equal: they teach nothing."""
+    groups: dict[str, set[float | None]] = {}
+    for sample in samples:
+        groups.setdefault(sample.info.id.prompt, set()).add(sample.info.reward)
+    return sum(len(rewards) == 1 for rewards in groups.values()) / max(1, len(groups))
+
+
+def describe(step: int, samples: Sequence[StoredSample], chosen: Sequence[StoredSample]) -> dict[str, float]:
+    """Metrics of step `step`'s samples, whatever was learnt from them. `chosen`: those that count."""
+    if not samples:
+        return {}
+    rewards = np.array([sample.info.reward for sample in samples if scored(sample)])
+    lengths = np.array([sample.info.length for sample in samples])
+    cut = [sample.info.finish_reason == "length" for sample in samples]
+    oldest = [min((version for version, _ in sample.info.versions), default=step) for sample in samples]
+    found = {
+        "response_length/mean": float(lengths.mean()),
+        "response_length/max": float(lengths.max()),
+        "response_length/clip_ratio": float(np.mean(cut)),
+        "staleness/max": float(max(step - version for version in oldest)),
+        "actor/samples": float(len(chosen)),
+    }
+    if len(rewards):
+        found |= {"reward/mean": float(rewards.mean()), "reward/std": float(rewards.std())}
+        found["reward/flat_groups"] = flat_groups(chosen)
+    return found
