@@ -119,6 +119,12 @@ class Rollout(Section):
     sampler: Literal["keyed", "vllm"] = Field(
         "keyed", description="keyed: the same tokens whatever was drafted, batched, moved or restarted"
     )
+    save_every_s: float = Field(
+        2.0, ge=0, description="a running sample's new tokens are stored at least so often; 0: only when it is done"
+    )
+    stall_s: float = Field(
+        300.0, gt=0, description="an engine that has work and makes no token for so long is started again"
+    )
 
 
 class Drafts(Section):
@@ -152,6 +158,7 @@ class Trace(Section):
         1.0, ge=0, le=1, description="probability that a token written ahead is the same under the next weights"
     )
     vocabulary: int = Field(49152, gt=1)
+    train_s: float = Field(0.05, ge=0, description="seconds of a training step of trainer.engine = trace")
 
 
 class Scorer(Section):
@@ -174,13 +181,18 @@ class Reward(Section):
     processes: int = Field(2, gt=0, description="scoring subprocesses a worker")
     scorer: str = Field(
         "reasoning_gym",
-        description="reasoning_gym, math, exact, regex, format, length_penalty, or file.py:function",
+        description="reasoning_gym, math, code, exact, regex, format, length_penalty, or file.py:function",
     )
     answer: Answer = Field("full", description="what is taken for the answer")
     args: dict[str, Any] = Field({}, description="arguments of the scorer")
     scorers: list[Scorer] = Field([], description="several instead of one: the reward is their weighted sum")
     timeout_s: float = Field(10.0, gt=0, description="for one scorer; then the scoring subprocess is killed")
     memory_gib: float = Field(4.0, ge=0, description="writable memory of a scoring subprocess; 0: no limit")
+    file_mib: int = Field(64, ge=0, description="largest file that a scoring subprocess may write; 0: no limit")
+    open_files: int = Field(256, ge=32, description="that a scoring subprocess may have at a time")
+    processes_limit: int = Field(
+        128, ge=2, description="processes and threads that a scoring subprocess and all it starts may be at a time"
+    )
     on_error: Literal["drop", "zero", "stop"] = Field("drop", description="what a sample that cannot be scored does")
 
     @property
@@ -205,6 +217,9 @@ class Reward(Section):
 class Trainer(Section):
     epochs: int = Field(5, gt=0, description="times that every prompt is asked")
     steps: int | None = Field(None, ge=0, description="end after so many steps, even inside an epoch")
+    engine: Literal["torch", "trace"] = Field(
+        "torch", description="trace: no model; weights are a few numbers that depend on every token trained"
+    )
     algorithm: Literal["grpo"] = "grpo"
     lr: float = Field(1e-6, gt=0, description="learning rate of AdamW")
     warmup_steps: int = Field(0, ge=0, description="training steps until lr is reached, linearly")
@@ -246,6 +261,12 @@ class Schedule(Section):
     )
     max_staleness: int = Field(0, ge=0, description="steps that a token's weights may lag behind the step it trains")
     max_retries: int = Field(2, ge=0, description="of one sample after workers gave it back, then it is dropped")
+    max_losses: int = Field(
+        10, ge=0, description="times that workers may die with one sample, no token further, before it is dropped"
+    )
+    stuck_after_s: float = Field(
+        900.0, gt=0, description="without a new token, or a score, after which a sample is taken from its worker"
+    )
     heartbeat_s: float = Field(1.0, gt=0, description="workers tell what they hold so often")
     lost_after_s: float = Field(20.0, gt=0, description="silence after which a worker counts as lost")
 
@@ -262,6 +283,9 @@ class Net(Section):
     broker: str = Field("", description="e.g. tcp://10.0.0.1:5550")
     store: str = Field("", description="e.g. tcp://10.0.0.1:5551")
     weights: str = Field("", description="of the trainer, e.g. tcp://10.0.0.1:5552")
+    keys: str = Field(
+        "", description="folder of keys that `rhymed keygen` made: locks every tcp:// address; empty: no keys"
+    )
     insecure: bool = Field(False, description="allow addresses that are open to the network without keys")
 
 
@@ -278,6 +302,12 @@ class Config(Section):
     schedule: Schedule = Schedule()
     store: Store = Store()
     net: Net = Net()
+
+    @property
+    def carries(self) -> bool:
+        """Tokens that a sample made elsewhere, or earlier, can be verified instead of being made again."""
+        rollout = self.rollout
+        return rollout.engine == "trace" or (rollout.sampler == "keyed" and self.drafts.method != "none")
 
     @property
     def longest_response(self) -> int:

@@ -27,6 +27,11 @@ def contradictions(config: Config) -> Iterator[str]:
             f"trainer.warmup_steps = {trainer.warmup_steps} is more than trainer.steps = {trainer.steps}:"
             " the learning rate would never be reached"
         )
+    if trainer.engine == "trace" and rollout.engine != "trace":
+        yield (
+            "trainer.engine = 'trace' publishes no model, so rollout.engine must be 'trace' as well:"
+            f" {rollout.engine} would have nothing to load"
+        )
     if config.drafts.method != "none" and rollout.sampler == "vllm" and rollout.min_p:
         yield (
             f"rollout.min_p = {rollout.min_p} with drafts needs rollout.sampler = 'keyed':"

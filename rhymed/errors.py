@@ -117,7 +117,7 @@ class CheckpointError(TrainerError):
     pass
 
 
-HOPELESS = (ConfigError, DataError, RewardError, RunMismatch, StoreFull)
+HOPELESS = (ConfigError, DataError, RewardError, RunMismatch, StoreDamaged, StoreFull)
 """What ends a process in the same way again however often it is started: a person has to change something."""
 
 

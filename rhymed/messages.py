@@ -115,10 +115,10 @@ class Score(Part, frozen=True, kw_only=True):
 
 
 class JournalEntry(Part, frozen=True, kw_only=True):
-    """One line of the run's journal: how far a sample has durably come."""
+    """One line of the run's journal: how far a sample has durably come. "begun": the store has a part of it."""
 
     id: SampleId
-    state: SampleState
+    state: SampleState | Literal["begun"]
     length: int = 0  # response tokens
     oldest_version: int = 0  # smallest policy version among its tokens
     reward: float | None = None
@@ -372,9 +372,9 @@ class GetPrompts(Message, frozen=True, kw_only=True, tag="get_prompts"):
 class PutSamples(Message, frozen=True, kw_only=True, tag="put_samples"):
     """Rollout worker -> store. Arrays: prompt tokens, response tokens (uint32), behaviour log-probs (float32).
 
-    Done means durable. A sample that is there already keeps its first record: then the answer is Kept. Imported samples (step < 0) have no
-    log-probs: the third array covers the others only. They never enter the journal. Of evaluations (step >= EVAL) the
-    journal tells, but their log-probs are not kept: they are never trained.
+    Done means durable. A sample that is there already keeps its first record: then the answer is Kept. Imported
+    samples (step < 0) have no log-probs: the third array covers the others only. They never enter the journal. Of
+    evaluations (step >= EVAL) the journal tells, but their log-probs are not kept: they are never trained.
     """
 
     samples: list[SampleInfo]
@@ -519,6 +519,7 @@ class StoreStats(Message, frozen=True, kw_only=True, tag="store_stats"):
     map_bytes: int
     commits: int
     commit_ms: float  # mean of the last commits
+    full: str = ""  # why new data is refused just now
 
 
 # ---------------------------------------------------------------------------------------------------------------

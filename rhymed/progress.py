@@ -204,7 +204,7 @@ class Screen:
         self._mismatched = mean > self._mismatch_warn
 
     def _trouble(self, troubles: list[str]) -> None:
-        """The live screen shows them as they are; on plain lines each is said when it begins, and when all are over."""
+        """The live screen shows them as they are; plain lines say each when it begins, and when all are over."""
         if self._live:
             return
         now = {TIMES.sub("", trouble): trouble for trouble in troubles}
