@@ -239,6 +239,9 @@ class Trainer(Section):
     checkpoint_every: int = Field(10, gt=0, description="steps")
     keep_checkpoints: int = Field(2, gt=0, description="the newest ones")
     threads: int = Field(0, ge=0, description="torch threads; 0: torch's default")
+    stall_s: float = Field(
+        3600.0, gt=0, description="a trainer that gets no further with a step for so long is started again"
+    )
     mismatch_warn: float = Field(0.05, gt=0, description="warn when mismatch_kl is above it (nats a token)")
 
 
@@ -273,7 +276,10 @@ class Schedule(Section):
 
 class Store(Section):
     map_gib: float = Field(8.0, gt=0, description="largest size of the database; disk is taken as needed")
-    durability: Literal["sync", "async"] = Field("sync", description="sync: acknowledged means on disk")
+    durability: Literal["sync", "async"] = Field(
+        "sync",
+        description="sync: acknowledged means on disk; async: faster, but a power failure may damage the store",
+    )
     compression: int = Field(1, ge=0, le=19, description="zstd level of token arrays")
 
 

@@ -426,7 +426,7 @@ class BrokerService(Service):
         while True:
             try:
                 stats = await self.store.stats(deadline_s=STORE_LOOK_S)
-                self._store_trouble = getattr(stats, "full", "")
+                self._store_trouble = stats.full
             except RhymedError as error:
                 self._store_trouble = f"the store does not answer: {error}"
             await asyncio.sleep(STORE_LOOK_S)

@@ -20,7 +20,7 @@ from typing import Any
 
 from rhymed.bench.living import Living, Shape, Watch
 from rhymed.bench.pace import Pace
-from rhymed.bench.storm import KINDS, Blow, Blows, Outcome, Storm
+from rhymed.bench.storm import KINDS, USUAL, Blow, Blows, Outcome, Storm
 from rhymed.errors import ConfigError
 from rhymed.history.against import against
 from rhymed.history.audit import audit
@@ -35,7 +35,7 @@ def run(
     seed: int = 0,
     rollout: int = 3,
     reward: int = 2,
-    kinds: Sequence[str] = KINDS,
+    kinds: Sequence[str] = USUAL,
     overhead: bool = False,
     out: Path | None = None,
     override: Sequence[str] = (),

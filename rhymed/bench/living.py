@@ -43,14 +43,15 @@ def reward(completions, **columns):
 LOOK_S = 0.2
 ASK_S = 1.0
 END_S = 60.0
-ROLES = ("store", "broker", "trainer", "rollout", "reward", "scorer")
+ROLES = ("store", "broker", "trainer", "rollout", "reward", "scorer", "engine")
+ENGINE = "EngineCore"  # in the name of the process that vLLM starts for it
 
 
 class Part(NamedTuple):
     """A process of the run."""
 
     pid: int
-    name: str  # e.g. rollout-0; a scoring process: scorer
+    name: str  # e.g. rollout-0; a scoring process: scorer; vLLM's: engine
     role: str  # one of ROLES
 
 
@@ -271,6 +272,8 @@ def name_of(words: Sequence[str]) -> str:
     """From a command line: of a process that has not yet named itself, of one that has, or of a scoring process."""
     if any(word.startswith("rhymed_workers.") for word in words):
         return "scorer"
+    if any(ENGINE in word for word in words):
+        return "engine"
     if "--name" in words[:-1]:
         return words[words.index("--name") + 1]
     if words[0] == "rhymed" and len(words) == 2:

@@ -18,6 +18,7 @@ from rhymed.bench.loss import Loss, held, lost
 from rhymed.bench.pace import Pace
 
 KINDS = (*ROLES, "stop", "term", "all")
+USUAL = tuple(kind for kind in KINDS if kind != "engine")  # the trace engine has no process of its own
 STOPPED_S = (0.5, 6.0)  # how long a process hangs
 VICTIM_S = 20.0  # a process of the kind is there again by then
 READ_S = 0.1  # what was on its way to the store has arrived

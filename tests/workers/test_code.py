@@ -13,7 +13,7 @@ from test_scorers import config, load_scorer
 from watching import caged, running, wait_for
 
 from rhymed.errors import RewardError
-from rhymed_workers import namespace, sandbox
+from rhymed_workers import sandbox
 from rhymed_workers.cases import same_text, same_value
 from rhymed_workers.child import item
 from rhymed_workers.code import program
@@ -199,7 +199,7 @@ def test_the_tests_cannot_be_read_by_the_program(run: Run) -> None:
             except OSError: pass
         print(found)
     """
-    assert run(source, {"inputs": [""], "outputs": ["[]"]}) == 1.0 or namespace.libc.geteuid() == 0
+    assert run(source, {"inputs": [""], "outputs": ["[]"]}) == 1.0
 
 
 def test_a_sandbox_that_does_not_start_is_an_error(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -167,4 +167,4 @@ async def test_progress_of_any_sample_is_progress() -> None:
     states = iter(range(1000))
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(1.0):
-            await stall.watch(lambda: next(states), 0.2)
+            await stall.watch(lambda: next(states), 0.2, EngineError("stuck"))

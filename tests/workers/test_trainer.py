@@ -351,6 +351,19 @@ async def test_a_trace_trainer_can_be_stopped_in_the_middle_of_a_long_step(
     assert not any(isinstance(message, m.Trained) for message in broker.heard)
 
 
+async def test_a_trainer_that_gets_no_further_ends(config: Config, where: Places, broker: Broker, put: Any) -> None:
+    engines = {"trainer": {"engine": "trace", "stall_s": 0.5}, "rollout": {"engine": "trace"}}
+    stuck = _changed(config, **engines, trace={"train_s": 1e6})
+    service = TrainerService(stuck, where)
+    life = asyncio.ensure_future(service.run())
+    await broker.hear(m.Join)
+    await asyncio.sleep(1.0)
+    assert not life.done(), "one that has nothing to do is not stuck"
+    await broker.ask(m.TrainStep(step=0, samples=await put(0)))
+    with pytest.raises(TrainerError, match=r"no progress for 0\.5 s"):
+        await asyncio.wait_for(life, WAIT_S)
+
+
 def _changed(config: Config, **sections: dict[str, Any]) -> Config:
     given = config.model_dump()
     return Config.model_validate(given | {name: given[name] | more for name, more in sections.items()})

@@ -88,7 +88,11 @@ class RolloutWorker(Service):
         self._membership = Membership(link, self._card, self._heartbeat)
         for work in (self._membership.run(), self._loading.run(), self._report()):
             self.spawn(work)
-        self.spawn(stall.watch(self._state, self._config.rollout.stall_s))
+        stall_s = self._config.rollout.stall_s
+        stuck = errors.EngineError(
+            f"the engine has work, and has made no token for {stall_s:g} s (rollout.stall_s): it is ended"
+        )
+        self.spawn(stall.watch(self._state, stall_s, stuck))
         if self._config.carries and (every_s := self._config.rollout.save_every_s):
             self._saving = Saving(every_s, self._store, self._writing, self._holding.values)
             self.spawn(self._saving.run())

@@ -61,8 +61,19 @@ class Sandbox:
             binds = [word for path in _visible() for word in ("--ro-bind", path, path)]
             size = ["--size", str(TMP_BYTES)] if self.full else []
             who = ["--uid", NOBODY, "--gid", NOBODY] if self.full else []
+            # With an init of bubblewrap's own the program could write reports through that one's descriptors.
             return [
-                *("bwrap", "--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL", *who, *binds),
+                *(
+                    "bwrap",
+                    "--as-pid-1",
+                    "--unshare-all",
+                    "--die-with-parent",
+                    "--new-session",
+                    "--cap-drop",
+                    "ALL",
+                    *who,
+                    *binds,
+                ),
                 *("--proc", "/proc", "--dev", "/dev", *size, "--tmpfs", "/tmp"),
                 *("--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/tmp"),
                 *(sys.executable, "-I", "-c", _driver()),

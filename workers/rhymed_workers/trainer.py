@@ -39,7 +39,7 @@ from rhymed.places import Places
 from rhymed.service import Service
 from rhymed.wire import DONE, Client
 from rhymed_store.client import StoreClient, StoredSample
-from rhymed_workers import checkpoint
+from rhymed_workers import checkpoint, stall
 from rhymed_workers.learners import Learner, restore
 from rhymed_workers.lineage import Lineage
 from rhymed_workers.patience import patiently
@@ -93,6 +93,9 @@ class TrainerService(Service):
         self._closing.callback(self._broker.close)
         self._phase = "idle"
         self.spawn(self._belong())
+        stall_s = self._config.trainer.stall_s
+        stuck = TrainerError(f"no progress for {stall_s:g} s (trainer.stall_s): the step will be trained again")
+        self.spawn(stall.watch(self._progress, stall_s, stuck))
 
     async def close(self) -> None:
         if self._joined:
@@ -111,6 +114,10 @@ class TrainerService(Service):
         self._saved = found.step if found else 0
         log.info("%s, %d steps trained, from %s", learner, learner.steps, found or "the beginning")
         return learner, lineage
+
+    def _progress(self) -> object:
+        """Changes with every micro-batch; None: there is nothing to do."""
+        return None if self._idle.is_set() else (self._version, self._phase)
 
     async def _aside(self, work: Callable[[], Result]) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
