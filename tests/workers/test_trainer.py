@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -352,16 +353,17 @@ async def test_a_trace_trainer_can_be_stopped_in_the_middle_of_a_long_step(
 
 
 async def test_a_trainer_that_gets_no_further_ends(config: Config, where: Places, broker: Broker, put: Any) -> None:
-    engines = {"trainer": {"engine": "trace", "stall_s": 0.5}, "rollout": {"engine": "trace"}}
-    stuck = _changed(config, **engines, trace={"train_s": 1e6})
-    service = TrainerService(stuck, where)
+    stuck = _changed(config, trainer={"engine": "trace", "stall_s": 0.5}, rollout={"engine": "trace"})
+    service, hung = TrainerService(stuck, where), threading.Event()
     life = asyncio.ensure_future(service.run())
     await broker.hear(m.Join)
+    service._learner.train = lambda samples, progress: hung.wait(WAIT_S)  # type: ignore[method-assign]
     await asyncio.sleep(1.0)
     assert not life.done(), "one that has nothing to do is not stuck"
     await broker.ask(m.TrainStep(step=0, samples=await put(0)))
     with pytest.raises(TrainerError, match=r"no progress for 0\.5 s"):
         await asyncio.wait_for(life, WAIT_S)
+    hung.set()
 
 
 def _changed(config: Config, **sections: dict[str, Any]) -> Config:
