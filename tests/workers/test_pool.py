@@ -264,3 +264,35 @@ async def test_a_start_that_is_cancelled_while_the_child_dies_leaves_nothing(
     with pytest.raises(asyncio.CancelledError):
         await starting
     assert not caged()
+
+
+KILLED_AT_IMPORT = """
+import os, pathlib, signal
+
+lives = pathlib.Path(__file__).with_name("lives")
+with lives.open("a") as file:
+    file.write("x")
+if len(lives.read_text()) <= DEATHS:
+    os.kill(os.getpid(), signal.SIGABRT)
+
+def score(solution_str, ground_truth, extra_info=None):
+    return 1.0
+"""
+
+
+@pytest.mark.parametrize(("deaths", "works"), [(1, True), (99, False)])
+async def test_one_that_is_killed_while_it_loads_is_started_again_a_few_times(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deaths: int, works: bool
+) -> None:
+    monkeypatch.setattr(pool_module, "RESTART_S", 0.01)
+    file = tmp_path / "scorer.py"
+    file.write_text(KILLED_AT_IMPORT.replace("DEATHS", str(deaths)))
+    config = Config.model_validate({"reward": {"scorer": f"{file}:score", "processes": 1}})
+    if works:
+        async with Pool(config) as pool:
+            assert (await pool.score(item("text", {"ground_truth": ""}))).reward == 1.0
+    else:
+        with pytest.raises(RewardError, match="the process ended with signal SIGABRT"):
+            async with Pool(config):
+                pass
+        assert len((tmp_path / "lives").read_text()) == pool_module.MAX_STARTS

@@ -37,6 +37,10 @@ ALLOWED: dict[str, bool] = {}  # of rhymed_workers.cage.Spec: what is not to be 
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # there is a process for every core already
 
 
+class Killed(RewardError):
+    """A signal ended it while it loaded the scorers. Whose fault that is shows when it is tried again."""
+
+
 class Dead(Exception):
     """The child has ended, or talks nonsense, which comes to the same."""
 
@@ -93,7 +97,8 @@ class Child:
             raise RewardError(f"scorer {self._names} was not loaded within {deadline_s:g} s") from None
         except (Dead, msgspec.MsgspecError) as error:
             ended = await self._autopsy(error)
-            raise RewardError(f"loading scorer {self._names}: the process ended with {ended}") from None
+            kind = Killed if ended.startswith("signal") else RewardError
+            raise kind(f"loading scorer {self._names}: the process ended with {ended}") from None
         if ready.error is not None:
             raise RewardError(ready.error)
         self.said = [_protection(self._told()), *ready.notes]
