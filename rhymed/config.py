@@ -265,7 +265,7 @@ class Schedule(Section):
     max_staleness: int = Field(0, ge=0, description="steps that a token's weights may lag behind the step it trains")
     max_retries: int = Field(2, ge=0, description="of one sample after workers gave it back, then it is dropped")
     max_losses: int = Field(
-        10, ge=0, description="times that workers may die with one sample, no token further, before it is dropped"
+        10, ge=0, description="times that workers may die with one sample, no token further, until it is suspect"
     )
     stuck_after_s: float = Field(
         900.0, gt=0, description="without a new token, or a score, after which a sample is taken from its worker"

@@ -9,6 +9,9 @@ if TYPE_CHECKING:
     from rhymed.config import Config, Eval
 
 
+QUEUED = 8  # samples in hand for each scoring process, see rhymed_workers.reward
+
+
 def contradictions(config: Config) -> Iterator[str]:
     """What settings say against each other, a line each, as far as no file has to be read for it."""
     rollout, trainer, data = config.rollout, config.trainer, config.data
@@ -45,6 +48,12 @@ def contradictions(config: Config) -> Iterator[str]:
     yield from _evaluation(config.eval)
     if config.schedule.lost_after_s <= 2 * config.schedule.heartbeat_s:
         yield "schedule.lost_after_s must be more than twice schedule.heartbeat_s"
+    scoring_s = QUEUED * len(config.reward.all) * config.reward.timeout_s
+    if scoring_s >= config.schedule.stuck_after_s:
+        yield (
+            f"schedule.stuck_after_s = {config.schedule.stuck_after_s:g} must be more than {scoring_s:g}: {QUEUED}"
+            f" samples wait for a scoring process, and each may take reward.timeout_s = {config.reward.timeout_s:g}"
+        )
     given = [address for address in (config.net.broker, config.net.store, config.net.weights) if address]
     if len(set(given)) < len(given):
         yield "net.broker, net.store and net.weights must be three different addresses"

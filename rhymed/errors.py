@@ -21,7 +21,9 @@
     ├── RewardError            a scorer could not be loaded, or answered nonsense
     └── TrainerError
         ├── StalenessBroken    a sample older than the contract allows: refused
+        ├── StepRefused        the trainer does not take a step, and nothing changes that
         └── CheckpointError    a checkpoint that cannot be read or written
+            └── CheckpointLost     none is left of what only a checkpoint has
 
 All of them carry their text as the only argument, so they survive pickling between a worker and its subprocesses.
 """
@@ -113,11 +115,19 @@ class StalenessBroken(TrainerError):
     pass
 
 
+class StepRefused(TrainerError):
+    pass
+
+
 class CheckpointError(TrainerError):
     pass
 
 
-HOPELESS = (ConfigError, DataError, RewardError, RunMismatch, StoreDamaged, StoreFull)
+class CheckpointLost(CheckpointError):
+    pass
+
+
+HOPELESS = (ConfigError, DataError, RewardError, RunMismatch, StoreDamaged, StoreFull, StepRefused, CheckpointLost)
 """What ends a process in the same way again however often it is started: a person has to change something."""
 
 

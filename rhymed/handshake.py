@@ -187,6 +187,7 @@ class Caller:
         self._socket.setsockopt(zmq.LINGER, 0)  # else the old attempt lives on, to deliver what was sent meanwhile
         with contextlib.suppress(zmq.ZMQError):  # libzmq may have given up already
             self._socket.disconnect(self._address)
+        self._lost()  # what waited for this connection is gone with it
         self._monitor.forget()  # what is told of attempts before must not end the next one
         try:
             self._present_keys()

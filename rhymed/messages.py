@@ -150,6 +150,7 @@ class Join(Message, frozen=True, kw_only=True, tag="join"):
     slots: int = 1  # samples it can have in hand at once
     version: int = -1  # policy version loaded; trainer: number of steps trained; -1: none
     weights: str = ""  # trainer: address that serves its weights
+    life: str = ""  # random id of a trainer's process: its own; rollout: of the one whose weights are loaded
     holding: list[SampleId] = []  # what it still works on (after a restart of the broker)
 
 
@@ -158,6 +159,7 @@ class Heartbeat(Message, frozen=True, kw_only=True, tag="heartbeat"):
 
     worker: str
     version: int = -1
+    life: str = ""  # rollout: of the trainer whose weights are loaded, see Join
     phase: str = ""  # what it does now, for people: "idle", "decode", "update", "train 12/64" …
     holding: list[Holding] = []
     stats: dict[str, float] = {}  # metrics, names as in docs/metrics.md
@@ -211,6 +213,7 @@ class Trained(Message, frozen=True, kw_only=True, tag="trained"):
     worker: str
     step: int
     metrics: dict[str, float]
+    life: str = ""  # see Join: from an earlier process it does not count
 
 
 class Checkpointed(Message, frozen=True, kw_only=True, tag="checkpointed"):
@@ -218,6 +221,8 @@ class Checkpointed(Message, frozen=True, kw_only=True, tag="checkpointed"):
 
     worker: str
     step: int
+    newest: int = 0  # steps in the newest one; a run is finished when that has all of them
+    life: str = ""  # see Join: from an earlier process it does not count
 
 
 class Leave(Message, frozen=True, kw_only=True, tag="leave"):
@@ -313,6 +318,7 @@ class LoadVersion(Message, frozen=True, kw_only=True, tag="load_version"):
 
     version: int
     weights: str  # address that serves them
+    life: str = ""  # of the trainer that made them: one that was set back makes a version of the same number again
 
 
 class RateSamples(Message, frozen=True, kw_only=True, tag="score"):
@@ -384,7 +390,7 @@ class PutPartials(Message, frozen=True, kw_only=True, tag="put_partials"):
     """Rollout worker -> store: more of samples that are being written, so that nobody has to begin again without it.
 
     Array: tokens (uint32). They take the place of all that was there from `starts` on; the finished sample removes
-    everything. Done means as durable as a sample is.
+    everything. Done means as durable as a sample is. What would lie behind a hole is not kept: the answer is Missing.
     """
 
     samples: list[SampleId]
@@ -491,6 +497,12 @@ class Kept(Message, frozen=True, kw_only=True, tag="kept"):
     samples: list[SampleInfo]  # as the store has them
 
 
+class Missing(Message, frozen=True, kw_only=True, tag="missing"):
+    """Answer to PutPartials: the rest is durable, but of these the store lacks what was before. Begin again at 0."""
+
+    samples: list[SampleId]
+
+
 class Partials(Message, frozen=True, kw_only=True, tag="partials"):
     """Array: their tokens."""
 
@@ -509,6 +521,7 @@ class Lengths(Message, frozen=True, kw_only=True, tag="lengths"):
 
 class Journal(Message, frozen=True, kw_only=True, tag="journal"):
     entries: list[JournalEntry]
+    forgotten: int = 0  # steps below this one have neither lines nor log-probs any more: a checkpoint holds them
 
 
 class StoreStats(Message, frozen=True, kw_only=True, tag="store_stats"):
@@ -563,6 +576,7 @@ Reply = (
     | Prompts
     | Samples
     | Kept
+    | Missing
     | Partials
     | Lengths
     | Journal

@@ -63,7 +63,7 @@ class Service:
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def open(self) -> None:
-        """Bind, connect, spawn. May raise: then the service ends with that error."""
+        """Bind, connect, spawn. May raise: then the service ends with that error. A stop cancels it."""
 
     async def drain(self) -> None:
         """Hand back what is in hand: called when it was told to stop, while the background tasks still run.
@@ -72,7 +72,7 @@ class Service:
         """
 
     async def close(self) -> None:
-        """Undo `open`; called once, after the background tasks were cancelled."""
+        """Undo `open`, as far as it came; called once, after the background tasks were cancelled."""
 
     def spawn(self, work: Coroutine[Any, Any, Any], *, vital: bool = True) -> asyncio.Task[Any]:
         """Run beside the rest. If a vital task fails, the service ends with its error."""
@@ -102,10 +102,9 @@ class Service:
         """Open, work until stopped, close. Raises what ended it, if that was an error."""
         try:
             self.spawn(self.lag.watch())
-            await self.open()
-            self.opened.set()
+            opening = self.spawn(self._open())  # beside: a signal must not wait for it
             await self._stopping.wait()
-            if self._failure is None:
+            if self._failure is None and opening.done():
                 await self._hand_back()
         finally:
             for task in list(self._tasks):
@@ -114,6 +113,10 @@ class Service:
             await self.close()
         if self._failure is not None:
             raise self._failure
+
+    async def _open(self) -> None:
+        await self.open()
+        self.opened.set()
 
     async def _hand_back(self) -> None:
         try:
@@ -167,7 +170,7 @@ def serve(build: Callable[[], Service], *, log_file: Path | None = None) -> NoRe
     die_with_parent()
     faulthandler.enable()
 
-    async def body() -> None:
+    async def work() -> None:
         service = build()
         setproctitle.setproctitle(f"rhymed {service.name}")
         watchdog.guard(lambda: service.lag.turns, service.name)
@@ -176,18 +179,22 @@ def serve(build: Callable[[], Service], *, log_file: Path | None = None) -> NoRe
             loop.add_signal_handler(number, service.stop)
         await service.run()
 
-    status = 0
-    try:
-        uvloop.run(body())
-    except Exception as error:
-        log.error("ended: %s: %s", type(error).__name__, error, exc_info=error)
-        print(f"rhymed: {type(error).__name__}: {error}", file=sys.stderr)
-        status = EX_HOPELESS if isinstance(error, HOPELESS) else 1
-    drain()
-    logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)  # a thread in the middle of a long computation must not keep the process
+    async def body() -> NoReturn:
+        status = 0
+        try:
+            await work()
+        except Exception as error:
+            log.error("ended: %s: %s", type(error).__name__, error, exc_info=error)
+            print(f"rhymed: {type(error).__name__}: {error}", file=sys.stderr)
+            status = EX_HOPELESS if isinstance(error, HOPELESS) else 1
+        drain()
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)  # here: the loop's end would wait for every thread in the middle of a long computation
+
+    uvloop.run(body())
+    raise AssertionError("the process has ended")
 
 
 def configure_logging(log_file: Path | None, level: int = logging.INFO) -> None:

@@ -59,13 +59,15 @@ async def _watch(
 ) -> bool:
     """Show what the broker tells until the run has finished (True), failed or been interrupted (False)."""
     last: Queues | None = None
-    reached = (0, 0)
+    reached = furthest = (0, 0)
     async for queues in _snapshots(where):
         screen.show(queues)
         last = queues or last
-        if queues is not None and (now := _reached(queues)) > reached:
-            reached = now
-            supervisor.moved()
+        if queues is not None:
+            before, reached = reached, _reached(queues)
+            if reached > before:
+                supervisor.moved(further=reached > furthest)
+            furthest = max(furthest, reached)
         if queues is not None and queues.finished:
             return True
         if supervisor.left("broker"):  # between two looks of ours

@@ -26,7 +26,7 @@ from rhymed.service import EX_HOPELESS
 log = logging.getLogger(__name__)
 
 STOP_S = 12.0  # from SIGTERM to SIGKILL
-CALM_S = 120.0  # a process that lived this long has its restarts forgiven
+WORKERS = ("rollout", "reward")  # whose deaths never set a run back
 MAX_RESTARTS = 5  # in a row, while the run does not move
 QUICK_S = 10.0  # one that dies sooner waits longer before it is started again
 LONGEST_PAUSE_S = 30.0
@@ -86,11 +86,13 @@ class Supervisor:
         self._logs = logs
         self._tell = tell
         self._closing = False
-        self._moved_at = 0.0
+        self._moved_at = self._further_at = 0.0
 
-    def moved(self) -> None:
-        """The run has got further than ever before: what was set back and comes there again has not."""
+    def moved(self, *, further: bool) -> None:
+        """The run has got on. `further`: than ever before; what was set back and comes there again has not."""
         self._moved_at = time.monotonic()
+        if further:
+            self._further_at = self._moved_at
 
     async def __aenter__(self) -> Supervisor:
         for child in self.children:
@@ -139,10 +141,14 @@ class Supervisor:
                 self._tell(f"{child.command.name} had left; starting it again")
 
     def _judge(self, child: Child) -> None:
-        """What is held against it."""
+        """What is held against it: as long as the run gets on, nothing.
+
+        One whose death sets the run back is not excused by what is only made up for.
+        """
         now = time.monotonic()
         child.quick = child.quick + 1 if now - child.started < QUICK_S else 0
-        if now - child.started > CALM_S or self._moved_at > child.judged:
+        worker = child.command.name.partition("-")[0] in WORKERS
+        if (self._moved_at if worker else self._further_at) > child.judged:
             child.restarts = 0
         child.judged = now
 

@@ -16,7 +16,7 @@ from rhymed.staleness import window
 from rhymed_broker import pipe
 from rhymed_broker.actions import Assign, Rate, Recall, Release
 from rhymed_broker.book import StepBook
-from rhymed_broker.pipe.view import Running, load
+from rhymed_broker.pipe.view import Running, Shelf, load
 from rhymed_broker.roster import Roster, Worker
 from rhymed_broker.samples import Samples
 from rhymed_broker.table import Sample, State
@@ -199,8 +199,31 @@ class Dispatch:
         if state == "waiting" and self._goals:
             self._give(self._moved(seats, version), given, version, now)
             seats = [worker for worker in seats if load(worker) < worker.slots]
-        self._give(policy.place(pipe.Snapshot(self._samples.shelves(state), seats)), given, version, now)
+        if state == "waiting" and self._samples.suspects:
+            self._give(self._suspected(seats, version), given, version, now)
+            seats = [worker for worker in seats if load(worker) < worker.slots]
+        self._give(policy.place(pipe.Snapshot(self._shelves(state), seats)), given, version, now)
         return given
+
+    def _suspected(self, seats: Sequence[Worker], version: int) -> list[pipe.Placement]:
+        """One for each seat that has none: if its worker dies, there is only one that may be why."""
+        suspects = self._samples.suspects
+        waiting = [sample for sample in suspects if sample.state == "waiting"]
+        placed = []
+        for worker in seats:
+            able = (sample for sample in waiting if self.may_have(worker, sample.id.step, version))
+            if any(sample in suspects for sample in worker.held.values()) or (one := next(able, None)) is None:
+                continue
+            waiting.remove(one)
+            placed.append(pipe.Placement(worker.name, [one]))
+        return placed
+
+    def _shelves(self, state: State) -> list[Shelf]:
+        """What a policy may place: all but suspects."""
+        shelves, suspects = self._samples.shelves(state), self._samples.suspects
+        if state != "waiting" or not suspects:
+            return shelves
+        return [shelf for one in shelves if (shelf := one.without(suspects)).size]
 
     def _give(
         self, placed: Sequence[pipe.Placement], given: dict[str, list[Sample]], version: int, now: float

@@ -14,7 +14,7 @@ rest is ignored. Knows no asyncio, socket, clock or logger. Why a sample may mov
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from rhymed.messages import EVAL, Holding, Join, JournalEntry, SampleId, SampleInfo, Score
 from rhymed_broker import pipe
@@ -30,6 +30,20 @@ from rhymed_broker.table import State, diagram
 
 LONGEST = 1 << 20  # tokens, where nobody says
 LOAD_PATIENCE_S = 300.0  # then a worker that has not loaded the version is told again
+
+
+REFUSAL_S = 60.0  # two refusals that are further apart have nothing to do with each other
+
+
+class Refusal(NamedTuple):
+    """A step was given to the trainer again and again."""
+
+    since: float
+    last: float = 0.0
+    why: str = ""
+
+    def again(self, now: float, why: str) -> Refusal:
+        return Refusal(self.since, now, why)
 
 
 class Steps(Protocol):
@@ -79,6 +93,8 @@ class Ledger:
         self._exam: Exam | None = None
         self._actions: list[Action] = []
         self._training: int | None = None  # step that the trainer has
+        self.refusal: Refusal | None = None  # what the trainer said when it did not take a step
+        self._life = ("", 0)  # of the trainer: its id, and the version that it began with
         self._may_train = True  # the trainer did not refuse just now
         self._trained_at: float | None = None
 
@@ -139,14 +155,21 @@ class Ledger:
 
     def join(self, join: Join, now: float) -> bool:
         """A worker is here. True: the trainer is at another position than we, `start` is needed."""
-        if known := self.roster.workers.get(join.worker):
+        known = self.roster.workers.get(join.worker)
+        useless = known is not None and bool(known.held) and not known.useful
+        if known is not None:
             self._remove(known, "it started again", now, keep=frozenset(join.holding))
         if join.role == "trainer" and self.roster.trainer is not None:
             self._remove(self.roster.trainer, "another trainer joined", now)
         worker = Worker(join, now)
         self.roster.add(worker, now)
+        self.roster.welcome(worker, now, useless=useless)
         if join.role == "trainer":
+            if join.life != self._life[0]:
+                self._life = (join.life, join.version)
             return self._trainer_joined(join.version, now)
+        if join.life and self._life[0] and join.life != self._life[0] and join.version > self._life[1]:
+            worker.version = -1  # of a future that was lost: this trainer makes that version anew
         if self.started:
             self._welcome(worker, now)
         return False
@@ -179,7 +202,7 @@ class Ledger:
         for worker in lost:
             self._remove(worker, f"silent for {now - worker.seen:.0f} s", now)
         for worker in self.roster.workers.values():
-            if worker.resting:
+            if worker.resting and now >= worker.rests_until:
                 self.roster.rest(worker, False)
             if worker.target != -1 and now - worker.told_at > LOAD_PATIENCE_S:
                 worker.target = -1
@@ -203,8 +226,7 @@ class Ledger:
         keep: frozenset[SampleId] = frozenset(),
     ) -> None:
         """`keep`: what it has still got."""
-        for sample in list(worker.held.values()):
-            self.returns.back(sample, f"{worker.name}: {why}", now, "nobody" if sample.id in keep else blame)
+        self.returns.lost(worker, f"{worker.name}: {why}", now, blame, keep)
         if worker is self.roster.trainer:
             self.train_failed(now)
         self.roster.remove(worker, now)
@@ -239,6 +261,8 @@ class Ledger:
             if sample := worker.held.get(item.id):
                 if item.tokens != sample.tokens:
                     sample.tokens, sample.advanced = item.tokens, now
+                    worker.useful = True
+                    self.returns.clear(sample)
                 if item.parked:
                     parked.add(item.id)
         self.roster.park(worker, parked, now)
@@ -312,13 +336,16 @@ class Ledger:
             if sample.worker and sample.worker != name:
                 self._actions.append(Cancel(sample.worker, [info.id]))
             self.roster.release(sample, now)
+            if (worker := self.roster.workers.get(name)) is not None:
+                worker.useful = True
+            self.returns.acquit(sample)
             sample.length = info.length
-            sample.oldest = info.versions[0][0] if info.versions else info.id.step
+            sample.oldest = min((version for version, _ in info.versions), default=info.id.step)
             sample.drafting, sample.ahead = info.drafting, info.ahead
             self.samples.move(sample, "generated", now, name)
             if info.id.step < EVAL and info.length:
                 self.dispatch.forecast.finished(info.id.step, info.id.prompt, info.length)
-            self.samples.refuse_stale(sample, now, info.versions[-1][0] if info.versions else None)
+            self.samples.refuse_stale(sample, now, max((version for version, _ in info.versions), default=None))
             touched.add(info.id.step)
         for step in touched:
             self._note(step, now)
@@ -387,10 +414,18 @@ class Ledger:
             self._tell_load(worker, now)
         return row
 
-    def train_failed(self, now: float) -> None:
+    def train_failed(self, now: float, why: str = "") -> None:
         """It did not take the step, or is gone: again at the next tick, or when a trainer joins."""
+        if why:
+            before = self.refusal if self.refusal and now - self.refusal.last <= REFUSAL_S else Refusal(now)
+            self.refusal = before.again(now, why)
         self._training, self._may_train = None, False
         self.samples.move_all(list(self.samples.queues["training"]), "returned", now)
+
+    def refused_s(self, now: float) -> float:
+        """For how long the trainer has taken no step that it was given; 0: it does."""
+        told = self.refusal
+        return 0.0 if told is None or now - told.last > REFUSAL_S else now - told.since
 
     def _hand_over(self, now: float) -> None:
         book, trainer = self.samples.books.get(self.version), self.roster.trainer
@@ -453,7 +488,7 @@ Where a sample can be, and what moves it. Generated from the table in `rhymed_br
 ```
 
 `returned`: its worker is lost, left, or gave it back; after `schedule.max_retries` failures, or
-after `schedule.max_losses` workers that died with it while it came no further, it is dropped instead.
+more than `schedule.max_losses` workers that died with it while it came no further, it is dropped instead.
 `found_…`: the store's journal already had it when its step was opened, after a restart of the broker or the trainer.
 A sample that was trained after the trainer's last checkpoint is found as scored, and trained again.
 """

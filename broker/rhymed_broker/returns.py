@@ -1,8 +1,10 @@
 """What comes back from a worker, and whether others may go on with it. Pure, as the ledger whose part it is.
 
-A sample may fail so often, and workers may die with it so often; then it is dropped with the reason. That workers die
-with it is its fault only where it came no further: else the long samples, which meet most deaths, would be the ones
-that are lost. What neither advances nor comes back is taken from its worker.
+A sample may fail so often; then it is dropped with the reason. That workers die with it may be its fault only where
+it came no further: else the long samples, which meet most deaths, would be the ones that are lost. And even then most
+that share the fate of a bad one are innocent. So one with which workers died too often is first a *suspect*: no
+worker gets two of them, a new token clears it, and it is dropped when workers go on dying with it as the only one.
+What neither advances nor comes back is taken from its worker.
 """
 
 from __future__ import annotations
@@ -17,6 +19,8 @@ from rhymed_broker.samples import Samples
 from rhymed_broker.table import Sample, State
 
 Blame = Literal["sample", "worker", "nobody"]
+
+PROOFS = 2  # deaths with it as the only suspect
 
 TAKEN: tuple[State, ...] = ("running", "scoring")
 
@@ -41,24 +45,51 @@ class Returns:
         self.missing_after_s = missing_after_s  # a worker does not mention a sample that it was given: it goes on
         self.stuck_after_s = stuck_after_s
 
+    def lost(self, worker: Worker, why: str, now: float, blame: Blame, keep: frozenset[SampleId]) -> None:
+        """Its worker is gone: everything that it held goes to others. `keep`: what it has still got."""
+        held = list(worker.held.values())
+        alone = sum(sample in self._samples.suspects for sample in held) <= 1
+        for sample in held:
+            mine: Blame = "nobody" if sample.id in keep else blame
+            if mine == "worker" and sample in self._samples.suspects and not alone:
+                mine = "nobody"
+            self.back(sample, why, now, mine)
+
     def back(self, sample: Sample, why: str, now: float, blame: Blame) -> None:
         """Others go on with it, unless it is to blame too often."""
         sample.returns += blame == "sample"
         if blame == "worker":
-            sample.losses = 1 if sample.tokens > sample.furthest else sample.losses + 1
-            sample.furthest = max(sample.furthest, sample.tokens)
+            self._suspect(sample)
         sample.begun = True
         if sample.returns > self.max_retries:
             self.drop(sample, f"given up after {sample.returns} tries: {why}", now)
-        elif sample.losses > self.max_losses:
+        elif sample.losses >= self.max_losses + PROOFS:
             self.drop(sample, f"given up after {sample.losses} workers died with it: {why}", now)
         else:
             self._roster.release(sample, now)
             sample.released = 0.0
             self._samples.move(sample, "returned", now, why)
 
+    def _suspect(self, sample: Sample) -> None:
+        sample.losses = 1 if sample.tokens > sample.furthest else sample.losses + 1
+        sample.furthest = max(sample.furthest, sample.tokens)
+        if sample.losses >= self.max_losses:
+            self._samples.suspects[sample] = None
+        else:
+            self._samples.suspects.pop(sample, None)
+
+    def clear(self, sample: Sample) -> None:
+        """It has come further: it is not what kills workers."""
+        if sample.losses and sample.tokens > sample.furthest:
+            self.acquit(sample)
+
+    def acquit(self, sample: Sample) -> None:
+        sample.losses = 0
+        self._samples.suspects.pop(sample, None)
+
     def drop(self, sample: Sample, reason: str, now: float) -> None:
         self._roster.release(sample, now)
+        self._samples.suspects.pop(sample, None)
         self._samples.drop(sample, reason, now)
         self._settled(sample.id.step, now)
 
@@ -67,7 +98,7 @@ class Returns:
         worker.missing = {id: worker.missing.get(id, now) for id in missing}
         late = sorted(id for id, since in worker.missing.items() if now - since > self.missing_after_s)
         for id in late:
-            self.back(worker.held[id], f"{worker.name} does not have it", now, "worker")
+            self.back(worker.held[id], f"{worker.name} does not have it", now, "nobody")
 
     def stuck(self, now: float) -> Iterator[tuple[State, Sample, float]]:
         """What has not advanced for very long: its state, and for how many seconds."""

@@ -18,7 +18,7 @@ class Worker:
 
     __slots__ = (
         "busy", "claims", "held", "holding", "host", "missing", "name", "parked", "phase", "phase_at", "pid",
-        "resting", "role", "seen", "slots", "stats", "target", "told_at", "version",
+        "resting", "rests_until", "role", "seen", "slots", "stats", "target", "told_at", "useful", "version",
     )  # fmt: skip
 
     def __init__(self, join: Join, now: float) -> None:
@@ -42,7 +42,12 @@ class Worker:
         self.busy = 0  # slots in use; what was parked and is not any more may wait for one
         self.missing: dict[SampleId, float] = {}  # held, but not told: since when
         self.claims: list[SampleId] = join.holding  # works on these since before we knew it
-        self.resting = False  # failed lately: gets nothing until the next tick
+        self.resting = False  # failed lately: gets nothing until the next tick, or longer
+        self.rests_until = 0.0
+        self.useful = False  # a sample has come further in its hands
+
+
+LONGEST_REST_S = 300.0
 
 
 class Roster:
@@ -55,6 +60,7 @@ class Roster:
         ] = {}  # whose free slots, weights or parked samples are others since `take_changed`
         self.lineup = 0  # times that a rollout worker came or went
         self.occupancy = Occupancy()  # of rollout slots
+        self.deaths: dict[str, int] = {}  # worker -> times in a row that it died with work, and had been of no use
 
     def add(self, worker: Worker, now: float) -> None:
         self.workers[worker.name] = worker
@@ -64,6 +70,16 @@ class Roster:
         elif worker.role == "rollout":
             self.occupancy.change(now, slots=worker.slots)
         self.refresh(worker)
+
+    def welcome(self, worker: Worker, now: float, *, useless: bool) -> None:
+        """One that has died again and again before it was of any use gets nothing for a while, each time for longer.
+
+        `useless`: so it was just now. What it would get it would hold up, and make suspect.
+        """
+        deaths = self.deaths[worker.name] = self.deaths.get(worker.name, 0) + 1 if useless else 0
+        if deaths > 1:
+            worker.rests_until = now + min(LONGEST_REST_S, 2.0 ** (deaths - 1))
+            self.rest(worker, True)
 
     def remove(self, worker: Worker, now: float) -> None:
         """The caller has released what it held."""

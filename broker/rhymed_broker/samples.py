@@ -25,6 +25,7 @@ class Samples:
         self.books: dict[int, StepBook] = {}  # open steps, oldest first
         self.queues: dict[State, dict[Sample, None]] = {state: {} for state in STATES}
         self.transitions = 0  # ever
+        self.suspects: dict[Sample, None] = {}  # workers died with them: see `returns`
         self.arrived = False  # samples came to wait since somebody looked and said no
         self._found: dict[int, dict[SampleId, JournalEntry]] = {}  # of steps not yet opened
         self._past: dict[State, int] = {"trained": 0, "dropped": 0}  # of steps forgotten
@@ -35,6 +36,7 @@ class Samples:
         for queue in self.queues.values():
             queue.clear()
         self.books.clear()
+        self.suspects.clear()
         self._found.clear()
         for entry in journal:
             self._found.setdefault(entry.id.step, {})[entry.id] = entry
@@ -143,6 +145,7 @@ class Samples:
                     sample.refuse("trained")
                 done.append(id)
             del self.queues[sample.state][sample]
+            self.suspects.pop(sample, None)
         self.transitions += len(done)
         self._past["trained"] += len(done)
         self._past["dropped"] += book.counts["dropped"]

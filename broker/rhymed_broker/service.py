@@ -14,12 +14,13 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, NoReturn
 
 from rhymed import messages as m
 from rhymed.config import Config
 from rhymed.data import Row
-from rhymed.errors import MalformedMessage, PeerGone, RewardError, RhymedError, StoreError, WireError
+from rhymed.errors import CheckpointLost, MalformedMessage, PeerGone, RewardError, RhymedError, StepRefused, WireError
 from rhymed.metrics import MetricsLog
 from rhymed.places import Places
 from rhymed.runs import identity
@@ -39,26 +40,28 @@ from rhymed_broker.actions import (
     Release,
     Train,
 )
+from rhymed_broker.ending import Ending
 from rhymed_broker.exam import Exam, load_exam
 from rhymed_broker.forecast import Forecast
 from rhymed_broker.ledger import Ledger
+from rhymed_broker.orders import Order, Orders
 from rhymed_broker.outbox import Outbox, patiently
 from rhymed_broker.pipe import POLICIES, Policy
 from rhymed_broker.pipe.view import stay
 from rhymed_broker.plan import Plan
+from rhymed_broker.roster import Worker
+from rhymed_broker.rows import Rows
 from rhymed_store.client import StoreClient
 
 log = logging.getLogger(__name__)
 
-DELIVERY_S = 15.0  # a worker answers that it took something; its work comes later
-FINISH_S = 120.0  # for the trainer's last checkpoint
 RECALLED = 256  # prompts in one question for their lengths
 LINGER_S = 3.0  # after the end, for those who watch
 FLUSH_S = 30.0  # for the last marks and metrics
 STORE_LOOK_S = 5.0
+LATE_S = 1.0  # a clock that comes later than this had not been running: nobody was heard meanwhile
 
 Report = m.Generated | m.Scored | m.Ahead | m.GiveBack
-Order = Assign | Rate | Cancel | Release | Load | Train
 
 
 class BrokerService(Service):
@@ -79,8 +82,6 @@ class BrokerService(Service):
             forecast=Forecast(config.rollout.max_response_length),
         )
         self.finished = False
-        self._peers: dict[str, bytes] = {}
-        self._weights = ""  # where the trainer serves them
         self._metrics: dict[str, float] = {}  # of the step trained last
         self._plan: Plan | None = None
         self._exam: Exam | None = None
@@ -90,11 +91,10 @@ class BrokerService(Service):
         self._early: list[Report] = []  # reports while the ledger was not started
         self._pass: asyncio.Handle | None = None
         self._over = ""  # why the run is over; empty: it is not
-        self._trainer_done = asyncio.Event()  # it left, or is set back
         self._begun = time.monotonic()
         self._outbox = Outbox()
         self._store_trouble = ""
-        self._log = MetricsLog(places.metrics, places.tensorboard)
+        self._rows = Rows(MetricsLog(places.metrics, places.tensorboard))
         self._handlers: dict[type[m.Message], Callable[[bytes, Any], m.Message]] = {
             m.Join: self._join,
             m.Heartbeat: self._heartbeat,
@@ -115,7 +115,10 @@ class BrokerService(Service):
             self.places.broker, m.ToBroker, self._handle, keys=self.places.keys("broker")
         )  # workers may join while the dataset is read
         self.store = StoreClient(self.places.store, "broker", self.places.keys("broker"))
+        self._orders = Orders(self.server, self.ledger, partial(self._outbox.flush, FLUSH_S), self._wake)
+        self._ending = Ending(self.ledger, self._orders)
         self.spawn(self._outbox.run())
+        self.spawn(self._rows.run())
         self.spawn(self._run_ledger())
         self.spawn(self._tick())
         self.spawn(self._look_at_store())
@@ -127,7 +130,7 @@ class BrokerService(Service):
             self.server.close()
         if hasattr(self, "store"):
             self.store.close()
-        await asyncio.to_thread(self._log.close)
+        await self._rows.close()
 
     # -- the run's position -------------------------------------------------------------------------------------
 
@@ -140,9 +143,12 @@ class BrokerService(Service):
             position = self._position
             if position is None:
                 continue
-            kept = await patiently(partial(self.store.journal, 0), "read the journal")
+            journal = await patiently(partial(self.store.read_journal, 0), "read the journal")
             if self._moved.is_set():
                 continue  # another trainer meanwhile
+            if position < journal.forgotten:
+                await self._fail(_behind(position, journal.forgotten, self.places.checkpoints))
+            kept = journal.entries
             entries = [entry for entry in kept if entry.id.step >= position]
             if done := [entry.id for entry in kept if entry.id.step < position and entry.state == "scored"]:
                 self._outbox.put("mark trained", partial(self.store.mark, done, "trained"))  # a broker died before it
@@ -180,7 +186,8 @@ class BrokerService(Service):
         self.ledger.pause()
         self._position = position
         self._moved.set()
-        self._trainer_done.set()
+        self._rows.set_back(position)
+        self._ending.set_back()
 
     # -- messages -----------------------------------------------------------------------------------------------
 
@@ -199,13 +206,11 @@ class BrokerService(Service):
             )
         now = time.monotonic()
         self._only_trainer(join, now)
-        self._peers[join.worker] = peer
-        if join.role == "trainer":
-            self._weights = join.weights
+        self._orders.joined(peer, join)
         if self.ledger.join(join, now):
             self._restart_at(join.version)
         if self._over or (join.role == "trainer" and self.ledger.finished):
-            self.spawn(self._tell([join.worker], self._over or "all steps are trained"))
+            self.spawn(self._orders.finish([join.worker], self._over or "all steps are trained"))
         log.info("%s joined with %d slots, version %d", join.worker, join.slots, join.version)
         schedule = self.config.schedule
         step = max(0, join.version) if join.role == "trainer" else self.ledger.version
@@ -226,7 +231,9 @@ class BrokerService(Service):
             raise WireError(f"{present.name} is the trainer, heard {silent_s:.1f} s ago; end it before another joins")
 
     def _heartbeat(self, peer: bytes, beat: m.Heartbeat) -> m.Message:
-        self._known(beat.worker)
+        worker = self._known(beat.worker)
+        if worker.role == "trainer" and self.ledger.started and beat.version < self.ledger.version:
+            raise PeerGone(f"{worker.name} is at step {beat.version}, not {self.ledger.version}: join first")
         self.ledger.heartbeat(beat.worker, beat.version, beat.phase, beat.holding, beat.stats, time.monotonic())
         return DONE
 
@@ -269,10 +276,10 @@ class BrokerService(Service):
         }
         return m.Scored(worker=report.worker, scores=[told.get(score.id, score) for score in report.scores])
 
-    async def _fail(self, error: RhymedError) -> None:
+    async def _fail(self, error: RhymedError) -> NoReturn:
         """Tell everybody, then end with this error."""
         self.ledger.pause()
-        await self._tell(list(self.ledger.roster.workers), f"run failed: {error}")
+        await self._orders.finish(list(self.ledger.roster.workers), f"run failed: {error}")
         raise error
 
     def _loaded(self, peer: bytes, loaded: m.Loaded) -> m.Message:
@@ -282,19 +289,23 @@ class BrokerService(Service):
 
     def _trained(self, peer: bytes, trained: m.Trained) -> m.Message:
         self._known(trained.worker)
+        self._orders.check_trainer(peer, trained)
         row = self.ledger.train_done(trained.step, time.monotonic())
         if row is None:
             if trained.step < (self.ledger.version if self._position is None else self._position):
-                return DONE  # said twice
+                self._rows.trained(trained.step, trained.metrics)  # said twice, or after it has joined again
+                return DONE
             self._restart_at(trained.step + 1)  # it was given the step by the broker's earlier life
         self._metrics = {**trained.metrics, **(row or {})}
-        metrics = self._metrics
-        self._outbox.put("metrics", lambda: asyncio.to_thread(self._log.write, trained.step, metrics))
+        self._rows.trained(trained.step, self._metrics)
         log.info("step %d trained, reward/mean %s", trained.step, trained.metrics.get("reward/mean"))
         return DONE
 
     def _checkpointed(self, peer: bytes, checkpointed: m.Checkpointed) -> m.Message:
+        self._known(checkpointed.worker)
+        self._orders.check_trainer(peer, checkpointed)
         step = checkpointed.step
+        self._ending.checkpointed(max(step, checkpointed.newest))
         self._schedule()  # what is still to be marked of these steps goes before
         self._outbox.put("forget log-probs", lambda: self.store.forget_logprobs(step))
         return DONE
@@ -302,9 +313,7 @@ class BrokerService(Service):
     def _leave(self, peer: bytes, leave: m.Leave) -> m.Message:
         log.info("%s left", leave.worker)
         self.ledger.leave(leave.worker, time.monotonic())
-        self._peers.pop(leave.worker, None)
-        if self.ledger.roster.trainer is None:
-            self._trainer_done.set()
+        self._orders.forget(leave.worker)
         return DONE
 
     def _queues(self, peer: bytes, question: m.GetQueues) -> m.Message:
@@ -319,14 +328,15 @@ class BrokerService(Service):
             val=self._val,
             lag_ms=self.lag.p99_ms(),
             ready=self._plan is not None,
-            store=self._store_trouble,
+            others=[self._store_trouble, self._rows.trouble, self._ending.waits],
         )
 
-    def _known(self, worker: str) -> None:
+    def _known(self, worker: str) -> Worker:
         found = self.ledger.roster.workers.get(worker)
         if found is None:
             raise PeerGone(f"{worker} is not known here: join first")
         found.seen = time.monotonic()
+        return found
 
     # -- actions ------------------------------------------------------------------------------------------------
 
@@ -349,7 +359,7 @@ class BrokerService(Service):
             case Evaluated(version, metrics):
                 self._val = {"val/version": float(version), **metrics}
                 log.info("version %d evaluated: %s", version, metrics)
-                self._outbox.put("metrics", lambda: asyncio.to_thread(self._log.write, version, metrics))
+                self._rows.put(version, metrics)
             case FinishRun(reason):
                 self.spawn(self._finish(reason))
             case Recall(step, prompts):
@@ -366,60 +376,32 @@ class BrokerService(Service):
         except RhymedError as error:
             log.warning("step %d is scheduled without the lengths of earlier epochs: %s", step, error)
 
-    async def _deliver(self, action: Order) -> None:
+    async def _deliver(self, order: Order) -> None:
         try:
-            if isinstance(action, Train) and not await self._outbox.flush(FLUSH_S):
-                raise StoreError("what is dropped of the step is not yet written down")  # it must not come back later
-            await self._ask(action.worker, self._message(action))
-        except RhymedError as error:  # the link's, or the worker's own
-            self._undelivered(action, error)
-
-    def _message(self, action: Order) -> m.Message:
-        match action:
-            case Assign(_, ids, begun):
-                return m.Generate(samples=ids, begun=list(begun))
-            case Rate(_, ids):
-                return m.RateSamples(samples=ids)
-            case Cancel(_, ids):
-                return m.Cancel(samples=ids)
-            case Release(_, ids):
-                return m.Release(samples=ids)
-            case Load(_, version):
-                return m.LoadVersion(version=version, weights=self._weights)
-            case Train(_, step, ids, metrics):
-                return m.TrainStep(step=step, samples=ids, metrics=metrics)
-
-    def _undelivered(self, action: Order, error: RhymedError) -> None:
-        log.warning("%s to %s failed: %s", type(action).__name__, action.worker, error)
-        now = time.monotonic()
-        match action:
-            case Assign(name, ids, _) | Rate(name, ids):
-                self.ledger.given_back(
-                    name, ids, str(error), now, blame="nobody" if isinstance(error, PeerGone) else "worker"
-                )
-            case Load(name, _):
-                self.ledger.load_failed(name)
-            case Release(_, ids):
-                self.ledger.release_failed(ids)
-            case Train(_, step, _, _) if step == self.ledger.version:
-                self.ledger.train_failed(now)
-        self._wake()
-
-    async def _ask(self, worker: str, message: m.Message, deadline_s: float = DELIVERY_S) -> None:
-        peer = self._peers.get(worker)
-        if peer is None:
-            raise PeerGone(f"{worker} is gone")
-        await self.server.request(peer, message, deadline_s=deadline_s)
+            await self._orders.deliver(order)
+        except StepRefused as error:
+            await self._fail(error)
 
     async def _tick(self) -> None:
         """The clock: who is silent is lost; what was refused is tried again."""
         pause_s = min(1.0, self.config.schedule.heartbeat_s)
+        last = time.monotonic()
         while True:
             await asyncio.sleep(pause_s)
-            for name in self.ledger.tick(time.monotonic()):
+            now = time.monotonic()
+            if (late_s := now - last - pause_s) > LATE_S:
+                self._excuse(late_s, now)
+            last = now
+            for name in self.ledger.tick(now):
                 log.warning("%s is lost: silent for more than %g s", name, self.config.schedule.lost_after_s)
-                self._peers.pop(name, None)
+                self._orders.forget(name)
             self._wake()
+
+    def _excuse(self, late_s: float, now: float) -> None:
+        """It was us who did not listen: what they said meanwhile is still to be read."""
+        log.warning("this process did not run for %.1f s: nobody's silence in that time counts", late_s)
+        for worker in self.ledger.roster.workers.values():
+            worker.seen = min(now, worker.seen + late_s)
 
     async def _look_at_store(self) -> None:
         """So that a store that is away, or has no room, is told of while others wait for it."""
@@ -436,28 +418,25 @@ class BrokerService(Service):
     async def _finish(self, reason: str) -> None:
         """The trainer first: if it dies before its last checkpoint, it comes back earlier and the run goes on."""
         log.info("finishing: %s", reason)
-        self._trainer_done.clear()
-        trainer = self.ledger.roster.trainer
-        await self._tell([trainer.name] if trainer else [], reason)
         try:
-            await asyncio.wait_for(self._trainer_done.wait(), FINISH_S)
-        except TimeoutError:
-            log.warning("the trainer has not left %g s after the end", FINISH_S)
-        if not self.ledger.finished:
-            return
+            if not await self._ending.last_checkpoint(reason):
+                return
+        except CheckpointLost as error:
+            await self._fail(error)
         self._over = reason
-        await self._tell(list(self.ledger.roster.workers), reason)
-        await self._outbox.flush(FLUSH_S)
+        await self._orders.finish(list(self.ledger.roster.workers), reason)
+        await asyncio.gather(self._outbox.flush(FLUSH_S), self._rows.flush(FLUSH_S))
         self.finished = True
         await asyncio.sleep(LINGER_S)
         self.stop()
 
-    async def _tell(self, names: Sequence[str], reason: str) -> None:
-        finish = m.Finish(reason=reason)
-        answers = await asyncio.gather(*(self._ask(name, finish) for name in names), return_exceptions=True)
-        for name, answer in zip(names, answers, strict=True):
-            if isinstance(answer, BaseException):
-                log.warning("%s was not told of the end: %s", name, answer)
+
+def _behind(position: int, forgotten: int, where: Path) -> CheckpointLost:
+    return CheckpointLost(
+        f"the trainer begins after {position} steps, but the store has let go of what training needs of the steps"
+        f" below {forgotten}, which a checkpoint held: put one of at least {forgotten} steps back into {where}, or"
+        " begin a new run"
+    )
 
 
 def policy_of(config: Config) -> Policy:

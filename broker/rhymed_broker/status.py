@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rhymed.messages import Holding, Queues, StepRow, WorkerRow
 from rhymed_broker.book import StepBook
 from rhymed_broker.ledger import Ledger
@@ -21,9 +23,9 @@ def queues(
     val: dict[str, float],
     lag_ms: float,
     ready: bool = True,
-    store: str = "",
+    others: Sequence[str] = (),
 ) -> Queues:
-    """`ready`: the dataset is read; `store`: why that cannot be written to just now."""
+    """`ready`: the dataset is read; `others`: further troubles, empty ones left out."""
     return Queues(
         run=run,
         uptime_s=now - started_at,
@@ -40,7 +42,7 @@ def queues(
         metrics=metrics,
         val=val,
         lag_ms=lag_ms,
-        troubles=troubles(ledger, now, up_s=now - started_at, ready=ready, store=store),
+        troubles=troubles(ledger, now, up_s=now - started_at, ready=ready, others=others),
     )
 
 

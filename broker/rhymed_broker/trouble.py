@@ -5,22 +5,24 @@ Nobody waits in silence: every wait that a person could end, or would want to kn
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from rhymed_broker.ledger import Ledger
 from rhymed_broker.returns import TAKEN
 
 PATIENCE_S = 10.0  # what is over sooner is no trouble
+LOADING_S = 90.0
 PHASE_S = 300.0  # a trainer tells of every micro-batch
 LOOKED = 64  # of the samples that are longest in their state
 
 
-def troubles(ledger: Ledger, now: float, *, up_s: float, ready: bool, store: str = "") -> list[str]:
-    """`up_s`: since the broker began; `ready`: the dataset is read; `store`: why that cannot be written to."""
-    found = [store] if store else []
+def troubles(ledger: Ledger, now: float, *, up_s: float, ready: bool, others: Sequence[str] = ()) -> list[str]:
+    """`up_s`: since the broker began; `ready`: the dataset is read; `others`: further ones, empty ones left out."""
+    found = [other for other in others if other]
     if ready and up_s > PATIENCE_S:
         found += _absent(ledger, now)
-    return [*found, *_silent(ledger, now), *_slow(ledger, now), *_stuck(ledger, now)]
+    more = [*_resting(ledger, now), *_refused(ledger, now), *_loading(ledger, now)]
+    return [*found, *_silent(ledger, now), *_slow(ledger, now), *_stuck(ledger, now), *more]
 
 
 def _absent(ledger: Ledger, now: float) -> Iterator[str]:
@@ -41,6 +43,25 @@ def _silent(ledger: Ledger, now: float) -> Iterator[str]:
         if now - worker.seen > limit_s:
             lost_s = ledger.lost_after_s - (now - worker.seen)
             yield f"{name} has been silent for {now - worker.seen:.0f} s; lost in {max(0.0, lost_s):.0f} s"
+
+
+def _resting(ledger: Ledger, now: float) -> Iterator[str]:
+    for name, worker in sorted(ledger.roster.workers.items()):
+        if worker.rests_until > now:
+            times = ledger.roster.deaths.get(name, 0)
+            yield f"{name} died {times} times in a row and did nothing: no work for {worker.rests_until - now:.0f} s"
+
+
+def _refused(ledger: Ledger, now: float) -> Iterator[str]:
+    refused_s = ledger.refused_s(now)
+    if refused_s > PATIENCE_S and ledger.refusal is not None:
+        yield f"step {ledger.version} could not be given to the trainer for {refused_s:.0f} s: {ledger.refusal.why}"
+
+
+def _loading(ledger: Ledger, now: float) -> Iterator[str]:
+    for name, worker in sorted(ledger.roster.workers.items()):
+        if worker.target != -1 and now - worker.told_at > LOADING_S:
+            yield f"{name} was told to load version {worker.target} {now - worker.told_at:.0f} s ago"
 
 
 def _slow(ledger: Ledger, now: float) -> Iterator[str]:

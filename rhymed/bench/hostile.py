@@ -76,7 +76,12 @@ def main(target: str, config: str, frames: str, seed: str) -> None:
     sent, wanted = 0, int(frames)
     while sent < wanted:
         link = links[sent % SOCKETS]
-        link.send_multipart(series.next() if sent % OVERSIZED_EVERY else [bytes(OVERSIZED)] * 2)
+        try:
+            link.send_multipart(series.next() if sent % OVERSIZED_EVERY else [bytes(OVERSIZED)] * 2)
+        except zmq.Again:  # its name was taken over by another of us: nobody reads here any more
+            link.close(linger=0)
+            links[sent % SOCKETS] = foe.connect(foe.role())
+            continue
         sent += 1
         with contextlib.suppress(zmq.Again):  # some answers are read, most are left
             if sent % 7 == 0:

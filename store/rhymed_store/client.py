@@ -6,6 +6,7 @@ are read-only views into the received frames; copy them to change them. Knows no
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -35,6 +36,7 @@ from rhymed.messages import (
     Lengths,
     MarkSamples,
     Message,
+    Missing,
     OpenRun,
     Partials,
     PromptRow,
@@ -95,10 +97,12 @@ class StoreClient:
 
     async def put_prompts(self, rows: Sequence[Row], *, deadline_s: float = DEADLINE_S) -> list[str]:
         """Keep dataset rows; returns their ids in order. Writing a row twice does no harm."""
-        made = [PromptRow(prompt=prompt_id(row), row=json.dumps(row, ensure_ascii=False)) for row in rows]
-        for start in range(0, len(made), ROWS_A_MESSAGE):
-            await self._ask(PutPrompts(rows=made[start : start + ROWS_A_MESSAGE]), Done, deadline_s=deadline_s)
-        return [row.prompt for row in made]
+        ids: list[str] = []
+        for start in range(0, len(rows), ROWS_A_MESSAGE):
+            made = await asyncio.to_thread(_prompt_rows, rows[start : start + ROWS_A_MESSAGE])  # others use the loop
+            await self._ask(PutPrompts(rows=made), Done, deadline_s=deadline_s)
+            ids += [row.prompt for row in made]
+        return ids
 
     async def get_prompts(self, prompts: Sequence[str], *, deadline_s: float = DEADLINE_S) -> list[Row]:
         """The rows of these prompt ids, in the order asked. Raises `UnknownSample` for one that was never put."""
@@ -119,18 +123,19 @@ class StoreClient:
 
     async def put_partials(
         self, parts: Mapping[SampleId, tuple[int, ArrayLike]], *, deadline_s: float = DEADLINE_S
-    ) -> None:
+    ) -> list[SampleId]:
         """Keep parts of samples that are being written: sample -> (position of the first, tokens).
 
-        They replace all from that position on. Returns when they are durable. A part behind a hole is ignored, and
-        so is one of a sample that is whole already or of a step that a checkpoint holds.
+        They replace all from that position on. Returns when they are durable. A part behind a hole is not kept: its
+        sample is returned. One of a sample that is whole already, or of a step that a checkpoint holds, is ignored.
         """
         if not parts:
-            return
+            return []
         arrays = [_tokens(given, f"sample {id}: tokens") for id, (_, given) in parts.items()]
         starts, lengths = [start for start, _ in parts.values()], [len(array) for array in arrays]
         question = PutPartials(samples=list(parts), starts=starts, lengths=lengths)
-        await self._ask(question, Done, _join(arrays), deadline_s=deadline_s)
+        answer, _ = await self._ask(question, Done | Missing, _join(arrays), deadline_s=deadline_s)
+        return list(answer.samples) if isinstance(answer, Missing) else []
 
     async def get_partials(
         self, ids: Sequence[SampleId], *, deadline_s: float = DEADLINE_S
@@ -192,8 +197,13 @@ class StoreClient:
 
     async def journal(self, from_step: int, *, deadline_s: float = DEADLINE_S) -> list[JournalEntry]:
         """How far every sample of these steps has durably come, ordered by step, prompt, index."""
+        return (await self.read_journal(from_step, deadline_s=deadline_s)).entries
+
+    async def read_journal(self, from_step: int, *, deadline_s: float = DEADLINE_S) -> Journal:
+        """The same, and which steps have no lines any more."""
         answer, _ = await self._ask(GetJournal(from_step=from_step), Journal, deadline_s=deadline_s)
-        return list(answer.entries)
+        assert isinstance(answer, Journal)
+        return answer
 
     async def stats(self, *, deadline_s: float = DEADLINE_S) -> StoreStats:
         answer, _ = await self._ask(GetStoreStats(), StoreStats, deadline_s=deadline_s)
@@ -221,6 +231,10 @@ class StoreClient:
         if not isinstance(parcel.message, expected):
             raise errors.MalformedMessage(f"store answered {type(question).__name__} with {parcel.message!r:.80}")
         return parcel
+
+
+def _prompt_rows(rows: Sequence[Row]) -> list[PromptRow]:
+    return [PromptRow(prompt=prompt_id(row), row=json.dumps(row, ensure_ascii=False)) for row in rows]
 
 
 def _check(sample: NewSample) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:

@@ -107,6 +107,7 @@ class Reads:
     def journal(self, message: GetJournal) -> Journal:
         entries, low = {}, records.step_prefix(message.from_step)
         with self._history.read() as txn:
+            forgotten = self._history.number(txn, "forgotten")
             with txn.cursor(self._tables["partials"]) as cursor:
                 for sample in partials.begun(cursor, low):
                     entries[sample] = JournalEntry(id=sample, state="begun")
@@ -117,7 +118,7 @@ class Reads:
                         reason = txn.get(records.sample_key(entry.id), db=self._tables["drops"])
                         entry = records.unpack_journal(key, value, bytes(reason or b"").decode())
                     entries[entry.id] = entry
-        return Journal(entries=list(entries.values()))
+        return Journal(entries=list(entries.values()), forgotten=forgotten)
 
     def prompts(self, message: GetPrompts) -> Prompts:
         rows = []

@@ -31,11 +31,13 @@ from rhymed.messages import (
     Kept,
     MarkSamples,
     Message,
+    Missing,
     OpenRun,
     PutPartials,
     PutPrompts,
     PutSamples,
     PutScores,
+    SampleId,
     SampleInfo,
     StoreStats,
     ToStore,
@@ -92,7 +94,7 @@ class StoreService(Service):
             self._server.close()
         if hasattr(self, "_writer"):
             await asyncio.to_thread(self._writer.close)
-        self._pool.shutdown()
+        self._pool.shutdown(wait=hasattr(self, "_history"))  # else it is still being opened, which may take long
         if hasattr(self, "_history"):
             await asyncio.to_thread(self._history.close)
 
@@ -119,6 +121,8 @@ class StoreService(Service):
         try:
             answer = await self._handlers[type(message)](message, frames)
         except StoreFull as error:
+            if isinstance(message, PutPartials):
+                raise  # they come all the time, and nobody has to have them: a whole sample tells whether it is full
             self._why_full = str(error)
             self._full = self._full or self.spawn(self._hold_out())
             raise
@@ -171,9 +175,14 @@ class StoreService(Service):
 
     async def _put_partials(self, message: PutPartials, frames: Sequence[bytes]) -> Message:
         size = sum(map(len, frames))
+        missing: list[SampleId] = []
+
+        def put(batch: Batch) -> None:
+            missing[:] = self._writes.put_partials(batch, message, b"".join(frames))  # may be tried twice
+
         with self._underway(size):
-            await self._writer.write(lambda batch: self._writes.put_partials(batch, message, b"".join(frames)), size)
-        return DONE
+            await self._writer.write(put, size)
+        return Missing(samples=missing) if missing else DONE
 
     @contextlib.contextmanager
     def _underway(self, size: int) -> Iterator[None]:

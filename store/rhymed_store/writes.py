@@ -177,17 +177,22 @@ class Writes:
         with txn.cursor(self._tables[table]) as cursor:
             cursor.putmulti(rows)
 
-    def put_partials(self, batch: Batch, message: PutPartials, tokens: bytes) -> None:
-        """Of samples that are stored or not live, and behind a hole, nothing is kept. Raises `MalformedMessage`."""
+    def put_partials(self, batch: Batch, message: PutPartials, tokens: bytes) -> list[SampleId]:
+        """Returns those behind a hole: nothing of them is kept, nor of what is stored or not live.
+
+        Raises `MalformedMessage`.
+        """
         _check_partials(message, len(tokens))
         self._history.claim_room(batch, len(tokens) + partials.HEADER_BYTES * len(message.samples))
         live_from = self._live_from(batch.txn)
         parts = zip(message.samples, message.starts, _cut(tokens, message.lengths), strict=True)
+        missing = []
         with batch.txn.cursor(self._tables["partials"]) as cursor:
             for sample, start, part in parts:
                 stored = batch.txn.get(records.sample_key(sample), db=self._tables["samples"]) is not None
-                if is_live(sample.step, live_from) and not stored:
-                    partials.put(cursor, sample, start, part)
+                if is_live(sample.step, live_from) and not stored and not partials.put(cursor, sample, start, part):
+                    missing.append(sample)
+        return missing
 
     def put_scores(self, batch: Batch, message: PutScores) -> None:
         found = []

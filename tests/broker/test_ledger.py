@@ -8,7 +8,7 @@ import pytest
 from telling import SmallPlan, Story
 
 from rhymed.errors import InvalidTransition
-from rhymed.messages import Drafting, Holding, JournalEntry, SampleId
+from rhymed.messages import Drafting, Holding, Join, JournalEntry, SampleId
 from rhymed_broker.actions import Assign, Cancel, FinishRun, Load, Mark, Rate, Train
 from rhymed_broker.ledger import page
 
@@ -137,10 +137,94 @@ def test_a_sample_that_comes_further_outlives_any_number_of_workers(story: Story
 def test_a_sample_with_which_every_worker_dies_at_the_same_place_is_dropped(story: Story) -> None:
     story.begin(SmallPlan())
     story.join("w", "rollout")
-    for time in range(10):
-        assert die(story, 7, time) == [Assign("w", [A0, A1], begun=(A0, A1))]
-    why = "given up after 11 workers died with it: w: it started again"
+    for time in range(11):
+        given = sorted(id for action in die(story, 7, time) for id in action.ids)
+        assert given == [A0, A1]
+    why = "given up after 12 workers died with it: w: it started again"
     assert die(story, 7, 20) == [Assign("w", [A1], begun=(A1,)), Mark([A0], "dropped", why)]
+
+
+def crash(story: Story, name: str, **tokens: int) -> list:
+    """The worker tells how far it is with what it holds, dies, and starts again; its rest is over at once."""
+    held = story.ledger.roster.workers[name].held
+    holding = [Holding(id=id, tokens=tokens.get(f"{id.prompt}{id.index}", 0)) for id in held]
+    story.ledger.heartbeat(name, 0, "", holding, {}, story.now)
+    actions = story.join(name, "rollout")
+    story.now += 1000
+    for other in story.ledger.roster.workers:
+        if other != name:
+            story.ledger.roster.workers[other].seen = story.now
+    story.ledger.roster.workers[name].seen = story.now
+    return actions + story.tick(0)
+
+
+def test_of_many_that_share_a_bad_workers_fate_only_one_at_a_time_is_in_danger(story: Story) -> None:
+    """Four prompts of two; nothing ever advances, and the worker dies every time."""
+    story.begin(SmallPlan(groups=4))
+    story.join("w", "rollout")
+    for _ in range(10):
+        given = sorted(id for action in crash(story, "w") for id in action.ids)
+    assert len(given) == 1, "all are suspects now: one at a time"
+    drops = []
+    for death in range(1, 5):
+        actions = crash(story, "w")
+        drops += [id for action in actions if isinstance(action, Mark) for id in action.ids]
+        assert len(drops) == death // 2
+    assert len(story.ledger.samples.suspects) == 6
+
+
+def test_a_suspect_that_comes_further_is_none_any_more(story: Story) -> None:
+    story.begin(SmallPlan(groups=2))
+    story.join("w", "rollout")
+    for _ in range(10):
+        crash(story, "w")
+    (held,) = story.ledger.roster.workers["w"].held
+    assert len(story.ledger.samples.suspects) == 4
+    story.ledger.heartbeat("w", 0, "", [Holding(id=held, tokens=1)], {}, story.now)
+    assert len(story.ledger.samples.suspects) == 3
+    story.drain()
+    story.tick(0)
+    assert len(story.ledger.roster.workers["w"].held) == 2, "now it may have another"
+
+
+def test_one_that_dies_again_and_again_and_does_nothing_gets_nothing_for_a_while(story: Story) -> None:
+    story.begin(SmallPlan())
+    story.join("w", "rollout")
+    assert story.join("w", "rollout") == [Assign("w", [A0, A1], begun=(A0, A1))]
+    assert story.join("w", "rollout") == [], "it waits 2 s"
+    assert story.tick(1) == []
+    assert story.tick(1) == [Assign("w", [A0, A1], begun=(A0, A1))]
+    assert story.join("w", "rollout") == [], "and then 4 s"
+    assert story.join("x", "rollout") == [Assign("x", [A0, A1], begun=(A0, A1))]
+    assert story.ledger.samples.get(A0).losses == 3  # type: ignore[union-attr]
+
+
+def test_weights_of_a_lost_future_do_not_count(story: Story) -> None:
+    def join(name: str, role: str, version: int, life: str) -> bool:
+        card = Join(role=role, worker=name, host="h", pid=1, version=version, life=life)
+        return story.ledger.join(card, story.now)
+
+    assert join("trainer", "trainer", 5, "second")
+    story.ledger.start(SmallPlan(steps=9), 5, (), story.now)
+    join("same", "rollout", 5, "first")  # the checkpoint's: whoever published it
+    join("old", "rollout", 7, "first")
+    join("new", "rollout", 6, "second")
+    versions = {name: worker.version for name, worker in story.ledger.roster.workers.items()}
+    assert versions == {"trainer": 5, "same": 5, "old": -1, "new": 6}
+
+
+def test_a_step_that_the_trainer_refuses_again_and_again_is_counted(story: Story) -> None:
+    story.begin(SmallPlan())
+    assert story.ledger.refused_s(story.now) == 0
+    for seconds in (0, 1, 30):
+        story.now += seconds
+        story.ledger.train_failed(story.now, "no log-probs")
+    assert story.ledger.refused_s(story.now) == 31
+    assert story.ledger.refused_s(story.now + 61) == 0
+    story.now += 70
+    story.ledger.train_failed(story.now, "another")
+    assert story.ledger.refused_s(story.now) == 0
+    assert story.ledger.refusal.why == "another"
 
 
 def test_what_does_not_advance_is_taken_from_its_worker_and_dropped_in_the_end(story: Story) -> None:

@@ -58,7 +58,7 @@ def test_a_sample_that_does_not_advance_is_named_before_it_is_taken_away(story: 
 
 
 def test_a_store_that_cannot_be_written_to_is_told_at_once(story: Story) -> None:
-    assert told(story, up_s=0.0, ready=False, store="the disk is full") == ["the disk is full"]
+    assert told(story, up_s=0.0, ready=False, others=["", "the disk is full"]) == ["the disk is full"]
 
 
 def test_a_trainer_that_does_not_get_on_is_named(story: Story) -> None:
@@ -72,3 +72,26 @@ def test_a_trainer_that_does_not_get_on_is_named(story: Story) -> None:
     story.ledger.heartbeat("trainer", 0, "train 3/8", [], {}, story.now)
     story.ledger.heartbeat("w", 0, "", [Holding(id=id, tokens=9) for id in (A0, A1)], {}, story.now)
     assert told(story) == ["trainer has been at 'train 3/8' for 400 s"]
+
+
+def test_a_step_that_cannot_be_given_to_the_trainer_is_told_with_the_reason(story: Story) -> None:
+    story.begin(SmallPlan())
+    story.join("w", "rollout")
+    for _ in range(12):
+        story.ledger.train_failed(story.now, "no log-probs")
+        story.now += 1
+    story.beat("trainer")
+    story.beat("w", [A0, A1])
+    assert told(story) == ["step 0 could not be given to the trainer for 12 s: no log-probs"]
+
+
+def test_weights_that_are_not_loaded_and_a_worker_that_rests_are_told(story: Story) -> None:
+    story.begin(SmallPlan())
+    for _ in range(3):
+        story.join("w", "rollout")
+    assert told(story) == ["w died 2 times in a row and did nothing: no work for 2 s"]
+    story.join("v", "rollout", version=-1)
+    story.now += 100
+    for name in ("trainer", "v", "w"):
+        story.ledger.roster.workers[name].seen = story.now
+    assert told(story)[-1] == "v was told to load version 0 100 s ago"

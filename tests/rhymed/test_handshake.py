@@ -244,6 +244,15 @@ async def test_a_servers_key_changes_while_its_callers_stay(folder: Path, tmp_pa
             second.close()
 
 
+async def test_what_was_asked_before_a_refusal_is_asked_again(folder: Path, tmp_path: Path, heard: Heard) -> None:
+    shutil.copytree(folder, tmp_path / "old")
+    make_keys(folder, [], ["broker"])
+    server = Server(LOCAL, ToBroker, heard, keys=Keyring("broker", tmp_path / "old"))
+    async with calling(server, Keyring("rollout", folder)) as client:  # tries the newest key first, and is refused
+        assert (await client.request(GetQueues(), deadline_s=20)).message == Done()
+    server.close()
+
+
 async def test_a_caller_whose_key_comes_later_gets_in_then(server: Server, folder: Path) -> None:
     good = (folder / "public").read_text()
     without = "".join(line for line in good.splitlines(keepends=True) if not line.startswith("reward"))

@@ -167,6 +167,12 @@ def test_contradictions_are_told_together_each_at_a_key_that_it_names(file: Any)
     assert lines[2].startswith(f"{path}, line 6: net.broker, net.store and net.weights must be")
 
 
+def test_a_sample_that_waits_its_turn_to_be_scored_must_not_count_as_stuck(file: Any) -> None:
+    path = file("[reward]\ntimeout_s = 120\n[schedule]\nstuck_after_s = 900\n")
+    with pytest.raises(ConfigError, match=r"schedule\.stuck_after_s = 900 must be more than 960"):
+        load_config(path, environ={})
+
+
 def test_an_entry_of_a_list_has_its_own_line_and_can_be_changed(file: Any) -> None:
     text = "[eval]\nevery = 2\n[[eval.datasets]]\nname = 'a'\n\n[[eval.datasets]]\nname = 'b'\nsplitt = 'x'\n"
     path = file(text)

@@ -99,6 +99,25 @@ async def test_failing_to_open_still_closes() -> None:
     assert service.story == ["open", "close"]
 
 
+async def test_a_stop_cuts_off_what_is_still_opening() -> None:
+    class Slow(Recorder):
+        async def open(self) -> None:
+            self.story.append("open")
+            try:
+                await asyncio.sleep(3600)
+            finally:
+                self.story.append("cut off")
+
+    slow = Slow()
+    running = asyncio.create_task(slow.run())
+    await asyncio.sleep(0.05)
+    slow.stop()
+    async with asyncio.timeout(20):
+        await running
+    assert slow.story == ["open", "cut off", "close"]
+    assert not slow.opened.is_set()
+
+
 async def test_running_tells_how_it_ended() -> None:
     for place in ("work", "close"):
         with pytest.raises(EngineError, match=f"failed in {place}"):
@@ -147,7 +166,9 @@ async def test_retry_repeats_what_it_may_and_passes_the_rest() -> None:
 
 
 PROGRAM = """
+import asyncio
 import sys
+import time
 from pathlib import Path
 from rhymed.errors import EngineError
 from rhymed.service import Service, serve
@@ -157,6 +178,8 @@ class Probe(Service):
         if sys.argv[1] == "fail":
             raise EngineError("no engine")
         print("ready", flush=True)
+        if sys.argv[1] == "start":
+            await asyncio.to_thread(time.sleep, 3600)
     async def close(self):
         print("closed", flush=True)
 
@@ -176,6 +199,19 @@ def test_a_process_ends_clean_on_a_signal(tmp_path: Path, number: signal.Signals
             assert process.communicate(timeout=60)[0] == "closed\n"
     assert process.returncode == 0
     assert log.exists()
+
+
+def test_a_process_that_still_starts_ends_on_a_signal_though_a_thread_works_on(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", PROGRAM, "start", str(tmp_path / "probe.log")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            process.send_signal(signal.SIGTERM)
+            assert process.communicate(timeout=30)[0] == "closed\n"
+        finally:
+            process.kill()
+    assert process.returncode == 0
 
 
 def test_a_process_that_fails_says_why_in_one_line_and_in_its_log(tmp_path: Path) -> None:

@@ -156,7 +156,7 @@ async def test_one_that_keeps_dying_is_not_given_up_while_the_run_gets_on(
     async with running:
         for life in range(1, 6):
             await until(lambda life=life: count() >= life)
-            running.moved()
+            running.moved(further=True)
         assert not running.failed.is_set()
         await asyncio.wait_for(running.failed.wait(), 20)  # and now it does not get on any more
 
@@ -178,3 +178,18 @@ async def test_only_the_leader_is_asked_to_end_and_may_end_its_children_itself(t
     async with Supervisor([script("worker", text, file)], logs, lambda _: None):
         await until(lambda: file.exists() and file.read_text() == "up")
     assert file.read_text() == "child None"  # alive when its parent was asked
+
+
+@pytest.mark.parametrize(("name", "forgiven"), [("trainer", False), ("rollout-0", True)])
+async def test_what_is_made_up_for_excuses_workers_only(logs, script, monkeypatch, tmp_path, name, forgiven) -> None:
+    monkeypatch.setattr(supervisor, "MAX_RESTARTS", 1)
+    monkeypatch.setattr(supervisor, "LONGEST_PAUSE_S", 0.05)
+    lives = tmp_path / "lives"
+    text = "import os, sys; open(sys.argv[1], 'a').write('.'); os.kill(os.getpid(), 9)"
+    running = Supervisor([script(name, text, lives)], logs, lambda _: None)
+    async with running:
+        async with asyncio.timeout(20):
+            while not running.failed.is_set() and (not lives.exists() or len(lives.read_text()) < 5):
+                running.moved(further=False)
+                await asyncio.sleep(0.01)
+        assert running.failed.is_set() != forgiven

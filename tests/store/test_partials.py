@@ -46,12 +46,14 @@ async def test_a_part_takes_the_place_of_all_behind_its_start(client: StoreClien
     assert await read(client, ONE) == {ONE: [6]}
 
 
-async def test_a_part_behind_a_hole_is_ignored(client: StoreClient) -> None:
-    await client.put_partials({ONE: (2, [1])})
+async def test_a_part_behind_a_hole_is_not_kept_and_told(client: StoreClient) -> None:
+    assert await client.put_partials({ONE: (2, [1])}) == [ONE]
     assert await read(client, ONE) == {}
-    await client.put_partials({ONE: (0, [1, 2]), TWO: (0, [5])})
-    await client.put_partials({ONE: (3, [4]), TWO: (1, [6])})
+    assert await client.put_partials({ONE: (0, [1, 2]), TWO: (0, [5])}) == []
+    assert await client.put_partials({ONE: (3, [4]), TWO: (1, [6])}) == [ONE]
     assert await read(client, ONE, TWO) == {ONE: [1, 2], TWO: [5, 6]}
+    await client.put_samples([new_sample(0, 0, length=5)])
+    assert await client.put_partials({ONE: (3, [4])}) == [], "what is whole needs no beginning"
 
 
 async def test_parts_that_are_not_what_they_say_are_refused(client: StoreClient) -> None:

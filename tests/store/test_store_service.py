@@ -17,6 +17,7 @@ from rhymed.data import prompt_id
 from rhymed.errors import DeadlineExceeded, MalformedMessage, RunMismatch, StoreFull, UnknownSample, WireError
 from rhymed.messages import PutSamples, SampleId, SampleInfo, Score, ToStore
 from rhymed.places import Places, places
+from rhymed_store import client as store_client
 from rhymed_store.client import NewSample, StoreClient
 from rhymed_store.history import Batch
 from rhymed_store.service import StoreService
@@ -64,6 +65,30 @@ async def test_all_calls(client: StoreClient) -> None:
     assert (stats.samples, stats.tokens, stats.prompts, stats.map_bytes) == (6, 600, 2, 128 << 20)
     assert stats.commits > 0
     assert await client.get_samples([]) == []
+
+
+async def test_the_rows_of_a_dataset_are_made_off_the_loop_in_order(
+    client: StoreClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    makers = set()
+
+    def made_by(row: dict[str, object]) -> str:
+        makers.add(threading.get_ident())
+        return prompt_id(row)
+
+    monkeypatch.setattr(store_client, "prompt_id", made_by)
+    rows = [{"prompt": f"{number} + 1 = ?"} for number in range(store_client.ROWS_A_MESSAGE + 10)]
+    prompts = await client.put_prompts(rows)
+    assert prompts == [prompt_id(row) for row in rows]
+    assert makers
+    assert threading.get_ident() not in makers
+    assert await client.get_prompts(prompts[-3:]) == rows[-3:]
+
+
+async def test_the_journal_tells_what_it_has_let_go(client: StoreClient) -> None:
+    assert (await client.read_journal(0)).forgotten == 0
+    await client.forget_logprobs(3)
+    assert (await client.read_journal(0)).forgotten == 3
 
 
 async def test_errors_arrive_by_name(client: StoreClient) -> None:
@@ -178,6 +203,27 @@ async def test_a_full_store_says_so_and_goes_on_reading(tmp_path: Path) -> None:
         assert len(await client.history(PROMPT, stored, limit=1000)) == stored
         await client.put_scores([Score(id=SampleId(0, PROMPT, 0), reward=1.0)])
         client.close()
+
+
+async def test_beginnings_that_do_not_fit_end_no_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rhymed_store.service.FULL_S", 0.05)
+    config = Config.model_validate({"run": {"folder": str(tmp_path)}, "store": {"map_gib": 0.004}})
+    where = places(config)
+    running = asyncio.create_task(StoreService(config, where).run())
+    client = StoreClient(where.store, "test")
+    tokens = np.arange(100_000, dtype=np.uint32)
+    with pytest.raises(StoreFull):  # noqa: PT012
+        for index in range(10_000):
+            await client.put_partials({SampleId(0, PROMPT, index): (0, tokens)})
+    assert (await client.stats()).full == "", "nobody has to have them"
+    await asyncio.sleep(0.2)
+    assert not running.done()
+    with pytest.raises(StoreFull):  # noqa: PT012
+        for step in range(10_000):
+            await client.put_samples([new_sample(step, length=4000)])
+    with pytest.raises(StoreFull, match=r"raise store\.map_gib"):
+        await asyncio.wait_for(running, 20)
+    client.close()
 
 
 async def test_a_store_that_stays_full_ends_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

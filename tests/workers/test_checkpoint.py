@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from rhymed.errors import CheckpointError
-from rhymed_workers.checkpoint import Checkpoint, newest, save
+from rhymed.errors import HOPELESS, CheckpointError, CheckpointLost
+from rhymed_workers.checkpoint import Checkpoint, newest, resume, save
 
 
 def writer(text: str) -> Callable[[Path], None]:
@@ -55,6 +55,19 @@ def test_a_damaged_one_is_told_and_the_one_before_used(
     damage(folder / "step-000002" / name)
     assert newest(folder) == Checkpoint(1, folder / "step-000001")
     assert "step-000002" in caplog.text
+
+
+def test_a_run_whose_checkpoints_are_all_damaged_does_not_begin_again_by_itself(folder: Path) -> None:
+    assert resume(folder) is None
+    for step in (1, 2):
+        truncate(save(folder, step, writer("a"), keep=2).folder / "weights")
+    with pytest.raises(
+        CheckpointLost, match=r"is damaged \(step-000001, step-000002\): put a good one back"
+    ) as raised:
+        resume(folder)
+    assert isinstance(raised.value, HOPELESS)
+    save(folder, 1, writer("a"), keep=2)
+    assert resume(folder) == Checkpoint(1, folder / "step-000001")
 
 
 def test_a_manifest_of_another_shape_is_damage(folder: Path) -> None:

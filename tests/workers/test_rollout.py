@@ -13,11 +13,11 @@ from desk import BAD, NAME, ROWS, Desk, Shelf, at_work, beat, ids, until
 from rhymed import messages as m
 from rhymed.config import Config
 from rhymed.data import prompt_id
-from rhymed.errors import EngineError, PeerGone
+from rhymed.errors import DeadlineExceeded, EngineError, PeerGone
 from rhymed.places import places
 from rhymed_store.client import StoreClient
 from rhymed_store.service import StoreService
-from rhymed_workers import rollout
+from rhymed_workers import loading, rollout
 from rhymed_workers.rollout import RolloutWorker
 from rhymed_workers.trace import TraceBook, TraceEngine
 
@@ -70,6 +70,40 @@ async def test_a_version_is_loaded_while_samples_run(config: Config, scene: Any)
     assert [0, 1] in [[version for version, _ in info.versions] for info in desk.generated.values()]
     assert [loaded.version for loaded in desk.all(m.Loaded)] == [0, 1]
     assert {"rollout/tokens_per_s", "timing_s/load_weights"} <= set(beat.stats)
+
+
+async def test_a_version_is_loaded_again_when_another_trainer_made_it(config: Config, scene: Any) -> None:
+    where, desk, shelf, _ = scene
+    async with at_work(config, where, desk, version=None):
+        assert desk.all(m.Join)[0].life == ""
+        for count, life in enumerate(("first", "second", "second"), 1):
+            await desk.ask(m.LoadVersion(version=7, weights=where.weights, life=life))
+            await until(lambda count=count: len(desk.all(m.Loaded)) == count)
+        assert shelf.asked == [7, 7], "what is loaded is not fetched again"
+        beats = len(desk.all(m.Heartbeat))
+        await until(lambda: len(desk.all(m.Heartbeat)) > beats)
+        beat = desk.all(m.Heartbeat)[-1]
+        assert (beat.version, beat.life) == (7, "second")
+        desk.known = False
+        await until(lambda: len(desk.all(m.Join)) == 2)
+        again = desk.all(m.Join)[1]
+        assert (again.version, again.life) == (7, "second")
+
+
+async def test_weights_that_cannot_be_had_end_the_worker_after_its_patience(
+    config: Config, scene: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loading, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(loading, "AGAIN_S", 0.05)
+    where, desk, shelf, _ = scene
+    shelf.missing.add(5)
+    worker = RolloutWorker(config, where, NAME)
+    ended = asyncio.ensure_future(worker.run())
+    await until(lambda: desk.all(m.Join))
+    await desk.ask(m.LoadVersion(version=5, weights=where.weights))
+    with pytest.raises(DeadlineExceeded, match=r"version 5 .*given up after 0\.2 s: version 5 is not kept"):
+        await asyncio.wait_for(ended, 20)
+    assert len(shelf.asked) > 1
 
 
 async def test_a_bad_prompt_is_given_back_for_good_and_harms_no_other(config: Config, scene: Any) -> None:

@@ -11,7 +11,7 @@ from desk import NAME, at_work, beat, ids, until
 
 from rhymed import messages as m
 from rhymed.config import Config
-from rhymed.errors import EngineError
+from rhymed.errors import EngineError, PeerGone, StoreFull
 from rhymed_store.client import NewSample, StoreClient
 from rhymed_workers import saving, stall
 from rhymed_workers.rollout import RolloutWorker
@@ -24,6 +24,12 @@ def slow(config: Config) -> Config:
     trace = config.trace.model_copy(update={"step_s": 0.02, "mean_length": 60})
     rollout = config.rollout.model_copy(update={"save_every_s": 0.05})
     return config.model_copy(update={"trace": trace, "rollout": rollout})
+
+
+def by_length(config: Config) -> list[m.SampleId]:
+    """Samples whose responses are of many lengths, the shortest first."""
+    book = TraceBook(config)
+    return sorted(ids(count=16), key=lambda id: len(book.response(id)[0]))
 
 
 def is_beginning(part: Any, config: Config, id: m.SampleId) -> bool:
@@ -106,11 +112,12 @@ async def test_a_store_that_is_away_does_not_stop_the_engine(
     where, desk, _, client = scene
     put, away = StoreClient.put_partials, asyncio.Event()
 
-    async def refuse(self: StoreClient, parts: Any, **given: Any) -> None:
+    async def refuse(self: StoreClient, parts: Any, **given: Any) -> list[m.SampleId]:
         if not away.is_set():
             raise saving.RhymedError("away")
-        await put(self, parts, **given)
+        return await put(self, parts, **given)
 
+    monkeypatch.setattr(saving, "AGAIN_S", 0.05)
     monkeypatch.setattr(StoreClient, "put_partials", refuse)
     (asked,) = ids(count=1)
     async with at_work(slow, where, desk):
@@ -123,6 +130,73 @@ async def test_a_store_that_is_away_does_not_stop_the_engine(
                 await asyncio.sleep(0.01)
         assert len(parts[asked]) > 5, "what had come meanwhile, too"
     assert sum("is not saved: away" in record.getMessage() for record in caplog.records) == 1
+
+
+async def test_a_store_that_refuses_is_left_alone_for_a_while(slow: Config, scene: Any, monkeypatch: Any) -> None:
+    asked = 0
+
+    async def refuse(self: StoreClient, parts: Any, **given: Any) -> list[m.SampleId]:
+        nonlocal asked
+        asked += 1
+        raise StoreFull("no room")
+
+    monkeypatch.setattr(saving, "AGAIN_S", 3600.0)
+    monkeypatch.setattr(StoreClient, "put_partials", refuse)
+    where, desk, _, _ = scene
+    async with at_work(slow, where, desk):
+        await desk.ask(m.Generate(samples=ids()))
+        await until(lambda: len(desk.generated) == 4)
+        assert asked == 1
+
+
+async def test_a_beginning_that_another_worker_cut_is_saved_again(slow: Config, scene: Any) -> None:
+    where, desk, _, client = scene
+    slower = slow.model_copy(update={"trace": slow.trace.model_copy(update={"step_s": 0.05})})
+    asked = by_length(slower)[-1]
+    whole, _, _ = TraceBook(slower).response(asked)
+
+    async def saved() -> int:
+        return len((await client.get_partials([asked])).get(asked, ()))
+
+    async with at_work(slower, where, desk), asyncio.timeout(40):
+        await desk.ask(m.Generate(samples=[asked]))
+        while (before := await saved()) < 8:
+            await asyncio.sleep(0.01)
+        await client.put_partials({asked: (0, whole[:2])})  # that one was held up, and goes on
+        while await saved() <= before:
+            assert asked not in desk.generated
+            await asyncio.sleep(0.01)
+        assert is_beginning((await client.get_partials([asked]))[asked], slower, asked)
+
+
+async def test_a_worker_that_leaves_takes_nothing_and_saves_to_the_last(
+    slow: Config, scene: Any, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr("rhymed.service.DRAIN_S", 60.0)
+    late = slow.model_copy(update={"rollout": slow.rollout.model_copy(update={"save_every_s": 3600.0})})
+    where, desk, _, client = scene
+    short, *_, long = by_length(late)
+    put, told = StoreClient.put_samples, asyncio.Event()
+
+    async def wait(self: StoreClient, samples: Any, **given: Any) -> Any:
+        await told.wait()
+        return await put(self, samples, **given)
+
+    monkeypatch.setattr(StoreClient, "put_samples", wait)
+    async with at_work(late, where, desk) as worker:
+        await desk.ask(m.Generate(samples=[short, long]))
+        await until(lambda: list(worker.engine.progress()) == [long])
+        worker.stop()
+        async with asyncio.timeout(20):
+            while not (begun := await client.get_partials([long])):
+                await asyncio.sleep(0.01)
+        with pytest.raises(PeerGone, match="takes no more samples"):
+            await desk.ask(m.Generate(samples=ids(step=1)))
+        await until(lambda: worker.engine.progress()[long] > len(begun[long]) + 2)
+        told.set()
+    parts = await client.get_partials([long])
+    assert len(parts[long]) > len(begun[long]) + 2
+    assert is_beginning(parts[long], late, long)
 
 
 async def test_an_earlier_record_is_what_is_reported(slow: Config, scene: Any) -> None:

@@ -14,12 +14,12 @@ from safetensors.torch import load_file
 
 from rhymed import messages as m
 from rhymed.config import Config
-from rhymed.errors import CheckpointError, PeerGone, StalenessBroken, TrainerError, UnknownSample
+from rhymed.errors import CheckpointError, CheckpointLost, PeerGone, StalenessBroken, TrainerError, UnknownSample
 from rhymed.places import Places, places
 from rhymed.wire import DONE, Client, Server
 from rhymed_store.client import NewSample, StoreClient
 from rhymed_store.service import StoreService
-from rhymed_workers import lineage
+from rhymed_workers import lineage, trainer
 from rhymed_workers.trainer import TrainerService
 
 WAIT_S = 60.0
@@ -253,6 +253,53 @@ async def test_a_damaged_checkpoint_is_not_the_end(
 def damage(where: Places, step: int) -> None:
     file = where.checkpoints / f"step-{step:06d}" / "optimizer.state"
     file.write_bytes(file.read_bytes()[:-100])
+
+
+async def test_a_trainer_without_a_good_checkpoint_ends_in_words(
+    config: Config, where: Places, broker: Broker, put: Any
+) -> None:
+    async with TrainerService(config, where).running():
+        for step in range(2):
+            await broker.ask(m.TrainStep(step=step, samples=await put(step)))
+            await broker.hear(m.Trained, step=step)
+        await broker.hear(m.Checkpointed, step=2)
+    damage(where, 2)
+    with pytest.raises(CheckpointLost, match=r"step-000002.*put a good one back"):
+        await TrainerService(config, where).run()
+
+
+async def test_a_big_step_is_read_in_parts(
+    config: Config, where: Places, broker: Broker, put: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trainer, "FETCHED", 3)
+    service, asked = TrainerService(config, where), list[int]()
+    async with service.running():
+        whole = service._store.get_samples
+
+        async def counted(ids: Any, **more: Any) -> Any:
+            asked.append(len(ids))
+            return await whole(ids, **more)
+
+        service._store.get_samples = counted  # type: ignore[method-assign]
+        await broker.ask(m.TrainStep(step=0, samples=await put(0)))
+        told = await broker.hear(m.Trained, step=0)
+        assert told.life == (await broker.hear(m.Join)).life != ""
+        assert told.metrics["reward/mean"] == 1.5
+    assert asked == [3, 3, 2]
+
+
+async def test_told_of_the_end_it_says_that_the_last_checkpoint_is_there_already(
+    config: Config, where: Places, broker: Broker, put: Any
+) -> None:
+    async with TrainerService(config, where).running():
+        for step in range(2):
+            await broker.ask(m.TrainStep(step=step, samples=await put(step)))
+            await broker.hear(m.Trained, step=step)
+        await broker.hear(m.Checkpointed, newest=2)
+        broker.heard.clear()  # as a broker that has started again
+        await broker.ask(m.Finish(reason="enough"))
+        await broker.hear(m.Checkpointed, newest=2)
+        await broker.hear(m.Leave)
 
 
 async def test_what_the_step_after_an_older_checkpoint_needs_is_not_forgotten(

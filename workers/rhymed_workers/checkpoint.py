@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from rhymed.errors import CheckpointError
+from rhymed.errors import CheckpointError, CheckpointLost
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +61,17 @@ def newest(folder: Path) -> Checkpoint | None:
         if _verified(found.folder):
             return found
     return None
+
+
+def resume(folder: Path) -> Checkpoint | None:
+    """The newest good one; None if there is none at all. Raises `CheckpointLost` if all are damaged. Blocking."""
+    found = newest(folder)
+    if found is None and (damaged := all_in(folder)):
+        names = ", ".join(one.folder.name for one in damaged)
+        raise CheckpointLost(
+            f"every checkpoint in {folder} is damaged ({names}): put a good one back, or begin again as a new run"
+        )
+    return found
 
 
 def of_step(folder: Path, step: int) -> Checkpoint | None:

@@ -1,6 +1,7 @@
 """Brings the wanted policy version into the engine: fetched, loaded in place, reported. Of several only the newest.
 
-What runs ahead of its weights is stopped before, and goes on after. Knows neither samples' fates nor the broker.
+What runs ahead of its weights is stopped before, and goes on after. Weights are the same only when the number and the
+life of the trainer that made them agree. Knows neither samples' fates nor the broker.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 
-from rhymed.errors import EngineError, RhymedError
+from rhymed.errors import DeadlineExceeded, EngineError, RhymedError
 from rhymed.messages import LoadVersion
 from rhymed_workers.engine import Engine
 from rhymed_workers.fetch import Fetcher
+from rhymed_workers.patience import PATIENCE_S
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +37,8 @@ class Loading:
         self._before, self._told = before, told
         self._wanted: LoadVersion | None = None
         self._news = asyncio.Event()  # a version is wanted
+        self._failing: tuple[LoadVersion, float] | None = None  # what was not fetched, and since when
+        self.life = ""  # of the trainer whose weights are loaded
         self.ready = asyncio.Event()  # a published version is loaded
         self.busy = False
         self.timings: dict[str, float] = {}  # of the last load
@@ -44,7 +48,10 @@ class Loading:
         self._news.set()
 
     async def run(self) -> None:
-        """Until cancelled. Raises `EngineError` when the engine has died of it."""
+        """Until cancelled. Raises `EngineError` when the engine has died of it.
+
+        And `DeadlineExceeded` when what is wanted could not be fetched for `PATIENCE_S`.
+        """
         while True:
             await self._news.wait()
             self._news.clear()
@@ -56,22 +63,36 @@ class Loading:
             except EngineError:
                 raise
             except RhymedError as error:
+                self._bear(wanted, error)
                 log.warning("%s: version %d not fetched: %s; again soon", self._name, wanted.version, error)
                 await asyncio.sleep(AGAIN_S)
                 self._news.set()
                 continue
             finally:
                 self.busy = False
+            self._failing = None
             await self._told(wanted.version, seconds)
 
+    def _bear(self, wanted: LoadVersion, error: RhymedError) -> None:
+        """A failure to fetch, unless what is wanted has failed for too long."""
+        now = time.monotonic()
+        if self._failing is None or self._failing[0] != wanted:
+            self._failing = wanted, now
+        elif now - self._failing[1] >= PATIENCE_S:
+            raise DeadlineExceeded(
+                f"fetching weights of version {wanted.version} from {wanted.weights}: given up after"
+                f" {PATIENCE_S:g} s: {error}"
+            ) from error
+
     async def _load(self, wanted: LoadVersion) -> float:
-        if wanted.version == self._engine.version:
+        if (wanted.version, wanted.life) == (self._engine.version, self.life):
             return 0.0
         start = time.monotonic()
         path = await self._fetcher.fetch(wanted.version, wanted.weights)
         fetch_s = time.monotonic() - start
         self._before()
         splits = await self._engine.load(wanted.version, path)
+        self.life = wanted.life
         seconds = time.monotonic() - start
         self.timings = {"timing_s/fetch_weights": fetch_s, "timing_s/load_weights": seconds}
         parts = ", ".join(f"{name} {value:.3f}" for name, value in {"fetch": fetch_s, **splits}.items())

@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rhymed.config import Config
+from rhymed.contradictions import QUEUED
 from rhymed.errors import (
     MalformedMessage,
     PeerGone,
@@ -52,7 +53,7 @@ from rhymed_workers.tally import Tally
 
 log = logging.getLogger(__name__)
 
-SLOTS_A_PROCESS = 8  # samples in hand per scoring process, so that none waits for store or broker
+SLOTS_A_PROCESS = QUEUED  # so that no scoring process waits for store or broker
 BATCH = 256  # samples in one request to the store
 ASK_S = 10.0
 

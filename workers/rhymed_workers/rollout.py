@@ -26,7 +26,7 @@ from rhymed.places import Places
 from rhymed.render import load_renderer
 from rhymed.service import Service
 from rhymed.wire import DONE, Client
-from rhymed_store.client import NewSample, StoreClient
+from rhymed_store.client import StoreClient
 from rhymed_workers import stall
 from rhymed_workers.cache import PromptCache
 from rhymed_workers.engine import Engine, Output, build_engine
@@ -35,7 +35,7 @@ from rhymed_workers.loading import Loading
 from rhymed_workers.membership import Membership
 from rhymed_workers.patience import patiently
 from rhymed_workers.recall import Recall
-from rhymed_workers.saving import Saving
+from rhymed_workers.saving import Saving, new_sample
 from rhymed_workers.writing import Hand, Writing
 
 log = logging.getLogger(__name__)
@@ -104,6 +104,8 @@ class RolloutWorker(Service):
         while any(hand.output is not None for hand in self._holding.values()):
             self._reported.clear()
             await self._reported.wait()
+        if self._saving is not None:  # what has come meanwhile
+            await self._saving.save()
 
     async def close(self) -> None:
         if self._membership is not None:
@@ -118,6 +120,8 @@ class RolloutWorker(Service):
     async def _handle(self, peer: bytes, message: Any, frames: Sequence[bytes]) -> m.Message:
         match message:
             case m.Generate():
+                if self.stopping:
+                    raise errors.PeerGone(f"{self.name} leaves: it takes no more samples")
                 begun = set(message.begun)
                 for id in message.samples:
                     if id not in self._holding:
@@ -161,6 +165,7 @@ class RolloutWorker(Service):
             pid=os.getpid(),
             slots=self._config.rollout.max_concurrency,
             version=self.engine.version,
+            life=self._loading.life,
             holding=list(self._holding),
         )
 
@@ -177,7 +182,8 @@ class RolloutWorker(Service):
         ]
         stats = {**self.engine.stats(), **self._loading.timings, "rollout/stored": float(self._stored)}
         phase = "update" if self._loading.busy else "decode" if held else "idle"
-        return m.Heartbeat(worker=self.name, version=self.engine.version, phase=phase, holding=held, stats=stats)
+        version, life = self.engine.version, self._loading.life
+        return m.Heartbeat(worker=self.name, version=version, life=life, phase=phase, holding=held, stats=stats)
 
     # -- the way of a sample ------------------------------------------------------------------------------------
 
@@ -252,7 +258,7 @@ class RolloutWorker(Service):
     async def _deliver(self, hands: Sequence[Hand]) -> None:
         """Where the store has an earlier record, of another worker or life, that one is what is reported."""
         drafting = await self.engine.drafting([hand.id for hand in hands])
-        samples = [_new_sample(hand, told) for hand, told in zip(hands, drafting, strict=True)]
+        samples = [new_sample(hand, told) for hand, told in zip(hands, drafting, strict=True)]
         earlier = await patiently(lambda: self._store.put_samples(samples), "storing samples")
         self._stored += len(samples)
         infos = {sample.info.id: sample.info for sample in samples} | {info.id: info for info in earlier}
@@ -282,19 +288,3 @@ class RolloutWorker(Service):
         if not progress or self._loading.busy:
             return None
         return self.engine.version, self._stored, sorted((str(id), tokens) for id, tokens in progress.items())
-
-
-def _new_sample(hand: Hand, drafting: m.Drafting | None) -> NewSample:
-    output, prompt = hand.output, hand.prompt
-    assert output is not None, "only finished samples are stored"
-    assert prompt is not None, "what is finished had a prompt"
-    info = m.SampleInfo(
-        id=hand.id,
-        prompt_length=len(prompt),
-        length=len(output.tokens),
-        finish_reason=output.finish_reason,
-        versions=output.versions,
-        drafting=drafting,
-        ahead=hand.ahead,
-    )
-    return NewSample(info, prompt, output.tokens, output.logprobs)

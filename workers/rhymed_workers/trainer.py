@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import secrets
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -51,7 +52,8 @@ Result = TypeVar("Result")
 
 ASK_S = 10.0  # the broker answers at once, or is not there
 LAST_WORDS_S = 10.0  # for what is not acknowledged when the run is over
-FETCH_S = 12.0  # less than the broker waits for the answer to TrainStep
+FETCH_S = 30.0  # for the samples of one request
+FETCHED = 256  # samples in one request: a step of any size is read, as long as the store answers
 
 
 class TrainerService(Service):
@@ -60,6 +62,7 @@ class TrainerService(Service):
         self._config, self._places = config, places
         self._thread = ThreadPoolExecutor(1, "learner")
         self._phase = "start"
+        self._life = secrets.token_hex(8)  # what an earlier process told or published is not ours
         self._joined = False
         self._step: asyncio.Task[list[StoredSample]] | None = None  # fetching, or fetched and being trained
         self._idle = asyncio.Event()
@@ -68,6 +71,7 @@ class TrainerService(Service):
         self._last: Trained | None = None
         self._telling: set[asyncio.Task[None]] = set()
         self._saved = 0  # steps in the newest checkpoint
+        self._over = False  # we were told that the run is
         self._closing = contextlib.AsyncExitStack()
 
     # -- life ---------------------------------------------------------------------------------------------------
@@ -107,8 +111,8 @@ class TrainerService(Service):
         await self._closing.aclose()
 
     def _load(self) -> tuple[Learner, Lineage]:
-        """From the newest checkpoint that is whole, else from the beginning."""
-        found = checkpoint.newest(self._places.checkpoints)
+        """From the newest checkpoint that is whole; from the beginning if there is none at all."""
+        found = checkpoint.resume(self._places.checkpoints)
         learner = restore(self._config, found.folder if found else None)
         lineage = Lineage.load(found.folder, learner.steps) if found else Lineage()
         self._saved = found.step if found else 0
@@ -145,6 +149,7 @@ class TrainerService(Service):
                 pid=os.getpid(),
                 version=self._version,
                 weights=self._weights.address,
+                life=self._life,
             )
             answer = (await self._broker.request(join, deadline_s=ASK_S, phase="join")).message
             if not isinstance(answer, Welcome):
@@ -188,7 +193,7 @@ class TrainerService(Service):
         steps = self._version
         if order.step < steps:
             known = self._last if self._last and self._last.step == order.step else None
-            self._tell(known or Trained(worker=self.name, step=order.step, metrics={}))
+            self._tell(known or Trained(worker=self.name, step=order.step, metrics={}, life=self._life))
             return
         if order.step > steps:
             raise TrainerError(f"step {order.step} cannot be trained: {steps} steps are trained, {steps} is the next")
@@ -200,9 +205,11 @@ class TrainerService(Service):
 
     async def _fetch(self, step: int, ids: list[SampleId]) -> list[StoredSample]:
         started = time.perf_counter()
-        self._phase = "fetch"
-        more = self._learner.reads_logprobs
-        samples = await self._store.get_samples(ids, logprobs=more, prompt_tokens=more, deadline_s=FETCH_S)
+        more, samples = self._learner.reads_logprobs, list[StoredSample]()
+        for start in range(0, len(ids), FETCHED):
+            self._phase = f"fetch {start}/{len(ids)}"
+            part = ids[start : start + FETCHED]
+            samples += await self._store.get_samples(part, logprobs=more, prompt_tokens=more, deadline_s=FETCH_S)
         self._learner.check(step, samples)
         self._fetch_s = time.perf_counter() - started
         return samples
@@ -229,7 +236,7 @@ class TrainerService(Service):
         metrics = await self._aside(train)
         self._phase = "publish"
         metrics |= {"timing_s/fetch": self._fetch_s, "timing_s/publish": await self._publish()}
-        self._last = Trained(worker=self.name, step=step, metrics=metrics)
+        self._last = Trained(worker=self.name, step=step, metrics=metrics, life=self._life)
         self._step = None
         log.info("step %d: %s", step, " ".join(f"{key}={value:.4g}" for key, value in sorted(metrics.items())))
         self._tell(self._last)
@@ -262,20 +269,26 @@ class TrainerService(Service):
 
         where, steps = self._places.checkpoints, self._learner.steps
 
-        def write() -> tuple[checkpoint.Checkpoint, checkpoint.Checkpoint]:
-            found = checkpoint.save(where, steps, fill, settings.keep_checkpoints)
-            return found, min(checkpoint.all_in(where))
-
-        found, oldest = await self._aside(write)
+        found = await self._aside(lambda: checkpoint.save(where, steps, fill, settings.keep_checkpoints))
         self._saved = found.step
         log.info("checkpoint %s in %.1f s", found.folder, time.perf_counter() - started)
-        self._tell(Checkpointed(worker=self.name, step=oldest.step))
+        await self._tell_saved()
+
+    async def _tell_saved(self) -> None:
+        kept = await self._aside(lambda: checkpoint.all_in(self._places.checkpoints))
+        oldest = kept[0].step if kept else 0
+        self._tell(Checkpointed(worker=self.name, step=oldest, newest=self._saved, life=self._life))
 
     async def _finish(self, reason: str) -> None:
+        if self._over:
+            return
+        self._over = True
         log.info("the run is over: %s", reason)
         await self._idle.wait()
         if self._saved != self._version:
             await self._save()
+        else:
+            await self._tell_saved()  # the broker may have died since: it asks for no less than all steps
         if self._telling:
             await asyncio.wait(self._telling, timeout=LAST_WORDS_S)
         self.stop()

@@ -59,6 +59,15 @@ class Shelf(NamedTuple):
             return False
         return not self.ahead_of(seat) or len(seat.parked) < seat.slots
 
+    def without(self, some: Collection[Sample]) -> Shelf:
+        """All but these."""
+        groups = {
+            prompt: kept
+            for prompt, group in self.groups.items()
+            if (kept := {sample: None for sample in group if sample not in some})
+        }
+        return self._replace(groups=groups, size=sum(map(len, groups.values())))
+
 
 class Snapshot(NamedTuple):
     """What a placement is decided on."""
