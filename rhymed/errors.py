@@ -15,10 +15,12 @@
     │   ├── StoreFull          the map has no room: back-pressure, nothing is lost
     │   ├── StoreDamaged       bytes at rest that are not what was written
     │   ├── UnknownSample      a reference to what the store never acknowledged
-    │   └── RunMismatch        the folder belongs to another run
+    │   ├── RunMismatch        the folder belongs to another run
+    │   └── Unusable           the open database cannot go on; opened again it can
     ├── InvalidTransition      the ledger was asked for a step that its table does not have: our fault
     ├── EngineError            the inference engine failed or died
     ├── RewardError            a scorer could not be loaded, or answered nonsense
+    │   └── ScorerKilled       a signal ended its process while it was loaded: maybe nobody's mistake
     └── TrainerError
         ├── StalenessBroken    a sample older than the contract allows: refused
         ├── StepRefused        the trainer does not take a step, and nothing changes that
@@ -95,6 +97,10 @@ class RunMismatch(StoreError):
     pass
 
 
+class Unusable(StoreError):
+    pass
+
+
 class InvalidTransition(RhymedError):
     pass
 
@@ -104,6 +110,10 @@ class EngineError(RhymedError):
 
 
 class RewardError(RhymedError):
+    pass
+
+
+class ScorerKilled(RewardError):
     pass
 
 

@@ -11,7 +11,7 @@ from typing import Literal
 
 import msgspec
 
-PROTOCOL = 5
+PROTOCOL = 6
 """Version of this module. A peer of another version is turned away when it joins."""
 
 Role = Literal["rollout", "reward", "trainer"]

@@ -32,7 +32,7 @@ LONGEST = 1 << 20  # tokens, where nobody says
 LOAD_PATIENCE_S = 300.0  # then a worker that has not loaded the version is told again
 
 
-REFUSAL_S = 60.0  # two refusals that are further apart have nothing to do with each other
+REFUSAL_S = 400.0  # two refusals that are further apart have nothing to do with each other
 
 
 class Refusal(NamedTuple):
@@ -409,6 +409,7 @@ class Ledger:
         if done := self.samples.finish(step):
             self._actions.append(Mark(done, "trained"))
         self._training, self.version, self._trained_at = None, step + 1, now
+        self.refusal = None
         self._open_steps(now)
         for worker in self.roster.workers.values():
             self._tell_load(worker, now)

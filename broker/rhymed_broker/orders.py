@@ -97,8 +97,9 @@ class Orders:
         now = time.monotonic()
         match order:
             case Assign(name, ids, _) | Rate(name, ids):
-                blame = "nobody" if isinstance(error, PeerGone) else "worker"
-                self._ledger.given_back(name, ids, str(error), now, blame=blame)
+                self._ledger.given_back(
+                    name, ids, str(error), now, blame="nobody" if isinstance(error, PeerGone) else "worker"
+                )
             case Load(name, _):
                 self._ledger.load_failed(name)
             case Release(_, ids):

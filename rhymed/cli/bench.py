@@ -18,7 +18,7 @@ def add(commands: Any) -> None:
     parser = commands.add_parser(
         "bench", help="measure a part of the system on this machine", **example("rhymed bench store --quick")
     )
-    parser.add_argument("name", choices=NAMES)
+    parser.add_argument("name", choices=NAMES, metavar="NAME", help=", ".join(NAMES))
     parser.add_argument("--quick", action="store_true", help="under a minute, for a look")
     parser.add_argument(
         "--out", type=Path, metavar="FOLDER", help="model, pipe, chaos, soak, hosts: where; spec: a JSON file"

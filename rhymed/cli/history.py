@@ -26,9 +26,9 @@ def add(commands: Any) -> None:
         "rhymed history export samples.parquet          # every sample as a row",
         "rhymed history import next.toml runs/latest    # history for the next run",
         "rhymed history compare runs/plain runs/fast    # the same samples?",
-        "rhymed history audit runs/latest               # was every sample trained once?",
-        "rhymed history verify runs/latest              # is every byte what was written?",
-        "rhymed history backup runs/latest /mnt/copy    # while the run goes on",
+        "rhymed history audit runs/latest            # was every sample trained once?",
+        "rhymed history verify runs/latest           # is every byte what was written?",
+        "rhymed history backup runs/latest /mnt/copy # while the run goes on",
     )
     verbs = top.add_subparsers(dest="verb", required=True, metavar="VERB")
     _add_stats(verbs)

@@ -40,10 +40,6 @@ class Batch:
     tokens: int = 0  # response tokens added so far
 
 
-class Unusable(errors.StoreError):
-    """LMDB gave up: a write failed half way, or a page is not what it was. Opening it again tells what is there."""
-
-
 DAMAGED = (lmdb.InvalidError, lmdb.CorruptedError, lmdb.VersionMismatchError, lmdb.PageNotFoundError)
 
 Operation: TypeAlias = Callable[[Batch], object]
@@ -142,7 +138,7 @@ class History(Database):
             return errors.StoreFull(disk_full(self.folder))
         if isinstance(error, (lmdb.PanicError, *DAMAGED)):
             self._usable = False
-            return Unusable(f"{self.folder} has to be opened again: {error}")
+            return errors.Unusable(f"{self.folder} has to be opened again: {error}")
         return errors.StoreError(f"{self.folder}: {error}")
 
     def claim_room(self, batch: Batch, size: int) -> None:

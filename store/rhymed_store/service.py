@@ -18,7 +18,7 @@ import lmdb
 import msgspec
 
 from rhymed.config import Config
-from rhymed.errors import Overloaded, StoreError, StoreFull
+from rhymed.errors import Overloaded, StoreError, StoreFull, Unusable
 from rhymed.messages import (
     ForgetLogprobs,
     GetHistory,
@@ -45,7 +45,7 @@ from rhymed.messages import (
 from rhymed.places import Places
 from rhymed.service import Service
 from rhymed.wire import DONE, Parcel, Server
-from rhymed_store.history import Batch, History, Unusable
+from rhymed_store.history import Batch, History
 from rhymed_store.reads import Reads
 from rhymed_store.writer import Writer
 from rhymed_store.writes import Writes, prepare

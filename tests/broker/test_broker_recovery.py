@@ -70,12 +70,13 @@ async def test_a_run_is_finished_when_its_last_checkpoint_is_written_and_not_bef
     await until(lambda: cluster.broker.finished, "finish")
 
 
-async def lose_the_trainer_at_the_end(config: Config) -> None:
+async def lose_the_trainer_at_the_end(config: Config, lost: asyncio.Event) -> None:
     async with contextlib.AsyncExitStack() as stack:
         cluster = await Cluster(config, stack).open()
         trainer = await trained(cluster, Unsaved)
         await told(trainer.link, "the trainer writes the last checkpoint, 2 s")
         trainer.vanish()
+        lost.set()
         await until(lambda: cluster.broker.stopping, "the end")
         assert not cluster.broker.finished
 
@@ -84,8 +85,10 @@ async def test_a_trainer_that_is_here_has_all_the_time_for_the_last_checkpoint_a
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ending, "ABSENT_S", 0.2)
+    lost = asyncio.Event()
     with pytest.raises(CheckpointLost, match="no trainer has been here"):
-        await lose_the_trainer_at_the_end(config)
+        await lose_the_trainer_at_the_end(config, lost)
+    assert lost.is_set(), "the run ended while the trainer was here"
 
 
 async def begin_behind_the_store(config: Config) -> None:

@@ -220,8 +220,8 @@ def test_a_step_that_the_trainer_refuses_again_and_again_is_counted(story: Story
         story.now += seconds
         story.ledger.train_failed(story.now, "no log-probs")
     assert story.ledger.refused_s(story.now) == 31
-    assert story.ledger.refused_s(story.now + 61) == 0
-    story.now += 70
+    assert story.ledger.refused_s(story.now + 401) == 0
+    story.now += 410
     story.ledger.train_failed(story.now, "another")
     assert story.ledger.refused_s(story.now) == 0
     assert story.ledger.refusal.why == "another"

@@ -244,12 +244,18 @@ async def test_a_servers_key_changes_while_its_callers_stay(folder: Path, tmp_pa
             second.close()
 
 
-async def test_what_was_asked_before_a_refusal_is_asked_again(folder: Path, tmp_path: Path, heard: Heard) -> None:
-    shutil.copytree(folder, tmp_path / "old")
-    make_keys(folder, [], ["broker"])
-    server = Server(LOCAL, ToBroker, heard, keys=Keyring("broker", tmp_path / "old"))
-    async with calling(server, Keyring("rollout", folder)) as client:  # tries the newest key first, and is refused
-        assert (await client.request(GetQueues(), deadline_s=20)).message == Done()
+async def test_what_waits_without_a_connection_outlives_a_retry(folder: Path, heard: Heard) -> None:
+    address = f"tcp://127.0.0.1:{_port()}"
+    client = Client(address, peer="broker", keys=Keyring("rollout", folder))
+    caller = client._caller
+    assert isinstance(caller, handshake.Caller)
+    asked = asyncio.ensure_future(client.request(GetQueues(), deadline_s=15))
+    await asyncio.sleep(0.1)  # it is queued; nobody is there
+    caller._refused(ours=False)  # as after a server that went away when it had refused us
+    await until(lambda: caller._tries)
+    server = await bound(lambda: Server(address, ToBroker, heard, keys=Keyring("broker", folder)))
+    assert (await asked).message == Done()
+    client.close()
     server.close()
 
 

@@ -15,11 +15,10 @@ import pytest
 from keeping import PROMPT, Book, new_sample, start_process
 
 from rhymed.config import Config
-from rhymed.errors import StoreFull
+from rhymed.errors import StoreFull, Unusable
 from rhymed.messages import SampleId, Score
 from rhymed.places import places
 from rhymed_store.client import NewSample, StoreClient
-from rhymed_store.history import Unusable
 from rhymed_store.service import StoreService
 from rhymed_store.verify import verify
 

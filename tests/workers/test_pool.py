@@ -284,7 +284,7 @@ def score(solution_str, ground_truth, extra_info=None):
 async def test_one_that_is_killed_while_it_loads_is_started_again_a_few_times(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deaths: int, works: bool
 ) -> None:
-    monkeypatch.setattr(pool_module, "RESTART_S", 0.01)
+    monkeypatch.setattr(cell, "RESTART_S", 0.01)
     file = tmp_path / "scorer.py"
     file.write_text(KILLED_AT_IMPORT.replace("DEATHS", str(deaths)))
     config = Config.model_validate({"reward": {"scorer": f"{file}:score", "processes": 1}})

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import secrets
 import signal
@@ -19,13 +20,17 @@ import time
 import msgspec
 
 from rhymed.config import Config
-from rhymed.errors import RewardError
+from rhymed.errors import RewardError, ScorerKilled
 from rhymed_workers.blame import hung_at, too_many
 from rhymed_workers.cage import WATCH_S, Spec
 from rhymed_workers.child import HEAD, Answer, Item, Ready
 from rhymed_workers.outcome import Verdict
 
+log = logging.getLogger(__name__)
+
 START_S = 120.0  # for a child to import its scorer, on a loaded machine
+MAX_STARTS = 3  # failed starts in a row after which it is the scorer's fault
+RESTART_S = 1.0
 LOOK_S = 0.5
 OUTERMOST = b"in _run_module_as_main"  # ends the list of a child's frames
 AUTOPSY_S = 1.0
@@ -35,10 +40,6 @@ MAX_FRAME = 1 << 20  # bytes of an answer
 NOTES_BYTES = 1 << 12
 ALLOWED: dict[str, bool] = {}  # of rhymed_workers.cage.Spec: what is not to be tried
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # there is a process for every core already
-
-
-class Killed(RewardError):
-    """A signal ended it while it loaded the scorers. Whose fault that is shows when it is tried again."""
 
 
 class Dead(Exception):
@@ -59,6 +60,17 @@ class Child:
         self.worn = ""  # why it should get no other item
         self.said: list[str] = []  # what holds it, and what its scorers say about themselves
         self._ended: dict[str, bool] = {}
+
+    @classmethod
+    async def start_patiently(cls, config: Config) -> Child:
+        """Try again when something kills it while it loads: if the scorer does that, it does so every time."""
+        for attempt in range(1, MAX_STARTS):
+            try:
+                return await cls.start(config)
+            except ScorerKilled as error:
+                log.warning("scoring process not started (%d of %d): %s", attempt, MAX_STARTS, error)
+                await asyncio.sleep(RESTART_S)
+        return await cls.start(config)
 
     @classmethod
     async def start(cls, config: Config, deadline_s: float = START_S) -> Child:
@@ -97,7 +109,7 @@ class Child:
             raise RewardError(f"scorer {self._names} was not loaded within {deadline_s:g} s") from None
         except (Dead, msgspec.MsgspecError) as error:
             ended = await self._autopsy(error)
-            kind = Killed if ended.startswith("signal") else RewardError
+            kind = ScorerKilled if ended.startswith("signal") else RewardError
             raise kind(f"loading scorer {self._names}: the process ended with {ended}") from None
         if ready.error is not None:
             raise RewardError(ready.error)

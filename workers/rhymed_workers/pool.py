@@ -15,14 +15,11 @@ from typing import Any, Self
 
 from rhymed.config import Config
 from rhymed.errors import RewardError
-from rhymed_workers.cell import Child, Killed
+from rhymed_workers.cell import MAX_STARTS, RESTART_S, Child
 from rhymed_workers.child import Item
 from rhymed_workers.outcome import Outcome, Verdict, combine
 
 log = logging.getLogger(__name__)
-
-MAX_STARTS = 3  # failed starts in a row after which the pool is broken
-RESTART_S = 1.0
 
 
 class Pool:
@@ -39,7 +36,7 @@ class Pool:
     async def __aenter__(self) -> Self:
         """Raises `RewardError` if a scorer cannot be loaded. The spare follows later."""
         try:
-            first = await self._first()  # alone: one error, not one a process
+            first = await Child.start_patiently(self._config)  # alone: one error, not one a process
             for line in first.said:
                 log.info("%s", line)
             self._add(first)
@@ -49,15 +46,6 @@ class Pool:
             await self.__aexit__()
             raise
         return self
-
-    async def _first(self) -> Child:
-        for attempt in range(1, MAX_STARTS):
-            try:
-                return await Child.start(self._config)
-            except Killed as error:
-                log.warning("scoring process not started (%d of %d): %s", attempt, MAX_STARTS, error)
-                await asyncio.sleep(RESTART_S)
-        return await Child.start(self._config)
 
     async def __aexit__(self, *_: object) -> None:
         for task in self._replacing:

@@ -33,7 +33,7 @@ async def _try(
     config: Config, row: Row, answers: Sequence[tuple[str, Sequence[int]]], said: list[str]
 ) -> list[list[Verdict]]:
     """In one process as long as no scorer kills it."""
-    child = await Child.start(config)
+    child = await Child.start_patiently(config)
     said += child.said
     found: list[list[Verdict]] = []
     try:
@@ -42,7 +42,7 @@ async def _try(
             found.append([])
             for number in range(len(config.reward.all)):
                 if not child.usable:
-                    child = await Child.start(config)
+                    child = await Child.start_patiently(config)
                 found[-1].append(await child.score(work, number))
     finally:
         await child.kill()
