@@ -1,8 +1,8 @@
 """How many tokens a killed worker had written that nobody has any more.
 
-What a running sample had is what its worker told last, and what it can have written since by the trace engine's own
-clock: so the estimate is from above. What is left of it is what the store has a moment after: the whole sample, its
-beginning, or nothing.
+What a running sample had is what its worker told last, and with the trace engine what it can have written since by
+that engine's own clock: then the estimate is from above. What is left of it is what the store has a moment after: the
+whole sample, its beginning, or nothing.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ def held(watch: Watch, config: Config, pids: Collection[int]) -> list[tuple[Samp
     """
     if watch.queues is None:
         return []
+    clocked = config.rollout.engine == "trace"
     age_s, book, found = time.monotonic() - watch.asked_at, TraceBook(config), []
     for row in watch.queues.workers:
         silent_s = age_s + row.silent_s
@@ -46,7 +47,7 @@ def held(watch: Watch, config: Config, pids: Collection[int]) -> list[tuple[Samp
             since = int(silent_s / (config.trace.step_s + config.trace.token_s * len(row.holding))) + 1
             for one in row.holding:
                 if one.tokens and not one.parked:
-                    whole = len(book.response(one.id)[0])
+                    whole = len(book.response(one.id)[0]) if clocked else one.tokens
                     found.append((one.id, min(whole, one.tokens + since)))
     return found
 

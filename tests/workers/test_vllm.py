@@ -107,6 +107,22 @@ async def test_logprobs_are_those_of_the_sampled_distribution_after_each_load(
             np.testing.assert_allclose(output.logprobs, reference, atol=2e-4)
 
 
+async def test_what_runs_can_be_read_as_it_grows(engine: Any) -> None:
+    asked = [task(engine, index, step=7) for index in range(3)]
+    ids = [one.id for one in asked]
+    seen: list[dict[SampleId, Any]] = []
+    running = asyncio.gather(*(engine.generate(one) for one in asked))
+    while not running.done():
+        seen.append({id: part.tolist() for id, part in engine.written(dict.fromkeys(ids, 0)).items()})
+        await asyncio.sleep(0.005)
+    whole = dict(zip(ids, [output.tokens.tolist() for output in await running], strict=True))
+    for look in seen:
+        for id, part in look.items():
+            assert part == whole[id][: len(part)]
+    assert any(0 < len(part) < len(whole[id]) for look in seen for id, part in look.items())
+    assert engine.written(dict.fromkeys(ids, 0)) == {}, "it is in the engine no longer"
+
+
 async def test_a_sample_is_drawn_from_its_own_seed(engine: Any) -> None:
     first, again, sibling = [await engine.generate(task(engine, index)) for index in (5, 5, 6)]
     assert first.tokens.tolist() == again.tokens.tolist()
