@@ -12,7 +12,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 
 from rhymed import messages as m
-from rhymed.errors import PeerGone, RhymedError, StepRefused, StoreError
+from rhymed.errors import DeadlineExceeded, PeerGone, RhymedError, StepRefused, StoreError
 from rhymed.wire import Server
 from rhymed_broker.actions import Assign, Cancel, Load, Rate, Release, Train
 from rhymed_broker.ledger import Ledger
@@ -97,9 +97,8 @@ class Orders:
         now = time.monotonic()
         match order:
             case Assign(name, ids, _) | Rate(name, ids):
-                self._ledger.given_back(
-                    name, ids, str(error), now, blame="nobody" if isinstance(error, PeerGone) else "worker"
-                )
+                silent = isinstance(error, PeerGone | DeadlineExceeded)  # then no sample has done anything to it
+                self._ledger.given_back(name, ids, str(error), now, blame="nobody" if silent else "worker")
             case Load(name, _):
                 self._ledger.load_failed(name)
             case Release(_, ids):
