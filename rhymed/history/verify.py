@@ -13,7 +13,7 @@ from rhymed.history.words import size, some
 from rhymed_store.verify import Report, verify
 
 SHOWN = 20  # findings on a terminal
-NOUNS = {"samples": "sample", "prompts": "prompt", "contexts": "tokenised prompt", "journal": "line of the journal"}
+NOUNS = {"samples": "sample", "prompts": "prompt", "contexts": "tokenised prompt", "journal": "journal line"}
 
 
 def verify_run(run: Path) -> tuple[Report, int]:
