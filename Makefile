@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: help setup quickstart test test-fast lint types format bench bench-model docs clean
+.PHONY: help setup quickstart test test-thorough test-fast lint types format bench bench-model docs clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
@@ -22,6 +22,9 @@ quickstart: setup ## train a real model on this machine, about ten minutes
 
 test: setup ## all tests
 	$(BIN)/python -m pytest
+
+test-thorough: setup ## all tests, and every cage of scorers between the strongest and the weakest
+	RHYMED_THOROUGH=1 $(BIN)/python -m pytest
 
 test-fast: setup ## the tests that need no model
 	$(BIN)/python -m pytest -m "not slow"

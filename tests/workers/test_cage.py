@@ -139,9 +139,11 @@ CAGES = {"namespace": {}, "no_cgroup": {"group": False}, "no_namespace": {"isola
 CAGES["bare"] = CAGES["no_cgroup"] | CAGES["no_namespace"]
 
 
-@pytest.fixture(
-    params=[pytest.param(name, marks=[pytest.mark.slow] if name.startswith("no_") else []) for name in CAGES]
-)
+THOROUGH = bool(os.environ.get("RHYMED_THOROUGH"))
+"""`make test-thorough`: also the cages between the strongest and the weakest."""
+
+
+@pytest.fixture(params=[name for name in CAGES if THOROUGH or not name.startswith("no_")])
 def cage(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     name = str(request.param)
     isolated = CAGES[name].get("isolate", True)
