@@ -57,12 +57,16 @@ class Actor:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        with contextlib.suppress(RhymedError):
+            await self.leave(deadline_s=0.5)
+        self.link.close()
+
+    async def leave(self, deadline_s: float = 5.0) -> None:
+        """Not a beat after it: a heartbeat of somebody who is not known would join again."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        with contextlib.suppress(RhymedError):
-            await self.link.request(m.Leave(worker=self.name), deadline_s=0.5)
-        self.link.close()
+        await self.link.request(m.Leave(worker=self.name), deadline_s=deadline_s)
 
     def vanish(self) -> None:
         """As if killed: without a word."""

@@ -29,7 +29,7 @@ async def test_a_whole_run(cluster: Cluster) -> None:
     assert len({id.prompt for id in ids}) == 6
     assert trainer.steps[0].samples == sorted(trainer.steps[0].samples)
     await trainer.tell(m.Checkpointed(worker=trainer.name, step=3))
-    await trainer.link.request(m.Leave(worker=trainer.name), deadline_s=5)
+    await trainer.leave()
     await until(lambda: cluster.broker.finished, "finish")
     rows = [json.loads(line) for line in cluster.where.metrics.read_text().splitlines()]
     assert [row["step"] for row in rows] == [0, 1, 2]
