@@ -173,7 +173,7 @@ def _load_scorers(config: Config) -> None:
     from rhymed_workers.cell import Child
 
     async def load() -> None:
-        child = await Child.start(config)
+        child = await Child.start_patiently(config)
         await child.kill()
 
     asyncio.run(load())
