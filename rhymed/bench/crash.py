@@ -34,6 +34,7 @@ from rhymed.places import places
 from rhymed_store.browse import Browse
 from rhymed_store.client import NewSample, StoreClient
 from rhymed_store.database import Reader
+from rhymed_store.reads import Found
 from rhymed_store.verify import verify
 
 CUTS, QUICK_CUTS = 3000, 100
@@ -77,7 +78,8 @@ class Fate:
         runs = [(self.id.step, self.length)] if self.length else []
         info = SampleInfo(id=self.id, prompt_length=7, length=self.length, finish_reason="stop", versions=runs)
         tokens = rng.integers(0, 49_152, self.length).astype(np.uint32)
-        return NewSample(info, np.arange(7, dtype=np.uint32), tokens, -rng.random(self.length, np.float32))
+        logprobs, drafted = -rng.random(self.length, np.float32), rng.random(self.length) < 0.8
+        return NewSample(info, np.arange(7, dtype=np.uint32), tokens, logprobs, drafted)
 
     @property
     def reward(self) -> float:
@@ -265,6 +267,9 @@ class _Story:
         wanted = [sample.tokens, *([sample.logprobs] if live else []), sample.prompt_tokens]
         if [bytes(array) for array in arrays] != [np.asarray(array).tobytes() for array in wanted]:
             return "its arrays are not those that were put"
+        (drafted,) = browse.drafted([Found(fate.id, record)])
+        if drafted is None or sample.drafted is None or bytes(drafted) != bytes(sample.drafted):
+            return "its accepted drafts are not those that were put"
         if info.reward != (fate.reward if record.state != "generated" else None) or info.length != fate.length:
             return f"it is {info}"
         return ""

@@ -35,6 +35,7 @@ CLIENTS = 8
 IN_FLIGHT = 8  # messages that each client has sent and not yet seen acknowledged
 GROUP = 8  # samples a message
 PROMPT_TOKENS = 128
+ACCEPTED = 0.8  # part of the tokens that were accepted drafts, in no order: the worst case
 
 _SERVE = """
 import sys
@@ -180,7 +181,7 @@ class _Maker:
             id=sample, prompt_length=len(context), length=length, finish_reason="stop", versions=versions
         )
         logprobs = -self._rng.exponential(0.5, length).astype(np.float32)
-        return NewSample(info, context, self._tokens(length), logprobs)
+        return NewSample(info, context, self._tokens(length), logprobs, self._rng.random(length) < ACCEPTED)
 
     def _tokens(self, size: int) -> NDArray[np.uint32]:
         if self._kind == "random":

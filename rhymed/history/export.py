@@ -64,6 +64,7 @@ def schema() -> Any:
             ("prompt_tokens", pa.list_(pa.uint32())),
             ("tokens", pa.list_(pa.uint32())),
             ("text", pa.string()),  # null without a tokenizer
+            ("drafted", pa.list_(pa.bool_())),  # of each token: was it an accepted draft; null: not known
         ]
     )
 
@@ -137,6 +138,7 @@ def _row(response: Response, row: str | None, epoch: int, text: str | None) -> d
         "prompt_tokens": response.prompt_tokens,
         "tokens": response.tokens,
         "text": text,
+        "drafted": response.drafted,
     }
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from rhymed.errors import DataError
 from rhymed.history.epochs import epochs_of, is_trained, title
 from rhymed.history.folder import RunFolder, prompt_text
+from rhymed.history.pieces import pieces
 from rhymed.history.prompts import by_epoch
 from rhymed.history.words import number, visible
 from rhymed_store.browse import Browse, Response
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 COLUMN_WIDTH = 36  # characters below which a response is no pleasure to read
 MOST_COLUMNS = 3
+DRAFTED = "dim"  # style of accepted drafts: what the model wrote by itself stands out
 TOKEN_IDS = 40  # of a response that are shown where there is no tokenizer
 BOILERPLATE = 20  # characters that all prompts begin with, from which on they are shown once
 
@@ -111,7 +113,9 @@ def render(folder: RunFolder, prompt: str, shown: dict[int, list[Response]], lim
     rest = {name: value for name, value in json.loads(row or "{}").items() if name != "prompt"}
     if rest:
         parts.append(Text("row: " + visible(json.dumps(rest, ensure_ascii=False)), style="dim"))
-    return Group(*parts, "", _side_by_side(folder, shown, limit))
+    known = any(response.drafted is not None for one in shown.values() for response in one[:limit])
+    legend = [Text("dim: accepted drafts", style=DRAFTED)] if known and folder.decode is not None else []
+    return Group(*parts, "", _side_by_side(folder, shown, limit), *legend)
 
 
 def _side_by_side(folder: RunFolder, shown: dict[int, list[Response]], limit: int) -> RenderableType:
@@ -140,8 +144,13 @@ def _cell(folder: RunFolder, response: Response) -> Any:
     reward = "unscored" if info.reward is None else f"reward {info.reward:g}"
     cut = "" if info.finish_reason == "stop" else f", {info.finish_reason}"
     dropped = f", dropped: {response.reason or 'no reason kept'}" if response.state == "dropped" else ""
-    head = f"#{info.id.index}  {reward}, {info.length} tokens{cut}{dropped}\n"
-    return Text.assemble((head, "bold"), visible(text_of(folder, response)))
+    drafted = response.drafted
+    share = f", {drafted.mean():.0%} drafted" if drafted is not None and len(drafted) else ""
+    head = f"#{info.id.index}  {reward}, {info.length} tokens{share}{cut}{dropped}\n"
+    if folder.decode is None:
+        return Text.assemble((head, "bold"), text_of(folder, response))
+    found = pieces(folder.decode, response.tokens, drafted)
+    return Text.assemble((head, "bold"), *((visible(text), DRAFTED if told else "") for text, told in found))
 
 
 def text_of(folder: RunFolder, response: Response) -> str:

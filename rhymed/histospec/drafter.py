@@ -108,6 +108,10 @@ class Drafter:
         """What drafting did for this request; ended ones are remembered for a while."""
         return self._seats.account(name)
 
+    def take_yields(self, name: str) -> bytes | None:
+        """How many tokens each of its forwards made, see `yields`; told once."""
+        return self._seats.take_yields(name)
+
     def close(self) -> None:
         """Responses that run count as ended."""
         self._seats.close()
@@ -193,8 +197,10 @@ class Drafter:
             self._budget.observe(requests, requests + drafted, seconds, requests + right, ended - began)
             plain_s = self._budget.curve.predict(requests, requests) / requests
             timed_s, draft_s = seconds / requests, (ended - began) / requests
-        for row, made, verified in zip(rows, batch.made, batch.verified, strict=True):
+        for row, made, verified, length in zip(rows, batch.made, batch.verified, batch.lengths, strict=True):
             account, accepted = row.account, max(0, len(made) - 1)
+            if made:
+                row.yields.add(len(made), length)
             account.forwards += bool(made)
             account.drafted += verified
             account.accepted += accepted

@@ -117,6 +117,10 @@ class HistoSpec:
         """What drafting did for these requests, by the names that they were given in `extra_args`."""
         return [self._drafter.account(request) for request in requests]
 
+    def take_yields(self, requests: Sequence[str]) -> list[bytes | None]:
+        """How many tokens each forward of these requests made, see `yields`; told once."""
+        return [self._drafter.take_yields(request) for request in requests]
+
     def close(self) -> None:
         """What was generated is in the local store; nothing is drafted any more."""
         if self._closed:

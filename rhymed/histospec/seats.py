@@ -20,8 +20,10 @@ from rhymed.histospec.carried import Carried
 from rhymed.histospec.index import Index, extend
 from rhymed.histospec.library import Library
 from rhymed.histospec.shelf import Shelf
+from rhymed.histospec.yields import Yields
 
 REMEMBERED = 8192  # accounts
+REMEMBERED_YIELDS = 2048  # a byte a forward each; they are asked for once
 
 
 class Asked(NamedTuple):
@@ -46,6 +48,7 @@ class Row:
     tokens: int = 0  # that the sequence has
     over: bool = False
     account: Account = field(default_factory=Account)
+    yields: Yields = field(default_factory=Yields)
 
     def reopen(self, length: int) -> Sequence[int]:
         """A new sequence, for the engine and we are of two minds about the old one. Returns all it must have."""
@@ -83,6 +86,7 @@ class Seats:
         self._order: list[str] = []
         self._seated: list[Row] = []
         self._accounts: OrderedDict[str, Account] = OrderedDict()  # by name
+        self._yields: OrderedDict[str, Yields] = OrderedDict()  # likewise
 
     def seat(self, requests: list[str]) -> list[Row]:
         """Their rows, in this order; the list is ours. Histories that arrived are in place."""
@@ -103,6 +107,11 @@ class Seats:
 
     def account(self, name: str) -> Account | None:
         return self._accounts.get(name)
+
+    def take_yields(self, name: str) -> bytes | None:
+        """See `yields`. Not remembered any more."""
+        found = self._yields.pop(name, None)
+        return None if found is None else bytes(found)
 
     def close(self) -> None:
         self._leave(list(self._rows))
@@ -137,8 +146,12 @@ class Seats:
         row = self._rows[request] = Row(asked, index, _open(index, carried), carried)
         shared.rows.add(row)
         self._accounts[asked.name] = row.account
+        self._yields[asked.name] = row.yields
+        self._yields.move_to_end(asked.name)  # it may be a sample's second request
         while len(self._accounts) > REMEMBERED:
             self._accounts.popitem(last=False)
+        while len(self._yields) > REMEMBERED_YIELDS:
+            self._yields.popitem(last=False)
         return row
 
     def _leave(self, requests: Sequence[str]) -> None:

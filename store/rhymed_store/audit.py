@@ -1,8 +1,9 @@
 """What makes each entry of each table sound, and the sound ones handed on: a table after those that it needs.
 
 A sample is sound when its record, its tokens, its prompt's tokens and, where it may still be trained, its log-probs
-are. The journal says nothing that records and drops do not say: it is checked against them, and handed on as it
-should be. Reads every byte of a value that has a checksum.
+are; where only its mask of accepted drafts is damaged, it is handed on without that. The journal says nothing that
+records and drops do not say: it is checked against them, and handed on as it should be. Reads every byte of a value
+that has a checksum.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy as np
 
 from rhymed.errors import MalformedMessage, StoreDamaged
 from rhymed.messages import EVAL
-from rhymed_store import frames, partials, records
+from rhymed_store import frames, masks, partials, records
 from rhymed_store.pages import Broken, Node
 from rhymed_store.records import SCHEMA, Record
 from rhymed_store.verify import Book, called
@@ -50,7 +51,7 @@ class Audit:
         self._pieces()
         self._samples()
         self._left_lines()
-        if numbers.get("schema", SCHEMA) == SCHEMA:
+        if numbers.get("schema", SCHEMA) > 1:  # the first one's looked otherwise
             self._partials()
         if self._report.sound and numbers.get("tokens", 0) != self._report.tokens:
             why = f"{numbers.get('tokens', 0)} were counted, {self._report.tokens} are there"
@@ -126,26 +127,44 @@ class Audit:
             except WRONG as error:
                 self._book.find("samples", name, str(error))
                 continue
-            self._book.sound("samples", key, (record, frame))
+            record, mask = self._mask(record, name)
+            self._book.sound("samples", key, (record, frame + mask))
             self._report.tokens += record.length
             self._hand_on(key, record)
 
     def _frame(self, record: Record, name: str) -> bytes:
         """Its tokens as they lie in the stream, once they are known to be those that were written."""
-        frame, at = b"", bisect_right(self._starts, record.position) - 1
-        while len(frame) < record.size:
-            place = record.position + len(frame)
-            offset = place - self._starts[at] if 0 <= at < len(self._starts) else -1
-            if not 0 <= offset < self._nodes[at].size:
-                raise StoreDamaged(f"its tokens are not in the stream at {place}")
-            node = self._nodes[at]
-            size = min(record.size - len(frame), node.size - offset)
-            frame, at = frame + self._book.pages.read(node.place + offset, size), at + 1
+        frame = self._read(record.position, record.size)
         if len(frames.unpack_bytes(frame, name)) != record.width * record.length:
             raise StoreDamaged(f"its tokens are not {record.length}")
         if sum(count for _, count in record.versions) != record.length:
             raise StoreDamaged(f"its versions are not of {record.length} tokens")
         return frame
+
+    def _mask(self, record: Record, name: str) -> tuple[Record, bytes]:
+        """Of its accepted drafts, as it lies in the stream; where it is damaged, the record without it."""
+        if not record.drafted:
+            return record, b""
+        try:
+            mask = self._read(record.position + record.size, record.drafted)
+            masks.unpack(mask, record.length, name)
+        except WRONG as error:
+            self._book.find("samples", name, str(error))
+            return record._replace(drafted=0), b""
+        return record, mask
+
+    def _read(self, position: int, size: int) -> bytes:
+        """From the stream."""
+        found, at = b"", bisect_right(self._starts, position) - 1
+        while len(found) < size:
+            place = position + len(found)
+            offset = place - self._starts[at] if 0 <= at < len(self._starts) else -1
+            if not 0 <= offset < self._nodes[at].size:
+                raise StoreDamaged(f"its tokens are not in the stream at {place}")
+            node = self._nodes[at]
+            part = min(size - len(found), node.size - offset)
+            found, at = found + self._book.pages.read(node.place + offset, part), at + 1
+        return found
 
     def _check_needs(self, key: bytes, record: Record) -> None:
         if self._contexts.get(key[:8] + record.prompt_check.to_bytes(4, "big")) != record.prompt_length:

@@ -5,13 +5,17 @@ Each call is one snapshot of one prompt, however large the store is. Knows the t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from rhymed.messages import SampleId, SampleInfo, SampleState
-from rhymed_store import frames, records
+from rhymed_store import frames, masks, records
 from rhymed_store.reads import Found, Reads
-from rhymed_store.records import Tokens
+from rhymed_store.records import Record, Tokens
 
 LAST = b"\xff" * 6  # step and index of a sample key
 
@@ -34,6 +38,7 @@ class Response(NamedTuple):
     reason: str  # why dropped
     tokens: Tokens
     prompt_tokens: Tokens
+    drafted: NDArray[np.bool_] | None = None  # of each token: was it an accepted draft; None: not known
 
 
 class Browse(Reads):
@@ -77,11 +82,18 @@ class Browse(Reads):
             found = self._headers(txn, prompt)
             tokens = _cut(self._tokens(txn, found), [row.record.length for row in found])
             contexts = _cut(self._contexts(txn, found), [row.record.prompt_length for row in found])
-            reasons = [self._reason(txn, row) for row in found]
+            reasons, drafted = [self._reason(txn, row) for row in found], self._masks(txn, found)
         return [
-            Response(record.info(sample), record.state, reason, own, context)
-            for (sample, record), reason, own, context in zip(found, reasons, tokens, contexts, strict=True)
+            Response(record.info(sample), record.state, reason, own, context, mask)
+            for (sample, record), reason, own, context, mask in zip(
+                found, reasons, tokens, contexts, drafted, strict=True
+            )
         ]
+
+    def drafted(self, found: Sequence[Found]) -> list[NDArray[np.bool_] | None]:
+        """Which tokens of these samples, as `headers` told of them, were accepted drafts; without their tokens."""
+        with self._history.read() as txn:
+            return self._masks(txn, found)
 
     def drops(self, prompt: str) -> dict[SampleId, str]:
         """The prompt's samples that were dropped, with the reason; also those that were never generated."""
@@ -105,6 +117,15 @@ class Browse(Reads):
                 )
                 there = cursor.next()
         return found
+
+    def _masks(self, txn: Any, found: Sequence[Found]) -> list[NDArray[np.bool_] | None]:
+        with txn.cursor(self._tables["tokens"]) as cursor:
+            return [self._mask(cursor, *row) if row.record.drafted else None for row in found]
+
+    def _mask(self, cursor: Any, sample: SampleId, record: Record) -> NDArray[np.bool_]:
+        what = f"sample {sample}"
+        value = self._history.stream.read(cursor, record.position + record.size, record.drafted, what)
+        return masks.unpack(bytes(value), record.length, what)
 
     def _reason(self, txn: Any, found: Found) -> str:
         if found.record.state != "dropped":

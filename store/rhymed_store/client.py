@@ -67,6 +67,7 @@ class NewSample:
     prompt_tokens: ArrayLike  # info.prompt_length token ids
     tokens: ArrayLike  # info.length token ids
     logprobs: ArrayLike | None  # info.length, natural logarithms under the policy that sampled them; imported: None
+    drafted: NDArray[np.bool_] | None = None  # info.length: was it an accepted draft; None: not known
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,10 @@ class StoreClient:
         if not samples:
             return []
         frames = [_join(list(column)) for column in zip(*map(_check, samples), strict=True)]
-        question = PutSamples(samples=[sample.info for sample in samples])
+        known = [sample.drafted is not None for sample in samples]
+        question = PutSamples(samples=[sample.info for sample in samples], drafted=known if any(known) else [])
+        if question.drafted:
+            frames.append(_join([_bits(sample) for sample in samples]))
         answer, _ = await self._ask(question, Done | Kept, *frames, deadline_s=deadline_s)
         return list(answer.samples) if isinstance(answer, Kept) else []
 
@@ -249,6 +253,19 @@ def _check(sample: NewSample) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]
             f"sample {info.id}: arrays of {sizes} prompt tokens, tokens and log-probs, {expected} announced"
         )
     return prompt, tokens, logprobs
+
+
+def _bits(sample: NewSample) -> NDArray[np.uint8]:
+    """Of the accepted drafts, see `messages.PutSamples`; none where they are not known."""
+    if sample.drafted is None:
+        return np.zeros(0, np.uint8)
+    mask = np.asarray(sample.drafted)
+    if mask.shape != (sample.info.length,) or mask.dtype != np.bool_:
+        raise errors.MalformedMessage(
+            f"sample {sample.info.id}: drafted is {mask.dtype}{mask.shape}, one bool for each of {sample.info.length}"
+            " tokens expected"
+        )
+    return np.packbits(mask)
 
 
 def _tokens(given: ArrayLike, what: str) -> NDArray[np.uint32]:

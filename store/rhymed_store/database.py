@@ -7,6 +7,8 @@ cannot be used again by the writer. Knows neither what may be written nor who as
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,6 +35,7 @@ TABLES = {
 }
 LATER = {"partials"}  # came after the first release of this schema: a folder that is only read may lack it
 SLACK = 64  # pages that LMDB may have numbered and never written
+TWIN = os.strerror(errno.EAGAIN)  # what LMDB says when another process has our process id, in another namespace
 
 
 class Database:
@@ -56,6 +59,11 @@ class Database:
     def read(self) -> Any:
         """A read transaction, a context manager. What it gives are views into the map, valid inside the context."""
         return self._env.begin(buffers=True)
+
+    @property
+    def changes(self) -> int:
+        """Transactions so far, of all processes: the same number, the same content."""
+        return int(self._env.info()["last_txnid"])
 
     def used_bytes(self, txn: Any, *names: str) -> int:
         """Pages of these tables (none: of all) that hold something; what was forgotten leaves pages to use again."""
@@ -122,6 +130,11 @@ class Reader(Database):
             ) from None
         except (lmdb.Error, struct.error) as error:
             what = str(error).removeprefix(f"{self.folder}: ")
+            if TWIN in what:
+                raise StoreError(
+                    f"{self.folder} is open in a process with our process id ({os.getpid()}), in another container:"
+                    " LMDB tells readers apart by it; look again, or from a container that shares its pids (pid: ...)"
+                ) from None
             raise StoreDamaged(f"{self.folder} is damaged ({what}); check the disk, and restore data.mdb") from None
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
 """From the schema that a folder has to the one that this release writes: a step a version, all in one transaction.
 
 Run by the one writer when it opens a folder. What a `Reader` may read is told here as well: between these schemas
-only tables differ that it never looks into.
+differ only tables that it never looks into, and records that tell by themselves what they have.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from rhymed.errors import StoreError
 from rhymed_store.records import SCHEMA
 
-READABLE = (1, 2)
+READABLE = (1, 2, 3)
 
 Migration: TypeAlias = Callable[[Any, dict[str, Any]], None]
 
@@ -24,7 +24,11 @@ def _beginnings_in_chunks(txn: Any, tables: dict[str, Any]) -> None:
     txn.drop(tables["partials"], delete=False)
 
 
-MIGRATIONS: dict[int, Migration] = {1: _beginnings_in_chunks}
+def _drafts_beside_tokens(txn: Any, tables: dict[str, Any]) -> None:
+    """2 -> 3: a record may tell of a mask behind its tokens. Those of before have none, and stay as they are."""
+
+
+MIGRATIONS: dict[int, Migration] = {1: _beginnings_in_chunks, 2: _drafts_beside_tokens}
 """Schema -> what makes it the next one."""
 
 

@@ -22,7 +22,7 @@ from rhymed.messages import FinishReason, JournalEntry, SampleId, SampleInfo, Sa
 from rhymed_store import frames
 from rhymed_store.frames import RESCUE
 
-SCHEMA = 2
+SCHEMA = 3
 """Version of everything in this module."""
 
 Tokens: TypeAlias = NDArray[np.uint32]
@@ -40,6 +40,7 @@ _HEADER = struct.Struct(
 )  # length, prompt tokens, their checksum, position and size of the frame, flags, reward
 _RUN = struct.Struct("<iI")  # policy version, how many tokens in a row
 _LENGTH = struct.Struct("<I")
+_DRAFTED = struct.Struct("<I")  # size of the mask; behind the runs, where there is one
 _JOURNAL = struct.Struct("<BIiBd")  # state, length, oldest version, is there a reward, reward
 
 # Flags of a header: finish reason (2 bits), state (2), is there a reward (1), width - 2 (2), does a checksum of key
@@ -58,6 +59,7 @@ class Record(NamedTuple):
     flags: int
     reward: float
     versions: list[tuple[int, int]]
+    drafted: int = 0  # bytes behind the frame: which tokens were accepted drafts, see `masks`; 0: not known
 
     @property
     def width(self) -> int:
@@ -95,28 +97,35 @@ class Record(NamedTuple):
         """To stand under this sample key."""
         header = _HEADER.pack(*self[:5], self.flags | _CHECKED, self.reward)
         body = header + b"".join(_RUN.pack(*run) for run in self.versions)
+        if self.drafted:
+            body += _DRAFTED.pack(self.drafted)
         return body + zlib.crc32(body, zlib.crc32(key)).to_bytes(4, "little")
 
 
-def new_record(info: SampleInfo, prompt_check: int, position: int, size: int, width: Width) -> Record:
+def new_record(
+    info: SampleInfo, prompt_check: int, position: int, size: int, width: Width, drafted: int = 0
+) -> Record:
     """Of a sample that was just generated."""
     flags = FINISHES.index(info.finish_reason) | (width - 2) << _WIDTH_SHIFT
-    return Record(info.length, info.prompt_length, prompt_check, position, size, flags, 0.0, info.versions)
+    return Record(info.length, info.prompt_length, prompt_check, position, size, flags, 0.0, info.versions, drafted)
 
 
 def unpack_record(key: Any, value: Any) -> Record:
     """Raises `StoreDamaged` naming the sample when the bytes are not those that were written."""
     try:
         *fields, flags, reward = _HEADER.unpack_from(value)
-        end = len(value)
+        end, drafted = len(value), 0
         if flags & _CHECKED:
             end -= 4
             if zlib.crc32(value[:end], zlib.crc32(key)) != int.from_bytes(value[end:], "little"):
                 raise ValueError("its checksum differs")
+            if (end - _HEADER.size) % _RUN.size == _DRAFTED.size:
+                end -= _DRAFTED.size
+                (drafted,) = _DRAFTED.unpack_from(value, end)
         versions = list(_RUN.iter_unpack(value[_HEADER.size : end]))
     except (struct.error, ValueError) as error:
         raise StoreDamaged(f"sample {name_of(key)}: its record is damaged at rest ({error}); {RESCUE}") from None
-    return Record._make((*fields, flags & ~_CHECKED, reward, versions))
+    return Record._make((*fields, flags & ~_CHECKED, reward, versions, drafted))
 
 
 def unpack_length(value: Any) -> int:

@@ -84,7 +84,8 @@ class StoreService(Service):
         self._underway_bytes = 0
         self._writer = Writer(self._history.commit)
         self._handlers = self._table()
-        self._server = Server(self._places.store, ToStore, self._answer, keys=self._places.keys("store"))
+        address = self._places.listens(self._places.store)
+        self._server = Server(address, ToStore, self._answer, keys=self._places.keys("store"))
         if not durable:
             self.spawn(self._sync())
 

@@ -23,7 +23,7 @@ from rhymed_store.look import FREE, missing, native
 from rhymed_store.pages import NOWHERE, Broken, Hole, Meta, Node, Pages, Tree
 
 Keep = Callable[[str, bytes, Any], object]
-"""Gets table, key and value of what is sound; of "samples" the value is (record, token frame)."""
+"""Gets table, key and value of what is sound; of "samples" the value is (record, token frame and mask)."""
 
 
 class Finding(NamedTuple):

@@ -27,7 +27,7 @@ from rhymed.messages import (
     SampleId,
     SampleInfo,
 )
-from rhymed_store import frames, partials, records
+from rhymed_store import frames, masks, partials, records
 from rhymed_store.history import Batch, History
 
 HEADER_BYTES = 256  # what a sample takes beside its arrays, with room for partly filled pages
@@ -43,6 +43,7 @@ class NewRow(NamedTuple):
     logprobs: bytes  # packed; empty where they are not kept
     context_key: bytes
     context: Any  # prompt tokens, uint32 bytes
+    drafted: bytes = b""  # packed mask of the accepted drafts; empty where it is not known
 
 
 def prepare(message: PutSamples, frames: Sequence[bytes], level: int) -> list[NewRow]:
@@ -53,21 +54,23 @@ def prepare(message: PutSamples, frames: Sequence[bytes], level: int) -> list[Ne
     with_logprobs = [info.length if info.id.step >= 0 else 0 for info in infos]
     for info in infos:
         _check_info(info)
-    if len(frames) != 3:
-        raise MalformedMessage(f"PutSamples carries 3 arrays (prompt tokens, tokens, log-probs), not {len(frames)}")
+    if len(frames) != (expected := 3 + bool(message.drafted)):
+        what = "prompt tokens, tokens, log-probs, accepted drafts if there are any"
+        raise MalformedMessage(f"PutSamples carries {expected} arrays ({what}), not {len(frames)}")
     sizes = (sum(contexts), sum(lengths), sum(with_logprobs))
-    for frame, expected, what in zip(frames, sizes, ("prompt tokens", "tokens", "log-probs"), strict=True):
-        if len(frame) != 4 * expected:
-            raise MalformedMessage(f"PutSamples: {len(frame)} bytes of {what}, {4 * expected} announced")
+    for frame, size, what in zip(frames, sizes, ("prompt tokens", "tokens", "log-probs"), strict=False):
+        if len(frame) != 4 * size:
+            raise MalformedMessage(f"PutSamples: {len(frame)} bytes of {what}, {4 * size} announced")
     packed, width = records.pack_tokens(np.frombuffer(frames[1], "<u4"), lengths, level)
+    drafted = masks.cut(frames[3], lengths, message.drafted) if message.drafted else [b""] * len(infos)
     rows = []
-    for info, frame, context, logprobs in zip(
-        infos, packed, _cut(frames[0], contexts), _cut(frames[2], with_logprobs), strict=True
+    for info, frame, context, logprobs, mask in zip(
+        infos, packed, _cut(frames[0], contexts), _cut(frames[2], with_logprobs), drafted, strict=True
     ):
         name = records.context_key(info.id.prompt, context)
         key = records.sample_key(info.id)
         kept = records.pack_logprobs(logprobs) if 0 <= info.id.step < EVAL else b""
-        rows.append(NewRow(key, info, frame, width, kept, name, context))
+        rows.append(NewRow(key, info, frame, width, kept, name, context, mask))
     return rows
 
 
@@ -136,7 +139,7 @@ class Writes:
 
     def _put_fresh(self, batch: Batch, fresh: Sequence[NewRow]) -> None:
         txn = batch.txn
-        blob = b"".join([row.frame for row in fresh])
+        blob = b"".join([part for row in fresh for part in (row.frame, row.drafted)])
         self._history.claim_room(batch, len(blob) + sum(len(row.logprobs) + HEADER_BYTES for row in fresh))
         self._put_contexts(txn, fresh)
         made = self._headers(txn, fresh, self._history.stream.append(txn, blob))
@@ -166,11 +169,11 @@ class Writes:
         made = []
         for row in rows:
             check = int.from_bytes(row.context_key[-4:], "big")
-            record = records.new_record(row.info, check, position, len(row.frame), row.width)
+            record = records.new_record(row.info, check, position, len(row.frame), row.width, len(row.drafted))
             if drops and txn.get(row.key, db=drops) is not None:
                 record = record.marked("dropped")  # it was given up before it came
             made.append(record)
-            position += len(row.frame)
+            position += record.size + record.drafted
         return made
 
     def _put_all(self, txn: Any, table: str, rows: list[tuple[bytes, bytes]]) -> None:

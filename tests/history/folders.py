@@ -8,9 +8,10 @@ from pathlib import Path
 
 import numpy as np
 from keeping import Book
+from numpy.typing import NDArray
 
 from rhymed.data import prompt_id
-from rhymed.messages import MarkSamples, PromptRow, PutPrompts, PutScores, SampleId, SampleInfo, Score
+from rhymed.messages import EVAL, MarkSamples, PromptRow, PutPrompts, PutScores, SampleId, SampleInfo, Score
 from rhymed_store.client import NewSample
 
 ROWS = [{"prompt": "how many apples are there?", "answer": "7"}, {"prompt": "how many pears are there?"}]
@@ -31,6 +32,11 @@ def two_epochs() -> list[Sample]:
     return made
 
 
+def drafts_of(id: SampleId, length: int) -> NDArray[np.bool_] | None:
+    """From step 2 on the first tokens were accepted drafts, before that it is not known."""
+    return np.arange(length) < length // 2 if 2 <= id.step < EVAL else None
+
+
 def write_store(folder: Path, samples: Sequence[Sample], dropped: Sequence[SampleId] = ()) -> None:
     book = Book(folder / "store")
     rows = [PromptRow(prompt=prompt_id(row), row=json.dumps(row)) for row in ROWS]
@@ -45,7 +51,7 @@ def write_store(folder: Path, samples: Sequence[Sample], dropped: Sequence[Sampl
             versions=[(max(0, step), len(tokens))] if tokens else [],
         )
         array, logprobs = np.asarray(tokens, np.uint32), np.zeros(len(tokens) if step >= 0 else 0, np.float32)
-        book.put(NewSample(info, np.arange(3, dtype=np.uint32), array, logprobs))
+        book.put(NewSample(info, np.arange(3, dtype=np.uint32), array, logprobs, drafts_of(id, len(tokens))))
         if reward is not None:
             scores = PutScores(scores=[Score(id=id, reward=reward)])
             book.do(lambda batch, scores=scores: book.writes.put_scores(batch, scores))

@@ -61,13 +61,15 @@ def expected(prompt: str = APPLES) -> list[tuple[int, int, list[int], float | No
     )
 
 
-@pytest.mark.parametrize("through", ["folder", "parquet"])
+@pytest.mark.parametrize("through", ["folder", "parquet", "parquet of before drafts were kept"])
 def test_epochs_become_history_of_the_next_run(run: Path, config: Path, tmp_path: Path, rhymed, through: str) -> None:
     source = run
-    if through == "parquet":
+    if through != "folder":
         source = tmp_path / "earlier.parquet"
         rhymed("export", source, "--run", run)
         shutil.rmtree(run)
+    if "before" in through:
+        pq.write_table(pq.read_table(source).drop_columns(["drafted"]), source)
     status, out, err = rhymed("import", config, source)
     assert (status, err) == (0, "")
     assert "next: 8 samples of 2 prompts imported, 124 tokens, as steps -2 to -1" in out

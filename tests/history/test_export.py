@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from folders import APPLES, PEARS, ROWS, two_epochs
+from folders import APPLES, PEARS, ROWS, drafts_of, two_epochs
 
 from rhymed.history import export as module
 from rhymed.messages import EVAL, SampleId
@@ -30,6 +30,8 @@ def test_every_sample_is_a_row(make_run, tmp_path: Path, rhymed) -> None:
         row = found[step, prompt, index]
         assert (row["tokens"], row["length"], row["reward"]) == (tokens, len(tokens), reward)
         assert row["prompt_tokens"] == [0, 1, 2]
+        drafted = drafts_of(SampleId(step, prompt, index), len(tokens))
+        assert row["drafted"] == (None if drafted is None else drafted.tolist())
         assert json.loads(row["row"]) == ROWS[prompt == PEARS]
     row = found[2, APPLES, 0]
     assert (row["epoch"], row["policy_version"], row["state"], row["text"]) == (1, 2, "scored", "GHIJKLMNOy")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import shutil
@@ -10,8 +11,10 @@ from pathlib import Path
 import lmdb
 import pytest
 from folders import APPLES, PEARS, two_epochs
+from rich.console import Console
 
 from rhymed.history.folder import open_folder
+from rhymed.history.show import columns, render
 from rhymed.history.stats import stats
 from rhymed.messages import EVAL, SampleId
 
@@ -87,6 +90,24 @@ def test_one_prompt_stands_side_by_side(run: Path, rhymed, wanted: str) -> None:
     assert re.search(r"epoch 0 \(step 0\), reward 0.250 +epoch 1 \(step 2\), reward 1.000", out)
     assert re.search(r"#1  reward 0.5, 11 tokens +#1  reward 1, 11 tokens", out)
     assert "GHIJKLMNOPQ" in out  # the text of tokens 40 .. 50
+
+
+def test_accepted_drafts_are_dim_and_their_share_is_told(run: Path, rhymed) -> None:
+    out = rhymed("show", APPLES, "--run", run)[1]
+    assert "#0  reward 1, 10 tokens, 50% drafted" in out
+    assert "#0  reward 0, 10 tokens  " in out, "what is not known is not told"
+    assert out.rstrip().endswith("dim: accepted drafts")
+    with open_folder(run) as folder:
+        shown = columns(folder, APPLES, [1], 80)
+        console = Console(file=io.StringIO(), force_terminal=True, width=80, color_system="standard")
+        console.print(render(folder, APPLES, shown, 1))
+    assert isinstance(console.file, io.StringIO)
+    assert "\x1b[2mGHIJK\x1b[0mLMNOy" in console.file.getvalue()
+
+
+def test_where_no_drafts_are_known_nothing_is_said_of_them(make_run, rhymed) -> None:
+    folder = make_run("plain", [sample for sample in two_epochs() if sample[0] < 2])
+    assert "draft" not in rhymed("show", APPLES, "--run", folder)[1]
 
 
 def test_epochs_can_be_chosen_and_a_missing_one_is_told(run: Path, rhymed) -> None:

@@ -15,7 +15,9 @@ from numpy.typing import NDArray
 from rhymed.histospec import arena
 from rhymed.histospec.budget import Budget
 from rhymed.histospec.library import Library, Past
+from rhymed.histospec.seats import Asked
 from rhymed.histospec.settings import Settings
+from rhymed.histospec.yields import accepted
 
 sys.path.insert(0, str(Path(__file__).parent))
 from scripted import PROMPT, Engine, words
@@ -43,6 +45,41 @@ def test_history_that_repeats_is_drafted_and_accepted(engine: Engine) -> None:
     assert engine.drafter.total == account
     assert f"{len(script) / account.forwards:.2f} tokens a step and request" in str(account)
     assert str(account - account) == "nothing decoded"
+
+
+def test_every_forward_tells_how_many_tokens_it_made(engine: Engine) -> None:
+    """Also of a request that waits in between, and of one whose tokens were carried; told once."""
+    script, other = words(0), words(1)
+    engine.remember(script)
+    engine.add("a", script)
+    engine.add("b", other, carried=[*other[:20], 9, *other[21:]])
+    engine.step()
+    engine.waiting.add("a")
+    engine.step()
+    engine.waiting.clear()
+    engine.finish()
+    for name, length in (("a", len(script)), ("b", len(other))):
+        account, yields = engine.drafter.account(name), engine.drafter.take_yields(name)
+        assert account is not None
+        assert yields is not None
+        assert (len(yields), sum(yields)) == (account.forwards, length)
+        assert accepted(yields, length).sum() == account.accepted > 20
+        assert engine.drafter.take_yields(name) is None
+
+
+def test_a_second_request_of_a_sample_tells_of_itself_alone(engine: Engine) -> None:
+    script = words(2)
+    engine.add("first", script, prompt="p")
+    for _ in range(5):
+        engine.step()
+    del engine.requests["first"]
+    engine.requests["again"] = Asked("first", "p", 0, PROMPT, [], script[:5])
+    engine.scripts["again"] = script
+    engine.finish()
+    yields = engine.drafter.take_yields("first")
+    assert yields is not None
+    assert accepted(yields, len(script))[:6].tolist() == [False, *[True] * 4, False]
+    assert sum(yields) == len(script)
 
 
 def test_a_request_without_history_makes_every_token_by_itself(engine: Engine) -> None:

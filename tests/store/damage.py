@@ -78,6 +78,8 @@ def content(folder: Path) -> dict[str, Any]:
             for response in browse.responses(prompt):
                 id = response.info.id
                 fields = [response.info, response.state, response.reason, response.tokens.tolist()]
+                if response.drafted is not None:
+                    found[f"drafted {id}"] = response.drafted.tolist()
                 if live_from <= id.step < EVAL and response.state != "dropped":  # those are never trained
                     asked = GetSamples(samples=[id], logprobs=True)
                     fields.append(bytes(browse.samples(asked)[1][1]))

@@ -18,6 +18,7 @@ from rhymed_store.reads import Reads
 from rhymed_store.writes import Writes, prepare
 
 PROMPT = "00000000000000aa"
+DRAFTED = (0.0, 0.8, 1.0, 0.97)  # parts of a response, by index; of every fifth it is not known
 OTHER = "00000000000000ab"  # the neighbour: a range that is one too long would find it
 
 SERVE = """
@@ -43,7 +44,8 @@ def new_sample(step: int = 0, index: int = 0, *, prompt: str = PROMPT, length: i
     )
     tokens = rng.integers(0, 49_152, length).astype(np.uint32)
     logprobs = -rng.random(length if step >= 0 else 0, np.float32)  # imported samples have none
-    return NewSample(info, np.arange(7, dtype=np.uint32), tokens, logprobs)
+    drafted = rng.random(length) < DRAFTED[index % 4] if index % 5 < 4 else None
+    return NewSample(info, np.arange(7, dtype=np.uint32), tokens, logprobs, drafted)
 
 
 class Book:
@@ -54,9 +56,12 @@ class Book:
         self.writes, self.reads = Writes(self.history, 1), Reads(self.history)
 
     def put(self, *samples: NewSample) -> None:
-        message = PutSamples(samples=[sample.info for sample in samples])
+        masks = [np.packbits(s.drafted) for s in samples if s.drafted is not None]
+        known = [s.drafted is not None for s in samples]
+        message = PutSamples(samples=[sample.info for sample in samples], drafted=known if masks else [])
         columns = zip(*((s.prompt_tokens, s.tokens, s.logprobs) for s in samples), strict=True)
         frames = [np.concatenate(column).tobytes() for column in columns]
+        frames += [np.concatenate(masks).tobytes()] if masks else []
         rows = prepare(message, frames, 1)
         self.do(lambda batch: self.writes.put_samples(batch, rows))
 

@@ -78,6 +78,28 @@ def test_samples_come_back_as_they_were_put(book: Book) -> None:
     assert contexts == b"".join(np.asarray(sample.prompt_tokens).tobytes() for sample in asked)
 
 
+def test_accepted_drafts_come_back_as_they_were_put(book: Book) -> None:
+    lengths = (0, 1, 8, 37, 3000, 9000, 70_000)
+    put = [new_sample(0, index, length=length) for index, length in enumerate(lengths)]
+    book.put(*put[:4])
+    book.put(*put[4:])
+    ids = [sample.info.id for sample in put]
+    book.do(lambda b: book.writes.put_scores(b, PutScores(scores=[Score(id=id, reward=1.0) for id in ids])))
+    book.do(lambda b: book.writes.mark(b, MarkSamples(samples=ids, state="trained")))
+    book.do(lambda b: book.writes.forget_logprobs(b, ForgetLogprobs(below_step=9)))
+    browse = Browse(book.history)
+    found = browse.headers(PROMPT)
+    assert {response.state for response in browse.responses(PROMPT)} == {"trained"}
+    read = [response.drafted for response in browse.responses(PROMPT)]
+    for masks in (read, browse.drafted(found)):
+        for sample, mask in zip(put, masks, strict=True):
+            assert (mask is None) == (sample.drafted is None)
+            if mask is not None:
+                assert mask.dtype == np.bool_
+                np.testing.assert_array_equal(mask, sample.drafted)
+    assert sum(mask is None for mask in read) == 1
+
+
 def test_a_sample_keeps_its_first_record(book: Book) -> None:
     first, second = new_sample(0, 0, seed=1), new_sample(0, 0, seed=2, length=9)
     book.put(first, second)  # even within one message
@@ -258,7 +280,7 @@ def test_a_folder_of_another_schema_is_refused(book: Book, tmp_path: Path) -> No
     book.do(lambda batch: book.history.put_number(batch.txn, "schema", 99))
     book.history.close()
     for opened in (Book, Reader):
-        with pytest.raises(StoreError, match=r"schema 99, made by a newer release; this one reads up to 2: install"):
+        with pytest.raises(StoreError, match=r"schema 99, made by a newer release; this one reads up to 3: install"):
             opened(tmp_path / "store")
     with lmdb.open(str(tmp_path / "store"), max_dbs=16) as env, env.begin(write=True) as txn:
         txn.put(b"schema", b"2", db=env.open_db(b"meta", txn=txn))

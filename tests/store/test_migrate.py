@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 import zlib
+from dataclasses import replace
 from pathlib import Path
 
 import lmdb
@@ -58,7 +59,7 @@ def test_a_folder_of_the_first_schema_is_read_and_taken_along(tmp_path: Path) ->
         assert (response.info.reward, response.state, response.tokens.tolist()) == (0.25, "scored", TOKENS.tolist())
     book = Book(folder)
     with book.history.read() as txn:
-        assert book.history.number(txn, "schema") == SCHEMA == 2
+        assert book.history.number(txn, "schema") == SCHEMA == 3
     found, (tokens, logprobs) = book.reads.samples(GetSamples(samples=[OLD], logprobs=True))
     assert found.samples[0].length == 40
     np.testing.assert_array_equal(tokens, TOKENS)
@@ -69,6 +70,29 @@ def test_a_folder_of_the_first_schema_is_read_and_taken_along(tmp_path: Path) ->
     book.put(new_sample(5))
     assert book.reads.samples(GetSamples(samples=[OLD]))[0].samples[0].reward == 0.5
     book.history.close()
+    assert verify(folder).findings == []
+
+
+def test_a_folder_of_the_schema_before_masks_is_read_and_goes_on_as_it_is(tmp_path: Path) -> None:
+    folder, old, new = tmp_path / "store", new_sample(4, 0), new_sample(5, 0)
+    book = Book(folder)
+    book.put(replace(old, drafted=None))
+    book.do(lambda batch: book.history.put_number(batch.txn, "schema", 2))
+    book.history.close()
+    data = (folder / "data.mdb").read_bytes()
+    with Reader(folder) as reader:
+        assert [response.drafted for response in Browse(reader).responses(PROMPT)] == [None]
+    assert verify(folder).findings == []
+    assert (folder / "data.mdb").read_bytes() == data
+    book = Book(folder)
+    book.put(new)
+    with book.history.read() as txn:
+        assert book.history.number(txn, "schema") == SCHEMA
+    book.history.close()
+    with Reader(folder) as reader:
+        before, after = Browse(reader).responses(PROMPT)
+    assert before.drafted is None
+    np.testing.assert_array_equal(after.drafted, new.drafted)
     assert verify(folder).findings == []
 
 

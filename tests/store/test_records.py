@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from rhymed.errors import MalformedMessage, StoreDamaged
 from rhymed.messages import SampleId, SampleInfo
-from rhymed_store import records
+from rhymed_store import masks, records
 
 prompts = st.binary(min_size=8, max_size=8).map(bytes.hex)
 steps = st.integers(-(2**31), 2**31 - 1)
@@ -34,13 +34,14 @@ def test_tokens_round_trip(responses: list[list[int]], level: int) -> None:
     width=st.sampled_from([2, 3, 4]),
     finish=st.sampled_from(records.FINISHES),
     reward=st.none() | st.floats(allow_nan=False, allow_infinity=False),
+    drafted=st.integers(0, 2**32 - 1),
 )
-def test_record_round_trip(versions, position, size, width, finish, reward) -> None:  # type: ignore[no-untyped-def]
+def test_record_round_trip(versions, position, size, width, finish, reward, drafted) -> None:  # type: ignore[no-untyped-def]
     length = sum(count for _, count in versions)
     info = SampleInfo(
         id=SampleId(3, "0" * 16, 1), prompt_length=9, length=length, finish_reason=finish, versions=versions
     )
-    record = records.new_record(info, 77, position, size, width)
+    record = records.new_record(info, 77, position, size, width, drafted)
     if reward is not None:
         record = record.scored(reward)
     key = records.sample_key(info.id)
@@ -48,6 +49,7 @@ def test_record_round_trip(versions, position, size, width, finish, reward) -> N
     again = records.unpack_record(memoryview(key), memoryview(packed))
     assert again == record
     assert (again.width, again.position, again.size, again.prompt_check) == (width, position, size, 77)
+    assert again.drafted == drafted
     assert again.state == ("generated" if reward is None else "scored")
     assert records.unpack_length(packed) == length
     shown = again.info(info.id)
@@ -99,6 +101,39 @@ def test_any_damaged_byte_is_noticed(position: int, flip: int) -> None:
         assert "sample x" in str(error)  # noqa: PT017
     else:
         assert out.tolist() == tokens.tolist()  # a bit of the frame that means nothing
+
+
+drafts = st.one_of(
+    st.lists(st.booleans(), max_size=300), st.tuples(st.integers(0, 9000), st.booleans()).map(lambda t: [t[1]] * t[0])
+)
+
+
+@given(drafted=drafts)
+def test_masks_round_trip_and_take_no_more_than_a_bit_a_token(drafted: list[bool]) -> None:
+    given, bits = np.array(drafted, bool), np.packbits(np.array(drafted, bool)).tobytes()
+    packed = masks.pack(bits)
+    assert len(packed) <= 5 + masks.bytes_of(len(drafted)) == 5 + len(bits)
+    np.testing.assert_array_equal(masks.unpack(packed, len(drafted), "it"), given)
+    if len(set(drafted)) == 1:
+        assert len(packed) < 40, "nothing, or all of it, was drafted"
+
+
+@given(drafted=drafts, position=st.integers(0, 10**6), flip=st.integers(1, 255))
+def test_any_damaged_byte_of_a_mask_is_noticed(drafted: list[bool], position: int, flip: int) -> None:
+    packed = bytearray(masks.pack(np.packbits(np.array(drafted, bool)).tobytes()))
+    packed[position % len(packed)] ^= flip
+    with pytest.raises(StoreDamaged, match="sample x: which tokens were drafted"):
+        masks.unpack(bytes(packed), len(drafted), "sample x")
+    for cut in (packed[:-1], packed[:4], b""):
+        with pytest.raises(StoreDamaged, match="sample x"):
+            masks.unpack(bytes(cut), len(drafted), "sample x")
+
+
+def test_a_mask_of_another_length_is_damage() -> None:
+    packed = masks.pack(np.packbits(np.ones(4000, bool)).tobytes())
+    for length in (3000, 5000):
+        with pytest.raises(StoreDamaged, match=r"which tokens were drafted .* were written"):
+            masks.unpack(packed, length, "sample x")
 
 
 def test_damaged_logprobs_are_noticed() -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import re
 import threading
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -120,23 +122,44 @@ async def test_errors_arrive_by_name(client: StoreClient) -> None:
 async def test_the_client_names_the_sample_whose_arrays_are_wrong(
     client: StoreClient, change: dict[str, object], complaint: str
 ) -> None:
-    good = new_sample()
+    good = new_sample(index=4)
     arrays = {"prompt_tokens": good.prompt_tokens, "tokens": good.tokens, "logprobs": good.logprobs} | change
     with pytest.raises(MalformedMessage, match=f"{good.info.id}.*{complaint}"):
         await client.put_samples([NewSample(good.info, **arrays)])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("wrong", [np.ones(49, bool), np.ones(50, np.uint8), np.ones((50, 1), bool)])
+async def test_the_client_names_the_sample_whose_accepted_drafts_are_wrong(client: StoreClient, wrong: Any) -> None:
+    with pytest.raises(MalformedMessage, match=rf"{new_sample().info.id}: drafted is .*one bool for each of 50"):
+        await client.put_samples([new_sample(0, 1), replace(new_sample(), drafted=wrong)])
+    assert await client.history(PROMPT, 1) == []
 
 
 async def test_the_door_refuses_what_does_not_fit_together(service: StoreService, where: Places) -> None:
     link = wire.Client(where.store, "raw", peer="store", accepts=ToStore)
     sample = SampleId(0, PROMPT, 0)
 
-    async def put(frames: list[bytes], length: int = 2, versions: tuple[tuple[int, int], ...] = ((0, 2),)) -> None:
+    async def put(
+        frames: list[bytes], length: int = 2, versions: Any = ((0, 2),), drafted: tuple[bool, ...] = ()
+    ) -> None:
         info = SampleInfo(id=sample, prompt_length=1, length=length, finish_reason="stop", versions=list(versions))
-        await link.request(PutSamples(samples=[info]), *frames)
+        await link.request(PutSamples(samples=[info], drafted=list(drafted)), *frames)
 
     for frames in ([], [bytes(4), bytes(8)], [bytes(4), bytes(8), bytes(4)], [bytes(4), bytes(9), bytes(8)]):
         with pytest.raises(MalformedMessage, match="PutSamples"):
             await put(frames)
+    fit = [bytes(4), bytes(8), bytes(8)]
+    for frames, drafted in (
+        (fit, (True,)),
+        ([*fit, b"\0"], ()),
+        ([*fit, b"\0"], (False,)),
+        ([*fit, b"\0"], (True, True)),
+        ([*fit, b"\0\0"], (True,)),
+        ([*fit, b""], (True,)),
+        ([*fit, b"\0", b""], (True,)),
+    ):
+        with pytest.raises(MalformedMessage, match=r"PutSamples|arrays"):
+            await put(frames, drafted=drafted)
     for versions in ((), ((0, 3),), ((0, 3), (1, -1)), ((1 << 40, 2),)):
         with pytest.raises(MalformedMessage, match="version"):
             await put([bytes(4), bytes(8), bytes(8)], versions=versions)

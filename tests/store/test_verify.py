@@ -15,8 +15,10 @@ from keeping import PROMPT, Book, new_sample
 
 from rhymed.errors import RhymedError, StoreDamaged, StoreError
 from rhymed.messages import SampleId
+from rhymed_store.browse import Browse
+from rhymed_store.database import Reader
 from rhymed_store.pages import Pages
-from rhymed_store.records import journal_key, sample_key
+from rhymed_store.records import journal_key, sample_key, unpack_record
 from rhymed_store.repair import copy, repair
 from rhymed_store.verify import verify
 
@@ -98,14 +100,37 @@ def test_what_is_changed_is_named_and_a_repair_leaves_only_that_out(
     before, after = content(whole), content(store)
     lost = {what for what in before if before[what] != after.get(what)}
     expected = {
-        b"samples": {f"sample 3/{PROMPT}/3", f"line 3/{PROMPT}/3"},
-        b"logprobs": {f"sample 3/{PROMPT}/6", f"line 3/{PROMPT}/6"},
+        b"samples": {f"{what} 3/{PROMPT}/3" for what in ("sample", "line", "drafted")},
+        b"logprobs": {f"{what} 3/{PROMPT}/6" for what in ("sample", "line", "drafted")},
         b"prompts": {name},
         b"partials": {"begun"},
     }
     assert lost == expected.get(table, set())
     assert after["begun"] == (([60], before["begun"][1][:240]) if table == b"partials" else before["begun"])
     assert report.counts["samples"] == 96 - (table in (b"samples", b"logprobs"))
+
+
+def test_a_damaged_mask_is_named_and_costs_no_sample(store: Path, whole: Path) -> None:
+    hurt = SampleId(3, PROMPT, 3)
+    with Reader(store) as reader, reader.read() as txn:
+        key = sample_key(hurt)
+        record = unpack_record(key, txn.get(key, db=reader.tables["samples"]))
+    place = record.position + record.size
+    with Reader(store) as reader, reader.read() as txn, txn.cursor(reader.tables["tokens"]) as cursor:
+        piece = max(int.from_bytes(key, "big") for key, _ in cursor if int.from_bytes(key, "big") <= place)
+
+    def flipped(value: bytes) -> bytes:
+        at = place - piece
+        return value[:at] + bytes([value[at] ^ 1]) + value[at + 1 :]
+
+    change(store, b"tokens", piece.to_bytes(8, "big"), flipped)
+    with Reader(store) as reader, pytest.raises(StoreDamaged, match=f"sample {hurt}: which tokens were drafted"):
+        Browse(reader).responses(PROMPT)
+    assert named(store) == [("samples", f"sample {hurt}")]
+    repair(store)
+    assert named(store) == []
+    before, after = content(whole), content(store)
+    assert {what for what in before if before[what] != after.get(what)} == {f"drafted {hurt}"}
 
 
 def test_a_line_too_few_and_one_too_many_are_found(store: Path, whole: Path) -> None:
