@@ -1,6 +1,7 @@
 """The reward worker between a real store and a broker that only writes down what it is told."""
 
 import asyncio
+import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rhymed.activities import seconds_of
 from rhymed.config import Config
 from rhymed.data import Row, prompt_id
 from rhymed.errors import PeerGone, RewardError
@@ -159,7 +161,7 @@ async def desk(where: Places) -> AsyncIterator[Desk]:
 
 
 async def test_samples_are_scored_stored_and_told(make: Callable[..., Config], where: Places, desk: Desk) -> None:
-    ids = await put(where, "1 2 3", "3 2 1")
+    ids, began = await put(where, "1 2 3", "3 2 1"), time.monotonic()
     async with RewardWorker(make(), where, "reward-0").running():
         await until(lambda: desk.joins)
         assert (desk.joins[0].role, desk.joins[0].worker, desk.joins[0].slots) == ("reward", "reward-0", 8)
@@ -169,6 +171,8 @@ async def test_samples_are_scored_stored_and_told(make: Callable[..., Config], w
         await desk.rate(ids[0])  # told again after a restart, it answers again
         await until(lambda: desk.stats["reward/scored"] == 3)
     assert [desk.scores[id].reward for id in ids] == [1.0, 0.0]
+    assert min(desk.stats["seconds/score"], desk.stats["seconds/idle"]) > 0
+    assert sum(seconds_of("reward", desk.stats).values()) <= time.monotonic() - began
     assert await rewards(where, *ids) == [1.0, 0.0]
     assert [leave.worker for leave in desk.leaves] == ["reward-0"]
 

@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import shutil
+import tempfile
+import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from desk import BAD, NAME, ROWS, Desk, Shelf, at_work, beat, ids, until
 
 from rhymed import messages as m
+from rhymed.activities import ACTIVITIES, seconds_of
 from rhymed.config import Config
 from rhymed.data import prompt_id
 from rhymed.errors import DeadlineExceeded, EngineError, PeerGone
 from rhymed.places import places
+from rhymed_store.browse import Browse
 from rhymed_store.client import StoreClient
+from rhymed_store.database import Reader
 from rhymed_store.service import StoreService
 from rhymed_workers import loading, rollout
+from rhymed_workers.engine import Told
 from rhymed_workers.rollout import RolloutWorker
-from rhymed_workers.trace import TraceBook, TraceEngine
+from rhymed_workers.trace import LOAD_S, TraceBook, TraceEngine
 
 
 async def test_samples_are_stored_then_reported(config: Config, scene: Any) -> None:
@@ -41,6 +51,17 @@ async def test_samples_are_stored_then_reported(config: Config, scene: Any) -> N
         np.testing.assert_array_equal(sample.logprobs, logprobs)
         assert bytes(sample.prompt_tokens.tolist()) == b"count to 0"
     assert [leave.worker for leave in desk.all(m.Leave)] == [NAME]
+
+
+def drafted_of(where: Any, id: m.SampleId) -> Any:
+    """Which of its tokens the store says were accepted drafts: a copy of it, for a process opens one only once."""
+    with tempfile.TemporaryDirectory() as copy, contextlib.ExitStack() as opened:
+        shutil.copy(where.database / "data.mdb", copy)
+        reader = opened.enter_context(Reader(Path(copy)))
+        browse = Browse(reader)
+        (found,) = [found for found in browse.headers(id.prompt) if found.sample == id]
+        (mask,) = browse.drafted([found])
+    return mask
 
 
 async def test_nothing_is_sampled_before_a_version_is_loaded(config: Config, scene: Any) -> None:
@@ -171,8 +192,9 @@ class Drafting(TraceEngine):
     async def remember(self, prompt: str, tokens: Any, past: Any) -> None:
         self.told.append((prompt, list(tokens), [sample.info.id for sample in past]))
 
-    async def drafting(self, ids: Any) -> list[m.Drafting | None]:
-        return [m.Drafting(id.index, 2, 1, 0.5, 0.75, 0.25) if id.index else None for id in ids]
+    async def drafting(self, ids: Any) -> list[Told]:
+        told = m.Drafting(3, 2, 1, 0.5, 0.75, 0.25)
+        return [Told(msgspec.structs.replace(told, forwards=id.index), b"\1\3") if id.index else Told() for id in ids]
 
 
 @pytest.fixture
@@ -199,6 +221,10 @@ async def test_history_goes_to_the_engine_and_what_it_brought_to_the_broker(spec
     drafting = [desk.generated[id].drafting for id in ids()]
     assert drafting == [None, *(m.Drafting(index, 2, 1, 0.5, 0.75, 0.25) for index in (1, 2, 3))]
     assert [sample.info.drafting for sample in await client.get_samples(ids())] == [None] * 4
+    masks = [drafted_of(where, id) for id in ids()]
+    assert masks[0] is None
+    assert [mask[:4].tolist() for mask in masks[1:]] == [[False, True, True, False]] * 3
+    assert not any(mask[4:].any() for mask in masks[1:])
 
 
 async def test_history_that_cannot_be_read_harms_no_sample(
@@ -277,6 +303,7 @@ async def test_what_is_written_ahead_waits_and_is_verified(config: Config, scene
         np.testing.assert_array_equal(sample.tokens, tokens)
         assert sample.info.versions == [(1, len(tokens))], "no token is of the old weights"
         assert desk.generated[id].ahead == (len(tokens), len(tokens))
+        assert drafted_of(where, id).all(), "all was verified, and nothing written anew"
 
 
 async def test_what_is_half_written_goes_on_under_the_new_weights(config: Config, scene: Any) -> None:
@@ -315,6 +342,8 @@ async def test_a_running_sample_is_handed_over_with_what_it_has(config: Config, 
         await until(lambda: asked in desk.generated)
         assert desk.generated[asked].ahead == (len(partial), len(partial))
         assert await client.get_partials([asked]) == {}, "the finished sample removes its beginning"
+    mask = [place < len(partial) for place in range(len(tokens))]
+    assert drafted_of(where, asked).tolist() == mask, "what the first worker wrote was verified by the second"
 
 
 async def test_a_parked_sample_is_handed_over_or_cancelled_at_once(config: Config, scene: Any) -> None:
@@ -339,3 +368,23 @@ async def test_a_beginning_that_the_store_has_lost_is_written_again(config: Conf
         await desk.ask(m.Generate(samples=[asked], begun=[asked]))
         await until(lambda: asked in desk.generated)
     assert desk.generated[asked].ahead == (0, 0)
+
+
+async def test_every_second_is_told_as_some_activity(config: Config, scene: Any) -> None:
+    where, desk, _, _ = scene
+    early = time.monotonic()
+    async with at_work(config, where, desk) as worker:
+        late = time.monotonic()
+        await desk.ask(m.Generate(samples=ids()))
+        await until(lambda: len(desk.generated) == 4)
+        await desk.ask(m.LoadVersion(version=1, weights=where.weights))
+        await until(lambda: len(desk.all(m.Loaded)) == 2)
+        before = time.monotonic()
+        told = seconds_of("rollout", worker._heartbeat().stats)
+        assert before - late <= sum(told.values()) <= time.monotonic() - early
+        await until(lambda: seconds_of("rollout", desk.all(m.Heartbeat)[-1].stats)["idle"] > told["idle"])
+    assert tuple(told) == ACTIVITIES["rollout"]
+    assert min(told["decode"], told["idle"]) > 0
+    assert told["update"] >= 2 * LOAD_S
+    beats = [seconds_of("rollout", beat.stats) for beat in desk.all(m.Heartbeat)]
+    assert all(one[name] <= other[name] for one, other in pairwise(beats) for name in one), "they only grow"

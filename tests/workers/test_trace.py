@@ -13,8 +13,9 @@ import pytest
 
 from rhymed.config import Config
 from rhymed.errors import DataError
+from rhymed.histospec.yields import accepted
 from rhymed.messages import SampleId
-from rhymed_workers.engine import Output, Task, sampling_for
+from rhymed_workers.engine import Output, Task, Told, sampling_for
 from rhymed_workers.trace import TraceBook, TraceEngine
 
 
@@ -159,6 +160,23 @@ def long(keep: float = 1.0, **trace: float) -> Config:
 IDS = [SampleId(step=0, prompt="d" * 16, index=index) for index in range(16)]
 
 
+async def test_accepted_drafts_are_those_carried_tokens_that_held() -> None:
+    settings, (id, other) = long(step_s=0), IDS[:2]
+    engine = TraceEngine(settings)
+    await engine.open()
+    try:
+        await engine.load(1, Path("unused"))
+        tokens = TraceBook(settings).response(id)[0].tolist()
+        for carried in (0, 1, 300, 400):
+            await engine.generate(task(settings, id, tokens[:carried]))
+            (told, nothing) = await engine.drafting([id, other])
+            assert (told.drafting, nothing) == (None, Told())
+            assert accepted(told.yields, 400).tolist() == [place < carried for place in range(400)]
+        assert await engine.drafting([id]) == [Told()], "it is told once"
+    finally:
+        await engine.close()
+
+
 async def test_carried_tokens_are_verified_and_not_written() -> None:
     whole, whole_s = await verified(long(step_s=0.01), IDS, 400)
     part, part_s = await verified(long(step_s=0.01), IDS, 300)
@@ -238,3 +256,25 @@ async def test_a_cancelled_sample_goes_on_elsewhere() -> None:
     assert 100 <= len(partial.tokens) < 400
     assert whole.tokens.tolist() == expected[0].tolist()
     assert whole.versions == [(3, 400)]
+
+
+async def test_seconds_are_of_the_passes_that_there_were() -> None:
+    settings = config(limit=20, slots=2, mean_length=20, sample_sigma=0, prompt_sigma=0, step_s=0.005, verify_s=0.001)
+    engine = TraceEngine(settings)
+    await engine.open()
+    try:
+        await engine.load(0, Path("unused"))
+        assert sum(engine.seconds().values()) == 0
+        began = time.monotonic()
+        id = SampleId(step=0, prompt="a" * 16, index=0)
+        tokens = (await engine.generate(task(settings, id))).tokens
+        assert engine.seconds().keys() == {"decode"}
+        await engine.generate(task(settings, id, carried=tokens[:10].tolist()))
+        told, passed = engine.seconds(), time.monotonic() - began
+        assert told.keys() == {"decode", "verify"}
+        assert 0.005 * 20 <= told["decode"] <= sum(told.values()) <= passed
+        assert told["verify"] >= 0.005 + 10 * 0.001
+        while engine.seconds() != engine.seconds():
+            await asyncio.sleep(0.001)
+    finally:
+        await engine.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from safetensors.torch import load_file
 
 from rhymed import messages as m
+from rhymed.activities import ACTIVITIES, seconds_of
 from rhymed.config import Config
 from rhymed.errors import CheckpointError, CheckpointLost, PeerGone, StalenessBroken, TrainerError, UnknownSample
 from rhymed.places import Places, places
@@ -137,6 +139,7 @@ async def written(where: Places, step: int) -> None:
 async def test_a_step_is_trained_published_told_and_checkpointed(
     config: Config, where: Places, broker: Broker, put: Any
 ) -> None:
+    began = time.monotonic()
     async with TrainerService(config, where).running():
         join = await broker.hear(m.Join)
         assert (join.role, join.version, join.weights) == ("trainer", 0, where.weights)
@@ -153,7 +156,13 @@ async def test_a_step_is_trained_published_told_and_checkpointed(
         after = await published(where, 2)
         assert any((after[name] != before[name]).any() for name in before)
         await broker.hear(m.Checkpointed, step=2)
-        await broker.hear(m.Heartbeat, version=2, phase="idle")
+        beat = await broker.hear(m.Heartbeat, version=2, phase="idle")
+        told = seconds_of("trainer", beat.stats)
+        assert tuple(told) == ACTIVITIES["trainer"]
+        assert min(told.values()) > 0, "it has done all of it"
+        assert sum(told.values()) <= time.monotonic() - began
+        trained = [await broker.hear(m.Trained, step=step) for step in range(2)]
+        assert told["train"] >= sum(message.metrics["timing_s/train"] for message in trained)
     assert (where.checkpoints / "step-000002" / "model.safetensors").exists()
     await broker.hear(m.Leave)
 

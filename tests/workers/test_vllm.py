@@ -17,6 +17,7 @@ import pytest_asyncio
 
 from rhymed.config import Config
 from rhymed.errors import DataError, EngineError
+from rhymed.histospec.yields import accepted
 from rhymed.messages import SampleId
 from rhymed_workers.engine import Output, Task, sampling_for
 
@@ -130,9 +131,12 @@ async def test_a_sample_is_drawn_from_its_own_seed(engine: Any) -> None:
 
 
 async def test_ends_at_the_limit_or_at_the_end_token(engine: Any) -> None:
-    outputs = await asyncio.gather(*(engine.generate(task(engine, index, step=1)) for index in range(24)))
+    jobs = [task(engine, index, step=1) for index in range(24)]
+    outputs = await asyncio.gather(*(engine.generate(job) for job in jobs))
     assert {output.finish_reason for output in outputs} <= {"stop", "length"}
-    for output in outputs:
+    for output, (told, yields) in zip(outputs, await engine.drafting([job.id for job in jobs]), strict=True):
+        assert accepted(yields, len(output.tokens)).sum() == told.accepted
+        assert not accepted(yields, len(output.tokens))[0], "the first token follows the prompt, which has no draft"
         ended = output.tokens[-1] == EOS
         assert output.finish_reason == ("stop" if ended else "length")
         assert ended or len(output.tokens) == engine._config.rollout.max_response_length
@@ -183,7 +187,8 @@ async def afresh(engine: Any, job: Task) -> tuple[Output, int]:
     await engine.remember(job.id.prompt, PROMPT, [])
     await asyncio.sleep(0.2)  # the empty index takes the place of the one that knows the answer
     output = await engine.generate(job)
-    (told,) = await engine.drafting([job.id])
+    ((told, yields),) = await engine.drafting([job.id])
+    assert accepted(yields, len(output.tokens)).sum() == told.accepted
     equal = [a == b for a, b in zip(job.carried, output.tokens, strict=False)]
     assert (told.carried, told.kept) == (len(job.carried), [*equal, False].index(False))
     return output, told.forwards
@@ -296,3 +301,25 @@ async def test_no_process_outlives_a_killed_worker(tiny_model: Path, tmp_path: P
     while any(process.is_running() and process.status() != "zombie" for process in below):
         assert time.monotonic() < deadline, "an engine process outlived its owner"
         await asyncio.sleep(0.1)
+
+
+async def test_what_the_engines_steps_do_is_told_second_by_second(engine: Any) -> None:
+    async def settled() -> dict[str, float]:
+        while True:
+            before = engine.seconds()
+            await asyncio.sleep(0.05)
+            if engine.seconds() == before:
+                return before
+
+    before, began = await settled(), time.monotonic()
+    outputs = await asyncio.gather(*(engine.generate(task(engine, index, step=20)) for index in range(8)))
+    passed = time.monotonic() - began
+    after = await settled()
+    spent = {name: after[name] - before.get(name, 0.0) for name in after}
+    assert spent["prefill"] > 0
+    assert spent["draft"] > 0
+    assert spent["decode"] + spent["verify"] > 0
+    assert 0.6 * passed < sum(spent.values()) <= passed + 0.1, spent
+    best = max(range(8), key=lambda index: len(outputs[index].tokens))
+    await engine.generate(task(engine, best, step=20, carried=outputs[best].tokens.tolist()))
+    assert engine.seconds()["verify"] > after["verify"], "what it made before was verified"

@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,6 +59,13 @@ class Output:
     versions: list[tuple[int, int]]  # (policy version, how many tokens in a row), oldest first
 
 
+class Told(NamedTuple):
+    """What an engine knows about the drafts of a sample that has ended; None: not known."""
+
+    drafting: Drafting | None = None
+    yields: bytes | None = None  # tokens of each forward, see `rhymed.histospec.yields`
+
+
 class Engine(Protocol):
     """Every method but `open` and `close` may raise `EngineError` when the engine has died; it stays dead."""
 
@@ -83,8 +90,8 @@ class Engine(Protocol):
     async def remember(self, prompt: str, tokens: Sequence[int], past: Sequence[StoredSample]) -> None:
         """A prompt's earlier responses, newest step first, to draft from. `tokens` are the prompt's."""
 
-    async def drafting(self, ids: Sequence[SampleId]) -> list[Drafting | None]:
-        """What drafting did for these samples, which ended a moment ago. None: not known."""
+    async def drafting(self, ids: Sequence[SampleId]) -> list[Told]:
+        """What drafting did for these samples, which ended a moment ago. Asked once for each."""
 
     def progress(self) -> dict[SampleId, int]:
         """Tokens generated so far of what is in the engine."""
@@ -95,6 +102,9 @@ class Engine(Protocol):
 
     def stats(self) -> dict[str, float]:
         """Metrics by the names of docs/metrics.md; rates are since the last call."""
+
+    def seconds(self) -> Mapping[str, float]:
+        """Busy seconds by activity (`rhymed.activities`) up to now. They only grow."""
 
 
 def seed_of(run_seed: int, id: SampleId) -> int:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rhymed.histospec.plugin import install
+from rhymed_workers import pulse
 
 BACKEND = "rhymed-file"
 OWNER = "RHYMED_ENGINE_OWNER"
@@ -141,16 +142,18 @@ class Extension:
         past = [Past(np.frombuffer(data, "<i4"), step, reward) for step, reward, data in rows]
         self.model_runner.drafter.remember(prompt, tokens, past)
 
-    def accounts(self, names: list[str]) -> list[tuple[float, ...] | None]:
-        """What drafting did for these samples."""
+    def accounts(self, names: list[str]) -> list[tuple[tuple[float, ...] | None, bytes | None]]:
+        """What drafting did for these samples, and how many tokens each of their forwards made."""
         from dataclasses import astuple
 
-        accounts = self.model_runner.drafter.accounts(names)
-        return [None if account is None else astuple(account) for account in accounts]
+        drafter = self.model_runner.drafter
+        accounts = [None if account is None else astuple(account) for account in drafter.accounts(names)]
+        return list(zip(accounts, drafter.take_yields(names), strict=True))
 
 
 if os.environ.get(OWNER):
     _register()
     _leave_out_ranks()
     install()
+    pulse.install()
     end_with_owner()

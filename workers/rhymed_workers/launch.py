@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 from rhymed.config import Config
 from rhymed.histospec.settings import KEY
+from rhymed.logs import file
 from rhymed_workers.extension import BACKEND, OWNER
 
 log = logging.getLogger(__name__)
@@ -120,10 +121,10 @@ def _has_gpu() -> bool:
 
 def _logging_file() -> Path:
     """vLLM's log lines go where ours go, from its child processes too."""
-    files = [handler for handler in logging.getLogger().handlers if isinstance(handler, logging.FileHandler)]
+    ours = file.current()
     handler: dict[str, Any] = {"class": "logging.StreamHandler", "formatter": "line", "level": "WARNING"}
-    if files:
-        handler = {"class": "logging.FileHandler", "formatter": "line", "filename": files[0].baseFilename}
+    if ours is not None:
+        handler = file.vllm(ours)
     tree = {
         "version": 1,
         "disable_existing_loggers": False,
@@ -131,9 +132,9 @@ def _logging_file() -> Path:
         "handlers": {"out": handler},
         "loggers": {"vllm": {"handlers": ["out"], "level": "INFO", "propagate": False}},
     }
-    file = _logging_path()
-    file.write_text(json.dumps(tree))
-    return file
+    path = _logging_path()
+    path.write_text(json.dumps(tree))
+    return path
 
 
 def _logging_path() -> Path:

@@ -16,6 +16,7 @@ from rhymed.messages import LoadVersion
 from rhymed_workers.engine import Engine
 from rhymed_workers.fetch import Fetcher
 from rhymed_workers.patience import PATIENCE_S
+from rhymed_workers.timesheet import Timesheet
 
 log = logging.getLogger(__name__)
 
@@ -32,8 +33,9 @@ class Loading:
         fetcher: Fetcher,
         before: Callable[[], None],
         told: Callable[[int, float], Awaitable[None]],
+        sheet: Timesheet,
     ) -> None:
-        self._name, self._engine, self._fetcher = name, engine, fetcher
+        self._name, self._engine, self._fetcher, self._sheet = name, engine, fetcher, sheet
         self._before, self._told = before, told
         self._wanted: LoadVersion | None = None
         self._news = asyncio.Event()  # a version is wanted
@@ -88,10 +90,12 @@ class Loading:
         if (wanted.version, wanted.life) == (self._engine.version, self.life):
             return 0.0
         start = time.monotonic()
-        path = await self._fetcher.fetch(wanted.version, wanted.weights)
+        with self._sheet.fetching():
+            path = await self._fetcher.fetch(wanted.version, wanted.weights)
         fetch_s = time.monotonic() - start
         self._before()
-        splits = await self._engine.load(wanted.version, path)
+        with self._sheet.loading():
+            splits = await self._engine.load(wanted.version, path)
         self.life = wanted.life
         seconds = time.monotonic() - start
         self.timings = {"timing_s/fetch_weights": fetch_s, "timing_s/load_weights": seconds}

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from rhymed.activities import stats_of
 from rhymed.config import Config
 from rhymed.contradictions import QUEUED
 from rhymed.errors import (
@@ -27,6 +28,8 @@ from rhymed.errors import (
     RhymedError,
     UnknownSample,
 )
+from rhymed.history.words import some
+from rhymed.logs.form import cause
 from rhymed.messages import (
     Finish,
     Heartbeat,
@@ -42,6 +45,7 @@ from rhymed.messages import (
     Welcome,
 )
 from rhymed.places import Places
+from rhymed.seconds import Seconds
 from rhymed.service import Service
 from rhymed.wire import DONE, Client
 from rhymed_store.client import StoreClient, StoredSample
@@ -86,6 +90,7 @@ class RewardWorker(Service):
         self._taken: asyncio.Queue[SampleId] = asyncio.Queue()
         self._outcomes: asyncio.Queue[tuple[SampleId, Outcome]] = asyncio.Queue()
         self._tally = Tally(config.rollout.group_size)
+        self._seconds = Seconds("idle")
         self._joined = False
         self._closing = contextlib.AsyncExitStack()
 
@@ -111,10 +116,13 @@ class RewardWorker(Service):
     async def _handle(self, peer: bytes, message: Any, frames: Sequence[bytes]) -> Message:
         match message:
             case RateSamples():
-                for sample in message.samples:
-                    if sample not in self._holding:
-                        self._holding[sample] = time.monotonic()
-                        self._taken.put_nowait(sample)
+                fresh = [sample for sample in message.samples if sample not in self._holding]
+                for sample in fresh:
+                    self._holding[sample] = time.monotonic()
+                    self._taken.put_nowait(sample)
+                if fresh:
+                    count = some(len(fresh), "sample")
+                    log.info("takes %s, first %s", count, fresh[0], extra=cause("scoring", fresh))
             case Finish():
                 log.info("%s: the run is over: %s", self.name, message.reason)
                 self._joined = False  # it knows that we go
@@ -163,7 +171,8 @@ class RewardWorker(Service):
         now = time.monotonic()
         held = [Holding(id=id, seconds=now - since) for id, since in self._holding.items()]
         phase = "score" if held else "idle"
-        return Heartbeat(worker=self.name, phase=phase, holding=held, stats=self._tally.stats())
+        stats = {**self._tally.stats(), **stats_of("reward", self._seconds.read())}
+        return Heartbeat(worker=self.name, phase=phase, holding=held, stats=stats)
 
     # The way of a sample
 
@@ -192,9 +201,10 @@ class RewardWorker(Service):
         ]
 
     async def _score(self, id: SampleId, work: Item) -> None:
-        outcome = await self._pool.score(work)
+        with self._seconds.during("score"):
+            outcome = await self._pool.score(work)
         if outcome.error is not None:
-            log.warning("%s not scored: %s", id, outcome.error)
+            log.warning("%s not scored: %s", id, outcome.error, extra=cause("failed", [id], reason=outcome.error))
         self._tally.judge(id.prompt, outcome)
         self._outcomes.put_nowait((id, outcome))
 
@@ -216,6 +226,7 @@ class RewardWorker(Service):
                     log.error("%s: the broker ends the run: %s", self.name, error)
 
             await patiently(attempt, "reporting scores")
+            _tell_of(told)
             for score in told:
                 self._holding.pop(score.id, None)
 
@@ -242,6 +253,15 @@ class RewardWorker(Service):
                 return [kept for score in scores for kept in await self._keep([score])]
             return [Score(id=scores[0].id, error=scores[0].error or f"not in the store: {error}")]
         return scores
+
+
+def _tell_of(scores: Sequence[Score]) -> None:
+    """One line for all that have a reward, which store and broker know."""
+    scored = [score for score in scores if score.reward is not None]
+    if scored:
+        more = cause("scored", [score.id for score in scored], rewards=[score.reward for score in scored])
+        count = some(len(scored), "sample")
+        log.info("%s scored, first %s: %g", count, scored[0].id, scored[0].reward, extra=more)
 
 
 async def _batch(queue: asyncio.Queue[Any]) -> list[Any]:

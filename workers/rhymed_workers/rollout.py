@@ -22,11 +22,13 @@ from typing import Any
 from rhymed import errors
 from rhymed import messages as m
 from rhymed.config import Config
+from rhymed.history.words import some
+from rhymed.logs.form import cause
 from rhymed.places import Places
 from rhymed.render import load_renderer
 from rhymed.service import Service
 from rhymed.wire import DONE, Client
-from rhymed_store.client import StoreClient
+from rhymed_store.client import NewSample, StoreClient
 from rhymed_workers import stall
 from rhymed_workers.cache import PromptCache
 from rhymed_workers.engine import Engine, Output, build_engine
@@ -36,6 +38,7 @@ from rhymed_workers.membership import Membership
 from rhymed_workers.patience import patiently
 from rhymed_workers.recall import Recall
 from rhymed_workers.saving import Saving, new_sample
+from rhymed_workers.timesheet import Timesheet
 from rhymed_workers.writing import Hand, Writing
 
 log = logging.getLogger(__name__)
@@ -55,6 +58,7 @@ class RolloutWorker(Service):
         self._finished: asyncio.Queue[Hand] = asyncio.Queue()
         self._reported = asyncio.Event()
         self._stored = 0
+        self._sheet = Timesheet()
         self._membership: Membership | None = None
         self._saving: Saving | None = None
         self._closing = contextlib.AsyncExitStack()
@@ -73,13 +77,14 @@ class RolloutWorker(Service):
         # One after the other: two threads that import transformers at once meet half-imported modules.
         render = await asyncio.to_thread(load_renderer, self._config)
         await self._engine.open()
+        self._sheet.account = self._engine.seconds
         self._prompts = PromptCache(self._rows, render)
         self._closing.callback(self._prompts.close)
         self._recall = self._make_recall()
         if self._recall is not None:
             self._closing.callback(self._recall.close)
         self._writing = Writing(self._config, self._engine, self._beginning, self._park)
-        self._loading = Loading(self.name, self._engine, self._fetcher, self._set_back, self._loaded)
+        self._loading = Loading(self.name, self._engine, self._fetcher, self._set_back, self._loaded, self._sheet)
         keys = self._where.keys("rollout").to("broker")
         link = Client(
             self._where.broker, self.name, peer="broker", accepts=m.ToRollout, handler=self._handle, keys=keys
@@ -123,17 +128,23 @@ class RolloutWorker(Service):
                 if self.stopping:
                     raise errors.PeerGone(f"{self.name} leaves: it takes no more samples")
                 begun = set(message.begun)
-                for id in message.samples:
-                    if id not in self._holding:
-                        hand = self._holding[id] = Hand(id, time.monotonic(), id in begun)
-                        self.spawn(self._sample(hand))
+                fresh = [id for id in message.samples if id not in self._holding]
+                for id in fresh:
+                    hand = self._holding[id] = Hand(id, time.monotonic(), id in begun)
+                    self.spawn(self._sample(hand))
+                if fresh:
+                    log.info("takes %s, first %s", some(len(fresh), "sample"), fresh[0], extra=cause("taken", fresh))
             case m.Cancel():
                 for id in message.samples:
                     if id in self._holding:
                         self._holding.pop(id).cancelled = True
                     self.engine.cancel(id)
+                gone = some(len(message.samples), "sample")
+                log.info("forgets %s, first %s", gone, message.samples[0], extra=cause("cancelled", message.samples))
                 await self._writing.stir()
             case m.Release():
+                away, more = some(len(message.samples), "sample"), cause("released", message.samples)
+                log.info("is to hand over %s, first %s", away, message.samples[0], extra=more)
                 for id in message.samples:
                     taken = self._holding.get(id)
                     if taken is not None and taken.output is None:
@@ -180,7 +191,8 @@ class RolloutWorker(Service):
             )
             for hand in self._holding.values()
         ]
-        stats = {**self.engine.stats(), **self._loading.timings, "rollout/stored": float(self._stored)}
+        stats = {**self.engine.stats(), **self._loading.timings, **self._sheet.stats()}
+        stats["rollout/stored"] = float(self._stored)
         phase = "update" if self._loading.busy else "decode" if held else "idle"
         version, life = self.engine.version, self._loading.life
         return m.Heartbeat(worker=self.name, version=version, life=life, phase=phase, holding=held, stats=stats)
@@ -226,7 +238,10 @@ class RolloutWorker(Service):
         if not self._config.carries:
             return ()
         found = await patiently(lambda: self._store.get_partials([id]), "reading a sample's beginning")
-        return found[id].tolist() if id in found else ()
+        tokens = found[id].tolist() if id in found else ()
+        more = cause("begun", [id], tokens=len(tokens))
+        log.info("sample %s begins with %d tokens from the store", id, len(tokens), extra=more)
+        return tokens
 
     async def _park(self, id: m.SampleId) -> None:
         await self._member.tell(m.Ahead(worker=self.name, samples=[id]), "reporting a sample written ahead")
@@ -237,12 +252,15 @@ class RolloutWorker(Service):
             await patiently(lambda: self._store.put_partials({hand.id: (0, output.tokens)}), "storing a beginning")
         back = m.GiveBack(worker=self.name, samples=[hand.id], reason="moved", moved=True)
         await self._member.tell(back, "handing a sample over")
+        more = cause("moved", [hand.id], tokens=len(output.tokens))
+        log.info("sample %s is handed over with %d tokens", hand.id, len(output.tokens), extra=more)
         self._forget([hand])
 
     async def _give_back(self, hand: Hand, reason: str, *, retry: bool = False) -> None:
         if self._holding.get(hand.id) is not hand:
             return
-        log.warning("%s: sample %s given back: %s", self.name, hand.id, reason)
+        more = cause("returned", [hand.id], reason=reason)
+        log.warning("%s: sample %s given back: %s", self.name, hand.id, reason, extra=more)
         back = m.GiveBack(worker=self.name, samples=[hand.id], reason=reason, retry=retry)
         await self._member.tell(back, "giving a sample back")
         self._forget([hand])
@@ -257,13 +275,27 @@ class RolloutWorker(Service):
 
     async def _deliver(self, hands: Sequence[Hand]) -> None:
         """Where the store has an earlier record, of another worker or life, that one is what is reported."""
-        drafting = await self.engine.drafting([hand.id for hand in hands])
-        samples = [new_sample(hand, told) for hand, told in zip(hands, drafting, strict=True)]
+        told = await self.engine.drafting([hand.id for hand in hands])
+        samples = [new_sample(hand, one) for hand, one in zip(hands, told, strict=True)]
         earlier = await patiently(lambda: self._store.put_samples(samples), "storing samples")
         self._stored += len(samples)
+        self._tell_of(samples, [info.id for info in earlier])
         infos = {sample.info.id: sample.info for sample in samples} | {info.id: info for info in earlier}
         generated = m.Generated(worker=self.name, samples=list(infos.values()))
         await self._member.tell(generated, "reporting samples")
+
+    def _tell_of(self, samples: Sequence[NewSample], earlier: Sequence[m.SampleId]) -> None:
+        """One line for all that the store has acknowledged."""
+        infos = [sample.info for sample in samples]
+        tokens = [info.length for info in infos]
+        accepted = [0 if one.drafted is None else int(one.drafted.sum()) for one in samples]
+        more = cause("stored", [info.id for info in infos], tokens=tokens, accepted=accepted)
+        log.info(
+            "%s written and stored, %s, %d of them drafts, first %s",
+            some(len(infos), "sample"), some(sum(tokens), "token"), sum(accepted), infos[0].id, extra=more,
+        )  # fmt: skip
+        if earlier:
+            log.info("the store had a record of %s", some(len(earlier), "sample"), extra=cause("kept", earlier))
 
     def _forget(self, hands: Sequence[Hand]) -> None:
         for hand in hands:

@@ -15,8 +15,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from rhymed.errors import RhymedError
-from rhymed.messages import Drafting, SampleId, SampleInfo
+from rhymed.histospec.yields import accepted
+from rhymed.messages import SampleId, SampleInfo
 from rhymed_store.client import NewSample, StoreClient
+from rhymed_workers.engine import Told
 from rhymed_workers.writing import Hand, Writing
 
 log = logging.getLogger(__name__)
@@ -82,7 +84,7 @@ class Saving:
         return missing
 
 
-def new_sample(hand: Hand, drafting: Drafting | None) -> NewSample:
+def new_sample(hand: Hand, told: Told) -> NewSample:
     """The record of what is written to its end."""
     output, prompt = hand.output, hand.prompt
     assert output is not None, "only finished samples are stored"
@@ -93,7 +95,8 @@ def new_sample(hand: Hand, drafting: Drafting | None) -> NewSample:
         length=len(output.tokens),
         finish_reason=output.finish_reason,
         versions=output.versions,
-        drafting=drafting,
+        drafting=told.drafting,
         ahead=hand.ahead,
     )
-    return NewSample(info, prompt, output.tokens, output.logprobs)
+    drafted = None if told.yields is None else accepted(told.yields, len(output.tokens))
+    return NewSample(info, prompt, output.tokens, output.logprobs, drafted)

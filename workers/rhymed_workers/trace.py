@@ -2,8 +2,8 @@
 
 All a response is made of is a pure function of the sample's id, so any process at any time gives the same. A forward
 pass of b running samples takes `step_s + token_s * b`; prefill is not charged. A task that carries tokens has those
-that hold verified in its first pass, which takes `verify_s` longer for each. Waiting tasks enter in order of arrival
-as slots become free. Needs neither torch nor a tokenizer.
+that hold verified in its first pass, which takes `verify_s` longer for each; no other drafts are accepted. Waiting
+tasks enter in order of arrival as slots become free. Needs neither torch nor a tokenizer.
 """
 
 from __future__ import annotations
@@ -23,14 +23,17 @@ from numpy.typing import NDArray
 
 from rhymed.config import Config
 from rhymed.errors import DataError
-from rhymed.messages import Drafting, FinishReason, SampleId
-from rhymed_workers.engine import NO_VERSION, Output, Rate, Task
+from rhymed.histospec.yields import Yields
+from rhymed.messages import FinishReason, SampleId
+from rhymed.seconds import Seconds
+from rhymed_workers.engine import NO_VERSION, Output, Rate, Task, Told
 
 if TYPE_CHECKING:
     from rhymed_store.client import StoredSample
 
 LOAD_S = 0.02
 MEAN_SURPRISE = 0.8  # nats a token, about what a small model has at temperature 1
+REMEMBERED = 4096  # samples that have ended, and whose yields nobody has asked for
 
 
 class Recorded(msgspec.Struct, frozen=True):
@@ -84,6 +87,7 @@ class _Running:
     future: asyncio.Future[Output]
     done: int = 0
     versions: list[tuple[int, int]] = field(default_factory=list)
+    yields: Yields = field(default_factory=Yields)
 
     def kept(self, version: int, keep: float) -> int:
         """How many of the carried tokens these weights write again; 0 once it runs."""
@@ -97,6 +101,7 @@ class _Running:
     def advance(self, version: int, kept: int) -> int:
         """The kept tokens, and one more if there is one. Returns how many these are."""
         count = min(kept + 1, len(self.tokens) - self.done)
+        self.yields.add(kept + 1, self.done + kept + 1)  # behind the last token, too, as an engine does
         self.done += count
         if self.versions and self.versions[-1][0] == version:
             self.versions[-1] = (version, self.versions[-1][1] + count)
@@ -122,7 +127,9 @@ class TraceEngine:
         self._work = asyncio.Event()
         self._loading = asyncio.Lock()
         self._generated = 0
+        self._yields: dict[SampleId, bytes] = {}  # of what has ended
         self._rate = Rate()
+        self._seconds = Seconds("idle")
         self._loop: asyncio.Task[None] | None = None
 
     @property
@@ -163,8 +170,8 @@ class TraceEngine:
     async def remember(self, prompt: str, tokens: Sequence[int], past: Sequence[StoredSample]) -> None:
         """It needs no drafts."""
 
-    async def drafting(self, ids: Sequence[SampleId]) -> list[Drafting | None]:
-        return [None] * len(ids)
+    async def drafting(self, ids: Sequence[SampleId]) -> list[Told]:
+        return [Told(yields=self._yields.pop(id, None)) for id in ids]
 
     def progress(self) -> dict[SampleId, int]:
         waiting = {entry.task.id: 0 for entry in self._waiting}
@@ -181,6 +188,10 @@ class TraceEngine:
             "rollout/waiting": float(len(self._waiting)),
         }
 
+    def seconds(self) -> Mapping[str, float]:
+        """A pass that verifies carried tokens is `verify`, any other `decode`."""
+        return {name: told for name, told in self._seconds.read().items() if name != "idle"}
+
     def _forget(self, entry: _Running) -> None:
         if self._running.get(entry.task.id) is entry:
             del self._running[entry.task.id]
@@ -194,6 +205,7 @@ class TraceEngine:
         while True:
             if not self._running and not self._waiting:
                 self._work.clear()
+                self._seconds.enter("idle")
                 await self._work.wait()
                 due = clock()
             while self._waiting and len(self._running) < self._slots:
@@ -208,6 +220,7 @@ class TraceEngine:
     def _pass_s(self) -> float:
         trace, version = self._config.trace, self._version
         kept = sum(entry.kept(version, trace.keep) for entry in self._running.values())
+        self._seconds.enter("verify" if kept else "decode")
         return trace.step_s + trace.token_s * len(self._running) + trace.verify_s * kept
 
     def _advance(self) -> None:
@@ -216,7 +229,10 @@ class TraceEngine:
             self._generated += entry.advance(version, entry.kept(version, keep))
             if entry.done == len(entry.tokens):
                 self._forget(entry)
+                self._yields[entry.task.id] = bytes(entry.yields)
                 entry.finish(entry.reason)
+        while len(self._yields) > REMEMBERED:
+            del self._yields[next(iter(self._yields))]
 
 
 def _read(path: Path) -> dict[str, dict[int, list[NDArray[np.uint32]]]]:

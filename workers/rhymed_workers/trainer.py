@@ -21,8 +21,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
+from rhymed.activities import stats_of
 from rhymed.config import Config
 from rhymed.errors import MalformedMessage, RhymedError, TrainerError
+from rhymed.logs.form import cause
 from rhymed.messages import (
     Checkpointed,
     Finish,
@@ -37,6 +39,7 @@ from rhymed.messages import (
     Welcome,
 )
 from rhymed.places import Places
+from rhymed.seconds import Seconds
 from rhymed.service import Service
 from rhymed.wire import DONE, Client
 from rhymed_store.client import StoreClient, StoredSample
@@ -62,6 +65,7 @@ class TrainerService(Service):
         self._config, self._places = config, places
         self._thread = ThreadPoolExecutor(1, "learner")
         self._phase = "start"
+        self._seconds = Seconds("wait")
         self._life = secrets.token_hex(8)  # what an earlier process told or published is not ours
         self._joined = False
         self._step: asyncio.Task[list[StoredSample]] | None = None  # fetching, or fetched and being trained
@@ -77,12 +81,14 @@ class TrainerService(Service):
     # -- life ---------------------------------------------------------------------------------------------------
 
     async def open(self) -> None:
-        self._learner, self._lineage = await self._aside(self._load)
+        self._learner, self._lineage = await self._aside(self._load, "load")
         self._publisher = Publisher(self._places.folder / "weights", self._learner.dtype)
         self._closing.callback(self._publisher.close)
         await self._publish()
         keys = self._places.keys("trainer")
-        self._weights = WeightsServer(self._places.weights, self._publisher, keys=keys)
+        address = self._places.weights
+        self._weights = WeightsServer(self._places.listens(address), self._publisher, keys=keys)
+        self._announced = address if self._places.bind else self._weights.address
         self._closing.callback(self._weights.close)
         self._store = StoreClient(self._places.store, self.name, keys)
         self._closing.callback(self._store.close)
@@ -123,8 +129,14 @@ class TrainerService(Service):
         """Changes with every micro-batch; None: there is nothing to do."""
         return None if self._idle.is_set() else (self._version, self._phase)
 
-    async def _aside(self, work: Callable[[], Result]) -> Result:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+    async def _aside(self, work: Callable[[], Result], activity: str) -> Result:
+        """On the learner's thread, counted as this activity from when it begins there."""
+
+        def timed() -> Result:
+            with self._seconds.during(activity):
+                return work()
+
+        return await asyncio.get_running_loop().run_in_executor(self._thread, timed)
 
     # -- belonging to the run -----------------------------------------------------------------------------------
 
@@ -133,7 +145,8 @@ class TrainerService(Service):
         welcome = await self._join()
         while True:
             await asyncio.sleep(welcome.heartbeat_s)
-            beat = Heartbeat(worker=self.name, version=self._version, phase=self._phase)
+            stats = stats_of("trainer", self._seconds.read())
+            beat = Heartbeat(worker=self.name, version=self._version, phase=self._phase, stats=stats)
             try:
                 await self._broker.request(beat, deadline_s=ASK_S)
             except RhymedError as error:
@@ -148,7 +161,7 @@ class TrainerService(Service):
                 host=socket.gethostname(),
                 pid=os.getpid(),
                 version=self._version,
-                weights=self._weights.address,
+                weights=self._announced,
                 life=self._life,
             )
             answer = (await self._broker.request(join, deadline_s=ASK_S, phase="join")).message
@@ -209,7 +222,8 @@ class TrainerService(Service):
         for start in range(0, len(ids), FETCHED):
             self._phase = f"fetch {start}/{len(ids)}"
             part = ids[start : start + FETCHED]
-            samples += await self._store.get_samples(part, logprobs=more, prompt_tokens=more, deadline_s=FETCH_S)
+            with self._seconds.during("load"):
+                samples += await self._store.get_samples(part, logprobs=more, prompt_tokens=more, deadline_s=FETCH_S)
         self._learner.check(step, samples)
         self._fetch_s = time.perf_counter() - started
         return samples
@@ -233,12 +247,13 @@ class TrainerService(Service):
             return metrics
 
         step = self._version
-        metrics = await self._aside(train)
+        metrics = await self._aside(train, "train")
         self._phase = "publish"
         metrics |= {"timing_s/fetch": self._fetch_s, "timing_s/publish": await self._publish()}
         self._last = Trained(worker=self.name, step=step, metrics=metrics, life=self._life)
         self._step = None
-        log.info("step %d: %s", step, " ".join(f"{key}={value:.4g}" for key, value in sorted(metrics.items())))
+        told = " ".join(f"{key}={value:.4g}" for key, value in sorted(metrics.items()))
+        log.info("step %d: %s", step, told, extra=cause("trained", [one.info.id for one in samples], step=step))
         self._tell(self._last)
         if self._version % self._config.trainer.checkpoint_every == 0:
             await self._save()
@@ -250,7 +265,7 @@ class TrainerService(Service):
         """Seconds it took."""
         started = time.perf_counter()
         learner, version = self._learner, self._learner.steps
-        await self._aside(lambda: self._publisher.publish(version, learner.tensors().items()))
+        await self._aside(lambda: self._publisher.publish(version, learner.tensors().items()), "publish")
         self._version = version
         return time.perf_counter() - started
 
@@ -269,13 +284,14 @@ class TrainerService(Service):
 
         where, steps = self._places.checkpoints, self._learner.steps
 
-        found = await self._aside(lambda: checkpoint.save(where, steps, fill, settings.keep_checkpoints))
+        keep = settings.keep_checkpoints
+        found = await self._aside(lambda: checkpoint.save(where, steps, fill, keep), "checkpoint")
         self._saved = found.step
         log.info("checkpoint %s in %.1f s", found.folder, time.perf_counter() - started)
         await self._tell_saved()
 
     async def _tell_saved(self) -> None:
-        kept = await self._aside(lambda: checkpoint.all_in(self._places.checkpoints))
+        kept = await self._aside(lambda: checkpoint.all_in(self._places.checkpoints), "checkpoint")
         oldest = kept[0].step if kept else 0
         self._tell(Checkpointed(worker=self.name, step=oldest, newest=self._saved, life=self._life))
 

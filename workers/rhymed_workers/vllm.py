@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,8 +26,9 @@ from rhymed.errors import DataError, EngineError
 from rhymed.histospec.settings import KEY
 from rhymed.messages import Drafting, SampleId
 from rhymed_store.client import StoredSample
-from rhymed_workers.engine import NO_VERSION, Output, Rate, Task
+from rhymed_workers.engine import NO_VERSION, Output, Rate, Task, Told
 from rhymed_workers.launch import arguments, end_children, environment, in_daemon_thread
+from rhymed_workers.pulse import PULSE, Pulse
 
 LOAD_PATIENCE_S = 120.0  # for one weight update
 ABORT_AGAIN_S = 0.01
@@ -44,6 +46,7 @@ class VllmEngine:
         self._finished_tokens = 0
         self._requests = 0
         self._rate = Rate()
+        self._pulse = Pulse()
         self._updating = asyncio.Lock()
         self._starting: asyncio.Future[Any] | None = None
         self._closed = False
@@ -64,6 +67,7 @@ class VllmEngine:
 
     def _start(self) -> Any:
         environment()
+        os.environ[PULSE] = str(self._pulse.path)
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -73,6 +77,7 @@ class VllmEngine:
 
     async def close(self) -> None:
         self._closed = True
+        self._pulse.close()
         starting = self._starting
         if starting is None:
             return
@@ -95,8 +100,9 @@ class VllmEngine:
         prompt = TokensPrompt(prompt_token_ids=list(task.prompt))
         last = None
         try:
-            async for output in self._llm.generate(prompt, self._params(task), request):
-                last = output
+            with self._pulse.working():
+                async for output in self._llm.generate(prompt, self._params(task), request):
+                    last = output
         except EngineDeadError as error:
             raise EngineError("the engine died; its log tells why") from error
         except (VLLMClientError, ValueError) as error:
@@ -195,15 +201,18 @@ class VllmEngine:
             "rollout/waiting": float(sum(count == 0 for count in done.values())),
         }
 
+    def seconds(self) -> Mapping[str, float]:
+        return self._pulse.seconds()
+
     async def remember(self, prompt: str, tokens: Sequence[int], past: Sequence[StoredSample]) -> None:
         rows = [(one.info.id.step, one.info.reward, np.asarray(one.tokens, "<i4").tobytes()) for one in past]
         await self._call("remember", prompt, list(tokens), rows)
 
-    async def drafting(self, ids: Sequence[SampleId]) -> list[Drafting | None]:
+    async def drafting(self, ids: Sequence[SampleId]) -> list[Told]:
         if self._config.drafts.method == "none":
-            return [None] * len(ids)
+            return [Told()] * len(ids)
         told = await self._call("accounts", [str(id) for id in ids])
-        return [None if row is None else Drafting(*row) for row in told]
+        return [Told(None if row is None else Drafting(*row), yields) for row, yields in told]
 
     async def _call(self, method: str, *arguments: Any) -> Any:
         """Of the extension in vLLM's worker process."""

@@ -40,7 +40,9 @@ KEEP = 2
 ALIGN = 64  # bytes
 PIECE = 1 << 20  # elements
 WRITERS = 2  # threads
-SHARED_MEMORY = Path("/dev/shm")
+SHARED_MEMORY = Path(os.environ.get("RHYMED_SHARED_MEMORY") or "/dev/shm")
+"""Where readers on this host look, too: containers share a folder in memory, and each has a /dev/shm of its own."""
+
 MAX_SLICE_BYTES = 32 << 20
 DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 ITEM_BYTES = {"BF16": 2, "F16": 2, "F32": 4}

@@ -1,0 +1,71 @@
+"""The timeline of a run as a real broker writes it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+from cluster import Cluster, until
+
+from rhymed import messages as m
+from rhymed.timeline import FILE, Tail, read
+from rhymed.wire import Client
+
+
+async def test_a_run_in_events(cluster: Cluster) -> None:
+    trainer = await cluster.everybody()
+    await asyncio.wait_for(trainer.over.wait(), 30)
+    await trainer.tell(m.Checkpointed(worker=trainer.name, step=3))
+    await trainer.leave()
+    await until(lambda: cluster.broker.finished, "finish")
+    events = read(cluster.where.folder).events
+    assert sorted(one.worker or "" for one in events if one.event == "joined") == [
+        *("reward-0", "rollout-0", "rollout-1", "trainer"),
+    ]
+    (begun,) = [one for one in events if one.event == "begun"]
+    assert (begun.step, begun.text) == (0, "of 3 steps")
+    assert [one.step for one in events if one.event == "trained"] == [0, 1, 2]
+    assert {(one.worker, one.step) for one in events if one.event == "version"} >= {
+        ("rollout-0", 1),
+        ("rollout-1", 1),
+    }
+    assert events[-1].event == "finished"
+    assert events[-1].text
+
+
+async def test_what_workers_count_becomes_the_timeline(cluster: Cluster) -> None:
+    tail = Tail(cluster.where.folder)
+    link = Client(cluster.where.broker, "w", peer="broker")
+    await link.request(m.Join(role="rollout", worker="w", host="h", pid=7), deadline_s=5)
+    for spent in (0.5, 1.5, 2.5):
+        stats = {"seconds/decode": spent, "seconds/idle": spent / 2, "seconds/lunch": 9.0}
+        await link.request(m.Heartbeat(worker="w", version=2, stats=stats), deadline_s=5)
+    await link.request(m.Leave(worker="w"), deadline_s=5)
+    link.close()
+    spans, events = tail.read()
+
+    def over() -> bool:
+        for all_of_them, more in zip((spans, events), tail.read(), strict=True):
+            all_of_them += more
+        return any(event.event == "left" for event in events)
+
+    await until(over, "the last row")
+    assert sum(span.s for span in spans) == pytest.approx(3.75)
+    assert {(span.worker, span.role, span.host, span.version) for span in spans} == {("w", "rollout", "h", 2)}
+    assert {name for span in spans for name in span.inside} == {"decode", "idle"}
+    assert all(abs(span.t - time.time()) < 60 for span in spans)
+
+
+async def test_a_timeline_that_cannot_be_written_harms_nobody(cluster: Cluster) -> None:
+    (cluster.where.folder / FILE).mkdir(parents=True)
+    trainer = await cluster.everybody()
+    await asyncio.wait_for(trainer.over.wait(), 30)
+    assert len(trainer.steps) == 3
+    link = Client(cluster.where.broker, "watcher", peer="broker")
+    async with asyncio.timeout(30):
+        while not any(
+            "timeline" in text for text in (await link.request(m.GetQueues(), deadline_s=5)).message.troubles
+        ):
+            await asyncio.sleep(0.02)
+    link.close()

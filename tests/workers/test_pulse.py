@@ -1,0 +1,104 @@
+"""Both ends of the shared record; the writer in a process of its own. What is wrapped of vLLM: see test_vllm."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rhymed_workers.pulse import BUSY, KINDS, Beat, Pulse, kind_of
+
+WRITER = """
+import sys, time
+from pathlib import Path
+from rhymed_workers.pulse import KINDS, Beat
+beat = Beat(Path(sys.argv[1]))
+began = time.monotonic()
+print("ready", flush=True)
+while time.monotonic() < began + 0.5:
+    for kind in range(len(KINDS)):
+        beat.enter(kind)
+beat.enter(0)
+print(time.monotonic() - began, flush=True)
+"""
+
+
+@pytest.fixture
+def pulse() -> Any:
+    pulse = Pulse()
+    yield pulse
+    pulse.close()
+    assert not pulse.path.exists()
+
+
+def test_seconds_of_the_present_activity_count_up_to_now(pulse: Pulse) -> None:
+    assert Path(pulse.path).stat().st_mode & 0o077 == 0, "nobody else may write it"
+    began = time.monotonic()
+    beat = Beat(pulse.path)
+    assert set(pulse.seconds()) == set(BUSY)
+    assert sum(pulse.seconds().values()) == 0
+    beat.enter(KINDS.index("verify"))
+    time.sleep(0.05)
+    first = pulse.seconds()
+    assert first["verify"] >= 0.05
+    before = beat.enter(KINDS.index("draft"))
+    assert beat.enter(before) == KINDS.index("draft")
+    beat.enter(KINDS.index("idle"))
+    assert not pulse.path.exists(), "nothing is left behind by who is killed"
+    last = pulse.seconds()
+    time.sleep(0.02)
+    assert pulse.seconds() == last, "idle is not busy"
+    assert first["verify"] <= last["verify"] <= time.monotonic() - began
+
+
+def test_a_reader_never_sees_half_a_record(pulse: Pulse) -> None:
+    writer = subprocess.Popen([sys.executable, "-c", WRITER, str(pulse.path)], stdout=subprocess.PIPE, text=True)
+    assert writer.stdout is not None
+    assert writer.stdout.readline() == "ready\n"
+    began, before, looks = time.monotonic(), pulse.seconds(), 0
+    while writer.poll() is None:
+        told = pulse.seconds()
+        assert all(told[name] >= before[name] - 0.1 for name in BUSY)  # a reader is ahead by what a writer is stopped
+        assert sum(told.values()) <= time.monotonic() - began + 0.5
+        before, looks = told, looks + 1
+    whole = float(writer.stdout.readline())
+    writer.stdout.close()
+    assert looks > 100
+    assert sum(pulse.seconds().values()) <= whole
+    assert sum(pulse.seconds().values()) >= 0.3 * whole, "four of five activities are busy"
+
+
+def test_where_nobody_writes_a_request_counts_as_decoding(pulse: Pulse) -> None:
+    assert pulse.seconds() == {"decode": 0}
+    with pulse.working(), pulse.working():
+        time.sleep(0.01)
+    told = pulse.seconds()["decode"]
+    assert told >= 0.01
+    assert pulse.seconds() == {"decode": told}
+
+
+def step(scheduled: dict[str, int], drafts: dict[str, list[int]] | None = None) -> Any:
+    return SimpleNamespace(
+        total_num_scheduled_tokens=sum(scheduled.values()),
+        num_scheduled_tokens=scheduled,
+        scheduled_spec_decode_tokens=drafts or {},
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "kind"),
+    [
+        (step({}), "idle"),
+        (step({"a": 1, "b": 1}), "decode"),
+        (step({"a": 4, "b": 1}, {"a": [7, 8, 9]}), "verify"),
+        (step({"a": 4, "b": 1}), "prefill"),
+        (step({"a": 4, "b": 20}, {"a": [7, 8, 9]}), "prefill"),
+    ],
+)
+def test_what_a_step_does(given: Any, kind: str) -> None:
+    assert KINDS[kind_of(given)] == kind
