@@ -17,6 +17,7 @@
     │   ├── UnknownSample      a reference to what the store never acknowledged
     │   ├── RunMismatch        the folder belongs to another run
     │   └── Unusable           the open database cannot go on; opened again it can
+    ├── SteeringError          a person asked a run for what it cannot do, e.g. to drain a worker that is not there
     ├── InvalidTransition      the ledger was asked for a step that its table does not have: our fault
     ├── EngineError            the inference engine failed or died
     ├── RewardError            a scorer could not be loaded, or answered nonsense
@@ -98,6 +99,10 @@ class RunMismatch(StoreError):
 
 
 class Unusable(StoreError):
+    pass
+
+
+class SteeringError(RhymedError):
     pass
 
 

@@ -11,7 +11,7 @@ from typing import Literal
 
 import msgspec
 
-PROTOCOL = 6
+PROTOCOL = 7
 """Version of this module. A peer of another version is turned away when it joins."""
 
 Role = Literal["rollout", "reward", "trainer"]
@@ -234,9 +234,51 @@ class Leave(Message, frozen=True, kw_only=True, tag="leave"):
 class GetQueues(Message, frozen=True, tag="get_queues"):
     """Anybody -> broker: every queue and its depth, what each worker holds. Answered by Queues."""
 
+    brief: bool = False  # without the samples that workers hold: for who asks every second
+    worker: str = ""  # brief: this one's are told all the same
+
+
+class GetGroup(Message, frozen=True, tag="get_group"):
+    """Anybody -> broker: one prompt's samples in an open step, and what has happened to each. Answered by Group."""
+
+    step: int
+    prompt: str
+
+
+class Pause(Message, frozen=True, tag="pause"):
+    """Operator -> broker: hand out no more work, or go on. What workers have they finish; nothing is lost.
+
+    A broker that starts again has forgotten it.
+    """
+
+    paused: bool
+
+
+class Drain(Message, frozen=True, tag="drain"):
+    """Operator -> broker: nothing new for this worker, or work again. What it is writing goes to others.
+
+    It counts for the worker's name, also when that leaves and comes back, until the broker starts again.
+    """
+
+    worker: str
+    drained: bool
+
 
 ToBroker = (
-    Join | Heartbeat | Generated | Scored | Ahead | GiveBack | Loaded | Trained | Checkpointed | Leave | GetQueues
+    Join
+    | Heartbeat
+    | Generated
+    | Scored
+    | Ahead
+    | GiveBack
+    | Loaded
+    | Trained
+    | Checkpointed
+    | Leave
+    | GetQueues
+    | GetGroup
+    | Pause
+    | Drain
 )
 
 
@@ -258,8 +300,23 @@ class WorkerRow(Part, frozen=True, kw_only=True):
     version: int
     phase: str
     silent_s: float  # since the last heartbeat
-    holding: list[Holding]
+    holding: list[Holding]  # empty in a brief answer
     stats: dict[str, float] = {}
+    held: int = 0  # samples in hand
+    parked: int = 0  # of these, written ahead to their ends
+    accept_length: float = 0.0  # tokens a forward of its last samples, 1 without drafts; 0: not known
+    drained: bool = False  # it gets no more work, see Drain
+
+
+class GroupRow(Part, frozen=True, kw_only=True):
+    """How far one prompt's samples are. Its sizes sum to the group's."""
+
+    prompt: str
+    waiting: int
+    running: int
+    written: int  # or being scored
+    settled: int  # scored, or dropped
+    longest: int = 0  # tokens, of those that run
 
 
 class StepRow(Part, frozen=True, kw_only=True):
@@ -268,6 +325,7 @@ class StepRow(Part, frozen=True, kw_only=True):
     groups_ready: int
     groups: int
     open_s: float
+    rows: list[GroupRow] = []  # some of the groups: what runs, the longest first, then what waits, then what is ready
 
 
 class Queues(Message, frozen=True, kw_only=True, tag="queues"):
@@ -286,7 +344,38 @@ class Queues(Message, frozen=True, kw_only=True, tag="queues"):
     metrics: dict[str, float] = {}  # of the step trained last
     val: dict[str, float] = {}  # of the newest evaluation; val/version: which policy version it was
     lag_ms: float = 0.0  # event-loop lag, 99th percentile of the last seconds
+    counts: dict[str, int] = {}  # since the broker began, only growing: tokens, lost (workers); event -> samples
+    store: dict[str, float] = {}  # numbers of StoreStats, a few seconds old; empty: it has not been heard yet
     troubles: list[str] = []  # what keeps the run from going on just now, for people
+    paused: bool = False  # see Pause
+
+
+class Moment(Part, frozen=True, kw_only=True):
+    """Something that has happened to a sample."""
+
+    ago_s: float
+    event: str  # of the ledger's table, docs/ledger.md
+    who: str = ""  # a worker, or why
+
+
+class Member(Part, frozen=True, kw_only=True):
+    """A sample of a group, as the broker knows it."""
+
+    index: int
+    state: str  # of the ledger's table
+    worker: str  # who has it in hand; empty: nobody
+    tokens: int  # so far; of a written one: all
+    reward: float | None = None
+    story: list[Moment] = []  # its first moment and the newest ones
+
+
+class Group(Message, frozen=True, kw_only=True, tag="group"):
+    """Broker's answer to GetGroup."""
+
+    step: int
+    prompt: str
+    members: list[Member]  # empty: the step is not open, or has no such prompt
+    expected: float = 0.0  # response tokens that were expected of a sample when its step was opened; 0: not known
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -381,9 +470,13 @@ class PutSamples(Message, frozen=True, kw_only=True, tag="put_samples"):
     Done means durable. A sample that is there already keeps its first record: then the answer is Kept. Imported
     samples (step < 0) have no log-probs: the third array covers the others only. They never enter the journal. Of
     evaluations (step >= EVAL) the journal tells, but their log-probs are not kept: they are never trained.
+
+    With `drafted` there is a fourth array: of each sample that is True there, which tokens were accepted drafts. One
+    bit a token, the first one the highest of the first byte; every sample begins a byte.
     """
 
     samples: list[SampleInfo]
+    drafted: list[bool] = []  # in the same order; empty: of none it is known
 
 
 class PutPartials(Message, frozen=True, kw_only=True, tag="put_partials"):
@@ -573,6 +666,7 @@ Reply = (
     | Failure
     | Welcome
     | Queues
+    | Group
     | Prompts
     | Samples
     | Kept

@@ -19,6 +19,7 @@ _ROLLOUT: frozenset[KeyRole] = frozenset({"rollout"})
 _REWARD: frozenset[KeyRole] = frozenset({"reward"})
 _TRAINER: frozenset[KeyRole] = frozenset({"trainer"})
 _BROKER: frozenset[KeyRole] = frozenset({"broker"})
+_OPERATOR: frozenset[KeyRole] = frozenset({"operator"})
 
 TO_BROKER: Permits = {
     m.Join: _WORKERS,
@@ -32,6 +33,9 @@ TO_BROKER: Permits = {
     m.Trained: _TRAINER,
     m.Checkpointed: _TRAINER,
     m.GetQueues: _ALL,
+    m.GetGroup: _ALL,
+    m.Pause: _OPERATOR,
+    m.Drain: _OPERATOR,
 }
 
 TO_STORE: Permits = {
@@ -57,6 +61,10 @@ RECEIVERS: dict[Any, Permits] = {m.ToBroker: TO_BROKER, m.ToStore: TO_STORE, m.T
 """By the union of what a receiver takes. Of another receiver nobody may ask anything."""
 
 
+ABOUT_OTHERS = (m.GetQueues, m.Drain)
+"""Their `worker` is not who speaks."""
+
+
 def check(accepts: Any, role: KeyRole | None, message: Any) -> None:
     """Raises `NotAllowed` unless the holder of such a key may send this. `role` is None for a key that has none."""
     what = type(message).__name__
@@ -66,7 +74,7 @@ def check(accepts: Any, role: KeyRole | None, message: Any) -> None:
         raise NotAllowed(f"a {role} key may not send {what}")
     if isinstance(message, m.Join) and message.role != role:
         raise NotAllowed(f"a {role} key may not join as {message.role}")
-    worker = getattr(message, "worker", None)
+    worker = None if isinstance(message, ABOUT_OTHERS) else getattr(message, "worker", None)
     if worker is not None and not _named(worker, role):
         raise NotAllowed(f"with a {role} key a worker's name begins with {role}- or {role}@, and {worker!r} does not")
 

@@ -6,9 +6,10 @@ samples in these states, by group, and no empty group.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 
-from rhymed.messages import SampleId
+from rhymed.messages import GroupRow, SampleId
 from rhymed_broker.metrics import StepMeter
 from rhymed_broker.pipe.view import Deal
 from rhymed_broker.table import SETTLED, STATES, Sample, State
@@ -32,6 +33,7 @@ class StepBook:
         self._unsettled: dict[str, int] = {}  # prompt -> samples that are not scored or dropped
         for id in ids:
             self._unsettled[id.prompt] = self._unsettled.get(id.prompt, 0) + 1
+        self._sizes = dict(self._unsettled)  # prompt -> samples
         self.groups = len(self._unsettled)
         self.groups_ready = 0
 
@@ -54,6 +56,27 @@ class StepBook:
             self._unsettled[prompt] -= 1
             if not self._unsettled[prompt]:
                 self.groups_ready += 1
+
+    def row(self, prompt: str, running: Sequence[int] = ()) -> GroupRow:
+        """How far a group is, where these of its samples are running: the tokens that each has."""
+        unsettled = self._unsettled[prompt]
+        waiting = len(self.shelves["waiting"].get(prompt, ()))
+        return GroupRow(
+            prompt=prompt,
+            waiting=waiting,
+            running=len(running),
+            written=unsettled - waiting - len(running),
+            settled=self._sizes[prompt] - unsettled,
+            longest=max(running, default=0),
+        )
+
+    def prompts(self) -> Iterator[str]:
+        """Of all groups: first those that have samples written and not scored, then who waits, then the others."""
+        seen: set[str] = set()
+        for prompt in chain(self.shelves["generated"], self.shelves["waiting"], self._sizes):
+            if prompt not in seen:
+                seen.add(prompt)
+                yield prompt
 
     def rank(self, prompts: Iterable[str]) -> None:
         """The order in which groups that wait are begun."""

@@ -135,7 +135,8 @@ class Dispatch:
         if any(now - one.released < RELEASE_S for one in running if one.released):
             return []  # loads are about to change
         running = [one for one in running if not self._parked(one)]
-        workers = [one for one in self._roster.workers.values() if one.role == "rollout" and not one.resting]
+        crew = self._roster.workers.values()
+        workers = [one for one in crew if one.role == "rollout" and not one.resting and not one.drained]
         seats = {one.name: one for one in workers if self.may_have(one, book.step, version)}
         asked: dict[str, list[SampleId]] = {}
         for sample, target in self.policy.move(Running(running, len(book.samples), seats, self._left, self._total)):
@@ -173,7 +174,8 @@ class Dispatch:
         deal = self.policy.deal
         if deal is None:
             return
-        workers = [one for _, one in sorted(self._roster.workers.items()) if one.role == "rollout"]
+        crew = sorted(self._roster.workers.items())
+        workers = [one for _, one in crew if one.role == "rollout" and not one.drained]
         for step, book in self._samples.books.items():
             if step < EVAL and book.dealt_to != self._roster.lineup:
                 expect = book.forecast.__getitem__

@@ -26,6 +26,7 @@ from rhymed_broker.metrics import StepMeter, rollout_side, step_side
 from rhymed_broker.returns import Blame, Returns
 from rhymed_broker.roster import Roster, Worker
 from rhymed_broker.samples import Samples
+from rhymed_broker.steering import Steering
 from rhymed_broker.table import State, diagram
 
 LONGEST = 1 << 20  # tokens, where nobody says
@@ -96,13 +97,15 @@ class Ledger:
         self.refusal: Refusal | None = None  # what the trainer said when it did not take a step
         self._life = ("", 0)  # of the trainer: its id, and the version that it began with
         self._may_train = True  # the trainer did not refuse just now
+        self.steering = Steering(self.samples, self.roster)
         self._trained_at: float | None = None
 
     def drain(self, now: float) -> list[Action]:
         """Hand out work, and return everything that is to be done since the last call."""
         if self.started and not self.finished:
-            self._hand_over(now)
-            self._actions += self.dispatch.place(self.version, now)
+            if not self.steering.paused:
+                self._hand_over(now)
+                self._actions += self.dispatch.place(self.version, now)
             self._grade(now)
             done = self.version >= self.steps and not self.samples.evaluations()
             if done and self.roster.trainer is not None:
@@ -164,6 +167,7 @@ class Ledger:
         worker = Worker(join, now)
         self.roster.add(worker, now)
         self.roster.welcome(worker, now, useless=useless)
+        self.steering.joined(worker)
         if join.role == "trainer":
             if join.life != self._life[0]:
                 self._life = (join.life, join.version)
@@ -199,6 +203,7 @@ class Ledger:
     def tick(self, now: float) -> list[str]:
         """Once a second or so. Returns the names of workers that are lost now."""
         lost = [worker for worker in self.roster.workers.values() if now - worker.seen > self.lost_after_s]
+        self.samples.counts["lost"] += len(lost)
         for worker in lost:
             self._remove(worker, f"silent for {now - worker.seen:.0f} s", now)
         for worker in self.roster.workers.values():
@@ -212,7 +217,9 @@ class Ledger:
         self._may_train = True
         if self.started:
             self.dispatch.look()
-            self._actions += self.dispatch.move(self.version, now)
+            if not self.steering.paused:
+                self._actions += self.dispatch.move(self.version, now)
+            self._actions += self.steering.recall(now)
             self.dispatch.offer_all()
         return [worker.name for worker in lost]
 
@@ -337,9 +344,10 @@ class Ledger:
                 self._actions.append(Cancel(sample.worker, [info.id]))
             self.roster.release(sample, now)
             if (worker := self.roster.workers.get(name)) is not None:
-                worker.useful = True
+                worker.made(info)
             self.returns.acquit(sample)
             sample.length = info.length
+            self.samples.counts["tokens"] += info.length
             sample.oldest = min((version for version, _ in info.versions), default=info.id.step)
             sample.drafting, sample.ahead = info.drafting, info.ahead
             self.samples.move(sample, "generated", now, name)
@@ -406,7 +414,7 @@ class Ledger:
         epoch = {"training/epoch": float(self._plan.epoch(step))}
         row = epoch | book.meter.rollout | step_side(book.meter, self._trained_at, now)
         self.dispatch.closed(step)
-        if done := self.samples.finish(step):
+        if done := self.samples.finish(step, now):
             self._actions.append(Mark(done, "trained"))
         self._training, self.version, self._trained_at = None, step + 1, now
         self.refusal = None
@@ -467,6 +475,17 @@ class Ledger:
                     self.returns.drop(sample, f"no worker has version {version} any more", now)
 
     # -- inside -------------------------------------------------------------------------------------------------
+
+    def pause_run(self, paused: bool, now: float) -> None:
+        """A person's word: hand out nothing, or go on. What is in hand is finished."""
+        self.steering.pause(paused, now)
+        self.dispatch.offer_all()
+
+    def drain_worker(self, name: str, drained: bool, now: float) -> None:
+        """A person's word: it gets nothing more, and what it has goes to others. Raises `SteeringError`."""
+        self.steering.drain(name, drained)
+        self._actions += self.steering.recall(now)
+        self.dispatch.offer_all()
 
     def _note(self, step: int, now: float) -> None:
         """Write down when the step's rollout, and when its scoring, came to an end."""

@@ -1,14 +1,15 @@
 """Who is here and what they hold. Owns workers, their free slots, and how busy the slots have been.
 
 Invariant: a sample is in exactly one worker's `held` while it is running or scoring, else in none; `free[role]` has
-exactly the workers of that role with a free slot that do not rest. Knows nothing of steps, versions or queues.
+exactly the workers of that role with a free slot that neither rest nor are drained. Knows nothing of steps, versions
+or queues.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from rhymed.messages import Holding, Join, SampleId
+from rhymed.messages import Holding, Join, SampleId, SampleInfo
 from rhymed_broker.metrics import Occupancy
 from rhymed_broker.table import Sample
 
@@ -17,8 +18,9 @@ class Worker:
     """A rollout or reward worker, or the trainer (which holds nothing here)."""
 
     __slots__ = (
-        "busy", "claims", "held", "holding", "host", "missing", "name", "parked", "phase", "phase_at", "pid",
-        "resting", "rests_until", "role", "seen", "slots", "stats", "target", "told_at", "useful", "version",
+        "accepted", "busy", "claims", "drained", "forwards", "held", "holding", "host", "missing", "name", "parked",
+        "phase", "phase_at", "pid", "resting", "rests_until", "role", "seen", "slots", "stats", "target", "told_at",
+        "useful", "version",
     )  # fmt: skip
 
     def __init__(self, join: Join, now: float) -> None:
@@ -45,9 +47,24 @@ class Worker:
         self.resting = False  # failed lately: gets nothing until the next tick, or longer
         self.rests_until = 0.0
         self.useful = False  # a sample has come further in its hands
+        self.drained = False  # a person said so: it gets nothing more, see `steering`
+        self.forwards = self.accepted = 0.0  # steps and accepted drafts of its samples, the older ones fading
+
+    def made(self, info: SampleInfo) -> None:
+        """It has written a sample to its end."""
+        self.useful = True
+        if told := info.drafting:
+            self.forwards = FADE * self.forwards + told.forwards
+            self.accepted = FADE * self.accepted + told.accepted
+
+    @property
+    def accept_length(self) -> float:
+        """Tokens a forward of its last samples; 0: not known."""
+        return 1 + self.accepted / self.forwards if self.forwards else 0.0
 
 
 LONGEST_REST_S = 300.0
+FADE = 0.9  # a sample: about the last ten count
 
 
 class Roster:
@@ -121,11 +138,17 @@ class Roster:
         self.refresh(worker)
 
     def refresh(self, worker: Worker) -> None:
-        if worker.resting or len(worker.held) - len(worker.parked) >= worker.slots:
+        if worker.resting or worker.drained or len(worker.held) - len(worker.parked) >= worker.slots:
             self.free[worker.role].pop(worker.name, None)
             self.changed.pop(worker.name, None)
         else:
             self.free[worker.role][worker.name] = self.changed[worker.name] = worker
+
+    def drain(self, worker: Worker, drained: bool) -> None:
+        """A policy that deals has to deal anew."""
+        worker.drained = drained
+        self.lineup += worker.role == "rollout"
+        self.refresh(worker)
 
     def take_changed(self) -> list[Worker]:
         """Those with a free slot to whom something has happened since the last call."""

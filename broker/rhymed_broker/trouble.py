@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from rhymed.messages import EVAL
 from rhymed_broker.ledger import Ledger
 from rhymed_broker.returns import TAKEN
 
@@ -18,11 +19,28 @@ LOOKED = 64  # of the samples that are longest in their state
 
 def troubles(ledger: Ledger, now: float, *, up_s: float, ready: bool, others: Sequence[str] = ()) -> list[str]:
     """`up_s`: since the broker began; `ready`: the dataset is read; `others`: further ones, empty ones left out."""
-    found = [other for other in others if other]
+    found = [*_steered(ledger, now), *(other for other in others if other)]
     if ready and up_s > PATIENCE_S:
         found += _absent(ledger, now)
     more = [*_resting(ledger, now), *_refused(ledger, now), *_loading(ledger, now)]
     return [*found, *_silent(ledger, now), *_slow(ledger, now), *_stuck(ledger, now), *more]
+
+
+def _steered(ledger: Ledger, now: float) -> Iterator[str]:
+    """What a person wanted, and another may have forgotten."""
+    steering = ledger.steering
+    if steering.paused:
+        yield f"paused by an operator for {now - steering.paused_at:.0f} s; `rhymed steer resume` goes on"
+    for state, role in (("waiting", "rollout"), ("generated", "reward")):
+        crew = [worker for worker in ledger.roster.workers.values() if worker.role == role]
+        if crew and all(worker.drained for worker in crew) and ledger.samples.queues[state]:  # type: ignore[index]
+            yield f"every {role} worker is drained; `rhymed steer undrain WORKER` gives one work again"
+    for book in ledger.samples.evaluations():
+        version = book.step - EVAL
+        crew = [worker for worker in ledger.roster.workers.values() if worker.role == "rollout"]
+        able = [worker for worker in crew if worker.version == version]
+        if book.counts["waiting"] and able and all(worker.drained for worker in able):
+            yield f"the evaluation of version {version} waits for {able[0].name}, which is drained"
 
 
 def _absent(ledger: Ledger, now: float) -> Iterator[str]:

@@ -19,7 +19,8 @@ WHERE: dict[KeyRole, str] = {
     "trainer": "where the trainer runs, or `rhymed run`",
     "rollout": "every machine with rollout workers",
     "reward": "every machine with reward workers",
-    "viewer": "who looks: `rhymed queues`, and the screen of `rhymed run`",
+    "viewer": "who looks: `rhymed queues`, `rhymed top`, and the screen of `rhymed run`",
+    "operator": "who may also steer: `rhymed steer`, and the keys p and d of `rhymed top`",
 }
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from rhymed.keys import Keyring
-    from rhymed.messages import Queues, SampleId
+    from rhymed.messages import Queues, SampleId, WorkerRow
     from rhymed.places import Places
 
 DEADLINE_S = 5.0
@@ -114,11 +114,9 @@ async def _snapshots(client: Any, address: str, watch: bool) -> AsyncIterator[Qu
     import asyncio
     import time
 
-    from rhymed.errors import ConfigError, DeadlineExceeded, PeerGone
+    from rhymed.errors import DeadlineExceeded, PeerGone
 
-    if _removed(address):
-        raise ConfigError(f"no run is alive at {address}: it has ended, or not begun; --run FOLDER names another")
-    snapshot = await _ask(client, address)
+    snapshot = await ask_once(client, address)
     yield snapshot
     heard = time.monotonic()
     while watch and not snapshot.finished:
@@ -133,6 +131,15 @@ async def _snapshots(client: Any, address: str, watch: bool) -> AsyncIterator[Qu
             continue
         heard = time.monotonic()
         yield snapshot
+
+
+async def ask_once(client: Any, address: str) -> Queues:
+    """Raises what tells a person where else to look, when nobody answers."""
+    from rhymed.errors import ConfigError
+
+    if _removed(address):
+        raise ConfigError(f"no run is alive at {address}: it has ended, or not begun; --run FOLDER names another")
+    return await _ask(client, address)
 
 
 def _removed(address: str) -> bool:
@@ -161,6 +168,7 @@ def render(snapshot: Queues) -> RenderableType:
     from rich.markup import escape
 
     state = "finished" if snapshot.finished else f"version {snapshot.version}"
+    state += "  [black on yellow] PAUSED [/]" if snapshot.paused else ""
     head = (
         f"run [bold]{snapshot.run}[/]  step {snapshot.step}/{snapshot.steps}  {state}"
         f"  up {_age(snapshot.uptime_s)}  event-loop lag p99 {snapshot.lag_ms:.1f} ms"
@@ -196,7 +204,9 @@ def _workers(snapshot: Queues) -> RenderableType:
     for row in snapshot.workers:
         version = "-" if row.role == "reward" else str(row.version)
         full = "-" if row.role == "trainer" else f"{len(row.holding)}/{row.slots}"
-        table.add_row(escape(row.worker), full, version, f"{_age(row.silent_s)} ago", escape(row.phase) or "-")
+        phase = "[bold yellow]drained[/] " if row.drained else ""
+        phase += escape(row.phase) or "-"
+        table.add_row(escape(row.worker), full, version, f"{_age(row.silent_s)} ago", phase)
     return table
 
 
@@ -204,7 +214,7 @@ def culprits(snapshot: Queues) -> dict[str, str]:
     """Rollout workers that hold up the others: worker -> what is wrong with it."""
     from statistics import median
 
-    busy = [row for row in snapshot.workers if row.role == "rollout" and any(not one.parked for one in row.holding)]
+    busy = [row for row in snapshot.workers if row.role == "rollout" and _writes(row)]
     found = {}
     usual = median([row.stats.get(RATE, 0.0) for row in busy]) if len(busy) > 1 else 0.0
     for row in busy:
@@ -214,6 +224,11 @@ def culprits(snapshot: Queues) -> dict[str, str]:
         elif rate < SLOW * usual:
             found[row.worker] = f"{usual / rate:.0f} times slower than its peers" if rate else "makes no tokens"
     return found
+
+
+def _writes(row: WorkerRow) -> bool:
+    """Has it a sample in a slot? A brief snapshot tells only how many it has."""
+    return row.held > row.parked or any(not one.parked for one in row.holding)
 
 
 def _held(snapshot: Queues) -> RenderableType:

@@ -1,0 +1,132 @@
+"""A table in a window of lines: which columns fit, which rows are in sight, in which order. Pure.
+
+The cells of a row are made only when it is in sight, so a table of thousands of rows costs no more than its window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from rich.text import Text
+
+from rhymed.top.words import fill
+
+Row = TypeVar("Row")
+Cell = tuple[str, str] | Text
+"""(text, style), or text of several styles that fits"""
+
+GAP = 1
+SELECTED = "reverse"
+HEAD = "bold"
+
+
+@dataclass(frozen=True)
+class Column(Generic[Row]):
+    """`rank`: the higher it is, the sooner the column goes when there is no room; 0 never goes."""
+
+    title: str
+    width: int  # cells; at least, where it grows
+    cell: Callable[[Row], Cell]
+    key: Callable[[Row], Any] | None = None  # what it is sorted by; None: it is not
+    right: bool = False
+    rank: int = 0
+    most: int = 0  # cells to which it may grow
+    falling: bool = False  # the greatest first, when it is sorted by
+
+
+@dataclass(frozen=True)
+class Window(Generic[Row]):
+    """A table's lines, and which of its rows each is."""
+
+    lines: list[Text]
+    rows: list[Row | None]  # None: a heading, or nothing
+    first: int  # row at the top
+
+
+def fit(columns: Sequence[Column[Row]], width: int) -> list[tuple[Column[Row], int]]:
+    """The columns that there is room for, and how wide each is."""
+    chosen = list(columns)
+    while len(chosen) > 1 and sum(column.width + GAP for column in chosen) - GAP > width:
+        worst = max(chosen, key=lambda column: column.rank)
+        if worst.rank == 0:
+            break
+        chosen.remove(worst)
+    room = max(0, width - sum(column.width + GAP for column in chosen) + GAP)
+    widths = []
+    for column in chosen:
+        more = min(room, max(0, column.most - column.width))
+        room -= more
+        widths.append(column.width + more)
+    return list(zip(chosen, widths, strict=True))
+
+
+def ordered(rows: Sequence[Row], columns: Sequence[Column[Row]], title: str, reverse: bool) -> list[Row]:
+    """Sorted by the column of this title; rows that are alike stay as they were. An unknown title sorts nothing."""
+    column = next((one for one in columns if one.title == title and one.key is not None), None)
+    if column is None or column.key is None:
+        return list(rows)
+    return sorted(rows, key=column.key, reverse=column.falling != reverse)
+
+
+def scroll(first: int, selected: int, height: int, total: int) -> int:
+    """The row at the top, so that the selected one is in sight and nothing is left empty without need."""
+    first = min(first, max(0, total - height))
+    if selected >= 0 and height > 0:
+        first = max(min(first, selected), selected - height + 1)
+    return max(0, first)
+
+
+def draw(
+    rows: Sequence[Row],
+    columns: Sequence[Column[Row]],
+    *,
+    width: int,
+    height: int,
+    selected: int = -1,
+    first: int = 0,
+    sort: str = "",
+    reverse: bool = False,
+    empty: str = "",
+) -> Window[Row]:
+    """Exactly `height` lines: the heading, rows in sight, and empty ones."""
+    fitted = fit(columns, width)
+    shown = max(0, height - 1)
+    first = scroll(first, selected, shown, len(rows))
+    lines = [_heading(fitted, sort, reverse)]
+    found: list[Row | None] = [None]
+    for number, row in enumerate(rows[first : first + shown], first):
+        lines.append(_line(row, fitted, width, number == selected))
+        found.append(row)
+    if not rows and shown:
+        lines.append(Text(empty, style="dim", no_wrap=True))
+        found.append(None)
+    while len(lines) < height:
+        lines.append(Text())
+        found.append(None)
+    return Window(lines[:height], found[:height], first)
+
+
+def _heading(fitted: Sequence[tuple[Column[Row], int]], sort: str, reverse: bool) -> Text:
+    text = Text(no_wrap=True)
+    for column, width in fitted:
+        mark = "" if not sort or column.title != sort else "▾" if column.falling != reverse else "▴"
+        text.append(fill(column.title + mark, width, right=column.right), style="bold" if mark else HEAD + " dim")
+        text.append(" " * GAP)
+    return text
+
+
+def _line(row: Row, fitted: Sequence[tuple[Column[Row], int]], width: int, selected: bool) -> Text:
+    text = Text(no_wrap=True)
+    for column, room in fitted:
+        cell = column.cell(row)
+        if isinstance(cell, Text):
+            text.append_text(cell).append(" " * (room - cell.cell_len))
+        else:
+            text.append(fill(cell[0], room, right=column.right), style="" if selected else cell[1])
+        text.append(" " * GAP)
+    if selected:
+        text.append(" " * max(0, width - text.cell_len))
+        text.stylize(SELECTED)
+    return text

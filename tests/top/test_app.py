@@ -1,0 +1,357 @@
+"""The shell around the screen: a terminal without a terminal, a broker's socket, and the command itself in a pty."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import pty
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from cluster import Cluster, until
+from scene import group, rollout, snapshot
+
+from rhymed import messages as m
+from rhymed.bench.actors import Rollout, Trainer
+from rhymed.errors import SteeringError
+from rhymed.top import poller
+from rhymed.top.app import Top
+from rhymed.top.look import Look
+from rhymed.wire import DONE, Client, Server
+
+
+class Desk:
+    """A broker's socket that tells one snapshot, and notes what it is told."""
+
+    def __init__(self, address: str) -> None:
+        self.queues = snapshot()
+        self.told: list[Any] = []
+        self.asked: list[m.GetQueues] = []
+        self.answering = 0  # now
+        self.most = 0  # at once
+        self.slow_s = 0.0
+        self.server = Server(address, m.ToBroker, self._handle)
+
+    async def _handle(self, peer: bytes, message: Any, frames: Sequence[bytes]) -> m.Message:
+        if isinstance(message, m.GetQueues):
+            self.asked.append(message)
+            self.answering += 1
+            self.most = max(self.most, self.answering)
+            await asyncio.sleep(self.slow_s)
+            self.answering -= 1
+            return self.queues
+        if isinstance(message, m.GetGroup):
+            return msgspec.structs.replace(group(), step=message.step, prompt=message.prompt)
+        self.told.append(message)
+        if isinstance(message, m.Pause):
+            self.queues = msgspec.structs.replace(self.queues, paused=message.paused)
+        elif message.worker == "rollout-8":
+            raise SteeringError("no worker is called 'rollout-8'")
+        return DONE
+
+
+@pytest.fixture
+async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
+    made = Desk(f"ipc://{tmp_path}/broker")
+    yield made
+    made.server.close()
+
+
+@contextlib.asynccontextmanager
+async def shown(address: str, size: tuple[int, int] = (80, 24)) -> AsyncIterator[tuple[Any, Top]]:
+    client = Client(address, peer="broker")
+    app = Top(client, Look(), every_s=0.05)
+    try:
+        async with app.run_test(size=size) as pilot:
+            yield pilot, app
+    finally:
+        client.close()
+
+
+def screen(app: Top) -> str:
+    """What the terminal shows, not what was meant to be shown."""
+    height = app.board.size.height
+    return "\n".join(app.board.render_line(line).text for line in range(height))
+
+
+async def seen(app: Top, text: str) -> None:
+    await until(lambda: text in screen(app), f"{text!r} on\n{screen(app)}")
+
+
+async def test_the_screen_follows_the_newest_snapshot(desk: Desk) -> None:
+    async with shown(desk.server.address) as (_, app):
+        await seen(app, "● live")
+        assert "rollout-3" in screen(app)
+        assert {question.brief for question in desk.asked} == {True}
+        desk.queues = msgspec.structs.replace(desk.queues, step=77, workers=[rollout(5)])
+        await seen(app, "step 77/96")
+        assert "rollout-3" not in screen(app)
+
+
+async def test_a_slow_broker_has_one_question_at_a_time(desk: Desk) -> None:
+    desk.slow_s = 0.3
+    async with shown(desk.server.address) as (_, app):
+        await until(lambda: len(desk.asked) >= 4, "some questions")
+        app.poller.soon()
+        app.poller.soon()
+        await seen(app, "● live")
+        assert desk.most == 1
+
+
+async def test_pausing_wants_a_yes_and_is_seen_at_once(desk: Desk) -> None:
+    async with shown(desk.server.address) as (pilot, app):
+        await seen(app, "● live")
+        await pilot.press("p")
+        assert "Pause the run?" in screen(app)
+        await pilot.press("n")
+        assert "nothing was done" in screen(app)
+        await pilot.press("p", "y")
+        await seen(app, "‖ PAUSED")
+        assert "paused: what workers have is finished" in screen(app)
+        assert desk.told == [m.Pause(paused=True)]
+
+
+async def test_draining_and_what_the_broker_refuses(desk: Desk) -> None:
+    async with shown(desk.server.address) as (pilot, app):
+        await seen(app, "● live")
+        await pilot.press("down", "down", "d", "y")
+        await until(lambda: desk.told == [m.Drain(worker="rollout-1", drained=True)], "the order")
+        await pilot.press("end", "up", "d", "y")
+        await seen(app, "not done: no worker is called 'rollout-8'")
+
+
+async def test_looking_into_a_worker_and_a_sample(desk: Desk) -> None:
+    async with shown(desk.server.address) as (pilot, app):
+        await seen(app, "● live")
+        await pilot.press("down", "enter")
+        await seen(app, "rollout on node-0, pid 100")
+        await until(lambda: desk.asked[-1].worker == "rollout-0", "its samples asked for")
+        await pilot.press("enter")
+        await seen(app, "250 tokens expected of each")
+        await seen(app, "story of sample 0")
+        await pilot.press("escape", "escape", "g")
+        await seen(app, "groups of open steps")
+
+
+async def test_the_mouse_selects_and_opens(desk: Desk) -> None:
+    async with shown(desk.server.address) as (pilot, app):
+        await seen(app, "● live")
+        line = app.board.frame.names.index("rollout-2")
+        await pilot.click(app.board, offset=(5, line))
+        assert app.look.selected["workers"] == "rollout-2"
+        line = app.board.frame.names.index("rollout-2")
+        await pilot.click(app.board, offset=(5, line))
+        await seen(app, "rollout on node-0, pid 102")
+
+
+async def test_every_size_of_a_terminal_is_filled(desk: Desk) -> None:
+    async with shown(desk.server.address) as (pilot, app):
+        await seen(app, "● live")
+        for width, height in ((200, 60), (10, 24), (1, 1), (33, 5), (120, 40)):
+            await pilot.resize_terminal(width, height)
+            await until(lambda width=width, height=height: app.board.size == (width, height), "the size")
+            await until(lambda: len(app.board.frame.lines) == app.board.size.height, "the lines")
+            assert {app.board.render_line(line).cell_length for line in range(height)} == {width}
+        assert "rollout-3" in app.export_screenshot()
+
+
+async def test_a_broker_that_starts_again_and_one_that_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(poller, "DEADLINE_S", 0.3)
+    monkeypatch.setattr(poller, "SLOWLY_S", 0.05)
+    address = f"ipc://{tmp_path}/broker"
+    first = Desk(address)
+    async with shown(address) as (pilot, app):
+        await seen(app, "● live")
+        first.server.close()
+        if not (tmp_path / "broker").exists():
+            (tmp_path / "broker").touch()  # as when it was killed
+        await seen(app, "○ no answer for")
+        assert "rollout-3" in screen(app), "the last picture"
+        await pilot.press("p")
+        assert "nothing can be told to it" in screen(app)
+        second = Desk(address)
+        await seen(app, "● live")
+        second.server.close()
+        (tmp_path / "broker").unlink(missing_ok=True)
+        await seen(app, "■ ended")
+        assert "rollout-3" in screen(app)
+        third = Desk(address)
+        third.queues = msgspec.structs.replace(third.queues, finished=True)
+        await seen(app, "✓ finished")
+        third.server.close()
+
+
+async def test_a_real_broker_is_paused_and_a_worker_drained(cluster: Cluster) -> None:
+    worker = await cluster.actor(Rollout, "rollout-0", work_s=1000, slots=4)
+    assert isinstance(worker, Rollout)
+    await cluster.actor(Trainer, "trainer")
+    async with shown(cluster.where.broker, (120, 40)) as (pilot, app):
+        await until(lambda: len(worker.holding) == 4, "work")
+        await seen(app, "4/4")
+        await pilot.press("p", "y")
+        await seen(app, "‖ PAUSED")
+        assert cluster.broker.ledger.steering.paused
+        await pilot.press("down", "d", "y")
+        await until(lambda: not worker.holding, "everything handed over")
+        await seen(app, "DRAINED")
+        await pilot.press("p", "y", "enter", "d", "y")
+        await until(lambda: len(worker.holding) == 4, "work again")
+        await pilot.press("q")
+
+
+# -- the command -----------------------------------------------------------------------------------------------------
+
+
+class Terminal:
+    """`rhymed top` in a pseudo terminal."""
+
+    def __init__(self, *arguments: str, size: tuple[int, int] = (80, 24), **environment: str) -> None:
+        self.fd, inside = pty.openpty()
+        fcntl.ioctl(inside, termios.TIOCSWINSZ, struct.pack("HHHH", size[1], size[0], 0, 0))
+        inherited = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "rhymed", "top", *arguments],
+            stdin=inside, stdout=inside, stderr=inside, start_new_session=True,
+            env={**inherited, "TERM": "xterm-256color", **environment},
+        )  # fmt: skip
+        os.close(inside)
+        self.written = b""
+
+    async def read_until(self, true: Callable[[bytes], object]) -> None:
+        async with asyncio.timeout(60):
+            while not true(self.written):
+                self._read()
+                await asyncio.sleep(0.01)
+
+    async def status(self) -> int:
+        async with asyncio.timeout(60):
+            while self.process.poll() is None:
+                self._read()
+                await asyncio.sleep(0.01)
+        self._read()
+        os.close(self.fd)
+        return int(self.process.returncode)
+
+    def _read(self) -> None:
+        while select.select([self.fd], [], [], 0)[0]:
+            try:
+                self.written += os.read(self.fd, 1 << 16)
+            except OSError:  # it has ended
+                return
+
+
+async def test_the_command_draws_and_gives_the_terminal_back(desk: Desk) -> None:
+    coloured = Terminal("--broker", desk.server.address, "--every", "0.1")
+    plain = Terminal("--broker", desk.server.address, NO_COLOR="1")
+    await coloured.read_until(lambda written: b"rollout-3" in written)
+    os.write(coloured.fd, b"q")
+    assert await coloured.status() == 0
+    assert b"\x1b[36m" in coloured.written
+    assert b"\x1b[?1049l" in coloured.written, "the other screen is left"
+    await plain.read_until(lambda written: b"rollout-3" in written)
+    plain.process.send_signal(signal.SIGTERM)
+    assert await plain.status() == 0
+    assert b"\x1b[36m" not in plain.written
+    assert b"\x1b[?1049l" in plain.written
+
+
+def call(*arguments: str, code: str = "") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", code] if code else [sys.executable, "-m", "rhymed", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
+
+
+def test_without_a_terminal_it_says_what_to_use_instead() -> None:
+    done = call("top")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "needs a terminal; `rhymed queues --json --watch` is for pipes" in done.stderr
+
+
+async def test_nobody_there_leaves_the_terminal_alone(tmp_path: Path) -> None:
+    terminal = Terminal("--broker", f"ipc://{tmp_path}/none")
+    assert await terminal.status() == 2
+    assert b"no run is alive at ipc://" in terminal.written
+    assert b"\x1b[?1049h" not in terminal.written
+
+
+def test_without_textual_it_says_how_to_get_it() -> None:
+    code = (
+        "import sys; sys.modules['textual'] = None\n"
+        "class Tty:\n"
+        "    def __getattr__(self, name): return getattr(sys.__stderr__, name)\n"
+        "    def isatty(self): return True\n"
+        "sys.stdin = sys.stdout = sys.stderr = Tty()\n"
+        "import os; os.environ['TERM'] = 'xterm'\n"
+        "from rhymed.cli import main; raise SystemExit(main(['top']))"
+    )
+    done = call(code=code)
+    assert done.returncode == 2
+    assert "needs the package textual: pip install 'rhymed[top]'" in done.stderr
+
+
+@pytest.mark.parametrize("every", ["0", "-1", "nan", "x", "1e9"])
+def test_a_strange_pace_is_refused(every: str) -> None:
+    from rhymed.cli import main
+
+    with pytest.raises(SystemExit) as caught:
+        main(["top", "--every", every])
+    assert caught.value.code == 2
+
+
+# -- rhymed steer ----------------------------------------------------------------------------------------------------
+
+
+async def steer(*arguments: str) -> tuple[int, str, str]:
+    command = [sys.executable, "-m", "rhymed", "steer", *arguments]
+    process = await asyncio.create_subprocess_exec(
+        *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    out, err = await asyncio.wait_for(process.communicate(), 60)
+    return int(process.returncode or 0), out.decode(), err.decode()
+
+
+async def test_a_script_steers(desk: Desk) -> None:
+    broker = ("--broker", desk.server.address)
+    assert await steer("pause", *broker) == (0, "paused: what workers have is finished, nothing new is begun\n", "")
+    status, out, err = await steer("drain", "rollout-1", "rollout-8", *broker)
+    assert (status, out) == (2, "rollout-1 is drained: it gets nothing new\n")
+    assert "no worker is called 'rollout-8'" in err
+    assert desk.told == [
+        m.Pause(paused=True), m.Drain(worker="rollout-1", drained=True), m.Drain(worker="rollout-8", drained=True),
+    ]  # fmt: skip
+
+
+def test_without_the_operators_key_nobody_steers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from rhymed.cli import main
+
+    assert main(["keygen", str(tmp_path / "keys")]) == 0
+    assert (tmp_path / "keys" / "operator.secret").exists()
+    (tmp_path / "keys" / "operator.secret").unlink()
+    assert main(["steer", "pause", "--broker", "tcp://127.0.0.1:9", "--keys", str(tmp_path / "keys")]) == 2
+    assert "only who has the run's operator.secret may steer it" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["drain"], "needs the name of a worker"),
+        (["pause", "rollout-1"], "is for the whole run; `rhymed steer drain rollout-1`"),
+        (["stop"], "invalid choice: 'stop'"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    from rhymed.cli import main
+
+    with contextlib.suppress(SystemExit):
+        assert main(["steer", *arguments]) == 2
+    assert told in capsys.readouterr().err
