@@ -1,0 +1,99 @@
+"""`rhymed view RUN`: the dashboard of a run that lives, has finished or was ended, from its folder."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rhymed.cli.options import LATEST, example
+
+if TYPE_CHECKING:
+    from rhymed.view.door import Address
+    from rhymed.view.live import Asked
+
+ADDRESS = "127.0.0.1:8430"
+
+
+def add(commands: Any) -> None:
+    parser = commands.add_parser(
+        "view",
+        help="serve the dashboard of a run, living or not, from its folder",
+        **example("rhymed view runs/quickstart --open", "rhymed view runs/quickstart --http 0.0.0.0:8430"),
+    )
+    parser.add_argument("run", nargs="?", type=Path, metavar="RUN", default=LATEST, help=f"default: {LATEST}")
+    parser.add_argument(
+        "--http",
+        default=ADDRESS,
+        metavar="ADDRESS",
+        help=f"default: {ADDRESS}, or the next free port; open to the network: with a token",
+    )
+    parser.add_argument("--open", action="store_true", help="also open it in the browser")
+    parser.set_defaults(handler=handle)
+
+
+def handle(arguments: argparse.Namespace) -> int:
+    import asyncio
+
+    from rhymed.view import door
+
+    folder, address = folder_of(arguments.run), door.parse(arguments.http)
+    try:
+        asyncio.run(_serve(folder, address, browser=arguments.open))
+    except KeyboardInterrupt:
+        return 0
+    return 0
+
+
+def folder_of(run: Path) -> Path:
+    """Raises `ConfigError` where nothing of a run is there."""
+    from rhymed.errors import ConfigError
+
+    folder = run.expanduser().resolve()
+    if not folder.is_dir():
+        raise ConfigError(f"{run} is not there: name a run's folder, e.g. runs/quickstart")
+    if not any((folder / name).exists() for name in ("config.json", "metrics.jsonl", "store")):
+        raise ConfigError(f"{run} is no run's folder: it has no config.json, no metrics.jsonl and no store in it")
+    return folder
+
+
+async def _serve(folder: Path, address: Address, *, browser: bool) -> None:
+    import asyncio
+    import os
+    import signal
+    import webbrowser
+
+    from rhymed.view.guard import TOKEN_FILE, TOKEN_VARIABLE
+    from rhymed.view.live import Live, never
+    from rhymed.view.serve import serving
+
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    asked = asked_of(folder)
+    try:
+        async with serving(folder, address, Live(asked or never)) as taken:
+            print(f"{folder.name} at {taken.url}   (Ctrl-C ends)", flush=True)
+            if not taken.is_local:
+                where = TOKEN_VARIABLE if os.environ.get(TOKEN_VARIABLE) else folder / TOKEN_FILE
+                print(f"open it once as {taken.url}?token=…, with the token in {where}", flush=True)
+            if browser:
+                await asyncio.to_thread(webbrowser.open, taken.url)
+            await stop.wait()
+    finally:
+        if asked is not None:
+            asked.close()
+
+
+def asked_of(folder: Path) -> Asked | None:
+    """Who asks the run's broker; None: the folder does not say where that would be."""
+    from rhymed.config import Config
+    from rhymed.places import places
+    from rhymed.view.live import Asked
+
+    try:
+        config = Config.model_validate_json((folder / "config.json").read_text())
+    except (OSError, ValueError):
+        return None
+    where = places(config)
+    return Asked(where) if where.folder == folder else None  # a folder that was moved has no living run

@@ -1,0 +1,148 @@
+"""Who may see the dashboard. Pure: what a request says in, what becomes of it out; and the token's file.
+
+On a loopback address every user of the machine may look, as with the run's sockets, but no web page may: a name that
+is not this machine's own in `Host` means that a page somewhere made its name point here (DNS rebinding), and what
+another site's page asks for is refused. On any other address the token is needed: once as `/?token=…`, which becomes
+a cookie, or with every request, there or as `Authorization: Bearer …`. The token is in no log, no answer and no
+process list.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+import os
+import re
+import secrets
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import parse_qsl, urlencode
+
+from rhymed.errors import ConfigError
+
+TOKEN_FILE = "dashboard.token"
+TOKEN_VARIABLE = "RHYMED_HTTP_TOKEN"
+TOKEN = re.compile(r"[A-Za-z0-9_-]{22,128}")
+LOCAL_NAMES = ("localhost", "ip6-localhost")
+OPEN_TO_ALL = ("/health",)
+FOREIGN = ("cross-site", "same-site")  # of Sec-Fetch-Site: another page asks
+
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:;"
+    " font-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}
+"""Of every answer: texts come from models and data sets, so nothing runs that is not the page's own file."""
+
+
+class Refused(Exception):
+    """`text`: a sentence for who asked."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(status, text)
+        self.status, self.text = status, text
+
+
+@dataclass(frozen=True)
+class Enter:
+    """Go on at this address, with this cookie."""
+
+    location: str
+    cookie: str
+    value: str
+
+
+@dataclass(frozen=True)
+class Guard:
+    """`token`: empty on a loopback address, where none is needed."""
+
+    token: str = ""
+
+    @property
+    def cookie(self) -> str:
+        """Its name: cookies of a host are shared by its ports, and each of them may be another run's dashboard."""
+        return f"rhymed-{hashlib.blake2b(self.token.encode(), digest_size=6).hexdigest()}"
+
+    def check(self, path: str, query: str, headers: Mapping[str, str], cookies: Mapping[str, str]) -> Enter | None:
+        """None: it may pass. Raises `Refused`."""
+        if headers.get("Sec-Fetch-Site") in FOREIGN and headers.get("Sec-Fetch-Mode") != "navigate":
+            raise Refused(403, "another site's page may not ask this dashboard")
+        if not self.token:
+            if not is_local_name(headers.get("Host", "")):
+                raise Refused(403, "this dashboard is only for its own machine: open it as http://127.0.0.1")
+            return None
+        if path in OPEN_TO_ALL:
+            return None
+        given = dict(parse_qsl(query, keep_blank_values=True))
+        if "token" in given and self._is(given.pop("token")):
+            return Enter(f"/?{urlencode(given)}" if given else "/", self.cookie, self.token) if path == "/" else None
+        kind, _, bearer = headers.get("Authorization", "").partition(" ")
+        if (kind.lower() == "bearer" and self._is(bearer.strip())) or self._is(cookies.get(self.cookie, "")):
+            return None
+        raise Refused(401, f"a token is needed: open /?token=… once; it stands in {TOKEN_FILE} in the run's folder")
+
+    def _is(self, given: str) -> bool:
+        return hmac.compare_digest(given.encode("utf-8", "surrogateescape"), self.token.encode())
+
+
+def is_local_name(host: str) -> bool:
+    """Of a Host header, with or without a port."""
+    name = host.strip().lower()
+    name = name[1 : name.find("]")] if name.startswith("[") else name.partition(":")[0]
+    if name in LOCAL_NAMES or name.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+def token_of(folder: Path, environ: Mapping[str, str] = os.environ) -> str:
+    """The one that the environment gives; else the run's, made when there is none, which only its owner can read.
+
+    Raises `ConfigError`.
+    """
+    if given := environ.get(TOKEN_VARIABLE, ""):
+        if not TOKEN.fullmatch(given):
+            raise ConfigError(
+                f"{TOKEN_VARIABLE}: 22 to 128 letters, digits, - or _ are expected: openssl rand -hex 16"
+            )
+        return given
+    file = folder / TOKEN_FILE
+    try:
+        return _read(file) or _make(file)
+    except OSError as error:
+        raise ConfigError(
+            f"{file} cannot be used for the dashboard's token: {error.strerror}; or give one in {TOKEN_VARIABLE}"
+        ) from None
+
+
+def _read(file: Path) -> str:
+    """Empty: there is none, or others could have read it."""
+    try:
+        descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return ""
+    with open(descriptor) as stream:
+        found = os.fstat(descriptor)
+        private = found.st_uid == os.geteuid() and not found.st_mode & (stat.S_IRWXG | stat.S_IRWXO)
+        token = stream.read(200).strip() if private else ""
+    return token if TOKEN.fullmatch(token) else ""
+
+
+def _make(file: Path) -> str:
+    """Whole or not at all, and with its mode from the first moment."""
+    token = secrets.token_urlsafe(32)
+    fresh = file.with_name(f".{file.name}.{os.getpid()}")
+    fresh.unlink(missing_ok=True)
+    with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as stream:
+        stream.write(token + "\n")
+    fresh.replace(file)
+    return token

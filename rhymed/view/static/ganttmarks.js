@@ -1,0 +1,79 @@
+// What is drawn over the Gantt's rows: times along its head, and what happened (versions, workers that came and went).
+// Pure drawing: a pen, the Gantt's geometry and the timeline in, pixels out.
+
+import { firstAfter } from "./bands.js";
+import { clock } from "./format.js";
+import { colour } from "./theme.js";
+
+const NICE_S = [0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200, 86400];
+const OFTEN = 60; // of one kind in sight: beyond, they are a tick in the head and no line over the rows
+const ACROSS = { trained: "--accent", evaluated: "--c2", begun: "--muted", finished: "--muted" };
+const SIGNS = { lost: ["✕", "--bad"], left: ["◁", "--muted"], joined: ["▷", "--good"], rests: ["z", "--c2"], version: ["", "--accent"] };
+
+export function axis(pen, gantt, from, to) {
+  const step = NICE_S.find((nice) => (to - from) / nice < gantt.width / 90) ?? NICE_S[NICE_S.length - 1];
+  pen.fillStyle = colour("--muted");
+  pen.textBaseline = "top";
+  pen.textAlign = "center";
+  for (let time = Math.ceil(from / step) * step; time <= to; time += step) {
+    const x = gantt.x(time, from, to);
+    if (x < gantt.gutter + 24 || x > gantt.gutter + gantt.width - 24) continue;
+    pen.fillText(step < 1 ? `${clock(time)}.${Math.round((time % 1) * 10)}` : clock(time), x, 2);
+    pen.fillRect(Math.round(x), 15, 1, 4);
+  }
+}
+
+export function marks(pen, gantt, timeline, from, to, first, last) {
+  const seen = timeline.events.filter((event) => event.t >= from && event.t <= to);
+  const many = {};
+  for (const event of seen) many[event.event] = (many[event.event] ?? 0) + 1;
+  const rows = new Map(gantt.rows.map((worker, i) => [worker.name, i]));
+  let free = 0;
+  for (const event of seen) {
+    const x = gantt.x(event.event === "lost" ? heard(timeline, event) : event.t, from, to);
+    if (event.event in SIGNS && event.worker) sign(pen, gantt, event, x, rows.get(event.worker), first, last);
+    else free = across(pen, gantt, event, x, many[event.event] > OFTEN, free);
+  }
+}
+
+function across(pen, gantt, event, x, often, free) {
+  pen.fillStyle = colour(ACROSS[event.event] ?? "--muted");
+  pen.fillRect(Math.round(x), 20, 1, 12);
+  if (often) return free;
+  pen.globalAlpha = 0.45;
+  pen.fillRect(Math.round(x), 32, 1, gantt.canvas.clientHeight);
+  pen.globalAlpha = 1;
+  const label = event.event === "trained" ? `v${event.step + 1}` : event.event;
+  const wide = pen.measureText(label).width + 8;
+  if (x < free || x + wide > gantt.gutter + gantt.width) return free;
+  pen.textAlign = "left";
+  pen.textBaseline = "middle";
+  pen.fillText(label, x + 3, 26);
+  return x + wide;
+}
+
+/** When a lost worker last told anything: it may have been found out later, when it came again. */
+function heard(timeline, event) {
+  const spans = timeline.workers.get(event.worker)?.spans ?? [];
+  return spans[firstAfter(spans, event.t) - 1]?.t ?? event.t;
+}
+
+function sign(pen, gantt, event, x, row, first, last) {
+  if (row == null || row < first || row >= last) return;
+  const [text, ink] = SIGNS[event.event];
+  if (!text) {
+    pen.fillStyle = colour(ink);
+    pen.fillRect(x - 1, gantt.top(row), 2, gantt.height > 10 ? gantt.height - 4 : gantt.height - 1);
+    return;
+  }
+  const inside = Math.min(Math.max(x, gantt.gutter + 7), gantt.gutter + gantt.width - 7);
+  const middle = gantt.top(row) + (gantt.height - (gantt.height > 10 ? 4 : 1)) / 2;
+  pen.fillStyle = colour("--panel");
+  pen.beginPath();
+  pen.arc(inside, middle, Math.min(7, gantt.height / 2), 0, 7);
+  pen.fill();
+  pen.fillStyle = colour(ink);
+  pen.textAlign = "center";
+  pen.textBaseline = "middle";
+  pen.fillText(text, inside, middle + 0.5);
+}

@@ -1,0 +1,421 @@
+"""The page in a real browser: tabs are opened, values read, what is live changes, hostile text stays text."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from browser import Browser, Loop, find
+from world import GROUP, HOSTILE, SHAPE, Server, World, step_row, worker_row
+
+pytestmark = pytest.mark.skipif(find() is None, reason="no Chromium is installed (Debian: apt-get install chromium)")
+TABS = ("overview", "workers", "samples", "metrics", "configuration")
+DRAFTED = [count for count, drafted in SHAPE if drafted]
+
+
+@pytest.fixture(scope="module")
+def server():
+    loop = Loop()
+    server = Server(loop)
+    yield server
+    server.close()
+    loop.close()
+
+
+@pytest.fixture(scope="module")
+def browser(server):
+    browser = Browser(find(), server.loop)
+    yield browser
+    browser.close()
+
+
+@pytest.fixture
+def show(server, browser):
+    """Opens a world; afterwards nothing may have been complained of, and nothing asked of another origin."""
+    pages = []
+
+    def show(world, hash="", **options):
+        address = server.add(world)
+        page = browser.open(f"{address}{hash}", **options)
+        pages.append((page, address))
+        page.wait("document.getElementById('connection')?.textContent", "live" if world.live else "not running")
+        return page
+
+    yield show
+    for page, address in pages:
+        page.close()
+        assert all(asked.startswith(address) for asked in page.asked)
+        assert page.problems == []
+
+
+@pytest.fixture(scope="module")
+def shared(server, browser):
+    address = server.add(World("plain"))
+    page = browser.open(address)
+    page.wait("document.getElementById('connection')?.textContent", "live")
+    yield page
+    assert all(asked.startswith(address) for asked in page.asked)
+    page.close()
+
+
+@pytest.fixture
+def plain(shared):
+    """The page of a usual run, at its overview; tests leave it as they like."""
+    shared.size(1280, 900)
+    shared.read("location.hash = '#overview'")
+    shared.wait("document.getElementById('panel-overview').hidden === false")
+    yield shared
+    assert shared.problems == []
+
+
+def tab(page, name):
+    page.click(f"#tab-{name}")
+    page.wait(f"document.getElementById('panel-{name}').hidden === false")
+
+
+def fact(page, name):
+    return f"document.getElementById('fact-{name}').textContent"
+
+
+def test_the_head_line_tells_how_the_run_does(plain):
+    world, page = World("plain"), plain
+    page.wait(fact(page, "step"), "20 / 40")
+    page.wait(fact(page, "speed"), "412")
+    page.wait(fact(page, "reward"), f"{world.rows[-1]['reward/mean']:.3g}")
+    page.wait(fact(page, "accept"), f"{world.rows[-1]['rollout/spec_accept_length']:.3g} tokens")
+    assert page.text("#state") == "running"
+    assert page.read("document.title") == "plain – rhymed"
+
+
+def test_the_overview_draws_every_chart_and_compares_the_epochs(plain):
+    page = plain
+    page.wait("document.querySelectorAll('#panel-overview .uplot').length", 11)
+    page.wait("document.querySelector('.ridges canvas').width > 100")
+    titles = page.read("[...document.querySelectorAll('#panel-overview h3')].map(e => e.firstChild.textContent)")
+    assert {"Reward", "Length distribution", "Acceptance by epoch", "Bubble ratio", "Staleness"} <= set(titles)
+    assert {"Time per phase", "Store growth", "Epochs"} <= set(titles)
+    rows = page.read(
+        "[...document.querySelectorAll('#panel-overview tbody tr')].map(r => r.innerText.split('\\t')[0].trim())"
+    )
+    assert rows == ["0", "1", "2"]
+    page.wait(
+        "document.querySelector('.meter').textContent.startsWith('640 samples, 76.8k tokens; 313 KiB of 1 GiB')"
+    )
+
+
+def test_a_drag_zooms_all_charts_and_a_button_shows_all_again(plain):
+    page = plain
+    page.wait("document.querySelectorAll('#panel-overview .uplot').length", 11)
+    zoomed = "[...document.querySelectorAll('.small')].filter(b => b.innerText == 'show all' && !b.hidden).length"
+    x, y, wide, _ = page.place("[data-chart=Reward] .u-over")
+    page.drag(x - wide / 4, y, x + wide / 4, y)
+    page.wait(zoomed, 10)
+    page.click("[data-chart=Reward] .small:not([hidden])")
+    page.wait(zoomed, 0)
+    page.click("[data-chart=Reward] [aria-pressed].small")
+    page.wait("document.querySelector('[data-chart=Reward] .small[aria-pressed=true]') != null")
+    page.wait("document.querySelectorAll('[data-chart=Reward] .uplot').length", 1)
+
+
+def test_the_gantt_tells_who_did_what_when(plain):
+    page = plain
+    tab(page, "workers")
+    page.wait("document.querySelector('.legend').textContent.includes('verify')")
+    whole = page.wait("document.getElementById('gantt-window').textContent")
+    assert whole.endswith("6 min 40 s, 4 workers")
+    x, y, wide, tall = page.place(".gantt canvas")
+    page.mouse("mouseMoved", x, y - tall / 2 + 34 + 36)  # the second row
+    page.wait("document.querySelector('.tip strong')?.textContent", "rollout-0")
+    assert ", version 8, 200 tokens/s" in page.text(".tip")
+    assert page.count(".tip li") >= 4
+    page.mouse("mouseWheel", x, y, deltaX=0, deltaY=-120)
+    page.wait(f"document.getElementById('gantt-window').textContent != {whole!r}")
+    page.drag(x - wide / 4, y, x, y)
+    page.wait("document.querySelector('.gantt-panel select').value", "own")
+    narrow = page.text("#gantt-window")
+    page.key("-")
+    page.wait(f"document.getElementById('gantt-window').textContent != {narrow!r}")
+    page.key("0")
+    page.wait("document.getElementById('gantt-window').textContent", whole)
+    drawn = "document.querySelector('.gantt canvas').getContext('2d').getImageData(300, 66, 1, 1).data[3]"
+    assert page.read(drawn) == 255
+
+
+def test_a_lost_worker_is_told_of(plain):
+    page = plain
+    tab(page, "workers")
+    page.wait("document.querySelector('[data-worker=rollout-1]')?.textContent.includes('lost at')")
+    assert "silent for 10 s" in page.text(".events .bad")
+
+
+def test_a_sample_is_found_and_its_drafted_tokens_are_marked(plain):
+    page = plain
+    tab(page, "samples")
+    page.wait("document.querySelector('.count').textContent", "24 prompts")
+    page.click("#panel-samples input[type=search]")
+    page.type("is 17 plus")
+    page.wait("document.querySelector('.count').textContent", "1 prompt with “is 17 plus”")
+    page.click("#row-0")
+    page.wait("document.querySelectorAll('.card').length", 3 * GROUP)
+    assert "query=is+17+plus" in page.read("location.hash")
+    assert "55 % drafted" in page.text(".matrix-row:nth-child(2) .card:nth-child(3)")
+    page.click(".matrix-row:nth-child(3) .card:nth-child(3) a")
+    page.wait("document.querySelectorAll('.full').length", 2)
+    assert page.count(".full:first-child mark") == len(DRAFTED)
+    marked = page.read("[...document.querySelectorAll('.full:first-child mark')].map(e => e.textContent).join('')")
+    assert marked == "and so " * sum(DRAFTED)
+    assert page.text(".full .drafting") == "23 of 42 tokens (55 %) were accepted drafts"
+    assert [page.text(".full:first-child h3"), page.text(".full:last-child h3")] == ["epoch 2", "epoch 1"]
+    page.key("ArrowLeft")
+    page.wait("document.querySelector('.full h3').textContent", "epoch 1")
+    page.key("n")
+    page.wait("document.querySelector('.group h2').textContent", "Response 3")
+    page.key("Escape")
+    page.wait("document.querySelectorAll('.card').length", 3 * GROUP)
+
+
+def test_a_link_leads_to_a_sample_in_an_order(show):
+    world = World("link")
+    page = show(world, hash=f"#samples/{5:016x}/18/1?beside=none&sort=reward/desc")
+    best = max(world.prompt_rows(), key=lambda row: row["reward"])
+    page.wait("document.querySelector('#row-0 .row-text')?.textContent", best["text"])
+    page.wait("document.querySelectorAll('.full').length", 1)
+    assert page.text(".full h3") == "epoch 2"
+    page.wait("document.querySelector('.row[aria-selected=true] .row-text')?.textContent", "What is 5 plus 2?")
+
+
+def test_ten_thousand_prompts_are_a_few_rows_in_the_page(show):
+    page = show(World("many", prompts=10_000), hash="#samples")
+    page.wait("document.querySelector('.count').textContent", "10,000 prompts")
+    assert 5 < page.count(".row") < 40
+    page.read("document.querySelector('.list').scrollTop = 5000 * 80")
+    page.wait("document.querySelector('#row-5000 .row-text')?.textContent", "What is 5000 plus 9?")
+    page.read("document.querySelector('.list').focus()")
+    page.key("End")
+    page.wait("document.querySelector('#row-9999')?.getAttribute('aria-selected')", "true")
+    page.wait(f"location.hash.includes('{9999:016x}')")
+    assert page.count(".row") < 40
+    assert page.count("*") < 1500
+
+
+def test_hostile_text_is_only_text(show):
+    page = show(World("hostile", text=HOSTILE), hash=f"#samples/{0:016x}/18/0")
+    page.wait("document.querySelectorAll('.full mark').length", 2)
+    assert page.read("document.querySelector('.full mark').textContent") == HOSTILE
+    assert page.text("#row-0 .row-text") == HOSTILE
+    assert page.count(".row script, .group script, .group img, .row img") == 0
+    assert page.read("window.owned") is None
+
+
+def test_a_very_long_response_comes_in_parts(show):
+    text = "wörd \U0001f600 " * 50_000
+    page = show(World("long", text=text, prompts=1), hash=f"#samples/{0:016x}/18/0?beside=none")
+    page.wait("document.querySelectorAll('.full').length", 1)
+    assert page.read("document.querySelector('.full .response').textContent.length") <= 40_000
+    assert len(page.text(".row-text")) <= 300
+    page.click(".full .more button")
+    page.wait("document.querySelector('.full .response').textContent.length > 70000")
+    shown = page.read("document.querySelector('.full .response').textContent")
+    assert text.startswith(shown)
+
+
+def test_events_change_what_is_shown(show, server):
+    world = World("events")
+    page = show(world)
+    page.wait(fact(page, "step"), "20 / 40")
+    world.rows.append(step_row(20) | {"reward/mean": 0.875})
+    world.tell(server.loop, "steps", world.steps(after=19))
+    world.tell(server.loop, "queues", world.queues() | {"troubles": ["no reward worker"]})
+    page.wait(fact(page, "step"), "21 / 40")
+    page.wait(fact(page, "reward"), "0.875")
+    page.wait("document.getElementById('notice').textContent", "no reward worker")
+    page.wait("document.querySelector('[data-chart=Reward]').getAttribute('aria-label').includes('step: last 0.875')")
+    tab(page, "metrics")
+    world.rows.append(step_row(21) | {"reward/mean": 0.75})
+    world.tell(server.loop, "steps", world.steps(after=20))
+    page.wait(fact(page, "step"), "21 / 40")
+    page.wait(fact(page, "reward"), "0.75")
+    tab(page, "overview")
+    page.wait("document.querySelector('[data-chart=Reward]').getAttribute('aria-label').includes('step: last 0.75')")
+    world.tell(server.loop, "queues", world.queues() | {"paused": True})
+    page.wait("document.getElementById('state').textContent", "paused")
+    end = world.spans[-1]["t"]
+    row = world.spans[-1] | {"t": end + 5, "worker": "rollout-9", "role": "rollout", "in": {"verify": 1.0}}
+    world.tell(server.loop, "timeline", {"spans": [row], "events": []})
+    tab(page, "workers")
+    page.wait("document.querySelector('[data-worker=rollout-9]') != null")
+
+
+def test_a_lost_connection_is_shown_and_mended(show, server):
+    world = World("broken")
+    page = show(world)
+    world.down = True
+    server.loop.loop.call_soon_threadsafe(lambda: [queue.put_nowait(None) for queue in world.listeners])
+    page.wait("document.getElementById('connection').textContent", "connection lost")
+    assert "tries again by itself" in page.text("#notice")
+    assert page.text("#fact-step") == "20 / 40"
+    page.wait("document.getElementById('state').textContent", "was running")
+    world.rows.append(step_row(20))
+    world.down = False
+    page.wait("document.getElementById('connection').textContent", "live")
+    page.wait(fact(page, "step"), "21 / 40")
+    page.wait("document.getElementById('notice').hidden")
+    page.problems.clear()  # the browser's own words about the connection
+
+
+def test_the_end_of_a_run_is_told(show, server):
+    world = World("ending")
+    page = show(world)
+    world.live = False
+    world.tell(server.loop, "end", {})
+    page.wait("document.getElementById('connection').textContent", "run ended")
+    page.wait("document.getElementById('state').textContent", "finished")
+    assert "The run ended" in page.text("#notice")
+
+
+def test_a_finished_run_can_be_looked_at(show):
+    page = show(World("finished", live=False))
+    page.wait("document.getElementById('state').textContent", "finished")
+    page.wait(fact(page, "step"), "20 / 40")
+    tab(page, "workers")
+    page.wait("document.querySelector('[data-worker=rollout-0]')?.textContent.includes('not running')")
+
+
+def test_what_the_server_cannot_tell_is_a_sentence_and_the_rest_is_shown(show):
+    world = World("partly", refuses={"timeline": "timeline.jsonl cannot be read: it is a folder"})
+    page = show(world)
+    page.wait("document.getElementById('notice').textContent", world.refuses["timeline"])
+    page.wait(fact(page, "step"), "20 / 40")
+    page.read("location.hash = '#samples/ffff/1/2'")
+    page.wait("document.querySelector('.group').textContent.includes('no prompt ffff')")
+    page.problems.clear()  # the browser's own words about the refusals
+
+
+def test_an_empty_run_says_what_will_appear(show):
+    page = show(World("empty", steps=0))
+    for name in TABS:
+        tab(page, name)
+    said = page.read("document.body.textContent")
+    for words in ("when the first step has been trained", "No worker yet", "No samples yet", "first heartbeats"):
+        assert words in said
+
+
+def test_any_metric_can_be_picked(plain):
+    page = plain
+    tab(page, "metrics")
+    page.click("#panel-metrics input[type=search]")
+    page.type("spec accept_len")
+    page.wait("document.querySelectorAll('.names input').length", 1)
+    page.click(".names input")
+    page.wait("document.querySelectorAll('#panel-metrics .key').length", 2)
+    assert "m=reward" in page.read("location.hash")
+    page.read(
+        "(e => { e.value = 'epoch'; e.dispatchEvent(new Event('change')) })(document.querySelector('.picker select'))"
+    )
+    page.wait(
+        "[...document.querySelectorAll('#panel-metrics .key span')].map(e => e.textContent).join()",
+        "epoch 0,epoch 1,epoch 2",
+    )
+
+
+def test_the_configuration_is_filtered(plain):
+    page = plain
+    tab(page, "configuration")
+    page.click("#panel-configuration input")
+    page.type("temperature")
+    page.wait("document.querySelectorAll('.config tr').length", 1)
+    assert page.text(".config tr") == "temperature1"
+
+
+def test_a_narrow_window_has_no_horizontal_scroll(plain):
+    page = plain
+    page.size(400, 800)
+    page.read("location.hash = '#samples'")
+    for name in TABS:
+        tab(page, name)
+        page.wait("document.documentElement.scrollWidth", 400)
+    tab(page, "samples")
+    page.click("#row-1")
+    page.wait("document.querySelectorAll('.card').length", 3 * GROUP)
+    page.wait("document.documentElement.scrollWidth", 400)
+    page.click(".card a")
+    page.wait("document.querySelectorAll('.full').length >= 1")
+    page.wait("document.documentElement.scrollWidth", 400)
+
+
+def test_the_theme_follows_the_system_and_the_switch(show):
+    page = show(World("theme"), dark=True)
+    ground = "getComputedStyle(document.body).backgroundColor"
+    assert page.read(ground) == "rgb(20, 23, 26)"
+    page.click("#head .theme")
+    page.wait(ground, "rgb(246, 246, 243)")
+    page.prefer("light")
+    page.click("#head .theme")
+    page.wait(ground, "rgb(20, 23, 26)")
+    page.click("#head .theme")
+    page.wait(ground, "rgb(246, 246, 243)")
+
+
+def test_everything_can_be_reached_and_has_a_name(plain):
+    page = plain
+    for name in TABS:
+        tab(page, name)
+    page.read("document.getElementById('tab-overview').click(); document.getElementById('tab-overview').focus()")
+    page.key("ArrowRight")
+    page.wait("document.getElementById('tab-workers').getAttribute('aria-selected')", "true")
+    nameless = page.read(
+        "[...document.querySelectorAll('button, select, input, canvas[role], [role=listbox], a')]"
+        ".filter(e => !(e.getAttribute('aria-label') || e.labels?.length || e.textContent.trim())"
+        " && !e.closest('.uplot')).map(e => e.outerHTML.slice(0, 80))"
+    )
+    assert nameless == []
+
+
+def test_a_worker_that_joins_appears_at_once(show, server):
+    world = World("joins", steps=0)
+    page = show(world)
+    tab(page, "workers")
+    world.tell(server.loop, "queues", world.queues() | {"workers": [worker_row("rollout-7", 0)]})
+    page.wait("document.querySelector('[data-worker=rollout-7]')?.textContent.includes('0 / 16')")
+
+
+def test_seconds_in_the_columns_of_the_gantt_are_those_that_were_told(plain):
+    sums = plain.read(
+        """import('./static/bands.js').then(({ Timeline, columns, shares, at }) => {
+            const line = new Timeline();
+            const span = (worker, t, inside) => ({ worker, role: worker.split('-')[0], t, s: 2, in: inside });
+            const spans = [span('rollout-10', 12, { verify: 1.5, idle: 0.5 }),
+                           span('rollout-10', 14.5, { decode: 2 }),
+                           span('rollout-9', 12, { decode: 2 }), span('trainer', 13, { train: 2 })];
+            const events = [{ t: 15, event: 'lost', worker: 'rollout-9' }];
+            line.add({ spans, events, activities: { verify: '#000000' } });
+            line.add({ spans, events });
+            const [, nine, ten] = line.rows();
+            const count = line.names.length;
+            return { rows: line.rows().map(row => row.name), names: line.names, count: line.count,
+                     whole: columns(ten.spans, count, 10, 15, 7).reduce((a, b) => a + b),
+                     half: shares(ten.spans, count, 11, 13.5), gone: nine.gone.event,
+                     hole: at(ten.spans, 12.2) === undefined, events: line.events.length };
+        })"""
+    )
+    assert sums["rows"] == ["trainer", "rollout-9", "rollout-10"]
+    assert (sums["count"], sums["gone"], sums["events"], sums["hole"]) == (4, "lost", 1, True)
+    assert sums["whole"] == pytest.approx(4.0)
+    assert dict(zip(sums["names"], sums["half"], strict=True)) == pytest.approx(
+        {"verify": 0.75, "idle": 0.25, "decode": 1.0, "train": 0.0}
+    )
+
+
+def test_numbers_are_written_for_people(plain):
+    written = plain.read(
+        """import('./static/format.js').then(f => [
+            f.number(12345), f.number(0.6234), f.number(0.00012), f.number(null), f.number(9999),
+            f.seconds(0.0123), f.seconds(3599), f.seconds(7500), f.bytes(1536), f.percent(0.0004),
+            f.percent(0.0712), f.percent(0), f.unit('timing_s/step'), f.unit('rollout/bubble_ratio'),
+            f.stepName(2 ** 30 + 3), f.stepName(-1), f.stepName(0)])"""
+    )
+    assert written == [
+        "12.3k", "0.623", "1.2e−4", "–", "9,999", "12 ms", "59 min 59 s", "2 h 5 min", "1.5 KiB", "<0.1 %",
+        "7.1 %", "0 %", "s", "share", "evaluation of version 3", "imported", "step 1",
+    ]  # fmt: skip

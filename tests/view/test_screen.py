@@ -1,0 +1,67 @@
+"""`rhymed run` tells where its dashboard is, and `rhymed view` serves one."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from rhymed.cli import main
+from rhymed.config import Config
+from rhymed.places import Places, places
+from rhymed.progress import Screen
+from rhymed.view import door
+from rhymed.view.door import Address
+
+
+def screen(where: Places, config: Config) -> tuple[Screen, io.StringIO]:
+    said = io.StringIO()
+    return Screen(config, where, plain=True, console=Console(file=said, width=80)), said
+
+
+def test_the_address_is_told_once(run: Path) -> None:
+    config = Config.model_validate_json((run / "config.json").read_text())
+    door.write(run, Address("127.0.0.1", 1))
+    os.utime(run / door.ADDRESS_FILE, (1, 1))  # of an earlier start
+    shown, said = screen(places(config), config)
+    shown.show(None)
+    assert "http:" not in said.getvalue()
+    door.write(run, Address("127.0.0.1", 8421))
+    shown.show(None)
+    shown.show(None)
+    assert said.getvalue().count("watch    http://127.0.0.1:8421/\n") == 1
+
+
+def test_where_the_token_is_but_not_the_token(run: Path) -> None:
+    config = Config.model_validate_json((run / "config.json").read_text())
+    shown, said = screen(places(config), config)
+    door.write(run, Address("10.0.0.1", 8421))
+    shown.show(None)
+    assert f"http://10.0.0.1:8421/?token=…   (the token stands in {run / 'dashboard.token'})" in said.getvalue()
+
+
+def test_a_run_is_served_until_ctrl_c(run: Path) -> None:
+    command = [sys.executable, "-m", "rhymed", "view", str(run), "--http", "127.0.0.1:0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        line = process.stdout.readline().split()
+        assert line[:2] == ["watched", "at"]
+        with urllib.request.urlopen(line[2] + "api/run", timeout=60) as answer:
+            assert json.load(answer)["state"] == "finished"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
+
+
+@pytest.mark.parametrize(("what", "complaint"), [("nothing", "is not there"), (".", "is no run's folder")])
+def test_what_is_no_run_is_told(tmp_path: Path, capsys: pytest.CaptureFixture, what: str, complaint: str) -> None:
+    assert main(["view", str(tmp_path / what)]) == 2
+    assert complaint in capsys.readouterr().err
+    assert main(["view", str(tmp_path), "--http", "nonsense"]) == 2
