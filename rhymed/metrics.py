@@ -1,6 +1,7 @@
 """Writes a run's metrics: one JSON line a step, and TensorBoard events where that package is installed.
 
-Blocking; call it off the event loop. Names are the field's, in slash groups (`reward/mean`, `timing_s/train`).
+Blocking; call it off the event loop. Names are the field's, in slash groups (`reward/mean`, `timing_s/train`). What
+goes on to other people's systems is read from here: `rhymed.sinks` follows the lines, so a row counts when it is one.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import json
 import math
 import time
 from pathlib import Path
+from threading import Lock
 from typing import IO, Any
 
 
@@ -19,13 +21,21 @@ class MetricsLog:
         self._paths = jsonl, tensorboard
         self._jsonl: IO[str] | None = None
         self._events: Any = None
+        self._lock = Lock()
+        self._closed = False
 
     def write(self, step: int, metrics: dict[str, float]) -> None:
         """`step` counts trained steps from 0. A value that is not finite is written as null: JSON has no NaN."""
-        if self._jsonl is None:
-            self._jsonl = self._open()
+        with self._lock:
+            if self._jsonl is None:
+                self._jsonl = self._open()
+            self._write(self._jsonl, step, metrics)
+            if self._closed:  # the row was on its way to us when we were closed
+                self._close()
+
+    def _write(self, jsonl: IO[str], step: int, metrics: dict[str, float]) -> None:
         finite = {key: value if math.isfinite(value) else None for key, value in sorted(metrics.items())}
-        self._jsonl.write(json.dumps({"step": step, "time": round(time.time(), 3), **finite}) + "\n")
+        jsonl.write(json.dumps({"step": step, "time": round(time.time(), 3), **finite}) + "\n")
         if self._events is not None:
             self._events.add_event(_event(step, metrics))
             self._events.flush()
@@ -37,10 +47,16 @@ class MetricsLog:
         return jsonl.open("a", buffering=1)
 
     def close(self) -> None:
-        if self._jsonl is not None:
-            self._jsonl.close()
-        if self._events is not None:
-            self._events.close()
+        with self._lock:
+            self._closed = True
+            self._close()
+
+    def _close(self) -> None:
+        jsonl, events, self._jsonl, self._events = self._jsonl, self._events, None, None
+        if events is not None:
+            events.close()
+        if jsonl is not None:
+            jsonl.close()
 
 
 def _event_writer(folder: Path) -> Any:
