@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections import deque
+from collections import Counter, deque
 from types import TracebackType
 from typing import Self
 
@@ -20,9 +20,13 @@ from rhymed.config import Config
 from rhymed.marks import COLOURS, ROLES, SPARKS, grades, step_name
 from rhymed.messages import Queues, StepRow, WorkerRow
 from rhymed.places import Places
+from rhymed.view import door
+from rhymed.view.guard import TOKEN_FILE
 
 BAR_CELLS = 48
-TIMES = re.compile(r"[0-9.]+ s\b")
+MOST_NAMED = 3  # workers that a line has room for
+AGAIN_S = 60.0  # until a trouble that comes and goes is told again
+NUMBERS = re.compile(r"(?<![\w/-])[0-9][0-9.,]*(?![\w-])")
 """What changes all the time in a sentence that stays the same."""
 
 SHOWN = (
@@ -104,7 +108,7 @@ def _workers(rows: list[WorkerRow]) -> Table:
         table.add_row(
             f"{ROLES[row.role]} {row.worker}",
             row.phase or "-",
-            str(len(row.holding)),
+            str(row.held),
             f"v{row.version}" if row.version >= 0 else "-",
             f"{speed:.0f}" if speed is not None else "",
             f"{row.silent_s:.0f} s",
@@ -116,6 +120,14 @@ def sparkline(values: list[float]) -> str:
     """One character a value, between the smallest and the largest."""
     low, span = min(values), max(values) - min(values)
     return "".join(SPARKS[int((value - low) / span * (len(SPARKS) - 1))] if span else SPARKS[3] for value in values)
+
+
+def starting(rows: list[WorkerRow]) -> str:
+    """What each does; of many workers, how many do the same."""
+    if len(rows) <= MOST_NAMED:
+        return ", ".join(f"{row.worker}: {row.phase or 'ready'}" for row in rows)
+    counts = Counter((row.role, row.phase or "ready") for row in rows)
+    return ", ".join(f"{count} {role}: {phase}" for (role, phase), count in counts.items())
 
 
 def _minutes(seconds: float) -> str:
@@ -136,9 +148,12 @@ class Screen:
         self._evaluated = config.run.name if config.trainer.steps == 0 else ""  # the checkpoint that is
         self._phase = ""
         self._troubles: set[str] = set()
+        self._silent: dict[str, float] = {}  # trouble -> until when it is not told again, if it comes and goes
+        self._waiting = False  # some trouble was told, and not that it is over
         self._steps_seen = False
         self._mismatch_warn = config.trainer.mismatch_warn
         self._mismatched = False
+        self._folder, self._begun, self._watched = where.folder, time.time(), not config.net.http
         self._say(f"run      {where.folder}")
         self._say(
             f"starting store, broker, trainer, {config.rollout.workers} rollout, {config.reward.workers} reward"
@@ -163,6 +178,8 @@ class Screen:
 
     def show(self, queues: Queues | None) -> None:
         """The newest snapshot."""
+        if not self._watched:
+            self._dashboard()
         if queues is not None:
             self._step(queues)
             self._evaluation(queues)
@@ -187,6 +204,13 @@ class Screen:
         self._say(line(queues, self._elapsed()))
         self._watch_mismatch(queues.metrics.get("mismatch_kl/mean", 0.0))
 
+    def _dashboard(self) -> None:
+        """Once it is there, where."""
+        if address := door.read(self._folder, self._begun):
+            self._watched = True
+            entry = "" if address.is_local else f"?token=…   (the token stands in {self._folder / TOKEN_FILE})"
+            self._say(f"watch    {address.url}{entry}")
+
     def _evaluation(self, queues: Queues) -> None:
         version = queues.val.get("val/version", self._shown_val)
         if version > self._shown_val:
@@ -207,19 +231,23 @@ class Screen:
         """The live screen shows them as they are; plain lines say each when it begins, and when all are over."""
         if self._live:
             return
-        now = {TIMES.sub("", trouble): trouble for trouble in troubles}
+        now = {NUMBERS.sub("", trouble): trouble for trouble in troubles}
         for key, trouble in now.items():
-            if key not in self._troubles:
+            if key not in self._troubles and self._elapsed() >= self._silent.get(key, 0.0):
+                self._silent[key] = self._elapsed() + AGAIN_S
+                self._waiting = True
                 self.tell(f"waits: {trouble}")
-        if self._troubles and not now:
+        if self._waiting and not now:
+            self._waiting = False
             self.tell("goes on")
         self._troubles = set(now)
 
     def _starting(self, queues: Queues) -> None:
         """Until the first step is done, tell what every process does whenever that changes."""
-        phase = ", ".join(f"{row.worker}: {row.phase or 'ready'}" for row in queues.workers if row.role != "reward")
-        if phase and phase != self._phase:
-            self._phase = phase
+        phase = starting([row for row in queues.workers if row.role != "reward"])
+        kind = NUMBERS.sub("", phase.replace("/", " "))
+        if phase and kind != self._phase:
+            self._phase = kind
             self._say(f"{_minutes(self._elapsed()):>6}   {phase}")
 
     def _elapsed(self) -> float:

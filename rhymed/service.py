@@ -158,15 +158,16 @@ async def retry(
             pause_s = min(10.0, pause_s * 1.5)
 
 
-def serve(build: Callable[[], Service], *, log_file: Path | None = None) -> NoReturn:
+def serve(build: Callable[[], Service], *, log_file: Path | None = None, level: str = "info") -> NoReturn:
     """Run one service as this process, and end the process with it. `build` is called on the event loop."""
     import setproctitle
     import uvloop
 
     from rhymed import watchdog
+    from rhymed.logs import file
     from rhymed.wire import drain
 
-    configure_logging(log_file)
+    file.configure(log_file, level, console=file.by_hand())
     die_with_parent()
     faulthandler.enable()
 
@@ -195,16 +196,6 @@ def serve(build: Callable[[], Service], *, log_file: Path | None = None) -> NoRe
 
     uvloop.run(body())
     raise AssertionError("the process has ended")
-
-
-def configure_logging(log_file: Path | None, level: int = logging.INFO) -> None:
-    """One line an event: to the file when one is given, else to stderr."""
-    handler: logging.Handler = logging.StreamHandler()
-    if log_file is not None:
-        log_file.parent.mkdir(parents=True, exist_ok=True)
-        handler = logging.FileHandler(log_file)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    logging.basicConfig(level=level, handlers=[handler], force=True)
 
 
 def die_with_parent() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import shutil
 import signal
+import sys
 import time
 from collections.abc import AsyncIterator
 
@@ -20,6 +21,7 @@ from rhymed.wire import Client
 
 POLL_S = 0.5
 ASK_S = 3.0
+REPORT_S = 30.0  # seconds are usual
 
 
 async def session(config: Config, where: Places, *, plain: bool) -> int:
@@ -34,6 +36,8 @@ async def session(config: Config, where: Places, *, plain: bool) -> int:
             screen.closing(finished)
     shutil.rmtree(where.sockets, ignore_errors=True)
     print(await asyncio.to_thread(_summary, config, where, time.monotonic() - started), flush=True)
+    if config.run.report and where.metrics.exists():
+        print(await _report(where), flush=True)
     again = "" if config.trainer.steps == 0 else f"; go on with: rhymed run --resume {where.folder}"
     if supervisor.failure:
         print(f"run failed: {supervisor.failure}", flush=True)
@@ -46,12 +50,30 @@ async def session(config: Config, where: Places, *, plain: bool) -> int:
 
 
 def _summary(config: Config, where: Places, elapsed_s: float) -> str:
-    from rhymed.report import summary
+    from rhymed.report.summary import summary
 
     try:
         return summary(config, where, elapsed_s)
     except OSError as error:  # a full disk must not hide what ended the run
         return f"no summary: {error}"
+
+
+async def _report(where: Places) -> str:
+    """Made by a process of its own: nothing that stands in a run's folder may hold up the run's end for long."""
+    ask = [sys.executable, "-m", "rhymed", "report", str(where.folder), "--ended"]
+    process = await asyncio.create_subprocess_exec(
+        *ask, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    try:
+        said, wrong = await asyncio.wait_for(process.communicate(), REPORT_S)
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+        return f"report   none: it took longer than {REPORT_S:g} s; to have it: rhymed report {where.folder}"
+    if process.returncode:
+        why = wrong.decode(errors="replace").strip().rpartition("\n")[2].removeprefix("rhymed: ")
+        return f"report   none: {why or f'status {process.returncode}'}"
+    return f"report   {said.decode().strip()}"
 
 
 async def _watch(
@@ -68,6 +90,8 @@ async def _watch(
             if reached > before:
                 supervisor.moved(further=reached > furthest)
             furthest = max(furthest, reached)
+            if queues.paused:
+                supervisor.moved(further=True)  # it stands because a person said so: no death is held against anybody
         if queues is not None and queues.finished:
             return True
         if supervisor.left("broker"):  # between two looks of ours
@@ -89,7 +113,7 @@ async def _snapshots(where: Places) -> AsyncIterator[Queues | None]:
         while True:
             queues: Queues | None = None
             with contextlib.suppress(WireError):
-                queues = (await client.request(GetQueues(), deadline_s=ASK_S)).message
+                queues = (await client.request(GetQueues(brief=True), deadline_s=ASK_S)).message
             yield queues
             await asyncio.sleep(POLL_S)
     finally:

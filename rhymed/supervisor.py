@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rhymed.config import Config
+from rhymed.load import is_setting
 from rhymed.service import EX_HOPELESS
 
 log = logging.getLogger(__name__)
@@ -181,7 +182,7 @@ class Supervisor:
                 stdout=stream,
                 stderr=stream,
                 start_new_session=True,
-                env={**os.environ, "RHYMED_SUPERVISED": str(output.parent)},
+                env={**_inherited(), "RHYMED_SUPERVISED": str(output.parent)},
             )
         child.started, child.left = time.monotonic(), False
         try:
@@ -210,3 +211,8 @@ def _signal(child: Child, number: signal.Signals) -> None:
 
 def _reason(status: int) -> str:
     return f"signal {signal.Signals(-status).name}" if status < 0 else f"status {status}"
+
+
+def _inherited() -> dict[str, str]:
+    """The environment without settings: the run's configuration has them, or what `-o` said instead."""
+    return {name: value for name, value in os.environ.items() if not is_setting(name)}

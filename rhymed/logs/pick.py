@@ -1,0 +1,70 @@
+"""Which entries are wanted: of a process, from a level on, of a step, of a sample. Pure."""
+
+from __future__ import annotations
+
+import datetime
+import re
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from rhymed.errors import ConfigError
+from rhymed.logs.read import Entry
+
+RANKS = {"debug": 0, "info": 1, "warning": 2, "error": 3, "critical": 4}
+UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+@dataclass(frozen=True)
+class Pick:
+    level: str = "debug"
+    process: str = ""  # a name, or a pattern with * in it
+    step: int | None = None
+    sample: str = ""  # the whole id
+
+    def wants(self, entry: Entry) -> bool:
+        return (
+            RANKS.get(entry.level, 1) >= RANKS[self.level]
+            and (not self.process or fnmatchcase(entry.process, self.process))
+            and (self.step is None or of_step(entry, self.step))
+            and (not self.sample or about(entry, self.sample))
+        )
+
+    @property
+    def needle(self) -> bytes:
+        """What stands in every line that is wanted."""
+        return self.sample.encode()
+
+
+def about(entry: Entry, sample: str) -> bool:
+    """The entry names this sample, in a field or in its text."""
+    if sample == entry.sample or sample in entry.samples:
+        return True
+    return bool(re.search(rf"(?<![\w/-]){re.escape(sample)}(?!\d)", entry.text))
+
+
+def of_step(entry: Entry, step: int) -> bool:
+    if entry.step is not None:
+        return entry.step == step
+    head = f"{step}/"
+    if entry.sample.startswith(head) or any(id.startswith(head) for id in entry.samples):
+        return True
+    return bool(re.search(rf"\bstep {step}\b|(?<![\w/-]){step}/[0-9a-f]{{16}}/", entry.text))
+
+
+def since(text: str, now: datetime.datetime) -> str:
+    """`10m`, `2h` before `now`, or a time as ISO has it: as entries have theirs. Raises `ConfigError`."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text.strip())
+    try:
+        if found:
+            moment = now - datetime.timedelta(seconds=float(found[1]) * UNITS[found[2]])
+        else:
+            moment = datetime.datetime.fromisoformat(text.strip())
+    except (ValueError, OverflowError):
+        raise ConfigError(f"--since {text}: write 30s, 10m, 2h, 1d, or a time like 2026-01-31T14:05") from None
+    return stamp(moment)
+
+
+def stamp(moment: datetime.datetime) -> str:
+    """As entries have it. A time without a zone is this machine's."""
+    utc = moment.astimezone(datetime.UTC)
+    return f"{utc:%Y-%m-%dT%H:%M:%S}.{utc.microsecond // 1000:03d}Z"

@@ -1,0 +1,179 @@
+"""A run's metrics over its steps, a small picture a question. Rows in, PNG files out; with matplotlib, where that is.
+
+What no row has a number for has no picture. Colours are those of `rhymed.picture`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rhymed.picture import MOST_LINES
+from rhymed.totals import Row, epochs
+
+SIZE = (6.2, 2.9)  # inches
+DPI = 110
+SMOOTH = 5  # steps
+MEBI = 2**20
+BLUE, PALE, GREEN, PURPLE, ORANGE, GREY = "#1f5f8b", "#9db4c8", "#6a994e", "#8e5572", "#d08c3f", "#888888"
+
+
+class Panel(NamedTuple):
+    name: str  # of the file
+    title: str
+    draw: Callable[[Any, Sequence[Row]], bool]  # False: there is nothing to draw
+
+
+class Picture(NamedTuple):
+    file: Path
+    title: str
+    about: str  # for those who do not see it
+
+
+def draw(rows: Sequence[Row], evaluations: Sequence[Row], folder: Path) -> list[Picture] | None:
+    """What there is to see, written into `folder`. None without matplotlib."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        return None
+    found = []
+    panels = [
+        *PANELS,
+        Panel("evaluation", "Evaluation on held-out prompts", lambda axis, _: _exams(axis, evaluations)),
+    ]
+    for panel in panels:
+        figure = Figure(figsize=SIZE)
+        axis = figure.subplots()
+        figure.subplots_adjust(left=0.12, right=0.98, bottom=0.17, top=0.96)  # a computed layout takes twice as long
+        if not panel.draw(axis, rows):
+            continue
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.set(xlabel="policy version" if panel.name == "evaluation" else "step")
+        axis.locator_params(axis="x", integer=True)
+        if axis.get_legend_handles_labels()[1]:
+            axis.legend(frameon=False, fontsize=8)
+        _boundaries(axis, rows if panel.name != "evaluation" else ())
+        file = folder / f"{panel.name}.png"
+        figure.savefig(file, dpi=DPI)
+        found.append(Picture(file, panel.title, _about(panel, rows)))
+    return found
+
+
+def _about(panel: Panel, rows: Sequence[Row]) -> str:
+    steps = [row["step"] for row in rows]
+    return f"{panel.title}, steps {steps[0]} to {steps[-1]}" if steps else panel.title
+
+
+def _line(axis: Any, rows: Sequence[Row], key: str, **style: Any) -> bool:
+    """Whether there was anything."""
+    known = [(row["step"], row[key]) for row in rows if row.get(key) is not None]
+    if known:
+        marker = "." if len(known) < 40 else ""
+        axis.plot([step for step, _ in known], [value for _, value in known], **{"marker": marker, **style})
+    return bool(known)
+
+
+def _reward(axis: Any, rows: Sequence[Row]) -> bool:
+    known = [row for row in rows if row.get("reward/mean") is not None]
+    values = [row["reward/mean"] for row in known]
+    smooth = [_mean(values[max(0, place - SMOOTH + 1) : place + 1]) for place in range(len(values))]
+    there = _line(axis, rows, "reward/mean", color=PALE, label="step")
+    if there:
+        axis.plot([row["step"] for row in known], smooth, color=BLUE, linewidth=2, label=f"mean of {SMOOTH} steps")
+    return there
+
+
+def _lengths(axis: Any, rows: Sequence[Row]) -> bool:
+    axis.set(ylabel="tokens")
+    there = _line(axis, rows, "response_length/mean", color=GREEN, label="mean")
+    return _line(axis, rows, "response_length/max", color=PALE, label="longest") or there
+
+
+def _acceptance(axis: Any, rows: Sequence[Row]) -> bool:
+    axis.set(ylim=(0, 1.02))
+    there = _line(axis, rows, "rollout/spec_accept_rate", color=PURPLE, label="drafts accepted")
+    return _line(axis, rows, "rollout/ahead_kept_ratio", color=ORANGE, label="written ahead, kept") or there
+
+
+def _gain(axis: Any, rows: Sequence[Row]) -> bool:
+    """Both are 1 in plain decoding."""
+    there = _line(axis, rows, "rollout/spec_accept_length", color=PURPLE, label="tokens a forward")
+    there = _line(axis, rows, "rollout/spec_net_speedup", color=ORANGE, label="net speed-up, estimated") or there
+    axis.axhline(1, color=GREY, linewidth=0.8, linestyle=":")
+    return there
+
+
+def _bubble(axis: Any, rows: Sequence[Row]) -> bool:
+    axis.set(ylim=(0, 1.02), ylabel="share of slot time")
+    return _line(axis, rows, "rollout/bubble_ratio", color=BLUE)
+
+
+def _staleness(axis: Any, rows: Sequence[Row]) -> bool:
+    axis.set(ylabel="steps", ylim=(-0.05, max([1.0, *(row.get("staleness/max") or 0.0 for row in rows)]) + 0.1))
+    there = _line(axis, rows, "staleness/max", color=PALE, label="oldest token")
+    return _line(axis, rows, "staleness/mean", color=BLUE, label="mean") or there
+
+
+def _seconds(axis: Any, rows: Sequence[Row]) -> bool:
+    phases = ("rollout", "reward", "train")
+    columns = [[row.get(f"timing_s/{phase}") or 0.0 for row in rows] for phase in phases]
+    if not any(map(any, columns)):
+        return False
+    steps = [row["step"] for row in rows]
+    if len(rows) < 3:  # too few for an area
+        for place, (phase, column) in enumerate(zip(phases, columns, strict=True)):
+            below = [sum(values) for values in zip(*columns[:place], strict=True)] if place else 0
+            axis.bar(steps, column, bottom=below, label=phase, width=0.5, color=(BLUE, ORANGE, GREEN)[place])
+    else:
+        axis.stackplot(steps, *columns, labels=phases, colors=(BLUE, ORANGE, GREEN), alpha=0.8)
+    axis.set(ylabel="seconds")
+    return True
+
+
+def _store(axis: Any, rows: Sequence[Row]) -> bool:
+    """Where the size is not told, the tokens that the run has added."""
+    sizes = [
+        {**row, "size": row["store/used_bytes"] / MEBI} for row in rows if row.get("store/used_bytes") is not None
+    ]
+    if sizes:
+        axis.set(ylabel="MiB")
+        return _line(axis, sizes, "size", color=GREEN)
+    total, grown = 0.0, []
+    for row in rows:
+        total += row.get("rollout/tokens") or 0.0
+        grown.append({"step": row["step"], "tokens": total})
+    axis.set(ylabel="response tokens, summed")
+    return total > 0 and _line(axis, grown, "tokens", color=GREEN)
+
+
+def _exams(axis: Any, rows: Sequence[Row]) -> bool:
+    keys = sorted({key for row in rows for key in row if "/acc/mean@" in key or key.endswith("/reward/mean")})
+    known = [key for key in keys if key.startswith("val/") and any(row.get(key) is not None for row in rows)]
+    for key in known:
+        _line(axis, rows, key, marker="o", label=key.removeprefix("val/"))
+    return bool(known)
+
+
+def _boundaries(axis: Any, rows: Sequence[Row]) -> None:
+    """A thin line where an epoch begins."""
+    begins = [epoch["first_step"] for epoch in epochs(rows)[1:]]
+    if len(begins) <= MOST_LINES:
+        for step in begins:
+            axis.axvline(step - 0.5, color="#cccccc", linewidth=0.7, zorder=0)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+PANELS = (
+    Panel("reward", "Reward", _reward),
+    Panel("length", "Response length", _lengths),
+    Panel("acceptance", "Share of drafted tokens that were accepted", _acceptance),
+    Panel("gain", "What drafting gained", _gain),
+    Panel("bubble", "Bubble: slot time without a sample", _bubble),
+    Panel("staleness", "Staleness: age of the oldest token at training", _staleness),
+    Panel("seconds", "Where a step's time goes", _seconds),
+    Panel("store", "The store", _store),
+)

@@ -1,0 +1,195 @@
+"""Everything that a report tells of, read from a run's folder: nothing in it has to be there, or whole.
+
+What cannot be read is told in `missing`, a sentence each, and left out. Reads only; draws nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from rhymed import runs, timeline
+from rhymed.errors import RhymedError, UnknownSample
+from rhymed.history.folder import RunFolder, find
+from rhymed.messages import SampleId
+from rhymed.places import Places
+from rhymed.report import starts
+from rhymed.report.telling import Pick, telling
+from rhymed.timeline import Timeline
+from rhymed.totals import Row
+from rhymed_store.browse import Browse, Totals
+from rhymed_store.database import Reader
+from rhymed_store.reads import Found
+from rhymed_store.survey import Survey, survey
+
+MOST_SAMPLES = 1_000_000  # in the store, beyond which looking at all of them would take many seconds
+INCIDENTS = ("lost", "rests", "left")
+
+
+@dataclass
+class Facts:
+    folder: Path
+    state: str  # finished, running, stopped
+    config: dict[str, Any]
+    rows: list[Row]
+    evaluations: list[Row]
+    elapsed_s: float
+    timeline: Timeline
+    starts: list[starts.Start]
+    store: Totals | None = None
+    samples: list[tuple[Pick, dict[str, Any]]] = field(default_factory=list)  # see rhymed.view.pages.sample_page
+    textless: str = ""  # why responses are token ids
+    missing: list[str] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        section = self.config.get("run")
+        return str((section.get("name") if isinstance(section, dict) else None) or self.folder.resolve().name)
+
+
+def gather(folder: Path, *, ended: bool = False) -> Facts:
+    """`ended`: whoever asks knows that the run is over, though its folder is still held."""
+    rows, evaluations = _metrics(folder)
+    found = Facts(
+        folder=folder,
+        state="stopped",
+        config=_config(folder),
+        rows=rows,
+        evaluations=evaluations,
+        elapsed_s=0.0,
+        timeline=timeline.read(folder),
+        starts=starts.read(folder),
+    )
+    found.state = _state(found, ended)
+    found.elapsed_s = _elapsed(found)
+    if not found.config:
+        found.missing.append("There is no config.json that can be read.")
+    _look_into_store(found)
+    return found
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    with contextlib.suppress(OSError, ValueError):
+        found = json.loads((folder / "config.json").read_text())
+        return found if isinstance(found, dict) else {}
+    return {}
+
+
+def _metrics(folder: Path) -> tuple[list[Row], list[Row]]:
+    """Steps, and evaluations, each once: the last line of a step counts."""
+    steps: dict[int, Row] = {}
+    evaluations: dict[int, Row] = {}
+    for row in _lines(folder / "metrics.jsonl"):
+        exam = any(key.startswith("val/") for key in row)
+        (evaluations if exam else steps)[row["step"]] = row
+    return [steps[step] for step in sorted(steps)], [evaluations[step] for step in sorted(evaluations)]
+
+
+def _lines(file: Path) -> Iterator[Row]:
+    with contextlib.suppress(OSError), file.open("rb") as lines:
+        for line in lines:
+            with contextlib.suppress(ValueError):  # cut, or no line of ours
+                row = json.loads(line)
+                if isinstance(row, dict) and isinstance(row.get("step"), int):
+                    yield {key: value for key, value in row.items() if isinstance(value, int | float)}
+
+
+def _state(found: Facts, ended: bool) -> str:
+    order = [event.event for event in found.timeline.events if event.event in ("begun", "finished")]
+    if order and order[-1] == "finished":
+        return "finished"
+    with contextlib.suppress(OSError):  # a folder that may only be read is nobody's who could tell
+        if not ended and runs.is_alive(_stub(found.folder)):
+            return "running"
+    return "stopped"
+
+
+def _stub(folder: Path) -> Places:
+    """Enough to ask about the folder; the configuration may be of another release."""
+    return Places(folder=folder, broker="", store="", weights="", sockets=folder)
+
+
+def _elapsed(found: Facts) -> float:
+    """Seconds of all its parts, as far as they are known."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        return float(json.loads((found.folder / "summary.json").read_text())["elapsed_s"])
+    if found.timeline.spans:
+        return sum(_parts(found.timeline))
+    return float(sum(row.get("timing_s/step") or 0.0 for row in found.rows))
+
+
+def _parts(line: Timeline) -> Iterator[float]:
+    """A run that was resumed was away in between."""
+    times = sorted({round(span.t) for span in line.spans})
+    for before, after in pairwise(times):
+        if after - before < 60:
+            yield after - before
+
+
+def _look_into_store(found: Facts) -> None:
+    try:
+        folder, store = find(found.folder)
+        with Reader(store) as reader:
+            run = RunFolder(folder, Browse(reader))
+            found.store = run.browse.totals()
+            if found.store.samples > MOST_SAMPLES:
+                found.missing.append(
+                    f"The store has {found.store.samples:,} samples: too many to choose the most telling ones from"
+                    f" in seconds. `rhymed history show --run {found.folder}` looks at them one prompt at a time."
+                )
+            elif found.store.samples:
+                found.samples = list(_samples(run, survey(reader), found.missing))
+            if found.samples and run.missing:
+                found.textless = run.missing
+    except RhymedError as error:
+        found.missing.append(f"The store cannot be read: {error}.")
+
+
+def _samples(run: RunFolder, columns: Survey, missing: list[str]) -> Iterator[tuple[Pick, dict[str, Any]]]:
+    from rhymed.view.pages import sample_page
+
+    if columns.damaged:
+        missing.append(f"{columns.damaged:,} damaged samples are left out; see `rhymed history verify`.")
+    ids = Ids(run)
+
+    def share(pick: Pick) -> float | None:
+        drafted = ids.drafted(pick)
+        return None if drafted is None or not len(drafted) else float(drafted.mean())
+
+    for pick in telling(columns, share):
+        try:
+            yield pick, sample_page(run, ids.of(pick))
+        except RhymedError as error:
+            missing.append(f"A sample of step {pick.step}, prompt {pick.prompt}, cannot be read: {error}.")
+
+
+class Ids:
+    """From what a survey knows of a sample to the sample; each prompt's headers are read once."""
+
+    def __init__(self, run: RunFolder) -> None:
+        self._browse = run.browse
+        self._read: dict[str, list[Found]] = {}
+
+    def of(self, pick: Pick) -> SampleId:
+        return self._found(pick).sample
+
+    def drafted(self, pick: Pick) -> Any:
+        """Of each of its tokens whether it was an accepted draft; None: not known."""
+        try:
+            return self._browse.drafted([self._found(pick)])[0]
+        except RhymedError:
+            return None  # damaged; it is told where the sample is shown
+
+    def _found(self, pick: Pick) -> Found:
+        """Raises `UnknownSample` where the store has changed since it was surveyed."""
+        if pick.prompt not in self._read:
+            self._read[pick.prompt] = self._browse.headers(pick.prompt)
+        own = [row for row in self._read[pick.prompt] if row.sample.step == pick.step]
+        if pick.nth >= len(own):
+            raise UnknownSample("it is not there any more")
+        return own[pick.nth]

@@ -1,0 +1,82 @@
+"""HTML out of plain data. Invariant: whatever text comes in, a model's too, comes out as text and never as markup.
+
+Pure. Everything goes through `text`, which also shows what cannot be seen: control characters, and marks that turn
+the direction of writing.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Sequence
+
+TURNING = {*range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x200E, 0x200F, 0xFEFF}
+SEEN = {"\n", "\t", " "}
+
+
+def text(value: object) -> str:
+    """Safe inside an element, and inside a quoted attribute."""
+    return html.escape("".join(_shown(c) for c in str(value)), quote=True)
+
+
+def _shown(c: str) -> str:
+    if c in SEEN or (c.isprintable() and ord(c) not in TURNING):
+        return c
+    return " " if c.isspace() else "\ufffd"
+
+
+def section(title: str, *parts: str) -> str:
+    """Nothing, where there is nothing in it."""
+    body = "\n".join(part for part in parts if part)
+    return f"<section>\n<h2>{text(title)}</h2>\n{body}\n</section>" if body else ""
+
+
+def folded(title: str, body: str) -> str:
+    return f"<details>\n<summary>{text(title)}</summary>\n{body}\n</details>" if body else ""
+
+
+def paragraph(value: object, kind: str = "") -> str:
+    return f'<p class="{kind}">{text(value)}</p>' if kind else f"<p>{text(value)}</p>"
+
+
+def numbers(values: Iterable[tuple[str, str]]) -> str:
+    """(what, value) as tiles."""
+    tiles = "\n".join(f"<div><b>{text(value)}</b>{text(what)}</div>" for what, value in values)
+    return f'<div class="numbers">\n{tiles}\n</div>' if tiles else ""
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    body = "\n".join("<tr>" + "".join(f"<td>{text(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    if not body:
+        return ""
+    titles = "".join(f"<th>{text(title)}</th>" for title in head)
+    return f'<div class="wide"><table>\n<tr>{titles}</tr>\n{body}\n</table></div>'
+
+
+def typed(lines: Iterable[str]) -> str:
+    """Commands, as one types them."""
+    body = "\n".join(map(text, lines))
+    return f'<pre class="type">{body}</pre>' if body else ""
+
+
+def figure(source: str, title: str, about: str) -> str:
+    return f'<figure><figcaption>{text(title)}</figcaption><img src="{text(source)}" alt="{text(about)}"></figure>'
+
+
+def page(title: str, style: str, body: str) -> str:
+    """A whole document that loads nothing and runs nothing, whatever stands in it."""
+    policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>{text(title)}</title>
+<style>{style}</style>
+</head>
+<body>
+{body}
+</body>
+</html>
+"""

@@ -1,0 +1,263 @@
+"""The report as one page: what the run came to, how it went, its most telling samples, how to do it again.
+
+Pure: facts and pictures in, HTML out. Sections about which nothing is known are left out.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rhymed.history.words import size, some
+from rhymed.messages import EVAL
+from rhymed.report import html
+from rhymed.report.facts import INCIDENTS, Facts
+from rhymed.report.style import CSS
+from rhymed.report.telling import MOST, Pick
+from rhymed.totals import drafting, totals
+
+HEAD, TAIL = 1600, 1200  # characters of a response
+ASKED = 1200  # of a prompt
+MOST_INCIDENTS = 60
+HIDDEN = ("run.name", "run.folder")
+
+
+class Shown(NamedTuple):
+    """A picture, as it is put into the page."""
+
+    source: str  # a data: address
+    title: str
+    about: str
+
+
+def page(
+    facts: Facts, pictures: Sequence[Shown], gantt: Shown | None, defaults: dict[str, Any], note: str = ""
+) -> str:
+    """`defaults`: the configuration in which nothing was said; `note`: why there are no pictures."""
+    told = [html.paragraph(text, "bad") for text in facts.missing]
+    curves = "\n".join(html.figure(*one) for one in pictures)
+    body = [
+        _head(facts),
+        html.numbers(_headline(facts)),
+        *told,
+        html.section(
+            "Curves",
+            f'<div class="pictures">\n{curves}\n</div>' if curves else html.paragraph(note, "soft") if note else "",
+        ),
+        html.section("Who did what, when", html.figure(*gantt) if gantt else ""),
+        html.section("Evaluation", _exams(facts)),
+        html.section("Incidents", _incidents(facts)),
+        html.section("The most telling samples", *_samples(facts)),
+        html.section("Configuration", *_config(facts.config, defaults)),
+        html.section("Versions and hardware", _versions(facts)),
+        html.section("How to reproduce", *_again(facts)),
+    ]
+    return html.page(f"{facts.name}: run report", CSS, "\n".join(part for part in body if part))
+
+
+def _head(facts: Facts) -> str:
+    steps = some(len(facts.rows), "step") if facts.rows else "no step trained"
+    begun = f", begun {_day(facts.starts[0].t)}" if facts.starts else ""
+    return f"<h1>{html.text(facts.name)}</h1>\n" + html.paragraph(f"{facts.state}, {steps}{begun}", "soft")
+
+
+def _day(seconds: float) -> str:
+    return f"{datetime.datetime.fromtimestamp(seconds, datetime.UTC):%Y-%m-%d %H:%M} UTC"
+
+
+def _headline(facts: Facts) -> Iterator[tuple[str, str]]:
+    rows = facts.rows
+    if rows:
+        sums = totals(rows, facts.elapsed_s)
+        yield "reward, first to last steps", f"{sums['reward_first']:.3f} → {sums['reward_last']:.3f}"
+        yield "steps", f"{len(rows):,}"
+    if facts.elapsed_s:
+        yield "time", _duration(facts.elapsed_s)
+    if rows:
+        yield "response tokens", f"{sums['tokens']:,.0f}"
+        yield "tokens a second, rollout", f"{sums['tokens_per_s']:,.0f}"
+        yield from _drafts(rows)
+        if bubbles := [row["rollout/bubble_ratio"] for row in rows if row.get("rollout/bubble_ratio") is not None]:
+            yield "mean bubble", f"{sum(bubbles) / len(bubbles):.0%}"
+        yield "samples dropped", f"{sums['dropped']:,.0f}"
+    if facts.store is not None:
+        yield "samples in the store", f"{facts.store.samples:,}"
+        yield "size of the store", size(facts.store.used_bytes)
+
+
+def _drafts(rows: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str]]:
+    found = drafting(rows)
+    if not found or not found["drafted"]:
+        return
+    yield "drafted tokens accepted", f"{found['accept_rate'] or 0:.0%}"
+    yield "tokens a forward", f"{found['accept_length'] or 1:.2f}"
+    if found["net_speedup"] is not None:
+        yield "net speed-up, estimated", f"{found['net_speedup']:.2f}x"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def _exams(facts: Facts) -> str:
+    """First and last value of every metric of an evaluation."""
+    if not facts.evaluations:
+        return ""
+    first, last = facts.evaluations[0], facts.evaluations[-1]
+    keys = sorted({key for row in facts.evaluations for key in row if key.startswith("val/")} - {"val/version"})
+    rows = [(key.removeprefix("val/"), _value(first.get(key)), _value(last.get(key))) for key in keys]
+    return html.table(("metric", f"version {first['step']}", f"version {last['step']}"), rows)
+
+
+def _value(value: float | None) -> str:
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return "-"
+    return f"{value:.4g}"
+
+
+def _incidents(facts: Facts) -> str:
+    """What went otherwise than planned: who was lost, who left, who had to rest, who came back."""
+    start = min((span.t - span.s for span in facts.timeline.spans), default=0.0)
+    here: dict[str, bool] = {}  # everybody who ever was
+    rows = []
+    for event in facts.timeline.events:
+        worker, what = event.worker or "", str(event.event)
+        if what == "joined":
+            what = "" if worker not in here else "started again" if here[worker] else "came back"
+            here[worker] = True
+        elif what in ("left", "lost"):
+            here[worker] = False
+        if what in (*INCIDENTS, "started again", "came back"):
+            rows.append((_clock(event.t - start), worker, what, event.text or ""))
+    if facts.state != "running":
+        while rows and rows[-1][2] == "left":  # everybody leaves in the end
+            rows.pop()
+    more = html.paragraph(f"and {len(rows) - MOST_INCIDENTS:,} more", "soft") if len(rows) > MOST_INCIDENTS else ""
+    return html.table(("after", "who", "what", ""), rows[:MOST_INCIDENTS]) + more
+
+
+def _clock(seconds: float) -> str:
+    whole = max(0, int(seconds))
+    return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
+
+
+# -- samples ----------------------------------------------------------------------------------------------------
+
+
+def _samples(facts: Facts) -> Iterator[str]:
+    if not facts.samples:
+        return
+    marked = any(piece["drafted"] for _, row in facts.samples for piece in row["pieces"])
+    yield html.paragraph(
+        f"At most {MOST}, chosen by a fixed rule: the extremes of reward and length, the prompts that changed most,"
+        " the most drafted, the first and last dropped, then the next best, worst and longest.",
+        "soft",
+    )
+    if facts.textless:
+        yield html.paragraph(f"Responses are token ids, not text: {facts.textless}.", "soft")
+    if marked:
+        yield f'<p class="soft"><mark>Marked</mark> {html.text("tokens were accepted drafts.")}</p>'
+    for pick, row in facts.samples:
+        yield _sample(pick, row)
+
+
+def _sample(pick: Pick, row: dict[str, Any]) -> str:
+    reward = "no reward" if row["reward"] is None else f"reward {row['reward']:g}"
+    when = f"evaluation of version {row['step'] - EVAL}" if row["step"] >= EVAL else f"step {row['step']}"
+    drafted = "" if row["drafted"] is None else f", {row['drafted']:,} of them drafts"
+    facts = f"{row['state']}, {reward}, {row['length']:,} tokens{drafted} ({row['finish_reason']}), {when}"
+    reason = html.paragraph(f"dropped: {row['reason']}", "bad") if row["reason"] else ""
+    prompt = row["prompt"] or ""
+    return (
+        f"<article>\n<h3>{html.text(pick.why[:1].upper() + pick.why[1:])}</h3>\n"
+        f'<p class="soft"><code>{html.text(row["id"])}</code> {html.text(facts)}</p>{reason}\n'
+        f'<pre class="prompt">{html.text(prompt[:ASKED] + ("…" if len(prompt) > ASKED else ""))}</pre>\n'
+        f"<pre>{_pieces(row['pieces'])}</pre>\n</article>"
+    )
+
+
+def _pieces(pieces: Iterable[dict[str, Any]]) -> str:
+    """The middle of a long response is left out."""
+    cut = _cut([(piece["text"], bool(piece["drafted"])) for piece in pieces])
+    return "".join(f"<mark>{html.text(part)}</mark>" if drafted else html.text(part) for part, drafted in cut)
+
+
+def _cut(pieces: list[tuple[str, bool]]) -> list[tuple[str, bool]]:
+    whole = sum(len(part) for part, _ in pieces)
+    if whole <= HEAD + TAIL:
+        return pieces
+    found: list[tuple[str, bool]] = []
+    at = 0
+    for part, drafted in pieces:
+        head = part[: max(0, HEAD - at)]
+        tail = part[max(0, whole - TAIL - at) :] if at + len(part) > whole - TAIL else ""
+        if head:
+            found.append((head, drafted))
+        if at < HEAD <= at + len(part):
+            found.append((f"\n… {whole - HEAD - TAIL:,} characters …\n", False))
+        if tail:
+            found.append((tail, drafted))
+        at += len(part)
+    return found
+
+
+# -- how it was made --------------------------------------------------------------------------------------------
+
+
+def _config(config: dict[str, Any], defaults: dict[str, Any]) -> Iterator[str]:
+    flat, usual = dict(_flat(config)), dict(_flat(defaults))
+    changed = [(key, _toml(value)) for key, value in flat.items() if key not in HIDDEN and usual.get(key) != value]
+    if flat:
+        yield html.paragraph("What differs from the defaults:", "soft") if changed else ""
+        yield html.table(("setting", "value"), changed)
+        yield html.folded("Every setting", html.table(("setting", "value"), [(k, _toml(v)) for k, v in flat.items()]))
+
+
+def _flat(tree: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in tree.items():
+        if isinstance(value, dict) and value and not above:
+            yield from _flat(value, f"{key}.")
+        else:
+            yield f"{above}{key}", value
+
+
+def _toml(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _versions(facts: Facts) -> str:
+    if not facts.starts:
+        return ""
+    last = facts.starts[-1]
+    return html.table(("", ""), [*last.machine.items(), *last.versions.items()])
+
+
+def _again(facts: Facts) -> Iterator[str]:
+    folder = facts.folder.resolve()
+    starts = [f"{line.command}   # {_day(line.t)}, in {line.folder}" for line in facts.starts]
+    if facts.starts:
+        kinds = facts.starts[-1].versions.items()
+        wanted = " ".join(f"{name}=={version}" for name, version in kinds if name != "python")
+        yield html.paragraph(f"The same versions, on Python {facts.starts[-1].versions.get('python', '')}:")
+        yield html.typed([f"pip install {wanted}"])
+        yield html.paragraph("As it was started:")
+        yield html.typed(starts)
+    if facts.config:
+        yield html.paragraph("The same run again, from the configuration that it kept, in a folder of its own:")
+        yield html.typed([f"rhymed run {_quote(folder / 'config.json')}"])
+        yield html.paragraph("Whether it came out the same, sample by sample, and whether this one is whole:")
+        yield html.typed([f"rhymed history compare {_quote(folder)} OTHER", f"rhymed history audit {_quote(folder)}"])
+        yield html.paragraph("This page again:")
+        yield html.typed([f"rhymed report {_quote(folder)}"])
+
+
+def _quote(path: Path) -> str:
+    import shlex
+
+    return shlex.quote(str(path))

@@ -1,0 +1,72 @@
+"""From a run's folder to the report: `report.html`, whole in itself, and its pictures as files in `report/`.
+
+A report that is there is replaced in one move, so whoever opens it finds a whole one.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import os
+from pathlib import Path
+
+from rhymed.config import Config
+from rhymed.errors import ConfigError
+from rhymed.report import curves, page
+from rhymed.report.facts import Facts, gather
+from rhymed.view.source import shown
+
+NO_PICTURES = "There are no pictures: matplotlib is not installed (pip install 'rhymed[plots]')."
+NO_METRICS = "There is nothing to draw: metrics.jsonl has no step."
+
+
+def write(folder: Path, out: Path | None = None, *, ended: bool = False) -> Path:
+    """Returns the page's file. `out`: another place than the run's folder. Raises `ConfigError`."""
+    if not folder.is_dir():
+        raise ConfigError(f"{folder} does not exist: name a run's folder, e.g. runs/quickstart")
+    if not any((folder / name).exists() for name in ("config.json", "metrics.jsonl", "logs", "store")):
+        raise ConfigError(f"{folder} is no run's folder: name one, e.g. runs/quickstart")
+    folder = folder.resolve()
+    place = (out or folder).expanduser()
+    try:
+        (place / "report").mkdir(parents=True, exist_ok=True)
+        return _write(gather(folder, ended=ended), place)
+    except OSError as error:
+        hint = "" if out else "; name another place with --out FOLDER"
+        raise ConfigError(f"{place}: the report cannot be written there: {error.strerror or error}{hint}") from None
+
+
+def _write(facts: Facts, place: Path) -> Path:
+    pictures = curves.draw(facts.rows, facts.evaluations, place / "report")
+    note = NO_PICTURES if pictures is None else "" if pictures else NO_METRICS
+    inline = [page.Shown(_inline(one.file), one.title, one.about) for one in pictures or ()]
+    facts.config = shown(facts.config)
+    text = page.page(
+        facts, inline, _gantt(facts, place / "report" / "gantt.png"), Config().model_dump(mode="json"), note
+    )
+    file = place / "report.html"
+    fresh = place / f".report-{os.getpid()}.html"
+    try:
+        fresh.write_text(text, encoding="utf-8", errors="replace")
+        fresh.replace(file)
+    finally:
+        with contextlib.suppress(OSError):
+            fresh.unlink(missing_ok=True)
+    return file
+
+
+def _gantt(facts: Facts, file: Path) -> page.Shown | None:
+    from rhymed.gantt import draw
+
+    made = draw(facts.timeline, file)
+    if made is None:
+        return None
+    return page.Shown(
+        _inline(made),
+        "A bar a worker; pale is waiting, a line is a trained step",
+        "Activities of all workers over time",
+    )
+
+
+def _inline(file: Path) -> str:
+    return f"data:image/png;base64,{base64.b64encode(file.read_bytes()).decode()}"
