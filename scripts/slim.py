@@ -1,0 +1,49 @@
+"""requirements/slim.txt: what broker, store and dashboard need, out of requirements/cpu.txt, and nothing more.
+
+`python scripts/slim.py` writes it. The base dependencies of pyproject.toml with all that these need, and `tokenizers`
+without what it asks for: that turns tokens into text for the dashboard, and is alone enough for it.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from importlib.metadata import requires
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parent.parent
+PINNED, SLIM = ROOT / "requirements" / "cpu.txt", ROOT / "requirements" / "slim.txt"
+ALONE = ("tokenizers",)
+HEAD = "# What broker, store and dashboard need: a part of cpu.txt, written by `python scripts/slim.py`.\n"
+
+
+def pins(file: Path) -> dict[str, str]:
+    """canonical name -> line."""
+    lines = [line for line in file.read_text().splitlines() if line and not line.startswith("#")]
+    return {canonicalize_name(line.partition("==")[0]): line for line in lines}
+
+
+def needed() -> set[str]:
+    """Canonical names of the base dependencies and of all that they need here."""
+    found: set[str] = set()
+    wanted = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    while wanted:
+        requirement = Requirement(wanted.pop())
+        name = canonicalize_name(requirement.name)
+        if name not in found and (requirement.marker is None or requirement.marker.evaluate({"extra": ""})):
+            found.add(name)
+            wanted += requires(name) or []
+    return found
+
+
+def page() -> str:
+    """The file's text. Raises `KeyError` with a name that cpu.txt does not pin."""
+    pinned = pins(PINNED)
+    lines = [pinned[name] for name in needed() | set(ALONE)]
+    return HEAD + "".join(f"{line}\n" for line in sorted(lines, key=str.lower))
+
+
+if __name__ == "__main__":
+    SLIM.write_text(page())
