@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: help setup quickstart test test-thorough test-fast lint types format bench bench-model docs clean
+.PHONY: help setup quickstart test test-thorough test-fast test-compose wheels lint types format bench bench-model docs site clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
@@ -29,6 +29,12 @@ test-thorough: setup ## all tests, and every cage of scorers between the stronge
 test-fast: setup ## the tests that need no model
 	$(BIN)/python -m pytest -m "not slow"
 
+test-compose: setup ## a run in containers; skipped where no Docker engine answers
+	RHYMED_COMPOSE=1 $(BIN)/python -m pytest tests/test_compose.py -rs
+
+wheels: setup ## what images install, into docker/wheels: then a build needs no package index (PIP_NO_INDEX=1)
+	$(BIN)/pip wheel --quiet --no-deps --wheel-dir docker/wheels -r requirements/cpu.txt 'setuptools>=77,<81'
+
 lint: setup ## ruff
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -50,7 +56,17 @@ docs: setup ## pages that are generated from the code
 	$(BIN)/python -m rhymed.protocol
 	$(BIN)/python -m rhymed_broker.ledger > docs/ledger.md
 	$(BIN)/python -m rhymed.reference > docs/config.md
+	$(BIN)/python -m rhymed.manual > docs/cli.md
 	$(BIN)/python scripts/modules.py
 
+site: $(VENV)-docs/.ready ## the documentation as web pages, in site/: opens from the disk, needs no network
+	NO_MKDOCS_2_WARNING=1 $(VENV)-docs/bin/mkdocs build --quiet --strict
+	@echo "site/index.html"
+
+$(VENV)-docs/.ready: requirements/docs.txt
+	$(PYTHON) -m venv $(VENV)-docs
+	$(VENV)-docs/bin/pip install --quiet --no-deps -r requirements/docs.txt
+	touch $@
+
 clean: ## the virtual environment and caches; runs/ stays
-	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(VENV)-docs site build *.egg-info .mypy_cache .ruff_cache .pytest_cache

@@ -41,6 +41,8 @@ class Run(Section):
     name: str = Field("run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="folder name under `folder`")
     folder: str = Field("runs", description="where run folders are made")
     seed: int = Field(0, ge=0, description="of data order, generated data and sampling")
+    log_level: Literal["debug", "info", "warning"] = Field("info", description="of the files in `logs/`")
+    report: bool = Field(True, description="write `report.html` when the run ends")
 
 
 class Model(Section):
@@ -283,16 +285,63 @@ class Store(Section):
     compression: int = Field(1, ge=0, le=19, description="zstd level of token arrays")
 
 
+class Metrics(Section):
+    """Where metrics go besides `metrics.jsonl`, TensorBoard and `/metrics`. See docs/watching.md."""
+
+    sinks: list[Literal["wandb", "trackio", "mlflow"]] = Field(
+        [], description="also send them to these; each needs the extra of its name: pip install 'rhymed[wandb]'"
+    )
+    project: str = Field("rhymed", min_length=1, description="W&B's and trackio's project, MLflow's experiment")
+    entity: str = Field("", description="W&B: user or team; empty: your default one")
+    offline: bool = Field(False, description="W&B: only files in the run's folder, to be sent by `wandb sync`")
+    space: str = Field("", description="trackio: a Hugging Face Space, e.g. me/trackio; empty: on this machine")
+    mlflow: str = Field(
+        "",
+        description="MLflow's tracking server or database; empty: MLFLOW_TRACKING_URI, else mlflow.db in run.folder",
+    )
+    traces: str = Field(
+        "",
+        pattern=r"^(https?://[^\s@]+)?$",
+        description="send the lives of samples as OpenTelemetry traces to this OTLP/HTTP address, e.g."
+        " http://localhost:4318; needs the extra otel; empty: no traces",
+    )
+    trace_ratio: float = Field(1.0, ge=0, le=1, description="share of the samples that are traced; steps always are")
+
+    @field_validator("sinks", mode="after")
+    @classmethod
+    def _once(cls, given: list[str]) -> list[str]:
+        return list(dict.fromkeys(given))
+
+
 class Net(Section):
     """Addresses. Empty ones are chosen by `rhymed run`: ipc sockets in a folder of their own."""
 
     broker: str = Field("", description="e.g. tcp://10.0.0.1:5550")
     store: str = Field("", description="e.g. tcp://10.0.0.1:5551")
     weights: str = Field("", description="of the trainer, e.g. tcp://10.0.0.1:5552")
+    bind: str = Field(
+        "", description="what servers listen on where others know them by another name: 0.0.0.0 in a container"
+    )
     keys: str = Field(
         "", description="folder of keys that `rhymed keygen` made: locks every tcp:// address; empty: no keys"
     )
     insecure: bool = Field(False, description="allow addresses that are open to the network without keys")
+    http: str = Field(
+        "127.0.0.1:8420", description="of the dashboard; a taken port: the next free one; empty: no dashboard"
+    )
+
+    @field_validator("http")
+    @classmethod
+    def _is_address(cls, given: str) -> str:
+        from rhymed.errors import ConfigError
+        from rhymed.view.door import parse
+
+        try:
+            if given:
+                parse(given)
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
+        return given
 
 
 class Config(Section):
@@ -307,6 +356,7 @@ class Config(Section):
     trainer: Trainer = Trainer()
     schedule: Schedule = Schedule()
     store: Store = Store()
+    metrics: Metrics = Metrics()
     net: Net = Net()
 
     @property

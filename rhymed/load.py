@@ -49,13 +49,18 @@ class Origin:
         return f"{where}, line {line}" if line else where
 
 
+def is_setting(variable: str) -> bool:
+    """Whether an environment variable of that name sets a key."""
+    return variable.startswith(ENV_PREFIX) and "__" in variable
+
+
 def load_config(path: Path | None, overrides: Iterable[str] = (), environ: Mapping[str, str] = os.environ) -> Config:
     """Raises `ConfigError` with one line for each thing that is wrong."""
     text = _text(path) if path else ""
     tree = _parse(path, text) if path else {}
     origin = Origin(path, key_lines(text) if path and path.suffix != ".json" else {})
     for name, value in sorted(environ.items()):
-        if name.startswith(ENV_PREFIX) and "__" in name:
+        if is_setting(name):
             keys = name.removeprefix(ENV_PREFIX).lower().split("__")
             _change(tree, keys, value, f"environment {name}={value}", origin)
     for item in overrides:

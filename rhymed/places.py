@@ -22,6 +22,14 @@ class Places:
     sockets: Path  # folder of the ipc sockets whose address was not configured
     keyfolder: Path | None = None  # of the keys of TCP links
     insecure: bool = False
+    bind: str = ""  # host part of what our servers listen on; empty: that of the address
+
+    def listens(self, address: str) -> str:
+        """Where the server of one of our addresses is bound. Elsewhere only behind a name that is not this host's."""
+        if not self.bind or not address.startswith("tcp://"):
+            return address
+        host = f"[{self.bind}]" if ":" in self.bind else self.bind
+        return f"tcp://{host}:{address.rpartition(':')[2]}"
 
     @property
     def database(self) -> Path:
@@ -70,4 +78,5 @@ def places(config: Config) -> Places:
         sockets=sockets,
         keyfolder=Path(config.net.keys).expanduser().resolve() if config.net.keys else None,
         insecure=config.net.insecure,
+        bind=config.net.bind,
     )

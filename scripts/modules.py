@@ -15,6 +15,9 @@ PARTS = (
     "rhymed/cli",
     "rhymed/bench",
     "rhymed/history",
+    "rhymed/logs",
+    "rhymed/report",
+    "rhymed/top",
     "rhymed/histospec",
     *(f"{part}/rhymed_{part}" for part in ("broker", "store", "workers")),
 )

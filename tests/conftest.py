@@ -17,6 +17,8 @@ def sockets() -> Iterator[None]:
     patch = pytest.MonkeyPatch()
     patch.setenv("TMPDIR", folder)
     patch.setattr(tempfile, "tempdir", folder)
+    patch.setenv("RHYMED_NET__HTTP", "")  # no dashboards, but where a test asks for one
+    patch.setenv("RHYMED_RUN__REPORT", "false")  # no reports, likewise: each costs seconds
     yield
     patch.undo()
     shutil.rmtree(folder, ignore_errors=True)

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from rhymed import messages as m
 from rhymed.errors import DeadlineExceeded, PeerGone, RhymedError, StepRefused, StoreError
+from rhymed.logs.form import cause
 from rhymed.wire import Server
 from rhymed_broker.actions import Assign, Cancel, Load, Rate, Release, Train
 from rhymed_broker.ledger import Ledger
@@ -55,6 +56,7 @@ class Orders:
         """Raises `StepRefused` when the trainer has not taken a step for too long: nothing else will come of it."""
         if isinstance(order, Train):
             self._train = order
+        _tell_of(order)
         try:
             if isinstance(order, Train) and not await self._written():
                 raise StoreError("what is dropped of the step is not yet written down")  # it must not come back later
@@ -93,7 +95,9 @@ class Orders:
                 return m.TrainStep(step=step, samples=ids, metrics=metrics)
 
     def _undelivered(self, order: Order, error: RhymedError) -> None:
-        log.warning("%s to %s failed: %s", type(order).__name__, order.worker, error)
+        ids = order.ids if isinstance(order, Assign | Rate | Release) else ()
+        more = cause("undelivered", ids, reason=str(error))
+        log.warning("%s to %s failed: %s", type(order).__name__, order.worker, error, extra=more)
         now = time.monotonic()
         match order:
             case Assign(name, ids, _) | Rate(name, ids):
@@ -114,3 +118,14 @@ class Orders:
                 f"step {step} could not be given to the trainer for {tried_s:.0f} s: {error}; put that right, then"
                 " resume the run"
             ) from error
+
+
+def _tell_of(order: Order) -> None:
+    """What workers are given they log themselves; what is taken from them they may not be able to."""
+    rare = isinstance(order, Cancel | Release)
+    if isinstance(order, Load | Train) or not log.isEnabledFor(logging.INFO if rare else logging.DEBUG):
+        return
+    kind = type(order).__name__
+    more = cause(kind.lower(), order.ids, worker=order.worker)
+    level = logging.INFO if rare else logging.DEBUG
+    log.log(level, "%s %d samples to %s, first %s", kind, len(order.ids), order.worker, order.ids[0], extra=more)

@@ -7,7 +7,9 @@ Knows nothing of workers beyond the name in a sample's story.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 from rhymed.messages import EVAL, JournalEntry, SampleId
 from rhymed.staleness import window
@@ -18,6 +20,19 @@ from rhymed_broker.pipe.view import Shelf
 from rhymed_broker.table import NEXT, STATES, STORY_LENGTH, Event, Sample, State
 
 
+class Watcher(Protocol):
+    """Who is told of all that happens to samples, after it."""
+
+    def moved(self, samples: Sequence[Sample], event: Event, now: float, who: str) -> None:
+        """The same has happened to all of these."""
+
+    def closed(self, step: int) -> None:
+        """The step is forgotten: it was trained, or it was an evaluation that is over."""
+
+    def set_back(self) -> None:
+        """All steps are forgotten, and will be opened again."""
+
+
 class Samples:
     def __init__(self, max_staleness: int, run_ahead: int = 0) -> None:
         self.max_staleness = max_staleness
@@ -25,6 +40,8 @@ class Samples:
         self.books: dict[int, StepBook] = {}  # open steps, oldest first
         self.queues: dict[State, dict[Sample, None]] = {state: {} for state in STATES}
         self.transitions = 0  # ever
+        self.counts: Counter[str] = Counter()  # event -> samples that it has happened to; ever
+        self.watcher: Watcher | None = None
         self.suspects: dict[Sample, None] = {}  # workers died with them: see `returns`
         self.arrived = False  # samples came to wait since somebody looked and said no
         self._found: dict[int, dict[SampleId, JournalEntry]] = {}  # of steps not yet opened
@@ -40,6 +57,8 @@ class Samples:
         self._found.clear()
         for entry in journal:
             self._found.setdefault(entry.id.step, {})[entry.id] = entry
+        if self.watcher is not None:
+            self.watcher.set_back()
 
     def open(self, step: int, ids: list[SampleId], meter: StepMeter, now: float) -> None:
         book = self.books[step] = StepBook(step, ids, meter)
@@ -94,6 +113,9 @@ class Samples:
                 self.arrived = True
             books[sample.id.step].moved(sample, source, target)
         self.transitions += len(samples)
+        self.counts[event] += len(samples)
+        if self.watcher is not None:
+            self.watcher.moved(samples, event, now, who)
 
     def drop(self, sample: Sample, reason: str, now: float) -> None:
         self.move(sample, "dropped", now, reason)
@@ -135,21 +157,25 @@ class Samples:
         oldest, _ = window(step, self.max_staleness)
         return oldest if step >= EVAL else max(0, oldest - self.run_ahead)
 
-    def finish(self, step: int) -> list[SampleId]:
+    def finish(self, step: int, now: float) -> list[SampleId]:
         """The step is trained: returns the samples that were, and forgets all; later reports on them are late."""
         book = self.books.pop(step)
-        done: list[SampleId] = []
-        for id, sample in book.samples.items():
+        done: list[Sample] = []
+        for sample in book.samples.values():
             if sample.state != "dropped":
                 if "trained" not in NEXT[sample.state]:
                     sample.refuse("trained")
-                done.append(id)
+                done.append(sample)
             del self.queues[sample.state][sample]
             self.suspects.pop(sample, None)
         self.transitions += len(done)
+        self.counts["trained"] += len(done)
         self._past["trained"] += len(done)
         self._past["dropped"] += book.counts["dropped"]
-        return done
+        if self.watcher is not None:
+            self.watcher.moved(done, "trained", now, "")
+            self.watcher.closed(step)
+        return [sample.id for sample in done]
 
     def forget(self, step: int) -> None:
         """The evaluation is over: later reports on its samples are late."""
@@ -157,6 +183,8 @@ class Samples:
         for sample in book.samples.values():
             del self.queues[sample.state][sample]
         self._past["dropped"] += book.counts["dropped"]
+        if self.watcher is not None:
+            self.watcher.closed(step)
 
     def evaluations(self) -> list[StepBook]:
         """Those that are open."""

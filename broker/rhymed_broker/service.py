@@ -21,12 +21,14 @@ from rhymed import messages as m
 from rhymed.config import Config
 from rhymed.data import Row
 from rhymed.errors import CheckpointLost, MalformedMessage, PeerGone, RewardError, RhymedError, StepRefused, WireError
+from rhymed.logs.form import cause
 from rhymed.metrics import MetricsLog
 from rhymed.places import Places
 from rhymed.runs import identity
 from rhymed.service import Service
 from rhymed.wire import DONE, Server
 from rhymed_broker import status
+from rhymed_broker.abroad import Abroad
 from rhymed_broker.actions import (
     Action,
     Assign,
@@ -43,6 +45,7 @@ from rhymed_broker.actions import (
 from rhymed_broker.ending import Ending
 from rhymed_broker.exam import Exam, load_exam
 from rhymed_broker.forecast import Forecast
+from rhymed_broker.http import Dashboard
 from rhymed_broker.ledger import Ledger
 from rhymed_broker.orders import Order, Orders
 from rhymed_broker.outbox import Outbox, patiently
@@ -51,6 +54,7 @@ from rhymed_broker.pipe.view import stay
 from rhymed_broker.plan import Plan
 from rhymed_broker.roster import Worker
 from rhymed_broker.rows import Rows
+from rhymed_broker.scribe import Scribe
 from rhymed_store.client import StoreClient
 
 log = logging.getLogger(__name__)
@@ -59,14 +63,17 @@ RECALLED = 256  # prompts in one question for their lengths
 LINGER_S = 3.0  # after the end, for those who watch
 FLUSH_S = 30.0  # for the last marks and metrics
 STORE_LOOK_S = 5.0
+ABROAD_S = 6.0  # for what is still to go to other people's systems, when the run is stopped
 LATE_S = 1.0  # a clock that comes later than this had not been running: nobody was heard meanwhile
 
 Report = m.Generated | m.Scored | m.Ahead | m.GiveBack
 
 
 class BrokerService(Service):
-    def __init__(self, config: Config, places: Places) -> None:
+    def __init__(self, config: Config, places: Places, *, stays: bool = False) -> None:
+        """`stays`: when the run is over it goes on answering, so that who comes late is told; until it is stopped."""
         super().__init__("broker")
+        self._stays = stays
         self.config = config
         self.places = places
         schedule = config.schedule
@@ -94,7 +101,11 @@ class BrokerService(Service):
         self._begun = time.monotonic()
         self._outbox = Outbox()
         self._store_trouble = ""
+        self._store_stats: dict[str, float] = {}  # as it told last
         self._rows = Rows(MetricsLog(places.metrics, places.tensorboard))
+        self._abroad = Abroad(config, places)
+        self._scribe = Scribe(places.folder)
+        self._diary = self._scribe.diary
         self._handlers: dict[type[m.Message], Callable[[bytes, Any], m.Message]] = {
             m.Join: self._join,
             m.Heartbeat: self._heartbeat,
@@ -107,21 +118,28 @@ class BrokerService(Service):
             m.Checkpointed: self._checkpointed,
             m.Leave: self._leave,
             m.GetQueues: self._queues,
+            m.GetGroup: self._group,
+            m.Pause: self._pause,
+            m.Drain: self._drain,
         }
 
     async def open(self) -> None:
         gc.set_threshold(100_000, 20, 100)  # the ledger's many objects hold no cycles: looking for some costs pauses
         self.server = Server(
-            self.places.broker, m.ToBroker, self._handle, keys=self.places.keys("broker")
+            self.places.listens(self.places.broker), m.ToBroker, self._handle, keys=self.places.keys("broker")
         )  # workers may join while the dataset is read
         self.store = StoreClient(self.places.store, "broker", self.places.keys("broker"))
         self._orders = Orders(self.server, self.ledger, partial(self._outbox.flush, FLUSH_S), self._wake)
         self._ending = Ending(self.ledger, self._orders)
         self.spawn(self._outbox.run())
         self.spawn(self._rows.run())
+        self.spawn(self._abroad.run(self.ledger.samples))
+        self.spawn(self._scribe.run())
         self.spawn(self._run_ledger())
         self.spawn(self._tick())
         self.spawn(self._look_at_store())
+        snapshot = partial(self._queues, b"", m.GetQueues(brief=True))
+        self.spawn(Dashboard(self.config.net.http, self.places, snapshot).run(), vital=False)
 
     async def close(self) -> None:
         if self._pass is not None:
@@ -130,7 +148,8 @@ class BrokerService(Service):
             self.server.close()
         if hasattr(self, "store"):
             self.store.close()
-        await self._rows.close()
+        await asyncio.gather(self._rows.close(), self._scribe.close())
+        await self._abroad.close(finished=self.finished, deadline_s=ABROAD_S)
 
     # -- the run's position -------------------------------------------------------------------------------------
 
@@ -154,6 +173,7 @@ class BrokerService(Service):
                 self._outbox.put("mark trained", partial(self.store.mark, done, "trained"))  # a broker died before it
             self._position = None
             self.ledger.start(plan, position, entries, time.monotonic(), self._exam)
+            self._diary.event("begun", time.monotonic(), step=position, text=f"of {plan.steps} steps")
             log.info("step %d of %d: %d samples found in the journal", position, plan.steps, len(entries))
             early, self._early = self._early, []
             for report in early:
@@ -161,12 +181,12 @@ class BrokerService(Service):
             self._wake()
 
     async def _prepare(self) -> Plan:
-        from rhymed.sources import load_rows
+        from rhymed.prepared import rows_of
 
-        config = self.config
+        config, folder = self.config, self.places.folder
         rollout, trainer = config.rollout, config.trainer
-        rows = await asyncio.to_thread(load_rows, config) if trainer.steps != 0 else []
-        held_out = {one.name: await asyncio.to_thread(load_rows, config, one) for one in config.eval.datasets}
+        rows = await asyncio.to_thread(rows_of, config, folder, config.data) if trainer.steps != 0 else []
+        held_out = {one.name: await asyncio.to_thread(rows_of, config, folder, one) for one in config.eval.datasets}
         await patiently(lambda: self.store.open_run(config.run.name, fingerprint(config)), "open the run")
         prompts = await self._keep(rows)
         plan = Plan(
@@ -195,7 +215,7 @@ class BrokerService(Service):
         if isinstance(message, m.Scored) and self.config.reward.on_error != "drop":
             message = await self._forgive(message)
         answer = self._handlers[type(message)](peer, message)
-        if not isinstance(message, m.GetQueues):
+        if not isinstance(message, m.GetQueues | m.GetGroup):
             self._wake()
         return answer
 
@@ -207,11 +227,17 @@ class BrokerService(Service):
         now = time.monotonic()
         self._only_trainer(join, now)
         self._orders.joined(peer, join)
+        lost = self._held(join.worker, keep=join.holding)
         if self.ledger.join(join, now):
             self._restart_at(join.version)
+        self._diary.joined(join, now, self.ledger.roster.workers[join.worker].rests_until - now)
         if self._over or (join.role == "trainer" and self.ledger.finished):
             self.spawn(self._orders.finish([join.worker], self._over or "all steps are trained"))
-        log.info("%s joined with %d slots, version %d", join.worker, join.slots, join.version)
+        more: dict[str, Any] = {"event": "joined", "worker": join.worker}
+        log.info("%s joined with %d slots, version %d", join.worker, join.slots, join.version, extra=more)
+        if lost:
+            more = cause("returned", lost, worker=join.worker, reason="its worker started again")
+            log.warning("%s started again: others get the %d samples that it had", join.worker, len(lost), extra=more)
         schedule = self.config.schedule
         step = max(0, join.version) if join.role == "trainer" else self.ledger.version
         return m.Welcome(
@@ -235,6 +261,7 @@ class BrokerService(Service):
         if worker.role == "trainer" and self.ledger.started and beat.version < self.ledger.version:
             raise PeerGone(f"{worker.name} is at step {beat.version}, not {self.ledger.version}: join first")
         self.ledger.heartbeat(beat.worker, beat.version, beat.phase, beat.holding, beat.stats, time.monotonic())
+        self._diary.heard(beat, time.monotonic())
         return DONE
 
     def _report(self, peer: bytes, report: Report) -> m.Message:
@@ -256,8 +283,9 @@ class BrokerService(Service):
             self.ledger.parked(report.worker, report.samples, now)
         else:
             level = logging.INFO if report.moved else logging.WARNING
-            log.log(level, "%s gives back %d samples: %s", report.worker, len(report.samples), report.reason)
-            retry, moved = report.retry, report.moved
+            more = cause("moved" if report.moved else "returned", report.samples, worker=report.worker)
+            count, retry, moved = len(report.samples), report.retry, report.moved
+            log.log(level, "%s gives back %d samples: %s", report.worker, count, report.reason, extra=more)
             self.ledger.given_back(report.worker, report.samples, report.reason, now, retry=retry, moved=moved)
 
     async def _forgive(self, report: m.Scored) -> m.Scored:
@@ -279,12 +307,14 @@ class BrokerService(Service):
     async def _fail(self, error: RhymedError) -> NoReturn:
         """Tell everybody, then end with this error."""
         self.ledger.pause()
+        self._diary.finished(time.monotonic(), f"run failed: {error}")
         await self._orders.finish(list(self.ledger.roster.workers), f"run failed: {error}")
         raise error
 
     def _loaded(self, peer: bytes, loaded: m.Loaded) -> m.Message:
         self._known(loaded.worker)
         self.ledger.loaded(loaded.worker, loaded.version, time.monotonic())
+        self._diary.event("version", time.monotonic(), worker=loaded.worker, step=loaded.version)
         return DONE
 
     def _trained(self, peer: bytes, trained: m.Trained) -> m.Message:
@@ -296,9 +326,12 @@ class BrokerService(Service):
                 self._rows.trained(trained.step, trained.metrics)  # said twice, or after it has joined again
                 return DONE
             self._restart_at(trained.step + 1)  # it was given the step by the broker's earlier life
-        self._metrics = {**trained.metrics, **(row or {})}
+        self._metrics = {**trained.metrics, **(row or {}), **status.stored(self._store_stats)}
         self._rows.trained(trained.step, self._metrics)
-        log.info("step %d trained, reward/mean %s", trained.step, trained.metrics.get("reward/mean"))
+        self._diary.event("trained", time.monotonic(), worker=trained.worker, step=trained.step)
+        reward = trained.metrics.get("reward/mean")
+        more = {"event": "trained", "step": trained.step}
+        log.info("step %d trained, reward/mean %s", trained.step, reward, extra=more)
         return DONE
 
     def _checkpointed(self, peer: bytes, checkpointed: m.Checkpointed) -> m.Message:
@@ -313,6 +346,7 @@ class BrokerService(Service):
     def _leave(self, peer: bytes, leave: m.Leave) -> m.Message:
         log.info("%s left", leave.worker)
         self.ledger.leave(leave.worker, time.monotonic())
+        self._diary.gone("left", leave.worker, time.monotonic())
         self._orders.forget(leave.worker)
         return DONE
 
@@ -328,8 +362,34 @@ class BrokerService(Service):
             val=self._val,
             lag_ms=self.lag.p99_ms(),
             ready=self._plan is not None,
-            others=[self._store_trouble, self._rows.trouble, self._ending.waits],
+            others=[
+                self._store_trouble,
+                self._rows.trouble,
+                self._scribe.trouble,
+                self._abroad.trouble,
+                self._ending.waits,
+            ],
+            brief=question.worker if question.brief else None,
+            store=self._store_stats,
         )
+
+    def _group(self, peer: bytes, question: m.GetGroup) -> m.Message:
+        return status.group(self.ledger, question.step, question.prompt, time.monotonic())
+
+    def _pause(self, peer: bytes, pause: m.Pause) -> m.Message:
+        self.ledger.pause_run(pause.paused, time.monotonic())
+        log.warning("an operator %s the run", "pauses" if pause.paused else "resumes")
+        return DONE
+
+    def _drain(self, peer: bytes, drain: m.Drain) -> m.Message:
+        self.ledger.drain_worker(drain.worker, drain.drained, time.monotonic())
+        log.warning("an operator %s %s", "drains" if drain.drained else "gives work again to", drain.worker)
+        return DONE
+
+    def _held(self, name: str, keep: Sequence[m.SampleId]) -> list[m.SampleId]:
+        """What a worker has, as far as we know, but for these."""
+        known, kept = self.ledger.roster.workers.get(name), set(keep)
+        return [id for id in known.held if id not in kept] if known is not None else []
 
     def _known(self, worker: str) -> Worker:
         found = self.ledger.roster.workers.get(worker)
@@ -354,12 +414,14 @@ class BrokerService(Service):
         match action:
             case Mark(ids, state, reason):
                 if state == "dropped":
-                    log.warning("%d samples dropped, first %s: %s", len(ids), ids[0], reason)
+                    more = cause("dropped", ids, reason=reason)
+                    log.warning("%d samples dropped, first %s: %s", len(ids), ids[0], reason, extra=more)
                 self._outbox.put(f"mark {state}", lambda: self.store.mark(ids, state, reason))
             case Evaluated(version, metrics):
                 self._val = {"val/version": float(version), **metrics}
                 log.info("version %d evaluated: %s", version, metrics)
                 self._rows.put(version, metrics)
+                self._diary.event("evaluated", time.monotonic(), step=version)
             case FinishRun(reason):
                 self.spawn(self._finish(reason))
             case Recall(step, prompts):
@@ -392,9 +454,14 @@ class BrokerService(Service):
             if (late_s := now - last - pause_s) > LATE_S:
                 self._excuse(late_s, now)
             last = now
+            silent = [one for one in self.ledger.roster.workers.values() if now - one.seen > self.ledger.lost_after_s]
+            held = {one.name: list(one.held) for one in silent}
             for name in self.ledger.tick(now):
-                log.warning("%s is lost: silent for more than %g s", name, self.config.schedule.lost_after_s)
+                more = cause("lost", held.get(name, []), worker=name)
+                silent_s = self.config.schedule.lost_after_s
+                log.warning("%s is lost: silent for more than %g s", name, silent_s, extra=more)
                 self._orders.forget(name)
+                self._diary.gone("lost", name, now)
             self._wake()
 
     def _excuse(self, late_s: float, now: float) -> None:
@@ -409,6 +476,7 @@ class BrokerService(Service):
             try:
                 stats = await self.store.stats(deadline_s=STORE_LOOK_S)
                 self._store_trouble = stats.full
+                self._store_stats = status.numbers(stats)
             except RhymedError as error:
                 self._store_trouble = f"the store does not answer: {error}"
             await asyncio.sleep(STORE_LOOK_S)
@@ -424,11 +492,14 @@ class BrokerService(Service):
         except CheckpointLost as error:
             await self._fail(error)
         self._over = reason
+        self._diary.finished(time.monotonic(), reason)
         await self._orders.finish(list(self.ledger.roster.workers), reason)
-        await asyncio.gather(self._outbox.flush(FLUSH_S), self._rows.flush(FLUSH_S))
+        await asyncio.gather(self._outbox.flush(FLUSH_S), self._rows.flush(FLUSH_S), self._scribe.flush())
+        await self._abroad.close(finished=True, deadline_s=FLUSH_S)
         self.finished = True
-        await asyncio.sleep(LINGER_S)
-        self.stop()
+        if not self._stays:
+            await asyncio.sleep(LINGER_S)
+            self.stop()
 
 
 def _behind(position: int, forgotten: int, where: Path) -> CheckpointLost:

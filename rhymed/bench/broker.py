@@ -113,6 +113,7 @@ def _config(prompts_per_step: int, group_size: int, steps: int) -> Config:
             "rollout": {"prompts_per_step": prompts_per_step, "group_size": group_size, "engine": "trace"},
             "trainer": {"epochs": steps, "steps": steps},
             "store": {"map_gib": 2.0, "durability": "async"},
+            "net": {"http": ""},
         }
     )
 

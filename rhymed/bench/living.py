@@ -99,6 +99,7 @@ class Shape:
             "trainer": {"engine": "trace", "steps": self.steps, "epochs": 1_000_000, "checkpoint_every": 5},
             "schedule": {"heartbeat_s": 0.3, "lost_after_s": 3.0},
             "store": {"map_gib": 1.0},
+            "net": {"http": ""},
         }
         for section, settings in self.settings.items():
             given[section] = {**given.get(section, {}), **settings}

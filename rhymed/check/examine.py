@@ -21,6 +21,7 @@ from rhymed.data import Row
 from rhymed.places import places
 from rhymed.prompts import Measured, asked, check_prompts
 from rhymed.render import Renderer, load_renderer
+from rhymed.sinks import missing
 from rhymed.sources import placed_rows
 
 
@@ -36,7 +37,7 @@ class Inputs:
 
 def early(config: Config, *, resume: bool = False) -> Report:
     """In seconds, without loading a model: model, data, prompts, scorers, addresses, memory and disk."""
-    report = Report()
+    report = Report(wrong=missing(config))
     with report.listening():
         loading = _beside(lambda: _load_scorers(config)) if config.reward.workers else None
         _places(config, report, resume=resume)
@@ -52,7 +53,7 @@ def early(config: Config, *, resume: bool = False) -> Report:
 
 def examine(config: Config, *, generate: bool = True) -> Report:
     """Everything that can be known before a run."""
-    report = Report()
+    report = Report(wrong=missing(config))
     with report.listening():
         inputs = read(config, report)
         if inputs.training:

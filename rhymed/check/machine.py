@@ -61,7 +61,7 @@ def problems(config: Config, where: Places, *, resume: bool = False) -> Iterator
             return  # its addresses are in use as well
     yield from _key_problems(where)
     for key in ("broker", "store", "weights"):
-        address = str(getattr(where, key))
+        address = where.listens(str(getattr(where, key)))
         if problem := address_problem(address, insecure=config.net.insecure, locked=bool(config.net.keys)):
             yield f"net.{key} = {address}: {problem}"
 

@@ -37,15 +37,22 @@ def parser() -> argparse.ArgumentParser:
         check,
         checkpoint,
         eval,
+        health,
         history,
         keygen,
+        logs,
         model,
+        prepare,
         queues,
+        report,
         run,
         sim,
+        steer,
         store,
+        view,
         worker,
     )
+    from rhymed.cli import top as live
 
     top = Parser(
         prog="rhymed",
@@ -54,7 +61,9 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"rhymed {__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for module in (check, run, eval, queues, history, checkpoint, worker, broker, store, keygen, model, bench, sim):
+    shown = (check, run, eval, live, queues, steer, view, logs, report, history, checkpoint)
+    services = (worker, broker, store, health, keygen, prepare, model)
+    for module in (*shown, *services, bench, sim):
         module.add(commands)
     return top
 

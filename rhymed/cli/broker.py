@@ -12,6 +12,9 @@ def add(commands: Any) -> None:
     parser = commands.add_parser(
         "broker", help="serve the control plane of a run", **example("rhymed broker configs/quickstart.toml")
     )
+    parser.add_argument(
+        "--stay", action="store_true", help="when the run is over, go on answering until stopped: latecomers are told"
+    )
     add_config(parser)
     parser.set_defaults(handler=handle)
 
@@ -26,4 +29,6 @@ def handle(arguments: argparse.Namespace) -> NoReturn:
     where = places(config)
     if not where.config.exists():  # nobody else has: then other commands find the run by it
         runs.save(config)
-    serve(lambda: BrokerService(config, where), log_file=where.log("broker"))
+    stays: bool = arguments.stay
+    level = config.run.log_level
+    serve(lambda: BrokerService(config, where, stays=stays), log_file=where.log("broker"), level=level)

@@ -46,7 +46,7 @@ def handle(arguments: argparse.Namespace) -> int:
     import contextlib
 
     from rhymed import runs
-    from rhymed.report import evaluation
+    from rhymed.report.summary import evaluation
 
     with contextlib.redirect_stdout(sys.stderr) if arguments.json else contextlib.nullcontext():
         config, where = runs.create(_prepare(arguments))
@@ -82,6 +82,7 @@ def evaluating(config: Config, checkpoint: str) -> Config:
     tree["eval"] |= {"every": 1, "at_start": True}
     tree["trainer"] |= {"steps": 0, "kl_coef": 0.0}
     tree["net"] |= {"broker": "", "store": "", "weights": ""}  # beside a run that is alive
+    tree["metrics"] |= {"sinks": [], "traces": ""}  # it would be another run there
     return Config.model_validate(tree)
 
 

@@ -40,12 +40,15 @@ def supervise(config: Config, where: Places, *, plain: bool) -> int:
     import uvloop
 
     from rhymed import runs
-    from rhymed.service import configure_logging
+    from rhymed.logs.file import configure
 
-    configure_logging(where.log("run"))
+    configure(where.log("run"), config.run.log_level)
     plain = plain or not sys.stdout.isatty()
     with runs.hold(where):
+        from rhymed.report import starts
         from rhymed.session import session
+
+        starts.note(where.folder, starts.now(sys.argv[1:]))
 
         status: int = uvloop.run(session(config, where, plain=plain))
         return status

@@ -23,4 +23,4 @@ def handle(arguments: argparse.Namespace) -> NoReturn:
     from rhymed_store.service import StoreService
 
     where = places(config)
-    serve(lambda: StoreService(config, where), log_file=where.log("store"))
+    serve(lambda: StoreService(config, where), log_file=where.log("store"), level=config.run.log_level)

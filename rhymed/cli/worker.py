@@ -37,7 +37,7 @@ def handle(arguments: argparse.Namespace) -> NoReturn:
     where = places(config)
     name = arguments.name or f"{arguments.role}@{socket.gethostname()}:{os.getpid()}"
     build = _builder(arguments.role, config, where, name)
-    serve(build, log_file=where.log(name.replace("/", "_")))
+    serve(build, log_file=where.log(name.replace("/", "_")), level=config.run.log_level)
 
 
 def _builder(role: str, config: Config, where: Places, name: str) -> Callable[[], Service]:

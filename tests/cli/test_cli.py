@@ -34,7 +34,20 @@ def test_broker_and_store_need_neither_torch_nor_an_engine() -> None:
     assert done.returncode == 0, done.stderr
 
 
-COMMANDS = ["check", "run", "eval", "queues", "worker", "broker", "store", "model", "bench", "history"]
+COMMANDS = [
+    "check",
+    "run",
+    "eval",
+    "queues",
+    "logs",
+    "report",
+    "worker",
+    "broker",
+    "store",
+    "model",
+    "bench",
+    "history",
+]
 VERBS = ["history stats", "history show", "history export", "history import"]
 
 

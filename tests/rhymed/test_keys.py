@@ -103,7 +103,7 @@ def test_what_is_wrong_in_a_file_is_said_without_a_secret(folder: Path) -> None:
 def test_a_line_that_is_no_key_is_named(folder: Path, line: str) -> None:
     with (folder / "public").open("a") as stream:
         stream.write(line + "\n")
-    with pytest.raises(ConfigError, match=r"public, line 8: not a role"):
+    with pytest.raises(ConfigError, match=rf"public, line {len(ROLES) + 2}: not a role"):
         read_public(folder)
 
 

@@ -24,3 +24,12 @@ def test_tensorboard_reads_back_what_was_written(tmp_path: Path) -> None:
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
     assert [(event.step, event.value) for event in events.Scalars("reward/mean")] == [(0, 0.0), (1, 0.25), (2, 0.5)]
+
+
+def test_a_row_that_was_on_its_way_when_the_log_was_closed_is_written(tmp_path: Path) -> None:
+    log = MetricsLog(tmp_path / "metrics.jsonl")
+    log.write(0, {"reward/mean": 1.0})
+    log.close()
+    log.write(1, {"reward/mean": 2.0})
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [0, 1]

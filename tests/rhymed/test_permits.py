@@ -68,5 +68,15 @@ def test_everybody_with_a_key_may_look_and_nobody_without() -> None:
     assert not allowed(m.ToBroker, None, m.GetQueues())
 
 
+def test_only_the_operator_steers_and_about_any_worker() -> None:
+    for order in (m.Pause(paused=True), m.Drain(worker="rollout-1", drained=True)):
+        assert allowed(m.ToBroker, "operator", order)
+        for role in ("broker", "store", "trainer", "rollout", "reward", "viewer", None):
+            assert not allowed(m.ToBroker, role, order), role
+    assert allowed(m.ToBroker, "operator", m.GetQueues(brief=True, worker="rollout-1"))
+    assert allowed(m.ToBroker, "viewer", m.GetGroup(step=0, prompt="p"))
+    assert not allowed(m.ToBroker, "operator", m.Leave(worker="rollout-1"))
+
+
 def test_a_receiver_without_a_table_takes_nothing() -> None:
     assert not allowed(m.ToReward, "broker", m.RateSamples(samples=[]))

@@ -7,7 +7,7 @@ from rich.console import Console
 from rhymed.config import Config, Run
 from rhymed.messages import EVAL, Queues, StepRow, WorkerRow
 from rhymed.places import places
-from rhymed.progress import Screen, render, sparkline
+from rhymed.progress import Screen, heading, line, render, sparkline
 
 
 def queues(step: int, **metrics: float) -> Queues:
@@ -132,3 +132,44 @@ def test_on_plain_lines_a_trouble_is_told_when_it_begins_and_when_all_are_over(t
 def test_the_live_screen_shows_troubles_as_they_are() -> None:
     now = msgspec.structs.replace(queues(1), troubles=["the disk is full"])
     assert "waits  the disk is full" in text(render(now, [], [], 1.0))
+
+
+def test_neither_growing_queues_nor_flapping_workers_flood_the_plain_lines(tmp_path: Path) -> None:
+    config = Config(run=Run(folder=str(tmp_path)))
+    out = Console(file=io.StringIO(), width=80)
+    with Screen(config, places(config), plain=True, console=out) as screen:
+        for count in range(50):
+            told = [
+                f"no reward worker is here: {count} samples wait to be scored",
+                "rollout-1 has been silent for 11 s",
+            ]
+            screen.show(msgspec.structs.replace(queues(1), troubles=told))
+            screen.show(msgspec.structs.replace(queues(1), troubles=[]))
+        screen.show(msgspec.structs.replace(queues(1), troubles=["rollout-2 has been silent for 11 s"]))
+    shown = out.file.getvalue()  # type: ignore[attr-defined]
+    assert shown.count("no reward worker is here") == 1
+    assert shown.count("rollout-1 has been silent") == shown.count("rollout-2 has been silent") == 1
+    assert shown.count("goes on") == 1
+
+
+def test_the_start_of_many_workers_is_told_in_short_lines(tmp_path: Path) -> None:
+    config = Config(run=Run(folder=str(tmp_path)))
+    out = Console(file=io.StringIO(), width=80)
+    idle = queues(0)
+    one = idle.workers[0]
+    many = [
+        msgspec.structs.replace(one, worker=f"rollout-{name}", phase="decode" if name < 900 else "load")
+        for name in range(1000)
+    ]
+    with Screen(config, places(config), plain=True, console=out) as screen:
+        for done in range(30):
+            trainer = msgspec.structs.replace(one, worker="trainer", role="trainer", phase=f"train {done}/64")
+            screen.show(msgspec.structs.replace(idle, workers=[*many, trainer]))
+    lines = out.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    told = "900 rollout: decode, 100 rollout: load, 1 trainer: train 0/64"
+    assert [one.strip().partition("   ")[2] for one in lines[2:]] == [told]
+
+
+def test_a_steps_line_fits_on_80_columns() -> None:
+    assert len(heading()) <= 80
+    assert len(line(queues(99_999), 359_999.0)) <= 80

@@ -3,7 +3,7 @@ from pathlib import Path
 
 from rhymed import runs
 from rhymed.config import Config, Eval, HeldOut, Run, Trainer
-from rhymed.report import evaluation, summary
+from rhymed.report.summary import evaluation, summary
 
 
 def row(step: int, reward: float) -> dict[str, float]:

@@ -59,6 +59,18 @@ async def test_a_killed_process_is_started_again_and_said_so(tmp_path, logs, scr
     assert not any(alive(pid) for pid in read())
 
 
+async def test_settings_come_from_the_configuration_alone(tmp_path, logs, script, monkeypatch) -> None:
+    """It has what the environment said, or what came after that: `-o`, a run's new name, an evaluation's no steps."""
+    monkeypatch.setenv("RHYMED_TRAINER__STEPS", "4")
+    monkeypatch.setenv("RHYMED_CONSOLE", "1")
+    names = tmp_path / "names"
+    text = "import os, sys, time; open(sys.argv[1], 'w').write(' '.join(os.environ) + '.'); time.sleep(60)"
+    async with Supervisor([script("worker", text, names)], logs, print):
+        await until(lambda: names.exists() and names.read_text().endswith("."))
+    found = {name for name in names.read_text().rstrip(".").split() if name.startswith("RHYMED_")}
+    assert found == {"RHYMED_CONSOLE", "RHYMED_SUPERVISED"}
+
+
 async def test_what_a_dead_process_left_behind_goes_too(tmp_path, logs, script) -> None:
     text = (
         "import subprocess, sys, time\n"
