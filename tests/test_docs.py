@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
-from rhymed import reference
+from rhymed import manual, reference
 
 ROOT = Path(__file__).parent.parent
 
@@ -21,6 +21,18 @@ def test_the_list_of_modules_is_current() -> None:
 
 def test_every_setting_is_in_the_reference() -> None:
     assert (ROOT / "docs" / "config.md").read_text() == reference.page(), "run `make docs`"
+
+
+def test_every_command_is_in_the_reference() -> None:
+    assert (ROOT / "docs" / "cli.md").read_text() == manual.page(), "run `make docs`"
+
+
+def test_every_page_is_in_the_navigation_and_nothing_is_loaded_from_elsewhere() -> None:
+    site = (ROOT / "mkdocs.yml").read_text()
+    for page in (ROOT / "docs").glob("*.md"):
+        assert f": {page.name}\n" in site, f"{page.name}: mkdocs.yml does not lead to it"
+    assert "font: false" in site
+    assert "https://" not in site
 
 
 def test_the_readme_shows_the_smallest_command_on_its_first_screen() -> None:
