@@ -159,7 +159,16 @@ async def test_one_that_keeps_dying_is_not_given_up_while_the_run_gets_on(
     monkeypatch.setattr(supervisor, "MAX_RESTARTS", 1)
     monkeypatch.setattr(supervisor, "LONGEST_PAUSE_S", 0.05)
     lives = tmp_path / "lives"
-    text = "import os, sys; open(sys.argv[1], 'a').write('.'); os.kill(os.getpid(), 9)"
+    text = (
+        "import os, sys, time\n"
+        "with open(sys.argv[1], 'a') as file: file.write('.')\n"
+        "told = sys.argv[1] + str(os.path.getsize(sys.argv[1]))\n"
+        "while not os.path.exists(told): time.sleep(0.01)\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+
+    def die(life: int) -> None:
+        Path(f"{lives}{life}").touch()
 
     def count() -> int:
         return len(lives.read_text()) if lives.exists() else 0
@@ -169,7 +178,11 @@ async def test_one_that_keeps_dying_is_not_given_up_while_the_run_gets_on(
         for life in range(1, 6):
             await until(lambda life=life: count() >= life)
             running.moved(further=True)
+            die(life)
+        await until(lambda: count() == 6)
         assert not running.failed.is_set()
+        for life in range(6, 12):
+            die(life)
         await asyncio.wait_for(running.failed.wait(), 20)  # and now it does not get on any more
 
 
