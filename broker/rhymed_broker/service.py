@@ -224,6 +224,8 @@ class BrokerService(Service):
             raise MalformedMessage(
                 f"{join.worker} speaks protocol {join.protocol}, this broker {m.PROTOCOL}: install the same release"
             )
+        if join.role == "trainer" and join.version < 0:
+            raise MalformedMessage(f"{join.worker} has trained {join.version} steps, it says: there are none below 0")
         now = time.monotonic()
         self._only_trainer(join, now)
         self._orders.joined(peer, join)

@@ -227,7 +227,7 @@ class Writes:
 
     def forget_logprobs(self, batch: Batch, message: ForgetLogprobs) -> None:
         """What is scored in these steps is in the checkpoint: trained, though a broker died before it said so."""
-        below = max(message.below_step, self._live_from(batch.txn))
+        below = max(min(message.below_step, self._next_step(batch.txn)), self._live_from(batch.txn))
         self._settle(batch.txn, below)
         for table, first in (("logprobs", 0), ("journal", 0), ("journal", EVAL), ("partials", 0), ("partials", EVAL)):
             low, high = records.step_prefix(first), records.step_prefix(first + below)
@@ -251,6 +251,13 @@ class Writes:
             if record is not None:
                 key = records.sample_key(sample)
                 txn.put(key, record.marked("trained").pack(key), db=self._tables["samples"])
+
+    def _next_step(self, txn: Any) -> int:
+        """After the newest training step that the journal has: no checkpoint can hold more."""
+        with txn.cursor(self._tables["journal"]) as cursor:
+            beyond = cursor.set_range(records.step_prefix(EVAL))
+            there = cursor.prev() if beyond else cursor.last()
+            return records.unpack_journal(cursor.key(), cursor.value()).id.step + 1 if there else 0
 
     def _live_from(self, txn: Any) -> int:
         """First step that no checkpoint holds: older ones have neither journal nor log-probs."""

@@ -94,6 +94,7 @@ async def test_a_trainer_that_is_here_has_all_the_time_for_the_last_checkpoint_a
 async def begin_behind_the_store(config: Config) -> None:
     async with contextlib.AsyncExitStack() as stack:
         cluster = await Cluster(config, stack).open()
+        await cluster.store.mark([m.SampleId(1, "a" * 16, 0)], "dropped", "as an example")
         await cluster.store.forget_logprobs(2)
         trainer = Trainer(cluster.where.broker, cluster.store, "trainer")
         trainer.version = 1

@@ -189,3 +189,11 @@ async def test_any_msgpack_client_can_ask_for_the_queues(cluster: Cluster) -> No
     assert len(held["rollout-0"]) == 8
     assert held["rollout-0"][0]["id"]["step"] == 0
     assert body["open_steps"][0]["groups"] == 2
+
+
+async def test_a_trainer_of_less_than_no_steps_is_turned_away(cluster: Cluster) -> None:
+    link = Client(cluster.where.broker, "trainer", peer="broker")
+    join = m.Join(role="trainer", worker="trainer", host="h", pid=1, version=-1)
+    with pytest.raises(MalformedMessage, match="there are none below 0"):
+        await link.request(join, deadline_s=5)
+    link.close()

@@ -88,8 +88,11 @@ async def test_the_rows_of_a_dataset_are_made_off_the_loop_in_order(
 
 
 async def test_the_journal_tells_what_it_has_let_go(client: StoreClient) -> None:
+    await client.put_samples([new_sample(2, 0)])
     assert (await client.read_journal(0)).forgotten == 0
-    await client.forget_logprobs(3)
+    await client.forget_logprobs(2)
+    assert (await client.read_journal(0)).forgotten == 2
+    await client.forget_logprobs(2**63 - 1)  # more than any checkpoint can hold
     assert (await client.read_journal(0)).forgotten == 3
 
 
