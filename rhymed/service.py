@@ -199,6 +199,12 @@ def serve(build: Callable[[], Service], *, log_file: Path | None = None, level: 
 
 
 def die_with_parent() -> None:
-    """A supervisor that is killed outright takes its children along (Linux; elsewhere they notice by silence)."""
+    """A supervisor that is killed outright takes its children along (Linux; elsewhere they notice by silence).
+
+    Also one that was killed before we could ask for that: Python takes a second to come this far.
+    """
     if sys.platform == "linux" and os.environ.get("RHYMED_SUPERVISED"):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        supervisor = os.environ.get("RHYMED_SUPERVISOR", "")
+        if supervisor and os.getppid() != int(supervisor):
+            sys.exit("rhymed: the `rhymed run` that started this process is gone")

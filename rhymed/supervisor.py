@@ -182,7 +182,11 @@ class Supervisor:
                 stdout=stream,
                 stderr=stream,
                 start_new_session=True,
-                env={**_inherited(), "RHYMED_SUPERVISED": str(output.parent)},
+                env={
+                    **_inherited(),
+                    "RHYMED_SUPERVISED": str(output.parent),
+                    "RHYMED_SUPERVISOR": str(os.getpid()),
+                },
             )
         child.started, child.left = time.monotonic(), False
         try:

@@ -1,5 +1,6 @@
 import asyncio
 import contextlib
+import os
 import signal
 import subprocess
 import sys
@@ -222,3 +223,15 @@ def test_a_process_that_fails_says_why_in_one_line_and_in_its_log(tmp_path: Path
     assert done.returncode == 1
     assert done.stderr == "rhymed: EngineError: no engine\n"
     assert "Traceback" in log.read_text()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a process cannot be told of its parent's end")
+def test_who_starts_after_its_supervisor_was_killed_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = [sys.executable, "-c", "from rhymed.service import die_with_parent; die_with_parent(); print('lives')"]
+    monkeypatch.setenv("RHYMED_SUPERVISED", "logs")
+    monkeypatch.setenv("RHYMED_SUPERVISOR", str(os.getpid()))
+    assert subprocess.run(start, capture_output=True, text=True).stdout == "lives\n"
+    monkeypatch.setenv("RHYMED_SUPERVISOR", str(os.getppid()))
+    done = subprocess.run(start, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "that started this process is gone" in done.stderr

@@ -68,7 +68,7 @@ async def test_settings_come_from_the_configuration_alone(tmp_path, logs, script
     async with Supervisor([script("worker", text, names)], logs, print):
         await until(lambda: names.exists() and names.read_text().endswith("."))
     found = {name for name in names.read_text().rstrip(".").split() if name.startswith("RHYMED_")}
-    assert found == {"RHYMED_CONSOLE", "RHYMED_SUPERVISED"}
+    assert found == {"RHYMED_CONSOLE", "RHYMED_SUPERVISED", "RHYMED_SUPERVISOR"}
 
 
 async def test_what_a_dead_process_left_behind_goes_too(tmp_path, logs, script) -> None:
