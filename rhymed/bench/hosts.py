@@ -103,7 +103,7 @@ def run(quick: bool, steps: int | None = None, out: Path | None = None) -> dict[
     result = _judge(calm, broken) | {"calm_s": calm_s, "seconds": seconds, "faults": told, "folder": str(folder)}
     for fault in result["wrong"][:20]:
         print(f"wrong: {fault}")
-    print("passed: every sample once, and the same bits" if result["good"] else f"failed; see {folder}")
+    print("passed: every sample once, and the same as in the calm run" if result["good"] else f"failed; see {folder}")
     if out is None and result["good"]:
         shutil.rmtree(folder)
     return result

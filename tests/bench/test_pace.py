@@ -39,6 +39,16 @@ def test_one_that_never_comes_back_is_not_called_recovered() -> None:
     assert pace.recovery_s([*steady(10), *steady(10, rate=50, start=10.1, tokens=1000)], 10.0, float("inf")) is None
 
 
+def test_a_run_that_trains_longer_than_it_writes_is_held_against_its_writing() -> None:
+    points = steady(5)
+    for start in (25.0, 50.0):
+        points += steady(5, start=start, tokens=points[-1].tokens)
+    points.append(Point(75.0, 0, points[-1].tokens, 1))
+    pace = Pace(points)
+    assert pace.usual == pytest.approx(100, rel=0.1)
+    assert max(pace.calm_s) > 10
+
+
 def test_without_a_calm_run_nothing_is_made_up() -> None:
     pace = Pace([])
     assert (pace.usual, pace.calm_s) == (0.0, [])
