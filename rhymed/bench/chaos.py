@@ -150,7 +150,11 @@ def _print(result: dict[str, Any]) -> None:
     print(result["audit"])
     for fault in result["wrong"][:20]:
         print(f"wrong: {fault}")
-    print("passed: every sample once, and the same as in the calm run" if result["good"] else f"failed; see {result['folder']}")
+    print(
+        "passed: every sample once, and the same as in the calm run"
+        if result["good"]
+        else f"failed; see {result['folder']}"
+    )
 
 
 def _number(value: float | None) -> str:

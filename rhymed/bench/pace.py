@@ -23,7 +23,9 @@ class Pace:
 
     def __init__(self, calm: Sequence[Point]) -> None:
         busy = [point for point in calm if point.step >= 1]
-        rates = [rate for point in busy if (rate := _rate(busy, point.at))]  # who trains longer than it writes is not slow
+        rates = [
+            rate for point in busy if (rate := _rate(busy, point.at))
+        ]  # who trains longer than it writes is not slow
         self.usual = median(rates) if rates else 0.0  # tokens a second
         self.calm_s: list[float] = []
         if busy:
