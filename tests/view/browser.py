@@ -186,8 +186,17 @@ class Page:
     def mouse(self, kind, x, y, **more):
         self.ask("Input.dispatchMouseEvent", type=kind, x=x, y=y, **more)
 
+    def rest(self, selector):
+        """Its place once it stays where it is: a page that has just changed moves what is on it."""
+        until, last = time.monotonic() + DEADLINE_S, None
+        while (found := self.place(selector)) != last:
+            assert time.monotonic() < until, f"{selector} does not stay in one place"
+            last = found
+            time.sleep(0.05)
+        return found
+
     def click(self, selector):
-        x, y, *_ = self.place(selector)
+        x, y, *_ = self.rest(selector)
         for kind in ("mousePressed", "mouseReleased"):
             self.mouse(kind, x, y, button="left", clickCount=1)
 
