@@ -200,9 +200,10 @@ class Ledger:
         if worker := self.roster.workers.get(name):
             self._remove(worker, "it left", now, blame="nobody")
 
-    def tick(self, now: float) -> list[str]:
-        """Once a second or so. Returns the names of workers that are lost now."""
+    def tick(self, now: float) -> dict[str, list[SampleId]]:
+        """Once a second or so. Returns the workers that are lost now, with what each had."""
         lost = [worker for worker in self.roster.workers.values() if now - worker.seen > self.lost_after_s]
+        had = {worker.name: list(worker.held) for worker in lost}
         self.samples.counts["lost"] += len(lost)
         for worker in lost:
             self._remove(worker, f"silent for {now - worker.seen:.0f} s", now)
@@ -221,7 +222,7 @@ class Ledger:
                 self._actions += self.dispatch.move(self.version, now)
             self._actions += self.steering.recall(now)
             self.dispatch.offer_all()
-        return [worker.name for worker in lost]
+        return had
 
     def _remove(
         self,
@@ -474,7 +475,7 @@ class Ledger:
                 for sample in [one for group in book.shelves["waiting"].values() for one in group]:
                     self.returns.drop(sample, f"no worker has version {version} any more", now)
 
-    # -- inside -------------------------------------------------------------------------------------------------
+    # -- what a person says -----------------------------------------------------------------------------------
 
     def pause_run(self, paused: bool, now: float) -> None:
         """A person's word: hand out nothing, or go on. What is in hand is finished."""
@@ -486,6 +487,8 @@ class Ledger:
         self.steering.drain(name, drained)
         self._actions += self.steering.recall(now)
         self.dispatch.offer_all()
+
+    # -- inside -------------------------------------------------------------------------------------------------
 
     def _note(self, step: int, now: float) -> None:
         """Write down when the step's rollout, and when its scoring, came to an end."""

@@ -456,10 +456,8 @@ class BrokerService(Service):
             if (late_s := now - last - pause_s) > LATE_S:
                 self._excuse(late_s, now)
             last = now
-            silent = [one for one in self.ledger.roster.workers.values() if now - one.seen > self.ledger.lost_after_s]
-            held = {one.name: list(one.held) for one in silent}
-            for name in self.ledger.tick(now):
-                more = cause("lost", held.get(name, []), worker=name)
+            for name, had in self.ledger.tick(now).items():
+                more = cause("lost", had, worker=name)
                 silent_s = self.config.schedule.lost_after_s
                 log.warning("%s is lost: silent for more than %g s", name, silent_s, extra=more)
                 self._orders.forget(name)

@@ -6,6 +6,7 @@ bits of a log-prob depend on which samples were computed together, so there they
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
@@ -14,7 +15,7 @@ import numpy as np
 
 
 class Apart(NamedTuple):
-    most: float  # largest difference of two numbers; inf: they have not the same tensors
+    most: float  # largest difference of two numbers; inf: other tensors, or something that is no number
     differing: int  # numbers
     numbers: int
 
@@ -24,15 +25,20 @@ def apart(first: Iterable[Path], second: Iterable[Path]) -> Apart:
     from safetensors import safe_open
 
     most, differing, numbers = 0.0, 0, 0
-    for one, other in zip(sorted(first), sorted(second), strict=True):
+    ours_files, theirs_files = sorted(first), sorted(second)
+    if [file.name for file in ours_files] != [file.name for file in theirs_files]:
+        return Apart(math.inf, 0, 0)
+    for one, other in zip(ours_files, theirs_files, strict=True):
         with safe_open(one, framework="numpy") as ours, safe_open(other, framework="numpy") as theirs:
             if set(ours.keys()) != set(theirs.keys()):
-                return Apart(float("inf"), 0, 0)
+                return Apart(math.inf, 0, 0)
             for name in ours.keys():  # noqa: SIM118
                 a, b = ours.get_tensor(name), theirs.get_tensor(name)
                 if a.shape != b.shape:
-                    return Apart(float("inf"), 0, 0)
+                    return Apart(math.inf, 0, 0)
                 numbers += a.size
                 differing += int(np.count_nonzero(a != b))
-                most = max(most, float(np.abs(a.astype(np.float64) - b.astype(np.float64)).max(initial=0.0)))
+                with np.errstate(invalid="ignore"):  # inf less inf is no number, and told as such
+                    gap = float(np.abs(a.astype(np.float64) - b.astype(np.float64)).max(initial=0.0))
+                most = math.inf if math.isnan(gap) else max(most, gap)
     return Apart(most, differing, numbers)

@@ -95,7 +95,7 @@ def test_what_a_lost_worker_held_goes_to_others(story: Story) -> None:
     story.join("x", "rollout")
     story.beat("trainer")
     assert story.tick(6) == [Assign("x", [A0, A1], begun=(A0, A1))]
-    assert story.lost == ["w"]
+    assert story.lost == {"w": [A0, A1]}
 
 
 def test_a_late_report_of_a_lost_worker_counts_and_stops_the_other(story: Story) -> None:

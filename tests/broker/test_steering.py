@@ -88,7 +88,7 @@ def test_ten_hours_of_pause_cost_no_sample(story: Story) -> None:
         for worker in story.ledger.roster.workers.values():
             worker.seen = story.now + HOUR  # they beat
         assert story.tick(HOUR) == []
-        assert story.lost == []
+        assert story.lost == {}
     assert [story.state(id) for id in (A0, A1, B0, B1)] == ["generated", "generated", "waiting", "waiting"]
     assert told(story)[0] == "paused by an operator for 36000 s; `rhymed steer resume` goes on"
     assert pause(story, False) == [Assign("w", [B0, B1]), Rate("r", [A0, A1])]
