@@ -16,6 +16,16 @@ COLOURS = {
     "dropped": "red",
 }
 SPARKS = "▁▂▃▄▅▆▇█"
+SHOWN = (
+    ("reward/mean", "reward", "{:.3f}"),
+    ("response_length/mean", "length", "{:.1f}"),
+    ("rollout/tokens_per_s", "tok/s", "{:.0f}"),
+    ("timing_s/rollout", "roll s", "{:.1f}"),
+    ("timing_s/reward", "score s", "{:.1f}"),
+    ("timing_s/train", "train s", "{:.1f}"),
+    ("mismatch_kl/mean", "mismatch", "{:.4f}"),
+)
+"""(metric, heading, format) of a step's line."""
 
 
 def step_name(step: int) -> str:
@@ -23,6 +33,11 @@ def step_name(step: int) -> str:
     from rhymed.messages import EVAL  # here: colours are wanted where messages are not
 
     return f"eval v{step - EVAL}" if step >= EVAL else f"step {step}"
+
+
+def told(metrics: Mapping[str, float]) -> str:
+    """A step's line where it has no heading above it."""
+    return "   ".join(f"{name} {form.format(metrics[key])}" for key, name, form in SHOWN if key in metrics)
 
 
 def grades(val: Mapping[str, float]) -> list[str]:

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rhymed.config import Config
-from rhymed.marks import COLOURS, ROLES, SPARKS, grades, step_name
+from rhymed.marks import COLOURS, ROLES, SHOWN, SPARKS, grades, step_name
 from rhymed.messages import Queues, StepRow, WorkerRow
 from rhymed.places import Places
 from rhymed.view import door
@@ -28,17 +28,6 @@ MOST_NAMED = 3  # workers that a line has room for
 AGAIN_S = 60.0  # until a trouble that comes and goes is told again
 NUMBERS = re.compile(r"(?<![\w/-])[0-9][0-9.,]*(?![\w-])")
 """What changes all the time in a sentence that stays the same."""
-
-SHOWN = (
-    ("reward/mean", "reward", "{:.3f}"),
-    ("response_length/mean", "length", "{:.1f}"),
-    ("rollout/tokens_per_s", "tok/s", "{:.0f}"),
-    ("timing_s/rollout", "roll s", "{:.1f}"),
-    ("timing_s/reward", "score s", "{:.1f}"),
-    ("timing_s/train", "train s", "{:.1f}"),
-    ("mismatch_kl/mean", "mismatch", "{:.4f}"),
-)
-"""(metric, heading, format) of a step's line."""
 
 DRAFTED = ("rollout/spec_accept_length", "tok/fwd", "{:.2f}")
 """Where the engine drafts, on the live screen: a step's line is full."""

@@ -1,4 +1,4 @@
-"""`python -m rhymed.protocol` writes docs/protocol.md from the source of rhymed.messages.
+"""`python -m rhymed.protocol` writes docs/protocol.md from the sources of rhymed.messages.
 
 The page cannot lie about a field: names, types, defaults and the comments beside them are read from the source, and
 its example is run by the tests. Only the introduction is written here.
@@ -15,12 +15,14 @@ import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
-from rhymed import messages
+from rhymed.messages import PROTOCOL, base, broker, orders, queues, samples, store, weights
+
+SECTIONS = (base, samples, broker, queues, orders, store, weights)
 
 INTRODUCTION = """\
 # The protocol
 
-<!-- Written by `python -m rhymed.protocol` from rhymed/messages.py. Change that, not this. -->
+<!-- Written by `python -m rhymed.protocol` from rhymed/messages/. Change that, not this. -->
 
 Broker, store and trainer bind a ZeroMQ ROUTER each; everybody else connects a DEALER. On an open link either side
 may ask. This is version {version}; `Join` tells it, and a peer of another version is turned away.
@@ -96,31 +98,24 @@ for name, depth in sorted(answer["queues"].items()):
     print(name, depth)
 """
 
-BANNER = "# " + "-" * 20
 MAX_MIB = 1024
 
 
 def render() -> str:
-    """The whole page."""
-    source = inspect.getsource(messages)
-    parts = [INTRODUCTION.format(version=messages.PROTOCOL, max_mib=MAX_MIB, example=EXAMPLE)]
-    parts += _names(source)
-    sections = sorted(_banners(source).items(), reverse=True)
-    shown = ""
-    for node in ast.parse(source).body:
-        if not isinstance(node, ast.ClassDef) or node.name in ("Message", "Part"):
-            continue
-        section = next((title for line, title in sections if line < node.lineno), "")
-        if section != shown:
-            parts.append(f"\n## {section}\n")
-            shown = section
-        parts.append(_entry(node, _comments(source)))
+    """The whole page: a section for each module, under the first line of its text."""
+    sources = [inspect.getsource(module) for module in SECTIONS]
+    parts = [INTRODUCTION.format(version=PROTOCOL, max_mib=MAX_MIB, example=EXAMPLE), "\n## Words\n\n"]
+    parts += [word for source in sources for word in _words(source)]
+    for module, source in zip(SECTIONS, sources, strict=True):
+        parts.append(f"\n## {(module.__doc__ or '').splitlines()[0].rstrip('.')}\n")
+        comments = _comments(source)
+        structs = (node for node in ast.parse(source).body if isinstance(node, ast.ClassDef))
+        parts += [_entry(node, comments) for node in structs if node.name not in ("Message", "Part")]
     return "".join(parts).rstrip() + "\n"
 
 
-def _names(source: str) -> Iterator[str]:
+def _words(source: str) -> Iterator[str]:
     """The closed sets of words that several fields share."""
-    yield "\n## Words\n\n"
     for node in ast.parse(source).body:
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Subscript):
             words = ast.literal_eval(node.value.slice)
@@ -149,16 +144,6 @@ def _comments(source: str) -> dict[int, str]:
     """Line -> the comment on it."""
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
     return {token.start[0]: token.string.lstrip("# ") for token in tokens if token.type == tokenize.COMMENT}
-
-
-def _banners(source: str) -> dict[int, str]:
-    """Line -> title of the section that begins there: a comment between two rules."""
-    lines = source.splitlines()
-    return {
-        number: line.removeprefix("# ")
-        for number, line in enumerate(lines, 1)
-        if line.startswith("# ") and not line.startswith(BANNER) and lines[number - 2].startswith(BANNER)
-    }
 
 
 def path() -> Path:

@@ -3,7 +3,8 @@
 Invariant: a worker's rows add up to what its counters grew by since it was first heard; a heartbeat that was lost
 leaves no gap, and a new process under an old name counts from nothing. Few or many workers, a minute or a month:
 there are at most `ROWS_A_SECOND` rows, and a run of any age has had no more than `ROWS` times one plus the logarithm
-of that age. What is not read is bounded too. Knows neither files nor what a worker is busy with.
+of that age. Of the events that loading weights makes a worker has no more than rows; the others are few: one a step,
+one a coming or going. What is not read is bounded too. Knows neither files nor what a worker is busy with.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ class _Page:
     host: str
     pid: int
     begun: float
+    loaded: float = -math.inf  # when its version was told last
     told: dict[str, float] = field(default_factory=dict)  # its counters at the last heartbeat
     inside: dict[str, float] = field(default_factory=dict)
     version: int | None = None
@@ -103,6 +105,9 @@ class Diary:
     def event(
         self, kind: Kind, now: float, *, worker: str | None = None, step: int | None = None, text: str | None = None
     ) -> None:
+        """Of a `version` that comes sooner than a row nothing is told: the next row has it."""
+        if kind == "version" and not self._loads(worker, now):
+            return
         text = text[:LONGEST_TEXT] if text else None
         self._rows.append(Event(t=self._time(now), event=kind, worker=worker, step=step, text=text))
 
@@ -119,6 +124,14 @@ class Diary:
             before = {}  # a new process
         grown = {name: max(0.0, told - before.get(name, 0.0)) for name, told in counters.items()}
         return grown if sum(grown.values()) <= now - self._begun + TOGETHER_S else {}
+
+    def _loads(self, worker: str | None, now: float) -> bool:
+        """Whether it is told that this worker has loaded a version."""
+        page = self._pages.get(worker or "")
+        if page is None or now - page.loaded < self._length(now) * EARLY:
+            return False
+        page.loaded = now
+        return True
 
     def _length(self, now: float) -> float:
         """Seconds that a row covers at least."""

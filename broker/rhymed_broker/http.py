@@ -35,7 +35,6 @@ class Dashboard:
     """`address` as in net.http; empty: there is none. Nor is there one without a run's folder on this machine."""
 
     def __init__(self, address: str, places: Places, snapshot: Snapshot) -> None:
-        self.url = ""  # once it can be looked at
         self._refused = False  # it said that it cannot be
         self._address, self._places, self._snapshot = address, places, snapshot
 
@@ -75,8 +74,7 @@ class Dashboard:
                     self._refused = True
                     return told.removeprefix(REFUSED)
                 if told != ASKED:
-                    self.url = told
-                    log.info("dashboard at %s", self.url)
+                    log.info("dashboard at %s", told)
                     continue
                 body = msgspec.msgpack.encode(self._snapshot())
                 process.stdin.write(len(body).to_bytes(4, "big") + body)
@@ -99,7 +97,6 @@ class Dashboard:
         try:
             yield process
         finally:
-            self.url = ""
             with contextlib.suppress(ProcessLookupError):
                 process.terminate()
             with contextlib.suppress(TimeoutError):

@@ -26,8 +26,8 @@ Kind = Literal["gauge", "counter"]
 Labels = dict[str, str]
 Sample = tuple[Labels, float]
 
-SETTLED = ("trained", "dropped")
-"""Queues that only grow, nearly: they are told by the counter of events instead."""
+OVER = ("trained", "dropped")
+"""Queues that nobody takes from: the counter of events tells of them instead."""
 
 TOLD: dict[str, tuple[str, Kind, str]] = {
     "rollout/tokens_per_s": ("tokens_per_second", "gauge", "Tokens that the worker made a second, lately."),
@@ -103,9 +103,9 @@ def _run(text: _Text, queues: Queues) -> None:
 
 
 def _samples(text: _Text, queues: Queues) -> None:
-    depths = [({"queue": queue}, depth) for queue, depth in queues.queues.items() if queue not in SETTLED]
+    depths = [({"queue": queue}, depth) for queue, depth in queues.queues.items() if queue not in OVER]
     text.family("queue_samples", "gauge", "Samples of the open steps by state.", depths)
-    ages = [({"queue": queue}, queues.oldest_s.get(queue, 0.0)) for queue in queues.queues if queue not in SETTLED]
+    ages = [({"queue": queue}, queues.oldest_s.get(queue, 0.0)) for queue in queues.queues if queue not in OVER]
     text.family("queue_oldest_seconds", "gauge", "For how long the oldest sample has been in that state.", ages)
     counts = dict(queues.counts)
     tokens, lost = counts.pop("tokens", 0), counts.pop("lost", 0)
@@ -147,7 +147,7 @@ def _workers(text: _Text, workers: list[WorkerRow]) -> None:
     named = [({"worker": row.worker, "role": row.role}, row) for row in shown]
     known: tuple[tuple[str, str, Callable[[WorkerRow], float]], ...] = (
         ("slots", "Samples that it can have in hand at once.", lambda row: row.slots),
-        ("held_samples", "Samples that it has in hand.", lambda row: row.held or len(row.holding)),
+        ("held_samples", "Samples that it has in hand.", lambda row: row.held),
         ("policy_version", "Policy version that it has loaded; -1: none.", lambda row: row.version),
         ("silent_seconds", "Since it was heard last.", lambda row: row.silent_s),
     )

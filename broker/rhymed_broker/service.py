@@ -22,6 +22,7 @@ from rhymed.config import Config
 from rhymed.data import Row
 from rhymed.errors import CheckpointLost, MalformedMessage, PeerGone, RewardError, RhymedError, StepRefused, WireError
 from rhymed.logs.form import cause
+from rhymed.marks import told
 from rhymed.metrics import MetricsLog
 from rhymed.places import Places
 from rhymed.runs import identity
@@ -331,9 +332,9 @@ class BrokerService(Service):
         self._metrics = {**trained.metrics, **(row or {}), **status.stored(self._store_stats)}
         self._rows.trained(trained.step, self._metrics)
         self._diary.event("trained", time.monotonic(), worker=trained.worker, step=trained.step)
-        reward = trained.metrics.get("reward/mean")
+        steps = self._plan.steps if self._plan else 0
         more = {"event": "trained", "step": trained.step}
-        log.info("step %d trained, reward/mean %s", trained.step, reward, extra=more)
+        log.info("trained %d/%d   %s", trained.step + 1, steps, told(self._metrics), extra=more)
         return DONE
 
     def _checkpointed(self, peer: bytes, checkpointed: m.Checkpointed) -> m.Message:

@@ -14,11 +14,13 @@ from typing import Literal
 
 from rhymed.messages import EVAL
 from rhymed.tracing import is_traced, phase_span_id, span_id, step_span_id, trace_id
-from rhymed_broker.table import Event, Sample
+from rhymed_broker.table import NEXT, Event, Sample
 
 Value = str | int | float | bool
 
-ENDS: frozenset[Event] = frozenset({"trained", "dropped", "found_dropped"})
+DROPS: frozenset[Event] = frozenset({"dropped", "found_dropped"})
+ENDS: frozenset[Event] = DROPS | {"trained"}
+BIRTHS: frozenset[Event] = frozenset(NEXT["new"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +75,8 @@ class Recorder:
             if step is None:
                 step = self._steps[sample.id.step] = _Step(at, at)
             step.latest = at
-            step.samples += event == "opened" or event.startswith("found_")
-            step.dropped += event in ("dropped", "found_dropped")
+            step.samples += event in BIRTHS
+            step.dropped += event in DROPS
             step.trained += event == "trained"
             self._sample(sample, event, at, who)
 
@@ -82,7 +84,7 @@ class Recorder:
         lives = self._lives.setdefault(sample.id.step, {})
         life = lives.get(sample)
         if life is None:
-            if event == "opened" or event.startswith("found_"):
+            if event in BIRTHS:
                 self._begin(lives, sample, event, at, who)
             return
         self._phase(sample, life, event, at, who)
@@ -121,7 +123,7 @@ class Recorder:
         attributes |= {"rhymed.version": sample.oldest, "rhymed.retries": sample.returns}
         if sample.reward is not None:
             attributes["rhymed.reward"] = sample.reward
-        error = (who or "dropped") if event in ("dropped", "found_dropped") else ""
+        error = (who or "dropped") if event in DROPS else ""
         trace, parent = trace_id(self._run, step), step_span_id(self._run, step)
         self._emit(Span("sample", trace, span_id(self._run, sample.id), parent, life.began, at, attributes, error))
 
@@ -139,7 +141,7 @@ class Recorder:
             "rhymed.dropped": kept.dropped,
             "rhymed.trained": kept.trained,
         }
-        name, number = ("evaluation", step - EVAL) if step >= EVAL else ("step", step)
+        name, number = _named(step)
         attributes = {"rhymed.run": self._run, f"rhymed.{name}": number, **counts}
         trace, id = trace_id(self._run, step), step_span_id(self._run, step)
         self._emit(Span(f"{name} {number}", trace, id, "", kept.began, kept.latest, attributes))
@@ -149,7 +151,11 @@ class Recorder:
         self._lives.clear()
 
 
+def _named(step: int) -> tuple[str, int]:
+    return ("evaluation", step - EVAL) if step >= EVAL else ("step", step)
+
+
 def _identity(sample: Sample) -> dict[str, Value]:
     id = sample.id
-    name, number = ("evaluation", id.step - EVAL) if id.step >= EVAL else ("step", id.step)
+    name, number = _named(id.step)
     return {"rhymed.sample": str(id), f"rhymed.{name}": number, "rhymed.prompt": id.prompt, "rhymed.index": id.index}

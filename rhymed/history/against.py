@@ -74,7 +74,7 @@ def _weights(first: Path, second: Path, step: int, found: Against, *, exact: boo
 
 def _measure(first: Path, second: Path, step: int, found: Against, near: float) -> None:
     """They are not the same bits: is that the last bits of log-probs, or something else?"""
-    folders = [folder / "checkpoints" / f"step-{step:06d}" for folder in (first, second)]
+    folders = [_place(folder, step) for folder in (first, second)]
     by = apart(*(folder.glob("*.safetensors") for folder in folders))
     told = (
         f"the weights after {some(step, 'step')} differ: by {by.most:.1g} at most, in {by.differing:,} of"
@@ -86,10 +86,13 @@ def _measure(first: Path, second: Path, step: int, found: Against, near: float) 
         found.wrong.append(told)
 
 
+def _place(run: Path, step: int) -> Path:
+    return checkpoint.place(run / "checkpoints", step)
+
+
 def _manifest(folder: Path, step: int) -> Mapping[str, str]:
     try:
-        file = folder / "checkpoints" / f"step-{step:06d}" / checkpoint.MANIFEST
-        files = json.loads(file.read_text())["files"]
+        files = json.loads((_place(folder, step) / checkpoint.MANIFEST).read_text())["files"]
     except (OSError, ValueError, KeyError):
         return {}
     return {name: digest for name, digest in files.items() if name.endswith(".safetensors")}

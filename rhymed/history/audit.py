@@ -60,7 +60,7 @@ def audit(folder: RunFolder) -> Audit:
     if folder.config is None:
         raise ConfigError(f"{folder.folder} has no config.json that this release reads, so its plan is not known")
     steps, lines, wrong = newest(folder.folder)
-    plan = _plan(folder.config, steps)
+    plan = _plan(folder.config, folder.folder, steps)
     found = Audit(steps, plan.steps, len(plan.ids), steps * plan.prompts_per_step, wrong=wrong)
     _Check(folder, folder.config, plan, found).run(lines)
     return found
@@ -106,12 +106,12 @@ class _Plan(Plan):
         self.steps = max(self.steps, steps)
 
 
-def _plan(config: Config, steps: int) -> _Plan:
+def _plan(config: Config, folder: Path, steps: int) -> _Plan:
     from rhymed.data import prompt_id
-    from rhymed.sources import load_rows
+    from rhymed.prepared import rows_of
 
     try:
-        rows = load_rows(config)
+        rows = rows_of(config, folder, config.data)
     except (RhymedError, OSError) as error:
         raise ConfigError(f"the dataset, which the plan is made of, cannot be read: {error}") from None
     return _Plan([prompt_id(row) for row in rows], config, steps)

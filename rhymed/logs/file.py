@@ -106,10 +106,17 @@ def configure(log_file: Path | None, level: str = "info", *, console: bool = Fal
     if console or log_file is None:
         out = logging.StreamHandler()
         out.setFormatter(logging.Formatter(PLAIN))
+        if log_file is not None:
+            out.addFilter(of_interest)
         handlers.append(out)
     logging.basicConfig(level=max(LEVELS[level], logging.INFO), handlers=handlers, force=True)
     for name in PACKAGES:  # others' details are of no interest
         logging.getLogger(name).setLevel(LEVELS[level])
+
+
+def of_interest(record: logging.LogRecord) -> bool:
+    """On a console: what goes as it should with this or that sample stands in the file only."""
+    return record.levelno > logging.INFO or not hasattr(record, "samples")
 
 
 def by_hand() -> bool:

@@ -45,7 +45,8 @@ _JOURNAL = struct.Struct("<BIiBd")  # state, length, oldest version, is there a 
 
 # Flags of a header: finish reason (2 bits), state (2), is there a reward (1), width - 2 (2), does a checksum of key
 # and record stand at the end (1; records of schema 1 have none)
-_STATE_SHIFT, _REWARD_BIT, _WIDTH_SHIFT, _CHECKED = 2, 1 << 4, 5, 1 << 7
+STATE_SHIFT, REWARD_BIT, _WIDTH_SHIFT, _CHECKED = 2, 1 << 4, 5, 1 << 7
+_FLAGS_AT = 24  # byte of a header
 
 
 class Record(NamedTuple):
@@ -67,7 +68,7 @@ class Record(NamedTuple):
 
     @property
     def state(self) -> SampleState:
-        return STATES[self.flags >> _STATE_SHIFT & 3]
+        return STATES[self.flags >> STATE_SHIFT & 3]
 
     def info(self, sample: SampleId) -> SampleInfo:
         return SampleInfo(
@@ -76,21 +77,21 @@ class Record(NamedTuple):
             length=self.length,
             finish_reason=FINISHES[self.flags & 3],
             versions=self.versions,
-            reward=self.reward if self.flags & _REWARD_BIT else None,
+            reward=self.reward if self.flags & REWARD_BIT else None,
         )
 
     def scored(self, reward: float) -> Record:
         """With this reward; trained and dropped samples keep their state."""
-        record = self._replace(flags=self.flags | _REWARD_BIT, reward=reward)
+        record = self._replace(flags=self.flags | REWARD_BIT, reward=reward)
         return record.marked("scored") if self.state == "generated" else record
 
     def marked(self, state: SampleState) -> Record:
-        flags = self.flags & ~(3 << _STATE_SHIFT) | STATES.index(state) << _STATE_SHIFT
+        flags = self.flags & ~(3 << STATE_SHIFT) | STATES.index(state) << STATE_SHIFT
         return self._replace(flags=flags)
 
     def journal(self) -> bytes:
         """The journal's line about it."""
-        reward = self.reward if self.flags & _REWARD_BIT else None
+        reward = self.reward if self.flags & REWARD_BIT else None
         return pack_journal(self.state, self.length, self.versions, reward)
 
     def pack(self, key: bytes) -> bytes:
@@ -115,10 +116,10 @@ def unpack_record(key: Any, value: Any) -> Record:
     try:
         *fields, flags, reward = _HEADER.unpack_from(value)
         end, drafted = len(value), 0
+        if not intact(key, value):
+            raise ValueError("its checksum differs")
         if flags & _CHECKED:
             end -= 4
-            if zlib.crc32(value[:end], zlib.crc32(key)) != int.from_bytes(value[end:], "little"):
-                raise ValueError("its checksum differs")
             if (end - _HEADER.size) % _RUN.size == _DRAFTED.size:
                 end -= _DRAFTED.size
                 (drafted,) = _DRAFTED.unpack_from(value, end)
@@ -126,6 +127,13 @@ def unpack_record(key: Any, value: Any) -> Record:
     except (struct.error, ValueError) as error:
         raise StoreDamaged(f"sample {name_of(key)}: its record is damaged at rest ({error}); {RESCUE}") from None
     return Record._make((*fields, flags & ~_CHECKED, reward, versions, drafted))
+
+
+def intact(key: Any, value: Any) -> bool:
+    """Whether a packed record, of a header's size at least, is what was written under this sample key."""
+    if not value[_FLAGS_AT] & _CHECKED:
+        return True
+    return zlib.crc32(value[:-4], zlib.crc32(key)) == int.from_bytes(value[-4:], "little")
 
 
 def unpack_length(value: Any) -> int:

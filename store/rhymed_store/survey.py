@@ -8,7 +8,6 @@ that are written meanwhile may be in it or not. Knows neither epochs nor text.
 from __future__ import annotations
 
 import time
-import zlib
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -17,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rhymed_store.database import Database
-from rhymed_store.records import STATES, STEP_BIAS
+from rhymed_store.records import REWARD_BIT, STATE_SHIFT, STATES, STEP_BIAS, intact
 
 SLICE = 2000  # records
 PAUSE_S = 0.0005  # between slices; long enough for a thread that waits for the interpreter to get it
@@ -34,8 +33,6 @@ HEADER = np.dtype(
     ]
 )
 """As `records` packs them."""
-REWARD_BIT, STATE_SHIFT, CHECKED = 1 << 4, 2, 1 << 7
-FLAGS_AT = 24  # byte of a header
 
 
 @dataclass(frozen=True)
@@ -85,11 +82,7 @@ def _slice(database: Database, after: bytes, keys: list[bytes], headers: list[by
 
 
 def _is_whole(key: bytes, value: bytes) -> bool:
-    if len(key) != KEY.itemsize or len(value) < HEADER.itemsize:
-        return False
-    if not value[FLAGS_AT] & CHECKED:
-        return True
-    return zlib.crc32(value[:-4], zlib.crc32(key)) == int.from_bytes(value[-4:], "little")
+    return len(key) == KEY.itemsize and len(value) >= HEADER.itemsize and intact(key, value)
 
 
 def _columns(keys: bytes, headers: bytes, damaged: int) -> Survey:

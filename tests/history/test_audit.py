@@ -18,6 +18,7 @@ from rhymed.history.against import NEAR, Against, against
 from rhymed.history.audit import Audit, audit
 from rhymed.history.folder import open_folder
 from rhymed.messages import MarkSamples, PutScores, SampleId, SampleInfo, Score
+from rhymed.prepared import prepare
 from rhymed_broker.plan import Plan
 from rhymed_store.client import NewSample, StoredSample
 from rhymed_workers import checkpoint, lineage
@@ -275,6 +276,14 @@ def test_a_run_without_a_checkpoint_has_nothing_to_answer_for_yet(tmp_path: Path
     assert found.later == STEPS * PER_STEP * GROUP
 
 
+def test_rows_that_were_prepared_stand_for_the_dataset(calm: Path) -> None:
+    with open_folder(calm) as opened:
+        assert opened.config is not None
+        prepare(opened.config, calm, opened.config.data)
+    (calm / "rows.jsonl").unlink()
+    assert look(calm).wrong == []
+
+
 def test_without_its_dataset_there_is_no_plan(calm: Path, rhymed) -> None:
     (calm / "rows.jsonl").unlink()
     status, _, err = rhymed("audit", calm)
@@ -288,7 +297,9 @@ def test_weights_of_a_model_may_differ_in_their_last_bits_only(tmp_path: Path, b
 
     from rhymed.history.apart import apart
 
-    first, second = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
+    first, second = (tmp_path / name / "model.safetensors" for name in "ab")
+    for file in (first, second):
+        file.parent.mkdir()
     save_file({"w": np.array([1.0, 2.0, 3.0], np.float32), "v": np.zeros(2, np.float32)}, first)
     save_file({"w": np.array([1.0, 2.0, 3.0], np.float32), "v": np.array([0.0, by], np.float32)}, second)
     found = apart([first], [second])

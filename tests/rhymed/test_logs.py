@@ -116,6 +116,34 @@ def test_a_file_is_turned_over_and_the_oldest_goes(tmp_path: Path) -> None:
     assert numbers == list(range(numbers[0], 100))
 
 
+CONSOLE = """
+import logging, sys
+from pathlib import Path
+from rhymed.logs.file import configure
+configure(Path(sys.argv[1]) if sys.argv[1:] else None, console=True)
+log = logging.getLogger("rhymed.some")
+log.info("of the run")
+log.info("of a sample", extra={"samples": []})
+log.warning("of a sample gone wrong", extra={"samples": []})
+"""
+
+
+@pytest.mark.parametrize("to_file", [True, False])
+def test_a_console_shows_what_goes_as_it_should_with_a_sample_only_where_no_file_has_it(
+    tmp_path: Path, to_file: bool
+) -> None:
+    command = [sys.executable, "-c", CONSOLE, *([str(tmp_path / "a.log")] if to_file else [])]
+    told = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    texts = [line.split(": ", 1)[1] for line in told.splitlines()]
+    assert texts == ["of the run", *([] if to_file else ["of a sample"]), "of a sample gone wrong"]
+    if to_file:
+        assert [entry.text for entry in entries(logs(tmp_path)[0])] == [
+            "of the run",
+            "of a sample",
+            "of a sample gone wrong",
+        ]
+
+
 WRITER = """
 import logging, sys
 from rhymed.logs.file import LogFile

@@ -6,7 +6,7 @@ import pytest
 
 from rhymed.activities import PREFIX
 from rhymed.errors import EngineError
-from rhymed_workers.timesheet import Timesheet
+from rhymed_workers.timesheet import Phase, Timesheet
 
 
 class Desk:
@@ -39,10 +39,10 @@ def test_an_update_is_as_the_worker_sees_it() -> None:
     desk = Desk()
     desk.sheet.account = lambda: desk.engine
     desk.spend(1, decode=1)
-    with desk.sheet.fetching():
+    with desk.sheet.during("fetching"):
         desk.spend(2, decode=1.5)
         assert desk.told() == {"decode": 2.5, "update": 0.5}
-    with desk.sheet.loading():
+    with desk.sheet.during("loading"):
         desk.spend(4, decode=4)
     desk.spend(1, prefill=1)
     assert desk.told() == {"decode": 2.5, "update": 4.5, "prefill": 1}
@@ -55,8 +55,9 @@ def test_a_load_that_fails_has_ended() -> None:
         desk.spend(1)
         raise EngineError("the engine died")
 
-    for block in (desk.sheet.fetching, desk.sheet.loading):
-        with pytest.raises(EngineError), block():
+    phases: tuple[Phase, ...] = ("fetching", "loading")
+    for phase in phases:
+        with pytest.raises(EngineError), desk.sheet.during(phase):
             fail()
     desk.spend(5)
     assert desk.told() == {"update": 2, "idle": 5}

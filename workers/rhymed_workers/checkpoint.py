@@ -31,12 +31,17 @@ class Checkpoint(NamedTuple):
     folder: Path
 
 
+def place(folder: Path, step: int) -> Path:
+    """Where the checkpoint after so many steps is, if it is there."""
+    return folder / f"step-{step:06d}"
+
+
 def save(folder: Path, step: int, write: Callable[[Path], None], keep: int) -> Checkpoint:
     """Let `write` fill a folder and make it durable as the checkpoint of `step`; keep the `keep` newest.
 
     Blocking. A good checkpoint of this step that is there already stays. Raises `CheckpointError`.
     """
-    target = folder / f"step-{step:06d}"
+    target = place(folder, step)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _sweep(folder)

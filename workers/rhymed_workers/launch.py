@@ -44,6 +44,7 @@ def arguments(config: Config, folder: Path) -> dict[str, Any]:
         "logprobs_mode": "processed_logprobs",
         "enable_prefix_caching": True,  # a group's samples share their prompt
         "disable_log_stats": True,
+        "use_tqdm_on_load": sys.stderr.isatty(),
         "worker_extension_cls": "rhymed_workers.extension.Extension",
         "weight_transfer_config": WeightTransferConfig(backend=BACKEND),
         **_speculation(config),

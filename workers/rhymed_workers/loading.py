@@ -90,11 +90,11 @@ class Loading:
         if (wanted.version, wanted.life) == (self._engine.version, self.life):
             return 0.0
         start = time.monotonic()
-        with self._sheet.fetching():
+        with self._sheet.during("fetching"):
             path = await self._fetcher.fetch(wanted.version, wanted.weights)
         fetch_s = time.monotonic() - start
         self._before()
-        with self._sheet.loading():
+        with self._sheet.during("loading"):
             splits = await self._engine.load(wanted.version, path)
         self.life = wanted.life
         seconds = time.monotonic() - start

@@ -9,6 +9,7 @@ either. It knows nothing of rewards or of optimizers.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -52,7 +53,10 @@ class Policy:
     def load(cls, folder: Path, temperature: float = 1.0) -> Policy:
         """A Hugging Face folder, in fp32 whatever it is stored in."""
         from transformers import AutoModelForCausalLM
+        from transformers.utils import logging as output
 
+        if not sys.stderr.isatty():
+            output.disable_progress_bar()
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa")
         return cls(model, temperature)
 

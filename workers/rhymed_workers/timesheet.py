@@ -9,11 +9,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Literal
 
 from rhymed.activities import stats_of
 
 Account = Callable[[], Mapping[str, float]]
 """Busy seconds by activity since the engine began, those of the present activity up to now."""
+
+Phase = Literal["fetching", "loading"]
+"""Of an update: new weights are on their way, and the engine may work meanwhile; it takes them, and requests wait."""
 
 
 class Timesheet:
@@ -25,7 +29,7 @@ class Timesheet:
         self._at = clock()
         self._totals = {"idle": 0.0, "update": 0.0}
         self._seen: dict[str, float] = {}  # the engine's account, when it was read last
-        self._loading = self._fetching = False
+        self._phase: Phase | None = None
 
     def stats(self) -> dict[str, float]:
         """As they are told in heartbeats."""
@@ -33,26 +37,15 @@ class Timesheet:
         return stats_of("rollout", self._totals)
 
     @contextmanager
-    def fetching(self) -> Iterator[None]:
-        """New weights are on their way; the engine may work meanwhile."""
+    def during(self, phase: Phase) -> Iterator[None]:
+        """One phase at a time."""
         self._look()
-        self._fetching = True
+        self._phase = phase
         try:
             yield
         finally:
             self._look()
-            self._fetching = False
-
-    @contextmanager
-    def loading(self) -> Iterator[None]:
-        """The engine takes new weights; requests wait."""
-        self._look()
-        self._loading = True
-        try:
-            yield
-        finally:
-            self._look()
-            self._loading = False
+            self._phase = None
 
     def _look(self) -> None:
         """Settle the time since the last look. What the engine's account is ahead of our clock is left out."""
@@ -61,11 +54,11 @@ class Timesheet:
         passed, self._at = now - self._at, now
         busy = {name: max(0.0, seconds - self._seen.get(name, 0.0)) for name, seconds in told.items()}
         self._seen.update(told)
-        if self._loading:
+        if self._phase == "loading":
             self._totals["update"] += passed
             return
         whole = sum(busy.values())
         part = min(1.0, passed / whole) if whole > 0 else 0.0
         for name, seconds in busy.items():
             self._totals[name] = self._totals.get(name, 0.0) + seconds * part
-        self._totals["update" if self._fetching else "idle"] += max(0.0, passed - whole * part)
+        self._totals["update" if self._phase else "idle"] += max(0.0, passed - whole * part)
