@@ -50,6 +50,8 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     text: str | None = None
 
 
+FAILED = "run failed: "  # how the text of `finished` begins when the run did not come to its end
+
 RUBBISH = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 SPAN, EVENT = msgspec.json.Decoder(Span), msgspec.json.Decoder(Event)
 
@@ -59,6 +61,12 @@ class Timeline(NamedTuple):
 
     spans: list[Span]
     events: list[Event]
+
+    @property
+    def finished(self) -> bool:
+        """The run came to its end, and nobody has begun it again."""
+        words = [event for event in self.events if event.event in ("begun", "finished")]
+        return bool(words) and words[-1].event == "finished" and not (words[-1].text or "").startswith(FAILED)
 
     @property
     def last(self) -> float:

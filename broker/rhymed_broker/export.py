@@ -80,11 +80,14 @@ class Exporter:
             reason = f"{type(error).__name__}: {error}"
         if reason:
             self.dropped += len(batch)
-            self._tell(f"traces do not arrive, and are dropped: {reason}")
+            self._tell(f"traces do not arrive, and are dropped, {self.dropped:,} spans by now: {reason}")
             self._closing.wait(self._linger_s)
         elif self._slow:
             self._slow = False
-            self._tell("traces arrive too slowly, and some are dropped: lower metrics.trace_ratio")
+            self._tell(
+                f"traces arrive too slowly, and some are dropped, {self.dropped:,} spans by now:"
+                " lower metrics.trace_ratio"
+            )
         else:
             self.trouble = ""
 

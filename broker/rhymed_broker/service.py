@@ -9,23 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import json
 import logging
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, NoReturn
 
 from rhymed import messages as m
 from rhymed.config import Config
-from rhymed.data import Row
 from rhymed.errors import CheckpointLost, MalformedMessage, PeerGone, RewardError, RhymedError, StepRefused, WireError
 from rhymed.logs.form import cause
 from rhymed.marks import told
 from rhymed.metrics import MetricsLog
 from rhymed.places import Places
-from rhymed.runs import identity
 from rhymed.service import Service
 from rhymed.wire import DONE, Server
 from rhymed_broker import status
@@ -43,16 +39,18 @@ from rhymed_broker.actions import (
     Release,
     Train,
 )
+from rhymed_broker.bulletin import Bulletin
+from rhymed_broker.clock import Clock
+from rhymed_broker.course import Course, Report
 from rhymed_broker.ending import Ending
-from rhymed_broker.exam import Exam, load_exam
 from rhymed_broker.forecast import Forecast
+from rhymed_broker.forgive import forgive
 from rhymed_broker.http import Dashboard
 from rhymed_broker.ledger import Ledger
 from rhymed_broker.orders import Order, Orders
-from rhymed_broker.outbox import Outbox, patiently
+from rhymed_broker.outbox import Outbox
 from rhymed_broker.pipe import POLICIES, Policy
 from rhymed_broker.pipe.view import stay
-from rhymed_broker.plan import Plan
 from rhymed_broker.roster import Worker
 from rhymed_broker.rows import Rows
 from rhymed_broker.scribe import Scribe
@@ -63,11 +61,7 @@ log = logging.getLogger(__name__)
 RECALLED = 256  # prompts in one question for their lengths
 LINGER_S = 3.0  # after the end, for those who watch
 FLUSH_S = 30.0  # for the last marks and metrics
-STORE_LOOK_S = 5.0
 ABROAD_S = 6.0  # for what is still to go to other people's systems, when the run is stopped
-LATE_S = 1.0  # a clock that comes later than this had not been running: nobody was heard meanwhile
-
-Report = m.Generated | m.Scored | m.Ahead | m.GiveBack
 
 
 class BrokerService(Service):
@@ -90,19 +84,10 @@ class BrokerService(Service):
             forecast=Forecast(config.rollout.max_response_length),
         )
         self.finished = False
-        self._metrics: dict[str, float] = {}  # of the step trained last
-        self._plan: Plan | None = None
-        self._exam: Exam | None = None
-        self._val: dict[str, float] = {}  # of the newest evaluation
-        self._position: int | None = None  # the trainer's, when the ledger has to start there
-        self._moved = asyncio.Event()  # `_position` was set
-        self._early: list[Report] = []  # reports while the ledger was not started
+        self.bulletin = Bulletin(config.run.name, self.ledger, self.lag)
         self._pass: asyncio.Handle | None = None
         self._over = ""  # why the run is over; empty: it is not
-        self._begun = time.monotonic()
         self._outbox = Outbox()
-        self._store_trouble = ""
-        self._store_stats: dict[str, float] = {}  # as it told last
         self._rows = Rows(MetricsLog(places.metrics, places.tensorboard))
         self._abroad = Abroad(config, places)
         self._scribe = Scribe(places.folder)
@@ -132,13 +117,14 @@ class BrokerService(Service):
         self.store = StoreClient(self.places.store, "broker", self.places.keys("broker"))
         self._orders = Orders(self.server, self.ledger, partial(self._outbox.flush, FLUSH_S), self._wake)
         self._ending = Ending(self.ledger, self._orders)
+        self._course = Course(self.config, self.places, self.ledger, self.store, self._outbox, self._diary)
         self.spawn(self._outbox.run())
         self.spawn(self._rows.run())
         self.spawn(self._abroad.run(self.ledger.samples))
         self.spawn(self._scribe.run())
-        self.spawn(self._run_ledger())
-        self.spawn(self._tick())
-        self.spawn(self._look_at_store())
+        self.spawn(self._course.run(self._apply, self._fail, self._wake))
+        self.spawn(Clock(self.config.schedule, self.ledger, self._orders, self._diary).run(self._wake))
+        self.spawn(self.bulletin.watch(self.store))
         snapshot = partial(self._queues, b"", m.GetQueues(brief=True))
         self.spawn(Dashboard(self.config.net.http, self.places, snapshot).run(), vital=False)
 
@@ -152,69 +138,16 @@ class BrokerService(Service):
         await asyncio.gather(self._rows.close(), self._scribe.close())
         await self._abroad.close(finished=self.finished, deadline_s=ABROAD_S)
 
-    # -- the run's position -------------------------------------------------------------------------------------
-
-    async def _run_ledger(self) -> None:
-        """Read the dataset, then start the ledger wherever a trainer says it is."""
-        plan = self._plan = await self._prepare()
-        while True:
-            await self._moved.wait()
-            self._moved.clear()
-            position = self._position
-            if position is None:
-                continue
-            journal = await patiently(partial(self.store.read_journal, 0), "read the journal")
-            if self._moved.is_set():
-                continue  # another trainer meanwhile
-            if position < journal.forgotten:
-                await self._fail(_behind(position, journal.forgotten, self.places.checkpoints))
-            kept = journal.entries
-            entries = [entry for entry in kept if entry.id.step >= position]
-            if done := [entry.id for entry in kept if entry.id.step < position and entry.state == "scored"]:
-                self._outbox.put("mark trained", partial(self.store.mark, done, "trained"))  # a broker died before it
-            self._position = None
-            self.ledger.start(plan, position, entries, time.monotonic(), self._exam)
-            self._diary.event("begun", time.monotonic(), step=position, text=f"of {plan.steps} steps")
-            log.info("step %d of %d: %d samples found in the journal", position, plan.steps, len(entries))
-            early, self._early = self._early, []
-            for report in early:
-                self._apply(report)
-            self._wake()
-
-    async def _prepare(self) -> Plan:
-        from rhymed.prepared import rows_of
-
-        config, folder = self.config, self.places.folder
-        rollout, trainer = config.rollout, config.trainer
-        rows = await asyncio.to_thread(rows_of, config, folder, config.data) if trainer.steps != 0 else []
-        held_out = {one.name: await asyncio.to_thread(rows_of, config, folder, one) for one in config.eval.datasets}
-        await patiently(lambda: self.store.open_run(config.run.name, fingerprint(config)), "open the run")
-        prompts = await self._keep(rows)
-        plan = Plan(
-            prompts, rollout.prompts_per_step, rollout.group_size, trainer.epochs, trainer.steps, config.run.seed
-        )
-        datasets = {name: await self._keep(kept) for name, kept in held_out.items()}
-        self._exam = load_exam(config, datasets, plan.steps)
-        log.info("%d prompts, %d steps, held out: %s", len(prompts), plan.steps, ", ".join(datasets) or "none")
-        return plan
-
-    async def _keep(self, rows: list[Row]) -> list[str]:
-        """Their ids; the store has them then."""
-        ids: list[str] = await patiently(lambda: self.store.put_prompts(rows), "keep the prompts")
-        return ids
-
     def _restart_at(self, position: int) -> None:
-        self.ledger.pause()
-        self._position = position
-        self._moved.set()
+        self._course.restart_at(position)
         self._rows.set_back(position)
         self._ending.set_back()
 
     # -- messages -----------------------------------------------------------------------------------------------
 
     async def _handle(self, peer: bytes, message: Any, frames: Sequence[bytes]) -> m.Message:
-        if isinstance(message, m.Scored) and self.config.reward.on_error != "drop":
-            message = await self._forgive(message)
+        if isinstance(message, m.Scored):
+            message = await self._forgiven(message)
         answer = self._handlers[type(message)](peer, message)
         if not isinstance(message, m.GetQueues | m.GetGroup):
             self._wake()
@@ -272,7 +205,7 @@ class BrokerService(Service):
         if self.ledger.started:
             self._apply(report)
         else:
-            self._early.append(report)
+            self._course.keep(report)
         self._known(report.worker)
         return DONE
 
@@ -291,21 +224,12 @@ class BrokerService(Service):
             log.log(level, "%s gives back %d samples: %s", report.worker, count, report.reason, extra=more)
             self.ledger.given_back(report.worker, report.samples, report.reason, now, retry=retry, moved=moved)
 
-    async def _forgive(self, report: m.Scored) -> m.Scored:
-        """`on_error = "zero"`: the reward is written down as 0 before it counts. "stop": the run ends."""
-        wrong = [score for score in report.scores if score.reward is None]
-        if not wrong:
-            return report
-        if self.config.reward.on_error == "stop":
-            text = f"sample {wrong[0].id} could not be scored: {wrong[0].error} (reward.on_error = 'stop')"
-            self.spawn(self._fail(RewardError(text)))
-            raise RewardError(text)
-        zeros = [m.Score(id=score.id, reward=0.0) for score in wrong]
-        await self.store.put_scores(zeros)
-        told = {
-            score.id: m.Score(id=score.id, reward=0.0, error=score.error, timeout=score.timeout) for score in wrong
-        }
-        return m.Scored(worker=report.worker, scores=[told.get(score.id, score) for score in report.scores])
+    async def _forgiven(self, report: m.Scored) -> m.Scored:
+        try:
+            return await forgive(report, self.config.reward.on_error, self.store)
+        except RewardError as error:
+            self.spawn(self._fail(error))
+            raise
 
     async def _fail(self, error: RhymedError) -> NoReturn:
         """Tell everybody, then end with this error."""
@@ -325,16 +249,15 @@ class BrokerService(Service):
         self._orders.check_trainer(peer, trained)
         row = self.ledger.train_done(trained.step, time.monotonic())
         if row is None:
-            if trained.step < (self.ledger.version if self._position is None else self._position):
+            if trained.step < (self.ledger.version if self._course.position is None else self._course.position):
                 self._rows.trained(trained.step, trained.metrics)  # said twice, or after it has joined again
                 return DONE
             self._restart_at(trained.step + 1)  # it was given the step by the broker's earlier life
-        self._metrics = {**trained.metrics, **(row or {}), **status.stored(self._store_stats)}
-        self._rows.trained(trained.step, self._metrics)
+        metrics = self.bulletin.trained({**trained.metrics, **(row or {})})
+        self._rows.trained(trained.step, metrics)
         self._diary.event("trained", time.monotonic(), worker=trained.worker, step=trained.step)
-        steps = self._plan.steps if self._plan else 0
         more = {"event": "trained", "step": trained.step}
-        log.info("trained %d/%d   %s", trained.step + 1, steps, told(self._metrics), extra=more)
+        log.info("trained %d/%d   %s", trained.step + 1, self._course.steps, told(metrics), extra=more)
         return DONE
 
     def _checkpointed(self, peer: bytes, checkpointed: m.Checkpointed) -> m.Message:
@@ -354,27 +277,11 @@ class BrokerService(Service):
         return DONE
 
     def _queues(self, peer: bytes, question: m.GetQueues) -> m.Message:
-        return status.queues(
-            self.ledger,
-            time.monotonic(),
-            run=self.config.run.name,
-            started_at=self._begun,
-            steps=self._plan.steps if self._plan else 0,
-            finished=self.finished,
-            metrics=self._metrics,
-            val=self._val,
-            lag_ms=self.lag.p99_ms(),
-            ready=self._plan is not None,
-            others=[
-                self._store_trouble,
-                self._rows.trouble,
-                self._scribe.trouble,
-                self._abroad.trouble,
-                self._ending.waits,
-            ],
-            brief=question.worker if question.brief else None,
-            store=self._store_stats,
-        )
+        steps = self._course.steps if self._course.plan else None
+        return self.bulletin.queues(question, steps=steps, finished=self.finished, troubles=self._troubles())
+
+    def _troubles(self) -> list[str]:
+        return [self._rows.trouble, self._scribe.trouble, self._abroad.trouble, self._ending.waits]
 
     def _group(self, peer: bytes, question: m.GetGroup) -> m.Message:
         return status.group(self.ledger, question.step, question.prompt, time.monotonic())
@@ -421,7 +328,7 @@ class BrokerService(Service):
                     log.warning("%d samples dropped, first %s: %s", len(ids), ids[0], reason, extra=more)
                 self._outbox.put(f"mark {state}", lambda: self.store.mark(ids, state, reason))
             case Evaluated(version, metrics):
-                self._val = {"val/version": float(version), **metrics}
+                self.bulletin.evaluated(version, metrics)
                 log.info("version %d evaluated: %s", version, metrics)
                 self._rows.put(version, metrics)
                 self._diary.event("evaluated", time.monotonic(), step=version)
@@ -447,41 +354,6 @@ class BrokerService(Service):
         except StepRefused as error:
             await self._fail(error)
 
-    async def _tick(self) -> None:
-        """The clock: who is silent is lost; what was refused is tried again."""
-        pause_s = min(1.0, self.config.schedule.heartbeat_s)
-        last = time.monotonic()
-        while True:
-            await asyncio.sleep(pause_s)
-            now = time.monotonic()
-            if (late_s := now - last - pause_s) > LATE_S:
-                self._excuse(late_s, now)
-            last = now
-            for name, had in self.ledger.tick(now).items():
-                more = cause("lost", had, worker=name)
-                silent_s = self.config.schedule.lost_after_s
-                log.warning("%s is lost: silent for more than %g s", name, silent_s, extra=more)
-                self._orders.forget(name)
-                self._diary.gone("lost", name, now)
-            self._wake()
-
-    def _excuse(self, late_s: float, now: float) -> None:
-        """It was us who did not listen: what they said meanwhile is still to be read."""
-        log.warning("this process did not run for %.1f s: nobody's silence in that time counts", late_s)
-        for worker in self.ledger.roster.workers.values():
-            worker.seen = min(now, worker.seen + late_s)
-
-    async def _look_at_store(self) -> None:
-        """So that a store that is away, or has no room, is told of while others wait for it."""
-        while True:
-            try:
-                stats = await self.store.stats(deadline_s=STORE_LOOK_S)
-                self._store_trouble = stats.full
-                self._store_stats = status.numbers(stats)
-            except RhymedError as error:
-                self._store_trouble = f"the store does not answer: {error}"
-            await asyncio.sleep(STORE_LOOK_S)
-
     # -- the end ------------------------------------------------------------------------------------------------
 
     async def _finish(self, reason: str) -> None:
@@ -503,20 +375,7 @@ class BrokerService(Service):
             self.stop()
 
 
-def _behind(position: int, forgotten: int, where: Path) -> CheckpointLost:
-    return CheckpointLost(
-        f"the trainer begins after {position} steps, but the store has let go of what training needs of the steps"
-        f" below {forgotten}, which a checkpoint held: put one of at least {forgotten} steps back into {where}, or"
-        " begin a new run"
-    )
-
-
 def policy_of(config: Config) -> Policy:
     """The one that is named; nothing is moved where what a sample has could not be verified elsewhere."""
     policy = POLICIES[config.schedule.policy]
     return policy if config.carries else policy._replace(move=stay)
-
-
-def fingerprint(config: Config) -> str:
-    """What must not change between the parts of one run, readable: the store refuses another."""
-    return json.dumps(identity(config), sort_keys=True)

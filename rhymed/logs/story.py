@@ -111,9 +111,8 @@ def _written(response: Response) -> Iterator[str]:
     yield f"  {response.state:<8} {reward}, {info.length} tokens ({info.finish_reason}): {versions}"
     if response.reason:
         yield f"  dropped  {response.reason}"
-    drafted = getattr(response, "drafted", None)
-    if drafted is not None:
-        yield f"  drafts   {int(drafted.sum())} of its tokens were accepted drafts"
+    if response.drafted is not None:
+        yield f"  drafts   {int(response.drafted.sum())} of its tokens were accepted drafts"
 
 
 def own(entry: Entry, sample: str) -> Entry:

@@ -1,7 +1,8 @@
 """`python -m rhymed.view FOLDER ADDRESS`: the dashboard as a process of its own, beside the broker that started it.
 
 What it says on its standard output are lines: the address that it took, or `!` and why it cannot be, and `?` for a
-snapshot, which it gets on its standard input (`live.Piped`). It ends when the broker does.
+snapshot, which it gets on its standard input (`live.Piped`). It ends when the broker does. A broker that ends as it
+should says so by SIGTERM, and pages are told that the run is over; one that dies comes back, so they are told nothing.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import IO
@@ -27,12 +29,17 @@ async def work(folder: Path, address: str) -> None:
     reader = asyncio.StreamReader(limit=1 << 20)
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), own(sys.stdin, "rb"))
     writer, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, own(sys.stdout, "wb"))
-    broker = Piped(reader, writer)
-    async with serving(folder, door.parse(address), Live(broker), again=True) as taken:
+    broker, stop = Piped(reader, writer), asyncio.Event()
+    live = Live(broker)
+    loop.add_signal_handler(signal.SIGTERM, stop.set)
+    async with serving(folder, door.parse(address), live, again=True) as taken:
         await asyncio.to_thread(door.write, folder, taken)
         tell(taken.url)
-        while not broker.gone.is_set() and not reader.at_eof():  # noqa: ASYNC110 (another process)
-            await asyncio.sleep(LOOK_S)
+        while not (stop.is_set() or broker.gone.is_set() or reader.at_eof()):
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), LOOK_S)
+        if stop.is_set():
+            live.end()
 
 
 def own(stream: IO[str], mode: str) -> IO[bytes]:

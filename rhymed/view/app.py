@@ -33,11 +33,6 @@ TYPES = {
     ".js": "text/javascript; charset=utf-8",
     ".css": "text/css; charset=utf-8",
     ".svg": "image/svg+xml",
-    ".png": "image/png",
-    ".ico": "image/x-icon",
-    ".woff2": "font/woff2",
-    ".json": "application/json",
-    ".txt": "text/plain; charset=utf-8",
     "": "text/plain; charset=utf-8",
 }
 """What is served; nothing else is."""
@@ -62,6 +57,7 @@ class App:
         self._over = False
         self.application = web.Application(middlewares=[self._edge])
         self.application.cleanup_ctx.append(self._pulsing)
+        self.application.on_shutdown.append(self._leave)
         get = self.application.router.add_get
         get("/", self._index)
         get("/static/{path:.+}", self._file)
@@ -135,7 +131,7 @@ class App:
         return await self._answer(request, lambda source: source.steps(after))
 
     async def _timeline(self, request: web.Request) -> web.Response:
-        since = _number(request, "since", 0.0)
+        since = number(request.query.get("since"), "since", 0.0)
         return await self._answer(request, lambda source: source.timeline(since))
 
     async def _metrics(self, request: web.Request) -> web.Response:
@@ -197,6 +193,11 @@ class App:
             self._hub.tell("end")
         self._over = over
         return over
+
+    async def _leave(self, application: web.Application) -> None:
+        """The server goes: who looks gets what is new, and whether that is because the run is over."""
+        self._hub.tell("steps", "timeline", *["end"] * self._live.is_over)
+        self._hub.close()
 
     async def _pulsing(self, application: web.Application) -> AsyncIterator[None]:
         task = asyncio.get_running_loop().create_task(self._pulse())
@@ -293,7 +294,3 @@ def _integer(request: web.Request, name: str, default: int, least: int = -(1 << 
     if found < least:
         raise MalformedMessage(f"{name}={found}: at least {least} is expected")
     return found
-
-
-def _number(request: web.Request, name: str, default: float) -> float:
-    return number(request.query.get(name), name, default)

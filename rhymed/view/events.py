@@ -2,7 +2,8 @@
 
 Invariant: a client costs one set of names and one task, however long it does not read; whoever takes nothing for
 `SILENT_S` is let go, and one client too many is refused. What an event holds is asked for when it is sent, so that a
-slow client gets the state of then. Knows neither runs nor what the events mean.
+slow client gets the state of then; what was told before the end is sent before it. Knows neither runs nor what the
+events mean.
 """
 
 from __future__ import annotations
@@ -22,14 +23,20 @@ class Client:
     def __init__(self) -> None:
         self.waiting: dict[str, None] = {}  # names, in the order in which they came
         self._wake = asyncio.Event()
+        self._over = False
 
     def tell(self, name: str) -> None:
         self.waiting[name] = None
         self._wake.set()
 
+    def close(self) -> None:
+        """Nothing more will be told."""
+        self._over = True
+        self._wake.set()
+
     async def names(self) -> AsyncIterator[str]:
-        """Events as they come, each once; empty: nothing for a while."""
-        while True:
+        """Events as they come, each once, until it is closed; empty: nothing for a while."""
+        while not self._over:
             try:
                 await asyncio.wait_for(self._wake.wait(), BEAT_S)
             except TimeoutError:
@@ -61,8 +68,13 @@ class Hub:
             for name in names:
                 client.tell(name)
 
+    def close(self) -> None:
+        """Each client gets what it was told, and is let go."""
+        for client in self._clients:
+            client.close()
+
     async def serve(self, make: Make, write: Callable[[bytes], Awaitable[None]], first: tuple[str, ...] = ()) -> None:
-        """Until the client is gone or takes nothing; `first`: events that it gets at once."""
+        """Until the client is gone, takes nothing or is let go; `first`: events that it gets at once."""
         client = Client()
         for name in first:
             client.tell(name)

@@ -38,9 +38,12 @@ class Live:
         self._asking: asyncio.Future[Queues | None] | None = None
         self.was_alive = False
         self._heard = 0.0
+        self._ended = False
 
     async def queues(self) -> Queues | None:
         """None: the run is not alive."""
+        if self._ended:
+            return None
         if self._at and time.monotonic() < self._at + (GONE_S if self._newest is None else FRESH_S):
             return self._newest
         if self._asking is None:  # who comes meanwhile waits for the same answer
@@ -53,8 +56,12 @@ class Live:
 
     @property
     def is_over(self) -> bool:
-        """Nobody has ever answered, or not for so long that it is no restart."""
-        return not self.was_alive or time.monotonic() > self._heard + OVER_S
+        """It was said, or nobody has ever answered, or not for so long that it is no restart."""
+        return self._ended or not self.was_alive or time.monotonic() > self._heard + OVER_S
+
+    def end(self) -> None:
+        """Whoever answered goes, and not to come back."""
+        self._ended = True
 
     async def _fetch(self) -> Queues | None:
         try:

@@ -19,6 +19,7 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 
+from rhymed import timeline
 from rhymed.errors import ConfigError, MalformedMessage, Overloaded, StoreError
 from rhymed.messages import Queues, SampleId
 from rhymed.view import pages, spans
@@ -67,7 +68,7 @@ class Source:
         rollout, trainer = _section(config, "rollout"), _section(config, "trainer")
         step = queues.step if queues else self.rows.last + 1
         steps = (queues.steps if queues else 0) or self._steps(rollout, trainer)
-        done = queues.finished if queues else bool(steps) and step >= cast(int, steps)
+        done = queues.finished if queues else (bool(steps) and step >= cast(int, steps)) or self._came_to_its_end()
         return {
             "name": str(_section(config, "run").get("name") or self.folder.name),
             "folder": str(self.folder),
@@ -95,6 +96,10 @@ class Source:
                 prompts = folder.browse.totals().prompts
             return int(trainer["epochs"] * prompts // rollout["prompts_per_step"])
         return None
+
+    def _came_to_its_end(self) -> bool:
+        """As its timeline tells it, of which only what is later than the newest step is read."""
+        return timeline.read(self.folder, self.rows.newest("time") or 0.0).finished
 
     def _started(self) -> float | None:
         """Unix seconds: when its first step, or else its configuration, was begun."""

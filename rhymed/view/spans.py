@@ -1,26 +1,39 @@
 """The timeline as the page draws it: what `rhymed.timeline` reads, joined where it is more than anybody can see.
 
-Pure but for reading. Invariant: joined spans have the same seconds by activity, and no gap is closed.
+Pure but for reading. Invariant: joined spans have the same seconds by activity, and no gap is closed; events that are
+many, as workers that load a version, crowd out none of another kind.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from rhymed import timeline
 from rhymed.activities import HEX
-from rhymed.timeline import Span
+from rhymed.timeline import Event, Span
 
 MOST_SPANS = 20_000
-MOST_EVENTS = 5_000  # the newest
+MOST_EVENTS = 5_000  # of a kind; the newest
 GAP_S = 0.5  # between spans of a worker, from which on they are told apart
 
 
 def answer(folder: Path, since: float) -> dict[str, Any]:
     found = timeline.read(folder, since)
-    return {"spans": joined(found.spans), "events": found.events[-MOST_EVENTS:], "activities": HEX}
+    return {"spans": joined(found.spans), "events": newest(found.events), "activities": HEX}
+
+
+def newest(events: Sequence[Event], most: int = MOST_EVENTS) -> list[Event]:
+    """So many of each kind at most."""
+    later: Counter[str] = Counter()
+    kept: list[Event] = []
+    for event in reversed(events):
+        if later[event.event] < most:
+            kept.append(event)
+        later[event.event] += 1
+    return kept[::-1]
 
 
 def joined(spans: Sequence[Span], most: int = MOST_SPANS) -> list[Span]:

@@ -72,15 +72,16 @@ class Steps:
         try:
             row = json.loads(line)
             step = int(row["step"])
+            again = msgspec.Raw(msgspec.json.encode(row))  # JSON has no NaN, Python's has
+            counted = {key: _finite(row[key]) for key in COUNTED if key in row}
         except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
             return
         self.serial += 1
-        kept = Line(self.serial, msgspec.Raw(msgspec.json.encode(row)))  # again: JSON has no NaN, Python's has
+        kept = Line(self.serial, again)
         if any(key.startswith("val/") for key in row):
             self._evaluations[step] = kept
             return
-        self._steps[step] = kept
-        self.counted[step] = {key: _finite(row[key]) for key in COUNTED if key in row}
+        self._steps[step], self.counted[step] = kept, counted
 
     @property
     def last(self) -> int:

@@ -130,6 +130,26 @@ def test_one_that_rests_is_told_of() -> None:
     assert [row.event for row in book.drain() if isinstance(row, Event)] == ["joined", "rests"]
 
 
+@pytest.mark.parametrize(("workers", "every_s"), [(1, 0.1), (1, 30.0), (320, 0.5), (320, 30.0)])
+def test_versions_are_told_no_more_often_than_rows_are(workers: int, every_s: float) -> None:
+    """However fast steps are; and all of them, where rows are more frequent."""
+    book, rounds = Diary(WALL, 0.0), 100
+    for number in range(workers):
+        book.joined(join(f"w{number}"), 0.0)
+    for version in range(rounds):
+        for number in range(workers):
+            book.event("version", version * every_s, worker=f"w{number}", step=version)
+    told = [row for row in book.drain() if isinstance(row, Event) and row.event == "version"]
+    row_s = max(diary.SHORTEST_S, workers / diary.ROWS_A_SECOND)
+    assert len({row.worker for row in told}) == workers
+    if every_s > row_s:
+        assert len(told) == min(diary.UNREAD, rounds * workers)
+    else:
+        assert len(told) <= workers * (1 + rounds * every_s / (row_s * diary.EARLY))
+    book.event("version", 1e6, worker="stranger", step=1)
+    assert book.drain() == []
+
+
 @pytest.mark.parametrize(("workers", "hours"), [(1, 2), (8, 0.5), (500, 0.02)])
 def test_few_rows_however_many_workers_and_however_long(workers: int, hours: float, monkeypatch: Any) -> None:
     monkeypatch.setattr(diary, "ROWS", 3000)

@@ -14,7 +14,7 @@ from cluster import Cluster, until
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from rhymed.messages import EVAL, GetQueues, Holding, Queues, SampleId, StepRow, WorkerRow
+from rhymed.messages import EVAL, GetQueues, Queues, StepRow, WorkerRow
 from rhymed_broker import prometheus
 from rhymed_broker.prometheus import exposition
 
@@ -30,7 +30,6 @@ FROM_AN_ENGINE = {
 
 def worker(name: str, role: str = "rollout", **stats: float) -> WorkerRow:
     told = {key.replace("__", "/"): value for key, value in stats.items()}
-    holding = [Holding(id=SampleId(0, "a" * 16, 0), tokens=3)]
     return WorkerRow(
         worker=name,
         role=role,
@@ -40,7 +39,8 @@ def worker(name: str, role: str = "rollout", **stats: float) -> WorkerRow:
         version=2,
         phase="",
         silent_s=0.5,
-        holding=holding,
+        holding=[],
+        held=1,
         stats=told,
     )  # type: ignore[arg-type]
 
@@ -84,7 +84,7 @@ def test_queues_are_gauges_in_seconds_and_what_is_over_is_a_counter() -> None:
 def test_every_metric_of_a_step_is_there_also_one_that_is_no_number() -> None:
     metrics = {"reward/mean": 0.25, "timing_s/step": 2.0, "actor/kl": math.nan, "actor/loss": -math.inf}
     found = parsed(snapshot(metrics=metrics, val={"val/gsm8k/acc/mean@4": 0.5, "val/version": 3.0}))
-    assert {prometheus.metric_name(name) for name in metrics} <= found.keys()
+    assert {f"rhymed_{prometheus.allowed(name)}" for name in metrics} <= found.keys()
     assert found["rhymed_reward_mean"].samples[0].value == 0.25
     assert math.isnan(found["rhymed_actor_kl"].samples[0].value)
     assert found["rhymed_actor_loss"].samples[0].value == -math.inf
@@ -98,6 +98,7 @@ def test_workers_tell_under_listed_names_only() -> None:
     assert values(found["rhymed_worker_tokens_per_second"], "worker") == {'rollout-0@"h\\\n': 210.0}
     assert values(found["rhymed_worker_seconds"], "activity") == {"verify": 7.0}
     assert values(found["rhymed_worker_scored"], "worker") == {"reward-0": 5.0}
+    assert values(found["rhymed_worker_held_samples"], "role") == {"rollout": 1, "reward": 1}
     assert values(found["rhymed_workers"], "role") == {"rollout": 1, "reward": 1, "trainer": 0}
     assert not any("secret" in name for name in found)
 
@@ -139,14 +140,14 @@ def asked() -> dict[str, set[str]]:
 async def test_all_that_the_dashboard_asks_for_is_there_in_a_real_run(cluster: Cluster) -> None:
     await cluster.everybody()
     broker = cluster.broker
-    await until(lambda: broker._metrics and broker._store_stats, "a step, and a look at the store")
+    await until(lambda: broker.bulletin._metrics and broker.bulletin.store, "a step, and a look at the store")
     queues = broker._queues(b"", GetQueues())
     assert isinstance(queues, Queues)
     assert queues.counts["trained"] >= 1
     assert queues.counts["tokens"] >= 1
     assert queues.store["used_bytes"] > 0
     seen = set(re.findall(r"^# TYPE (\S+)", exposition(queues).decode(), re.MULTILINE))
-    seen |= {prometheus.metric_name(name) for name in FROM_AN_ENGINE}
+    seen |= {f"rhymed_{prometheus.allowed(name)}" for name in FROM_AN_ENGINE}
     seen |= {f"rhymed_worker_{name}" for name, _, _ in prometheus.TOLD.values()} | {"rhymed_worker_seconds_total"}
     for title, wanted in asked().items():
         assert wanted <= seen, title
