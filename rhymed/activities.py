@@ -54,22 +54,6 @@ TERMINAL = {
 }
 """For rich: the terminal's own colours, which suit its ground."""
 
-MEANING = {
-    "verify": "the engine runs steps that check drafted tokens",
-    "decode": "the engine makes one token a sample and step",
-    "prefill": "the engine reads prompts, or what has to be read again under new weights",
-    "draft": "drafts are looked up",
-    "update": "new weights are fetched and loaded",
-    "score": "at least one sample is being scored",
-    "train": "forward, backward and the optimizer",
-    "load": "a step's samples are fetched, or a checkpoint is read",
-    "publish": "weights are written for the others",
-    "checkpoint": "a checkpoint is written",
-    "idle": "nothing to do",
-    "wait": "for a step's samples",
-}
-"""In words, for legends and the documentation."""
-
 
 def seconds_of(role: str, stats: Mapping[str, float]) -> dict[str, float]:
     """What a worker of that role told, by activity in the role's order; those that it did not tell are missing."""

@@ -66,6 +66,11 @@ def check_owner(path: str) -> None:
         raise AddressRefused(f"ipc://{path}: {folder} belongs to another user (uid {owner}); choose another address")
 
 
+def removed(address: str) -> bool:
+    """Nobody is at this address any more: `rhymed run` takes its sockets away when it ends."""
+    return address.startswith("ipc://") and not Path(address.removeprefix("ipc://")).exists()
+
+
 def claim(path: str) -> None:
     """zmq would silently take over the socket file of a living server; a dead one's file is removed."""
     os.makedirs(os.path.dirname(path) or ".", mode=0o700, exist_ok=True)

@@ -40,6 +40,19 @@ def told(metrics: Mapping[str, float]) -> str:
     return "   ".join(f"{name} {form.format(metrics[key])}" for key, name, form in SHOWN if key in metrics)
 
 
+def age(seconds: float) -> str:
+    """At most six characters: `0.4s`, `59s`, `3m02s`, `4h07m`, `12d03h`."""
+    if seconds < 10:
+        return f"{max(0.0, seconds):.1f}s"
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours >= 100:
+        return f"{hours // 24}d{hours % 24:02}h"
+    if hours:
+        return f"{hours}h{minutes:02}m"
+    return f"{minutes}m{rest:02}s" if minutes else f"{rest}s"
+
+
 def grades(val: Mapping[str, float]) -> list[str]:
     """One line a dataset of an evaluation's metrics."""
     by_name: dict[str, list[str]] = {}

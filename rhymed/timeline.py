@@ -87,35 +87,6 @@ def read(folder: Path, since: float = 0.0) -> Timeline:
     return found
 
 
-class Tail:
-    """What is new since its last `read`, also across the change of files; at first everything."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._file: tuple[int, int] | None = None  # device and inode of the file that is read
-        self._offset = 0
-
-    def read(self) -> Timeline:
-        found = Timeline([], [])
-        for name in (OLDER, FILE):
-            try:
-                with (self._folder / name).open("rb") as file:
-                    self._go_on(file, name == FILE, found)
-            except OSError:
-                continue
-        return found
-
-    def _go_on(self, file: IO[bytes], newest: bool, found: Timeline) -> None:
-        state = os.fstat(file.fileno())
-        same = (state.st_dev, state.st_ino)
-        if not newest and self._file is not None and same != self._file:
-            return  # read before, in an earlier call
-        if same != self._file or state.st_size < self._offset:
-            self._file, self._offset = same, 0
-        file.seek(self._offset)
-        self._offset += _sort(file, found, -1.0)
-
-
 class Writer:
     """Appends lines. Blocking; raises `OSError` when a line could not be written."""
 
@@ -155,13 +126,11 @@ class Writer:
         return file
 
 
-def _sort(file: IO[bytes], found: Timeline, since: float) -> int:
-    """Lines from here on into `found`. Returns the bytes of whole lines; the last line may still be written."""
-    taken = 0
+def _sort(file: IO[bytes], found: Timeline, since: float) -> None:
+    """Lines from here on into `found`; the last one may still be written."""
     for line in file:
         if not line.endswith(b"\n"):
             break
-        taken += len(line)
         row = _row(line)
         if row is None or row.t <= since:
             continue
@@ -169,7 +138,6 @@ def _sort(file: IO[bytes], found: Timeline, since: float) -> int:
             found.spans.append(row)
         else:
             found.events.append(row)
-    return taken
 
 
 def _row(line: bytes) -> Span | Event | None:

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 LEAST_S = 0.5
 LONG_S = 60.0  # one that lived so long was no failure
 MOST_FAILURES = 5  # in a row
-STOP_S = 2.0
+STOP_S = 4.0  # in which it tells its pages how the run ended
 REFUSED = "!"  # before the reason why there is none
 ASKED = "?"  # for a snapshot; anything else that it says is its address
 

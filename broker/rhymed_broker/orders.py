@@ -70,14 +70,14 @@ class Orders:
             raise PeerGone(f"{worker} is gone")
         await self._server.request(peer, message, deadline_s=deadline_s)
 
-    async def finish(self, names: Sequence[str], reason: str) -> bool:
-        """Tell them that the run is over. Whether all of them have heard it."""
+    async def finish(self, names: Sequence[str], reason: str) -> list[str]:
+        """Tell them that the run is over. Those who have heard it."""
         finish = m.Finish(reason=reason)
         answers = await asyncio.gather(*(self.ask(name, finish) for name in names), return_exceptions=True)
         for name, answer in zip(names, answers, strict=True):
             if isinstance(answer, BaseException):
                 log.warning("%s was not told of the end: %s", name, answer)
-        return not any(isinstance(answer, BaseException) for answer in answers)
+        return [name for name, answer in zip(names, answers, strict=True) if not isinstance(answer, BaseException)]
 
     def _message(self, order: Order) -> m.Message:
         match order:

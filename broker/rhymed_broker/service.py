@@ -23,6 +23,7 @@ from rhymed.marks import told
 from rhymed.metrics import MetricsLog
 from rhymed.places import Places
 from rhymed.service import Service
+from rhymed.timeline import FAILED
 from rhymed.wire import DONE, Server
 from rhymed_broker import status
 from rhymed_broker.abroad import Abroad
@@ -167,8 +168,10 @@ class BrokerService(Service):
         if self.ledger.join(join, now):
             self._restart_at(join.version)
         self._diary.joined(join, now, self.ledger.roster.workers[join.worker].rests_until - now)
-        if self._over or (join.role == "trainer" and self.ledger.finished):
-            self.spawn(self._orders.finish([join.worker], self._over or "all steps are trained"))
+        if self._over:
+            self.spawn(self._dismiss([join.worker]))
+        elif join.role == "trainer" and self.ledger.finished:
+            self.spawn(self._orders.finish([join.worker], "all steps are trained"))
         more: dict[str, Any] = {"event": "joined", "worker": join.worker}
         log.info("%s joined with %d slots, version %d", join.worker, join.slots, join.version, extra=more)
         if lost:
@@ -234,8 +237,8 @@ class BrokerService(Service):
     async def _fail(self, error: RhymedError) -> NoReturn:
         """Tell everybody, then end with this error."""
         self.ledger.pause()
-        self._diary.finished(time.monotonic(), f"run failed: {error}")
-        await self._orders.finish(list(self.ledger.roster.workers), f"run failed: {error}")
+        self._diary.finished(time.monotonic(), f"{FAILED}{error}")
+        await self._orders.finish(list(self.ledger.roster.workers), f"{FAILED}{error}")
         raise error
 
     def _loaded(self, peer: bytes, loaded: m.Loaded) -> m.Message:
@@ -366,13 +369,21 @@ class BrokerService(Service):
             await self._fail(error)
         self._over = reason
         self._diary.finished(time.monotonic(), reason)
-        await self._orders.finish(list(self.ledger.roster.workers), reason)
+        await self._dismiss(list(self.ledger.roster.workers))
         await asyncio.gather(self._outbox.flush(FLUSH_S), self._rows.flush(FLUSH_S), self._scribe.flush())
         await self._abroad.close(finished=True, deadline_s=FLUSH_S)
         self.finished = True
         if not self._stays:
             await asyncio.sleep(LINGER_S)
             self.stop()
+
+    async def _dismiss(self, names: list[str]) -> None:
+        """Workers that have heard of the end say no goodbye; a trainer does."""
+        for name in await self._orders.finish(names, self._over):
+            worker = self.ledger.roster.workers.get(name)
+            if worker is not None and worker.role != "trainer":
+                self.ledger.leave(name, time.monotonic())
+                self._orders.forget(name)
 
 
 def policy_of(config: Config) -> Policy:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rhymed.cli.options import LATEST, example
-from rhymed.marks import COLOURS, step_name
+from rhymed.marks import COLOURS, age, step_name
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -114,6 +114,7 @@ async def _snapshots(client: Any, address: str, watch: bool) -> AsyncIterator[Qu
     import asyncio
     import time
 
+    from rhymed.addresses import removed
     from rhymed.errors import DeadlineExceeded, PeerGone
 
     snapshot = await ask_once(client, address)
@@ -124,7 +125,7 @@ async def _snapshots(client: Any, address: str, watch: bool) -> AsyncIterator[Qu
         try:
             snapshot = await _ask(client, address)
         except (DeadlineExceeded, PeerGone):
-            if _removed(address):
+            if removed(address):
                 return
             if time.monotonic() - heard > PATIENCE_S:
                 raise
@@ -135,16 +136,12 @@ async def _snapshots(client: Any, address: str, watch: bool) -> AsyncIterator[Qu
 
 async def ask_once(client: Any, address: str) -> Queues:
     """Raises what tells a person where else to look, when nobody answers."""
+    from rhymed.addresses import removed
     from rhymed.errors import ConfigError
 
-    if _removed(address):
+    if removed(address):
         raise ConfigError(f"no run is alive at {address}: it has ended, or not begun; --run FOLDER names another")
     return await _ask(client, address)
-
-
-def _removed(address: str) -> bool:
-    """`rhymed run` takes its sockets away when it ends."""
-    return address.startswith("ipc://") and not Path(address.removeprefix("ipc://")).exists()
 
 
 async def _ask(client: Any, address: str) -> Queues:
@@ -171,7 +168,7 @@ def render(snapshot: Queues) -> RenderableType:
     state += "  [black on yellow] PAUSED [/]" if snapshot.paused else ""
     head = (
         f"run [bold]{snapshot.run}[/]  step {snapshot.step}/{snapshot.steps}  {state}"
-        f"  up {_age(snapshot.uptime_s)}  event-loop lag p99 {snapshot.lag_ms:.1f} ms"
+        f"  up {age(snapshot.uptime_s)}  event-loop lag p99 {snapshot.lag_ms:.1f} ms"
     )
     tables: list[RenderableType] = [_queues(snapshot), _steps(snapshot), _workers(snapshot)]
     tables += [f"[red]{escape(worker)}: {what}[/]" for worker, what in culprits(snapshot).items()]
@@ -184,8 +181,8 @@ def render(snapshot: Queues) -> RenderableType:
 def _queues(snapshot: Queues) -> RenderableType:
     table = _table("queue", "samples", "oldest", "")
     for state, depth in snapshot.queues.items():
-        age = _age(snapshot.oldest_s[state]) if state in snapshot.oldest_s else "-"
-        table.add_row(_coloured(state, state), str(depth), age, f"[dim]{PURPOSE.get(state, '')}[/]")
+        oldest = age(snapshot.oldest_s[state]) if state in snapshot.oldest_s else "-"
+        table.add_row(_coloured(state, state), str(depth), oldest, f"[dim]{PURPOSE.get(state, '')}[/]")
     return table
 
 
@@ -193,7 +190,7 @@ def _steps(snapshot: Queues) -> RenderableType:
     table = _table("step", "groups", "open for", "where its samples are")
     for row in snapshot.open_steps:
         states = "  ".join(_coloured(state, f"{count} {state}") for state, count in row.states.items())
-        table.add_row(_step(row.step), f"{row.groups_ready}/{row.groups}", _age(row.open_s), states)
+        table.add_row(_step(row.step), f"{row.groups_ready}/{row.groups}", age(row.open_s), states)
     return table
 
 
@@ -206,7 +203,7 @@ def _workers(snapshot: Queues) -> RenderableType:
         full = "-" if row.role == "trainer" else f"{len(row.holding)}/{row.slots}"
         phase = "[bold yellow]drained[/] " if row.drained else ""
         phase += escape(row.phase) or "-"
-        table.add_row(escape(row.worker), full, version, f"{_age(row.silent_s)} ago", phase)
+        table.add_row(escape(row.worker), full, version, f"{age(row.silent_s)} ago", phase)
     return table
 
 
@@ -220,7 +217,7 @@ def culprits(snapshot: Queues) -> dict[str, str]:
     for row in busy:
         rate = row.stats.get(RATE, 0.0)
         if row.silent_s > SILENT_S:
-            found[row.worker] = f"not heard for {_age(row.silent_s)}"
+            found[row.worker] = f"not heard for {age(row.silent_s)}"
         elif rate < SLOW * usual:
             found[row.worker] = f"{usual / rate:.0f} times slower than its peers" if rate else "makes no tokens"
     return found
@@ -240,7 +237,7 @@ def _held(snapshot: Queues) -> RenderableType:
         held = sorted(row.holding, key=lambda item: -item.seconds)
         for number, item in enumerate(held[:SHOWN]):
             table.add_row(
-                "" if number else escape(row.worker), _sample(item.id), str(item.tokens), _age(item.seconds)
+                "" if number else escape(row.worker), _sample(item.id), str(item.tokens), age(item.seconds)
             )
         if len(held) > SHOWN:
             table.add_row("", f"[dim]and {len(held) - SHOWN} more[/]", "", "")
@@ -268,11 +265,3 @@ def _table(*columns: str) -> Table:
     for column in columns:
         table.add_column(column, justify="right" if column in NUMBERS else "left")
     return table
-
-
-def _age(seconds: float) -> str:
-    if seconds < 60:
-        return f"{seconds:.1f}s"
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}h{minutes:02}m" if hours else f"{minutes}m{rest:02}s"

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from rhymed.view.live import Asked
 
 ADDRESS = "127.0.0.1:8430"
+MOST = 8  # runs that are named
 
 
 def add(commands: Any) -> None:
@@ -53,8 +54,18 @@ def folder_of(run: Path) -> Path:
     if not folder.is_dir():
         raise ConfigError(f"{run} is not there: name a run's folder, e.g. runs/quickstart")
     if not any((folder / name).exists() for name in ("config.json", "metrics.jsonl", "store")):
-        raise ConfigError(f"{run} is no run's folder: it has no config.json, no metrics.jsonl and no store in it")
+        raise ConfigError(f"{run} is no run's folder: {_instead(run.expanduser())}")
     return folder
+
+
+def _instead(folder: Path) -> str:
+    """What to name where no run is: the runs in the folder, the newest first."""
+    found = sorted(folder.glob("*/config.json"), key=lambda file: -file.stat().st_mtime)
+    runs = [file.parent for file in found if not file.parent.is_symlink()]  # not `latest`, which is one of them
+    if not runs:
+        return "it has no config.json, no metrics.jsonl and no store in it"
+    names = ", ".join(run.name for run in runs[:MOST]) + (", …" if len(runs) > MOST else "")
+    return f"it holds runs, the newest first: {names}; name one, e.g. rhymed view {runs[0]}"
 
 
 async def _serve(folder: Path, address: Address, *, browser: bool) -> None:

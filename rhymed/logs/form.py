@@ -22,7 +22,7 @@ PLAIN = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 """For people at a terminal."""
 
 MOST = 64 << 10  # characters of a text or a traceback
-FIELDS = ("event", "sample", "step", "worker", "version", "tokens", "accepted", "rewards", "reason", "seconds")
+FIELDS = ("event", "step", "worker", "tokens", "accepted", "rewards", "reason")
 """What a line may say beside its text, where its maker gave it; and `samples`."""
 
 PATTERNS = re.compile(r"(?i)\b(bearer\s+|token=|api_key=|password=)[^\s&\"']+|\b(hf_|sk-|wandb_v1_)[A-Za-z0-9_-]{8,}")

@@ -37,7 +37,7 @@ class Pick:
 
 def about(entry: Entry, sample: str) -> bool:
     """The entry names this sample, in a field or in its text."""
-    if sample == entry.sample or sample in entry.samples:
+    if sample in entry.samples:
         return True
     return bool(re.search(rf"(?<![\w/-]){re.escape(sample)}(?!\d)", entry.text))
 
@@ -46,7 +46,7 @@ def of_step(entry: Entry, step: int) -> bool:
     if entry.step is not None:
         return entry.step == step
     head = f"{step}/"
-    if entry.sample.startswith(head) or any(id.startswith(head) for id in entry.samples):
+    if any(id.startswith(head) for id in entry.samples):
         return True
     return bool(re.search(rf"\bstep {step}\b|(?<![\w/-]){step}/[0-9a-f]{{16}}/", entry.text))
 

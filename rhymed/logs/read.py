@@ -43,7 +43,6 @@ class Entry(msgspec.Struct, kw_only=True, omit_defaults=True):
     pid: int = 0
     logger: str = ""
     event: str = ""
-    sample: str = ""
     samples: list[str] = []
     step: int | None = None
     worker: str = ""

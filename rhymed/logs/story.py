@@ -72,7 +72,7 @@ def _in_logs(folder: Path, given: re.Match[str]) -> list[SampleId]:
     found: set[SampleId] = set()
     for log in logs(folder / "logs"):
         for entry in entries(log, needle=given[2].encode()):
-            names = [entry.sample, *entry.samples, *WHOLE.findall(entry.text)]
+            names = [*entry.samples, *WHOLE.findall(entry.text)]
             found |= {parsed(name) for name in names if WHOLE.fullmatch(name)}
     return sorted(id for id in found if _fits(id, given))
 
@@ -140,14 +140,15 @@ def around(folder: Path, sample: str, first: str, last: str, workers: set[str]) 
     from rhymed.timeline import read
 
     step = parsed(sample).step
+    its = ("evaluated", step - EVAL) if step >= EVAL else ("trained", step)
     found = []
     for event in read(folder).events:
         when = stamp(datetime.datetime.fromtimestamp(event.t, datetime.UTC))
-        mine = (event.step == step and event.event in ("trained", "evaluated")) or (
+        mine = (event.event, event.step) == its or (
             event.worker in workers and event.event in ("left", "lost", "rests", "joined") and first <= when <= last
         )
         if mine:
-            step_ = "" if event.step is None else f"step {event.step}"
-            text = " ".join(part for part in (event.worker, event.event, step_, event.text) if part)
+            of = "" if event.step is None else f"{'version' if step >= EVAL else 'step'} {event.step}"
+            text = " ".join(part for part in (event.worker, event.event, of, event.text) if part)
             found.append(Entry(t=when, process="timeline", text=text, event=event.event))
     return found

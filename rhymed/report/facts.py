@@ -100,8 +100,7 @@ def _lines(file: Path) -> Iterator[Row]:
 
 
 def _state(found: Facts, ended: bool) -> str:
-    order = [event.event for event in found.timeline.events if event.event in ("begun", "finished")]
-    if order and order[-1] == "finished":
+    if found.timeline.finished:
         return "finished"
     with contextlib.suppress(OSError):  # a folder that may only be read is nobody's who could tell
         if not ended and runs.is_alive(_stub(found.folder)):
@@ -116,16 +115,18 @@ def _stub(folder: Path) -> Places:
 
 def _elapsed(found: Facts) -> float:
     """Seconds of all its parts, as far as they are known."""
+    summed, until = 0.0, 0.0  # what the parts took that came to their end, and when the last of them did
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        return float(json.loads((found.folder / "summary.json").read_text())["elapsed_s"])
-    if found.timeline.spans:
-        return sum(_parts(found.timeline))
+        file = found.folder / "summary.json"
+        summed, until = float(json.loads(file.read_text())["elapsed_s"]), file.stat().st_mtime
+    if summed or found.timeline.spans:
+        return summed + sum(_parts(found.timeline, until))
     return float(sum(row.get("timing_s/step") or 0.0 for row in found.rows))
 
 
-def _parts(line: Timeline) -> Iterator[float]:
+def _parts(line: Timeline, since: float) -> Iterator[float]:
     """A run that was resumed was away in between."""
-    times = sorted({round(span.t) for span in line.spans})
+    times = sorted({round(span.t) for span in line.spans if span.t > since})
     for before, after in pairwise(times):
         if after - before < 60:
             yield after - before

@@ -123,7 +123,8 @@ def _value(value: float | None) -> str:
 
 def _incidents(facts: Facts) -> str:
     """What went otherwise than planned: who was lost, who left, who had to rest, who came back."""
-    start = min((span.t - span.s for span in facts.timeline.spans), default=0.0)
+    begun = [event.t for event in facts.timeline.events[:1]] + [span.t - span.s for span in facts.timeline.spans]
+    start = min(begun, default=0.0)
     here: dict[str, bool] = {}  # everybody who ever was
     rows = []
     for event in facts.timeline.events:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 from rhymed.config import Config
+from rhymed.history.words import number
 from rhymed.picture import draw
 from rhymed.places import Places
 from rhymed.runs import read_evaluations, read_metrics
@@ -21,7 +23,8 @@ def summary(config: Config, where: Places, elapsed_s: float) -> str:
         return f"no step was trained; logs are in {where.folder / 'logs'}"
     elapsed_s += _elapsed_before(where)
     numbers, drafted = totals(rows, elapsed_s), drafting(rows)
-    whole = {**numbers, "drafting": drafted, "epochs": epochs(rows)}
+    known = {name: None if math.isnan(value) else value for name, value in numbers.items()}
+    whole = {**known, "drafting": drafted, "epochs": epochs(rows)}
     (where.folder / "summary.json").write_text(json.dumps(whole, indent=2) + "\n")
     picture = draw(rows, where.folder / "reward.png", title=config.run.name, evaluations=evaluations)
     lines = [
@@ -31,7 +34,7 @@ def summary(config: Config, where: Places, elapsed_s: float) -> str:
         f" {numbers['reward_last']:.3f}   gain {numbers['reward_gain']:+.3f}",
         f"a step   {numbers['step_s']:.1f} s: rollout {numbers['rollout_s']:.1f}, reward {numbers['reward_s']:.1f},"
         f" train {numbers['train_s']:.1f}",
-        f"rollout  {numbers['tokens_per_s']:.0f} tokens/s, mismatch_kl {numbers['mismatch_kl']:.5f},"
+        f"rollout  {numbers['tokens_per_s']:.0f} tokens/s, mismatch_kl {number(known['mismatch_kl'], '.5f')},"
         f" dropped samples {numbers['dropped']:.0f}",
         *_drafts(drafted),
         *_progress(evaluations),

@@ -15,6 +15,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from rhymed.errors import ConfigError
+
 if TYPE_CHECKING:
     from rhymed.config import Config
 
@@ -58,7 +60,9 @@ PACKAGES = {"wandb": "wandb", "trackio": "trackio", "mlflow": "mlflow"}
 
 
 def open_sink(name: str, about: About) -> Sink:
-    """In the process of the sink: its package is imported now."""
+    """In the process of the sink: its package is imported now. Raises `ConfigError` if it is missing."""
+    if not _installed(PACKAGES[name]):
+        raise ConfigError(f"{PACKAGES[name]} is not installed: pip install 'rhymed[{name}]'")
     sink: Sink = import_module(f"rhymed.sinks.{name}").open_sink(about)
     return sink
 

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
+from rhymed.errors import ConfigError
 from rhymed.sinks import PACKAGES, About, open_sink, shareable
 from rhymed.sinks.follow import Bookmark, lines
 
@@ -40,7 +41,10 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _read(file: Path, *, whole: bool) -> Mapping[str, Any]:
     """`whole`: every key is there, so it need not be checked, which would take the half of a start."""
-    tree: Mapping[str, Any] = json.loads(file.read_text())
+    try:
+        tree: Mapping[str, Any] = json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{file} cannot be read: {error}; name the config.json in a run's folder") from None
     if whole:
         return tree
     from rhymed.config import Config
@@ -116,6 +120,9 @@ def _end(status: int) -> NoReturn:
 if __name__ == "__main__":
     try:
         main()
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        _end(2)
     except Exception as error:
         traceback.print_exc()
         print(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import ClassVar
 
 from rich.console import Console
@@ -125,8 +125,7 @@ class Top(App[None]):
         if self.look.link.state not in ("live", "finished"):
             self.board.renew()
 
-    def _start(self, work: object) -> None:
-        assert asyncio.iscoroutine(work)
+    def _start(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._errands.add(task)
         task.add_done_callback(self._ended)

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rhymed.cli.queues import culprits
-from rhymed.marks import ROLES, step_name
+from rhymed.cli.queues import RATE, SILENT_S, culprits
+from rhymed.marks import ROLES, age, step_name
 from rhymed.messages import EVAL, Holding, Queues, WorkerRow
-from rhymed.top.history import RATE, History
+from rhymed.top.history import History
 from rhymed.top.table import Cell, Column
-from rhymed.top.words import UNKNOWN, age, clean, count, natural, share
+from rhymed.top.words import UNKNOWN, clean, count, natural, share
 
 ORDER = {"trainer": 0, "rollout": 1, "reward": 2}
 STYLES = {"trainer": "green", "rollout": "cyan", "reward": "magenta"}
-LATE_S = 5.0  # of silence, then it is marked
 
 
 @dataclass(frozen=True)
@@ -95,7 +94,7 @@ def _idle(seat: Seat) -> Cell:
 
 
 def _heard(seat: Seat) -> Cell:
-    return age(seat.row.silent_s), "bold red" if seat.row.silent_s > LATE_S else ""
+    return age(seat.row.silent_s), "bold red" if seat.row.silent_s > SILENT_S else ""
 
 
 SEATS: tuple[Column[Seat], ...] = (

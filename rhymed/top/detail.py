@@ -5,14 +5,14 @@ from __future__ import annotations
 from rich.text import Text
 
 from rhymed.activities import PREFIX, TERMINAL
-from rhymed.marks import ROLES, step_name
+from rhymed.cli.queues import RATE
+from rhymed.marks import ROLES, age, step_name
 from rhymed.messages import WorkerRow
 from rhymed.top.crew import STYLES, find
-from rhymed.top.history import RATE
 from rhymed.top.look import Look
 from rhymed.top.sparks import spark
 from rhymed.top.steps import bar
-from rhymed.top.words import age, clean, count, cut, number
+from rhymed.top.words import clean, count, cut, number
 
 ACTIVITY_BAR = 32
 STATS = 3  # lines

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rhymed.activities import WAITING, seconds_of
+from rhymed.cli.queues import RATE
 from rhymed.messages import Queues, WorkerRow
 
 STEPS = 512  # of reward and length
@@ -19,7 +20,6 @@ SNAPSHOTS = 240  # of tokens a second of all workers
 LATELY = 60  # snapshots of one worker's
 EVERY_S = 5.0  # between two looks at a worker's seconds
 WINDOW = 12  # of these looks, and the one before
-RATE = "rollout/tokens_per_s"
 REWARD, LENGTH = "reward/mean", "response_length/mean"
 
 

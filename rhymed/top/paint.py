@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from rich.text import Text
 
-from rhymed.marks import COLOURS
+from rhymed.marks import COLOURS, age
 from rhymed.messages import EVAL, Queues
 from rhymed.top import detail, steps
 from rhymed.top.box import help_box, over, question_box
@@ -19,7 +19,7 @@ from rhymed.top.listing import Listing, listing
 from rhymed.top.look import Look
 from rhymed.top.sparks import spark
 from rhymed.top.table import draw
-from rhymed.top.words import age, clean, count, cut, fill, number
+from rhymed.top.words import clean, count, cut, fill, number
 
 TABLE = 5  # lines that a table wants at least
 DEPTH = 9  # cells of a queue

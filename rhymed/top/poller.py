@@ -10,8 +10,8 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from pathlib import Path
 
+from rhymed.addresses import removed
 from rhymed.errors import RhymedError
 from rhymed.messages import Drain, GetGroup, GetQueues, Group, Pause, Queues
 from rhymed.top.look import Link, Look, State
@@ -105,8 +105,3 @@ def done(order: Pause | Drain) -> str:
     if order.drained:
         return f"{order.worker} is drained: it gets nothing new"
     return f"{order.worker} gets work again"
-
-
-def removed(address: str) -> bool:
-    """`rhymed run` takes its sockets away when it ends."""
-    return address.startswith("ipc://") and not Path(address.removeprefix("ipc://")).exists()

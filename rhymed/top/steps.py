@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 from rich.text import Text
 
-from rhymed.marks import COLOURS, step_name
+from rhymed.marks import COLOURS, age, step_name
 from rhymed.messages import Group, GroupRow, Member, Queues, StepRow
 from rhymed.top.table import Cell, Column
-from rhymed.top.words import UNKNOWN, age, clean, count, cut, fill, number
+from rhymed.top.words import UNKNOWN, clean, count, cut, fill, number
 
 GLYPHS = {
     "trained": "█",

@@ -1,4 +1,4 @@
-"""Numbers and times as they stand in a narrow column. Pure."""
+"""Numbers and texts as they stand in a narrow column. Pure."""
 
 from __future__ import annotations
 
@@ -8,19 +8,6 @@ import re
 from rich.cells import cell_len, set_cell_size
 
 UNKNOWN = "-"
-
-
-def age(seconds: float) -> str:
-    """At most six characters: `0.4s`, `59s`, `3m02s`, `4h07m`, `12d03h`."""
-    if seconds < 10:
-        return f"{max(0.0, seconds):.1f}s"
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours >= 100:
-        return f"{hours // 24}d{hours % 24:02}h"
-    if hours:
-        return f"{hours}h{minutes:02}m"
-    return f"{minutes}m{rest:02}s" if minutes else f"{rest}s"
 
 
 def count(value: float) -> str:

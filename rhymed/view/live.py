@@ -10,11 +10,11 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
 
+from rhymed.addresses import removed
 from rhymed.errors import RhymedError
 from rhymed.messages import GetQueues, Queues
 from rhymed.places import Places
@@ -62,12 +62,16 @@ class Live:
     def end(self) -> None:
         """Whoever answered goes, and not to come back."""
         self._ended = True
+        if self._asking is not None:
+            self._asking.cancel()  # who waits for the answer goes on without
 
     async def _fetch(self) -> Queues | None:
         try:
             self._newest = await self._ask()
             if self._newest is not None:
                 self.was_alive, self._heard = True, time.monotonic()
+        except asyncio.CancelledError:
+            self._newest = None
         finally:
             self._at, self._asking = time.monotonic(), None
         return self._newest
@@ -94,7 +98,7 @@ class Asked:
         self._client: Any = None
 
     async def __call__(self) -> Queues | None:
-        if _removed(self._where.broker):
+        if removed(self._where.broker):
             return None
         from rhymed.wire import Client
 
@@ -109,11 +113,6 @@ class Asked:
     def close(self) -> None:
         if self._client is not None:
             self._client.close()
-
-
-def _removed(address: str) -> bool:
-    """`rhymed run` takes its sockets away when it ends."""
-    return address.startswith("ipc://") and not Path(address.removeprefix("ipc://")).exists()
 
 
 class Pipe(Protocol):

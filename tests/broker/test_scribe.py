@@ -9,7 +9,7 @@ import pytest
 from cluster import Cluster, until
 
 from rhymed import messages as m
-from rhymed.timeline import FILE, Tail, read
+from rhymed.timeline import FILE, read
 from rhymed.wire import Client
 
 
@@ -35,7 +35,6 @@ async def test_a_run_in_events(cluster: Cluster) -> None:
 
 
 async def test_what_workers_count_becomes_the_timeline(cluster: Cluster) -> None:
-    tail = Tail(cluster.where.folder)
     link = Client(cluster.where.broker, "w", peer="broker")
     await link.request(m.Join(role="rollout", worker="w", host="h", pid=7), deadline_s=5)
     for spent in (0.5, 1.5, 2.5):
@@ -43,14 +42,9 @@ async def test_what_workers_count_becomes_the_timeline(cluster: Cluster) -> None
         await link.request(m.Heartbeat(worker="w", version=2, stats=stats), deadline_s=5)
     await link.request(m.Leave(worker="w"), deadline_s=5)
     link.close()
-    spans, events = tail.read()
-
-    def over() -> bool:
-        for all_of_them, more in zip((spans, events), tail.read(), strict=True):
-            all_of_them += more
-        return any(event.event == "left" for event in events)
-
-    await until(over, "the last row")
+    folder = cluster.where.folder
+    await until(lambda: any(event.event == "left" for event in read(folder).events), "the last row")
+    spans = read(folder).spans
     assert sum(span.s for span in spans) == pytest.approx(3.75)
     assert {(span.worker, span.role, span.host, span.version) for span in spans} == {("w", "rollout", "h", 2)}
     assert {name for span in spans for name in span.inside} == {"decode", "idle"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from html.parser import HTMLParser
@@ -112,6 +113,28 @@ def test_a_run_is_told_on_one_page_with_its_pictures_beside_it(run: Path) -> Non
     assert found.has(f"rhymed history audit {run}")
     assert found.has("how many apples are there?")
     assert list(run.glob(".report*")) == []
+
+
+def test_a_run_that_died_early_tells_after_how_long(run: Path) -> None:
+    writer = Writer(run)
+    joined = Event(t=1e9, event="joined", worker="rollout-0")
+    writer.write([joined, Event(t=1e9 + 7, event="lost", worker="rollout-0", text="silent for 3 s")])
+    writer.close()
+    assert Found(write(run)).texts["td"][:2] == ["0:00:07", "rollout-0"]
+
+
+@pytest.mark.usefixtures("plain")
+def test_the_time_of_a_run_that_went_on_is_that_of_all_its_parts(run: Path) -> None:
+    """`summary.json` is of the parts that came to their end; of what is behind it the timeline tells."""
+    metrics(run)
+    diary(run)
+    (run / "summary.json").write_text('{"elapsed_s": 90.0}')
+    os.utime(run / "summary.json", (109.5, 109.5))
+    assert "99 s" in Found(write(run)).texts["b"], "90 of the first part, and from 110 to 119"
+    os.utime(run / "summary.json", (119.0, 119.0))
+    assert "90 s" in Found(write(run)).texts["b"]
+    (run / "summary.json").unlink()
+    assert "19 s" in Found(write(run)).texts["b"]
 
 
 HOSTILE = '<script>alert(1)</script><img src=x onerror="x()">&amp;\u202e</pre></article>\x1b[31m'

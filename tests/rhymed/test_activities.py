@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from rich.style import Style
 
-from rhymed.activities import ACTIVITIES, HEX, MEANING, PREFIX, TERMINAL, WAITING, seconds_of, stats_of
+from rhymed.activities import ACTIVITIES, HEX, PREFIX, TERMINAL, WAITING, seconds_of, stats_of
 
 SIGHT = {  # linear RGB as others see it, Machado et al. 2009
     "usual": np.eye(3),
@@ -50,7 +50,7 @@ def test_every_colour_stands_out_from_white_and_from_near_black() -> None:
 
 def test_all_tables_know_all_activities() -> None:
     names = {name for names in ACTIVITIES.values() for name in names}
-    assert names == set(HEX) == set(TERMINAL) == set(MEANING)
+    assert names == set(HEX) == set(TERMINAL)
     assert WAITING.issubset(names)
     for names in ACTIVITIES.values():
         assert len({TERMINAL[name] for name in names}) == len(names)

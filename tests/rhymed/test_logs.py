@@ -21,7 +21,8 @@ from rhymed.logs.form import JsonLine, cause
 from rhymed.logs.pick import Pick, since
 from rhymed.logs.read import Entry, Log, entries, logs, merged
 from rhymed.logs.show import Page
-from rhymed.messages import SampleId
+from rhymed.messages import EVAL, SampleId
+from rhymed.timeline import Event, Writer
 
 SAMPLE = "3/00000000000000ab/1"
 ID = SampleId(3, "00000000000000ab", 1)
@@ -388,6 +389,20 @@ def test_a_sample_has_a_story_though_there_is_no_store(
     status, _, err = run(capsys, "--run", tmp_path, "--sample", "00000000000000ab")
     assert status != 0
     assert f"3 samples begin so; name one: 3/00000000000000ab/0, {SAMPLE}" in err
+
+
+def test_an_evaluation_is_of_its_own_samples_alone(
+    write: object, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The samples of the step of that number have nothing to do with it."""
+    exam = f"{EVAL + 3}/00000000000000ab/1"
+    write("rollout-0", 1, "takes 2 samples", **cause("taken", [SAMPLE, exam]))
+    writer = Writer(tmp_path)
+    writer.write([Event(t=1_700_000_002, event="evaluated", step=3), Event(t=1_700_000_003, event="trained", step=3)])
+    writer.close()
+    for sample, told in ((SAMPLE, "timeline    trained step 3"), (exam, "timeline    evaluated version 3")):
+        _, out, _ = run(capsys, "--run", tmp_path, "--sample", sample)
+        assert [line.partition(" ")[2] for line in out.splitlines() if " timeline " in line] == [told]
 
 
 def test_the_command_filters_and_tells_what_is_not_there(

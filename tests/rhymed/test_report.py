@@ -18,6 +18,8 @@ def test_the_summary_leaves_a_picture_and_numbers_in_the_folder(tmp_path: Path) 
     assert (where.folder / "reward.png").read_bytes().startswith(b"\x89PNG")
     numbers = json.loads((where.folder / "summary.json").read_text())
     assert (numbers["reward_gain"], numbers["drafting"], numbers["epochs"]) == (0.0, None, [])
+    assert numbers["mismatch_kl"] is None, "no row has it, and NaN is no JSON"
+    assert "mismatch_kl -," in text
     assert "drafts" not in text
 
 

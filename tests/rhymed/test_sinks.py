@@ -18,9 +18,11 @@ from pydantic import ValidationError
 
 from rhymed import sinks
 from rhymed.config import Config
+from rhymed.errors import ConfigError
 from rhymed.metrics import MetricsLog
 from rhymed.places import Places, places
-from rhymed.sinks import Line, missing, shareable
+from rhymed.sinks import About, Line, missing, open_sink, shareable
+from rhymed.sinks.__main__ import main
 from rhymed.sinks.follow import Bookmark, lines, parse
 from rhymed.sinks.keeper import Keeper
 
@@ -179,6 +181,14 @@ def test_a_package_that_is_not_there_is_told_of_with_its_extra(monkeypatch: pyte
         " it out"
     ]
     assert missing(Config()) == []
+
+
+def test_what_a_person_forgot_is_told_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=r"name the config\.json in a run's folder"):
+        main(["wandb", str(tmp_path / "config.json")])
+    monkeypatch.setitem(sinks.PACKAGES, "wandb", "no_such_package")
+    with pytest.raises(ConfigError, match=r"^no_such_package is not installed: pip install 'rhymed\[wandb\]'$"):
+        open_sink("wandb", About("r", "0" * 16, {}, {}, tmp_path))
 
 
 def test_a_folder_that_is_called_like_a_package_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,14 +1,13 @@
 from __future__ import annotations
 
 import json
-import random
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from rhymed import timeline
-from rhymed.timeline import FILE, OLDER, Event, Span, Tail, Writer, by_worker, read
+from rhymed.timeline import FILE, OLDER, Event, Span, Timeline, Writer, by_worker, read
 
 
 def span(t: float, worker: str = "rollout-0") -> Span:
@@ -57,7 +56,6 @@ def test_rubbish_is_left_out(tmp_path: Path) -> None:
     ]  # fmt: skip
     (tmp_path / FILE).write_bytes(b"\n".join([good[0], *bad, good[1], *bad, good[2], b""]))
     assert read(tmp_path) == ([span(1), span(4)], [event(2)])
-    assert Tail(tmp_path).read() == ([span(1), span(4)], [event(2)])
 
 
 def test_a_worker_may_be_called_as_a_field_is(tmp_path: Path) -> None:
@@ -65,67 +63,45 @@ def test_a_worker_may_be_called_as_a_field_is(tmp_path: Path) -> None:
     assert [one.worker for one in read(tmp_path).spans] == ["event", '"event"']
 
 
-def test_a_tail_tells_everything_once(tmp_path: Path) -> None:
-    tail = Tail(tmp_path)
-    assert tail.read() == ([], [])
-    write(tmp_path, span(1), event(2))
-    assert tail.read() == ([span(1)], [event(2)])
-    assert tail.read() == ([], [])
-    write(tmp_path, span(3))
-    assert tail.read() == ([span(3)], [])
-
-
 def test_a_line_that_is_still_written_is_told_when_it_is_whole(tmp_path: Path) -> None:
-    tail, line = Tail(tmp_path), msgspec.json.encode(span(1)) + b"\n"
+    line = msgspec.json.encode(span(1)) + b"\n"
     with (tmp_path / FILE).open("ab", buffering=0) as file:
         for cut in range(0, len(line) - 1, 7):
             file.write(line[cut : min(cut + 7, len(line) - 1)])
-            assert tail.read() == read(tmp_path) == ([], [])
+            assert read(tmp_path) == ([], [])
         file.write(b"\n")
-    assert tail.read() == read(tmp_path) == ([span(1)], [])
+    assert read(tmp_path) == ([span(1)], [])
 
 
 def test_a_writer_goes_on_behind_a_line_that_was_cut(tmp_path: Path) -> None:
     write(tmp_path, span(1))
-    tail = Tail(tmp_path)
-    tail.read()
     with (tmp_path / FILE).open("ab") as file:
         file.write(msgspec.json.encode(span(2))[:30])
-    assert tail.read() == ([], [])
     write(tmp_path, span(3))
-    assert tail.read() == ([span(3)], [])
     assert read(tmp_path).spans == [span(1), span(3)]
 
 
-def test_two_files_at_most_and_a_tail_follows_from_one_to_the_other(tmp_path: Path) -> None:
+def test_two_files_at_most(tmp_path: Path) -> None:
     limit = 2000
-    writer, tail, told = Writer(tmp_path, limit), Tail(tmp_path), list[Span]()
-    choose = random.Random(5)
+    writer = Writer(tmp_path, limit)
     rows = [span(float(number)) for number in range(300)]
-    for number, row in enumerate(rows):
+    for row in rows:
         writer.write([row])
-        if choose.random() < 0.2 or number % 8 == 0 or number == len(rows) - 1:
-            told += tail.read().spans
         assert all((tmp_path / name).stat().st_size <= limit for name in (FILE, OLDER) if (tmp_path / name).exists())
     writer.close()
-    assert told == rows
     assert sorted(path.name for path in tmp_path.iterdir()) == [OLDER, FILE]
     kept = read(tmp_path).spans
     assert kept == rows[-len(kept) :]
     assert len(kept) > 10
 
 
-def test_a_tail_that_slept_through_both_files_goes_on_with_what_there_is(tmp_path: Path) -> None:
-    writer, tail = Writer(tmp_path, 2000), Tail(tmp_path)
-    writer.write([span(0)])
-    assert tail.read().spans == [span(0)]
-    rows = [span(float(number)) for number in range(1, 100)]
-    for row in rows:
-        writer.write([row])
-    told = tail.read().spans
-    assert told == rows[-len(told) :]
-    assert tail.read() == ([], [])
-    writer.close()
+def test_only_who_came_to_the_end_has_finished() -> None:
+    begun, end = Event(t=1, event="begun", step=0), Event(t=2, event="finished", text="all 3 steps are trained")
+    failed = Event(t=2, event="finished", text=f"{timeline.FAILED}the store is full")
+    again = Event(t=3, event="begun", step=3)
+    assert Timeline([], [begun, end, event(3)]).finished
+    for events in ([], [begun], [begun, failed], [begun, end, again]):
+        assert not Timeline([], events).finished
 
 
 @pytest.mark.parametrize("limit", [timeline.LIMIT_BYTES, 700_000])

@@ -7,6 +7,7 @@ import pytest
 from rich.text import Text
 from scene import NOW, group, look, rollout, same, snapshot
 
+from rhymed.marks import age
 from rhymed.messages import Drain, GroupRow, Holding, Pause, Queues, SampleId, StepRow
 from rhymed.top import box, steps, words
 from rhymed.top.look import Link, Look, Question
@@ -165,7 +166,7 @@ def test_the_group_lines_say_how_many_more_there_are() -> None:
     [(0, "0.0s"), (-1, "0.0s"), (9.94, "9.9s"), (59.9, "59s"), (182, "3m02s"), (86_399, "23h59m"), (1e6, "11d13h")],
 )
 def test_ages(seconds: float, text: str) -> None:
-    assert words.age(seconds) == text
+    assert age(seconds) == text
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import asyncio
 import base64
 import itertools
 import json
+import os
 import shutil
 import subprocess
 import tempfile
@@ -31,8 +32,8 @@ KEYS = {"Enter": 13, "Escape": 27, "ArrowLeft": 37, "ArrowUp": 38, "ArrowRight":
 
 
 def find():
-    """The browser's path, or None."""
-    return next(filter(None, map(shutil.which, NAMES)), None)
+    """The browser's path, or None. Where PATH does not say so, programs are where the system has them."""
+    return next((found for name in NAMES if (found := shutil.which(name) or shutil.which(name, path=os.defpath))), None)
 
 
 class Loop:

@@ -11,6 +11,7 @@ import pytest
 from folders import APPLES, PEARS
 from watched import NOW, queues, row
 
+from rhymed.timeline import FAILED, Event, Writer
 from rhymed_store.browse import Browse
 from rhymed_store.database import Reader
 
@@ -62,7 +63,7 @@ async def test_many_who_look_are_one_question(run: Path, look: Any, monkeypatch:
 async def test_steps(run: Path, look: Any) -> None:
     with (run / "metrics.jsonl").open("a") as file:
         file.write(
-            'not JSON\n[1]\n{"step": "x"}\n' + json.dumps(row(3, odd=float("nan"), again=1.0)) + "\n" + '{"step":'
+            'not JSON\n[1]\n{"step": "x"}\n{"step": 9, "odd": "\\ud800"}\n' + json.dumps(row(3, odd=float("nan"), again=1.0)) + "\n" + '{"step":'
         )
     async with look(run) as ask:
         _, told = await ask("/api/steps")
@@ -261,6 +262,15 @@ async def test_a_run_that_has_not_begun(bare: Path, look: Any) -> None:
         assert await ask("/api/steps") == (200, {"steps": [], "evaluations": [], "epochs": []})
         _, told = await ask("/api/timeline")
         assert (told["spans"], told["events"]) == ([], [])
+
+
+async def test_who_failed_has_not_finished(bare: Path, look: Any) -> None:
+    async with look(bare) as ask:
+        for text, state in ((f"{FAILED}the store is full", "stopped"), ("nothing to train: evaluated", "finished")):
+            writer = Writer(bare)
+            writer.write([Event(t=NOW + (state == "finished"), event="finished", text=text)])
+            writer.close()
+            assert (await ask("/api/run"))[1]["state"] == state
 
 
 async def test_a_folder_without_store(run: Path, look: Any) -> None:

@@ -13,10 +13,11 @@ from watched import NOW, queues, span
 from rhymed.config import Config
 from rhymed.messages import Queues
 from rhymed.places import places
+from rhymed.timeline import Event
 from rhymed.view import live
 from rhymed.view.live import Asked, Live, Piped, plain
 from rhymed.view.source import shown
-from rhymed.view.spans import joined
+from rhymed.view.spans import joined, newest
 
 
 async def test_many_at_a_time_are_one_question() -> None:
@@ -52,6 +53,24 @@ async def test_nobody_waits_for_who_was_not_there(monkeypatch: pytest.MonkeyPatc
     async with asyncio.timeout(30):
         while await one.queues() is None:
             await asyncio.sleep(0)
+
+
+async def test_nobody_waits_for_who_has_gone() -> None:
+    asked = asyncio.Event()
+
+    async def ask() -> Queues | None:
+        asked.set()
+        await asyncio.Event().wait()
+        return None
+
+    one = Live(ask)
+    waiting = asyncio.ensure_future(one.queues())
+    async with asyncio.timeout(30):
+        await asked.wait()
+        one.end()
+        assert await waiting is None
+        assert await one.queues() is None
+    assert one.is_over
 
 
 async def test_a_run_without_sockets_is_not_asked(tmp_path: Path) -> None:
@@ -91,6 +110,12 @@ def test_many_spans_are_joined_and_no_gap_is_closed() -> None:
         assert sum(one.inside["decode"] for one in own) == 99 * 0.75
         assert {one.tokens_per_s for one in own} == {100.0}
         assert not any(one.t - one.s < NOW + 49.5 < one.t - 0.01 for one in own)
+
+
+def test_what_happens_often_crowds_out_nothing_else() -> None:
+    lost = Event(t=NOW, event="lost", worker="rollout-0")
+    loaded = [Event(t=NOW + at, event="version", worker="rollout-1", step=at) for at in range(1, 9)]
+    assert newest([lost, *loaded], most=3) == [lost, *loaded[-3:]]
 
 
 def test_secrets_of_a_configuration_are_not_shown() -> None:

@@ -9,7 +9,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 from browser import Browser, Loop, find
 from world import GROUP, HOSTILE, SHAPE, Server, World, step_row, worker_row
 
-pytestmark = pytest.mark.skipif(find() is None, reason="no Chromium is installed (Debian: apt-get install chromium)")
 TABS = ("overview", "workers", "samples", "metrics", "configuration")
 DRAFTED = [count for count, drafted in SHAPE if drafted]
 
@@ -25,7 +24,10 @@ def server():
 
 @pytest.fixture(scope="module")
 def browser(server):
-    browser = Browser(find(), server.loop)
+    path = find()
+    if path is None:
+        pytest.skip("no Chromium is installed (Debian: apt-get install chromium)")
+    browser = Browser(path, server.loop)
     yield browser
     browser.close()
 
@@ -185,6 +187,17 @@ def test_a_link_leads_to_a_sample_in_an_order(show):
     page.wait("document.querySelector('.row[aria-selected=true] .row-text')?.textContent", "What is 5 plus 2?")
 
 
+def test_a_click_counts_though_the_list_is_drawn_in_between(show):
+    page = show(World("drawn"), hash="#samples")
+    page.wait("document.querySelector('#row-1 .row-text') != null")
+    x, y, *_ = page.rest("#row-1")
+    page.mouse("mousePressed", x, y, button="left", clickCount=1)
+    page.read("document.querySelector('.list').dispatchEvent(new Event('scroll'))")
+    page.read("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    page.mouse("mouseReleased", x, y, button="left", clickCount=1)
+    page.wait("document.querySelectorAll('.card').length", 3 * GROUP)
+
+
 def test_ten_thousand_prompts_are_a_few_rows_in_the_page(show):
     page = show(World("many", prompts=10_000), hash="#samples")
     page.wait("document.querySelector('.count').textContent", "10,000 prompts")
@@ -268,10 +281,25 @@ def test_the_end_of_a_run_is_told(show, server):
     world = World("ending")
     page = show(world)
     world.live = False
-    world.tell(server.loop, "end", {})
+    world.tell(server.loop, "end", world.run(None))
     page.wait("document.getElementById('connection').textContent", "run ended")
     page.wait("document.getElementById('state').textContent", "finished")
-    assert "The run ended" in page.text("#notice")
+    page.wait("document.getElementById('notice').textContent.startsWith('The run has finished')")
+
+
+def test_the_end_of_a_run_is_told_also_where_the_server_goes_with_it(show, server):
+    world = World("going")
+    page = show(world)
+    page.wait(fact(page, "workers"), "2")
+    failed = {"t": world.spans[-1]["t"] + 1, "event": "finished", "text": "run failed: the store is full"}
+    world.tell(server.loop, "timeline", {"spans": [], "events": [failed]})
+    world.down = True
+    world.tell(server.loop, "end", world.run(None) | {"live": False, "state": "stopped"})
+    page.wait("document.getElementById('connection').textContent", "run ended")
+    page.wait("document.getElementById('state').textContent", "stopped")
+    page.wait("document.getElementById('notice').textContent.startsWith('The run failed: the store is full')")
+    page.wait(fact(page, "workers"), "–")
+    page.problems.clear()  # the browser's own words about the connection
 
 
 def test_a_finished_run_can_be_looked_at(show):
@@ -310,6 +338,9 @@ def test_any_metric_can_be_picked(plain):
     page.click(".names input")
     page.wait("document.querySelectorAll('#panel-metrics .key').length", 2)
     assert "m=reward" in page.read("location.hash")
+    tab(page, "configuration")
+    tab(page, "metrics")
+    page.wait("location.hash.includes('m=reward')")
     page.read(
         "(e => { e.value = 'epoch'; e.dispatchEvent(new Event('change')) })(document.querySelector('.picker select'))"
     )
@@ -413,9 +444,9 @@ def test_numbers_are_written_for_people(plain):
             f.number(12345), f.number(0.6234), f.number(0.00012), f.number(null), f.number(9999),
             f.seconds(0.0123), f.seconds(3599), f.seconds(7500), f.bytes(1536), f.percent(0.0004),
             f.percent(0.0712), f.percent(0), f.unit('timing_s/step'), f.unit('rollout/bubble_ratio'),
-            f.stepName(2 ** 30 + 3), f.stepName(-1), f.stepName(0)])"""
+            f.number(999999), f.bytes(1010 * 2 ** 20), f.stepName(2 ** 30 + 3), f.stepName(-1), f.stepName(0)])"""
     )
     assert written == [
         "12.3k", "0.623", "1.2e−4", "–", "9,999", "12 ms", "59 min 59 s", "2 h 5 min", "1.5 KiB", "<0.1 %",
-        "7.1 %", "0 %", "s", "share", "evaluation of version 3", "imported", "step 1",
+        "7.1 %", "0 %", "s", "share", "1000k", "1010 MiB", "evaluation of version 3", "imported", "step 1",
     ]  # fmt: skip

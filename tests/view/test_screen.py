@@ -65,3 +65,14 @@ def test_what_is_no_run_is_told(tmp_path: Path, capsys: pytest.CaptureFixture, w
     assert main(["view", str(tmp_path / what)]) == 2
     assert complaint in capsys.readouterr().err
     assert main(["view", str(tmp_path), "--http", "nonsense"]) == 2
+
+
+def test_a_folder_of_runs_tells_which(run: Path, capsys: pytest.CaptureFixture) -> None:
+    (run.parent / "latest").symlink_to(run.name)
+    earlier = run.parent / "earlier"
+    earlier.mkdir()
+    (earlier / "config.json").write_text("{}")
+    os.utime(earlier / "config.json", (1, 1))
+    assert main(["view", str(run.parent)]) == 2
+    said = f"it holds runs, the newest first: watched, earlier; name one, e.g. rhymed view {run}"
+    assert said in " ".join(capsys.readouterr().err.split())

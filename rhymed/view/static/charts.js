@@ -225,7 +225,7 @@ export function boundaries(epochs, most = 40) {
   };
 }
 
-export function lastOf(values) {
+function lastOf(values) {
   for (let i = values.length - 1; i >= 0; i--) if (known(values[i])) return values[i];
   return undefined;
 }

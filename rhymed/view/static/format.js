@@ -1,6 +1,7 @@
 // Numbers for people, with their units. Pure. A missing number is a dash.
 
-export const DASH = "–";
+const DASH = "–";
+const FAILED = "run failed: "; // the run ended so, in the words of rhymed.timeline
 const EVALUATION = 2 ** 30; // the step EVALUATION + v is the evaluation of version v
 
 export function known(value) {
@@ -13,11 +14,10 @@ export function number(value) {
   const size = Math.abs(value);
   if (size >= 1e15) return value.toExponential(2);
   for (const [limit, letter] of [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e4, "k"]]) {
-    if (size >= limit) return trim((value / (limit === 1e4 ? 1e3 : limit)).toPrecision(3)) + letter;
+    if (size >= limit) return short(value / (limit === 1e4 ? 1e3 : limit), 3) + letter;
   }
   if (Number.isInteger(value) || size >= 100) return whole(value);
-  if (size >= 10) return trim(value.toFixed(1));
-  if (size >= 0.01) return trim(value.toPrecision(3));
+  if (size >= 0.01) return short(value, 3);
   return size === 0 ? "0" : value.toExponential(1).replace("e-", "e−").replace("e+", "e");
 }
 
@@ -29,13 +29,13 @@ export function percent(value) {
   if (!known(value)) return DASH;
   const share = value * 100;
   if (share > 0 && share < 0.05) return "<0.1 %";
-  return `${share !== 0 && Math.abs(share) < 10 ? trim(share.toFixed(1)) : share.toFixed(0)} %`;
+  return `${share !== 0 && Math.abs(share) < 10 ? Number(share.toFixed(1)) : share.toFixed(0)} %`;
 }
 
 export function seconds(value) {
   if (!known(value)) return DASH;
-  if (value < 0.0995 && value > 0) return `${trim((value * 1000).toPrecision(2))} ms`;
-  if (value < 99.5) return `${trim(value.toPrecision(3))} s`;
+  if (value < 0.0995 && value > 0) return `${short(value * 1000, 2)} ms`;
+  if (value < 99.5) return `${short(value, 3)} s`;
   const minutes = Math.round(value / 60);
   if (value < 3600) return `${Math.floor(value / 60)} min ${Math.floor(value % 60)} s`;
   if (minutes < 48 * 60) return `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
@@ -45,7 +45,7 @@ export function seconds(value) {
 export function bytes(value) {
   if (!known(value)) return DASH;
   for (const [limit, unit] of [[2 ** 40, "TiB"], [2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"]]) {
-    if (value >= limit) return `${trim((value / limit).toPrecision(3))} ${unit}`;
+    if (value >= limit) return `${short(value / limit, 3)} ${unit}`;
   }
   return `${whole(value)} B`;
 }
@@ -94,6 +94,7 @@ export function happened({ event, worker, step, text }) {
     version: `${worker ?? "the run"} has version ${step}`,
     evaluated: `version ${step} evaluated`,
   }[event] ?? (worker ? `${worker} ${event}` : event === "begun" || event === "finished" ? `run ${event}` : event);
+  if (text?.startsWith(FAILED)) return text;
   return text ? `${words}: ${text}` : words;
 }
 
@@ -101,6 +102,7 @@ export function plural(count, noun) {
   return `${whole(count)} ${noun}${count === 1 ? "" : "s"}`;
 }
 
-function trim(digits) {
-  return digits.includes(".") && !digits.includes("e") ? digits.replace(/\.?0+$/, "") : digits;
+/** So many digits that matter, without zeros behind them. */
+function short(value, digits) {
+  return String(Number(value.toPrecision(digits)));
 }

@@ -18,7 +18,8 @@ export function axis(pen, gantt, from, to) {
   for (let time = Math.ceil(from / step) * step; time <= to; time += step) {
     const x = gantt.x(time, from, to);
     if (x < gantt.gutter + 24 || x > gantt.gutter + gantt.width - 24) continue;
-    pen.fillText(step < 1 ? `${clock(time)}.${Math.round((time % 1) * 10)}` : clock(time), x, 2);
+    const tenths = Math.round(time * 10);
+    pen.fillText(step < 1 ? `${clock(tenths / 10)}.${tenths % 10}` : clock(time), x, 2);
     pen.fillRect(Math.round(x), 15, 1, 4);
   }
 }

@@ -87,6 +87,6 @@ function lines(gantt, { worker, span, time, second }, x) {
   ];
 }
 
-export function swatch(colour) {
+function swatch(colour) {
   return h("i", { class: "swatch", style: { "background-color": colour } });
 }

@@ -1,7 +1,7 @@
 // The head line: which run, how it does, what troubles it. Owns nothing but its words.
 
 import { fill, framed, h, say, set } from "./dom.js";
-import { clock, number, percent, seconds, whole, withUnit } from "./format.js";
+import { clock, happened, number, percent, seconds, whole, withUnit } from "./format.js";
 import { themeSwitch } from "./theme.js";
 
 const WORDS = { live: "live", lost: "connection lost", ended: "run ended", still: "not running", connecting: "connecting" };
@@ -33,9 +33,9 @@ export class Head {
     say(this.link, WORDS[connection]);
     set(this.link, { "data-connection": connection });
     const step = queues?.step ?? run?.step ?? 0;
-    const steps = queues?.steps ?? run?.steps ?? 0;
-    this.progress.max = steps || 1;
-    this.progress.value = step;
+    const steps = queues?.steps || run?.steps || null; // null: not known
+    this.progress.max = steps ?? 1;
+    this.progress.value = steps ? step : 0;
     for (const [key, , value] of FACTS) say(this.facts[key], value(this.state, { step, steps }) ?? "–");
     set(this.facts.troubles, { class: queues?.troubles?.length ? "bad" : null });
     this.warn(queues?.troubles ?? []);
@@ -45,7 +45,7 @@ export class Head {
     const { connection, since, problem } = this.state;
     const lines = [...troubles, ...Object.values(this.state.problems)];
     if (connection === "lost") lines.unshift(problem || lostSentence(this.state.run, since));
-    if (connection === "ended") lines.unshift(`The run ended at ${clock(since / 1000)}. Everything stays here to be looked at.`);
+    if (connection === "ended") lines.unshift(overSentence(this.state));
     if (lines.join("\n") === this.said) return;
     this.said = lines.join("\n");
     this.notice.hidden = lines.length === 0;
@@ -72,6 +72,12 @@ function lostSentence(run, since) {
   return `Connection lost at ${clock(since / 1000)}: what is shown is from then. The page tries again by itself; if the run has ended, “rhymed view ${run.folder}” opens it again.`;
 }
 
+function overSentence({ run, since, timeline }) {
+  const last = timeline.events.findLast((event) => event.event === "finished" || event.event === "begun");
+  const words = run.state === "finished" ? "The run has finished" : last?.event === "finished" ? `The ${happened(last)}` : "The run has stopped";
+  return `${words} (${clock(since / 1000)}). What was loaded stays here; “rhymed view ${run.folder}” shows the rest. If the run goes on, so does this page.`;
+}
+
 /** Of all rollout workers now; of the newest step when nobody lives. */
 function speed(state) {
   const rates = (state.queues?.workers ?? []).map((worker) => worker.stats?.["rollout/tokens_per_s"]).filter((rate) => rate != null);
@@ -80,7 +86,7 @@ function speed(state) {
 
 function condition(run, queues, connection) {
   if (!run) return "…";
-  if (connection === "lost") return `was ${run.state}`;
+  if (connection === "lost" && run.state === "running") return "was running";
   if (queues?.paused && connection === "live") return "paused";
   return queues?.finished ? "finished" : run.state;
 }

@@ -13,7 +13,8 @@ export class List {
     Object.assign(this, { height, fetch, drawRow: draw, chosen, failed });
     this.total = 0;
     this.active = -1;
-    this.pages = new Map();
+    this.pages = new Map(); // number -> {rows: null until they come, asked: resolves then}
+    this.options = new Map(); // index -> its element
     this.inner = h("div", { class: "list-inner" });
     this.element = h("div", { class: "list", role: "listbox", tabindex: "0", "aria-label": label }, this.inner);
     this.draw = framed(() => this.paint());
@@ -35,15 +36,22 @@ export class List {
     await this.page(keepPlace ? Math.floor(this.first() / PAGE) : 0);
   }
 
-  async page(number) {
-    if (this.pages.has(number)) return;
-    const { signal } = this.aborter;
-    this.pages.set(number, null);
+  /** Asks for its rows, once. */
+  page(number) {
+    let page = this.pages.get(number);
+    if (!page) {
+      this.pages.set(number, (page = { rows: null }));
+      page.asked = this.ask(number, page, this.aborter.signal);
+    }
+    return page.asked;
+  }
+
+  async ask(number, page, signal) {
     try {
       const { total, rows } = await this.fetch(number * PAGE, PAGE, signal);
       if (signal.aborted) return;
       this.total = total;
-      this.pages.set(number, rows);
+      page.rows = rows;
       this.failed(null);
     } catch (error) {
       if (signal.aborted) return;
@@ -61,7 +69,7 @@ export class List {
   }
 
   row(index) {
-    return this.pages.get(Math.floor(index / PAGE))?.[index % PAGE];
+    return this.pages.get(Math.floor(index / PAGE))?.rows?.[index % PAGE];
   }
 
   get tall() {
@@ -76,24 +84,36 @@ export class List {
   }
 
   paint() {
+    if (!this.element.clientHeight) return; // nor is anything asked for that nobody sees
     this.inner.style.height = `${this.tall}px`;
     const first = Math.max(0, this.first() - BEYOND);
     const last = Math.min(this.total, this.first() + Math.ceil(this.element.clientHeight / this.height) + BEYOND);
     const exact = this.total * this.height <= TALLEST;
     const base = exact ? 0 : this.element.scrollTop - this.first() * this.height;
-    const rows = [];
+    for (const i of [...this.options.keys()]) if (i < first || i >= last) this.leave(i);
     for (let i = first; i < last; i++) {
-      if (!this.pages.has(Math.floor(i / PAGE))) this.page(Math.floor(i / PAGE));
-      rows.push(this.option(i, base + i * this.height));
+      this.page(Math.floor(i / PAGE));
+      this.option(i, base + i * this.height);
     }
-    fill(this.inner, rows);
     set(this.element, { "aria-activedescendant": this.active >= first && this.active < last ? `row-${this.active}` : null });
   }
 
+  /** The element stays as long as the row is in sight: one that goes between press and release takes the click with it. */
   option(i, top) {
-    const row = this.row(i);
-    return h("div", { id: `row-${i}`, role: "option", class: "row", "aria-selected": String(i === this.active), "aria-posinset": i + 1, "aria-setsize": this.total,
-      style: { top: `${top}px`, height: `${this.height}px` } }, row ? this.drawRow(row) : h("span", { class: "muted" }, "…"));
+    if (!this.options.has(i)) {
+      this.options.set(i, h("div", { id: `row-${i}`, role: "option", class: "row", "aria-posinset": i + 1 }));
+      this.inner.append(this.options.get(i));
+    }
+    const [element, row] = [this.options.get(i), this.row(i) ?? null];
+    set(element, { "aria-selected": String(i === this.active), "aria-setsize": this.total, style: { top: `${top}px`, height: `${this.height}px` } });
+    if (element.shown === row) return;
+    element.shown = row;
+    fill(element, row ? this.drawRow(row) : h("span", { class: "muted" }, "…"));
+  }
+
+  leave(i) {
+    this.options.get(i).remove();
+    this.options.delete(i);
   }
 
   choose(index) {
@@ -109,7 +129,7 @@ export class List {
   /** The row that stands for something shown elsewhere, when it is among those that are known. */
   mark(wanted) {
     const before = this.active;
-    for (const [number, rows] of this.pages) {
+    for (const [number, { rows }] of this.pages) {
       const at = rows?.findIndex(wanted) ?? -1;
       if (at >= 0) this.active = number * PAGE + at;
     }
@@ -132,7 +152,7 @@ export class List {
     else if (top + this.height > scrollTop + clientHeight) this.element.scrollTop = top + this.height - clientHeight;
   }
 
-  /** By the place, not by the element: rows may be made anew between press and release. */
+  /** By the place: what is in a row may be made anew between press and release. */
   click(event) {
     const y = event.clientY - this.element.getBoundingClientRect().top;
     const exact = this.total * this.height <= TALLEST;

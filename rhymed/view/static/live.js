@@ -1,5 +1,6 @@
 // The connection: what is there at the beginning, then server-sent events. Owns when the page is live, lost, ended.
-// Invariant: after a lost connection everything that was missed is fetched before the page says "live" again.
+// Invariant: after a lost connection everything that was missed is fetched before the page says "live" again; that a run
+// is over is said only where the server said so.
 
 import * as api from "./api.js";
 
@@ -27,7 +28,7 @@ export class Live {
       this.lost(error);
       return;
     }
-    if (this.state.run.live) this.listen();
+    if (this.state.run.state === "running") this.listen();
     else this.state.connected(this.state.connection === "ended" ? "ended" : "still");
   }
 
@@ -40,9 +41,14 @@ export class Live {
     await Promise.all([
       this.part("queues", api.queues().then((queues) => state.put("queues", queues))),
       this.part("steps", api.steps().then((steps) => state.addSteps(steps))),
-      this.part("timeline", api.timeline(Math.max(0, state.timeline.newest - OVERLAP_S)).then((told) => state.addTimeline(told))),
+      this.part("timeline", api.timeline(this.known).then((told) => state.addTimeline(told))),
     ]);
     this.slow();
+  }
+
+  /** Up to when the timeline is here whole. */
+  get known() {
+    return Math.max(0, this.state.timeline.newest - OVERLAP_S);
   }
 
   /** One part that the server cannot tell is a line above the page; the others are shown. Nobody there: throws. */
@@ -58,7 +64,7 @@ export class Live {
 
   listen() {
     this.source?.close();
-    const source = new EventSource(`events?after=${this.state.lastStep}&since=${this.state.timeline.newest}`);
+    const source = new EventSource(`events?after=${this.state.lastStep}&since=${this.known}`);
     this.source = source;
     source.onopen = () => this.opened();
     source.onerror = () => this.broken(source);
@@ -73,7 +79,7 @@ export class Live {
       this.slow();
     });
     told("timeline", (timeline) => this.state.addTimeline(timeline));
-    told("end", () => this.end());
+    told("end", (run) => this.end(run));
   }
 
   async opened() {
@@ -103,10 +109,12 @@ export class Live {
     this.timer = setTimeout(() => this.open(), RETRY_MS);
   }
 
-  async end() {
+  /** The server goes with its run, or stays and tells the rest. */
+  async end(run) {
     this.source?.close();
     this.source = null;
-    await this.load().catch(() => {});
+    this.state.put("run", run);
+    await this.load().catch(() => this.state.put("queues", null));
     this.state.connected("ended");
   }
 
@@ -129,7 +137,7 @@ export class Live {
       await api.queues().then(() => (this.heard = Date.now()), () => this.source && this.broken(this.source));
     } else if ((connection === "still" || connection === "ended") && !document.hidden) {
       const run = await api.run().catch(() => null);
-      if (run?.live || (run && run.state !== this.state.run?.state)) await this.open();
+      if (run && run.state !== this.state.run.state) await this.open();
     }
   }
 }

@@ -38,7 +38,6 @@ function page() {
 
 function show(tabs, at) {
   const name = tabs.has(at.tab) ? at.tab : "overview";
-  last[name] = location.hash || link(name);
   for (const [key, { tab, panel }] of tabs) {
     const shown = key === name;
     set(tab, { "aria-selected": String(shown), tabindex: shown ? "0" : "-1" });
@@ -50,6 +49,7 @@ function show(tabs, at) {
 function open(event, name) {
   if (event.ctrlKey || event.metaKey || event.shiftKey) return;
   event.preventDefault();
+  last[route().tab] = location.hash;
   go(last[name] ?? link(name));
 }
 

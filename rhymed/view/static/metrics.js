@@ -80,7 +80,7 @@ export class Metrics {
 
   columns(by) {
     const rows = new Map(); // x -> merged row: an evaluation lies at its version
-    const begin = this.state.steps[0]?.time ?? 0;
+    const begin = Math.min(...[this.state.steps[0], this.state.evaluations[0]].map((row) => row?.time ?? Infinity));
     const place = (row, x) => rows.set(x, { ...row, ...(rows.get(x) ?? {}) });
     for (const row of this.state.steps) place(row, by === "time" ? (row.time - begin) / 3600 : row.step + 1);
     for (const row of this.state.evaluations) place(row, by === "time" ? (row.time - begin) / 3600 : row.step);

@@ -79,7 +79,7 @@ export class Overview {
     const { samples, tokens, used_bytes: used, limit_bytes: limit } = this.state.store;
     this.meter.hidden = samples == null && used == null;
     const bar = limit > 0 ? h("meter", { min: 0, max: limit, value: used, high: limit * 0.85, "aria-label": "Part of the store that is used" }) : "";
-    fill(this.meter, `${plural(samples, "sample")}, ${number(tokens)} tokens; ${bytes(used)}${limit > 0 ? ` of ${bytes(limit)} (${percent(used / limit)})` : ""} `, bar);
+    fill(this.meter, `${plural(samples, "sample")}, ${number(tokens)} tokens; ${bytes(used)}${limit > 0 && known(used) ? ` of ${bytes(limit)} (${percent(used / limit)})` : ""} `, bar);
   }
 
   epochs() {

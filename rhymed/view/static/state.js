@@ -12,7 +12,7 @@ export class State extends EventTarget {
   timeline = new Timeline();
   lengths = null;
   store = null;
-  connection = "connecting"; // live, lost, ended (the run went while the page looked on), still (nothing will come)
+  connection = "connecting"; // live, lost, ended (the run went while the page looked on), still (it was not there when the page came)
   problems = {}; // what the server could not tell -> why, in a sentence
   problem = ""; // why there is no connection, where the server said so
   since = Date.now(); // ms, of the connection's state
@@ -69,7 +69,6 @@ export class State extends EventTarget {
 
 function merged(old, fresh) {
   if (!fresh.length) return old;
-  const rows = new Map(old.map((row) => [row.step, row]));
-  for (const row of fresh) rows.set(row.step, { ...(rows.get(row.step) ?? {}), ...row });
+  const rows = new Map([...old, ...fresh].map((row) => [row.step, row]));
   return [...rows.values()].sort((one, other) => one.step - other.step);
 }

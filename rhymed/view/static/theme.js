@@ -19,12 +19,7 @@ export function colour(name) {
   return cache.get(name);
 }
 
-export function isDark() {
-  const chosen = document.documentElement.dataset.theme;
-  return chosen === "dark" || (chosen !== "light" && dark.matches);
-}
-
-export function choose(theme) {
+function choose(theme) {
   if (theme === "system") delete document.documentElement.dataset.theme;
   else document.documentElement.dataset.theme = theme;
   try {

@@ -33,7 +33,7 @@ export class Workers {
   paint() {
     if (this.host.hidden) return;
     const now = new Map((this.state.queues?.workers ?? []).map((row) => [row.worker, row]));
-    const past = this.state.timeline.rows();
+    const past = [...this.state.timeline.rows()];
     for (const name of now.keys()) if (!past.some((worker) => worker.name === name)) past.push({ name, role: now.get(name).role, host: now.get(name).host, spans: [], sums: {}, gone: null });
     if (!past.length) fill(this.table, empty("No worker yet", "A row a worker appears when it joins the run."));
     else
