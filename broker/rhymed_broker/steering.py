@@ -10,10 +10,10 @@ from __future__ import annotations
 from rhymed.errors import SteeringError
 from rhymed.messages import EVAL
 from rhymed_broker.actions import Release
+from rhymed_broker.dispatch import RELEASE_S
 from rhymed_broker.roster import Roster, Worker
 from rhymed_broker.samples import Samples
 
-RELEASE_S = 30.0  # then a worker that did not hand a sample over is asked again
 NAMED = 8  # workers in an error
 
 

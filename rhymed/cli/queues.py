@@ -236,9 +236,7 @@ def _held(snapshot: Queues) -> RenderableType:
     for row in snapshot.workers:
         held = sorted(row.holding, key=lambda item: -item.seconds)
         for number, item in enumerate(held[:SHOWN]):
-            table.add_row(
-                "" if number else escape(row.worker), _sample(item.id), str(item.tokens), age(item.seconds)
-            )
+            table.add_row("" if number else escape(row.worker), _sample(item.id), str(item.tokens), age(item.seconds))
         if len(held) > SHOWN:
             table.add_row("", f"[dim]and {len(held) - SHOWN} more[/]", "", "")
     return table

@@ -82,8 +82,9 @@ async def _serve(folder: Path, address: Address, *, browser: bool) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     asked = asked_of(folder)
+    live = Live(asked, asked.over) if asked else Live(never)
     try:
-        async with serving(folder, address, Live(asked or never)) as taken:
+        async with serving(folder, address, live) as taken:
             print(f"{folder.name} at {taken.url}   (Ctrl-C ends)", flush=True)
             if not taken.is_local:
                 where = TOKEN_VARIABLE if os.environ.get(TOKEN_VARIABLE) else folder / TOKEN_FILE

@@ -54,13 +54,13 @@ class Facts:
 
 def gather(folder: Path, *, ended: bool = False) -> Facts:
     """`ended`: whoever asks knows that the run is over, though its folder is still held."""
-    rows, evaluations = _metrics(folder)
+    where = _stub(folder)
     found = Facts(
         folder=folder,
         state="stopped",
         config=_config(folder),
-        rows=rows,
-        evaluations=evaluations,
+        rows=runs.read_metrics(where),
+        evaluations=runs.read_evaluations(where),
         elapsed_s=0.0,
         timeline=timeline.read(folder),
         starts=starts.read(folder),
@@ -78,25 +78,6 @@ def _config(folder: Path) -> dict[str, Any]:
         found = json.loads((folder / "config.json").read_text())
         return found if isinstance(found, dict) else {}
     return {}
-
-
-def _metrics(folder: Path) -> tuple[list[Row], list[Row]]:
-    """Steps, and evaluations, each once: the last line of a step counts."""
-    steps: dict[int, Row] = {}
-    evaluations: dict[int, Row] = {}
-    for row in _lines(folder / "metrics.jsonl"):
-        exam = any(key.startswith("val/") for key in row)
-        (evaluations if exam else steps)[row["step"]] = row
-    return [steps[step] for step in sorted(steps)], [evaluations[step] for step in sorted(evaluations)]
-
-
-def _lines(file: Path) -> Iterator[Row]:
-    with contextlib.suppress(OSError), file.open("rb") as lines:
-        for line in lines:
-            with contextlib.suppress(ValueError):  # cut, or no line of ours
-                row = json.loads(line)
-                if isinstance(row, dict) and isinstance(row.get("step"), int):
-                    yield {key: value for key, value in row.items() if isinstance(value, int | float)}
 
 
 def _state(found: Facts, ended: bool) -> str:

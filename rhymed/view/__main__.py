@@ -1,8 +1,8 @@
 """`python -m rhymed.view FOLDER ADDRESS`: the dashboard as a process of its own, beside the broker that started it.
 
 What it says on its standard output are lines: the address that it took, or `!` and why it cannot be, and `?` for a
-snapshot, which it gets on its standard input (`live.Piped`). It ends when the broker does. A broker that ends as it
-should says so by SIGTERM, and pages are told that the run is over; one that dies comes back, so they are told nothing.
+snapshot, which it gets on its standard input (`live.Piped`). It ends when the broker does: told by SIGTERM,
+when the run is over, which its pages hear; without a word when the broker dies, which may come back.
 """
 
 from __future__ import annotations

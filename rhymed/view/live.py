@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
@@ -31,8 +32,9 @@ Ask = Callable[[], Awaitable[Queues | None]]
 
 
 class Live:
-    def __init__(self, ask: Ask) -> None:
-        self._ask = ask
+    def __init__(self, ask: Ask, over: Callable[[], bool] = lambda: False) -> None:
+        """`over`: whether it is plain that nobody will answer any more."""
+        self._ask, self._over = ask, over
         self._newest: Queues | None = None
         self._at = 0.0
         self._asking: asyncio.Future[Queues | None] | None = None
@@ -56,8 +58,8 @@ class Live:
 
     @property
     def is_over(self) -> bool:
-        """It was said, or nobody has ever answered, or not for so long that it is no restart."""
-        return self._ended or not self.was_alive or time.monotonic() > self._heard + OVER_S
+        """It was said or is plain, or nobody has ever answered, or not for so long that it is no restart."""
+        return self._ended or not self.was_alive or self._over() or time.monotonic() > self._heard + OVER_S
 
     def end(self) -> None:
         """Whoever answered goes, and not to come back."""
@@ -109,6 +111,11 @@ class Asked:
         except RhymedError:
             return None
         return answer if isinstance(answer, Queues) and answer.run == self._where.folder.name else None
+
+    def over(self) -> bool:
+        """`rhymed run` takes the folder of its sockets away; a broker that starts again, only its own socket."""
+        folder = Path(self._where.broker.removeprefix("ipc://")).parent
+        return self._where.broker.startswith("ipc://") and not folder.exists()
 
     def close(self) -> None:
         if self._client is not None:

@@ -74,7 +74,7 @@ def begun(cursor: Any, low: bytes) -> Iterator[SampleId]:
     there = cursor.set_range(low)
     while there:
         key = bytes(cursor.key())[:-4]
-        yield records.sample_in(key)
+        yield records.sample_of(key)
         there = cursor.set_range(key + b"\xff" * 5)
 
 

@@ -35,9 +35,7 @@ STATES: tuple[SampleState, ...] = get_args(SampleState)
 _SAMPLE_KEY = struct.Struct(">8sIH")  # prompt, biased step, index
 _JOURNAL_KEY = struct.Struct(">I8sH")
 SAMPLE_KEY_BYTES = _SAMPLE_KEY.size
-_HEADER = struct.Struct(
-    "<IIIQIBd"
-)  # length, prompt tokens, their checksum, position and size of the frame, flags, reward
+_HEADER = struct.Struct("<IIIQIBd")  # length, prompt tokens, their checksum, frame's position and size, flags, reward
 _RUN = struct.Struct("<iI")  # policy version, how many tokens in a row
 _LENGTH = struct.Struct("<I")
 _DRAFTED = struct.Struct("<I")  # size of the mask; behind the runs, where there is one
@@ -177,12 +175,6 @@ def sample_at(key: Any, prompt: str) -> SampleId:
     """The id that a sample key stands for; its prompt is known to who scans."""
     _, step, index = _SAMPLE_KEY.unpack(key)
     return SampleId(step=step - STEP_BIAS, prompt=prompt, index=index)
-
-
-def sample_in(key: Any) -> SampleId:
-    """The id that a journal key stands for."""
-    step, prompt, index = _JOURNAL_KEY.unpack(key)
-    return SampleId(step=step - STEP_BIAS, prompt=prompt.hex(), index=index)
 
 
 def name_of(key: Any) -> str:

@@ -33,7 +33,9 @@ KEYS = {"Enter": 13, "Escape": 27, "ArrowLeft": 37, "ArrowUp": 38, "ArrowRight":
 
 def find():
     """The browser's path, or None. Where PATH does not say so, programs are where the system has them."""
-    return next((found for name in NAMES if (found := shutil.which(name) or shutil.which(name, path=os.defpath))), None)
+    return next(
+        (found for name in NAMES if (found := shutil.which(name) or shutil.which(name, path=os.defpath))), None
+    )
 
 
 class Loop:

@@ -63,7 +63,10 @@ async def test_many_who_look_are_one_question(run: Path, look: Any, monkeypatch:
 async def test_steps(run: Path, look: Any) -> None:
     with (run / "metrics.jsonl").open("a") as file:
         file.write(
-            'not JSON\n[1]\n{"step": "x"}\n{"step": 9, "odd": "\\ud800"}\n' + json.dumps(row(3, odd=float("nan"), again=1.0)) + "\n" + '{"step":'
+            'not JSON\n[1]\n{"step": "x"}\n{"step": 9, "odd": "\\ud800"}\n'
+            + json.dumps(row(3, odd=float("nan"), again=1.0))
+            + "\n"
+            + '{"step":'
         )
     async with look(run) as ask:
         _, told = await ask("/api/steps")

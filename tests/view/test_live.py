@@ -55,6 +55,20 @@ async def test_nobody_waits_for_who_was_not_there(monkeypatch: pytest.MonkeyPatc
             await asyncio.sleep(0)
 
 
+async def test_a_run_whose_sockets_are_taken_away_is_over_at_once(tmp_path: Path) -> None:
+    async def ask() -> Queues | None:
+        return queues()
+
+    sockets = tmp_path / "sockets"
+    sockets.mkdir()
+    where = places(Config.model_validate({"net": {"broker": f"ipc://{sockets}/broker"}}))
+    one = Live(ask, Asked(where).over)
+    assert await one.queues() == queues()
+    assert not one.is_over  # the broker may come again
+    sockets.rmdir()
+    assert one.is_over
+
+
 async def test_nobody_waits_for_who_has_gone() -> None:
     asked = asyncio.Event()
 

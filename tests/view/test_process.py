@@ -23,7 +23,7 @@ def test_the_end_is_told_and_a_death_is_not(run: Path, ends: bool) -> None:
             assert process.stdout.readline() == b"?\n"
             body = msgspec.msgpack.encode(queues())
             process.stdin.write(len(body).to_bytes(4, "big") + body)
-            while not page.readline().startswith(b"event: timeline"):
+            while not page.readline().startswith(b"event: steps"):
                 pass
             process.terminate() if ends else process.stdin.close()
             told = page.read().decode()

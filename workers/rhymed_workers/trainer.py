@@ -246,7 +246,7 @@ class TrainerService(Service):
             self._lineage.add(step, samples, self._learner.digest())
             return metrics
 
-        step = self._version
+        step, self._phase = self._version, "train"
         metrics = await self._aside(train, "train")
         self._phase = "publish"
         metrics |= {"timing_s/fetch": self._fetch_s, "timing_s/publish": await self._publish()}
