@@ -59,7 +59,7 @@ class Child:
 
 
 def commands(config: Config, config_file: Path) -> list[Command]:
-    """What `rhymed run` starts, in this order; it is stopped in the reverse order."""
+    """What `rhymed run` starts, in this order; see `_stages` for how it is stopped."""
 
     def command(name: str, *arguments: str) -> Command:
         return Command(name, [sys.executable, "-m", "rhymed", *arguments, str(config_file)])
@@ -102,18 +102,8 @@ class Supervisor:
 
     async def __aexit__(self, *ended: object) -> None:
         self._closing = True
-        for child in reversed(self.children):
-            _ask_to_end(child)
-        tasks = [child.task for child in self.children if child.task is not None]
-        for child in self.children:
-            if child.task is not None and child.process is not None and child.process.returncode is not None:
-                child.task.cancel()  # it only waits to start the process again
-        await asyncio.wait(tasks, timeout=STOP_S)
-        for child in self.children:
-            _signal(child, signal.SIGKILL)  # also an engine's children that outlived their parent
-        stuck = (await asyncio.wait(tasks, timeout=STOP_S))[1]
-        for task in stuck:
-            task.cancel()
+        for stage in _stages(self.children):
+            await _end(stage)
 
     def left(self, name: str) -> bool:
         """It ended without an error and has not been started again."""
@@ -196,6 +186,27 @@ class Supervisor:
 
     def _output(self, child: Child) -> Path:
         return self._logs(child.command.name).with_suffix(".out")
+
+
+def _stages(children: Sequence[Child]) -> list[list[Child]]:
+    """Who is ended together, in this order: workers hand back to broker and store what they have in hand."""
+    last = ("broker", "store")
+    stages = [[child for child in children if child.command.name not in last]]
+    stages += [[child for child in children if child.command.name == name] for name in last]
+    return [stage for stage in stages if stage]
+
+
+async def _end(children: Sequence[Child]) -> None:
+    tasks = [child.task for child in children if child.task is not None]
+    for child in children:
+        _ask_to_end(child)
+        if child.task is not None and child.process is not None and child.process.returncode is not None:
+            child.task.cancel()  # it only waits to start the process again
+    await asyncio.wait(tasks, timeout=STOP_S)
+    for child in children:
+        _signal(child, signal.SIGKILL)  # also an engine's children that outlived their parent
+    for stuck in (await asyncio.wait(tasks, timeout=STOP_S))[1]:
+        stuck.cancel()
 
 
 def _ask_to_end(child: Child) -> None:

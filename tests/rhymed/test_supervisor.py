@@ -186,6 +186,28 @@ async def test_one_that_keeps_dying_is_not_given_up_while_the_run_gets_on(
         await asyncio.wait_for(running.failed.wait(), 20)  # and now it does not get on any more
 
 
+async def test_workers_hand_back_while_broker_and_store_are_there(tmp_path, script, logs) -> None:
+    text = (
+        "import os, signal, sys, time\n"
+        "here, name = sys.argv[1:]\n"
+        "def end(*_):\n"
+        "    time.sleep(0.5)\n"
+        "    others = [one for one in ('broker', 'store') if os.path.exists(f'{here}/{one}.up')]\n"
+        "    open(f'{here}/{name}.told', 'w').write(' '.join(others))\n"
+        "    os.remove(f'{here}/{name}.up')\n"
+        "    sys.exit(0)\n"
+        "signal.signal(signal.SIGTERM, end)\n"
+        "open(f'{here}/{name}.up', 'w')\n"
+        "while True: time.sleep(0.05)\n"
+    )
+    names = ("store", "broker", "trainer", "rollout-0")
+    async with Supervisor([script(name, text, tmp_path, name) for name in names], logs, lambda _: None):
+        await until(lambda: len(list(tmp_path.glob("*.up"))) == len(names))
+    told = {name: (tmp_path / f"{name}.told").read_text() for name in names}
+    both = "broker store"
+    assert told == {"trainer": both, "rollout-0": both, "broker": both, "store": "store"}
+
+
 async def test_only_the_leader_is_asked_to_end_and_may_end_its_children_itself(tmp_path, logs, script) -> None:
     text = (
         "import signal, subprocess, sys, time\n"
