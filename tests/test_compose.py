@@ -11,6 +11,8 @@ import secrets
 import shutil
 import subprocess
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -187,6 +189,16 @@ def test_nobody_is_root_and_everybody_has_only_his_own_key(stack: Stack) -> None
         assert stack.execute(role, "id", "-u").strip() == "10001"
         assert set(stack.execute(role, "ls", "/run/secrets/rhymed").split()) == {"public", f"{role}.secret"}
     assert set(stack.execute("dashboard", "ls", "/run/secrets/rhymed").split()) == {"public", "viewer.secret"}
+
+
+def test_the_dashboard_is_where_its_log_says(stack: Stack) -> None:
+    address = "http://127.0.0.2:8420/"
+    assert f"open it once as {address}?token=" in stack.compose("logs", "dashboard")
+    token = stack.execute("dashboard", "cat", "/runs/latest/dashboard.token").strip()
+    with urllib.request.urlopen(f"{address}api/run?token={token}", timeout=30) as answer:
+        assert json.load(answer)["name"] == "short"
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        urllib.request.urlopen(f"{address}api/run", timeout=30)
 
 
 def test_a_killed_rollout_container_is_replaced(stack: Stack) -> None:

@@ -45,7 +45,7 @@ def run(quick: bool) -> dict[str, float]:
 
 async def _transitions(steps: int) -> dict[str, float]:
     """A few workers with many slots, so messages carry batches as they do from real engines."""
-    config = _config(prompts_per_step=64, group_size=16, steps=steps)
+    config = config_of(prompts_per_step=64, group_size=16, steps=steps)
     async with cluster(config) as (where, broker):
         store = StoreClient(where.store, "actors")
         rollouts = [Rollout(where.broker, store, f"rollout-{i}", slots=64) for i in range(8)]
@@ -55,10 +55,10 @@ async def _transitions(steps: int) -> dict[str, float]:
             for actor in (*rollouts, *rewards):
                 await stack.enter_async_context(actor)
             await ready(where)
-            cpu_s, started = _cpu_s(broker), time.monotonic()
+            cpu_s, started = spent_s(broker), time.monotonic()
             await stack.enter_async_context(trainer)
             await asyncio.wait_for(trainer.over.wait(), PATIENCE_S)
-            wall_s, cpu_s = time.monotonic() - started, _cpu_s(broker) - cpu_s
+            wall_s, cpu_s = time.monotonic() - started, spent_s(broker) - cpu_s
         store.close()
     done = TRANSITIONS * sum(len(step.samples) for step in trainer.steps)
     return {
@@ -70,28 +70,22 @@ async def _transitions(steps: int) -> dict[str, float]:
 
 async def _connected(workers: int, seconds: float) -> dict[str, float]:
     """Each worker has 16 slots and takes half a second; a quarter of them score."""
-    config = _config(prompts_per_step=512, group_size=16, steps=1000)
+    config = config_of(prompts_per_step=512, group_size=16, steps=1000)
     async with cluster(config) as (where, broker):
-        preferred = _prefer(broker)
-        children = [_spawn(where.broker, where.store, str(workers // 4), str(number)) for number in range(4)]
+        preferred = prefer(broker)
         store = StoreClient(where.store, "actors")
-        try:
+        with crowd(where, workers, processes=4), contextlib.closing(store):
             async with Trainer(where.broker, store, "trainer", work_s=0.1):
-                snapshot = await _until_connected(where, workers + 1)
-                cpu_s, started, first = _cpu_s(broker), time.monotonic(), snapshot
+                snapshot = await until_connected(where, workers + 1)
+                cpu_s, started, first = spent_s(broker), time.monotonic(), snapshot
                 lags = []
                 idle = _spawn("idle", str(seconds))
                 while time.monotonic() - started < seconds:
                     await asyncio.sleep(1.0)
-                    snapshot = await _ask(where)
+                    snapshot = await ask(where)
                     lags.append(snapshot.lag_ms)
-                wall_s, cpu_s = time.monotonic() - started, _cpu_s(broker) - cpu_s
+                wall_s, cpu_s = time.monotonic() - started, spent_s(broker) - cpu_s
                 idle_lag_ms = float((await asyncio.to_thread(idle.communicate, timeout=PATIENCE_S))[0])
-        finally:
-            for child in children:
-                child.kill()
-                child.wait()
-            store.close()
     return {
         "connected/workers": float(len(snapshot.workers) - 1),
         "connected/loop_lag_p99_ms": max(lags[-5:]),
@@ -102,7 +96,7 @@ async def _connected(workers: int, seconds: float) -> dict[str, float]:
     }
 
 
-def _config(prompts_per_step: int, group_size: int, steps: int) -> Config:
+def config_of(prompts_per_step: int, group_size: int, steps: int) -> Config:
     folder = Path(tempfile.mkdtemp(prefix="rhymed-bench-"))
     data = folder / "rows.jsonl"
     data.write_text("".join(json.dumps({"prompt": str(i), "answer": ""}) + "\n" for i in range(2 * prompts_per_step)))
@@ -146,7 +140,19 @@ def _remove(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _prefer(process: psutil.Process) -> bool:
+@contextlib.contextmanager
+def crowd(where: Places, workers: int, processes: int) -> Iterator[None]:
+    """Emulated workers, a quarter of which score, in processes of their own."""
+    children = [_spawn(where.broker, where.store, str(workers // processes), str(n)) for n in range(processes)]
+    try:
+        yield
+    finally:
+        for child in children:
+            child.kill()
+            child.wait()
+
+
+def prefer(process: psutil.Process) -> bool:
     try:
         process.nice(-15)
     except psutil.AccessDenied:
@@ -154,12 +160,12 @@ def _prefer(process: psutil.Process) -> bool:
     return True
 
 
-def _cpu_s(process: psutil.Process) -> float:
+def spent_s(process: psutil.Process) -> float:
     times = process.cpu_times()
     return float(times.user + times.system)
 
 
-async def _ask(where: Places) -> Queues:
+async def ask(where: Places) -> Queues:
     client = Client(where.broker, peer="broker")
     try:
         answer = (await client.request(GetQueues(), deadline_s=30)).message
@@ -172,13 +178,13 @@ async def _ask(where: Places) -> Queues:
 async def ready(where: Places) -> None:
     """The dataset is read."""
     async with asyncio.timeout(PATIENCE_S):
-        while (await _ask(where)).steps == 0:  # noqa: ASYNC110 (another process)
+        while (await ask(where)).steps == 0:  # noqa: ASYNC110 (another process)
             await asyncio.sleep(0.05)
 
 
-async def _until_connected(where: Places, workers: int) -> Queues:
+async def until_connected(where: Places, workers: int) -> Queues:
     async with asyncio.timeout(PATIENCE_S):
-        while len((snapshot := await _ask(where)).workers) < workers:  # noqa: ASYNC110
+        while len((snapshot := await ask(where)).workers) < workers:  # noqa: ASYNC110
             await asyncio.sleep(0.2)
     return snapshot
 

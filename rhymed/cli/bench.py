@@ -11,7 +11,7 @@ from typing import Any
 from rhymed.cli.options import add_override, example
 
 NAMES: tuple[str, ...] = ("store", "crash", "broker", "weights", "model", "index", "sampler", "spec", "pipe")
-NAMES += ("chaos", "soak", "hosts", "fuzz")
+NAMES += ("chaos", "soak", "hosts", "fuzz", "watch")
 
 
 def add(commands: Any) -> None:

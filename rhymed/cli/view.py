@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 ADDRESS = "127.0.0.1:8430"
 MOST = 8  # runs that are named
+SHOWN_AT = "RHYMED_SHOWN_AT"  # variable: where a browser finds it, if its port is published elsewhere
 
 
 def add(commands: Any) -> None:
@@ -85,10 +86,11 @@ async def _serve(folder: Path, address: Address, *, browser: bool) -> None:
     live = Live(asked, asked.over) if asked else Live(never)
     try:
         async with serving(folder, address, live) as taken:
-            print(f"{folder.name} at {taken.url}   (Ctrl-C ends)", flush=True)
+            url = os.environ.get(SHOWN_AT) or taken.url
+            print(f"{folder.name} at {url}   (Ctrl-C ends)", flush=True)
             if not taken.is_local:
                 where = TOKEN_VARIABLE if os.environ.get(TOKEN_VARIABLE) else folder / TOKEN_FILE
-                print(f"open it once as {taken.url}?token=…, with the token in {where}", flush=True)
+                print(f"open it once as {url}?token=…, with the token in {where}", flush=True)
             if browser:
                 await asyncio.to_thread(webbrowser.open, taken.url)
             await stop.wait()
