@@ -16,13 +16,16 @@ Row = dict[str, Any]
 
 
 def totals(rows: Sequence[Row], elapsed_s: float) -> dict[str, float]:
-    """The run in a few numbers; `rows` in order. What is not known is NaN."""
+    """The run in a few numbers; `rows` in order. What is not known is NaN.
+
+    A step whose samples a resumed run found in its store has no speed, and does not count in it.
+    """
     rewards = _known(rows, "reward/mean")
     edge = max(1, min(EDGE_STEPS, len(rewards) // 2))
     first = mean(rewards[:edge]) if rewards else float("nan")
     last = mean(rewards[-edge:]) if rewards else float("nan")
 
-    def average(key: str) -> float:
+    def average(key: str, rows: Sequence[Row] = rows) -> float:
         values = _known(rows, key)
         return mean(values) if values else float("nan")
 
@@ -34,7 +37,9 @@ def totals(rows: Sequence[Row], elapsed_s: float) -> dict[str, float]:
         "reward_last": last,
         "reward_gain": last - first,
         "tokens": sum(_known(rows, "rollout/tokens")),
-        "tokens_per_s": average("rollout/tokens_per_s"),
+        "tokens_per_s": average(
+            "rollout/tokens_per_s", [row for row in rows if row.get("rollout/tokens_per_s") != 0]
+        ),
         "step_s": average("timing_s/step"),
         "rollout_s": average("timing_s/rollout"),
         "reward_s": average("timing_s/reward"),

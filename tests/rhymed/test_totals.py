@@ -26,6 +26,11 @@ def test_what_is_not_known_is_left_out_of_the_means() -> None:
     assert math.isnan(numbers["rollout_s"])
 
 
+def test_a_step_that_was_found_written_has_no_speed() -> None:
+    rows = [row(step, 0.5, **{"rollout/tokens_per_s": speed}) for step, speed in enumerate((0.0, 30.0, 50.0))]
+    assert totals(rows, 1.0)["tokens_per_s"] == 40.0
+
+
 def test_ratios_of_drafting_are_of_the_sums_not_means_of_the_steps() -> None:
     rows = [row(0, 0.0, **drafts(90, 10, 0, 9.0, 0.0)), row(1, 0.0, **drafts(10, 40, 30, 1.0, 2.0)), row(2, 0.0)]
     assert drafting(rows) == {
