@@ -21,6 +21,7 @@ def totals(rows: Sequence[Row], elapsed_s: float) -> dict[str, float]:
     A step whose samples a resumed run found in its store has no speed, and does not count in it.
     """
     rewards = _known(rows, "reward/mean")
+    written = [row for row in rows if row.get("rollout/tokens_per_s") != 0]
     edge = max(1, min(EDGE_STEPS, len(rewards) // 2))
     first = mean(rewards[:edge]) if rewards else float("nan")
     last = mean(rewards[-edge:]) if rewards else float("nan")
@@ -37,9 +38,7 @@ def totals(rows: Sequence[Row], elapsed_s: float) -> dict[str, float]:
         "reward_last": last,
         "reward_gain": last - first,
         "tokens": sum(_known(rows, "rollout/tokens")),
-        "tokens_per_s": average(
-            "rollout/tokens_per_s", [row for row in rows if row.get("rollout/tokens_per_s") != 0]
-        ),
+        "tokens_per_s": average("rollout/tokens_per_s", written),
         "step_s": average("timing_s/step"),
         "rollout_s": average("timing_s/rollout"),
         "reward_s": average("timing_s/reward"),

@@ -139,7 +139,8 @@ def _running(ledger: Ledger) -> dict[int, dict[str, list[int]]]:
 
 
 def _groups(book: StepBook, running: dict[str, list[int]]) -> list[GroupRow]:
-    """As many as are told. Those that run come first, the longest before the others; costs what runs, not what waits."""
+    """As many as are told: those that run come first, the longest before the others. Costs what runs, not what
+    waits."""
     first = heapq.nlargest(GROUPS, running, key=lambda prompt: max(running[prompt]))
     others = (prompt for prompt in book.prompts() if prompt not in running)
     return [book.row(prompt, running.get(prompt, ())) for prompt in islice(chain(first, others), GROUPS)]
