@@ -14,37 +14,24 @@ rest is ignored. Knows no asyncio, socket, clock or logger. Why a sample may mov
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from rhymed.messages import EVAL, Holding, Join, JournalEntry, SampleId, SampleInfo, Score
 from rhymed_broker import pipe
-from rhymed_broker.actions import Action, Cancel, Evaluated, FinishRun, Load, Mark, Train
+from rhymed_broker.actions import Action, Cancel, Evaluated, FinishRun, Load, Mark
 from rhymed_broker.dispatch import Dispatch, Lengths
 from rhymed_broker.exam import Exam
 from rhymed_broker.forecast import Forecast
-from rhymed_broker.metrics import StepMeter, rollout_side, step_side
+from rhymed_broker.metrics import StepMeter, step_side
 from rhymed_broker.returns import Blame, Returns
 from rhymed_broker.roster import Roster, Worker
 from rhymed_broker.samples import Samples
 from rhymed_broker.steering import Steering
 from rhymed_broker.table import State, diagram
+from rhymed_broker.training import Training
 
 LONGEST = 1 << 20  # tokens, where nobody says
 LOAD_PATIENCE_S = 300.0  # then a worker that has not loaded the version is told again
-
-
-REFUSAL_S = 400.0  # two refusals that are further apart have nothing to do with each other
-
-
-class Refusal(NamedTuple):
-    """A step was given to the trainer again and again."""
-
-    since: float
-    last: float = 0.0
-    why: str = ""
-
-    def again(self, now: float, why: str) -> Refusal:
-        return Refusal(self.since, now, why)
 
 
 class Steps(Protocol):
@@ -93,18 +80,15 @@ class Ledger:
         self._plan: Steps | None = None
         self._exam: Exam | None = None
         self._actions: list[Action] = []
-        self._training: int | None = None  # step that the trainer has
-        self.refusal: Refusal | None = None  # what the trainer said when it did not take a step
         self._life = ("", 0)  # of the trainer: its id, and the version that it began with
-        self._may_train = True  # the trainer did not refuse just now
+        self.training = Training(self.samples, self.roster)
         self.steering = Steering(self.samples, self.roster)
-        self._trained_at: float | None = None
 
     def drain(self, now: float) -> list[Action]:
         """Hand out work, and return everything that is to be done since the last call."""
         if self.started and not self.finished:
             if not self.steering.paused:
-                self._hand_over(now)
+                self._actions += self.training.hand_over(self.version, now)
                 self._actions += self.dispatch.place(self.version, now)
             self._grade(now)
             done = self.version >= self.steps and not self.samples.evaluations()
@@ -133,7 +117,7 @@ class Ledger:
         self.samples.reset(journal)
         self._plan, self._exam, self.steps, self.version = plan, exam, plan.steps, position
         self.started, self.finished = True, False
-        self._training, self._may_train, self._trained_at = None, True, None
+        self.training.set_back()
         self._open_steps(now)
         for worker in workers:
             if worker.version > position:
@@ -179,7 +163,7 @@ class Ledger:
         return False
 
     def _trainer_joined(self, version: int, now: float) -> bool:
-        self._may_train = True
+        self.training.try_again()
         if not self.started or version not in (self.version, self.version + 1):
             return True
         for worker in self.roster.workers.values():
@@ -215,7 +199,7 @@ class Ledger:
             self._tell_load(worker, now)
         self._abandon(now)
         self._actions += self.returns.free_stuck(now)
-        self._may_train = True
+        self.training.try_again()
         if self.started:
             self.dispatch.look()
             if not self.steering.paused:
@@ -236,7 +220,7 @@ class Ledger:
         """`keep`: what it has still got."""
         self.returns.lost(worker, f"{worker.name}: {why}", now, blame, keep)
         if worker is self.roster.trainer:
-            self.train_failed(now)
+            self.training.failed(now)
         self.roster.remove(worker, now)
 
     # -- what workers have --------------------------------------------------------------------------------------
@@ -413,42 +397,16 @@ class Ledger:
             return None
         assert self._plan is not None, "a step was opened"
         epoch = {"training/epoch": float(self._plan.epoch(step))}
-        row = epoch | book.meter.rollout | step_side(book.meter, self._trained_at, now)
+        row = epoch | book.meter.rollout | step_side(book.meter, self.training.last_at, now)
         self.dispatch.closed(step)
         if done := self.samples.finish(step, now):
             self._actions.append(Mark(done, "trained"))
-        self._training, self.version, self._trained_at = None, step + 1, now
-        self.refusal = None
+        self.version = step + 1
+        self.training.done(now)
         self._open_steps(now)
         for worker in self.roster.workers.values():
             self._tell_load(worker, now)
         return row
-
-    def train_failed(self, now: float, why: str = "") -> None:
-        """It did not take the step, or is gone: again at the next tick, or when a trainer joins."""
-        if why:
-            before = self.refusal if self.refusal and now - self.refusal.last <= REFUSAL_S else Refusal(now)
-            self.refusal = before.again(now, why)
-        self._training, self._may_train = None, False
-        self.samples.move_all(list(self.samples.queues["training"]), "returned", now)
-
-    def refused_s(self, now: float) -> float:
-        """For how long the trainer has taken no step that it was given; 0: it does."""
-        told = self.refusal
-        return 0.0 if told is None or now - told.last > REFUSAL_S else now - told.since
-
-    def _hand_over(self, now: float) -> None:
-        book, trainer = self.samples.books.get(self.version), self.roster.trainer
-        if book is None or trainer is None or self._training is not None or not self._may_train or not book.complete:
-            return
-        self._training = book.step
-        book.handed = True
-        book.meter.handed_at = now
-        ready = [sample for sample in book.samples.values() if sample.state == "scored"]
-        self.samples.move_all(ready, "handed", now, trainer.name)
-        book.meter.rollout = rollout_side(book.step, book.meter, book.samples.values())
-        ids = sorted([sample.id for sample in ready], key=lambda id: (id.prompt, id.index))
-        self._actions.append(Train(trainer.name, book.step, ids, book.meter.rollout))
 
     # -- evaluations --------------------------------------------------------------------------------------------
 

@@ -112,8 +112,8 @@ class Orders:
         self._wake()
 
     def _refused(self, step: int, error: RhymedError, now: float) -> None:
-        self._ledger.train_failed(now, str(error))
-        if (tried_s := self._ledger.refused_s(now)) > REFUSED_S:
+        self._ledger.training.failed(now, str(error))
+        if (tried_s := self._ledger.training.refused_s(now)) > REFUSED_S:
             raise StepRefused(
                 f"step {step} could not be given to the trainer for {tried_s:.0f} s: {error}; put that right, then"
                 " resume the run"

@@ -71,9 +71,9 @@ def _resting(ledger: Ledger, now: float) -> Iterator[str]:
 
 
 def _refused(ledger: Ledger, now: float) -> Iterator[str]:
-    refused_s = ledger.refused_s(now)
-    if refused_s > PATIENCE_S and ledger.refusal is not None:
-        yield f"step {ledger.version} could not be given to the trainer for {refused_s:.0f} s: {ledger.refusal.why}"
+    refused_s, refusal = ledger.training.refused_s(now), ledger.training.refusal
+    if refused_s > PATIENCE_S and refusal is not None:
+        yield f"step {ledger.version} could not be given to the trainer for {refused_s:.0f} s: {refusal.why}"
 
 
 def _loading(ledger: Ledger, now: float) -> Iterator[str]:

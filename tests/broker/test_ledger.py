@@ -215,16 +215,16 @@ def test_weights_of_a_lost_future_do_not_count(story: Story) -> None:
 
 def test_a_step_that_the_trainer_refuses_again_and_again_is_counted(story: Story) -> None:
     story.begin(SmallPlan())
-    assert story.ledger.refused_s(story.now) == 0
+    assert story.ledger.training.refused_s(story.now) == 0
     for seconds in (0, 1, 30):
         story.now += seconds
-        story.ledger.train_failed(story.now, "no log-probs")
-    assert story.ledger.refused_s(story.now) == 31
-    assert story.ledger.refused_s(story.now + 401) == 0
+        story.ledger.training.failed(story.now, "no log-probs")
+    assert story.ledger.training.refused_s(story.now) == 31
+    assert story.ledger.training.refused_s(story.now + 401) == 0
     story.now += 410
-    story.ledger.train_failed(story.now, "another")
-    assert story.ledger.refused_s(story.now) == 0
-    assert story.ledger.refusal.why == "another"
+    story.ledger.training.failed(story.now, "another")
+    assert story.ledger.training.refused_s(story.now) == 0
+    assert story.ledger.training.refusal.why == "another"
 
 
 def test_what_does_not_advance_is_taken_from_its_worker_and_dropped_in_the_end(story: Story) -> None:
@@ -435,7 +435,7 @@ def test_a_trainer_that_refuses_is_asked_again_at_the_tick(story: Story) -> None
     story.join("w", "rollout")
     story.join("r", "reward")
     run_step(story, 0)
-    story.ledger.train_failed(story.now)
+    story.ledger.training.failed(story.now)
     assert story.drain() == []
     assert trains(story.tick()) == [(0, [A0, A1])]
 

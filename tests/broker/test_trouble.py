@@ -78,7 +78,7 @@ def test_a_step_that_cannot_be_given_to_the_trainer_is_told_with_the_reason(stor
     story.begin(SmallPlan())
     story.join("w", "rollout")
     for _ in range(12):
-        story.ledger.train_failed(story.now, "no log-probs")
+        story.ledger.training.failed(story.now, "no log-probs")
         story.now += 1
     story.beat("trainer")
     story.beat("w", [A0, A1])
