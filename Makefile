@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+JOBS ?= 2
+PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
 .PHONY: help setup quickstart test test-thorough test-fast test-compose wheels lint types format bench bench-model docs site clean
 
@@ -20,14 +22,14 @@ $(VENV)/.ready: requirements/cpu.txt pyproject.toml
 quickstart: setup ## train a real model on this machine, about ten minutes
 	$(BIN)/rhymed run configs/quickstart.toml
 
-test: setup ## all tests
-	$(BIN)/python -m pytest
+test: setup ## all tests, two files at a time (JOBS)
+	$(PYTEST)
 
 test-thorough: setup ## all tests, and every cage of scorers between the strongest and the weakest
-	RHYMED_THOROUGH=1 $(BIN)/python -m pytest
+	RHYMED_THOROUGH=1 $(PYTEST)
 
 test-fast: setup ## the tests that need no model
-	$(BIN)/python -m pytest -m "not slow"
+	$(PYTEST) -m "not slow"
 
 test-compose: setup ## a run in containers; skipped where no Docker engine answers
 	RHYMED_COMPOSE=1 $(BIN)/python -m pytest tests/test_compose.py -rs

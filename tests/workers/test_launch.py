@@ -1,14 +1,16 @@
-"""What the configuration says of drafts, as the plug-in inside the engine reads it."""
+"""What the configuration says of drafts, as the plug-in in the engine reads it; and what an engine leaves behind."""
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rhymed.config import Config
 from rhymed.histospec.settings import Settings, read_settings
-from rhymed_workers.launch import _speculation
+from rhymed_workers.launch import LOGGING, _speculation, end_children, environment
 
 
 def given(**sections: Any) -> dict[str, Any]:
@@ -36,3 +38,20 @@ def test_plain_decoding_has_no_speculation_and_keeps_its_noise() -> None:
     settings = given(drafts={"method": "none"})
     assert "speculative_config" not in settings
     assert read_settings(settings["additional_config"]).keyed
+
+
+def test_nothing_is_left_for_other_processes_to_look_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "environ", {name: value for name, value in os.environ.items() if name != LOGGING})
+    environment()
+    file = Path(os.environ[LOGGING])
+    assert file.exists()
+    end_children()
+    assert LOGGING not in os.environ
+    assert not file.exists()
+
+
+def test_what_a_user_has_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "environ", {**os.environ, LOGGING: "/somewhere/mine.json"})
+    environment()
+    end_children()
+    assert os.environ[LOGGING] == "/somewhere/mine.json"

@@ -24,6 +24,7 @@ from rhymed_workers.extension import BACKEND, OWNER
 log = logging.getLogger(__name__)
 
 BATCH_TOKENS = 2048  # in one forward pass, at least; on a CPU more would only make running samples wait longer
+LOGGING = "VLLM_LOGGING_CONFIG_PATH"
 T = TypeVar("T")
 
 
@@ -100,7 +101,7 @@ def environment() -> None:
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         OWNER: str(os.getpid()),
-        "VLLM_LOGGING_CONFIG_PATH": str(_logging_file()),
+        LOGGING: str(_logging_file()),
         "RAY_USAGE_STATS_ENABLED": "0",
     }
     if not _has_gpu():
@@ -170,7 +171,10 @@ def in_daemon_thread(work: Callable[[], T]) -> asyncio.Future[T]:
 
 def end_children() -> None:
     """Whatever vLLM has left, at any point of its start."""
-    _logging_path().unlink(missing_ok=True)
+    path = _logging_path()
+    path.unlink(missing_ok=True)
+    if os.environ.get(LOGGING) == str(path):
+        del os.environ[LOGGING]  # other processes that we start would look for it
     if "multiprocessing" not in sys.modules:
         return
     import multiprocessing
