@@ -18,7 +18,8 @@ class CostCurve:
     verifying at all, be it one drafted token. Fitted as steps go by.
 
     Knots lie about sqrt(2) apart. Where nothing was measured lately the curve goes on straight; where nothing was
-    ever measured it is optimistic, so that it is tried.
+    ever measured it is optimistic, so that it is tried. Invariant: no step takes less than the quickest one seen, or
+    of fewer tokens than that had, less than these tokens' share of it.
     """
 
     def __init__(self, largest: int = 4096) -> None:
@@ -30,7 +31,8 @@ class CostCurve:
         self._information = np.zeros((size, size))
         self._moment = np.zeros(size)
         self._smooth, self._slope = _priors(knots)
-        self._unit = 0.0  # seconds of the quickest step seen
+        self._unit, self._unit_tokens = 0.0, 1  # seconds of the quickest step seen, and what it ran
+        self._floor = np.zeros(largest + 2)  # seconds by tokens
         self._a_request = self._verifying = 0.0  # seconds
         self._table = np.ones(largest + 2)  # seconds by tokens, without the requests' share
         self._since = self._slow = self._quick = 0
@@ -42,7 +44,8 @@ class CostCurve:
         seconds = self._wonder(seconds, expected)
         if seconds > OUTLIER * expected:
             return
-        self._unit = min(self._unit or seconds, seconds)
+        if not self._unit or seconds < self._unit:
+            self._unit, self._unit_tokens = seconds, max(1, tokens)
         row = self._features(requests, tokens)
         keep = 1 - 1 / MEMORY
         self._information *= keep
@@ -67,14 +70,15 @@ class CostCurve:
 
     def table(self, requests: int) -> NDArray[np.float64]:
         """Predicted time of a step [tokens + 1] that decodes `requests` requests; constant before the first step."""
-        seconds = self._table + self._a_request * requests
+        seconds = np.maximum(self._table + self._a_request * requests, self._floor)
         seconds[requests + 1 :] += self._verifying
         return seconds
 
     def predict(self, requests: int, tokens: int) -> float:
         """Seconds of one step; without drafts it has as many tokens as requests."""
         verifying = self._verifying if tokens > requests else 0.0
-        return float(self._table[min(tokens, len(self._table) - 1)]) + self._a_request * requests + verifying
+        place = min(tokens, len(self._table) - 1)
+        return max(float(self._table[place]) + self._a_request * requests, float(self._floor[place])) + verifying
 
     def _features(self, requests: int, tokens: int) -> NDArray[np.float64]:
         row = np.zeros(len(self.knots) + 2)
@@ -102,6 +106,7 @@ class CostCurve:
                 fit = np.linalg.solve(information + 1e-9 * np.eye(size + 2), moment)
         self._a_request, self._verifying = max(0.0, float(fit[-2])), max(0.0, float(fit[-1]))
         self._table = np.interp(self._all, self.knots, np.maximum.accumulate(fit[:-2]))
+        self._floor = self._unit * np.minimum(1.0, self._all / self._unit_tokens)
         self._since = 0
 
 

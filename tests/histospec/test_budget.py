@@ -200,6 +200,17 @@ def test_more_tokens_never_take_less_time() -> None:
     assert (np.diff(curve.table(8)) >= 0).all()
 
 
+def test_no_step_is_thought_to_take_no_time() -> None:
+    """Steep where it was measured: a straight line from there would be below zero before it comes to plain steps."""
+    curve = CostCurve(LARGEST)
+    for step in range(60):
+        tokens = 60 + step % 20
+        curve.observe(16, tokens, 0.01 + 0.002 * (tokens - 60))
+    assert curve.predict(16, 16) >= 0.01 * 16 / 60
+    assert curve.table(16)[16] == pytest.approx(curve.predict(16, 16))
+    assert curve.table(16)[1:].min() > 0
+
+
 def test_aimd_is_the_rule_of_the_paper() -> None:
     rule = Aimd()
     lengths = [rule.limit("a")]

@@ -11,6 +11,7 @@ from world import GROUP, HOSTILE, SHAPE, Server, World, step_row, worker_row
 
 TABS = ("overview", "workers", "samples", "metrics", "configuration")
 DRAFTED = [count for count, drafted in SHAPE if drafted]
+NEW = "[...document.querySelectorAll('button')].find(one => one.textContent.includes('new samples'))"
 
 
 @pytest.fixture(scope="module")
@@ -308,6 +309,17 @@ def test_a_finished_run_can_be_looked_at(show):
     page.wait(fact(page, "step"), "20 / 40")
     tab(page, "workers")
     page.wait("document.querySelector('[data-worker=rollout-0]')?.textContent.includes('not running')")
+
+
+def test_only_samples_that_have_come_since_are_called_new(show, server):
+    world = World("fresh")
+    page = show(world, hash="#samples")
+    page.wait(fact(page, "step"), "20 / 40")
+    page.wait("document.querySelectorAll('.row-text').length > 0")
+    assert page.read(f"{NEW}.hidden")
+    world.rows.append(step_row(20))
+    world.tell(server.loop, "steps", world.steps(after=19))
+    page.wait(f"!{NEW}.hidden")
 
 
 def test_what_the_server_cannot_tell_is_a_sentence_and_the_rest_is_shown(show):

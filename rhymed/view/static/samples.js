@@ -8,6 +8,7 @@ import { Group } from "./group.js";
 import { List } from "./list.js";
 import { go, link } from "./route.js";
 
+const NO_STEP = -1; // as the state tells it
 const ORDERS = [["id", "by id"], ["reward/asc", "lowest reward first"], ["reward/desc", "highest reward first"], ["spread/desc", "rewards most apart first"],
   ["spread/asc", "rewards most alike first"], ["length/desc", "longest first"], ["length/asc", "shortest first"]];
 const KEYS = "Keys: J and K the next and the previous prompt, ← → the epoch, N and P the next and the previous response, Esc back, / search.";
@@ -81,6 +82,7 @@ export class Samples {
   stale() {
     if (!this.asked) return;
     if (this.list.total === 0) this.load();
+    else if (this.known === NO_STEP) this.known = this.state.lastStep; // the list was here before the first steps were
     else this.fresh.hidden = this.known === this.state.lastStep;
   }
 
