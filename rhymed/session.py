@@ -45,8 +45,17 @@ async def session(config: Config, where: Places, *, plain: bool) -> int:
             print(f"what is stored is kept{again}", flush=True)
         return EX_HOPELESS if supervisor.mistake else 1
     if not finished:
-        print(f"interrupted{again}", flush=True)
+        print(f"interrupted{again}{_from_where(where) if again else ''}", flush=True)
     return 0 if finished else 130
+
+
+def _from_where(where: Places) -> str:
+    from rhymed_workers.checkpoint import all_in
+
+    steps = max((one.step for one in all_in(where.checkpoints)), default=0)
+    return (
+        f"\ntraining goes on after step {steps}, the newest checkpoint; what was written since is not written again"
+    )
 
 
 def _summary(config: Config, where: Places, elapsed_s: float) -> str:

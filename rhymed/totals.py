@@ -18,7 +18,7 @@ Row = dict[str, Any]
 def totals(rows: Sequence[Row], elapsed_s: float) -> dict[str, float]:
     """The run in a few numbers; `rows` in order. What is not known is NaN.
 
-    A step whose samples a resumed run found in its store has no speed, and does not count in it.
+    A step whose samples a resumed run found in its store has no speed, and its times are no step's.
     """
     rewards = _known(rows, "reward/mean")
     written = [row for row in rows if row.get("rollout/tokens_per_s") != 0]
@@ -39,10 +39,10 @@ def totals(rows: Sequence[Row], elapsed_s: float) -> dict[str, float]:
         "reward_gain": last - first,
         "tokens": sum(_known(rows, "rollout/tokens")),
         "tokens_per_s": average("rollout/tokens_per_s", written),
-        "step_s": average("timing_s/step"),
-        "rollout_s": average("timing_s/rollout"),
-        "reward_s": average("timing_s/reward"),
-        "train_s": average("timing_s/train"),
+        "step_s": average("timing_s/step", written),
+        "rollout_s": average("timing_s/rollout", written),
+        "reward_s": average("timing_s/reward", written),
+        "train_s": average("timing_s/train", written),
         "mismatch_kl": average("mismatch_kl/mean"),
         "dropped": sum(_known(rows, "rollout/dropped")),
     }

@@ -152,8 +152,9 @@ def one(page: str, start: str) -> str:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_own_data_and_reward(clone: Path, do: Do) -> None:
+    folder, rows, check, run, *later = commands("docs/own.md")
+    do(folder)
     write_files("docs/own.md", clone)
-    rows, check, run, *later = commands("docs/own.md")
     assert [line.split()[1] for line in later] == ["eval", "eval", "history", "checkpoint", "run"]
     do(rows)
     assert len((clone / "mine/train.jsonl").read_text().splitlines()) == 48

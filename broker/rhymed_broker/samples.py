@@ -43,6 +43,8 @@ class Samples:
         self.counts: Counter[str] = Counter()  # event -> samples that it has happened to; ever
         self.watcher: Watcher | None = None
         self.suspects: dict[Sample, None] = {}  # workers died with them: see `returns`
+        self.last_drop = ""  # why the newest of the dropped samples was
+        self.sparse = (0, 0, 0)  # of the step trained last: number, samples, how many were dropped
         self.arrived = False  # samples came to wait since somebody looked and said no
         self._found: dict[int, dict[SampleId, JournalEntry]] = {}  # of steps not yet opened
         self._past: dict[State, int] = {"trained": 0, "dropped": 0}  # of steps forgotten
@@ -119,6 +121,7 @@ class Samples:
 
     def drop(self, sample: Sample, reason: str, now: float) -> None:
         self.move(sample, "dropped", now, reason)
+        self.last_drop = reason
         self._drops.setdefault(reason, []).append(sample.id)
 
     def refuse_stale(self, sample: Sample, now: float, newest_version: int | None = None) -> None:
@@ -170,6 +173,7 @@ class Samples:
             self.suspects.pop(sample, None)
         self.transitions += len(done)
         self.counts["trained"] += len(done)
+        self.sparse = (step, len(book.samples), book.counts["dropped"])
         self._past["trained"] += len(done)
         self._past["dropped"] += book.counts["dropped"]
         if self.watcher is not None:

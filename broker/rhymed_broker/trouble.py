@@ -14,6 +14,8 @@ from rhymed_broker.returns import TAKEN
 PATIENCE_S = 10.0  # what is over sooner is no trouble
 LOADING_S = 90.0
 PHASE_S = 300.0  # a trainer tells of every micro-batch
+MANY = 0.5  # of a step's samples
+WORDS = 160  # characters of a reason
 LOOKED = 64  # of the samples that are longest in their state
 
 
@@ -22,7 +24,7 @@ def troubles(ledger: Ledger, now: float, *, up_s: float, ready: bool, others: Se
     found = [*_steered(ledger, now), *(other for other in others if other)]
     if ready and up_s > PATIENCE_S:
         found += _absent(ledger, now)
-    more = [*_resting(ledger, now), *_refused(ledger, now), *_loading(ledger, now)]
+    more = [*_resting(ledger, now), *_refused(ledger, now), *_loading(ledger, now), *_dropped(ledger)]
     return [*found, *_silent(ledger, now), *_slow(ledger, now), *_stuck(ledger, now), *more]
 
 
@@ -74,6 +76,14 @@ def _refused(ledger: Ledger, now: float) -> Iterator[str]:
     refused_s, refusal = ledger.training.refused_s(now), ledger.training.refusal
     if refused_s > PATIENCE_S and refusal is not None:
         yield f"step {ledger.version} could not be given to the trainer for {refused_s:.0f} s: {refusal.why}"
+
+
+def _dropped(ledger: Ledger) -> Iterator[str]:
+    """A run goes on without them, and learns next to nothing."""
+    step, samples, dropped = ledger.samples.sparse
+    why = ledger.samples.last_drop[:WORDS]
+    if not ledger.finished and dropped > samples * MANY:
+        yield f"{dropped} of {samples} samples of step {step} were dropped, lately: {why}"
 
 
 def _loading(ledger: Ledger, now: float) -> Iterator[str]:

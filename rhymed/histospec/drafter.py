@@ -195,7 +195,7 @@ class Drafter:
         if self._last is not None and self._last.ended_s < began and batch.decoded_only and requests:
             seconds = ended - self._last.ended_s
             self._budget.observe(requests, requests + drafted, seconds, requests + right, ended - began)
-            plain_s = self._budget.curve.predict(requests, requests) / requests
+            plain_s = self._plain(requests, drafted, seconds - (ended - began)) / requests
             timed_s, draft_s = seconds / requests, (ended - began) / requests
         for row, made, verified, length in zip(rows, batch.made, batch.verified, batch.lengths, strict=True):
             account, accepted = row.account, max(0, len(made) - 1)
@@ -216,6 +216,10 @@ class Drafter:
         self.total += Account(
             forwards, drafted, right, timed_s * requests, plain_s, draft_s * requests, carried, kept
         )
+
+    def _plain(self, requests: int, drafted: int, took_s: float) -> float:
+        """Seconds that a step took, or had taken, without drafts: no longer than with some."""
+        return min(self._budget.curve.predict(requests, requests), took_s) if drafted else took_s
 
 
 def rehearse(settings: Settings) -> None:

@@ -85,6 +85,21 @@ def test_a_step_that_cannot_be_given_to_the_trainer_is_told_with_the_reason(stor
     assert told(story) == ["step 0 could not be given to the trainer for 12 s: no log-probs"]
 
 
+def test_a_step_that_lost_most_of_its_samples_is_told_with_the_reason(story: Story) -> None:
+    story.begin(SmallPlan(steps=4))
+    story.join("w", "rollout")
+    story.join("r", "reward")
+    for step, errors in enumerate(([None, "banana"], ["banana", "pear"], [None, None])):
+        samples = [SampleId(step, "a", index) for index in range(2)]
+        story.generated("w", *samples)
+        for sample, error in zip(samples, errors, strict=True):
+            story.scored("r", sample, error=error)
+        story.trained(step)
+        story.loaded("w", step + 1)
+        lost = ["2 of 2 samples of step 1 were dropped, lately: not scored: pear"] if step == 1 else []
+        assert told(story) == lost
+
+
 def test_weights_that_are_not_loaded_and_a_worker_that_rests_are_told(story: Story) -> None:
     story.begin(SmallPlan())
     for _ in range(3):

@@ -88,6 +88,15 @@ def test_a_request_without_history_makes_every_token_by_itself(engine: Engine) -
     assert engine.forwards == 60
 
 
+def test_a_step_without_drafts_is_its_own_measure_and_drafts_make_none_quicker(engine: Engine) -> None:
+    assert engine.drafter._plain(4, 0, 0.02) == 0.02
+    for _ in range(40):
+        engine.drafter._budget.curve.observe(4, 4, 0.05)
+    assert engine.drafter._plain(4, 0, 0.02) == 0.02
+    assert engine.drafter._plain(4, 8, 0.02) == 0.02
+    assert engine.drafter._plain(4, 8, 0.2) == pytest.approx(0.05, rel=0.05)
+
+
 def test_an_account_holds_nothing_but_plain_numbers(engine: Engine) -> None:
     """It goes through vLLM's own messages, which refuse numpy's."""
     script = words(1)

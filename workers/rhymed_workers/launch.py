@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 
 BATCH_TOKENS = 2048  # in one forward pass, at least; on a CPU more would only make running samples wait longer
 LOGGING = "VLLM_LOGGING_CONFIG_PATH"
+RELOAD = "vllm.model_executor.model_loader.reload.layerwise"
 T = TypeVar("T")
 
 
@@ -132,7 +133,10 @@ def _logging_file() -> Path:
         "disable_existing_loggers": False,
         "formatters": {"line": {"format": "%(asctime)s %(levelname)s %(name)s[%(process)d]: %(message)s"}},
         "handlers": {"out": handler},
-        "loggers": {"vllm": {"handlers": ["out"], "level": "INFO", "propagate": False}},
+        "loggers": {
+            "vllm": {"handlers": ["out"], "level": "INFO", "propagate": False},
+            RELOAD: {"level": "ERROR"},  # at every update it warns of layers that have no weights to be loaded
+        },
     }
     path = _logging_path()
     path.write_text(json.dumps(tree))

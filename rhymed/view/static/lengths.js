@@ -6,6 +6,7 @@ import { number, percent, plural } from "./format.js";
 import { colour, onTheme } from "./theme.js";
 
 const LABEL = 76; // pixels left of the rows
+const ALL = 154; // of all rows: then the card is as high as the curves beside it
 const TALLEST = 46;
 const SMALLEST = 12;
 const NOTE = "Appears when the first samples are in the store.";
@@ -62,7 +63,7 @@ export class Lengths {
   paint() {
     const wide = this.host.clientWidth;
     if (!wide || !this.epochs.length) return;
-    this.height = Math.max(SMALLEST, Math.min(TALLEST, 300 / this.epochs.length));
+    this.height = Math.max(SMALLEST, Math.min(TALLEST, ALL / this.epochs.length));
     this.width = wide - LABEL - 8;
     const tall = this.epochs.length * this.height + 24;
     const ratio = devicePixelRatio || 1;
