@@ -18,7 +18,7 @@ import aiohttp
 import psutil
 
 from rhymed.bench.actors import Trainer
-from rhymed.bench.broker import ask, cluster, config_of, crowd, prefer, spent_s, until_connected
+from rhymed.bench.broker import PATIENCE_S, ask, cluster, config_of, crowd, prefer, spent_s, until_connected
 from rhymed.config import Config
 from rhymed.places import Places
 from rhymed.view import door
@@ -32,7 +32,7 @@ SETTLE_S = 2.0
 class Look(NamedTuple):
     """One turn."""
 
-    lag_ms: float  # 99th percentile of the broker's event loop, over the last 20 s at most
+    lag_ms: float  # 99th percentile of the broker's event loop, over the last 20 s: longer than a quick turn
     cpu: float  # cores that the broker took
     samples_per_s: float  # scored
 
@@ -76,8 +76,9 @@ async def _working(where: Places, workers: int) -> AsyncIterator[None]:
         try:
             async with Trainer(where.broker, store, "trainer", work_s=0.1):
                 await until_connected(where, workers + 1)
-                while (await ask(where)).counts.get("trained", 0) == 0:  # noqa: ASYNC110 (another process)
-                    await asyncio.sleep(0.2)
+                async with asyncio.timeout(PATIENCE_S):
+                    while (await ask(where)).counts.get("trained", 0) == 0:  # noqa: ASYNC110 (another process)
+                        await asyncio.sleep(0.2)
                 yield
         finally:
             store.close()

@@ -8,7 +8,9 @@ from operator import add, sub
 
 @dataclass
 class Account:
-    """Times are of steps that only decoded; `plain_s` is what the cost curve says they had taken without drafts.
+    """Times are of steps that only decoded; `plain_s` is what plain decoding had taken for their tokens: for each
+    token a step without drafts, as the cost curve says, but none that is longer than the step was. A step that had
+    no drafts is its own measure.
 
     A request's times are its equal share of its steps.
     """
