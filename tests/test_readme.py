@@ -37,6 +37,17 @@ TRACE = {
     "RHYMED_TRACE__STEP_S": "0.005",
 }
 
+HELD = """
+import time
+from pathlib import Path
+
+def reward(completions):
+    while Path("runs/quickstart").exists() and not Path("seen").exists():
+        time.sleep(0.05)
+    return [float(len(text)) for text in completions]
+"""
+"""Nothing of a run is scored, so it does not end, before somebody has seen it; the check's trial passes."""
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
@@ -82,6 +93,15 @@ def beside(command: str, home: Path) -> Iterator[subprocess.Popen[str]]:
                 process.communicate(timeout=60)
 
 
+def until(word: str, process: subprocess.Popen[str]) -> None:
+    """Reads what the process says, as far as a line with this word."""
+    assert process.stdout is not None
+    said = ""
+    while word not in (line := process.stdout.readline()):
+        said += line
+        assert line, f"it ended without a word of {word}:\n{said}"
+
+
 def metrics(folder: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
@@ -103,11 +123,15 @@ def test_run_watch_resume_export_import_and_measure(home: Path, monkeypatch: pyt
     for key, value in TRACE.items():
         monkeypatch.setenv(key, value)
     run, watch, resume, export, bring, simulate, bench = blocks()[2]
+    (home / "held.py").write_text(HELD)
+    held = {"REWARD__SCORER": "held.py:reward", "REWARD__TIMEOUT_S": "300", "SCHEDULE__STUCK_AFTER_S": "3000"}
+    for key, value in held.items():
+        monkeypatch.setenv(f"RHYMED_{key}", value)
     with beside(run, home) as running:
-        assert running.stdout is not None
-        while "rollout-0" not in (line := running.stdout.readline()):
-            assert line, "the run ended before its rollout worker was there"
-        assert "rollout-0" in do(watch, home)
+        until("rollout-0", running)
+        with beside(watch, home) as watching:
+            until("rollout-0", watching)
+            (home / "seen").touch()
     assert len(metrics(home / "runs/quickstart")) == 2
     assert "2 steps" in do(resume, home)
     do(export, home)

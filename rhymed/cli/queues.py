@@ -92,18 +92,20 @@ async def _show(address: str, keys: Keyring, *, watch: bool, raw: bool) -> int:
 
     from rhymed.wire import Client
 
-    client = Client(address, peer="broker", keys=keys)
+    client, console = Client(address, peer="broker", keys=keys), Console()
     try:
         snapshots = _snapshots(client, address, watch)
         if raw:
             async for snapshot in snapshots:
                 print(msgspec.json.encode(snapshot).decode(), flush=True)
-        elif not watch:
-            Console().print(render(await anext(snapshots)))
-        else:
-            with Live(auto_refresh=False) as screen:
+        elif watch and console.is_terminal:
+            with Live(console=console, auto_refresh=False) as screen:
                 async for snapshot in snapshots:
                     screen.update(render(snapshot), refresh=True)
+        else:  # into a pipe or file one below the other: `Live` would print the last alone
+            async for snapshot in snapshots:
+                console.print(render(snapshot))
+                console.file.flush()
         return 0
     finally:
         client.close()
