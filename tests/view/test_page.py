@@ -178,6 +178,18 @@ def test_a_sample_is_found_and_its_drafted_tokens_are_marked(plain):
     page.wait("document.querySelectorAll('.card').length", 3 * GROUP)
 
 
+def test_of_many_epochs_the_first_and_the_newest_are_side_by_side(show):
+    world = World("many")
+    world.asked = 7
+    page = show(world, hash=f"#samples/{5:016x}")
+    shown = "[...document.querySelectorAll('.matrix-row.head strong')].map(e => e.textContent)"
+    page.wait("document.querySelectorAll('.card').length", 3 * GROUP)
+    assert page.read(shown) == ["epoch 0", "epoch 5", "epoch 6"]
+    page.click(".chips .chip:nth-child(2)")
+    page.wait("document.querySelectorAll('.card').length", 4 * GROUP)
+    assert page.read(shown) == ["epoch 0", "epoch 1", "epoch 5", "epoch 6"]
+
+
 def test_a_link_leads_to_a_sample_in_an_order(show):
     world = World("link")
     page = show(world, hash=f"#samples/{5:016x}/18/1?beside=none&sort=reward/desc")
@@ -448,6 +460,20 @@ def test_seconds_in_the_columns_of_the_gantt_are_those_that_were_told(plain):
     assert dict(zip(sums["names"], sums["half"], strict=True)) == pytest.approx(
         {"verify": 0.75, "idle": 0.25, "decode": 1.0, "train": 0.0}
     )
+
+
+def test_a_page_that_is_open_for_weeks_keeps_the_newest_events_of_each_kind(plain):
+    kept = plain.read(
+        """import('./static/bands.js').then(({ Timeline }) => {
+            const line = new Timeline();
+            line.add({ events: [{ t: 1, event: 'lost', worker: 'rollout-9' }] });
+            for (let t = 2; t < 30002; t++) line.add({ events: [{ t, event: 'version', worker: 'rollout-1' }] });
+            const { events, seen } = line;
+            return { most: events.length, seen: seen.size, first: events[0].event, last: events[events.length - 1].t };
+        })"""
+    )
+    assert 5_000 < kept["most"] <= 10_001
+    assert (kept["seen"], kept["first"], kept["last"]) == (kept["most"], "lost", 30_001)
 
 
 def test_numbers_are_written_for_people(plain):

@@ -26,7 +26,9 @@ HOSTILE = "<script>window.owned = 1</script><img src=x onerror='window.owned = 2
 
 
 class World:
-    """One run as the server tells of it. `prompts` distinct prompts, `steps` of them trained."""
+    """One run as the server tells of it. `prompts` distinct prompts, each asked in so many epochs; `steps` trained."""
+
+    asked = 3
 
     def __init__(self, name, steps=20, prompts=24, live=True, text=None, refuses=None):
         self.name, self.live, self.text, self.prompts = name, live, text, prompts
@@ -112,7 +114,7 @@ class World:
                 "epoch": epoch, "name": f"epoch {epoch}", "step": 2 + epoch * PER_EPOCH,
                 "samples": [self.sample_row(2 + epoch * PER_EPOCH, id, index) for index in range(GROUP)],
             }
-            for epoch in range(3)
+            for epoch in range(self.asked)
         ]  # fmt: skip
         return {"id": id, "text": row["text"], "epochs": epochs, "missing": ""}
 

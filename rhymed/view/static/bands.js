@@ -5,12 +5,14 @@ const { compare } = new Intl.Collator("en", { numeric: true });
 const ROLES = ["trainer", "rollout", "reward"];
 const OTHER = "#888888"; // of an activity that nobody gave a colour
 const REMEMBERED = 400_000; // spans; beyond it the oldest half of each worker's goes
+const EVENTS = 5_000; // of a kind, as the server sends at most; a page may be open for weeks
 
 export class Timeline {
   activities = {}; // name -> colour, in the order in which they are drawn
   names = []; // of the activities
   workers = new Map(); // name -> {name, role, host, spans, sums: seconds by activity, gone: last event if it is "lost" or "left"}
   events = [];
+  room = 2 * EVENTS; // for events, until the old ones go
   newest = 0;
   oldest = Infinity;
   count = 0;
@@ -22,6 +24,7 @@ export class Timeline {
     const before = this.events.length;
     for (const event of events) this.addEvent(event);
     if (this.events.length > before) this.events.sort((one, other) => one.t - other.t);
+    if (this.events.length > this.room) this.forget();
     if (this.count > REMEMBERED) this.shorten();
   }
 
@@ -49,7 +52,7 @@ export class Timeline {
   }
 
   addEvent(event) {
-    const key = `${event.t} ${event.event} ${event.worker ?? ""} ${event.step ?? ""}`;
+    const key = keyOf(event);
     if (this.seen.has(key)) return;
     this.seen.add(key);
     this.events.push(event);
@@ -77,6 +80,14 @@ export class Timeline {
     const rank = (worker) => (ROLES.indexOf(worker.role) + ROLES.length + 1) % (ROLES.length + 1);
     this.order = [...this.workers.values()].sort((a, b) => rank(a) - rank(b) || compare(a.name, b.name));
     return this.order;
+  }
+
+  /** The newest events of each kind stay. */
+  forget() {
+    const later = {};
+    this.events = this.events.reverse().filter((event) => (later[event.event] = (later[event.event] ?? 0) + 1) <= EVENTS).reverse();
+    this.seen = new Set(this.events.map(keyOf));
+    this.room = this.events.length + EVENTS;
   }
 
   shorten() {
@@ -143,6 +154,10 @@ export function firstAfter(spans, time) {
 function overlap(span, from, to) {
   const length = Math.min(span.t, to) - Math.max(span.t - span.s, from);
   return length > 0 && span.s > 0 ? length / span.s : 0;
+}
+
+function keyOf(event) {
+  return `${event.t} ${event.event} ${event.worker ?? ""} ${event.step ?? ""}`;
 }
 
 function roleOf(name) {

@@ -15,7 +15,7 @@ export class Group {
   constructor({ open, back, step }) {
     Object.assign(this, { open, back, step });
     this.element = h("div", { class: "group" });
-    this.shown = null; // steps of the epochs in the columns; null: the newest
+    this.shown = null; // steps of the epochs in the columns; null: the first and the newest
     this.responses = RESPONSES;
     this.beside = PREVIOUS; // step of the other response; "none"
     this.nothing();
@@ -87,9 +87,9 @@ export class Group {
 
   columns() {
     const { epochs } = this.prompt;
-    const newest = epochs.slice(-COLUMNS);
-    const chosen = this.shown ? epochs.filter((epoch) => this.shown.has(epoch.step)) : newest;
-    return chosen.length ? chosen : newest;
+    const telling = epochs.filter((_, at) => at === 0 || at > epochs.length - COLUMNS); // how it began, and what has become of it
+    const chosen = this.shown ? epochs.filter((epoch) => this.shown.has(epoch.step)) : telling;
+    return chosen.length ? chosen : telling;
   }
 
   chips() {
