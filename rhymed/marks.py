@@ -54,11 +54,13 @@ def age(seconds: float) -> str:
 
 
 def grades(val: Mapping[str, float]) -> list[str]:
-    """One line a dataset of an evaluation's metrics."""
+    """One line a dataset of an evaluation's metrics; samples that were dropped are told of where there are any."""
     by_name: dict[str, list[str]] = {}
-    for key, value in val.items():
+    for key, value in sorted(val.items(), key=lambda item: item[0].endswith("/dropped")):
         head, _, rest = key.partition("/")
         name, _, metric = rest.partition("/")
         if head == "val" and (metric.startswith("acc/") or metric == "reward/mean"):
             by_name.setdefault(name, []).append(f"{metric.removeprefix('acc/').removesuffix('/mean')} {value:.3f}")
+        elif head == "val" and metric == "dropped" and value:
+            by_name.setdefault(name, []).append(f"dropped {value:.0f}")
     return [f"{name}   {'   '.join(texts)}" for name, texts in by_name.items()]

@@ -5,6 +5,7 @@ import msgspec
 from rich.console import Console
 
 from rhymed.config import Config, Run
+from rhymed.marks import grades
 from rhymed.messages import EVAL, Queues, StepRow, WorkerRow
 from rhymed.places import places
 from rhymed.progress import Screen, heading, line, render, sparkline
@@ -113,6 +114,12 @@ def test_an_evaluation_is_a_line_a_dataset_once(tmp_path: Path) -> None:
     assert shown.count("eval v2   sums   mean@2 0.500   pass@2 0.750") == 1
     open_row = StepRow(step=EVAL + 2, states={"running": 3}, groups_ready=1, groups=4, open_s=1.0)
     assert "eval v2" in text(render(msgspec.structs.replace(now, open_steps=[open_row], val={}), [], [], 1.0))
+
+
+def test_an_evaluation_tells_what_was_dropped_even_when_nothing_is_left() -> None:
+    some = {"val/sums/dropped": 3.0, "val/sums/acc/mean@2": 0.5, "val/all/dropped": 0.0, "val/all/acc/mean@2": 1.0}
+    assert grades(some) == ["sums   mean@2 0.500   dropped 3", "all   mean@2 1.000"]
+    assert grades({"val/version": 0.0, "val/sums/prompts": 0.0, "val/sums/dropped": 8.0}) == ["sums   dropped 8"]
 
 
 def test_on_plain_lines_a_trouble_is_told_when_it_begins_and_when_all_are_over(tmp_path: Path) -> None:
