@@ -56,8 +56,11 @@ def add(commands: Any) -> None:
 def handle(arguments: argparse.Namespace) -> int:
     import contextlib
     import importlib
+    import signal
     import sys
 
+    # What a benchmark started must go with it: asked to end, it ends as by Ctrl-C.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     taken = {
         "model": ("out",),
         "index": ("trace", "arctic", "model"),
