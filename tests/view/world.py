@@ -26,7 +26,7 @@ HOSTILE = "<script>window.owned = 1</script><img src=x onerror='window.owned = 2
 
 
 class World:
-    """One run as the server tells of it. `prompts` distinct prompts, each asked in so many epochs; `steps` trained."""
+    """One run as the server tells of it. `prompts` distinct prompts, each `asked` so often; `steps` trained."""
 
     asked = 3
 
