@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import os
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, TextIO
 
 from rhymed.config import Config
 from rhymed.errors import ConfigError, RunMismatch
 from rhymed.places import Places, places
+
+LOCK = "lock"  # in the run's folder: who holds it, by process id
 
 
 def create(config: Config) -> tuple[Config, Places]:
@@ -70,23 +73,37 @@ def check_same(earlier: Config, config: Config, where: Places) -> None:
 @contextlib.contextmanager
 def hold(where: Places) -> Iterator[None]:
     """Keep a second supervisor out of the folder; a dead one's hold ends with it."""
-    with (where.folder / "lock").open("w") as lock:
+    with (where.folder / LOCK).open("a+") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise ConfigError(f"{where.folder} is in use by a running `rhymed run`") from None
+            raise ConfigError(f"{where.folder} is in use by a running `rhymed run`{_who(lock)}") from None
+        lock.truncate(0)
+        print(os.getpid(), file=lock, flush=True)
         yield
+
+
+def _who(lock: TextIO) -> str:
+    lock.seek(0)
+    return f" (process {number})" if (number := lock.read().strip()) else ""
+
+
+def holder(where: Places) -> int | None:
+    """Process id of the `rhymed run` that holds the folder, 0 where it is not known which; None: nobody does."""
+    try:
+        with (where.folder / LOCK).open() as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except OSError:
+                return int(lock.read() or 0)
+    except OSError:
+        pass  # no such folder
+    return None
 
 
 def is_alive(where: Places) -> bool:
     """A `rhymed run` holds the folder."""
-    if not where.config.exists():
-        return False
-    try:
-        with hold(where):
-            return False
-    except ConfigError:
-        return True
+    return holder(where) is not None
 
 
 def read_metrics(where: Places) -> list[dict[str, Any]]:

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from rhymed.errors import HOPELESS, RhymedError
+from rhymed.terminal import lasting, outlive
 
 log = logging.getLogger(__name__)
 
@@ -179,6 +180,7 @@ def serve(build: Callable[[], Service], *, log_file: Path | None = None, level: 
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, service.stop)
+        outlive()
         await service.run()
 
     async def body() -> NoReturn:
@@ -195,7 +197,8 @@ def serve(build: Callable[[], Service], *, log_file: Path | None = None, level: 
         sys.stderr.flush()
         os._exit(status)  # here: the loop's end would wait for every thread in the middle of a long computation
 
-    uvloop.run(body())
+    with lasting():
+        uvloop.run(body())
     raise AssertionError("the process has ended")
 
 

@@ -17,6 +17,7 @@ from rhymed.places import Places
 from rhymed.progress import Screen
 from rhymed.service import EX_HOPELESS
 from rhymed.supervisor import Supervisor, commands
+from rhymed.terminal import outlive
 from rhymed.wire import Client
 
 POLL_S = 0.5
@@ -29,6 +30,7 @@ async def session(config: Config, where: Places, *, plain: bool) -> int:
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    outlive()
     started = time.monotonic()
     with Screen(config, where, plain=plain) as screen:
         async with Supervisor(commands(config, where.config), where.log, screen.tell) as supervisor:

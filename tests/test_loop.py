@@ -59,7 +59,7 @@ checkpoint_every = 2
 threads = 1
 [schedule]
 heartbeat_s = 0.3
-lost_after_s = 3
+lost_after_s = 20
 [store]
 map_gib = 0.25
 """
@@ -211,6 +211,24 @@ def test_an_interrupted_run_ends_in_seconds_and_goes_on_where_it_was(write, tmp_
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_run_outlives_who_reads_it(write, tmp_path: Path) -> None:
+    """`rhymed run … | head`, and a terminal that is closed."""
+    folder = tmp_path / "loop"
+    with started(write("trace"), "-o", "trainer.steps=4") as run:
+        assert run.stdout is not None
+        while not (line := run.stdout.readline()).startswith("starting"):
+            assert line, tails(folder)
+        run.stdout.close()
+        run.send_signal(signal.SIGHUP)
+        assert run.wait(240) == 0, tails(folder)
+    assert [row["step"] for row in metrics(folder)] == list(range(4))
+    said = (folder / "logs/run.log").read_text()
+    assert "nobody reads what is printed" in said
+    assert processes_of(folder) == {}
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(500)
 def test_the_real_engine_follows_every_update_and_survives_a_kill(write, tmp_path: Path) -> None:
     """Engine and trainer agree on the sampled tokens' log-probs after every update: stale weights would differ."""
@@ -220,7 +238,7 @@ def test_the_real_engine_follows_every_update_and_survives_a_kill(write, tmp_pat
         killed = pid_of(folder, "rollout-0")
         engines = [child.pid for child in psutil.Process(killed).children(recursive=True)]
         os.kill(killed, signal.SIGKILL)
-        wait_for(lambda: not any(psutil.pid_exists(pid) for pid in engines), "end of the engine's processes", 30)
+        wait_for(lambda: not any(psutil.pid_exists(pid) for pid in engines), "end of the engine's processes", 60)
         done = len(metrics(folder))
         wait_for(lambda: len(metrics(folder)) >= done + 3, "steps of the next engine")
         interrupt(run)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from rhymed import __version__
-from rhymed.cli.options import example
+from rhymed.cli.options import example, meant_run
 
 EXIT_MISTAKE = 2  # the user has to change something
 EXIT_FAILURE = 1
@@ -27,6 +27,13 @@ class Parser(argparse.ArgumentParser):
         close = difflib.get_close_matches(chosen[1], re.findall(r"[\w-]+", chosen[2]), n=1) if chosen else []
         guess = f"; did you mean {close[0]}?" if close else ""
         self.exit(EXIT_MISTAKE, f"{self.prog}: {message}{guess} (see {self.prog} --help)\n")
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Words that a command does not know: a run's folder among them was meant for its --run."""
+        known, rest = super().parse_known_args(args, namespace)
+        if hasattr(known, "run") and (guess := meant_run(rest)):
+            self.error(f"unrecognized arguments: {' '.join(rest)}{guess}")
+        return known, rest
 
 
 def parser() -> argparse.ArgumentParser:
@@ -77,6 +84,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # who read us has seen enough, e.g. `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_PIPE
+    except SystemExit as error:
+        if isinstance(error.__context__, BrokenPipeError):  # as rich has it
+            return EXIT_PIPE
+        raise
 
 
 def _call(argv: Sequence[str] | None) -> int:

@@ -41,10 +41,11 @@ def supervise(config: Config, where: Places, *, plain: bool) -> int:
 
     from rhymed import runs
     from rhymed.logs.file import configure
+    from rhymed.terminal import lasting
 
     configure(where.log("run"), config.run.log_level)
     plain = plain or not sys.stdout.isatty()
-    with runs.hold(where):
+    with runs.hold(where), lasting():
         from rhymed.report import starts
         from rhymed.session import session
 
@@ -86,7 +87,8 @@ def _tell_renamed(wanted: Config, made: Config) -> None:
     from rhymed.places import places
 
     there = places(wanted)
-    alive = f"is alive (rhymed queues --run {there.folder})" if runs.is_alive(there) else "is an earlier run"
+    holder = runs.holder(there)
+    alive = "is an earlier run" if holder is None else f"is alive (process {holder}; rhymed top --run {there.folder})"
     print(f"warning  {wanted.run.name} {alive}: this is another one, {made.run.name}", flush=True)
 
 

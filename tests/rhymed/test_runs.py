@@ -1,3 +1,4 @@
+import os
 from pathlib import Path
 
 import pytest
@@ -32,8 +33,14 @@ def test_other_commands_read_the_same_places_from_the_saved_configuration(config
 
 def test_a_second_supervisor_is_kept_out(config: Config) -> None:
     _, where = runs.create(config)
-    with runs.hold(where), pytest.raises(ConfigError, match="in use by a running"), runs.hold(where):
-        pass
+    assert runs.holder(where) is None
+    who = os.getpid()
+    with runs.hold(where):
+        assert runs.holder(where) == who
+        told = pytest.raises(ConfigError, match=rf"in use by a running `rhymed run` \(process {who}\)")
+        with told, runs.hold(where):
+            pass
+    assert runs.holder(where) is None
     with runs.hold(where):
         pass
 
