@@ -159,7 +159,9 @@ def pid_of(folder: Path, name: str) -> int:
 
 def queues(folder: Path) -> dict[str, Any]:
     command = [sys.executable, "-m", "rhymed", "queues", "--json", "--run", str(folder)]
-    return json.loads(subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
 
 
 @pytest.mark.slow

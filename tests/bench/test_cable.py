@@ -16,7 +16,7 @@ ECHO += "while True: s.sendto(*s.recvfrom(100))"
 ASK = f"""
 import socket, sys
 s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-s.settimeout(0.5)
+s.settimeout(float(sys.argv[2]))
 heard = 0
 for _ in range(int(sys.argv[1])):
     try:
@@ -28,9 +28,9 @@ print(heard)
 """
 
 
-def heard(cable: Cable, count: int) -> int:
-    """Answers to so many questions from the second host."""
-    command = [*cable.far, sys.executable, "-c", ASK, str(count)]
+def heard(cable: Cable, count: int, wait_s: float = 20.0) -> int:
+    """Answers to so many questions from the second host, each of which comes within `wait_s`, or never."""
+    command = [*cable.far, sys.executable, "-c", ASK, str(count), str(wait_s)]
     return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
@@ -47,11 +47,11 @@ def test_a_cable_carries_is_cut_and_loses() -> None:
             try:
                 assert heard(cable, 3) == 3
                 cable.cut()
-                assert heard(cable, 2) == 0
+                assert heard(cable, 2, 0.5) == 0
                 cable.mend()
                 assert heard(cable, 3) > 0
                 cable.lose(90)
-                assert heard(cable, 8) < 8
+                assert heard(cable, 8, 0.5) < 8
                 cable.mend()
                 assert heard(cable, 3) == 3
             finally:

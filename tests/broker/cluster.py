@@ -55,7 +55,7 @@ class Cluster:
         return trainer
 
 
-async def until(true: Callable[[], object], what: str, seconds: float = 30) -> None:
+async def until(true: Callable[[], object], what: str, seconds: float = 60) -> None:
     started = time.monotonic()
     while not true():
         assert time.monotonic() - started < seconds, f"timed out: {what}"

@@ -37,7 +37,7 @@ def config(tmp_path: Path) -> Config:
             "data": {"source": "jsonl", "path": str(data)},
             "rollout": {"prompts_per_step": 2, "group_size": 4, "engine": "trace"},
             "trainer": {"epochs": 1},
-            "schedule": {"heartbeat_s": 0.1, "lost_after_s": 1.0},
+            "schedule": {"heartbeat_s": 0.1, "lost_after_s": 3.0},
             "store": {"map_gib": 0.1, "durability": "async"},
         }
     )

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import signal
 from typing import Any
 
@@ -32,14 +33,14 @@ class Unsaved(Trainer):
 
 
 async def troubles(link: Client) -> list[str]:
-    answer = (await link.request(m.GetQueues(), deadline_s=10)).message
+    answer = (await link.request(m.GetQueues(), deadline_s=60)).message
     assert isinstance(answer, m.Queues)
     return answer.troubles
 
 
 async def told(link: Client, words: str) -> None:
-    async with asyncio.timeout(40):
-        while not any(words in line for line in await troubles(link)):
+    async with asyncio.timeout(60):
+        while not any(re.search(words, line) for line in await troubles(link)):
             await asyncio.sleep(0.05)
 
 
@@ -49,7 +50,7 @@ async def trained(cluster: Cluster, kind: type[Trainer]) -> Any:
     trainer = kind(cluster.where.broker, cluster.store, "trainer")
     await trainer.__aenter__()
     cluster.stack.callback(trainer.vanish)
-    await asyncio.wait_for(trainer.over.wait(), 30)
+    await asyncio.wait_for(trainer.over.wait(), 60)
     return trainer
 
 
@@ -64,7 +65,7 @@ async def test_a_run_is_finished_when_its_last_checkpoint_is_written_and_not_bef
     again = Unsaved(cluster.where.broker, cluster.store, "again")
     again.version = 3
     async with again:
-        await asyncio.wait_for(again.over.wait(), 30)
+        await asyncio.wait_for(again.over.wait(), 60)
         await again.tell(m.Checkpointed(worker="again", step=1, newest=3))
         assert not cluster.broker.finished
     await until(lambda: cluster.broker.finished, "finish")
@@ -74,7 +75,7 @@ async def lose_the_trainer_at_the_end(config: Config, lost: asyncio.Event) -> No
     async with contextlib.AsyncExitStack() as stack:
         cluster = await Cluster(config, stack).open()
         trainer = await trained(cluster, Unsaved)
-        await told(trainer.link, "the trainer writes the last checkpoint, 2 s")
+        await told(trainer.link, r"the trainer writes the last checkpoint, ([2-9]|\d\d+) s")
         trainer.vanish()
         lost.set()
         await until(lambda: cluster.broker.stopping, "the end")
@@ -149,7 +150,7 @@ async def test_what_a_dead_trainer_said_does_not_move_the_run(cluster: Cluster) 
             m.Checkpointed(worker="trainer", step=2, life=life),
         ):
             with pytest.raises(PeerGone, match="join first"):
-                await link.request(late, deadline_s=10)
+                await link.request(late, deadline_s=60)
         if name == "late":
             link.close()
     assert cluster.broker.ledger.started
@@ -175,10 +176,10 @@ async def test_a_broker_that_was_stopped_blames_nobody_for_it(config: Config) ->
             trainer = await stack.enter_async_context(Trainer(where.broker, store, "trainer"))
             await until(lambda: rollout.holding, "work")
             os.kill(process.pid, signal.SIGSTOP)
-            await asyncio.sleep(4 * config.schedule.lost_after_s)
+            await asyncio.sleep(2 * config.schedule.lost_after_s)
             os.kill(process.pid, signal.SIGCONT)
             for _ in range(5):  # its clock comes round meanwhile
-                await trainer.link.request(m.GetQueues(), deadline_s=30)
+                await trainer.link.request(m.GetQueues(), deadline_s=60)
                 await asyncio.sleep(config.schedule.heartbeat_s)
             log = where.log("broker").read_text()
     assert "did not run for" in log

@@ -79,7 +79,7 @@ def test_it_comes_with_the_broker_and_comes_back(config: Config, monkeypatch: py
             until(lambda: lives(folder))
             assert door.read(folder) == first  # a page that is open finds it again
             broker.send_signal(signal.SIGTERM)
-            assert broker.wait(30) == 0
+            assert broker.wait(60) == 0
             until(lambda: not page.is_running())
             assert door.read(folder) is None
 

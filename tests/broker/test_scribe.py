@@ -15,7 +15,7 @@ from rhymed.wire import Client
 
 async def test_a_run_in_events(cluster: Cluster) -> None:
     trainer = await cluster.everybody()
-    await asyncio.wait_for(trainer.over.wait(), 30)
+    await asyncio.wait_for(trainer.over.wait(), 60)
     await trainer.tell(m.Checkpointed(worker=trainer.name, step=3))
     await trainer.leave()
     await until(lambda: cluster.broker.finished, "finish")
@@ -36,11 +36,11 @@ async def test_a_run_in_events(cluster: Cluster) -> None:
 
 async def test_what_workers_count_becomes_the_timeline(cluster: Cluster) -> None:
     link = Client(cluster.where.broker, "w", peer="broker")
-    await link.request(m.Join(role="rollout", worker="w", host="h", pid=7), deadline_s=5)
+    await link.request(m.Join(role="rollout", worker="w", host="h", pid=7), deadline_s=60)
     for spent in (0.5, 1.5, 2.5):
         stats = {"seconds/decode": spent, "seconds/idle": spent / 2, "seconds/lunch": 9.0}
-        await link.request(m.Heartbeat(worker="w", version=2, stats=stats), deadline_s=5)
-    await link.request(m.Leave(worker="w"), deadline_s=5)
+        await link.request(m.Heartbeat(worker="w", version=2, stats=stats), deadline_s=60)
+    await link.request(m.Leave(worker="w"), deadline_s=60)
     link.close()
     folder = cluster.where.folder
     await until(lambda: any(event.event == "left" for event in read(folder).events), "the last row")
@@ -54,12 +54,12 @@ async def test_what_workers_count_becomes_the_timeline(cluster: Cluster) -> None
 async def test_a_timeline_that_cannot_be_written_harms_nobody(cluster: Cluster) -> None:
     (cluster.where.folder / FILE).mkdir(parents=True)
     trainer = await cluster.everybody()
-    await asyncio.wait_for(trainer.over.wait(), 30)
+    await asyncio.wait_for(trainer.over.wait(), 60)
     assert len(trainer.steps) == 3
     link = Client(cluster.where.broker, "watcher", peer="broker")
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not any(
-            "timeline" in text for text in (await link.request(m.GetQueues(), deadline_s=5)).message.troubles
+            "timeline" in text for text in (await link.request(m.GetQueues(), deadline_s=60)).message.troubles
         ):
             await asyncio.sleep(0.02)
     link.close()

@@ -232,7 +232,7 @@ def test_what_cannot_be_steered_is_said_in_words(story: Story) -> None:
 async def ask(cluster: Cluster, message: m.Message) -> m.Message:
     client = Client(cluster.where.broker, peer="broker")
     try:
-        return (await client.request(message, deadline_s=20)).message
+        return (await client.request(message, deadline_s=60)).message
     finally:
         client.close()
 
@@ -250,7 +250,7 @@ async def test_a_run_is_paused_and_goes_on_to_its_end(cluster: Cluster) -> None:
     assert sum(row.held for row in queues.workers) == 0
     assert not trainer.steps
     await ask(cluster, m.Pause(paused=False))
-    await asyncio.wait_for(trainer.over.wait(), 30)
+    await asyncio.wait_for(trainer.over.wait(), 60)
     assert sum(len(step.samples) for step in trainer.steps) == 24
 
 
@@ -283,7 +283,7 @@ async def test_while_a_run_is_paused_no_death_is_held_against_a_process(
         await ask(cluster, m.GetQueues())
     finally:
         stop.set()
-        assert await asyncio.wait_for(watching, 30) is False
+        assert await asyncio.wait_for(watching, 60) is False
 
 
 async def test_a_worker_is_drained_and_nothing_is_lost(cluster: Cluster) -> None:
@@ -298,7 +298,7 @@ async def test_a_worker_is_drained_and_nothing_is_lost(cluster: Cluster) -> None
     await ask(cluster, m.Drain(worker="rollout-0", drained=True))
     await until(lambda: not slow.holding, "everything handed over")
     await cluster.actor(Rollout, "rollout-1")
-    await asyncio.wait_for(trainer.over.wait(), 30)
+    await asyncio.wait_for(trainer.over.wait(), 60)
     assert sum(len(step.samples) for step in trainer.steps) == 24
     queues = await ask(cluster, m.GetQueues())
     assert isinstance(queues, m.Queues)

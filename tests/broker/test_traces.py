@@ -143,7 +143,7 @@ def span(number: int) -> Span:
 
 
 def wait(true: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while not true():
         assert time.monotonic() < deadline, f"timed out: {what}"
         time.sleep(0.01)

@@ -82,7 +82,7 @@ def test_a_step_that_cannot_be_given_to_the_trainer_is_told_with_the_reason(stor
         story.now += 1
     story.beat("trainer")
     story.beat("w", [A0, A1])
-    assert told(story) == ["step 0 could not be given to the trainer for 12 s: no log-probs"]
+    assert told(story) == ["step 1 could not be given to the trainer for 12 s: no log-probs"]
 
 
 def test_a_step_that_lost_most_of_its_samples_is_told_with_the_reason(story: Story) -> None:
@@ -96,7 +96,7 @@ def test_a_step_that_lost_most_of_its_samples_is_told_with_the_reason(story: Sto
             story.scored("r", sample, error=error)
         story.trained(step)
         story.loaded("w", step + 1)
-        lost = ["2 of 2 samples of step 1 were dropped, lately: not scored: pear"] if step == 1 else []
+        lost = ["2 of 2 samples of step 2 were dropped, lately: not scored: pear"] if step == 1 else []
         assert told(story) == lost
 
 

@@ -64,7 +64,7 @@ def held(folder: Path) -> Iterator[Path]:
         assert process.stdout is not None
         assert process.stdout.readline() == "open\n"
         yield folder
-        process.communicate("\n", timeout=30)
+        process.communicate("\n", timeout=60)
 
 
 def test_each_round_finds_the_ones_before_it_newest_first(folder):

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -136,7 +135,7 @@ def ask(tmp_path: Path) -> Callable[..., Asked]:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
         environ = {**kept, "HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "hf"), "NO_PROXY": "*", **extra}
         done = subprocess.run(
-            [sys.executable, "-c", ASK], input=json.dumps(what), env=environ, text=True, stdout=-1, timeout=100
+            [sys.executable, "-c", ASK], input=json.dumps(what), env=environ, text=True, stdout=-1, timeout=250
         )
         return [tuple(json.loads(line)) for line in done.stdout.splitlines()]
 
@@ -161,6 +160,7 @@ NOWHERE = "http://127.0.0.1:9"
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_models_of_the_hub(hub: Hub, ask: Callable[..., Asked]) -> None:
     model = {"model": {"given": "some/model"}}
     found = ask(
@@ -185,6 +185,7 @@ def test_models_of_the_hub(hub: Hub, ask: Callable[..., Asked]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_datasets_of_the_hub(hub: Hub, ask: Callable[..., Asked]) -> None:
     some = {"path": "some/set", "subset": "main"}
     (rows, _), (missing, _), (gated, _), (split, _) = ask(
@@ -194,11 +195,11 @@ def test_datasets_of_the_hub(hub: Hub, ask: Callable[..., Asked]) -> None:
     assert "DataError: data.path = 'some/others': the hub has no dataset of that name" in missing
     assert f"this dataset is gated: accept its terms at {hub.address}/datasets/some/gated" in gated
     assert "data.split = 'val': there is no such split; it has train, test" in split
-    started = time.monotonic()
-    (cached, _), (none, _) = ask(NOWHERE, some, some | {"path": "some/others"})
+    (cached, _), (none, none_s) = ask(NOWHERE, some, some | {"path": "some/others"})
     assert cached == rows
+    assert none_s < 30
     assert "not in the local cache, and http://127.0.0.1:9 cannot be reached" in none
     assert "`hf download some/others --repo-type dataset --local-dir FOLDER`; then set data.path" in none
-    ((off, _),) = ask(hub.address, some | {"path": "some/others"}, HF_HUB_OFFLINE="1")
+    _, (off, off_s) = ask(hub.address, some, some | {"path": "some/others"}, HF_HUB_OFFLINE="1")
     assert "HF_HUB_OFFLINE is set" in off
-    assert time.monotonic() - started < 60
+    assert off_s < 30

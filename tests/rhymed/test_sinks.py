@@ -131,7 +131,7 @@ async def test_a_sink_that_hangs_is_started_again_and_does_not_hold_up_the_end(
     package("wandb", HANGING)
     config = configured(tmp_path, "wandb")
     write(places(config), 0)
-    async with kept(config, stall_s=0.3) as keeper:
+    async with kept(config, stall_s=1.0) as keeper:
         await until(lambda: "hung" in keeper.trouble, "it is noticed")
         await until(lambda: len(rows(tmp_path / "wandb.init")) > 1, "it is started again")
     async with kept(config) as keeper:  # now with the usual patience

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -29,7 +28,7 @@ def script(tmp_path: Path) -> Callable[..., Command]:
     return write
 
 
-async def until(condition: Callable[[], bool], deadline_s: float = 20.0) -> None:
+async def until(condition: Callable[[], bool], deadline_s: float = 60.0) -> None:
     async with asyncio.timeout(deadline_s):
         while not condition():
             await asyncio.sleep(0.02)
@@ -90,7 +89,7 @@ async def test_one_that_fails_every_time_ends_the_run_with_its_log_named(logs, s
     monkeypatch.setattr(supervisor, "MAX_RESTARTS", 1)
     command = script("trainer", "import sys; print('no such model'); sys.exit(3)")
     async with Supervisor([command], logs, lambda _: None) as running:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await running.failed.wait()
             assert "trainer.out" in running.failure
     assert "ended 2 times: no such model" in running.failure
@@ -104,13 +103,11 @@ async def test_one_that_ignores_sigterm_is_killed(logs, script, monkeypatch, tmp
         "import os, signal, sys, time\n"
         "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
         "open(sys.argv[1], 'w').write(str(os.getpid()))\n"
-        "time.sleep(60)\n"
+        "time.sleep(600)\n"
     )
-    async with Supervisor([script("stubborn", text, file)], logs, lambda _: None):
+    async with asyncio.timeout(100), Supervisor([script("stubborn", text, file)], logs, lambda _: None):
         await until(lambda: file.exists() and file.read_text() != "")
         pid = int(file.read_text())
-        started = time.monotonic()
-    assert time.monotonic() - started < 15
     assert not alive(pid)
 
 
@@ -118,7 +115,7 @@ async def test_what_cannot_get_better_is_not_tried_again(logs, script) -> None:
     command = script("reward-0", "import sys; print('no such function'); sys.exit(2)")
     told: list[str] = []
     async with Supervisor([command], logs, told.append) as running:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await running.failed.wait()
     assert told == []
     assert "reward-0 ended once and for all: no such function" in running.failure
@@ -147,7 +144,7 @@ async def test_a_restart_says_why_and_a_full_disk_ends_it(logs, script, monkeypa
         assert told[0].startswith("trainer ended (status 1: CheckpointError: no room); starting it again")
         usage = supervisor.shutil.disk_usage(tmp_path)
         monkeypatch.setattr(supervisor.shutil, "disk_usage", lambda path: usage._replace(free=0))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await running.failed.wait()
     assert running.mistake
     assert "is full: make room" in running.failure
@@ -183,7 +180,7 @@ async def test_one_that_keeps_dying_is_not_given_up_while_the_run_gets_on(
         assert not running.failed.is_set()
         for life in range(6, 12):
             die(life)
-        await asyncio.wait_for(running.failed.wait(), 20)  # and now it does not get on any more
+        await asyncio.wait_for(running.failed.wait(), 60)  # and now it does not get on any more
 
 
 async def test_workers_hand_back_while_broker_and_store_are_there(tmp_path, script, logs) -> None:
@@ -235,7 +232,7 @@ async def test_what_is_made_up_for_excuses_workers_only(logs, script, monkeypatc
     text = "import os, sys; open(sys.argv[1], 'a').write('.'); os.kill(os.getpid(), 9)"
     running = Supervisor([script(name, text, lives)], logs, lambda _: None)
     async with running:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not running.failed.is_set() and (not lives.exists() or len(lives.read_text()) < 5):
                 running.moved(further=False)
                 await asyncio.sleep(0.01)

@@ -248,7 +248,7 @@ async def test_beginnings_that_do_not_fit_end_no_store(tmp_path: Path, monkeypat
         for step in range(10_000):
             await client.put_samples([new_sample(step, length=4000)])
     with pytest.raises(StoreFull, match=r"raise store\.map_gib"):
-        await asyncio.wait_for(running, 20)
+        await asyncio.wait_for(running, 60)
     client.close()
 
 
@@ -262,7 +262,7 @@ async def test_a_store_that_stays_full_ends_with_what_to_do(tmp_path: Path, monk
         for step in range(10_000):
             await client.put_samples([new_sample(step, length=4000)])
     with pytest.raises(StoreFull, match=r"raise store\.map_gib"):
-        await asyncio.wait_for(running, 20)
+        await asyncio.wait_for(running, 60)
     client.close()
 
 
@@ -279,8 +279,13 @@ async def test_acknowledged_samples_outlive_a_kill(tmp_path: Path, durability: s
     async def write(index: int) -> None:
         for step in range(100_000):
             sample = new_sample(step, index, length=500)
-            await client.put_samples([sample], deadline_s=2)
-            acknowledged.append(sample)
+            try:
+                await client.put_samples([sample], deadline_s=2)
+            except DeadlineExceeded:  # a slow disk, as long as it lives
+                if process.returncode is not None:
+                    raise
+            else:
+                acknowledged.append(sample)
 
     try:
         await client.stats()  # it is up
@@ -288,12 +293,12 @@ async def test_acknowledged_samples_outlive_a_kill(tmp_path: Path, durability: s
         while len(acknowledged) < 300:
             await asyncio.sleep(0.01)
         process.kill()
-        await asyncio.to_thread(process.wait, 10)
+        await asyncio.to_thread(process.wait, 60)
         outcomes = await asyncio.gather(*writers, return_exceptions=True)
         assert all(isinstance(outcome, WireError) for outcome in outcomes)
     finally:
         process.kill()
-        process.wait(10)
+        process.wait(60)
         client.close()
     async with StoreService(config, where).running():
         client = StoreClient(where.store, "again")

@@ -50,6 +50,15 @@ class Loop:
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(DEADLINE_S)
 
     def close(self):
+        """Whoever still waits for something, as an answer to a page that is closed, ends with it."""
+
+        async def end():
+            left = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in left:
+                task.cancel()
+            await asyncio.gather(*left, return_exceptions=True)
+
+        self.run(end())
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join()
         self.loop.close()

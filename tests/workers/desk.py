@@ -53,7 +53,7 @@ class Desk:
         return {info.id: info for message in self.all(m.Generated) for info in message.samples}
 
     async def ask(self, message: m.Message) -> None:
-        await self.server.request(NAME.encode(), message, deadline_s=10)
+        await self.server.request(NAME.encode(), message, deadline_s=60)
 
 
 class Shelf:
@@ -73,7 +73,7 @@ class Shelf:
         return m.Manifest(version=message.version, host=host_id(), path=str(self._file), size=7, digest="")
 
 
-async def until(condition: Callable[[], Any], deadline_s: float = 30.0) -> None:
+async def until(condition: Callable[[], Any], deadline_s: float = 60.0) -> None:
     async with asyncio.timeout(deadline_s):
         while not condition():
             await asyncio.sleep(0.01)

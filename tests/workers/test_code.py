@@ -122,7 +122,7 @@ def test_one_bad_test_leaves_the_others(run: Run) -> None:
             os.abort()
         print(sum(map(int, line.split())))
     """
-    assert run(source, timeout_s=1, partial=True) == pytest.approx(1 / 3)
+    assert run(source, timeout_s=3, partial=True) == pytest.approx(1 / 3)
 
 
 def test_the_network_is_shut_off(run: Run, kind: str) -> None:
@@ -276,7 +276,7 @@ def test_what_counts_as_the_same() -> None:
 
 async def test_in_a_cage_the_sandbox_works_and_ends_with_it(kind: str, tmp_path: Path) -> None:
     """Nested: the limits of the cage hold, and its time limit ends the program."""
-    chosen = config("code", args={"sandbox": kind, "timeout_s": 1}, timeout_s=5.0, processes_limit=32, processes=1)
+    chosen = config("code", args={"sandbox": kind, "timeout_s": 2}, timeout_s=60.0, processes_limit=32, processes=1)
     row = {"prompt": "q", "ground_truth": SUMS}
     async with Pool(chosen) as pool:
         assert (await pool.score(item(RIGHT, row))).reward == 1.0

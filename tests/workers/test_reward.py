@@ -87,7 +87,7 @@ class Desk:
         return defaultdict(float, self.last.stats)
 
     async def rate(self, *ids: SampleId) -> None:
-        await self.server.request(b"reward-0", RateSamples(samples=list(ids)), deadline_s=10)
+        await self.server.request(b"reward-0", RateSamples(samples=list(ids)), deadline_s=60)
 
 
 async def until(condition: Callable[[], Any], deadline_s: float = 60.0) -> None:
@@ -282,8 +282,8 @@ async def test_finish_ends_it(make: Callable[..., Config], where: Places, desk: 
     worker = RewardWorker(make(), where, "reward-0")
     running = asyncio.create_task(worker.run())
     await until(lambda: desk.joins)
-    await desk.server.request(b"reward-0", Finish(reason="all steps are trained"), deadline_s=10)
-    async with asyncio.timeout(30):
+    await desk.server.request(b"reward-0", Finish(reason="all steps are trained"), deadline_s=60)
+    async with asyncio.timeout(60):
         await running
     assert not desk.leaves
 

@@ -26,6 +26,14 @@ def slow(config: Config) -> Config:
     return config.model_copy(update={"trace": trace, "rollout": rollout})
 
 
+@pytest.fixture
+def long(slow: Config) -> Config:
+    """With responses of hundreds of tokens: none ends before a test has seen of it what it wants."""
+    trace = slow.trace.model_copy(update={"mean_length": 1000})
+    rollout = slow.rollout.model_copy(update={"max_response_length": 2000})
+    return slow.model_copy(update={"trace": trace, "rollout": rollout})
+
+
 def by_length(config: Config) -> list[m.SampleId]:
     """Samples whose responses are of many lengths, the shortest first."""
     book = TraceBook(config)
@@ -39,7 +47,7 @@ def is_beginning(part: Any, config: Config, id: m.SampleId) -> bool:
 
 async def test_a_running_sample_is_in_the_store_as_far_as_it_is_written(slow: Config, scene: Any) -> None:
     where, desk, _, client = scene
-    (asked,) = ids(count=1)
+    asked = by_length(slow)[-1]
     seen = []
     async with at_work(slow, where, desk):
         await desk.ask(m.Generate(samples=[asked]))
@@ -54,21 +62,21 @@ async def test_a_running_sample_is_in_the_store_as_far_as_it_is_written(slow: Co
     assert len(set(seen)) > 3, "it grew in several parts"
 
 
-async def test_many_tokens_are_saved_before_their_time(slow: Config, scene: Any, monkeypatch: Any) -> None:
+async def test_many_tokens_are_saved_before_their_time(long: Config, scene: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr(saving, "MOST", 4)
-    late = slow.model_copy(update={"rollout": slow.rollout.model_copy(update={"save_every_s": 3600.0})})
+    late = long.model_copy(update={"rollout": long.rollout.model_copy(update={"save_every_s": 3600.0})})
     where, desk, _, client = scene
     (asked,) = ids(count=1)
     async with at_work(late, where, desk):
         await desk.ask(m.Generate(samples=[asked]))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not (parts := await client.get_partials([asked])):
                 await asyncio.sleep(0.02)
         assert is_beginning(parts[asked], late, asked)
 
 
-async def test_a_worker_that_is_told_to_stop_saves_all_and_leaves(slow: Config, scene: Any) -> None:
-    late = slow.model_copy(update={"rollout": slow.rollout.model_copy(update={"save_every_s": 3600.0})})
+async def test_a_worker_that_is_told_to_stop_saves_all_and_leaves(long: Config, scene: Any) -> None:
+    late = long.model_copy(update={"rollout": long.rollout.model_copy(update={"save_every_s": 3600.0})})
     where, desk, _, client = scene
     asked = ids()
     async with at_work(late, where, desk) as worker:
@@ -81,15 +89,15 @@ async def test_a_worker_that_is_told_to_stop_saves_all_and_leaves(slow: Config, 
     assert [leave.worker for leave in desk.all(m.Leave)] == [NAME]
 
 
-async def test_the_next_worker_goes_on_where_a_dead_one_was(slow: Config, scene: Any) -> None:
+async def test_the_next_worker_goes_on_where_a_dead_one_was(long: Config, scene: Any) -> None:
     where, desk, _, client = scene
     (asked,) = ids(count=1)
-    worker = RolloutWorker(slow, where, NAME)
+    worker = RolloutWorker(long, where, NAME)
     life = asyncio.ensure_future(worker.run())
     await until(lambda: desk.all(m.Join))
     await desk.ask(m.LoadVersion(version=0, weights=where.weights))
     await desk.ask(m.Generate(samples=[asked]))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while len((await client.get_partials([asked])).get(asked, ())) < 5:
             await asyncio.sleep(0.02)
     worker._failure = EngineError("gone")  # so that nothing is handed back
@@ -98,16 +106,17 @@ async def test_the_next_worker_goes_on_where_a_dead_one_was(slow: Config, scene:
         await life
     saved = (await client.get_partials([asked]))[asked]
     desk.got.clear()
-    async with at_work(slow, where, desk):
+    quick = long.model_copy(update={"trace": long.trace.model_copy(update={"step_s": 0.001})})
+    async with at_work(quick, where, desk):
         await desk.ask(m.Generate(samples=[asked], begun=[asked]))
         await until(lambda: asked in desk.generated)
     (whole,) = await client.get_samples([asked])
-    np.testing.assert_array_equal(whole.tokens, TraceBook(slow).response(asked)[0])
+    np.testing.assert_array_equal(whole.tokens, TraceBook(quick).response(asked)[0])
     assert desk.generated[asked].ahead == (len(saved), len(saved))
 
 
 async def test_a_store_that_is_away_does_not_stop_the_engine(
-    slow: Config, scene: Any, monkeypatch: Any, caplog: pytest.LogCaptureFixture
+    long: Config, scene: Any, monkeypatch: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     where, desk, _, client = scene
     put, away = StoreClient.put_partials, asyncio.Event()
@@ -120,11 +129,11 @@ async def test_a_store_that_is_away_does_not_stop_the_engine(
     monkeypatch.setattr(saving, "AGAIN_S", 0.05)
     monkeypatch.setattr(StoreClient, "put_partials", refuse)
     (asked,) = ids(count=1)
-    async with at_work(slow, where, desk):
+    async with at_work(long, where, desk):
         await desk.ask(m.Generate(samples=[asked]))
         await until(lambda: desk.all(m.Heartbeat) and beat(desk).get(asked, m.Holding(id=asked)).tokens > 5)
         away.set()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not (parts := await client.get_partials([asked])):
                 assert asked not in desk.generated
                 await asyncio.sleep(0.01)
@@ -149,16 +158,15 @@ async def test_a_store_that_refuses_is_left_alone_for_a_while(slow: Config, scen
         assert asked == 1
 
 
-async def test_a_beginning_that_another_worker_cut_is_saved_again(slow: Config, scene: Any) -> None:
+async def test_a_beginning_that_another_worker_cut_is_saved_again(long: Config, scene: Any) -> None:
     where, desk, _, client = scene
-    slower = slow.model_copy(update={"trace": slow.trace.model_copy(update={"step_s": 0.05})})
-    asked = by_length(slower)[-1]
-    whole, _, _ = TraceBook(slower).response(asked)
+    (asked,) = ids(count=1)
+    whole, _, _ = TraceBook(long).response(asked)
 
     async def saved() -> int:
         return len((await client.get_partials([asked])).get(asked, ()))
 
-    async with at_work(slower, where, desk), asyncio.timeout(40):
+    async with at_work(long, where, desk), asyncio.timeout(60):
         await desk.ask(m.Generate(samples=[asked]))
         while (before := await saved()) < 8:
             await asyncio.sleep(0.01)
@@ -166,16 +174,18 @@ async def test_a_beginning_that_another_worker_cut_is_saved_again(slow: Config, 
         while await saved() <= before:
             assert asked not in desk.generated
             await asyncio.sleep(0.01)
-        assert is_beginning((await client.get_partials([asked]))[asked], slower, asked)
+        assert is_beginning((await client.get_partials([asked]))[asked], long, asked)
 
 
 async def test_a_worker_that_leaves_takes_nothing_and_saves_to_the_last(
-    slow: Config, scene: Any, monkeypatch: Any
+    long: Config, scene: Any, monkeypatch: Any
 ) -> None:
     monkeypatch.setattr("rhymed.service.DRAIN_S", 60.0)
-    late = slow.model_copy(update={"rollout": slow.rollout.model_copy(update={"save_every_s": 3600.0})})
+    rollout = long.rollout.model_copy(update={"save_every_s": 3600.0})
+    trace = long.trace.model_copy(update={"mean_length": 200, "sample_sigma": 1.5})  # 10 tokens, and 1,000
+    late = long.model_copy(update={"rollout": rollout, "trace": trace})
     where, desk, _, client = scene
-    short, *_, long = by_length(late)
+    short, *_, last = by_length(late)
     put, told = StoreClient.put_samples, asyncio.Event()
 
     async def wait(self: StoreClient, samples: Any, **given: Any) -> Any:
@@ -184,29 +194,37 @@ async def test_a_worker_that_leaves_takes_nothing_and_saves_to_the_last(
 
     monkeypatch.setattr(StoreClient, "put_samples", wait)
     async with at_work(late, where, desk) as worker:
-        await desk.ask(m.Generate(samples=[short, long]))
-        await until(lambda: list(worker.engine.progress()) == [long])
+        await desk.ask(m.Generate(samples=[short, last]))
+        await until(lambda: list(worker.engine.progress()) == [last])
         worker.stop()
-        async with asyncio.timeout(20):
-            while not (begun := await client.get_partials([long])):
+        async with asyncio.timeout(60):
+            while not (begun := await client.get_partials([last])):
                 await asyncio.sleep(0.01)
         with pytest.raises(PeerGone, match="takes no more samples"):
             await desk.ask(m.Generate(samples=ids(step=1)))
-        await until(lambda: worker.engine.progress()[long] > len(begun[long]) + 2)
+        await until(lambda: worker.engine.progress()[last] > len(begun[last]) + 2)
         told.set()
-    parts = await client.get_partials([long])
-    assert len(parts[long]) > len(begun[long]) + 2
-    assert is_beginning(parts[long], late, long)
+    parts = await client.get_partials([last])
+    assert len(parts[last]) > len(begun[last]) + 2
+    assert is_beginning(parts[last], late, last)
 
 
-async def test_an_earlier_record_is_what_is_reported(slow: Config, scene: Any) -> None:
+async def test_an_earlier_record_is_what_is_reported(slow: Config, scene: Any, monkeypatch: Any) -> None:
     where, desk, _, client = scene
     (asked,) = ids(count=1)
+    put, earlier = StoreClient.put_samples, asyncio.Event()
+
+    async def wait(self: StoreClient, samples: Any, **given: Any) -> Any:
+        await earlier.wait()
+        return await put(self, samples, **given)
+
+    monkeypatch.setattr(StoreClient, "put_samples", wait)
     async with at_work(slow, where, desk):
         await desk.ask(m.Generate(samples=[asked]))
         await until(lambda: desk.all(m.Heartbeat) and asked in beat(desk))
         info = m.SampleInfo(id=asked, prompt_length=1, length=2, finish_reason="length", versions=[(0, 1), (1, 1)])
-        await client.put_samples([NewSample(info, [7], [1, 2], [-0.5, -0.5])])
+        await put(client, [NewSample(info, [7], [1, 2], [-0.5, -0.5])])
+        earlier.set()
         await until(lambda: asked in desk.generated)
     assert desk.generated[asked].length == 2
     assert desk.generated[asked].versions == [(0, 1), (1, 1)]
@@ -234,7 +252,7 @@ async def test_an_engine_that_makes_no_token_ends_its_worker(config: Config, sce
     assert not life.done(), "an engine that has nothing to do is not stuck"
     await desk.ask(m.Generate(samples=ids()))
     with pytest.raises(EngineError, match=r"no token for 0\.5 s"):
-        await asyncio.wait_for(life, 20)
+        await asyncio.wait_for(life, 60)
 
 
 async def test_progress_of_any_sample_is_progress() -> None:

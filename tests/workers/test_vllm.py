@@ -185,7 +185,7 @@ async def afresh(engine: Any, job: Task) -> tuple[Output, int]:
     other = SampleId(step=0, prompt="fedcba9876543210", index=0)
     await engine.generate(Task(other, PROMPT, sampling_for(engine._config, other)))  # all of its prompt have left
     await engine.remember(job.id.prompt, PROMPT, [])
-    await asyncio.sleep(0.2)  # the empty index takes the place of the one that knows the answer
+    await asyncio.sleep(2)  # the empty index takes the place of the one that knows the answer
     output = await engine.generate(job)
     ((told, yields),) = await engine.drafting([job.id])
     assert accepted(yields, len(output.tokens)).sum() == told.accepted
@@ -297,7 +297,7 @@ async def test_no_process_outlives_a_killed_worker(tiny_model: Path, tmp_path: P
     assert below
     os.kill(owner.pid, signal.SIGKILL)
     await owner.wait()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while any(process.is_running() and process.status() != "zombie" for process in below):
         assert time.monotonic() < deadline, "an engine process outlived its owner"
         await asyncio.sleep(0.1)
@@ -314,12 +314,12 @@ async def test_what_the_engines_steps_do_is_told_second_by_second(engine: Any) -
     before, began = await settled(), time.monotonic()
     outputs = await asyncio.gather(*(engine.generate(task(engine, index, step=20)) for index in range(8)))
     passed = time.monotonic() - began
-    after = await settled()
+    after, whole = await settled(), time.monotonic() - began
     spent = {name: after[name] - before.get(name, 0.0) for name in after}
     assert spent["prefill"] > 0
     assert spent["draft"] > 0
     assert spent["decode"] + spent["verify"] > 0
-    assert 0.6 * passed < sum(spent.values()) <= passed + 0.1, spent
+    assert 0.6 * passed < sum(spent.values()) <= whole, spent
     best = max(range(8), key=lambda index: len(outputs[index].tokens))
     await engine.generate(task(engine, best, step=20, carried=outputs[best].tokens.tolist()))
     assert engine.seconds()["verify"] > after["verify"], "what it made before was verified"

@@ -34,7 +34,7 @@ def alive(pid: int) -> bool:
 
 
 async def wait_for(condition: Callable[[], Any]) -> bool:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not condition() and time.monotonic() < deadline:
         await asyncio.sleep(0.05)
     return bool(condition())
