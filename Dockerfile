@@ -1,6 +1,7 @@
 # Images of rhymed. Targets: `slim` (broker, store, dashboard), `worker` (trainer, rollout and reward on processors),
 # `gpu` (trainer and rollout on vLLM's CUDA image). Needs BuildKit. What an index would be asked for is taken from
-# docker/wheels first (`make wheels`); a pip.conf can be given as the build secret `pip`.
+# docker/wheels first (`make wheels`); a pip.conf can be given as the build secret `pip`. SINKS: packages for the broker's
+# metrics and traces, e.g. "tensorboard wandb".
 
 ARG BASE_IMAGE=python:3.11-slim-bookworm
 ARG BUILD_IMAGE=python:3.11-bookworm
@@ -11,7 +12,7 @@ ARG GPU_IMAGE=vllm/vllm-openai:v0.32.0
 FROM ${BASE_IMAGE} AS base
 RUN groupadd --gid 10001 rhymed \
  && useradd --uid 10001 --gid 10001 --create-home --shell /usr/sbin/nologin rhymed \
- && install -d -o rhymed -g rhymed /runs /models /weights /run/secrets/rhymed \
+ && install -d -o rhymed -g rhymed /runs /reward /models /weights /run/secrets/rhymed \
  && install -d -o rhymed -g rhymed -m 0700 /keys \
     /keys/all /keys/broker /keys/store /keys/trainer /keys/rollout /keys/reward /keys/viewer
 ENV PATH=/opt/own/bin:/opt/rhymed/bin:$PATH \
@@ -43,6 +44,10 @@ RUN --mount=type=bind,source=docker/wheels,target=/wheels --mount=type=secret,id
  && find /opt/rhymed \( -name tests -o -name '*.pyi' -o -name '*.pxd' -o -name '*.h' -o -name '*.a' \
     -o -path '*/zstandard/_cffi*' \) -prune -exec rm -rf {} + \
  && find /opt/rhymed -name '*.so*' -not -path '*.libs/*' -exec strip --strip-unneeded {} +
+ARG SINKS
+COPY requirements/cpu.txt requirements/
+RUN --mount=type=bind,source=docker/wheels,target=/wheels --mount=type=secret,id=pip,target=/etc/pip.conf \
+    test -z "$SINKS" || python3 -m pip --python /opt/rhymed/bin/python install --no-compile -c requirements/cpu.txt $SINKS
 RUN python3 -m compileall -q -j 0 /opt/rhymed && echo /opt/own > $(echo /opt/rhymed/lib/python3*/site-packages)/own.pth
 
 FROM tools AS worker-installed

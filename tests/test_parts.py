@@ -20,7 +20,7 @@ from rhymed.prepared import file_of, prepare, rows_of
 from rhymed.sources import load_rows
 
 REWARD = "def reward(completions, **columns):\n    return [float(len(text) % 7) for text in completions]\n"
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 
 CONFIG = """
 [run]
@@ -102,6 +102,7 @@ def start() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_processes_started_one_by_one_meet_by_name_and_are_told_of_the_end(
     file: Path, start: Callable[..., subprocess.Popen[bytes]], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -111,6 +112,7 @@ def test_processes_started_one_by_one_meet_by_name_and_are_told_of_the_end(
     store, broker = start("store", file), start("broker", "--stay", file)
     until(lambda: ask("health", "broker", file) == 0, "the broker answers")
     assert ask("health", "store", file) == 0
+    report = start("report", file.parent / "parts", "--wait")
     capsys.readouterr()
     assert ask("health", "reward", file) == 1
     assert "no reward of" in capsys.readouterr().out
@@ -120,6 +122,9 @@ def test_processes_started_one_by_one_meet_by_name_and_are_told_of_the_end(
     assert [process.wait(PATIENCE_S) for process in (*workers, reward)] == [0, 0, 0]
     late = start("worker", "--role", "rollout", file)
     assert late.wait(PATIENCE_S) == 0
+    assert report.wait(PATIENCE_S) == 0
+    assert "finished" in (file.parent / "parts" / "report.html").read_text()
+    assert "elapsed_s" in json.loads((file.parent / "parts" / "summary.json").read_text())
     assert (store.poll(), broker.poll()) == (None, None)
     for process in (broker, store):
         process.send_signal(signal.SIGTERM)

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from rhymed.cli.options import LATEST, example
+from rhymed.cli.options import add_run, example
 
 
 def add(commands: Any) -> None:
@@ -15,16 +15,21 @@ def add(commands: Any) -> None:
         help="write a run's report: one HTML page, and its pictures as PNG",
         **example("rhymed report runs/quickstart", "rhymed report runs/quickstart --out /tmp/shared"),
     )
-    parser.add_argument(
-        "run", nargs="?", type=Path, metavar="RUN", default=LATEST, help=f"a run's folder (default: {LATEST})"
-    )
+    add_run(parser)
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="write there (default: the run's folder)")
+    parser.add_argument(
+        "--wait", action="store_true", help="until the run is over, then write it, and the summary as `rhymed run` does"
+    )
     parser.add_argument("--ended", action="store_true", help=argparse.SUPPRESS)  # said by the run itself
     parser.set_defaults(handler=handle)
 
 
 def handle(arguments: argparse.Namespace) -> int:
+    from rhymed.report.waiting import write_at_the_end
     from rhymed.report.write import write
 
+    if arguments.wait:
+        print(write_at_the_end(arguments.run, arguments.out))
+        return 0
     print(write(arguments.run, arguments.out, ended=arguments.ended))
     return 0

@@ -1,0 +1,68 @@
+"""The end of a run that no `rhymed run` supervises (containers, processes started by hand): somebody waits for it.
+
+Owns when such a run is over, and what is written then: what `rhymed run` writes at its own end. A broker that does not
+answer may be starting again; one that has been gone for long will not come back, and what there is is written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+from rhymed.config import Config
+from rhymed.errors import ConfigError, DeadlineExceeded, Overloaded, PeerGone
+from rhymed.messages import GetQueues, Queues
+from rhymed.places import Places, places
+from rhymed.report.summary import summary
+from rhymed.report.write import write
+from rhymed.wire import Client
+
+LOOK_S = 2.0
+ASK_S = 5.0
+PATIENCE_S = 300.0  # without an answer
+DONE_S = 10.0  # without an answer, when every step is trained: a broker that need not stay goes at the end
+
+
+def write_at_the_end(folder: Path, out: Path | None = None) -> str:
+    """Waits, then writes summary and report; returns what is to be said. Raises `ConfigError`."""
+    try:
+        config = Config.model_validate_json((folder / "config.json").read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{folder} is no run's folder: {error}") from None
+    where = places(config)
+    last = asyncio.run(over(where))
+    said = []
+    if last is not None and _newer(where.metrics, where.folder / "summary.json"):
+        said.append(summary(config, where, last.uptime_s))
+    said.append(f"report   {write(folder, out, ended=_done(last))}")
+    return "\n".join(said)
+
+
+async def over(where: Places, patience_s: float = PATIENCE_S) -> Queues | None:
+    """What the broker said last, once it has said that the run is over or nothing for so long; None: it never spoke."""
+    client = Client(where.broker, peer="broker", keys=where.keys("viewer"))
+    last: Queues | None = None
+    heard = time.monotonic()
+    try:
+        while last is None or not last.finished:
+            try:
+                last = (await client.request(GetQueues(brief=True), deadline_s=ASK_S)).message
+                heard = time.monotonic()
+            except (DeadlineExceeded, Overloaded, PeerGone):
+                if time.monotonic() - heard > (DONE_S if _done(last) else patience_s):
+                    break
+            if last is None or not last.finished:
+                await asyncio.sleep(LOOK_S)
+    finally:
+        client.close()
+    return last
+
+
+def _done(last: Queues | None) -> bool:
+    return last is not None and (last.finished or last.step >= last.steps > 0)
+
+
+def _newer(file: Path, other: Path) -> bool:
+    """A summary that was written of all steps stays: its hours are not counted twice."""
+    return file.exists() and (not other.exists() or file.stat().st_mtime > other.stat().st_mtime)
