@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.util
 import json
 import logging
 import os
@@ -251,3 +252,30 @@ def test_a_damaged_bookmark_is_a_new_one(tmp_path: Path, damage: str) -> None:
     again = Bookmark(tmp_path, "wandb")
     assert (again.id, again.offset) == (bookmark.id, 7)
     again.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["wandb", "trackio", "mlflow"])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_the_real_package_takes_every_row(name: str, tmp_path: Path) -> None:
+    """Where it is installed; into files of this machine."""
+    if importlib.util.find_spec(name) is None:
+        pytest.skip(f"{name} is not installed")
+    made = configured(tmp_path, name)
+    config = made.model_copy(update={"metrics": made.metrics.model_copy(update={"offline": True})})
+    where = places(config)
+    where.folder.mkdir(parents=True)
+    where.config.write_text(config.model_dump_json())
+    write(where, 0, 1, 2)
+    command = [sys.executable, "-m", "rhymed.sinks", name, str(where.config)]
+    sent = {**os.environ, "HOME": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(command, env=sent, cwd=tmp_path, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(next(where.folder.glob(f"sinks/{name}.json")).read_text())["offset"] == where.metrics.stat().st_size
+    if name == "mlflow":
+        from mlflow import MlflowClient
+
+        client = MlflowClient(f"sqlite:///{tmp_path}/runs/mlflow.db")
+        (run,) = client.search_runs([one.experiment_id for one in client.search_experiments()])
+        history = client.get_metric_history(run.info.run_id, "reward/mean")
+        assert [(one.step, one.value) for one in history] == [(0, 0.0), (1, 0.1), (2, 0.2)]
