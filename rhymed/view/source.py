@@ -35,6 +35,10 @@ PACKAGES = ("rhymed", "torch", "vllm")
 SECRET = re.compile(r"(^|_)(token|secret|password|passwd|api_?key|credentials?)$", re.IGNORECASE)
 USER = re.compile(r"://[^/@\s]+@")  # and password, in a URL
 HIDDEN = "…"
+NO_ROWS = (
+    "metrics.jsonl is not in the run's folder, though steps were trained: their curves, numbers and epochs cannot be"
+    " shown; what comes from the timeline and the store is here"
+)
 
 Answer = TypeVar("Answer")
 
@@ -66,7 +70,7 @@ class Source:
         config = self.config
         self.rows.refresh()
         rollout, trainer = _section(config, "rollout"), _section(config, "trainer")
-        step = queues.step if queues else self.rows.last + 1
+        step = queues.step if queues else self.rows.last + 1 or self._trained()
         steps = (queues.steps if queues else 0) or self._steps(rollout, trainer)
         done = queues.finished if queues else (bool(steps) and step >= cast(int, steps)) or self._came_to_its_end()
         return {
@@ -83,7 +87,17 @@ class Source:
             "started": self._started(),
             "config": shown(config),
             "versions": versions(),
+            "missing": NO_ROWS if self._lacks_rows(step, live=queues is not None) else "",
         }
+
+    def _trained(self) -> int:
+        """How many steps its timeline says; for a run without rows."""
+        trained = (event.step for event in timeline.read(self.folder).events if event.event == "trained")
+        return max((step + 1 for step in trained if step is not None), default=0)
+
+    def _lacks_rows(self, step: int, *, live: bool) -> bool:
+        """Of a run that lives, the first row may be on its way."""
+        return self.rows.last < 0 and step > live and not self.rows.file.exists()
 
     def _steps(self, rollout: dict[str, Any], trainer: dict[str, Any]) -> int | None:
         """Of the whole run, where nobody alive can tell; None: it cannot be known."""

@@ -261,7 +261,7 @@ async def raw(port: int, text: str) -> bytes:
 async def test_a_run_that_has_not_begun(bare: Path, look: Any) -> None:
     async with look(bare) as ask:
         _, told = await ask("/api/run")
-        assert (told["state"], told["step"], told["steps"]) == ("stopped", 0, 4)
+        assert (told["state"], told["step"], told["steps"], told["missing"]) == ("stopped", 0, 4, "")
         assert await ask("/api/steps") == (200, {"steps": [], "evaluations": [], "epochs": []})
         _, told = await ask("/api/timeline")
         assert (told["spans"], told["events"]) == ([], [])
@@ -274,6 +274,20 @@ async def test_who_failed_has_not_finished(bare: Path, look: Any) -> None:
             writer.write([Event(t=NOW + (state == "finished"), event="finished", text=text)])
             writer.close()
             assert (await ask("/api/run"))[1]["state"] == state
+
+
+async def test_trained_steps_without_their_rows_are_told_of(run: Path, look: Any) -> None:
+    (run / "metrics.jsonl").unlink()
+    writer = Writer(run)
+    writer.write([Event(t=NOW + 9 + step, event="trained", step=step) for step in range(4)])
+    writer.close()
+    async with look(run) as ask:
+        _, told = await ask("/api/run")
+        assert (told["state"], told["step"]) == ("finished", 4)
+        assert told["missing"].startswith("metrics.jsonl is not in the run's folder")
+    for step, missing in ((1, False), (2, True)):  # of one that lives, the first row may be on its way
+        async with look(run, lambda step=step: queues(step=step)) as ask:
+            assert bool((await ask("/api/run"))[1]["missing"]) == missing
 
 
 async def test_a_folder_without_store(run: Path, look: Any) -> None:

@@ -16,7 +16,7 @@ from watched import NOW, queues, row, span
 from rhymed.timeline import Writer
 from rhymed.view.events import Client, Hub, frame
 
-WAIT_S = 30
+WAIT_S = 60
 
 
 async def told(response: Any) -> AsyncIterator[tuple[str, Any, str]]:

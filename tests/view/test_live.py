@@ -50,7 +50,7 @@ async def test_nobody_waits_for_who_was_not_there(monkeypatch: pytest.MonkeyPatc
     assert await one.queues() is None
     assert one.is_over  # it never was alive
     answers.append(queues())
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while await one.queues() is None:
             await asyncio.sleep(0)
 
@@ -79,7 +79,7 @@ async def test_nobody_waits_for_who_has_gone() -> None:
 
     one = Live(ask)
     waiting = asyncio.ensure_future(one.queues())
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         await asked.wait()
         one.end()
         assert await waiting is None

@@ -7,10 +7,13 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 from browser import Browser, Loop, find
-from world import GROUP, HOSTILE, SHAPE, Server, World, step_row, worker_row
+from world import GROUP, HOSTILE, SHAPE, Server, World, lengths_row, open_step, step_row, worker_row
+
+from rhymed.cli.queues import PURPOSE
 
 TABS = ("overview", "workers", "samples", "metrics", "configuration")
 DRAFTED = [count for count, drafted in SHAPE if drafted]
+CTRL, SHIFT = 2, 8  # of a mouse event's modifiers
 NEW = "[...document.querySelectorAll('button')].find(one => one.textContent.includes('new samples'))"
 
 
@@ -93,7 +96,7 @@ def test_the_head_line_tells_how_the_run_does(plain):
 
 def test_the_overview_draws_every_chart_and_compares_the_epochs(plain):
     page = plain
-    page.wait("document.querySelectorAll('#panel-overview .uplot').length", 11)
+    page.wait("document.querySelectorAll('#panel-overview .uplot').length", 14)
     page.wait("document.querySelector('.ridges canvas').width > 100")
     titles = page.read("[...document.querySelectorAll('#panel-overview h3')].map(e => e.firstChild.textContent)")
     assert {"Reward", "Length distribution", "Acceptance by epoch", "Bubble ratio", "Staleness"} <= set(titles)
@@ -109,11 +112,11 @@ def test_the_overview_draws_every_chart_and_compares_the_epochs(plain):
 
 def test_a_drag_zooms_all_charts_and_a_button_shows_all_again(plain):
     page = plain
-    page.wait("document.querySelectorAll('#panel-overview .uplot').length", 11)
+    page.wait("document.querySelectorAll('#panel-overview .uplot').length", 14)
     zoomed = "[...document.querySelectorAll('.small')].filter(b => b.innerText == 'show all' && !b.hidden).length"
-    x, y, wide, _ = page.place("[data-chart=Reward] .u-over")
+    x, y, wide, _ = page.rest("[data-chart=Reward] .u-over")
     page.drag(x - wide / 4, y, x + wide / 4, y)
-    page.wait(zoomed, 10)
+    page.wait(zoomed, 14)
     page.click("[data-chart=Reward] .small:not([hidden])")
     page.wait(zoomed, 0)
     page.click("[data-chart=Reward] [aria-pressed].small")
@@ -127,12 +130,12 @@ def test_the_gantt_tells_who_did_what_when(plain):
     page.wait("document.querySelector('.legend').textContent.includes('verify')")
     whole = page.wait("document.getElementById('gantt-window').textContent")
     assert whole.endswith("6 min 40 s, 4 workers")
-    x, y, wide, tall = page.place(".gantt canvas")
+    x, y, wide, tall = page.rest(".gantt canvas")
     page.mouse("mouseMoved", x, y - tall / 2 + 34 + 36)  # the second row
     page.wait("document.querySelector('.tip strong')?.textContent", "rollout-0")
     assert ", version 8, 200 tokens/s" in page.text(".tip")
     assert page.count(".tip li") >= 4
-    page.mouse("mouseWheel", x, y, deltaX=0, deltaY=-120)
+    page.mouse("mouseWheel", x, y, deltaX=0, deltaY=-120, modifiers=CTRL)
     page.wait(f"document.getElementById('gantt-window').textContent != {whole!r}")
     page.drag(x - wide / 4, y, x, y)
     page.wait("document.querySelector('.gantt-panel select').value", "own")
@@ -143,6 +146,132 @@ def test_the_gantt_tells_who_did_what_when(plain):
     page.wait("document.getElementById('gantt-window').textContent", whole)
     drawn = "document.querySelector('.gantt canvas').getContext('2d').getImageData(300, 66, 1, 1).data[3]"
     assert page.read(drawn) == 255
+
+
+def test_the_wheel_alone_scrolls_the_page_and_not_the_gantt(plain):
+    page = plain
+    page.size(1280, 500)
+    tab(page, "workers")
+    whole = page.wait("document.getElementById('gantt-window').textContent")
+    x, y, *_ = page.rest(".gantt canvas")
+    page.mouse("mouseWheel", x, y, deltaX=0, deltaY=100)
+    page.wait("scrollY > 0")
+    assert page.text("#gantt-window") == whole
+    page.read("scrollTo(0, 0)")
+    for modifier in (CTRL, SHIFT):
+        x, y, *_ = page.rest(".gantt canvas")
+        before = page.text("#gantt-window")
+        page.mouse("mouseWheel", x, y, deltaX=0, deltaY=-120, modifiers=modifier)
+        page.wait(f"document.getElementById('gantt-window').textContent != {before!r}")
+    narrow = page.text("#gantt-window")
+    page.mouse("mouseWheel", x, y, deltaX=100, deltaY=0)
+    page.wait(f"document.getElementById('gantt-window').textContent != {narrow!r}")
+    assert narrow.split(", ")[1] == page.text("#gantt-window").split(", ")[1]  # moved, and as long
+    assert page.read("scrollY") == 0
+    page.read("document.querySelector('[aria-label=\"Show the whole run\"]').click()")
+
+
+def test_marks_of_a_long_run_leave_the_rows_to_be_seen(show):
+    page = show(World("marked", steps=160))
+    tab(page, "workers")
+    page.wait("document.querySelector('.legend').textContent.includes('verify')")
+    marked = """new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => {
+        const canvas = document.querySelector('.gantt canvas');
+        const pen = new OffscreenCanvas(canvas.width, canvas.height).getContext('2d', { willReadFrequently: true });
+        pen.drawImage(canvas, 0, 0);
+        const { data } = pen.getImageData(140, 66, 1000, 1);
+        let found = 0;
+        for (let i = 0; i < data.length; i += 4) found += data[i] == 31 && data[i + 1] == 95 && data[i + 2] == 139;
+        done(found);
+    })))"""
+    assert page.read(marked) == 0  # --accent, of versions: they would be a fifth of the row
+    page.click(".gantt-panel button[aria-label='Zoom in']")
+    page.click(".gantt-panel button[aria-label='Zoom in']")
+    assert 20 < page.read(marked) <= 200
+
+
+def test_what_happened_is_not_hidden_by_steps(plain):
+    page = plain
+    tab(page, "workers")
+    page.wait("document.querySelectorAll('.events li').length", 5)
+    assert "trained" not in page.text(".events")
+    page.click(".choice input")
+    page.wait("document.querySelectorAll('.events li').length", 30)
+    assert "step 20 trained" in page.text(".events")
+    assert "has version 20" in page.text(".events")
+    page.click(".choice input")
+    page.wait("document.querySelectorAll('.events li').length", 5)
+
+
+def test_a_worker_is_told_with_its_accepted_length_and_its_last_heartbeat(plain):
+    page = plain
+    tab(page, "workers")
+    cells = "[...document.querySelectorAll('[data-worker={}] td')].map(e => e.textContent)"
+    page.wait(f"{cells.format('rollout-0')}.slice(-4, -1).join()", "412,2.35,0.2 s ago")
+    page.wait(f"{cells.format('reward-0')}.slice(-4, -1).join()", "–,–,0.2 s ago")
+    page.wait(f"{cells.format('rollout-1')}.slice(-4, -1).join()", "–,–,–")
+
+
+def test_every_queue_is_shown_as_long_as_the_run_lives(show, server):
+    world = World("queues")
+    page = show(world)
+    page.wait("document.querySelectorAll('.queues li').length", 6)
+    said = {name: page.text(f"[data-queue={name}]") for name in list(PURPOSE)[:6]}
+    assert said["waiting"] == f" waiting3{PURPOSE['waiting']}oldest 2 s"
+    assert said["running"] == f" running8{PURPOSE['running']}oldest 12.5 s"
+    assert all(said[name].endswith(f"0{PURPOSE[name]}") for name in ("generated", "scoring", "training"))
+    assert said["scored"] == f" scored5{PURPOSE['scored']}"
+    steps = "[...document.querySelectorAll('.open-steps li')].map(e => e.textContent)"
+    assert page.read(steps) == [
+        "step 211 of 4 groups ready, open for 42 s: 8 running, 5 scored, 3 dropped",
+        "step 221 of 4 groups ready, open for 42 s: 8 waiting",
+    ]
+    widths = "[...document.querySelectorAll('.open-steps li:first-child i')].map(e => e.style.width).join()"
+    assert page.read(widths) == "50%,31.25%,18.75%"
+    many = [open_step(20 + step, waiting=4) for step in range(9)]
+    world.tell(server.loop, "queues", world.queues() | {"open_steps": many})
+    page.wait(f"{steps}.at(-1)", "and 3 steps more")
+    world.live = False
+    world.tell(server.loop, "end", world.run(None))
+    page.wait("document.getElementById('connection').textContent", "run ended")
+    page.wait("document.querySelector('.now').hidden")
+
+
+def test_training_health_has_what_the_run_tells(plain):
+    page = plain
+    page.wait("document.querySelectorAll('.health .uplot').length", 3)
+    shown = "[...document.querySelectorAll('.health .chart')].filter(e => !e.hidden).map(e => e.dataset.chart).join()"
+    assert page.read(shown) == "Entropy,Gradient norm,Clip fraction"
+    assert "entropy: last 1.05 nats/token" in page.read(
+        "document.querySelector('[data-chart=Entropy]').getAttribute('aria-label')"
+    )
+
+
+def test_of_many_epochs_some_lengths_are_drawn_and_the_newest_always(show):
+    class Long(World):
+        def lengths(self, query):
+            return {"epochs": [lengths_row(epoch) for epoch in range(40)]}
+
+    page = show(Long("lengths"))
+    page.wait(
+        "document.querySelector('.ridges canvas')?.getAttribute('aria-label')?.includes('of which 12 are drawn')"
+    )
+    page.wait("document.querySelector('.ridges canvas').clientHeight", 178)
+    assert page.count("[data-chart='Length distribution'] option") == 41
+    page.wait("document.querySelectorAll('#panel-overview .uplot').length", 14)
+    x, y, _, tall = page.rest(".ridges canvas")
+    for line, epoch in ((0, 0), (1, 4), (11, 39)):
+        page.mouse("mouseMoved", x, y - tall / 2 + (line + 0.5) * 154 / 12)
+        page.wait(f"document.querySelector('.said').textContent.startsWith('Epoch {epoch},')")
+    tops = "['Reward', 'Length distribution'].map(e => document.querySelector(`[data-chart='${e}']`).offsetHeight)"
+    assert len(set(page.read(tops))) == 1
+
+
+def test_rows_that_are_missing_are_told_of(show):
+    world = World("lacking", live=False)
+    world.missing = "metrics.jsonl is not in the run's folder"
+    page = show(world)
+    page.wait("document.getElementById('notice').textContent", world.missing)
 
 
 def test_a_lost_worker_is_told_of(plain):
@@ -176,6 +305,20 @@ def test_a_sample_is_found_and_its_drafted_tokens_are_marked(plain):
     page.wait("document.querySelector('.group h2').textContent", "Response 3")
     page.key("Escape")
     page.wait("document.querySelectorAll('.card').length", 3 * GROUP)
+
+
+def test_the_id_of_a_sample_can_be_copied(show):
+    page = show(World("copied"), hash=f"#samples/{5:016x}/18/1")
+    page.wait("document.querySelectorAll('.full').length", 2)
+    sample = f"18/{5:016x}/1"
+    assert page.text(".full:first-child .copyable") == sample
+    assert f"rhymed logs --sample {sample}" in page.read("document.querySelector('.copyable').title")
+    page.click(".full:first-child .copyable")
+    page.wait("document.querySelector('.full .copy small').textContent.length > 0")
+    assert page.read("getSelection().toString()") == sample  # whether or not the page may copy
+    page.read("getSelection().removeAllRanges()")
+    page.key("Enter")
+    page.wait("getSelection().toString()", sample)
 
 
 def test_of_many_epochs_the_first_and_the_newest_are_side_by_side(show):
@@ -214,7 +357,8 @@ def test_a_click_counts_though_the_list_is_drawn_in_between(show):
 def test_ten_thousand_prompts_are_a_few_rows_in_the_page(show):
     page = show(World("many", prompts=10_000), hash="#samples")
     page.wait("document.querySelector('.count').textContent", "10,000 prompts")
-    assert 5 < page.count(".row") < 40
+    page.wait("document.querySelectorAll('.row').length > 5")
+    assert page.count(".row") < 40
     page.read("document.querySelector('.list').scrollTop = 5000 * 80")
     page.wait("document.querySelector('#row-5000 .row-text')?.textContent", "What is 5000 plus 9?")
     page.read("document.querySelector('.list').focus()")
@@ -279,7 +423,7 @@ def test_a_lost_connection_is_shown_and_mended(show, server):
     world.down = True
     server.loop.loop.call_soon_threadsafe(lambda: [queue.put_nowait(None) for queue in world.listeners])
     page.wait("document.getElementById('connection').textContent", "connection lost")
-    assert "tries again by itself" in page.text("#notice")
+    page.wait("document.getElementById('notice').textContent.includes('tries again by itself')")
     assert page.text("#fact-step") == "20 / 40"
     page.wait("document.getElementById('state').textContent", "was running")
     world.rows.append(step_row(20))
@@ -483,9 +627,10 @@ def test_numbers_are_written_for_people(plain):
             f.number(12345), f.number(0.6234), f.number(0.00012), f.number(null), f.number(9999),
             f.seconds(0.0123), f.seconds(3599), f.seconds(7500), f.bytes(1536), f.percent(0.0004),
             f.percent(0.0712), f.percent(0), f.unit('timing_s/step'), f.unit('rollout/bubble_ratio'),
-            f.number(999999), f.bytes(1010 * 2 ** 20), f.stepName(2 ** 30 + 3), f.stepName(-1), f.stepName(0)])"""
+            f.age(0.4432), f.number(999999), f.bytes(1010 * 2 ** 20),
+            f.stepName(2 ** 30 + 3), f.stepName(-1), f.stepName(0)])"""
     )
     assert written == [
         "12.3k", "0.623", "1.2e−4", "–", "9,999", "12 ms", "59 min 59 s", "2 h 5 min", "1.5 KiB", "<0.1 %",
-        "7.1 %", "0 %", "s", "share", "1000k", "1010 MiB", "evaluation of version 3", "imported", "step 1",
+        "7.1 %", "0 %", "s", "share", "0.4 s", "1000k", "1010 MiB", "evaluation of version 3", "imported", "step 1",
     ]  # fmt: skip

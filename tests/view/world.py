@@ -29,6 +29,7 @@ class World:
     """One run as the server tells of it. `prompts` distinct prompts, each `asked` so often; `steps` trained."""
 
     asked = 3
+    missing = ""
 
     def __init__(self, name, steps=20, prompts=24, live=True, text=None, refuses=None):
         self.name, self.live, self.text, self.prompts = name, live, text, prompts
@@ -49,6 +50,7 @@ class World:
             "epochs": 5, "group_size": GROUP, "prompts_per_step": 8, "started": START,
             "config": {"run": {"name": self.name, "seed": 0}, "rollout": {"engine": "vllm", "temperature": 1.0}},
             "versions": {"rhymed": "0.1.0", "python": "3.11.7", "torch": None, "vllm": "0.11"},
+            "missing": self.missing,
         }  # fmt: skip
 
     def queues(self, query=None):
@@ -57,8 +59,10 @@ class World:
         workers = [] if not self.rows else [worker_row(name, self.step) for name in ("rollout-0", "reward-0")]
         return {
             "run": self.name, "uptime_s": 100.0, "version": self.step, "step": self.step, "steps": 40,
-            "finished": False, "queues": {"waiting": 3, "running": 8}, "oldest_s": {}, "workers": workers,
-            "open_steps": [], "metrics": {}, "val": {}, "lag_ms": 1.2, "troubles": [], "paused": False,
+            "finished": False, "queues": {"waiting": 3, "running": 8, "scored": 5, "trained": 640},
+            "oldest_s": {"waiting": 2.0, "running": 12.5}, "workers": workers,
+            "open_steps": [open_step(self.step + 1, waiting=8), open_step(self.step, running=8, scored=5, dropped=3)],
+            "metrics": {}, "val": {}, "lag_ms": 1.2, "troubles": [], "paused": False,
         }  # fmt: skip
 
     def steps(self, query=None, after=-1):
@@ -233,6 +237,7 @@ def step_row(step):
         "rollout/spec_accept_rate": 0.2 + 0.5 * min(epoch, 1), "rollout/spec_net_speedup": 1 + 0.9 * min(epoch, 1),
         "timing_s/rollout": 14 - 4 * min(epoch, 1), "timing_s/reward": 0.4, "timing_s/train": 4.0 + noise.random(),
         "timing_s/step": 19.0, "actor/loss": noise.gauss(0, 0.02), "mismatch_kl/mean": 0.0008, "actor/kl": None,
+        "actor/entropy": 2 - step / 20, "actor/grad_norm": 1 + noise.random(), "actor/pg_clipfrac": 0.01,
     }  # fmt: skip
 
 
@@ -254,10 +259,15 @@ def lengths_row(epoch):
     return {"epoch": epoch, "edges": edges, "counts": counts, "mean": sum(lengths) / 256, "max": max(lengths)}
 
 
+def open_step(step, **states):
+    return {"step": step, "states": states, "groups_ready": 1, "groups": 4, "open_s": 42.0, "rows": []}
+
+
 def worker_row(name, version):
     return {
         "worker": name, "role": name.split("-")[0], "host": "node", "pid": 7, "slots": 16, "version": version,
         "phase": "decode", "silent_s": 0.2, "holding": [], "drained": False,
+        "accept_length": 2.345 if name.startswith("rollout") else 0.0,
         "stats": {"rollout/tokens_per_s": 412.0} if name.startswith("rollout") else {},
     }  # fmt: skip
 

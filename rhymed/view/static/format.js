@@ -42,6 +42,11 @@ export function seconds(value) {
   return `${Math.floor(minutes / 1440)} d ${Math.floor((minutes % 1440) / 60)} h`;
 }
 
+/** Seconds that pass while one looks: no finer than tenths. */
+export function age(value) {
+  return known(value) ? seconds(Math.round(value * 10) / 10) : DASH;
+}
+
 export function bytes(value) {
   if (!known(value)) return DASH;
   for (const [limit, unit] of [[2 ** 40, "TiB"], [2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"]]) {

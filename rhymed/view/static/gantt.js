@@ -1,5 +1,5 @@
 // The workers' Gantt: a row a worker, seconds by activity as coloured bands, on a canvas. Owns the window of time that is
-// shown and how it is moved (wheel, drag, keys, buttons). Only rows in sight are drawn. Knows a Timeline, not the server.
+// shown and how it is moved (wheel with Ctrl, drag, keys, buttons). Only rows in sight are drawn. Knows a Timeline, not the server.
 
 import { columns, at } from "./bands.js";
 import { empty, fill, framed, h, option, say } from "./dom.js";
@@ -42,7 +42,7 @@ export class Gantt {
     fill(host, h("div", { class: "bar" }, this.range, button("Zoom in", "+", () => this.zoom(0.5)),
       button("Zoom out", "−", () => this.zoom(2)), button("Show the whole run", "⤢", () => this.follow(0)), this.said),
       this.legend.element, this.scroller, this.none, this.tip.element,
-      h("p", { class: "muted hint", id: "gantt-keys" }, "Wheel zooms, drag chooses a range, Shift and drag moves, a double click shows all. Keys: arrows, + and −, 0."));
+      h("p", { class: "muted hint", id: "gantt-keys" }, "Ctrl (or ⌘, or Shift) and wheel zooms, drag chooses a range, Shift and drag moves, a double click shows all. Keys: arrows, + and −, 0."));
     const canvas = this.canvas;
     canvas.addEventListener("wheel", (event) => this.wheel(event), { passive: false });
     canvas.addEventListener("pointerdown", (event) => this.press(event));
@@ -193,10 +193,13 @@ export class Gantt {
     return { worker, span: at(worker.spans, time), time, second: this.time(Math.max(x, this.gutter) + 1) };
   }
 
+  /** The wheel alone is the page's. With Shift some browsers call its turns horizontal. */
   wheel(event) {
+    const zooms = event.ctrlKey || event.metaKey || event.shiftKey;
+    if (!zooms && Math.abs(event.deltaX) <= Math.abs(event.deltaY)) return;
     event.preventDefault();
-    if (event.shiftKey || Math.abs(event.deltaX) > Math.abs(event.deltaY)) this.pan(Math.sign(event.deltaX || event.deltaY) * 0.1);
-    else this.zoom(event.deltaY > 0 ? 1.25 : 0.8, Math.min(1, Math.max(0, (event.offsetX - this.gutter) / this.width)));
+    if (!zooms) this.pan(Math.sign(event.deltaX) * 0.1);
+    else this.zoom((event.deltaY || event.deltaX) > 0 ? 1.25 : 0.8, Math.min(1, Math.max(0, (event.offsetX - this.gutter) / this.width)));
   }
 
   press(event) {

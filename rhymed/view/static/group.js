@@ -2,6 +2,7 @@
 // another epoch. Owns which epochs are shown. A row of /api/prompts/<id> is called a sample here.
 
 import * as api from "./api.js";
+import { copyable } from "./copy.js";
 import { empty, fill, h, option, set } from "./dom.js";
 import { number, percent, plural, stepName, whole } from "./format.js";
 import { draftedSentence, responseText } from "./pieces.js";
@@ -115,7 +116,7 @@ export class Group {
     if (!sample) return h("div", { class: "card absent", role: "cell" }, h("span", { class: "muted" }, `no response ${index + 1} in this epoch`));
     const path = [this.path[0], sample.step, sample.index];
     return h("div", { class: "card", role: "cell" },
-      h("a", { class: "card-link", href: link("samples", path, this.linked()), "aria-label": `Response ${index + 1}, ${stepName(sample.step)}` },
+      h("a", { class: "card-link", href: link("samples", path, this.linked()), "aria-label": `Response ${index + 1}, ${stepName(sample.step)}`, title: sample.id },
         h("div", { class: "card-head" }, h("b", {}, `#${index + 1}`), reward(sample), h("span", {}, `${whole(sample.length)} tokens`), sample.drafted != null && sample.length > 0 && h("span", { class: sample.drafted ? "drafted" : "" }, `${percent(sample.drafted / sample.length)} drafted`), end(sample)),
         h("div", { class: "card-text", dir: "auto" }, sample.text ?? h("span", { class: "muted" }, sample.reason || (this.prompt.missing ? "" : "Its text is not kept.")))));
   }
@@ -156,6 +157,7 @@ export class Group {
     const name = epoch ? epochName(epoch) : stepName(sample.step);
     return h("article", { class: "panel full", "data-step": sample.step, "aria-label": `${name}, response ${sample.index + 1}` },
       h("header", {}, h("h3", {}, name), h("span", { class: "muted" }, stepName(sample.step)), reward(sample), h("span", {}, `${whole(sample.length)} tokens`), end(sample), sample.state && h("span", { class: "muted" }, sample.state)),
+      h("p", { class: "sample-id" }, copyable(sample.id, `rhymed logs --sample ${sample.id} tells its story; ids count steps and responses from 0`)),
       h("p", { class: "drafting" }, draftedSentence(sample)),
       sample.missing && h("p", { class: "note" }, sample.missing),
       (sample.pieces?.length > 0 || !sample.missing) && responseText(sample.pieces ?? [], `${name}, text of response ${sample.index + 1}`),

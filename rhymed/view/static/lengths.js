@@ -1,4 +1,4 @@
-// How long responses are, a row an epoch, on a common scale. Owns the canvas of the histograms; another epoch can be laid
+// How long responses are, a row an epoch or, of many, of some up to the newest, on a common scale. Owns the canvas of the histograms; another epoch can be laid
 // over all rows as an outline. Bins of an epoch may differ from those of another: heights are shares a unit of width.
 
 import { fill, framed, h, option, say } from "./dom.js";
@@ -8,7 +8,7 @@ import { colour, onTheme } from "./theme.js";
 const LABEL = 76; // pixels left of the rows
 const ALL = 154; // of all rows: then the card is as high as the curves beside it
 const TALLEST = 46;
-const SMALLEST = 12;
+const MOST = 12; // rows
 const NOTE = "Appears when the first samples are in the store.";
 
 export class Lengths {
@@ -57,27 +57,29 @@ export class Lengths {
     const samples = last.counts.reduce((one, other) => one + other, 0);
     const text = `Epoch ${last.epoch}: mean ${number(last.mean)}, longest ${number(last.max)} tokens, ${plural(samples, "sample")}`;
     say(this.said, text);
-    this.canvas.setAttribute("aria-label", `Distribution of response lengths in ${plural(this.epochs.length, "epoch")}. ${text}`);
+    this.canvas.setAttribute("aria-label", `Distribution of response lengths in ${plural(this.epochs.length, "epoch")}${this.epochs.length > MOST ? `, of which ${MOST} are drawn` : ""}. ${text}`);
   }
 
   paint() {
     const wide = this.host.clientWidth;
     if (!wide || !this.epochs.length) return;
-    this.height = Math.max(SMALLEST, Math.min(TALLEST, ALL / this.epochs.length));
+    this.drawn = spread(this.epochs, MOST);
+    this.height = Math.min(TALLEST, ALL / this.drawn.length);
     this.width = wide - LABEL - 8;
-    const tall = this.epochs.length * this.height + 24;
+    const tall = this.drawn.length * this.height + 24;
     const ratio = devicePixelRatio || 1;
     Object.assign(this.canvas, { width: wide * ratio, height: tall * ratio });
     this.canvas.style.height = `${tall}px`;
     const pen = this.canvas.getContext("2d");
     pen.scale(ratio, ratio);
     pen.font = `11px ${getComputedStyle(document.body).fontFamily}`;
-    this.high = Math.max(...this.epochs.map(lastEdge));
-    this.low = this.logarithmic ? Math.max(1, Math.min(...this.epochs.map((epoch) => firstEdge(epoch)))) : 0;
-    this.scale(pen);
-    const top = Math.max(...this.epochs.map((epoch) => Math.max(...this.heights(epoch))));
     const other = this.epochs.find((epoch) => String(epoch.epoch) === this.compare.value);
-    this.epochs.forEach((epoch, i) => this.row(pen, epoch, (i + 1) * this.height, top, other));
+    const all = other ? [...this.drawn, other] : this.drawn;
+    this.high = Math.max(...all.map(lastEdge));
+    this.low = this.logarithmic ? Math.max(1, Math.min(...all.map(firstEdge))) : 0;
+    this.scale(pen);
+    const top = Math.max(...all.map((epoch) => Math.max(...this.heights(epoch))));
+    this.drawn.forEach((epoch, i) => this.row(pen, epoch, (i + 1) * this.height, top, other));
   }
 
   /** Share of the samples per pixel of each bin, so that wide bins do not look like many samples. */
@@ -103,7 +105,7 @@ export class Lengths {
     pen.fillStyle = colour("--ink");
     pen.textAlign = "left";
     pen.textBaseline = "bottom";
-    if (this.height >= SMALLEST) pen.fillText(`epoch ${epoch.epoch}`, 0, base);
+    pen.fillText(`epoch ${epoch.epoch}`, 0, base);
   }
 
   outline(pen, epoch, base, scale) {
@@ -121,7 +123,7 @@ export class Lengths {
   scale(pen) {
     pen.fillStyle = colour("--muted");
     pen.textBaseline = "top";
-    const bottom = this.epochs.length * this.height + 6;
+    const bottom = this.drawn.length * this.height + 6;
     const ticks = this.logarithmic ? powers(this.low, this.high) : nice(this.high, this.width / 80);
     let free = 0;
     for (const tick of ticks) {
@@ -143,12 +145,18 @@ export class Lengths {
   }
 
   point(event) {
-    const epoch = this.epochs[Math.floor(event.offsetY / this.height)];
+    const epoch = this.drawn?.[Math.floor(event.offsetY / this.height)];
     const bin = epoch?.counts.findIndex((_, i) => event.offsetX >= this.x(epoch.edges[i]) && event.offsetX < this.x(epoch.edges[i + 1]));
     if (!epoch || bin < 0) return;
     const sum = epoch.counts.reduce((one, other) => one + other, 0);
-    say(this.said, `Epoch ${epoch.epoch}: ${number(epoch.edges[bin])} to ${number(epoch.edges[bin + 1])} tokens: ${plural(epoch.counts[bin], "sample")}, ${percent(epoch.counts[bin] / sum)}; mean ${number(epoch.mean)}, longest ${number(epoch.max)}`);
+    say(this.said, `Epoch ${epoch.epoch}, ${number(epoch.edges[bin])} to ${number(epoch.edges[bin + 1])} tokens: ${plural(epoch.counts[bin], "sample")}, ${percent(epoch.counts[bin] / sum)}; mean ${number(epoch.mean)}`);
   }
+}
+
+/** So many of them at most: the first, the last, and others evenly between. */
+function spread(epochs, most) {
+  if (epochs.length <= most) return epochs;
+  return Array.from({ length: most }, (_, i) => epochs[Math.round((i * (epochs.length - 1)) / (most - 1))]);
 }
 
 function firstEdge(epoch) {

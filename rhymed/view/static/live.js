@@ -37,6 +37,7 @@ export class Live {
     const before = state.run;
     const run = await api.run();
     if (before && (before.started !== run.started || before.name !== run.name)) state.forget();
+    this.missing(run);
     state.put("run", run);
     await Promise.all([
       this.part("queues", api.queues().then((queues) => state.put("queues", queues))),
@@ -49,6 +50,12 @@ export class Live {
   /** Up to when the timeline is here whole. */
   get known() {
     return Math.max(0, this.state.timeline.newest - OVERLAP_S);
+  }
+
+  /** What should be in the run's folder and is not. */
+  missing({ missing }) {
+    if (missing) this.state.problems.run = missing;
+    else delete this.state.problems.run;
   }
 
   /** One part that the server cannot tell is a line above the page; the others are shown. Nobody there: throws. */

@@ -4,6 +4,7 @@ import { boundaries, Chart, Group } from "./charts.js";
 import { fill, h } from "./dom.js";
 import { bytes, known, number, percent, plural, seconds, whole } from "./format.js";
 import { Lengths } from "./lengths.js";
+import { QueuePanel } from "./queues.js";
 
 const MOST = 200; // epochs in the table, the newest
 const SMOOTH = 5; // steps whose mean is the thick line
@@ -23,6 +24,14 @@ const CHARTS = [
   { title: "Loss and mismatch", unit: "", series: [["loss", "actor/loss", "--c1"], ["mismatch KL", "mismatch_kl/mean", "--c4", { dash: [6, 4] }]] },
 ];
 
+/** Small ones, in a row of their own: those that the run has. */
+const HEALTH = [
+  { title: "Entropy", unit: "nats/token", series: [["entropy", "actor/entropy", "--c1"]] },
+  { title: "KL to the reference", unit: "nats/token", series: [["KL", "actor/kl", "--c2"]] },
+  { title: "Gradient norm", unit: "", zero: true, series: [["before clipping", "actor/grad_norm", "--c3"]] },
+  { title: "Clip fraction", unit: "share", zero: true, series: [["tokens clipped", "actor/pg_clipfrac", "--c4"]] },
+];
+
 export class Overview {
   constructor(host, state) {
     this.state = state;
@@ -31,6 +40,8 @@ export class Overview {
     const chart = (options) => new Chart({ note: BEFORE, group: this.group, under, ...options });
     this.reward = chart({ title: "Reward", unit: "" });
     this.charts = CHARTS.map((options) => [chart(options), options.series]);
+    this.health = HEALTH.map((options) => [chart({ ...options, height: 110 }), options.series]);
+    this.healthRow = h("section", { class: "panel health", "aria-labelledby": "health-title", hidden: true }, h("h3", { id: "health-title" }, "Training health"), h("div", { class: "grid" }, this.health.map(([one]) => one.element)));
     this.growth = chart({ title: "Store growth", unit: "", note: "Appears when the first step's samples are stored.", zero: true });
     this.byEpoch = new Chart({ title: "Acceptance by epoch", unit: "tokens a forward", zero: true, note: BEFORE, absent: "Appears when an epoch has a step that was written with drafts." });
     this.meter = h("p", { class: "meter", hidden: true });
@@ -38,7 +49,7 @@ export class Overview {
     this.lengths = new Lengths();
     this.table = h("div", { class: "scroll tall" });
     const [speed, ...others] = this.charts.map(([one]) => one.element);
-    fill(host, h("div", { class: "grid" }, this.reward.element, speed, this.lengths.element, this.byEpoch.element, others, this.growth.element),
+    fill(host, new QueuePanel(state).element, h("div", { class: "grid" }, this.reward.element, speed, this.lengths.element, this.byEpoch.element, others, this.growth.element), this.healthRow,
       h("section", { class: "panel", "aria-labelledby": "epochs-title" }, h("h3", { id: "epochs-title" }, "Epochs"), this.table));
     state.on("steps", () => this.steps());
     state.on("store", () => this.stored());
@@ -59,7 +70,9 @@ export class Overview {
       ...exams.slice(0, 4).map((exam, i) => ({ label: exam.label, values: xs.map((x) => exam.points.get(x) ?? null), colour: `--c${i + 2}`, dash: [6, 4], points: true })),
     ]);
     const steps = rows.map((row) => row.step + 1);
-    for (const [chart, series] of this.charts) {
+    for (const [chart, [[, key]]] of this.health) chart.element.hidden = !rows.some((row) => row[key] != null);
+    this.healthRow.hidden = this.health.every(([chart]) => chart.element.hidden);
+    for (const [chart, series] of [...this.charts, ...this.health]) {
       chart.show(steps, series.map(([label, key, colour, more]) => ({ label, values: rows.map((row) => row[key] ?? null), colour, ...more })));
     }
     this.grown(steps, rows);

@@ -1,11 +1,12 @@
 // The second tab: what each worker did when, and how each does now. Owns the table; the Gantt is gantt.js.
 
 import { empty, fill, framed, h } from "./dom.js";
-import { clock, happened, number, percent, seconds, whole } from "./format.js";
+import { age, clock, happened, number, percent, seconds, whole } from "./format.js";
 import { Gantt } from "./gantt.js";
 
 const SILENT_S = 5; // without a heartbeat: told in the table
 const RECENT = 30; // events in the list
+const EVERY_STEP = new Set(["trained", "version"]); // kinds of event that crowd out the others
 const MOST = 200; // rows of the table
 
 export class Workers {
@@ -15,9 +16,10 @@ export class Workers {
     const gantt = h("div", {});
     this.table = h("div", { class: "scroll" });
     this.events = h("ol", { class: "events" });
+    this.every = h("input", { type: "checkbox", onchange: () => this.happened() });
     fill(host, h("section", { class: "panel gantt-panel", "aria-labelledby": "gantt-title" }, h("h3", { id: "gantt-title" }, "What each worker did when"), gantt),
       h("section", { class: "panel", "aria-labelledby": "workers-title" }, h("h3", { id: "workers-title" }, "Workers"), this.table),
-      h("section", { class: "panel", "aria-labelledby": "events-title" }, h("h3", { id: "events-title" }, "What happened"), this.events));
+      h("section", { class: "panel", "aria-labelledby": "events-title" }, h("div", { class: "bar" }, h("h3", { id: "events-title" }, "What happened"), h("label", { class: "choice" }, this.every, "with every step")), this.events));
     this.gantt = new Gantt(gantt, () => state.timeline);
     this.draw = framed(() => this.paint());
     state.on("queues timeline", this.draw);
@@ -55,19 +57,21 @@ export class Workers {
       h("td", {}, now?.version >= 0 ? `v${now.version}` : "–"),
       h("td", {}, now ? `${whole(now.held ?? now.holding?.length ?? 0)} / ${whole(now.slots)}` : "–"),
       h("td", {}, number(now?.stats?.["rollout/tokens_per_s"])),
+      h("td", {}, number(now?.accept_length || null)),
+      h("td", { class: now?.silent_s > SILENT_S ? "bad" : "" }, now ? `${age(now.silent_s)} ago` : "–"),
       h("td", { class: "shares" }, sum > 0 ? [h("span", { class: "stack", "aria-hidden": "true" }, names.map((name) => h("i", { class: name === "idle" || name === "wait" ? "faint" : "", style: { width: `${(100 * sums[name]) / sum}%`, "background-color": this.state.timeline.activities[name] } }))),
         h("span", { class: "share-text" }, names.slice().sort((one, other) => sums[other] - sums[one]).slice(0, 3).map((name) => `${name} ${percent(sums[name] / sum)}`).join(", "))] : "–"));
   }
 
   happened() {
-    const events = this.state.timeline.events.filter((event) => event.event !== "version").slice(-RECENT).reverse();
+    const events = this.state.timeline.events.filter((event) => this.every.checked || !EVERY_STEP.has(event.event)).slice(-RECENT).reverse();
     fill(this.events, events.length ? events.map((event) =>
       h("li", { class: event.event === "lost" ? "bad" : "" }, h("time", {}, clock(event.t)), " ", happened(event)))
-      : h("li", { class: "muted" }, "Workers that join, leave or are lost, trained steps and evaluations are told here."));
+      : h("li", { class: "muted" }, "Workers that join, leave or are lost, and evaluations are told here."));
   }
 }
 
-const HEADS = ["Worker", "Role", "Now", "Version", "Holds / slots", "Tokens/s", "Time so far"];
+const HEADS = ["Worker", "Role", "Now", "Version", "Holds / slots", "Tokens/s", "Accept length", "Heard", "Time so far"];
 
 /** What a worker does, in words, and the class of the words. */
 function condition(worker, now, state) {
