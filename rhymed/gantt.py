@@ -105,14 +105,14 @@ def _rgb(name: str) -> NDArray[np.float64]:
 
 
 def _steps(axis: Any, events: Sequence[Event], begin: float) -> None:
-    """A line where a step was trained, its number above; a star for an evaluation."""
+    """A line where a step was trained, its number, from 1, above; a star for an evaluation."""
     trained = {event.step: event.t - begin for event in events if event.event == "trained" and event.step is not None}
     if 0 < len(trained) <= MOST_LINES:
         axis.vlines(list(trained.values()), 0, 1, transform=axis.get_xaxis_transform(), color=INK, lw=0.6, zorder=2)
     every = -(-len(trained) // MOST_LABELS) or 1
     top = axis.secondary_xaxis("top")
-    shown = [(step, at) for step, at in sorted(trained.items()) if step % every == 0]
-    top.set_xticks([at for _, at in shown], [str(step) for step, _ in shown], fontsize=7)
+    shown = [(step + 1, at) for step, at in sorted(trained.items()) if (step + 1) % every == 0]
+    top.set_xticks([at for _, at in shown], [str(number) for number, _ in shown], fontsize=7)
     top.set_xlabel("step trained (★ evaluated)", fontsize=8)
     exams = [event.t - begin for event in events if event.event == "evaluated"]
     if exams:

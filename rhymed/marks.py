@@ -29,10 +29,10 @@ SHOWN = (
 
 
 def step_name(step: int) -> str:
-    """An open step, as people call it."""
+    """An open step, as people call it: counted from 1. Only ids and what programs read count from 0."""
     from rhymed.messages import EVAL  # here: colours are wanted where messages are not
 
-    return f"eval v{step - EVAL}" if step >= EVAL else f"step {step}"
+    return f"eval v{step - EVAL}" if step >= EVAL else f"step {step + 1}"
 
 
 def told(metrics: Mapping[str, float]) -> str:

@@ -79,11 +79,12 @@ def _boundaries(axes: Any, rows: Sequence[Row]) -> None:
     if len(begins) <= MOST_LINES:
         for axis in axes:
             for step in begins:
-                axis.axvline(step - 0.5, color="#cccccc", linewidth=0.7, zorder=0)
+                axis.axvline(step + 0.5, color="#cccccc", linewidth=0.7, zorder=0)
 
 
 def _steps(rows: Sequence[Row]) -> list[int]:
-    return [row["step"] for row in rows]
+    """As people count them, from 1; the step *k* then ends with policy version *k*, which evaluations are about."""
+    return [row["step"] + 1 for row in rows]
 
 
 def _column(rows: Sequence[Row], key: str) -> list[float]:

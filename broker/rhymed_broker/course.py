@@ -93,7 +93,7 @@ class Course:
         self.position = None
         self._ledger.start(self.plan, position, entries, time.monotonic(), self._exam)
         self._diary.event("begun", time.monotonic(), step=position, text=f"of {self.steps} steps")
-        log.info("step %d of %d: %d samples found in the journal", position, self.steps, len(entries))
+        log.info("%d of %d steps trained, %d samples found in the journal", position, self.steps, len(entries))
 
     async def _prepare(self) -> None:
         from rhymed.prepared import rows_of

@@ -115,8 +115,8 @@ class Orders:
         self._ledger.training.failed(now, str(error))
         if (tried_s := self._ledger.training.refused_s(now)) > REFUSED_S:
             raise StepRefused(
-                f"step {step} could not be given to the trainer for {tried_s:.0f} s: {error}; put that right, then"
-                " resume the run"
+                f"step {step + 1} could not be given to the trainer for {tried_s:.0f} s: {error}; put that right,"
+                " then resume the run"
             ) from error
 
 

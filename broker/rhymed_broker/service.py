@@ -349,7 +349,7 @@ class BrokerService(Service):
                 part = prompts[start : start + RECALLED]
                 self.ledger.recalled(await self.store.lengths(part, step))
         except RhymedError as error:
-            log.warning("step %d is scheduled without the lengths of earlier epochs: %s", step, error)
+            log.warning("step %d is scheduled without the lengths of earlier epochs: %s", step + 1, error)
 
     async def _deliver(self, order: Order) -> None:
         try:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from rhymed.marks import step_name
 from rhymed.messages import EVAL
 from rhymed_broker.ledger import Ledger
 from rhymed_broker.returns import TAKEN
@@ -75,7 +76,7 @@ def _resting(ledger: Ledger, now: float) -> Iterator[str]:
 def _refused(ledger: Ledger, now: float) -> Iterator[str]:
     refused_s, refusal = ledger.training.refused_s(now), ledger.training.refusal
     if refused_s > PATIENCE_S and refusal is not None:
-        yield f"step {ledger.version} could not be given to the trainer for {refused_s:.0f} s: {refusal.why}"
+        yield f"{step_name(ledger.version)} could not be given to the trainer for {refused_s:.0f} s: {refusal.why}"
 
 
 def _dropped(ledger: Ledger) -> Iterator[str]:
@@ -83,7 +84,7 @@ def _dropped(ledger: Ledger) -> Iterator[str]:
     step, samples, dropped = ledger.samples.sparse
     why = ledger.samples.last_drop[:WORDS]
     if not ledger.finished and dropped > samples * MANY:
-        yield f"{dropped} of {samples} samples of step {step} were dropped, lately: {why}"
+        yield f"{dropped} of {samples} samples of {step_name(step)} were dropped, lately: {why}"
 
 
 def _loading(ledger: Ledger, now: float) -> Iterator[str]:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rhymed.cli.options import LATEST, example
+from rhymed.cli.options import add_run, example
 
 if TYPE_CHECKING:
     from rhymed.logs.pick import Pick
     from rhymed.logs.read import Entry, Log
 
+FURTHER = "RHYMED_FURTHER_RUNS"  # variable: a folder of runs, whose logs of the run's name are read too
 LOOK_S = 0.3
 SPARE = 64  # open files besides the logs
 
@@ -24,18 +26,24 @@ def add(commands: Any) -> None:
         help="what all processes of a run wrote down, by time",
         **example(
             "rhymed logs --follow",
-            "rhymed logs --level warning --since 10m",
+            "rhymed logs runs/quickstart --level warning",
+            "rhymed logs --since 10m",
             "rhymed logs --sample 3/ab12cd34ab12cd34/0   # the story of one sample",
             "rhymed logs --process 'rollout-*' --step 3 --json",
         ),
     )
-    parser.add_argument("--run", type=Path, metavar="FOLDER", default=LATEST, help=f"default: {LATEST}")
-    parser.add_argument("--sample", metavar="ID", help="step/prompt/index, or a part that only one sample has")
+    add_run(parser)
+    parser.add_argument(
+        "--sample", metavar="ID", help="step/prompt/index, steps from 0, or a part that only one sample has"
+    )
+    parser.add_argument(
+        "--also", type=Path, action="append", metavar="FOLDER", help="the run's folder of another host or container"
+    )
     parser.add_argument("--process", default="", metavar="NAME", help="e.g. broker, or a pattern: 'rollout-*'")
     parser.add_argument(
         "--level", default="debug", choices=["debug", "info", "warning", "error"], help="this and worse"
     )
-    parser.add_argument("--step", type=int, metavar="N", help="lines about this step")
+    parser.add_argument("--step", type=int, metavar="N", help="lines about this step; as in ids, from 0")
     parser.add_argument("--since", metavar="TIME", help="30s, 10m, 2h, 1d ago, or 2026-01-31T14:05")
     parser.add_argument("--follow", action="store_true", help="go on with what is written from now on")
     parser.add_argument("--json", action="store_true", help="one JSON object a line, as it was written")
@@ -51,13 +59,14 @@ def handle(arguments: argparse.Namespace) -> int:
     from rhymed.logs.show import Page
 
     folder: Path = arguments.run
-    chosen = _chosen(folder, arguments.process)
-    sample = story.find(folder, arguments.sample) if arguments.sample else ""
+    places = _places(folder, arguments.also)
+    chosen = _chosen(places, arguments.process)
+    sample = "" if arguments.sample is None else story.find(folder, arguments.sample)
     wanted = pick.Pick(arguments.level, arguments.process, arguments.step, sample)
     now = datetime.datetime.now().astimezone()
     since = pick.since(arguments.since, now) if arguments.since else BEGUN
     page = Page(colours=_colours())
-    follower = Follower(folder / "logs") if arguments.follow else None
+    follower = Follower(*places) if arguments.follow else None
     try:
         if sample and not arguments.json:
             sys.stdout.write("\n".join(_visible(story.told(folder, sample))) + "\n")
@@ -75,16 +84,29 @@ def handle(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _chosen(folder: Path, process: str) -> list[Log]:
+def _places(folder: Path, also: list[Path] | None) -> list[Path]:
+    """Where there are logs of this run, the run's own first. Raises `ConfigError` for a folder without."""
+    from rhymed.errors import ConfigError
+
+    further = [one / "logs" for one in also or ()]
+    for place in further:
+        if not place.is_dir():
+            raise ConfigError(f"--also {place.parent}: it has no folder logs")
+    if elsewhere := os.environ.get(FURTHER):
+        further.append(Path(elsewhere) / folder.resolve().name / "logs")
+    return [folder / "logs", *further]
+
+
+def _chosen(places: list[Path], process: str) -> list[Log]:
     """The logs that are read. Raises `ConfigError` where there are none."""
     from fnmatch import fnmatchcase
 
     from rhymed.errors import ConfigError
     from rhymed.logs.read import logs
 
-    found = logs(folder / "logs")
+    found = logs(*places)
     if not found:
-        raise ConfigError(f"{folder / 'logs'} has no logs: name a run's folder with --run, e.g. runs/quickstart")
+        raise ConfigError(f"{places[0]} has no logs: name a run's folder, e.g. rhymed logs runs/quickstart")
     chosen = [log for log in found if not process or fnmatchcase(log.process, process)]
     if not chosen:
         there = ", ".join(sorted({log.process for log in found}))

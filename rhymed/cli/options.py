@@ -1,8 +1,9 @@
-"""Arguments that several commands share: which configuration, with which changes."""
+"""Arguments that several commands share: which configuration with which changes, and which run is meant."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,51 @@ def example(*lines: str) -> dict[str, Any]:
         "epilog": "\n  ".join((head, *lines)),
         "formatter_class": argparse.RawDescriptionHelpFormatter,
     }
+
+
+class _Naming(argparse.Action):
+    """One of the ways to name a run; two of them at once are a mistake."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        if values is self.default:  # of an empty RUN, too, an action is told
+            return
+        way, earlier = option_string or self.metavar, getattr(namespace, "named", None)
+        if earlier not in (None, way):
+            parser.error(f"{earlier} and {way} both say which run is meant: give one of them")
+        namespace.named = way
+        setattr(namespace, self.dest, values)
+
+
+def add_run(parser: argparse.ArgumentParser, *, positional: bool = True) -> None:
+    """A run's folder as `arguments.run`: as RUN, after the command's own words, or as --run FOLDER."""
+    about = f"a run's folder (default: {LATEST})"
+    both: dict[str, Any] = {"type": Path, "default": LATEST, "action": _Naming}
+    if positional:
+        parser.add_argument("run", nargs="?", metavar="RUN", help=about, **both)
+    parser.add_argument("--run", metavar="FOLDER", help="the same as RUN" if positional else about, **both)
+
+
+def add_where(parser: argparse.ArgumentParser, *, positional: bool = True) -> None:
+    """Which run is meant, and with what keys it is spoken to."""
+    add_run(parser, positional=positional)
+    parser.add_argument("--broker", metavar="ADDRESS", action=_Naming, help="e.g. tcp://127.0.0.1:5555")
+    parser.add_argument("--keys", type=Path, metavar="FOLDER", help="with --broker: the run's keys (`rhymed keygen`)")
+    parser.add_argument("--insecure", action="store_true", help="with --broker: an open address without keys")
+
+
+def meant_run(words: Sequence[str]) -> str:
+    """What is added to a complaint about these words: how to name the run, where one is a run's folder."""
+    folders = (word for word in words if (Path(word) / "config.json").is_file())
+    return next((f"; did you mean --run {folder}?" for folder in folders), "")
+
+
+def refuse_run(words: Sequence[str], what: str) -> None:
+    """Raises `ConfigError` where a word that is to be `what` is a run's folder."""
+    from rhymed.errors import ConfigError
+
+    for word in words:
+        if guess := meant_run([word]):
+            raise ConfigError(f"{word} is a run's folder, not {what}{guess}")
 
 
 def add_config(parser: argparse.ArgumentParser) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from typing import Any
 
 from rhymed.cli.options import add_config, example, read_config
@@ -23,6 +24,7 @@ def handle(arguments: argparse.Namespace) -> int:
     from rhymed.models import resolve_model
     from rhymed.places import places
     from rhymed.prepared import file_of, prepare
+    from rhymed.report import starts
 
     folder = places(config).folder
     if config.trainer.engine == "torch" or config.rollout.engine == "vllm":
@@ -30,4 +32,5 @@ def handle(arguments: argparse.Namespace) -> int:
     datasets = [*([config.data] if config.trainer.steps != 0 else []), *config.eval.datasets]
     for data in datasets:
         print(f"rows   {prepare(config, folder, data)} in {file_of(config, folder, data)}", flush=True)
+    starts.note(folder, starts.now(sys.argv[1:], config))
     return 0

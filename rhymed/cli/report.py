@@ -18,7 +18,7 @@ def add(commands: Any) -> None:
     add_run(parser)
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="write there (default: the run's folder)")
     parser.add_argument(
-        "--wait", action="store_true", help="until the run is over, then write it, and the summary as `rhymed run` does"
+        "--wait", action="store_true", help="till the run is over; then also write the summary, as `rhymed run` does"
     )
     parser.add_argument("--ended", action="store_true", help=argparse.SUPPRESS)  # said by the run itself
     parser.set_defaults(handler=handle)

@@ -49,7 +49,7 @@ def supervise(config: Config, where: Places, *, plain: bool) -> int:
         from rhymed.report import starts
         from rhymed.session import session
 
-        starts.note(where.folder, starts.now(sys.argv[1:]))
+        starts.note(where.folder, starts.now(sys.argv[1:], config))
 
         status: int = uvloop.run(session(config, where, plain=plain))
         return status

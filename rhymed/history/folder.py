@@ -17,6 +17,7 @@ from typing import Any
 from rhymed.config import Config
 from rhymed.errors import ConfigError, RhymedError
 from rhymed.history.vocabulary import Vocabulary, read_vocabulary
+from rhymed.load import load_run
 from rhymed_store.browse import Browse
 from rhymed_store.database import Reader, owner
 
@@ -35,8 +36,8 @@ class RunFolder:
     def config(self) -> Config | None:
         """None where there is none, or one of another release."""
         try:
-            return Config.model_validate_json((self.folder / "config.json").read_text())
-        except (OSError, ValueError):
+            return load_run(self.folder)
+        except ConfigError:
             return None
 
     @cached_property

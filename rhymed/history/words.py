@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+from rhymed.marks import step_name
+from rhymed.messages import EVAL
+
 
 def some(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'s' * (count != 1)}"
+
+
+def whose(step: int) -> str:
+    """What a sample with this step in its id belongs to; people count steps from 1, ids from 0."""
+    if step >= EVAL:
+        return f"the evaluation of version {step - EVAL}"
+    return step_name(step) if step >= 0 else "an earlier run"
 
 
 def number(value: float | None, form: str) -> str:

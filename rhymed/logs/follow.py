@@ -65,8 +65,8 @@ class Tail:
 class Follower:
     """Every `look` gives what has come since the last one; the first one is about what comes after it was made."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, *folders: Path) -> None:
+        self._folders = folders
         self._tails: dict[Path, Tail] = {}
         self._adopt(from_end=True)
         self.begins = dict(tail.place for tail in self._tails.values())  # inode -> byte from which on it follows
@@ -81,7 +81,7 @@ class Follower:
             tail.close()
 
     def _adopt(self, *, from_end: bool) -> None:
-        for log in logs(self._folder):
+        for log in logs(*self._folders):
             path = log.files[-1]
             if path.name.endswith((".log", ".out")) and path not in self._tails:
                 self._tails[path] = Tail(log, path, from_end=from_end)

@@ -43,12 +43,13 @@ def about(entry: Entry, sample: str) -> bool:
 
 
 def of_step(entry: Entry, step: int) -> bool:
+    """`step` as fields and ids have it, from 0; sentences count from 1."""
     if entry.step is not None:
         return entry.step == step
     head = f"{step}/"
     if any(id.startswith(head) for id in entry.samples):
         return True
-    return bool(re.search(rf"\bstep {step}\b|(?<![\w/-]){step}/[0-9a-f]{{16}}/", entry.text))
+    return bool(re.search(rf"\bstep {step + 1}\b|(?<![\w/-]){step}/[0-9a-f]{{16}}/", entry.text))
 
 
 def since(text: str, now: datetime.datetime) -> str:

@@ -64,17 +64,17 @@ class Log(NamedTuple):
 _decode = msgspec.json.Decoder(Entry).decode
 
 
-def logs(folder: Path) -> list[Log]:
-    """What is in a run's folder of logs; empty where there is none."""
-    found: dict[str, list[tuple[int, Path]]] = {}
-    for file in folder.glob("*"):
+def logs(*folders: Path) -> list[Log]:
+    """What is in a run's folders of logs; empty where there is none."""
+    found: dict[tuple[str, Path], list[tuple[int, Path]]] = {}
+    for file in (file for folder in folders for file in folder.glob("*")):
         base, _, number = file.name.rpartition(".")
         name, turn = (base, int(number)) if number.isdecimal() and base.endswith(".log") else (file.name, 0)
         if name.endswith((".log", ".out")) and file.is_file():
-            found.setdefault(name, []).append((turn, file))
+            found.setdefault((name, file.parent), []).append((turn, file))
     return [
-        Log(name[:-4], [file for _, file in sorted(found[name], reverse=True)], name.endswith(".out"))
-        for name in sorted(found)
+        Log(name[:-4], [file for _, file in sorted(found[name, folder], reverse=True)], name.endswith(".out"))
+        for name, folder in sorted(found)
     ]
 
 

@@ -1,7 +1,8 @@
 """What is known of one sample besides the lines about it: from the store, and what the run met meanwhile.
 
 A person names a sample by its id, a beginning of it, or a part of its prompt's id; `find` makes that whole. Works on
-a living run, and on a folder whose store, or logs, are gone: what cannot be read is told, and left out.
+a living run, and on a folder whose store, or logs, are gone: what cannot be read is told, and left out. Ids count
+steps from 0, sentences from 1.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import msgspec
 
 from rhymed.errors import ConfigError, DataError, RhymedError
 from rhymed.history.folder import RunFolder, open_folder, prompt_text
-from rhymed.history.words import some
+from rhymed.history.words import some, whose
 from rhymed.logs.pick import stamp
 from rhymed.logs.read import Entry, entries, logs
 from rhymed.messages import EVAL, SampleId
@@ -26,22 +27,22 @@ GIVEN = re.compile(r"(?:(-?\d+)/)?([0-9a-f]{1,16})(?:/(\d+)?)?")
 SHOWN = 8  # samples that are listed where one has to be chosen
 STARTS = 70  # characters of a prompt
 SHORTEST = 4  # digits of a prompt's id, without a step before them
+HINT = (
+    f"write step/prompt/index, e.g. 3/ab12cd34ab12cd34/0, or a beginning of it, or {SHORTEST} digits of a prompt;"
+    " steps in ids count from 0; ids stand in the report, in the dashboard, and in `samples` of `rhymed logs --json`"
+)
 
 
 def find(folder: Path, wanted: str) -> str:
-    """The whole id. Raises `DataError` where none, or more than one, is meant."""
-    if WHOLE.fullmatch(wanted):
-        return wanted
+    """The whole id. Raises `ConfigError` or `DataError` where none that was told of, or more than one, is meant."""
     given = GIVEN.fullmatch(wanted)
     if given is None or (given[1] is None and len(given[2]) < SHORTEST):
-        raise ConfigError(
-            f"--sample {wanted}: write step/prompt/index, or a beginning, or {SHORTEST} digits of a prompt"
-        )
+        raise ConfigError(f"--sample {wanted!r} is no sample's id\n{HINT}")
     found = _in_store(folder, given) or _in_logs(folder, given)
     if len(found) == 1:
         return str(found[0])
     if not found:
-        raise DataError(f"--sample {wanted}: neither the store nor the logs in {folder} know such a sample")
+        raise DataError(f"--sample {wanted}: neither the store nor the logs in {folder} know such a sample\n{HINT}")
     some = ", ".join(map(str, found[:SHOWN])) + (", …" if len(found) > SHOWN else "")
     raise DataError(f"--sample {wanted}: {len(found)} samples begin so; name one: {some}")
 
@@ -85,7 +86,7 @@ def parsed(id: str) -> SampleId:
 def told(folder: Path, sample: str) -> list[str]:
     """What the store has of it, in a few lines."""
     id = parsed(sample)
-    head = f"sample {sample}" + (f", of the evaluation of version {id.step - EVAL}" if id.step >= EVAL else "")
+    head = f"sample {sample}, of {whose(id.step)}"
     try:
         with open_folder(folder) as run:
             return [head, *_kept(run, id)]
@@ -121,6 +122,7 @@ def own(entry: Entry, sample: str) -> Entry:
         return entry
     place, others = entry.samples.index(sample), len(entry.samples) - 1
     beside = f", with {some(others, 'other')}" if others else ""
+    of_step = "" if entry.step is None else f" in step {entry.step + 1}"
 
     def value(of: list[int] | list[float] | int | None) -> float:
         return of[place] if isinstance(of, list) and place < len(of) else float("nan")
@@ -130,7 +132,7 @@ def own(entry: Entry, sample: str) -> Entry:
         "stored": f"written and stored: {value(entry.tokens):g} tokens, {value(entry.accepted):g} of them drafts",
         "scoring": f"takes it to be scored{beside}",
         "scored": f"scored: {value(entry.rewards):g}",
-        "trained": f"trained in step {entry.step}{beside}",
+        "trained": f"trained{of_step}{beside}",
     }
     return msgspec.structs.replace(entry, text=sentences.get(entry.event, entry.text))
 
@@ -148,7 +150,7 @@ def around(folder: Path, sample: str, first: str, last: str, workers: set[str]) 
             event.worker in workers and event.event in ("left", "lost", "rests", "joined") and first <= when <= last
         )
         if mine:
-            of = "" if event.step is None else f"{'version' if step >= EVAL else 'step'} {event.step}"
+            of = "" if event.step is None else f"version {event.step}" if step >= EVAL else f"step {event.step + 1}"
             text = " ".join(part for part in (event.worker, event.event, of, event.text) if part)
             found.append(Entry(t=when, process="timeline", text=text, event=event.event))
     return found

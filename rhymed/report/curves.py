@@ -1,6 +1,7 @@
 """A run's metrics over its steps, a small picture a question. Rows in, PNG files out; with matplotlib, where that is.
 
-What no row has a number for has no picture. Colours are those of `rhymed.picture`.
+What no row has a number for has no picture. Rows count steps from 0, axes from 1. Colours are those of
+`rhymed.picture`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ SIZE = (6.2, 2.9)  # inches
 DPI = 110
 SMOOTH = 5  # steps
 MEBI = 2**20
+HEALTH = "Training health: "
 BLUE, PALE, GREEN, PURPLE, ORANGE, GREY = "#1f5f8b", "#9db4c8", "#6a994e", "#8e5572", "#d08c3f", "#888888"
 
 
@@ -49,6 +51,8 @@ def draw(rows: Sequence[Row], evaluations: Sequence[Row], folder: Path) -> list[
         if not panel.draw(axis, rows):
             continue
         axis.spines[["top", "right"]].set_visible(False)
+        if len(figure.axes) > 1:
+            figure.subplots_adjust(right=0.9)
         axis.set(xlabel="policy version" if panel.name == "evaluation" else "step")
         axis.locator_params(axis="x", integer=True)
         if axis.get_legend_handles_labels()[1]:
@@ -61,17 +65,23 @@ def draw(rows: Sequence[Row], evaluations: Sequence[Row], folder: Path) -> list[
 
 
 def _about(panel: Panel, rows: Sequence[Row]) -> str:
-    steps = [row["step"] for row in rows]
+    steps = _steps(rows)
     return f"{panel.title}, steps {steps[0]} to {steps[-1]}" if steps else panel.title
+
+
+def _steps(rows: Sequence[Row]) -> list[int]:
+    return [row["step"] + 1 for row in rows]
 
 
 def _line(axis: Any, rows: Sequence[Row], key: str, **style: Any) -> bool:
     """Whether there was anything."""
-    known = [(row["step"], row[key]) for row in rows if row.get(key) is not None]
-    if known:
-        marker = "." if len(known) < 40 else ""
-        axis.plot([step for step, _ in known], [value for _, value in known], **{"marker": marker, **style})
-    return bool(known)
+    known = [row for row in rows if row.get(key) is not None]
+    return bool(known) and _points(axis, _steps(known), [row[key] for row in known], **style)
+
+
+def _points(axis: Any, places: Sequence[int], values: Sequence[float], **style: Any) -> bool:
+    axis.plot(places, values, **{"marker": "." if len(values) < 40 else "", **style})
+    return True
 
 
 def _reward(axis: Any, rows: Sequence[Row]) -> bool:
@@ -80,7 +90,7 @@ def _reward(axis: Any, rows: Sequence[Row]) -> bool:
     smooth = [_mean(values[max(0, place - SMOOTH + 1) : place + 1]) for place in range(len(values))]
     there = _line(axis, rows, "reward/mean", color=PALE, label="step")
     if there:
-        axis.plot([row["step"] for row in known], smooth, color=BLUE, linewidth=2, label=f"mean of {SMOOTH} steps")
+        axis.plot(_steps(known), smooth, color=BLUE, linewidth=2, label=f"mean of {SMOOTH} steps")
     return there
 
 
@@ -120,7 +130,7 @@ def _seconds(axis: Any, rows: Sequence[Row]) -> bool:
     columns = [[row.get(f"timing_s/{phase}") or 0.0 for row in rows] for phase in phases]
     if not any(map(any, columns)):
         return False
-    steps = [row["step"] for row in rows]
+    steps = _steps(rows)
     if len(rows) < 3:  # too few for an area
         for place, (phase, column) in enumerate(zip(phases, columns, strict=True)):
             below = [sum(values) for values in zip(*columns[:place], strict=True)] if place else 0
@@ -147,11 +157,39 @@ def _store(axis: Any, rows: Sequence[Row]) -> bool:
     return total > 0 and _line(axis, grown, "tokens", color=GREEN)
 
 
+def _policy(axis: Any, rows: Sequence[Row]) -> bool:
+    """Loss and entropy are of the same size, the gradient's norm may be of any: it has the axis on the right."""
+    axis.set(ylabel="entropy (nats a token), loss")
+    there = _line(axis, rows, "actor/entropy", color=BLUE, label="entropy")
+    there = _line(axis, rows, "actor/loss", color=ORANGE, label="loss") or there
+    if not any(row.get("actor/grad_norm") is not None for row in rows):
+        return there
+    norm = {"color": PALE, "label": "gradient norm, before clipping"}
+    if not there:
+        axis.set(ylabel="")
+        return _line(axis, rows, "actor/grad_norm", **norm)
+    right = axis.twinx()
+    right.spines["top"].set_visible(False)
+    right.set(ylabel="gradient norm")
+    axis.plot([], [], **norm)  # for the legend
+    axis.set(zorder=right.get_zorder() + 1, facecolor="none")  # curves and legend in front of the norm
+    return _line(right, rows, "actor/grad_norm", **norm)
+
+
+def _distance(axis: Any, rows: Sequence[Row]) -> bool:
+    axis.set(ylabel="nats a token; share")
+    there = _line(axis, rows, "mismatch_kl/mean", color=PURPLE, label="mismatch: engine to trainer")
+    there = _line(axis, rows, "actor/kl", color=GREEN, label="KL to the reference model") or there
+    return _line(axis, rows, "actor/pg_clipfrac", color=ORANGE, label="share of tokens clipped") or there
+
+
 def _exams(axis: Any, rows: Sequence[Row]) -> bool:
     keys = sorted({key for row in rows for key in row if "/acc/mean@" in key or key.endswith("/reward/mean")})
     known = [key for key in keys if key.startswith("val/") and any(row.get(key) is not None for row in rows)]
     for key in known:
-        _line(axis, rows, key, marker="o", label=key.removeprefix("val/"))
+        there = [row for row in rows if row.get(key) is not None]  # by policy version, which is no step
+        values = [row[key] for row in there]
+        _points(axis, [row["step"] for row in there], values, marker="o", label=key.removeprefix("val/"))
     return bool(known)
 
 
@@ -160,7 +198,7 @@ def _boundaries(axis: Any, rows: Sequence[Row]) -> None:
     begins = [epoch["first_step"] for epoch in epochs(rows)[1:]]
     if len(begins) <= MOST_LINES:
         for step in begins:
-            axis.axvline(step - 0.5, color="#cccccc", linewidth=0.7, zorder=0)
+            axis.axvline(step + 0.5, color="#cccccc", linewidth=0.7, zorder=0)
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -170,6 +208,8 @@ def _mean(values: Sequence[float]) -> float:
 PANELS = (
     Panel("reward", "Reward", _reward),
     Panel("length", "Response length", _lengths),
+    Panel("policy", f"{HEALTH}entropy, loss, gradient norm", _policy),
+    Panel("distance", f"{HEALTH}mismatch, KL, clip fraction", _distance),
     Panel("acceptance", "Share of drafted tokens that were accepted", _acceptance),
     Panel("gain", "What drafting gained", _gain),
     Panel("bubble", "Bubble: slot time without a sample", _bubble),

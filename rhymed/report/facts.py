@@ -16,6 +16,7 @@ from typing import Any
 from rhymed import runs, timeline
 from rhymed.errors import RhymedError, UnknownSample
 from rhymed.history.folder import RunFolder, find
+from rhymed.history.words import some, whose
 from rhymed.messages import SampleId
 from rhymed.places import Places
 from rhymed.report import starts
@@ -47,6 +48,11 @@ class Facts:
     missing: list[str] = field(default_factory=list)
 
     @property
+    def trained(self) -> set[int]:
+        """Steps, from 0, that the timeline knows to be trained."""
+        return {event.step for event in self.timeline.events if event.event == "trained" and event.step is not None}
+
+    @property
     def name(self) -> str:
         section = self.config.get("run")
         return str((section.get("name") if isinstance(section, dict) else None) or self.folder.resolve().name)
@@ -69,6 +75,7 @@ def gather(folder: Path, *, ended: bool = False) -> Facts:
     found.elapsed_s = _elapsed(found)
     if not found.config:
         found.missing.append("There is no config.json that can be read.")
+    found.missing += _without_numbers(found)
     _look_into_store(found)
     return found
 
@@ -78,6 +85,23 @@ def _config(folder: Path) -> dict[str, Any]:
         found = json.loads((folder / "config.json").read_text())
         return found if isinstance(found, dict) else {}
     return {}
+
+
+def _without_numbers(found: Facts) -> Iterator[str]:
+    """Trained steps without metrics. Of a run that goes on, the newest one's may be about to be written."""
+    lines = {int(row["step"]) for row in found.rows}
+    lost = sorted(found.trained - lines)
+    if found.state == "running":
+        lost = [step for step in lost if step != max(found.trained)]
+    if lost and not lines:
+        there = (found.folder / "metrics.jsonl").exists()
+        file = "metrics.jsonl has no line of a step" if there else "There is no metrics.jsonl"
+        yield f"{file}: of {some(len(lost), 'trained step')} the timeline tells; curves and sums are missing."
+    elif lost:
+        yield (
+            f"metrics.jsonl lacks {some(len(lost), 'step')} that the timeline has as trained, the first of them"
+            f" {whose(lost[0])}: curves and sums are of the others."
+        )
 
 
 def _state(found: Facts, ended: bool) -> str:
@@ -147,7 +171,7 @@ def _samples(run: RunFolder, columns: Survey, missing: list[str]) -> Iterator[tu
         try:
             yield pick, sample_page(run, ids.of(pick))
         except RhymedError as error:
-            missing.append(f"A sample of step {pick.step}, prompt {pick.prompt}, cannot be read: {error}.")
+            missing.append(f"A sample of {whose(pick.step)}, prompt {pick.prompt}, cannot be read: {error}.")
 
 
 class Ids:

@@ -12,10 +12,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rhymed.history.words import size, some
-from rhymed.messages import EVAL
+from rhymed.history.words import size, some, whose
 from rhymed.report import html
 from rhymed.report.facts import INCIDENTS, Facts
+from rhymed.report.starts import LARGEST, Start
 from rhymed.report.style import CSS
 from rhymed.report.telling import MOST, Pick
 from rhymed.totals import drafting, totals
@@ -23,6 +23,7 @@ from rhymed.totals import drafting, totals
 HEAD, TAIL = 1600, 1200  # characters of a response
 ASKED = 1200  # of a prompt
 MOST_INCIDENTS = 60
+TOO_LARGE = f"not known: larger than {size(LARGEST)}"
 HIDDEN = ("run.name", "run.folder")
 
 
@@ -60,7 +61,8 @@ def page(
 
 
 def _head(facts: Facts) -> str:
-    steps = some(len(facts.rows), "step") if facts.rows else "no step trained"
+    count = len(facts.rows) or len(facts.trained)
+    steps = some(count, "step") if count else "no step trained"
     begun = f", begun {_day(facts.starts[0].t)}" if facts.starts else ""
     return f"<h1>{html.text(facts.name)}</h1>\n" + html.paragraph(f"{facts.state}, {steps}{begun}", "soft")
 
@@ -157,7 +159,8 @@ def _samples(facts: Facts) -> Iterator[str]:
     marked = any(piece["drafted"] for _, row in facts.samples for piece in row["pieces"])
     yield html.paragraph(
         f"At most {MOST}, chosen by a fixed rule: the extremes of reward and length, the prompts that changed most,"
-        " the most drafted, the first and last dropped, then the next best, worst and longest.",
+        " the most drafted, the first and last dropped, then the next best, worst and longest. Steps are counted from"
+        " 1; in a sample's id, from 0.",
         "soft",
     )
     if facts.textless:
@@ -170,9 +173,9 @@ def _samples(facts: Facts) -> Iterator[str]:
 
 def _sample(pick: Pick, row: dict[str, Any]) -> str:
     reward = "no reward" if row["reward"] is None else f"reward {row['reward']:g}"
-    when = f"evaluation of version {row['step'] - EVAL}" if row["step"] >= EVAL else f"step {row['step']}"
     drafted = "" if row["drafted"] is None else f", {row['drafted']:,} of them drafts"
-    facts = f"{row['state']}, {reward}, {row['length']:,} tokens{drafted} ({row['finish_reason']}), {when}"
+    tokens = f"{row['length']:,} tokens{drafted} ({row['finish_reason']})"
+    facts = f"{row['state']}, {reward}, {tokens}, of {whose(row['step'])}"
     reason = html.paragraph(f"dropped: {row['reason']}", "bad") if row["reason"] else ""
     prompt = row["prompt"] or ""
     return (
@@ -241,21 +244,41 @@ def _versions(facts: Facts) -> str:
 
 def _again(facts: Facts) -> Iterator[str]:
     folder = facts.folder.resolve()
-    starts = [f"{line.command}   # {_day(line.t)}, in {line.folder}" for line in facts.starts]
     if facts.starts:
-        kinds = facts.starts[-1].versions.items()
-        wanted = " ".join(f"{name}=={version}" for name, version in kinds if name != "python")
-        yield html.paragraph(f"The same versions, on Python {facts.starts[-1].versions.get('python', '')}:")
-        yield html.typed([f"pip install {wanted}"])
+        yield from _code(facts.starts[-1])
         yield html.paragraph("As it was started:")
-        yield html.typed(starts)
+        yield html.typed(f"{one.command}   # {_day(one.t)}, in {one.folder}{_at(one)}" for one in facts.starts)
+        files = [(file, sha or TOO_LARGE) for file, sha in _files(facts.starts)]
+        yield html.table(("file", "SHA-256 at that time"), files)
     if facts.config:
-        yield html.paragraph("The same run again, from the configuration that it kept, in a folder of its own:")
-        yield html.typed([f"rhymed run {_quote(folder / 'config.json')}"])
+        seen = f" (relative paths in it were seen from {facts.starts[-1].folder})" if facts.starts else ""
+        yield html.paragraph(
+            f"The same run again, from the configuration that it kept{seen}, into runs where you are:"
+        )
+        yield html.typed([f"rhymed run {_quote(folder / 'config.json')} -o run.folder=runs"])
         yield html.paragraph("Whether it came out the same, sample by sample, and whether this one is whole:")
         yield html.typed([f"rhymed history compare {_quote(folder)} OTHER", f"rhymed history audit {_quote(folder)}"])
         yield html.paragraph("This page again:")
         yield html.typed([f"rhymed report {_quote(folder)}"])
+
+
+def _code(start: Start) -> Iterator[str]:
+    """How to come by what it ran on."""
+    if start.commit:
+        but = ", but for changes that were in no commit" if start.changed else ""
+        yield html.paragraph(f"The code as it was, in a clone of rhymed{but}. What it ran with stands above.")
+    else:
+        yield html.paragraph("Which commit it ran on is not known. In a clone of rhymed at the version above:")
+    yield html.typed([*([f"git checkout {start.commit}"] if start.commit else []), "make setup"])
+
+
+def _at(start: Start) -> str:
+    return f", at {start.commit[:12]}{', changed' * start.changed}" if start.commit else ""
+
+
+def _files(starts: Iterable[Start]) -> list[tuple[str, str]]:
+    """Each once, and again where it had become another."""
+    return list(dict.fromkeys(pair for start in starts for pair in start.files.items()))
 
 
 def _quote(path: Path) -> str:

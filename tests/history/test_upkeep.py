@@ -128,7 +128,7 @@ async def test_verify_and_backup_work_beside_a_store_that_is_written(tmp_path: P
     finally:
         client.close()
         process.terminate()
-        process.wait(20)
+        process.wait(60)
 
 
 def content_of_samples(store: Path) -> set[str]:

@@ -78,6 +78,15 @@ def test_marks_and_ends_of_steps() -> None:
     (ends,) = axis.collections
     assert [path.vertices[0][0] for path in ends.get_paths()] == list(range(5, 40, 5))
     assert [text.get_text() for text in axis.texts] == ["60% busy"] * 2
+    (top,) = axis.child_axes
+    assert [label.get_text() for label in top.get_xticklabels()] == [str(number) for number in range(2, 9)]
+
+
+def test_of_many_steps_every_second_or_third_has_its_number_from_1_on() -> None:
+    pytest.importorskip("matplotlib")
+    trained = [Event(t=1e9 + 1 + step, event="trained", step=step) for step in range(60)]
+    (top,) = figure(Timeline(story(1, 60).spans, trained)).axes[0].child_axes
+    assert [label.get_text() for label in top.get_xticklabels()] == [str(number) for number in range(3, 61, 3)]
 
 
 def test_nothing_heard_is_no_picture(tmp_path: Path) -> None:

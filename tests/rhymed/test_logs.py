@@ -322,10 +322,10 @@ def test_what_is_read_and_what_is_followed_meet_without_a_gap_or_an_overlap(tmp_
 @pytest.mark.parametrize(
     ("pick", "texts"),
     [
-        (Pick(), ["a", "b", f"sample {SAMPLE} x", f"sample {SAMPLE}0", "step 3: done"]),
+        (Pick(), ["a", "b", f"sample {SAMPLE} x", f"sample {SAMPLE}0", "step 4: done"]),
         (Pick(level="warning"), ["b"]),
         (Pick(process="roll*"), ["b"]),
-        (Pick(step=3), ["b", f"sample {SAMPLE} x", f"sample {SAMPLE}0", "step 3: done"]),
+        (Pick(step=3), ["b", f"sample {SAMPLE} x", f"sample {SAMPLE}0", "step 4: done"]),
         (Pick(sample=SAMPLE), ["b", f"sample {SAMPLE} x"]),
     ],
 )
@@ -335,7 +335,7 @@ def test_what_is_wanted(pick: Pick, texts: list[str]) -> None:
         Entry(text="b", process="rollout-0", level="warning", samples=["4/00000000000000ab/1", SAMPLE]),
         Entry(text=f"sample {SAMPLE} x", process="broker"),
         Entry(text=f"sample {SAMPLE}0", process="broker"),
-        Entry(text="step 3: done", process="trainer"),
+        Entry(text="step 4: done", process="trainer"),
     ]
     assert [entry.text for entry in given if pick.wants(entry)] == texts
 
@@ -378,13 +378,13 @@ def test_a_sample_has_a_story_though_there_is_no_store(
     status, out, _ = run(capsys, "--run", tmp_path, "--sample", "3/00/1")
     assert status == 0
     lines = out.splitlines()
-    assert lines[0] == f"sample {SAMPLE}"
+    assert lines[0] == f"sample {SAMPLE}, of step 4", "people count from 1, ids from 0"
     assert "has no store in it" in lines[1]
     assert [line.partition(" ")[2] for line in lines[3:]] == [
         "rollout-0   takes it, with 1 other",
         "rollout-0   written and stored: 9 tokens, 4 of them drafts",
         "reward-0    scored: 0.25",
-        "trainer     trained in step 3",
+        "trainer     trained in step 4",
     ]
     status, _, err = run(capsys, "--run", tmp_path, "--sample", "00000000000000ab")
     assert status != 0
@@ -400,7 +400,7 @@ def test_an_evaluation_is_of_its_own_samples_alone(
     writer = Writer(tmp_path)
     writer.write([Event(t=1_700_000_002, event="evaluated", step=3), Event(t=1_700_000_003, event="trained", step=3)])
     writer.close()
-    for sample, told in ((SAMPLE, "timeline    trained step 3"), (exam, "timeline    evaluated version 3")):
+    for sample, told in ((SAMPLE, "timeline    trained step 4"), (exam, "timeline    evaluated version 3")):
         _, out, _ = run(capsys, "--run", tmp_path, "--sample", sample)
         assert [line.partition(" ")[2] for line in out.splitlines() if " timeline " in line] == [told]
 
@@ -415,7 +415,61 @@ def test_the_command_filters_and_tells_what_is_not_there(
     assert "no such line; the last one was written" in run(capsys, "--run", tmp_path, "--since", "1s")[2]
     assert "there are broker, rollout-0" in run(capsys, "--run", tmp_path, "--process", "trainer")[2]
     assert "has no logs" in run(capsys, "--run", tmp_path / "gone")[2]
-    assert run(capsys, "--run", tmp_path, "--sample", "what?")[0] == 2
+    assert "has no logs" in run(capsys, tmp_path / "gone")[2]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "complaint"),
+    [
+        ("3/ffffffffffffffff/0", "know such a sample"),
+        ("3/00000000000000ab/99", "know such a sample"),
+        ("4/00000000000000ab/1", "know such a sample"),
+        ("what?", "is no sample's id"),
+        ("", "'' is no sample's id"),
+    ],
+)
+@pytest.mark.parametrize("more", [(), ("--json",)])
+def test_a_sample_that_nobody_told_of_is_a_mistake(
+    write: object, tmp_path: Path, capsys: pytest.CaptureFixture[str], wanted: str, complaint: str, more: tuple[str]
+) -> None:
+    """Though its prompt, or its step, is known."""
+    write("rollout-0", 1, "takes 1 sample", **cause("taken", [ID]))
+    writer = Writer(tmp_path)
+    writer.write([Event(t=1_700_000_002, event="trained", step=step) for step in (3, 4)])
+    writer.close()
+    status, out, err = run(capsys, tmp_path, "--sample", wanted, *more)
+    assert (status, out) == (2, "")
+    assert complaint in err
+    assert "steps in ids count from 0; ids stand in the report" in err
+    assert run(capsys, tmp_path, "--sample", SAMPLE, *more)[0] == 0, "one that has only a line"
+
+
+def test_a_run_is_named_once(write: object, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write("broker", 1, "one")
+    assert run(capsys, tmp_path) == run(capsys, "--run", tmp_path)
+    with pytest.raises(SystemExit) as mistake:
+        main(["logs", str(tmp_path), "--run", str(tmp_path)])
+    assert mistake.value.code == 2
+    assert "both say which run is meant" in capsys.readouterr().err
+
+
+def test_logs_that_lie_elsewhere_are_read_too(
+    write: object, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write("broker", 1, "one")
+    write("rollout-0", 3, "three")
+    elsewhere = tmp_path / "elsewhere" / tmp_path.name
+    for name, second, text in (("reward-0", 2, "two"), ("rollout-0", 4, "another's")):
+        file = LogFile(elsewhere / "logs" / f"{name}.log")
+        made = record(text)
+        made.created = 1_700_000_000 + second
+        file.emit(made)
+        file.close()
+    status, out, _ = run(capsys, tmp_path, "--also", elsewhere)
+    assert (status, [line.split()[-1] for line in out.splitlines()[-4:]]) == (0, ["one", "two", "three", "another's"])
+    assert "it has no folder logs" in run(capsys, tmp_path, "--also", tmp_path / "gone")[2]
+    monkeypatch.setenv("RHYMED_FURTHER_RUNS", str(elsewhere.parent))
+    assert run(capsys, tmp_path)[1] == out
 
 
 def test_an_empty_log_is_no_error(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def test_drafting_has_a_panel_where_there_was_any(tmp_path: Path, figures: list[
 def test_epochs_begin_at_thin_lines_unless_they_would_cover_all(tmp_path: Path, figures: list[Any]) -> None:
     draw(rows(7, 3), tmp_path / "few.png", title="t")
     draw(rows(MOST_LINES + 2, 1), tmp_path / "many.png", title="t")
-    assert all(upright(axis) == [2.5, 5.5] for axis in figures[0].axes)
+    assert all(upright(axis) == [3.5, 6.5] for axis in figures[0].axes)
     assert not any(upright(axis) for axis in figures[1].axes)
 
 

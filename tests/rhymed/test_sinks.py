@@ -271,7 +271,8 @@ def test_the_real_package_takes_every_row(name: str, tmp_path: Path) -> None:
     sent = {**os.environ, "HOME": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(command, env=sent, cwd=tmp_path, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
-    assert json.loads(next(where.folder.glob(f"sinks/{name}.json")).read_text())["offset"] == where.metrics.stat().st_size
+    taken = json.loads((where.folder / "sinks" / f"{name}.json").read_text())["offset"]
+    assert taken == where.metrics.stat().st_size
     if name == "mlflow":
         from mlflow import MlflowClient
 

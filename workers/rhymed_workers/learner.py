@@ -220,7 +220,7 @@ class Learner:
             self._optimizer.step()
             sums.grad_norms.append(norm)
         else:
-            log.error("step %d: loss %s, gradient norm %s: this update is skipped", self.steps, loss, norm)
+            log.error("step %d: loss %s, gradient norm %s: this update is skipped", self.steps + 1, loss, norm)
             sums.skipped += 1
         self._optimizer.zero_grad(set_to_none=True)
 
@@ -256,7 +256,7 @@ class Learner:
             log.warning(
                 "step %d: mismatch_kl/mean %.4f is above trainer.mismatch_warn = %g: the engine samples from other"
                 " probabilities than the trainer computes",
-                self.steps - 1,
+                self.steps,
                 mean,
                 self._config.mismatch_warn,
             )

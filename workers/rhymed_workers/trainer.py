@@ -253,7 +253,7 @@ class TrainerService(Service):
         self._last = Trained(worker=self.name, step=step, metrics=metrics, life=self._life)
         self._step = None
         told = " ".join(f"{key}={value:.4g}" for key, value in sorted(metrics.items()))
-        log.info("step %d: %s", step, told, extra=cause("trained", [one.info.id for one in samples], step=step))
+        log.info("step %d: %s", step + 1, told, extra=cause("trained", [one.info.id for one in samples], step=step))
         self._tell(self._last)
         if self._version % self._config.trainer.checkpoint_every == 0:
             await self._save()

@@ -1,0 +1,90 @@
+"""Pictures of a report: what they are about, and where on the axis a step stands."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rhymed.report.curves import draw
+
+pytest.importorskip("matplotlib")
+
+HEALTH = {
+    "actor/entropy": 0.5, "actor/loss": -0.01, "actor/grad_norm": 40.0, "actor/kl": 0.02, "actor/pg_clipfrac": 0.1,
+    "mismatch_kl/mean": 0.001,
+}  # fmt: skip
+
+
+@pytest.fixture
+def figures(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What was drawn, by file."""
+    from matplotlib.figure import Figure
+
+    drawn: dict[str, Any] = {}
+    save = Figure.savefig
+
+    def saved(figure: Figure, path: Path, **more: Any) -> None:
+        drawn[path.stem] = figure
+        save(figure, path, **more)
+
+    monkeypatch.setattr(Figure, "savefig", saved)
+    return drawn
+
+
+def rows(steps: int, **more: float) -> list[dict[str, Any]]:
+    return [{"step": step, "training/epoch": float(step // 3), **more} for step in range(steps)]
+
+
+def across(figure: Any) -> list[list[float]]:
+    """Where its curves have points."""
+    return [list(line.get_xdata()) for axis in figure.axes for line in axis.lines if len(line.get_xdata()) > 2]
+
+
+def legend(figure: Any) -> list[str]:
+    return [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
+
+
+def test_steps_count_from_1_and_evaluations_by_version(tmp_path: Path, figures: dict[str, Any]) -> None:
+    told = {"reward/mean": 0.5, "timing_s/train": 1.0, "rollout/tokens": 5.0}
+    exams = [{"step": version, "val/sums/reward/mean": 0.5} for version in (0, 2, 4)]
+    found = draw(rows(4, **told), exams, tmp_path)
+    assert found is not None
+    assert set(figures) == {"reward", "seconds", "store", "evaluation"}
+    assert across(figures["reward"]) == [[1, 2, 3, 4]] * 2
+    assert [line.get_xdata()[0] for line in figures["reward"].axes[0].lines if len(line.get_xdata()) == 2] == [3.5]
+    assert across(figures["store"]) == [[1, 2, 3, 4]]
+    assert figures["seconds"].axes[0].dataLim.intervalx.tolist() == [1, 4]
+    assert across(figures["evaluation"]) == [[0, 2, 4]]
+    assert found[0].about == "Reward, steps 1 to 4"
+
+
+def test_the_health_of_training_has_its_pictures(tmp_path: Path, figures: dict[str, Any]) -> None:
+    found = draw(rows(4, **HEALTH), (), tmp_path)
+    assert found is not None
+    titles = ["Training health: entropy, loss, gradient norm", "Training health: mismatch, KL, clip fraction"]
+    assert [one.title for one in found] == titles
+    left, right = figures["policy"].axes
+    assert [line.get_ydata()[0] for line in left.lines[:2]] == [0.5, -0.01]
+    assert [line.get_ydata()[0] for line in right.lines] == [40.0], "of another size: an axis of its own"
+    assert legend(figures["policy"]) == ["entropy", "loss", "gradient norm, before clipping"]
+    assert [line.get_ydata()[0] for line in figures["distance"].axes[0].lines[:3]] == [0.001, 0.02, 0.1]
+
+
+@pytest.mark.parametrize(
+    ("keys", "files", "names"),
+    [
+        (["actor/grad_norm"], {"policy"}, ["gradient norm, before clipping"]),
+        (["actor/entropy"], {"policy"}, ["entropy"]),
+        (["mismatch_kl/mean"], {"distance"}, ["mismatch: engine to trainer"]),
+        ([], set(), []),
+    ],
+)
+def test_only_what_the_run_has_is_drawn(
+    tmp_path: Path, figures: dict[str, Any], keys: list[str], files: set[str], names: list[str]
+) -> None:
+    draw(rows(4, **{key: HEALTH[key] for key in keys}), (), tmp_path)
+    assert set(figures) == files
+    assert [name for figure in figures.values() for name in legend(figure)] == names
+    assert all(len(figure.axes) == 1 for figure in figures.values())
