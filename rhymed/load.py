@@ -75,6 +75,11 @@ def load_config(path: Path | None, overrides: Iterable[str] = (), environ: Mappi
         raise ConfigError("\n".join(f"{origin.place(key, line)}: {line}" for key, line in told)) from None
 
 
+def load_run(folder: Path) -> Config:
+    """Of the run in this folder, as it was written: the environment changes nothing in it. Raises `ConfigError`."""
+    return load_config(folder / "config.json", (), {})
+
+
 def _text(path: Path) -> str:
     try:
         return path.read_text()
@@ -100,12 +105,18 @@ def _neighbours(path: Path) -> str:
 def _parse(path: Path, text: str) -> dict[str, Any]:
     try:
         if path.suffix == ".json":
-            return dict(json.loads(text))
+            return _object(json.loads(text))
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(_syntax(path, text, str(error))) from None
-    except (ValueError, TypeError) as error:  # of JSON; or JSON that is no object
+    except ValueError as error:
         raise ConfigError(f"{path}: not a run's configuration: {error}") from None
+
+
+def _object(found: Any) -> dict[str, Any]:
+    if not isinstance(found, dict):
+        raise ValueError(f"it has no sections, but {json.dumps(found)[:60]}")
+    return found
 
 
 def _syntax(path: Path, text: str, message: str) -> str:

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from rhymed.cli.options import LATEST, example
+from rhymed.cli.options import add_run, example
 
 
 def add(commands: Any) -> None:
@@ -17,7 +17,7 @@ def add(commands: Any) -> None:
     )
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     listing = verbs.add_parser("list", help="every checkpoint, and whether it is what was written")
-    _add_run(listing)
+    add_run(listing)
     listing.set_defaults(handler=handle_list)
     export = verbs.add_parser("export", help="write one as a Hugging Face folder, without the trainer's state")
     export.add_argument("run", type=Path, metavar="RUN", help="the run's folder")
@@ -25,10 +25,6 @@ def add(commands: Any) -> None:
     export.add_argument("--step", type=int, help="default: the newest one that is whole")
     export.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], default="bfloat16")
     export.set_defaults(handler=handle_export)
-
-
-def _add_run(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", nargs="?", type=Path, metavar="RUN", default=LATEST, help=f"default: {LATEST}")
 
 
 def handle_list(arguments: argparse.Namespace) -> int:

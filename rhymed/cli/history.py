@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rhymed.cli import upkeep
-from rhymed.cli.options import LATEST, add_override, example
+from rhymed.cli.options import add_override, add_run, example, refuse_run
 
 if TYPE_CHECKING:
     from rhymed.config import Config
@@ -45,10 +45,6 @@ def _parser(commands: Any, name: str, about: str, *examples: str) -> Any:
     return commands.add_parser(name, help=about, description=description, **example(*examples))
 
 
-def _add_run(parser: Any) -> None:
-    parser.add_argument("--run", type=Path, metavar="FOLDER", default=LATEST, help=f"default: {LATEST}")
-
-
 def _count(text: str) -> int:
     number = int(text)
     if number < 1:
@@ -61,10 +57,10 @@ def _add_stats(verbs: Any) -> None:
         verbs,
         "stats",
         "samples, lengths and rewards of each epoch, and how alike epochs are",
-        "rhymed history stats --run runs/quickstart",
+        "rhymed history stats runs/quickstart",
         "rhymed history stats --prompts 20",
     )
-    _add_run(parser)
+    add_run(parser)
     parser.add_argument(
         "--prompts", type=_count, metavar="N", help="tell of the N most and least predictable ones (default: 5)"
     )
@@ -83,7 +79,7 @@ def _add_show(verbs: Any) -> None:
         "rhymed history show 'how many apples' --limit 8",
     )
     parser.add_argument("prompt", nargs="?", metavar="PROMPT", help="id, beginning of an id, or words of its text")
-    _add_run(parser)
+    add_run(parser, positional=False)
     parser.add_argument(
         "--epochs", metavar="N,N", help="which ones (default: the last that fit); -1: newest imported"
     )
@@ -101,7 +97,7 @@ def _add_export(verbs: Any) -> None:
         "rhymed history export samples.jsonl --force",
     )
     parser.add_argument("out", type=Path, metavar="OUT", help="file.parquet or file.jsonl")
-    _add_run(parser)
+    add_run(parser)
     parser.add_argument("--force", action="store_true", help="replace OUT if it exists")
     parser.set_defaults(handler=export)
 
@@ -144,7 +140,7 @@ def _add_audit(verbs: Any) -> None:
         "rhymed history audit runs/quickstart",
         "rhymed history audit runs/killed --against runs/calm",
     )
-    parser.add_argument("run", type=Path, metavar="RUN", help="a run's folder")
+    add_run(parser)
     parser.add_argument(
         "--against", type=Path, metavar="OTHER", help="another run that should have trained the same, to the bit"
     )
@@ -172,6 +168,7 @@ def show(arguments: argparse.Namespace) -> int:
     from rhymed.history import show as view
     from rhymed.history.folder import open_folder
 
+    refuse_run([arguments.prompt] if arguments.prompt else [], "a prompt")
     with open_folder(arguments.run) as folder:
         ids = view.find(folder.browse, arguments.prompt) if arguments.prompt else folder.browse.ids()
         if not arguments.prompt or len(ids) > 1:

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rhymed.cli.options import LATEST, example
+from rhymed.cli.options import add_where, example
 from rhymed.marks import COLOURS, age, step_name
 
 if TYPE_CHECKING:
@@ -44,15 +44,11 @@ def add(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "queues",
         help="show every queue of a run, and what each worker holds",
-        **example("rhymed queues --watch", "rhymed queues --run runs/quickstart --json"),
+        **example("rhymed queues --watch", "rhymed queues runs/quickstart --json"),
     )
     parser.add_argument("--watch", action="store_true", help="refresh every second until the run ends")
     parser.add_argument("--json", action="store_true", help="the raw snapshot as JSON (with --watch: one a line)")
-    where = parser.add_mutually_exclusive_group()
-    where.add_argument("--broker", metavar="ADDRESS", help="e.g. tcp://127.0.0.1:5555")
-    where.add_argument("--run", type=Path, metavar="FOLDER", default=LATEST, help=f"default: {LATEST}")
-    parser.add_argument("--keys", type=Path, metavar="FOLDER", help="with --broker: the run's keys (`rhymed keygen`)")
-    parser.add_argument("--insecure", action="store_true", help="with --broker: an open address without keys")
+    add_where(parser)
     parser.set_defaults(handler=handle)
 
 
@@ -71,18 +67,14 @@ def handle(arguments: argparse.Namespace) -> int:
 
 def places_of(folder: Path) -> Places:
     """Of the run in this folder."""
-    from rhymed.config import Config
     from rhymed.errors import ConfigError
+    from rhymed.load import load_run
     from rhymed.places import places
 
     file = folder / "config.json"
-    try:
-        config = Config.model_validate_json(file.read_text())
-    except OSError:
-        raise ConfigError(f"{file} does not exist: name the run's folder with --run, or --broker ADDRESS") from None
-    except ValueError as error:
-        raise ConfigError(f"{file} is not a run's configuration: {error}") from None
-    return places(config)
+    if not file.exists():
+        raise ConfigError(f"{file} does not exist: name the run's folder with --run, or --broker ADDRESS")
+    return places(load_run(folder))
 
 
 async def _show(address: str, keys: Keyring, *, watch: bool, raw: bool) -> int:
@@ -245,8 +237,11 @@ def _held(snapshot: Queues) -> RenderableType:
 
 
 def _sample(sample: SampleId) -> str:
-    """Step, prompt and number within the group."""
-    return f"{_step(sample.step)}/{sample.prompt}/{sample.index}"
+    """Its id, as `rhymed logs --sample` takes it; of an evaluation with the name of its step."""
+    from rhymed.messages import EVAL
+
+    step = _step(sample.step) if sample.step >= EVAL else sample.step
+    return f"{step}/{sample.prompt}/{sample.index}"
 
 
 def _coloured(state: str, text: str) -> str:

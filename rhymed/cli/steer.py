@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rhymed.cli.options import LATEST, example
+from rhymed.cli.options import add_where, example, refuse_run
 
 if TYPE_CHECKING:
     from rhymed.keys import Keyring, KeyRole
@@ -38,17 +38,8 @@ def add(subparsers: Any) -> None:
     parser.add_argument(
         "workers", nargs="*", metavar="WORKER", help="drain, undrain: names as `rhymed queues` has them"
     )
-    add_where(parser)
+    add_where(parser, positional=False)
     parser.set_defaults(handler=handle)
-
-
-def add_where(parser: argparse.ArgumentParser) -> None:
-    """Which run is meant, and with what keys it is spoken to."""
-    where = parser.add_mutually_exclusive_group()
-    where.add_argument("--broker", metavar="ADDRESS", help="e.g. tcp://127.0.0.1:5555")
-    where.add_argument("--run", type=Path, metavar="FOLDER", default=LATEST, help=f"default: {LATEST}")
-    parser.add_argument("--keys", type=Path, metavar="FOLDER", help="with --broker: the run's keys (`rhymed keygen`)")
-    parser.add_argument("--insecure", action="store_true", help="with --broker: an open address without keys")
 
 
 def where_of(arguments: argparse.Namespace, role: KeyRole | None = None) -> Where:
@@ -82,6 +73,7 @@ def handle(arguments: argparse.Namespace) -> int:
     from rhymed.errors import ConfigError
 
     names, act = arguments.workers, arguments.act
+    refuse_run(names, "a worker")
     if act in ("drain", "undrain") and not names:
         raise ConfigError(f"rhymed steer {act} needs the name of a worker; `rhymed queues` lists them")
     if act in ("pause", "resume") and names:

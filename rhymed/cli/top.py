@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rhymed.cli.options import example
+from rhymed.cli.options import add_where, example
 
 if TYPE_CHECKING:
     from rhymed.cli.steer import Where
@@ -17,12 +17,10 @@ ASK_S = 5.0
 
 
 def add(subparsers: Any) -> None:
-    from rhymed.cli.steer import add_where
-
     parser = subparsers.add_parser(
         "top",
         help="watch a run on a live terminal: queues, steps, workers, curves",
-        **example("rhymed top", "rhymed top --run runs/quickstart --every 0.5"),
+        **example("rhymed top", "rhymed top runs/quickstart --every 0.5"),
     )
     parser.add_argument(
         "--every", type=_seconds, default=1.0, metavar="S", help="seconds between two looks (default 1)"

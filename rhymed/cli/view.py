@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rhymed.cli.options import LATEST, example
+from rhymed.cli.options import add_run, example
 
 if TYPE_CHECKING:
     from rhymed.view.door import Address
@@ -23,7 +23,7 @@ def add(commands: Any) -> None:
         help="serve the dashboard of a run, living or not, from its folder",
         **example("rhymed view runs/quickstart --open", "rhymed view runs/quickstart --http 0.0.0.0:8430"),
     )
-    parser.add_argument("run", nargs="?", type=Path, metavar="RUN", default=LATEST, help=f"default: {LATEST}")
+    add_run(parser)
     parser.add_argument(
         "--http",
         default=ADDRESS,
@@ -101,13 +101,13 @@ async def _serve(folder: Path, address: Address, *, browser: bool) -> None:
 
 def asked_of(folder: Path) -> Asked | None:
     """Who asks the run's broker; None: the folder does not say where that would be."""
-    from rhymed.config import Config
+    from rhymed.errors import ConfigError
+    from rhymed.load import load_run
     from rhymed.places import places
     from rhymed.view.live import Asked
 
     try:
-        config = Config.model_validate_json((folder / "config.json").read_text())
-    except (OSError, ValueError):
+        where = places(load_run(folder))
+    except ConfigError:
         return None
-    where = places(config)
     return Asked(where) if where.folder == folder else None  # a folder that was moved has no living run

@@ -14,6 +14,7 @@ from typing import Any
 from rhymed.history.apart import apart
 from rhymed.history.audit import differ, listed, newest
 from rhymed.history.words import some
+from rhymed.marks import step_name
 from rhymed_workers import checkpoint
 
 EQUAL = "the two are equal"
@@ -45,11 +46,13 @@ def against(first: Path, second: Path) -> Against:
     found = Against(len(common), len(common) - len(different))
     if different:
         step = different[0]
-        found.wrong.append(f"step {step}, the first that differs: {differ(one[step], other[step])}")
+        found.wrong.append(f"{step_name(step)}, the first that differs: {differ(one[step], other[step])}")
     if a != b:
         found.wrong.append(f"{first.name} has {a} steps in its newest checkpoint, {second.name} has {b}")
     if lonely := sorted(one.keys() ^ other.keys()):
-        found.wrong.append(f"step {lonely[0]} is in one of the lineages only ({some(len(lonely), 'such step')})")
+        found.wrong.append(
+            f"{step_name(lonely[0])} is in one of the lineages only ({some(len(lonely), 'such step')})"
+        )
     exact = any(line.weights for line in ours)  # the trace engine's: nothing else enters than the samples
     _weights(first, second, a if a == b else 0, found, exact=exact)
     return found

@@ -17,6 +17,7 @@ from rhymed.config import Config
 from rhymed.errors import ConfigError, RhymedError, StoreDamaged
 from rhymed.history.folder import RunFolder
 from rhymed.history.words import some
+from rhymed.marks import step_name
 from rhymed.messages import EVAL, SampleId
 from rhymed.staleness import window
 from rhymed_broker.plan import Plan
@@ -230,12 +231,12 @@ class _Check:
         for step in self._digests:
             if counts[step] != 1:
                 times = f"stands {counts[step]} times in" if counts[step] else "is missing in"
-                self._wrong(f"step {step} {times} the lineage of the newest checkpoint")
+                self._wrong(f"{step_name(step)} {times} the lineage of the newest checkpoint")
         for line in lines:
             if line.step not in self._digests:
-                self._wrong(f"step {line.step} is in the lineage, which ends with step {self._found.steps - 1}")
+                self._wrong(f"{step_name(line.step)} is in the lineage, which ends with step {self._found.steps}")
             elif why := differ(line, self._digests[line.step].line(line.step, line.weights)):
-                self._wrong(f"step {line.step} was not trained on what the store has: {why}")
+                self._wrong(f"{step_name(line.step)} was not trained on what the store has: {why}")
 
 
 def differ(one: Line, other: Line) -> str:

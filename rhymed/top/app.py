@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine
 from typing import ClassVar
 
 from rich.console import Console
+from rich.segment import Segment
 from rich.text import Text
 from textual import events
 from textual.app import App, ComposeResult
@@ -57,7 +58,8 @@ class Board(Widget, can_focus=True):
             if same and strips[number].cell_length == width:
                 self._strips.append(strips[number])
                 continue
-            self._strips.append(Strip(line.render(self._pen)).adjust_cell_length(width))
+            style = self._pen.get_style(line.style)  # `render` leaves it out where no part has one of its own
+            self._strips.append(Strip(Segment.apply_style(line.render(self._pen), style)).adjust_cell_length(width))
             self.refresh(Region(0, number, width, 1))
         if len(self._strips) != len(strips):
             self.refresh()

@@ -145,7 +145,7 @@ def _open(look: Look) -> Effect:
 
 
 def _into_group(look: Look, step: int, prompt: str, index: str) -> None:
-    look.prompt, look.group = (step, prompt), None
+    look.prompt, look.group, look.past = (step, prompt), None, False
     look.go("group")
     look.selected["group"] = index
 

@@ -122,12 +122,18 @@ class Hand:
     def name(self) -> str:
         return str(self.item.id)
 
+    @property
+    def told(self) -> str:
+        """As it stands in its row."""
+        return f"{step_name(self.item.id.step)} {self.item.id.prompt} {self.item.id.index}"
+
 
 def hands(row: WorkerRow, filter: str = "") -> list[Hand]:
-    """Those in whose names the filter occurs, the longest held first."""
+    """Those in whose rows the filter occurs, the longest held first."""
     longest = max((item.tokens for item in row.holding), default=0)
-    found = [Hand(item, longest) for item in row.holding if filter.casefold() in str(item.id).casefold()]
-    return sorted(found, key=lambda hand: -hand.item.seconds)
+    found = (Hand(item, longest) for item in row.holding)
+    shown = [hand for hand in found if filter.casefold() in hand.told.casefold()]
+    return sorted(shown, key=lambda hand: -hand.item.seconds)
 
 
 BAR = 20

@@ -9,6 +9,7 @@ from rhymed.cli.queues import RATE
 from rhymed.marks import ROLES, age, step_name
 from rhymed.messages import WorkerRow
 from rhymed.top.crew import STYLES, find
+from rhymed.top.listing import listing
 from rhymed.top.look import Look
 from rhymed.top.sparks import spark
 from rhymed.top.steps import bar
@@ -86,4 +87,17 @@ def group_lines(look: Look, width: int) -> list[Text]:
         text.append("  asking the broker", style="dim")
     elif look.group.expected:
         text.append(f"  {count(look.group.expected)} tokens expected of each")
-    return [text]
+    return [text, *(_afterwards(look, width) if look.past else ())]
+
+
+def _afterwards(look: Look, width: int) -> list[Text]:
+    """Of a group whose step is done: who tells what became of it."""
+    step, prompt = look.prompt
+    table = listing(look)
+    index = table.name(table.rows[table.selected(look)]) if table.rows else "0"
+    head = "the step is done; below is the last that was seen of it" if table.rows else "the step is done"
+    commands = (f"rhymed history show {clean(prompt)}", f"rhymed logs --sample {step}/{clean(prompt)}/{index}")
+    return [
+        Text(cut(f"{head}. What became of it:", width), style="bold yellow", no_wrap=True),
+        *(Text(cut(f"  {command}", width), no_wrap=True) for command in commands),
+    ]

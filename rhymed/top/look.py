@@ -44,6 +44,7 @@ class Look:
     worker: str = ""  # that is looked into
     prompt: tuple[int, str] = (0, "")  # step and prompt of the group that is looked into
     group: Group | None = None  # as the broker told it last
+    past: bool = False  # the group's step is not open any more: `group` is the last picture of it
     sorts: dict[View, tuple[str, bool]] = field(default_factory=dict)  # column, reversed
     selected: dict[View, str] = field(default_factory=dict)
     first: dict[View, int] = field(default_factory=dict)  # row at the top

@@ -51,15 +51,21 @@ def paint(look: Look, width: int, height: int, now: float) -> Frame:
     middle = _table(look, table, width, max(0, room - len(above) - len(below)))
     lines = [*head, *above, *middle.lines, *below, *foot][:height]
     names = [*[None] * (len(head) + len(above)), *middle.names, *[None] * (len(below) + len(foot))][:height]
-    if look.link.state in ("silent", "ended"):
-        for line in lines[1 : len(lines) - len(foot)]:
-            line.stylize("dim")
+    for line in _old(look, lines[1 : len(lines) - len(foot)], [*middle.lines, *below]):
+        line.stylize("dim")
     box = question_box(look.question) if look.question else help_box() if look.helping else None
     if box is not None:
         lines = over(lines, box, width)
     for line in lines:
         line.truncate(width)
     return Frame(lines, names, middle.page)
+
+
+def _old(look: Look, picture: list[Text], table: list[Text]) -> list[Text]:
+    """The lines that are not how it is just now."""
+    if look.link.state in ("silent", "ended"):
+        return picture
+    return table if look.view == "group" and look.past else []
 
 
 def _above(look: Look, width: int, height: int, room: int) -> list[Text]:

@@ -75,7 +75,10 @@ class Poller:
         step, prompt = self._look.prompt
         answer = await self._client.request(GetGroup(step, prompt), deadline_s=DEADLINE_S)
         group = answer.message
-        if isinstance(group, Group) and (group.step, group.prompt) == self._look.prompt:
+        if not isinstance(group, Group) or (group.step, group.prompt) != self._look.prompt:
+            return
+        self._look.past = not group.members
+        if group.members or self._look.group is None:
             self._look.group = group
 
     async def steer(self, order: Pause | Drain) -> None:

@@ -50,10 +50,10 @@ def test_the_tables_name_everything() -> None:
     assert lines[0] == "run demo step 3/40 version 3 up 1h01m event-loop lag p99 2.5 ms"
     assert "waiting 12 1m15s for a rollout worker" in lines
     assert "trained 192 - done" in lines
-    assert "3 1/8 9.0s 12 waiting 6 running" in lines
+    assert "4 1/8 9.0s 12 waiting 6 running" in lines, "steps count from 1"
     assert "rollout-0@[host] 6/8 3 0.4s ago decode" in lines
     assert "reward-0 0/4 - 1.0s ago -" in lines
-    assert "rollout-0@[host] 3/abc/5 50 5.0s" in lines
+    assert "rollout-0@[host] 3/abc/5 50 5.0s" in lines, "ids count from 0"
     assert "3/abc/2 20 2.0s" in lines
     assert "and 2 more" in lines
 

@@ -171,27 +171,27 @@ def test_drops_with_a_reason_are_no_fault_and_their_lengths_are_told(tmp_path: P
 BROKEN: dict[str, tuple[dict[str, Any], list[str]]] = {
     "a sample is missing": (
         {"skip": {ONE}},
-        [f"sample {ONE} is not in the store", "step 2 was not trained on what the store has: 6 samples of"],
+        [f"sample {ONE} is not in the store", "step 3 was not trained on what the store has: 6 samples of"],
     ),
     "a sample was trained twice": (
         {"twice": {ONE}},
-        ["step 2 was not trained on what the store has: 7 samples of"],
+        ["step 3 was not trained on what the store has: 7 samples of"],
     ),
     "a reward is another": (
         {"rewards": {ONE: 0.125}},
-        ["step 2 was not trained on what the store has: as many samples and tokens"],
+        ["step 3 was not trained on what the store has: as many samples and tokens"],
     ),
     "a step is missing in the lineage": (
         {"bend": lambda lines: [*lines[:3], *lines[4:]]},
-        ["step 3 is missing in the lineage"],
+        ["step 4 is missing in the lineage"],
     ),
     "a step stands twice in the lineage": (
         {"bend": lambda lines: [*lines, lines[1]]},
-        ["step 1 stands 2 times in the lineage"],
+        ["step 2 stands 2 times in the lineage"],
     ),
     "a step too many is in the lineage": (
         {"bend": lambda lines: [*lines, lines[1].replace('"step":1', '"step":6')]},
-        ["step 6 is in the lineage, which ends with step 5"],
+        ["step 7 is in the lineage, which ends with step 6"],
     ),
     "a sample was not marked": (
         {"unmarked": {ONE}},
@@ -223,7 +223,7 @@ BROKEN: dict[str, tuple[dict[str, Any], list[str]]] = {
     ),
     "the lineage is garbage": (
         {"bend": lambda lines: ["garbage"]},
-        ["has a lineage that cannot be read", "step 0 is missing"],
+        ["has a lineage that cannot be read", "step 1 is missing"],
     ),
 }
 
@@ -244,7 +244,7 @@ def test_two_runs_that_trained_the_same_are_equal_to_the_bit(calm: Path, tmp_pat
 
 def test_the_first_step_that_differs_is_named(calm: Path, tmp_path: Path) -> None:
     found = compare(calm, Run(tmp_path / "killed", drop={ONE: "lost"}).write())
-    assert "step 2, the first that differs: 6 samples" in found.wrong[0]
+    assert "step 3, the first that differs: 6 samples" in found.wrong[0]
     assert (found.both, found.equal) == (STEPS, 2)
     assert any(f"the weights after {STEPS} steps differ: by " in fault for fault in found.wrong)
 

@@ -87,7 +87,7 @@ def test_one_prompt_stands_side_by_side(run: Path, rhymed, wanted: str) -> None:
     assert all(len(line) <= 80 for line in out.splitlines())
     assert "\x1b" not in out
     assert "how many apples are there?" in out
-    assert re.search(r"epoch 0 \(step 0\), reward 0.250 +epoch 1 \(step 2\), reward 1.000", out)
+    assert re.search(r"epoch 0 \(step 1\), reward 0.250 +epoch 1 \(step 3\), reward 1.000", out)
     assert re.search(r"#1  reward 0.5, 11 tokens +#1  reward 1, 11 tokens", out)
     assert "GHIJKLMNOPQ" in out  # the text of tokens 40 .. 50
 

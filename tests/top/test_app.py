@@ -24,7 +24,8 @@ from scene import group, rollout, snapshot
 
 from rhymed import messages as m
 from rhymed.bench.actors import Rollout, Trainer
-from rhymed.errors import SteeringError
+from rhymed.bench.terminal import watching
+from rhymed.errors import ConfigError, SteeringError
 from rhymed.top import poller
 from rhymed.top.app import Top
 from rhymed.top.look import Look
@@ -41,6 +42,7 @@ class Desk:
         self.answering = 0  # now
         self.most = 0  # at once
         self.slow_s = 0.0
+        self.closed = False  # the steps of groups that are asked for
         self.server = Server(address, m.ToBroker, self._handle)
 
     async def _handle(self, peer: bytes, message: Any, frames: Sequence[bytes]) -> m.Message:
@@ -52,6 +54,8 @@ class Desk:
             self.answering -= 1
             return self.queues
         if isinstance(message, m.GetGroup):
+            if self.closed:
+                return m.Group(step=message.step, prompt=message.prompt, members=[])
             return msgspec.structs.replace(group(), step=message.step, prompt=message.prompt)
         self.told.append(message)
         if isinstance(message, m.Pause):
@@ -113,12 +117,12 @@ async def test_pausing_wants_a_yes_and_is_seen_at_once(desk: Desk) -> None:
     async with shown(desk.server.address) as (pilot, app):
         await seen(app, "● live")
         await pilot.press("p")
-        assert "Pause the run?" in screen(app)
+        await seen(app, "Pause the run?")
         await pilot.press("n")
-        assert "nothing was done" in screen(app)
+        await seen(app, "nothing was done")
         await pilot.press("p", "y")
         await seen(app, "‖ PAUSED")
-        assert "paused: what workers have is finished" in screen(app)
+        await seen(app, "paused: what workers have is finished")
         assert desk.told == [m.Pause(paused=True)]
 
 
@@ -144,12 +148,40 @@ async def test_looking_into_a_worker_and_a_sample(desk: Desk) -> None:
         await seen(app, "groups of open steps")
 
 
+async def test_a_group_is_kept_in_sight_when_its_step_is_done(desk: Desk) -> None:
+    async with shown(desk.server.address) as (pilot, app):
+        await seen(app, "● live")
+        await pilot.press("down", "enter")
+        await until(lambda: desk.asked[-1].worker == "rollout-0", "its samples asked for")
+        await pilot.press("enter")
+        await seen(app, "story of sample 0")
+        assert "the step is done" not in screen(app)
+        desk.closed = True
+        await seen(app, "the step is done")
+        await seen(app, "story of sample 0")
+        await seen(app, f"rhymed logs --sample 12/{2:016x}/0")
+        desk.closed = False
+        await until(lambda: "the step is done" not in screen(app), "a step that is open again")
+        desk.closed = True
+        await pilot.press("escape", "down", "enter")
+        await seen(app, "the step is not open any more")
+
+
+async def test_a_line_of_one_colour_is_shown_in_it(desk: Desk) -> None:
+    desk.queues = msgspec.structs.replace(desk.queues, troubles=["no reward worker is here"])
+    async with shown(desk.server.address) as (_, app):
+        await seen(app, "waits: no reward worker is here")
+        found = (app.board.render_line(line) for line in range(app.board.size.height))
+        (trouble,) = (line for line in found if line.text.startswith("waits:"))
+        assert [str(part.style) for part in trouble if part.text.strip()] == ["bold red"]
+
+
 async def test_the_mouse_selects_and_opens(desk: Desk) -> None:
     async with shown(desk.server.address) as (pilot, app):
         await seen(app, "● live")
         line = app.board.frame.names.index("rollout-2")
         await pilot.click(app.board, offset=(5, line))
-        assert app.look.selected["workers"] == "rollout-2"
+        await until(lambda: app.look.selected.get("workers") == "rollout-2", "the line selected")
         line = app.board.frame.names.index("rollout-2")
         await pilot.click(app.board, offset=(5, line))
         await seen(app, "rollout on node-0, pid 102")
@@ -179,7 +211,7 @@ async def test_a_broker_that_starts_again_and_one_that_ends(tmp_path: Path, monk
         await seen(app, "○ no answer for")
         assert "rollout-3" in screen(app), "the last picture"
         await pilot.press("p")
-        assert "nothing can be told to it" in screen(app)
+        await seen(app, "nothing can be told to it")
         second = Desk(address)
         await seen(app, "● live")
         second.server.close()
@@ -264,6 +296,19 @@ async def test_the_command_draws_and_gives_the_terminal_back(desk: Desk) -> None
     assert await plain.status() == 0
     assert b"\x1b[36m" not in plain.written
     assert b"\x1b[?1049l" in plain.written
+
+
+async def test_what_it_costs_is_measured_on_a_real_terminal_that_is_read(desk: Desk, tmp_path: Path) -> None:
+    async with watching(desk.server.address) as (terminal, process):
+        await until(lambda: desk.asked, "a question")
+        drawn = terminal.drawn
+        desk.queues = msgspec.structs.replace(desk.queues, step=77)
+        await until(lambda: terminal.drawn > drawn, "another picture")
+        assert process.cmdline()[3] == "top"
+    assert not process.is_running()
+    with pytest.raises(ConfigError, match=r"`rhymed top` has ended: .*no run is alive at"):
+        async with watching(f"ipc://{tmp_path}/none"):
+            pass
 
 
 def call(*arguments: str, code: str = "") -> subprocess.CompletedProcess[str]:

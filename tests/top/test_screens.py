@@ -8,7 +8,7 @@ from rich.text import Text
 from scene import NOW, group, look, rollout, same, snapshot
 
 from rhymed.marks import age
-from rhymed.messages import Drain, GroupRow, Holding, Pause, Queues, SampleId, StepRow
+from rhymed.messages import Drain, Group, GroupRow, Holding, Pause, Queues, SampleId, StepRow
 from rhymed.top import box, steps, words
 from rhymed.top.look import Link, Look, Question
 from rhymed.top.paint import paint
@@ -77,6 +77,21 @@ def test_what_is_gone_is_said() -> None:
     assert "rollout-77 is not here (any more)" in "\n".join(plain(seen, 100, 30))
     seen = look(view="group", prompt=(3, "abc"))
     assert "asking the broker" in "\n".join(plain(seen, 100, 30))
+    seen.group, seen.past = Group(step=3, prompt="abc", members=[]), True
+    shown = plain(seen, 100, 30)
+    assert "the step is not open any more" in "\n".join(shown)
+    assert "  rhymed logs --sample 3/abc/0" in shown
+
+
+def test_of_a_group_whose_step_is_done_the_last_picture_stays() -> None:
+    seen = look(view="group", group=group(), prompt=(12, f"{1:016x}"), past=True)
+    seen.selected["group"] = "1"
+    same("past-100x30", plain(seen, 100, 30))
+    lines = {line.plain.strip(): line for line in paint(seen, 100, 30, NOW).lines}
+    told = next(line for text, line in lines.items() if text.startswith("the step is done"))
+    row = next(line for text, line in lines.items() if text.startswith("1 running"))
+    assert "dim" in {str(span.style) for span in row.spans if span.end - span.start == len(row)}
+    assert "dim" not in {str(span.style) for span in told.spans}
 
 
 def test_questions_and_keys_stand_over_the_screen() -> None:
@@ -232,4 +247,4 @@ def test_samples_of_a_worker_are_told_by_who_has_them_longest() -> None:
     held = [Holding(id=SampleId(1, "p", index), seconds=float(index)) for index in range(3)]
     queues = changed(snapshot(), workers=[rollout(0, holding=held)])
     text = [line.split() for line in plain(look(queues, view="worker", worker="rollout-0"), 80, 24)]
-    assert [row[2] for row in text if row[:2] == ["1", "p"]] == ["2", "1", "0"]
+    assert [row[2] for row in text if row[:2] == ["2", "p"]] == ["2", "1", "0"]

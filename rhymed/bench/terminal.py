@@ -1,0 +1,82 @@
+"""A real `rhymed top` in a pseudo-terminal, to measure what it costs.
+
+Owns the process and its terminal, and reads all that it draws, so that it never waits for a reader. Knows nothing of
+what the picture says, except that there is one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import pty
+import struct
+import sys
+import termios
+from collections.abc import AsyncIterator
+
+import psutil
+
+from rhymed.errors import ConfigError
+
+COLUMNS, LINES = 120, 40
+PATIENCE_S = 60.0  # for the first picture
+FOOT = b"quit "  # of the last line, which tells the keys: the picture is there
+TAIL = 2000  # bytes that tell why it ended
+
+
+class Terminal:
+    """`drawn`: bytes so far."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self.drawn = 0
+        self.tail = b""
+        self.told = asyncio.Event()  # there is a picture, or there will be none
+        self.over = False
+
+    def read(self) -> None:
+        try:
+            new = os.read(self._fd, 1 << 16)
+        except OSError:  # the last process that had it open has ended
+            new = b""
+        if not new:
+            self.over = True
+            asyncio.get_running_loop().remove_reader(self._fd)
+        self.drawn += len(new)
+        if FOOT in self.tail + new or self.over:
+            self.told.set()
+        self.tail = (self.tail + new)[-TAIL:]
+
+    def check(self) -> None:
+        """Raises `ConfigError` with what it said, if it does not draw any more."""
+        if self.over:
+            raise ConfigError(f"`rhymed top` has ended: {self.tail.decode(errors='replace').strip()}")
+
+
+@contextlib.asynccontextmanager
+async def watching(broker: str) -> AsyncIterator[tuple[Terminal, psutil.Process]]:
+    """`rhymed top` at this address, from its first picture on."""
+    outside, inside = pty.openpty()
+    fcntl.ioctl(inside, termios.TIOCSWINSZ, struct.pack("HHHH", LINES, COLUMNS, 0, 0))
+    environment = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
+    command = [sys.executable, "-m", "rhymed", "top", "--broker", broker]
+    process = await asyncio.create_subprocess_exec(
+        *command, stdin=inside, stdout=inside, stderr=inside, env=environment | {"TERM": "xterm-256color"},
+        start_new_session=True,
+    )  # fmt: skip
+    os.close(inside)
+    terminal = Terminal(outside)
+    asyncio.get_running_loop().add_reader(outside, terminal.read)
+    try:
+        await asyncio.wait_for(terminal.told.wait(), PATIENCE_S)
+        terminal.check()
+        yield terminal, psutil.Process(process.pid)
+        terminal.check()
+    finally:
+        asyncio.get_running_loop().remove_reader(outside)
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+        os.close(outside)
