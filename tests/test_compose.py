@@ -221,7 +221,7 @@ def test_three_rollouts_share_the_work(stack: Stack) -> None:
 def test_what_is_stopped_ends_cleanly_and_goes_on_where_it_was(stack: Stack) -> None:
     reached = stack.step()
     stack.compose("stop", "--timeout", "30")
-    services = ("dashboard", "rollout", "reward", "trainer", "broker", "store")
+    services = ("report", "dashboard", "rollout", "reward", "trainer", "broker", "store")
     ended = {name: [one["State"]["ExitCode"] for one in stack.inspect(name)] for name in services}
     assert ended == {name: [0] * (3 if name == "rollout" else 1) for name in services}
     stack.compose("down", "--timeout", "30")
@@ -235,15 +235,31 @@ def test_what_is_stopped_ends_cleanly_and_goes_on_where_it_was(stack: Stack) -> 
 
 def test_a_finished_run_stays_finished(stack: Stack) -> None:
     def over() -> bool:
-        found = [one for name in ("trainer", "rollout", "reward") for one in stack.inspect(name)]
+        found = [one for name in ("trainer", "rollout", "reward", "report") for one in stack.inspect(name)]
         return all(one["State"]["Status"] == "exited" for one in found)
 
-    until(over, "trainer and workers to leave")
-    for name in ("trainer", "rollout", "reward"):
+    until(over, "trainer, workers and report to leave")
+    for name in ("trainer", "rollout", "reward", "report"):
         [one] = stack.inspect(name)
         assert (one["State"]["ExitCode"], one["RestartCount"]) == (0, 0)
     audit = stack.execute("dashboard", "rhymed", "history", "audit", "/runs/short")
     assert "trained" in audit
+    made = stack.execute("dashboard", "ls", "/runs/short", "/runs/short/report")
+    assert {"summary.json", "reward.png", "report.html", "gantt.png"} <= set(made.split())
     stack.compose("up", "--detach")  # latecomers are told that it is over
     until(over, "those to leave that were started again")
     assert [one["State"]["ExitCode"] for one in stack.inspect("rollout")] == [0]
+
+
+def test_every_command_is_at_hand_and_sees_everybodys_logs(stack: Stack) -> None:
+    def cli(*command: str) -> str:
+        return stack.compose("run", "--rm", "--no-deps", "-T", "cli", *command)
+
+    told = [json.loads(line) for line in cli("logs", "--process", "reward@*", "--json").splitlines()]
+    sample = next(entry["samples"][0] for entry in told if entry.get("samples"))
+    story = cli("logs", "--sample", sample)
+    assert "reward@" in story
+    assert "rollout@" in story
+    assert "samples" in cli("history", "stats")
+    cli("history", "export", "/tmp/responses.parquet")
+    assert "/tmp/report.html" in cli("report", "/runs/latest", "--out", "/tmp")

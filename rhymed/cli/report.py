@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,7 @@ def handle(arguments: argparse.Namespace) -> int:
     from rhymed.report.write import write
 
     if arguments.wait:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # a wait that is called off is no failure
         print(write_at_the_end(arguments.run, arguments.out))
         return 0
     print(write(arguments.run, arguments.out, ended=arguments.ended))
