@@ -80,12 +80,20 @@ def hold(where: Places) -> Iterator[None]:
             raise ConfigError(f"{where.folder} is in use by a running `rhymed run`{_who(lock)}") from None
         lock.truncate(0)
         print(os.getpid(), file=lock, flush=True)
-        yield
+        try:
+            yield
+        finally:
+            lock.truncate(0)
 
 
 def _who(lock: TextIO) -> str:
     lock.seek(0)
-    return f" (process {number})" if (number := lock.read().strip()) else ""
+    return f" (process {number})" if (number := _number(lock)) else ""
+
+
+def _number(lock: TextIO) -> int:
+    said = lock.read(20).strip()
+    return int(said) if said.isdecimal() else 0
 
 
 def holder(where: Places) -> int | None:
@@ -95,7 +103,7 @@ def holder(where: Places) -> int | None:
             try:
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except OSError:
-                return int(lock.read() or 0)
+                return _number(lock)
     except OSError:
         pass  # no such folder
     return None

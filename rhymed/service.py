@@ -162,44 +162,52 @@ async def retry(
 
 def serve(build: Callable[[], Service], *, log_file: Path | None = None, level: str = "info") -> NoReturn:
     """Run one service as this process, and end the process with it. `build` is called on the event loop."""
-    import setproctitle
     import uvloop
 
-    from rhymed import watchdog
     from rhymed.logs import file
-    from rhymed.wire import drain
 
     file.configure(log_file, level, console=file.by_hand())
     die_with_parent()
     faulthandler.enable()
 
-    async def work() -> None:
-        service = build()
-        setproctitle.setproctitle(f"rhymed {service.name}")
-        watchdog.guard(lambda: service.lag.turns, service.name)
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, service.stop)
-        outlive()
-        await service.run()
-
     async def body() -> NoReturn:
         status = 0
         try:
-            await work()
+            await _work(build)
         except Exception as error:
             log.error("ended: %s: %s", type(error).__name__, error, exc_info=error)
             print(f"rhymed: {type(error).__name__}: {error}", file=sys.stderr)
             status = EX_HOPELESS if isinstance(error, HOPELESS) else 1
-        drain()
-        logging.shutdown()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)  # here: the loop's end would wait for every thread in the middle of a long computation
+        _leave(status)
 
     with lasting():
         uvloop.run(body())
     raise AssertionError("the process has ended")
+
+
+async def _work(build: Callable[[], Service]) -> None:
+    import setproctitle
+
+    from rhymed import watchdog
+
+    service = build()
+    setproctitle.setproctitle(f"rhymed {service.name}")
+    watchdog.guard(lambda: service.lag.turns, service.name)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, service.stop)
+    outlive()
+    await service.run()
+
+
+def _leave(status: int) -> NoReturn:
+    """Here: the loop's end would wait for every thread in the middle of a long computation."""
+    from rhymed.wire import drain
+
+    drain()
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def die_with_parent() -> None:

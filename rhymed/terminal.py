@@ -25,8 +25,9 @@ STANDARD = (0, 1, 2)  # input, output, errors
 class Lasting:
     """A text stream that never raises for want of a reader or of room: what cannot be written is told to the log."""
 
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
+    def __init__(self, stream: TextIO | None) -> None:
+        self._stream = stream or open(os.devnull, "w")  # noqa: SIM115 - for as long as the process has no such stream
+        self._fails = False  # told already; what tells it may write here, too
 
     def write(self, text: str) -> int:
         with self._told():
@@ -36,6 +37,7 @@ class Lasting:
     def flush(self) -> None:
         with self._told():
             self._stream.flush()
+            self._fails = False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -47,7 +49,9 @@ class Lasting:
         except OSError as error:
             if error.errno in GONE:
                 _forsake(self._stream.fileno())  # what waits to be written goes there too
-            log.warning("nobody reads what is printed (%s); going on", error.strerror)
+            told, self._fails = self._fails, True
+            if not told:
+                log.warning("nobody reads what is printed (%s); going on", error.strerror)
 
 
 @contextlib.contextmanager
@@ -65,6 +69,8 @@ def lasting() -> Iterator[None]:
 
 def outlive() -> None:
     """On the running event loop: that the terminal goes ends nothing, as mostly nobody wished it to go."""
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        return  # nohup has seen to it, for what is started from here, too
     terminals = [number for number in STANDARD if os.isatty(number)]
 
     def gone() -> None:

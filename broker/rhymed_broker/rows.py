@@ -43,7 +43,9 @@ class Rows:
                 await asyncio.to_thread(self._file.write, step, metrics)
                 self.trouble = ""
             except OSError as error:
-                self.trouble = f"the metrics of step {step} could not be written, and are dropped: {error}"
+                self.trouble = (
+                    f"a row of metrics.jsonl (step {step} there) could not be written, and is dropped: {error}"
+                )
                 log.warning(self.trouble)
             self._waiting.task_done()
 

@@ -50,9 +50,10 @@ class Terminal:
         self.tail = (self.tail + new)[-TAIL:]
 
     def check(self) -> None:
-        """Raises `ConfigError` with what it said, if it does not draw any more."""
-        if self.over:
-            raise ConfigError(f"`rhymed top` has ended: {self.tail.decode(errors='replace').strip()}")
+        """Raises `ConfigError` with what it said, if it does not draw, or not any more."""
+        if self.over or not self.told.is_set():
+            how = "has ended" if self.over else f"has no picture after {PATIENCE_S:g} s"
+            raise ConfigError(f"`rhymed top` {how}: {self.tail.decode(errors='replace').strip()}")
 
 
 @contextlib.asynccontextmanager
@@ -70,10 +71,13 @@ async def watching(broker: str) -> AsyncIterator[tuple[Terminal, psutil.Process]
     terminal = Terminal(outside)
     asyncio.get_running_loop().add_reader(outside, terminal.read)
     try:
-        await asyncio.wait_for(terminal.told.wait(), PATIENCE_S)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(terminal.told.wait(), PATIENCE_S)
         terminal.check()
-        yield terminal, psutil.Process(process.pid)
-        terminal.check()
+        try:
+            yield terminal, psutil.Process(process.pid)
+        finally:
+            terminal.check()  # that it has ended says more than what that led to
     finally:
         asyncio.get_running_loop().remove_reader(outside)
         with contextlib.suppress(ProcessLookupError):

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 from rhymed.cli.options import add_run, example
 
 if TYPE_CHECKING:
+    import datetime
+
     from rhymed.logs.pick import Pick
     from rhymed.logs.read import Entry, Log
 
@@ -51,8 +53,6 @@ def add(commands: Any) -> None:
 
 
 def handle(arguments: argparse.Namespace) -> int:
-    import datetime
-
     from rhymed.logs import pick, story
     from rhymed.logs.follow import Follower
     from rhymed.logs.read import BEGUN, merged
@@ -61,10 +61,11 @@ def handle(arguments: argparse.Namespace) -> int:
     folder: Path = arguments.run
     places = _places(folder, arguments.also)
     chosen = _chosen(places, arguments.process)
-    sample = "" if arguments.sample is None else story.find(folder, arguments.sample)
+    sample = ""
+    if arguments.sample is not None:
+        sample = story.find(folder, arguments.sample, places, future=arguments.follow)
     wanted = pick.Pick(arguments.level, arguments.process, arguments.step, sample)
-    now = datetime.datetime.now().astimezone()
-    since = pick.since(arguments.since, now) if arguments.since else BEGUN
+    since = pick.since(arguments.since, _now()) if arguments.since else BEGUN
     page = Page(colours=_colours())
     follower = Follower(*places) if arguments.follow else None
     try:
@@ -84,17 +85,23 @@ def handle(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _now() -> datetime.datetime:
+    import datetime
+
+    return datetime.datetime.now().astimezone()
+
+
 def _places(folder: Path, also: list[Path] | None) -> list[Path]:
     """Where there are logs of this run, the run's own first. Raises `ConfigError` for a folder without."""
     from rhymed.errors import ConfigError
 
     further = [one / "logs" for one in also or ()]
     for place in further:
-        if not place.is_dir():
+        if not os.path.isdir(place):
             raise ConfigError(f"--also {place.parent}: it has no folder logs")
     if elsewhere := os.environ.get(FURTHER):
         further.append(Path(elsewhere) / folder.resolve().name / "logs")
-    return [folder / "logs", *further]
+    return list({os.path.realpath(place): place for place in (folder / "logs", *further)}.values())
 
 
 def _chosen(places: list[Path], process: str) -> list[Log]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -55,7 +56,7 @@ def add_where(parser: argparse.ArgumentParser, *, positional: bool = True) -> No
 
 def meant_run(words: Sequence[str]) -> str:
     """What is added to a complaint about these words: how to name the run, where one is a run's folder."""
-    folders = (word for word in words if (Path(word) / "config.json").is_file())
+    folders = (word for word in words if os.path.isfile(os.path.join(word, "config.json")))  # words of any kind
     return next((f"; did you mean --run {folder}?" for folder in folders), "")
 
 

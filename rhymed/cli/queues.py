@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -72,7 +73,7 @@ def places_of(folder: Path) -> Places:
     from rhymed.places import places
 
     file = folder / "config.json"
-    if not file.exists():
+    if not os.path.exists(file):  # nor may it be seen
         raise ConfigError(f"{file} does not exist: name the run's folder with --run, or --broker ADDRESS")
     return places(load_run(folder))
 

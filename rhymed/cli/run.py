@@ -31,8 +31,11 @@ def add(commands: Any) -> None:
 
 
 def handle(arguments: argparse.Namespace) -> int:
-    config, where = _prepare(arguments)
-    return supervise(config, where, plain=arguments.plain)
+    from rhymed.terminal import lasting
+
+    with lasting():
+        config, where = _prepare(arguments)
+        return supervise(config, where, plain=arguments.plain)
 
 
 def supervise(config: Config, where: Places, *, plain: bool) -> int:
@@ -44,7 +47,7 @@ def supervise(config: Config, where: Places, *, plain: bool) -> int:
     from rhymed.terminal import lasting
 
     configure(where.log("run"), config.run.log_level)
-    plain = plain or not sys.stdout.isatty()
+    plain = plain or not (sys.stdout and sys.stdout.isatty())
     with runs.hold(where), lasting():
         from rhymed.report import starts
         from rhymed.session import session
@@ -88,7 +91,8 @@ def _tell_renamed(wanted: Config, made: Config) -> None:
 
     there = places(wanted)
     holder = runs.holder(there)
-    alive = "is an earlier run" if holder is None else f"is alive (process {holder}; rhymed top --run {there.folder})"
+    process = f"process {holder}; " if holder else ""
+    alive = "is an earlier run" if holder is None else f"is alive ({process}rhymed top --run {there.folder})"
     print(f"warning  {wanted.run.name} {alive}: this is another one, {made.run.name}", flush=True)
 
 

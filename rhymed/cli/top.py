@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rhymed.cli.options import add_where, example
+from rhymed.cli.options import LATEST, add_where, example
 
 if TYPE_CHECKING:
     from rhymed.cli.steer import Where
@@ -71,6 +71,8 @@ async def _show(where: Where, every_s: float) -> int:
     try:
         look = Look(queues=(first := await ask_once(client, where.address)))
         look.link = Link("live", time.monotonic(), where.address)
+        if where.folder not in (None, LATEST):
+            look.run = f" --run {where.folder}"
         if where.folder is not None:
             look.history.before(_past(where.folder))
         look.history.add(first)

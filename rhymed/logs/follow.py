@@ -5,12 +5,11 @@ A line counts when its line break is there. What comes in one look is sorted by 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from rhymed.logs.read import LONGEST, Clock, Entry, Log, logs, parse
+from rhymed.logs.read import LONGEST, Clock, Entry, Inode, Log, inode, logs, open_log, parse
 
 
 class Tail:
@@ -25,9 +24,9 @@ class Tail:
             self._file.seek(_whole(self._file))
 
     @property
-    def place(self) -> tuple[int, int]:
-        """The file that is read, by its inode, and how far it was."""
-        return (_inode(self._file), self._file.tell()) if self._file is not None else (-1, 0)
+    def place(self) -> tuple[Inode, int]:
+        """The file that is read, and how far it was."""
+        return (inode(self._file), self._file.tell()) if self._file is not None else ((-1, -1), 0)
 
     def look(self) -> Iterator[Entry]:
         yield from self._read()
@@ -50,11 +49,11 @@ class Tail:
         """Whether the name stands for another file than we have."""
         try:
             found = self._path.stat()
-            if self._file is not None and found.st_ino == _inode(self._file):
+            if self._file is not None and (found.st_dev, found.st_ino) == inode(self._file):
                 if found.st_size < self._file.tell():
                     self._file.seek(0)  # somebody emptied it
                 return False
-            fresh = self._path.open("rb")
+            fresh = open_log(self._path)
         except OSError:
             return False
         self.close()
@@ -85,10 +84,6 @@ class Follower:
             path = log.files[-1]
             if path.name.endswith((".log", ".out")) and path not in self._tails:
                 self._tails[path] = Tail(log, path, from_end=from_end)
-
-
-def _inode(file: BinaryIO) -> int:
-    return os.fstat(file.fileno()).st_ino
 
 
 def _whole(file: BinaryIO) -> int:

@@ -20,7 +20,8 @@ import msgspec
 LONGEST = 8 << 20  # bytes of a line; a longer one is cut into such pieces
 HEAD = b'{"t":"'
 BEGUN = ""  # sorts before every time: not known
-NONE: Mapping[int, int] = {}
+Inode = tuple[int, int]  # device, and the file's number there
+NONE: Mapping[Inode, int] = {}
 
 STAMP = re.compile(rb"\s*\[?(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)(?:[.,](\d{1,3}))?")
 LEVEL = re.compile(rb"\b(DEBUG|INFO|WARNING|ERROR|CRITICAL|Traceback|Error:|Fatal)\b")
@@ -65,12 +66,15 @@ _decode = msgspec.json.Decoder(Entry).decode
 
 
 def logs(*folders: Path) -> list[Log]:
-    """What is in a run's folders of logs; empty where there is none."""
+    """What is in a run's folders of logs; empty where there is none.
+
+    Links are left out: who may write logs may not be allowed to read what they would lead to.
+    """
     found: dict[tuple[str, Path], list[tuple[int, Path]]] = {}
     for file in (file for folder in folders for file in folder.glob("*")):
         base, _, number = file.name.rpartition(".")
         name, turn = (base, int(number)) if number.isdecimal() and base.endswith(".log") else (file.name, 0)
-        if name.endswith((".log", ".out")) and file.is_file():
+        if name.endswith((".log", ".out")) and not file.is_symlink() and file.is_file():
             found.setdefault((name, file.parent), []).append((turn, file))
     return [
         Log(name[:-4], [file for _, file in sorted(found[name, folder], reverse=True)], name.endswith(".out"))
@@ -79,7 +83,7 @@ def logs(*folders: Path) -> list[Log]:
 
 
 def merged(
-    chosen: Iterable[Log], since: str = BEGUN, needle: bytes = b"", ends: Mapping[int, int] = NONE
+    chosen: Iterable[Log], since: str = BEGUN, needle: bytes = b"", ends: Mapping[Inode, int] = NONE
 ) -> Iterator[Entry]:
     """By time, from `since` on. With `needle` only lines that contain these bytes, which is much faster.
 
@@ -89,15 +93,15 @@ def merged(
     yield from heapq.merge(*streams, key=lambda entry: entry.t)
 
 
-def entries(log: Log, since: str = BEGUN, needle: bytes = b"", ends: Mapping[int, int] = NONE) -> Iterator[Entry]:
+def entries(log: Log, since: str = BEGUN, needle: bytes = b"", ends: Mapping[Inode, int] = NONE) -> Iterator[Entry]:
     """One process's, in the order in which they were written."""
     clock = Clock()
     opened = _open(log.files)
     try:
-        for inode, file in opened.items():
+        for place, file in opened.items():
             if since:
                 seek(file, since)
-            for line in lines(file, ends.get(inode)):
+            for line in lines(file, ends.get(place)):
                 if needle and needle not in line:
                     continue
                 for entry in parse(line, log, clock):
@@ -108,14 +112,24 @@ def entries(log: Log, since: str = BEGUN, needle: bytes = b"", ends: Mapping[int
             file.close()
 
 
-def _open(files: Iterable[Path]) -> dict[int, BinaryIO]:
+def open_log(path: Path) -> BinaryIO:
+    """Raises `OSError`, also for a link."""
+    return os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb")
+
+
+def inode(file: BinaryIO) -> Inode:
+    status = os.fstat(file.fileno())
+    return status.st_dev, status.st_ino
+
+
+def _open(files: Iterable[Path]) -> dict[Inode, BinaryIO]:
     """By inode. All at once: while they are read, they may be turned over. Empty ones cost nothing."""
-    found: dict[int, BinaryIO] = {}
+    found: dict[Inode, BinaryIO] = {}
     for path in files:
         try:
             if path.stat().st_size:
-                file = path.open("rb")
-                if found.setdefault(os.fstat(file.fileno()).st_ino, file) is not file:
+                file = open_log(path)
+                if found.setdefault(inode(file), file) is not file:
                     file.close()  # turned over since the last one
         except OSError:
             continue  # turned over, or taken away, since it was listed

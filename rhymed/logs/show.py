@@ -27,13 +27,13 @@ class Page:
     def line(self, entry: Entry) -> str:
         moment = _moment(entry.t, self._zone)
         head = f"{moment:%H:%M:%S}.{moment.microsecond // 1000:03d}" if moment else " " * 12
-        mark = "" if entry.level in ("info", "") else f"{entry.level.upper()} "
+        mark = "" if entry.level in ("info", "") else f"{_word(entry.level).upper()} "
         text = visible(entry.text).replace("\n", "\n" + " " * 13)
-        line = f"{head} {entry.process:<{WIDE}} {mark}{text}"
+        line = f"{head} {_word(entry.process):<{WIDE}} {mark}{text}"
         if entry.error is not None:
             said = "" if entry.error.message and entry.error.message in entry.text else entry.error.message
-            trace = visible(entry.error.traceback).rstrip() or f"{entry.error.type}: {said}"
-            line += "".join(f"\n{' ' * 13}{one}" for one in trace.splitlines())
+            trace = entry.error.traceback.rstrip() or f"{entry.error.type}: {said}"
+            line += "".join(f"\n{' ' * 13}{one}" for one in visible(trace).splitlines())
         return f"{self._date(moment)}{self._paint(line, entry.level)}\n"
 
     def _date(self, moment: datetime.datetime | None) -> str:
@@ -46,6 +46,10 @@ class Page:
     def _paint(self, text: str, level: str) -> str:
         code = COLOURS.get(level)
         return f"\033[{code}m{text}\033[0m" if self._colours and code else text
+
+
+def _word(text: str) -> str:
+    return visible(text).replace("\n", " ")
 
 
 def _moment(t: str, zone: datetime.tzinfo | None) -> datetime.datetime | None:

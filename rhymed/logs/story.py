@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import datetime
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -33,12 +33,17 @@ HINT = (
 )
 
 
-def find(folder: Path, wanted: str) -> str:
-    """The whole id. Raises `ConfigError` or `DataError` where none that was told of, or more than one, is meant."""
+def find(folder: Path, wanted: str, places: Sequence[Path], *, future: bool = False) -> str:
+    """The whole id. Raises `ConfigError` or `DataError` where none that was told of, or more than one, is meant.
+
+    `places`: where there are logs. `future`: a whole id may also be that of a sample which is still to come.
+    """
     given = GIVEN.fullmatch(wanted)
     if given is None or (given[1] is None and len(given[2]) < SHORTEST):
         raise ConfigError(f"--sample {wanted!r} is no sample's id\n{HINT}")
-    found = _in_store(folder, given) or _in_logs(folder, given)
+    if future and WHOLE.fullmatch(wanted):
+        return wanted
+    found = _in_store(folder, given) or _in_logs(places, given)
     if len(found) == 1:
         return str(found[0])
     if not found:
@@ -68,10 +73,10 @@ def _in_store(folder: Path, given: re.Match[str]) -> list[SampleId]:
     return sorted(id for id in ids if _fits(id, given))
 
 
-def _in_logs(folder: Path, given: re.Match[str]) -> list[SampleId]:
+def _in_logs(places: Sequence[Path], given: re.Match[str]) -> list[SampleId]:
     """Those that are still being written, and those of a store that is gone."""
     found: set[SampleId] = set()
-    for log in logs(folder / "logs"):
+    for log in logs(*places):
         for entry in entries(log, needle=given[2].encode()):
             names = [*entry.samples, *WHOLE.findall(entry.text)]
             found |= {parsed(name) for name in names if WHOLE.fullmatch(name)}

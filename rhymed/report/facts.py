@@ -125,16 +125,14 @@ def _elapsed(found: Facts) -> float:
         file = found.folder / "summary.json"
         summed, until = float(json.loads(file.read_text())["elapsed_s"]), file.stat().st_mtime
     if summed or found.timeline.spans:
-        return summed + sum(_parts(found.timeline, until))
+        return summed + worked_s(found.timeline, until)
     return float(sum(row.get("timing_s/step") or 0.0 for row in found.rows))
 
 
-def _parts(line: Timeline, since: float) -> Iterator[float]:
-    """A run that was resumed was away in between."""
+def worked_s(line: Timeline, since: float) -> float:
+    """Seconds from `since` on; a run that was resumed was away in between."""
     times = sorted({round(span.t) for span in line.spans if span.t > since})
-    for before, after in pairwise(times):
-        if after - before < 60:
-            yield after - before
+    return float(sum(after - before for before, after in pairwise(times) if after - before < 60))
 
 
 def _look_into_store(found: Facts) -> None:

@@ -1,4 +1,4 @@
-"""The file `starts.jsonl` of a run: each time that `rhymed run` began it or went on: how, with what, on what.
+"""The file `starts.jsonl` of a run: each time that it was begun, prepared or gone on with: how, with what, on what.
 
 Versions, hardware and files are those of that moment, so a report that is made later, elsewhere, does not make them
 up. What cannot be known in a moment is left out.
@@ -106,7 +106,10 @@ def files(config: Config) -> dict[str, str]:
     rewards = [one.scorer.rpartition(":")[0] for one in config.reward.all]
     found = {}
     for path in (*data, *(file for file in rewards if file.endswith(".py"))):
-        with contextlib.suppress(OSError), Path(path).expanduser().open("rb") as file:
+        place = os.path.expanduser(path)
+        if not os.path.isfile(place):  # a pipe would be emptied
+            continue
+        with contextlib.suppress(OSError), open(place, "rb") as file:
             small = os.fstat(file.fileno()).st_size <= LARGEST
             found[path] = hashlib.file_digest(file, "sha256").hexdigest() if small else ""
     return found

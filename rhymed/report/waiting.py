@@ -10,10 +10,12 @@ import asyncio
 import time
 from pathlib import Path
 
-from rhymed.config import Config
+from rhymed import timeline
 from rhymed.errors import ConfigError, DeadlineExceeded, Overloaded, PeerGone
+from rhymed.load import load_run
 from rhymed.messages import GetQueues, Queues
 from rhymed.places import Places, places
+from rhymed.report.facts import worked_s
 from rhymed.report.summary import summary
 from rhymed.report.write import write
 from rhymed.wire import Client
@@ -21,20 +23,20 @@ from rhymed.wire import Client
 LOOK_S = 2.0
 ASK_S = 5.0
 PATIENCE_S = 300.0  # without an answer
-DONE_S = 10.0  # without an answer, when every step is trained: a broker that need not stay goes at the end
+DONE_S = 60.0  # the same, when every step is trained: a broker that need not stay goes at the end
 
 
 def write_at_the_end(folder: Path, out: Path | None = None) -> str:
     """Waits, then writes summary and report; returns what is to be said. Raises `ConfigError`."""
-    try:
-        config = Config.model_validate_json((folder / "config.json").read_text())
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{folder} is no run's folder: {error}") from None
+    config = load_run(folder)
     where = places(config)
+    if where.folder != folder.resolve():
+        raise ConfigError(f"--wait: {folder} is a copy; the run's own folder is {where.folder}")
     last = asyncio.run(over(where))
     said = []
-    if last is not None and _newer(where.metrics, where.folder / "summary.json"):
-        said.append(summary(config, where, last.uptime_s))
+    written = _time(where.folder / "summary.json")
+    if last is not None and _time(where.metrics) > written:  # else its hours would be counted twice
+        said.append(summary(config, where, worked_s(timeline.read(where.folder), written)))
     said.append(f"report   {write(folder, out, ended=_done(last))}")
     return "\n".join(said)
 
@@ -63,6 +65,6 @@ def _done(last: Queues | None) -> bool:
     return last is not None and (last.finished or last.step >= last.steps > 0)
 
 
-def _newer(file: Path, other: Path) -> bool:
-    """A summary that was written of all steps stays: its hours are not counted twice."""
-    return file.exists() and (not other.exists() or file.stat().st_mtime > other.stat().st_mtime)
+def _time(file: Path) -> float:
+    """When it was written, in seconds since 1970; 0: never."""
+    return file.stat().st_mtime if file.exists() else 0.0

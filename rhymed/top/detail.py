@@ -96,7 +96,8 @@ def _afterwards(look: Look, width: int) -> list[Text]:
     table = listing(look)
     index = table.name(table.rows[table.selected(look)]) if table.rows else "0"
     head = "the step is done; below is the last that was seen of it" if table.rows else "the step is done"
-    commands = (f"rhymed history show {clean(prompt)}", f"rhymed logs --sample {step}/{clean(prompt)}/{index}")
+    tell = f"rhymed history show {clean(prompt)}", f"rhymed logs --sample {step}/{clean(prompt)}/{index}"
+    commands = [command + look.run for command in tell]
     return [
         Text(cut(f"{head}. What became of it:", width), style="bold yellow", no_wrap=True),
         *(Text(cut(f"  {command}", width), no_wrap=True) for command in commands),

@@ -39,6 +39,7 @@ class Look:
     queues: Queues | None = None
     history: History = field(default_factory=History)
     link: Link = Link()
+    run: str = ""  # what other commands are told to have the same run; empty: they have it anyway
     view: View = "workers"
     trail: list[View] = field(default_factory=list)  # where Esc leads back to
     worker: str = ""  # that is looked into

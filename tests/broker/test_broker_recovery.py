@@ -134,7 +134,7 @@ async def test_metrics_that_cannot_be_written_hold_up_nothing(cluster: Cluster) 
     cluster.where.metrics.mkdir(parents=True)
     trainer = await trained(cluster, Trainer)
     assert [step.step for step in trainer.steps] == [0, 1, 2]
-    await told(trainer.link, "the metrics of step 2 could not be written, and are dropped: ")
+    await told(trainer.link, r"a row of metrics.jsonl \(step 2 there\) could not be written, and is dropped: ")
 
 
 async def test_what_a_dead_trainer_said_does_not_move_the_run(cluster: Cluster) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rhymed.cli import main, parser
-from rhymed.cli.options import LATEST
+from rhymed.cli.options import LATEST, meant_run
 from rhymed.config import Config
 
 NAMING = ("top", "queues", "view", "logs", "report", "history stats", "history audit", "checkpoint list")
@@ -104,3 +104,7 @@ def test_the_environment_changes_nothing_in_a_run_that_was_begun(
     (tmp_path / "config.json").write_text(json.dumps({"net": {"broker": "ipc:///there"}}))
     monkeypatch.setenv("RHYMED_NET__BROKER", "ipc:///elsewhere")
     assert places_of(tmp_path).broker == "ipc:///there"
+
+
+def test_words_may_be_of_any_length_and_kind() -> None:
+    assert meant_run(["how many apples? " * 100, "\u00e4" * 5000, ""]) == ""

@@ -472,6 +472,36 @@ def test_logs_that_lie_elsewhere_are_read_too(
     assert run(capsys, tmp_path)[1] == out
 
 
+def test_links_among_logs_are_not_followed_and_nothing_steers_the_terminal(
+    write: object, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Who may write them may be somebody who must not read what a link leads to."""
+    write("broker", 1, "one")
+    (tmp_path / "secret").write_text("the key\n")
+    for name in ("x.out", "y.log"):
+        (tmp_path / "logs" / name).symlink_to(tmp_path / "secret")
+    hostile = {"t": "2026-01-01T00:00:00+00:00", "process": "a\x1b[2Jb", "level": "l\x1b]0;x", "text": "t"}
+    hostile |= {"error": {"type": "E\x1b[1m", "message": "m"}}
+    (tmp_path / "logs" / "z.log").write_text(json.dumps(hostile) + "\n")
+    status, out, _ = run(capsys, tmp_path)
+    assert status == 0
+    assert "the key" not in out
+    assert "\x1b" not in out
+
+
+def test_a_sample_that_only_another_host_has_logged_is_found_there(
+    write: object, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write("rollout-0", 1, "takes 1 sample", **cause("taken", [ID]))
+    here = tmp_path / "here"
+    (here / "logs").mkdir(parents=True)
+    (here / "logs" / "broker.log").touch()
+    assert run(capsys, here, "--sample", SAMPLE)[0] == 2
+    status, out, _ = run(capsys, here, "--sample", SAMPLE, "--also", tmp_path)
+    assert (status, "takes it" in out) == (0, True)
+    assert run(capsys, here, "--also", tmp_path, "--also", f"{tmp_path}/.")[1].count("takes 1 sample") == 1
+
+
 def test_an_empty_log_is_no_error(tmp_path: Path) -> None:
     (tmp_path / "a.log").touch()
     (tmp_path / "a.log.1").touch()

@@ -84,3 +84,25 @@ def test_a_full_disk_under_the_output_ends_nothing_either(tmp_path: Path) -> Non
         status = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=full, stderr=full, timeout=60).returncode
     assert done.read_text() == "done", status
     assert "No space left on device" in log.read_text()
+
+
+def test_a_console_that_is_full_and_logs_there_too_ends_nothing(tmp_path: Path) -> None:
+    """What tells of it is written to the same place."""
+    log, done = tmp_path / "log", tmp_path / "done"
+    both = LASTING.replace("filename=sys.argv[1])", "handlers=[logging.FileHandler(sys.argv[1])])").replace(
+        "with lasting():", "with lasting():\n    logging.getLogger().addHandler(logging.StreamHandler())"
+    )
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-c", both, str(log), str(done)]
+        subprocess.run(command, stdin=subprocess.DEVNULL, stdout=full, stderr=full, timeout=60)
+    assert done.read_text() == "done"
+    assert log.read_text().count("No space left on device") <= 3
+
+
+def test_a_process_without_output_works(tmp_path: Path) -> None:
+    log, done = tmp_path / "log", tmp_path / "done"
+    shell = f'exec "{sys.executable}" -c "$TEXT" {log} {done} >&- 2>&-'
+    subprocess.run(
+        ["sh", "-c", shell], env={**os.environ, "TEXT": LASTING}, stdin=subprocess.DEVNULL, timeout=60, check=True
+    )
+    assert done.read_text() == "done"

@@ -312,7 +312,7 @@ def test_the_id_of_a_sample_can_be_copied(show):
     page.wait("document.querySelectorAll('.full').length", 2)
     sample = f"18/{5:016x}/1"
     assert page.text(".full:first-child .copyable") == sample
-    assert f"rhymed logs --sample {sample}" in page.read("document.querySelector('.copyable').title")
+    assert f"rhymed logs /runs/copied --sample={sample}" in page.read("document.querySelector('.copyable').title")
     page.click(".full:first-child .copyable")
     page.wait("document.querySelector('.full .copy small').textContent.length > 0")
     assert page.read("getSelection().toString()") == sample  # whether or not the page may copy
@@ -632,5 +632,5 @@ def test_numbers_are_written_for_people(plain):
     )
     assert written == [
         "12.3k", "0.623", "1.2e−4", "–", "9,999", "12 ms", "59 min 59 s", "2 h 5 min", "1.5 KiB", "<0.1 %",
-        "7.1 %", "0 %", "s", "share", "0.4 s", "1000k", "1010 MiB", "evaluation of version 3", "imported", "step 1",
+        "7.1 %", "0 %", "s", "share", "0.4 s", "1000k", "1010 MiB", "eval v3", "imported", "step 1",
     ]  # fmt: skip

@@ -212,7 +212,7 @@ async def test_a_trained_step_is_answered_and_not_trained_again(
         assert await broker.hear(m.Trained, step=0) == first
         again = await published(where, 1)
         assert all((again[name] == weights[name]).all() for name in weights)
-        with pytest.raises(TrainerError, match="step 5 cannot be trained: 1 steps are trained"):
+        with pytest.raises(TrainerError, match="step 6 cannot be trained: 1 steps are trained"):
             await broker.ask(m.TrainStep(step=5, samples=[]))
 
 
@@ -222,7 +222,7 @@ async def test_what_is_stale_or_unknown_is_refused_and_the_trainer_lives_on(
     async with TrainerService(config, where).running():
         await broker.ask(m.TrainStep(step=0, samples=await put(0)))
         await broker.hear(m.Trained, step=0)
-        with pytest.raises(StalenessBroken, match="version 0; step 1"):
+        with pytest.raises(StalenessBroken, match="version 0; step 2"):
             await broker.ask(m.TrainStep(step=1, samples=await put(1, version=0)))
         with pytest.raises(UnknownSample):
             await broker.ask(m.TrainStep(step=1, samples=[m.SampleId(1, "f" * 16, 0)]))

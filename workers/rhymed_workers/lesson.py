@@ -23,8 +23,8 @@ def check_staleness(step: int, samples: Sequence[StoredSample], allowed: int) ->
         oldest = min((version for version, _ in sample.info.versions), default=step)
         if not step - allowed <= oldest <= step:
             raise StalenessBroken(
-                f"sample {sample.info.id} has tokens of version {oldest}; step {step} with"
-                f" schedule.max_staleness = {allowed} takes none before {step - allowed}"
+                f"sample {sample.info.id} has tokens of version {oldest}; step {step + 1} with"
+                f" schedule.max_staleness = {allowed} takes none before version {step - allowed}"
             )
 
 

@@ -209,7 +209,9 @@ class TrainerService(Service):
             self._tell(known or Trained(worker=self.name, step=order.step, metrics={}, life=self._life))
             return
         if order.step > steps:
-            raise TrainerError(f"step {order.step} cannot be trained: {steps} steps are trained, {steps} is the next")
+            raise TrainerError(
+                f"step {order.step + 1} cannot be trained: {steps} steps are trained, {steps + 1} is the next"
+            )
         if self._step is None:
             self._idle.clear()
             self._step = asyncio.get_running_loop().create_task(self._fetch(order.step, order.samples))

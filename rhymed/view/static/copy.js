@@ -25,5 +25,6 @@ async function take(code, text, said) {
   } catch {
     say(said, "selected: copy it with the keyboard");
   }
-  setTimeout(() => say(said, ""), SAID_MS);
+  clearTimeout(said.timer);
+  said.timer = setTimeout(() => say(said, ""), SAID_MS);
 }

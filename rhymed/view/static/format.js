@@ -87,7 +87,7 @@ export function withUnit(value, of) {
 
 /** How a step is called: people count from 1, evaluations and imports have no number. */
 export function stepName(step) {
-  if (step >= EVALUATION) return `evaluation of version ${step - EVALUATION}`;
+  if (step >= EVALUATION) return `eval v${step - EVALUATION}`;
   if (step < 0) return "imported";
   return `step ${step + 1}`;
 }

@@ -51,7 +51,7 @@ function placeOf(event) {
 
 function across(pen, gantt, event, x, crowded, free) {
   pen.fillStyle = colour(ACROSS[event.event] ?? "--muted");
-  const label = event.event === "trained" ? `v${event.step + 1}` : event.event;
+  const label = { trained: `v${event.step + 1}`, evaluated: `eval v${event.step}` }[event.event] ?? event.event;
   const wide = crowded ? 0 : pen.measureText(label).width + 8;
   const labelled = !crowded && x >= (free.labels ?? 0) && x + wide <= gantt.gutter + gantt.width;
   if (!labelled && x < (free[event.event] ?? 0)) return;

@@ -13,8 +13,8 @@ const RESPONSES = 24; // of a group at first
 const PREVIOUS = "previous";
 
 export class Group {
-  constructor({ open, back, step }) {
-    Object.assign(this, { open, back, step });
+  constructor({ open, back, step, run }) {
+    Object.assign(this, { open, back, step, run });
     this.element = h("div", { class: "group" });
     this.shown = null; // steps of the epochs in the columns; null: the first and the newest
     this.responses = RESPONSES;
@@ -156,8 +156,8 @@ export class Group {
     const versions = (sample.versions ?? []).map(([version, count]) => `version ${version}: ${plural(count, "token")}`).join(", ");
     const name = epoch ? epochName(epoch) : stepName(sample.step);
     return h("article", { class: "panel full", "data-step": sample.step, "aria-label": `${name}, response ${sample.index + 1}` },
-      h("header", {}, h("h3", {}, name), h("span", { class: "muted" }, stepName(sample.step)), reward(sample), h("span", {}, `${whole(sample.length)} tokens`), end(sample), sample.state && h("span", { class: "muted" }, sample.state)),
-      h("p", { class: "sample-id" }, copyable(sample.id, `rhymed logs --sample ${sample.id} tells its story; ids count steps and responses from 0`)),
+      h("header", {}, h("h3", {}, name), name !== stepName(sample.step) && h("span", { class: "muted" }, stepName(sample.step)), reward(sample), h("span", {}, `${whole(sample.length)} tokens`), end(sample), sample.state && h("span", { class: "muted" }, sample.state)),
+      h("p", { class: "sample-id" }, copyable(sample.id, `rhymed logs ${this.run()} --sample=${sample.id} tells its story; ids count steps and responses from 0`)),
       h("p", { class: "drafting" }, draftedSentence(sample)),
       sample.missing && h("p", { class: "note" }, sample.missing),
       (sample.pieces?.length > 0 || !sample.missing) && responseText(sample.pieces ?? [], `${name}, text of response ${sample.index + 1}`),

@@ -1,5 +1,6 @@
-// How long responses are, a row an epoch or, of many, of some up to the newest, on a common scale. Owns the canvas of the histograms; another epoch can be laid
-// over all rows as an outline. Bins of an epoch may differ from those of another: heights are shares a unit of width.
+// How long responses are, a row an epoch or, of many, of some up to the newest, on a common scale. Owns the canvas of the
+// histograms; another epoch can be laid over all rows as an outline. Bins of an epoch may differ from those of another:
+// heights are shares a unit of width.
 
 import { fill, framed, h, option, say } from "./dom.js";
 import { number, percent, plural } from "./format.js";

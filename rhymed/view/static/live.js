@@ -83,6 +83,7 @@ export class Live {
     told("queues", (queues) => this.state.put("queues", queues));
     told("steps", (steps) => {
       this.state.addSteps(steps);
+      if (this.state.steps.length) delete this.state.problems.run;
       this.slow();
     });
     told("timeline", (timeline) => this.state.addTimeline(timeline));

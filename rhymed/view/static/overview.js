@@ -8,7 +8,7 @@ import { QueuePanel } from "./queues.js";
 
 const MOST = 200; // epochs in the table, the newest
 const SMOOTH = 5; // steps whose mean is the thick line
-const BEFORE = "Appears when the first step has been trained.";
+const BEFORE = "Appears when there are numbers of a trained step.";
 
 /** title -> [unit, series: [label, metric, colour, more]], in the order of the page. */
 const CHARTS = [

@@ -4,7 +4,7 @@
 import { fill, framed, h } from "./dom.js";
 import { age, plural, stepName, whole } from "./format.js";
 
-const MOST = 6; // open steps, the first to be trained
+const MOST = 6; // open steps: the first to be trained, and the last
 /** state -> what its samples wait for, in the words of `rhymed queues`, and its colour. */
 const QUEUES = {
   waiting: ["for a rollout worker", "--c8"], running: ["being generated", "--c1"], generated: ["for a reward worker", "--c6"],
@@ -19,18 +19,19 @@ export class QueuePanel {
     this.steps = h("ul", { class: "open-steps", "aria-label": "Open steps" });
     this.element = h("section", { class: "panel now", "aria-labelledby": "now-title", hidden: true }, h("h3", { id: "now-title" }, "What is where right now"), this.queues, this.steps);
     this.draw = framed(() => this.paint());
-    state.on("queues", this.draw);
+    state.on("queues connection", this.draw);
     this.draw();
   }
 
   paint() {
-    const { queues } = this.state;
-    this.element.hidden = !queues || queues.finished;
+    const { queues, connection } = this.state;
+    this.element.hidden = !queues || queues.finished || connection === "lost";
     if (this.element.hidden) return;
     fill(this.queues, Object.entries(QUEUES).map(([name, [purpose, colour]]) => queue(name, purpose, colour, queues)));
     const open = queues.open_steps.slice().sort((one, other) => one.step - other.step);
-    const left = open.length - MOST;
-    fill(this.steps, open.slice(0, MOST).map(openStep), left > 0 && h("li", { class: "muted" }, `and ${plural(left, "step")} more`),
+    const shown = open.filter((one, at) => at < MOST - 1 || at === open.length - 1); // an evaluation is the last
+    const left = open.length - shown.length;
+    fill(this.steps, shown.map(openStep), left > 0 && h("li", { class: "muted" }, `and ${plural(left, "step")} more`),
       open.length === 0 && h("li", { class: "muted" }, "no step is open"));
   }
 }

@@ -24,7 +24,8 @@ export class Samples {
     this.list = new List({ label: "Prompts", height: 80, draw: row, fetch: (...page) => this.fetch(...page), failed: (error) => this.tell(error),
       chosen: (prompt) => this.open([prompt.id]) });
     this.none = h("div", { hidden: true });
-    this.group = new Group({ open: (path, query) => this.open(path, query), back: () => this.back(), step: (by) => this.step(by) });
+    this.group = new Group({ open: (path, query) => this.open(path, query), back: () => this.back(), step: (by) => this.step(by),
+      run: () => state.run?.folder ?? "" });
     this.split = h("div", { class: "split" },
       h("div", { class: "side panel" }, h("div", { class: "bar" }, this.search), h("div", { class: "bar" }, this.said, this.fresh, this.order), this.list.element, this.none),
       h("div", { class: "main" }, this.group.element, h("p", { class: "muted hint" }, KEYS)));
