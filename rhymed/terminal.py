@@ -28,16 +28,20 @@ class Lasting:
     def __init__(self, stream: TextIO | None) -> None:
         self._stream = stream or open(os.devnull, "w")  # noqa: SIM115 - for as long as the process has no such stream
         self._fails = False  # told already; what tells it may write here, too
+        self._taken = True  # the last text, maybe only by a buffer
 
     def write(self, text: str) -> int:
+        taken = False
         with self._told():
             self._stream.write(text)
+            taken = True
+        self._taken = taken
         return len(text)
 
     def flush(self) -> None:
         with self._told():
             self._stream.flush()
-            self._fails = False
+            self._fails = self._fails and not self._taken  # with nothing to write, nothing is known
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
