@@ -64,6 +64,7 @@ def test_a_terminal_that_goes_ends_nothing(tmp_path: Path) -> None:
     log, done = tmp_path / "log", tmp_path / "done"
     pid, terminal = pty.fork()
     if pid == 0:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whoever runs the tests may have it ignored
         os.execv(sys.executable, [sys.executable, "-c", LEFT, str(log), str(done)])
     try:
         assert b"first" in os.read(terminal, 100)
@@ -75,6 +76,16 @@ def test_a_terminal_that_goes_ends_nothing(tmp_path: Path) -> None:
     assert status == 0, log.read_text()
     assert done.read_text() == "done"
     assert f"the terminal is gone; going on without it. To end this: kill {pid}" in log.read_text()
+
+
+def test_who_is_told_to_ignore_it_leaves_it_so() -> None:
+    """As under nohup: what is started from here is to ignore it, too."""
+    text = (
+        "import asyncio, signal\nfrom rhymed.terminal import outlive\nsignal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
+        "async def work(): outlive()\nasyncio.run(work())\n"
+        "assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN"
+    )
+    subprocess.run([sys.executable, "-c", text], timeout=60, check=True)
 
 
 def test_a_full_disk_under_the_output_ends_nothing_either(tmp_path: Path) -> None:
