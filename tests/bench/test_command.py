@@ -10,8 +10,8 @@ ENDLESS = """
 import sys, time, types
 
 def run(quick):
-    print("begun", flush=True)
     try:
+        print("begun", flush=True)
         time.sleep(600)
     finally:
         print("tidied", flush=True)
