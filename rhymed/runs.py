@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any, TextIO
 
 from rhymed.config import Config
@@ -96,10 +97,10 @@ def _number(lock: TextIO) -> int:
     return int(said) if said.isdecimal() else 0
 
 
-def holder(where: Places) -> int | None:
+def holder(folder: Path) -> int | None:
     """Process id of the `rhymed run` that holds the folder, 0 where it is not known which; None: nobody does."""
     try:
-        with (where.folder / LOCK).open() as lock:
+        with (folder / LOCK).open() as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except OSError:
@@ -107,11 +108,6 @@ def holder(where: Places) -> int | None:
     except OSError:
         pass  # no such folder
     return None
-
-
-def is_alive(where: Places) -> bool:
-    """A `rhymed run` holds the folder."""
-    return holder(where) is not None
 
 
 def read_metrics(where: Places) -> list[dict[str, Any]]:

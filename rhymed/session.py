@@ -8,7 +8,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 from rhymed.config import Config
 from rhymed.errors import WireError
@@ -93,7 +93,7 @@ async def _watch(
     """Show what the broker tells until the run has finished (True), failed or been interrupted (False)."""
     last: Queues | None = None
     reached = furthest = (0, 0)
-    async for queues in _snapshots(where):
+    async for queues in snapshots(where):
         screen.show(queues)
         last = queues or last
         if queues is not None:
@@ -117,8 +117,8 @@ def _reached(queues: Queues) -> tuple[int, int]:
     return queues.step, sum(count for state, count in queues.queues.items() if state not in ("waiting", "running"))
 
 
-async def _snapshots(where: Places) -> AsyncIterator[Queues | None]:
-    """The broker's queues twice a second; `None` while it does not answer. Never ends by itself."""
+async def snapshots(where: Places, every_s: float = POLL_S) -> AsyncGenerator[Queues | None, None]:
+    """The broker's queues, twice a second unless said; `None` while it does not answer. Never ends by itself."""
     client = Client(where.broker, peer="broker", keys=where.keys("viewer"))
     try:
         while True:
@@ -126,6 +126,6 @@ async def _snapshots(where: Places) -> AsyncIterator[Queues | None]:
             with contextlib.suppress(WireError):
                 queues = (await client.request(GetQueues(brief=True), deadline_s=ASK_S)).message
             yield queues
-            await asyncio.sleep(POLL_S)
+            await asyncio.sleep(every_s)
     finally:
         client.close()

@@ -47,8 +47,10 @@ def handle(arguments: argparse.Namespace) -> int:
 
     from rhymed import runs
     from rhymed.report.summary import evaluation
+    from rhymed.terminal import lasting
 
-    with contextlib.redirect_stdout(sys.stderr) if arguments.json else contextlib.nullcontext():
+    printed = contextlib.redirect_stdout(sys.stderr) if arguments.json else contextlib.nullcontext()
+    with printed, lasting():
         config, where = runs.create(_prepare(arguments))
         status = supervise(config, where, plain=arguments.plain or arguments.json)
     if arguments.json and status == 0:

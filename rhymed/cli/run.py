@@ -33,22 +33,21 @@ def add(commands: Any) -> None:
 def handle(arguments: argparse.Namespace) -> int:
     from rhymed.terminal import lasting
 
-    with lasting():
+    with lasting():  # who has read enough of the check has not ended the run
         config, where = _prepare(arguments)
         return supervise(config, where, plain=arguments.plain)
 
 
 def supervise(config: Config, where: Places, *, plain: bool) -> int:
-    """The run in its folder, from start to summary; returns the exit status."""
+    """The run in its folder, from start to summary, within `lasting`; returns the exit status."""
     import uvloop
 
     from rhymed import runs
     from rhymed.logs.file import configure
-    from rhymed.terminal import lasting
 
     configure(where.log("run"), config.run.log_level)
     plain = plain or not (sys.stdout and sys.stdout.isatty())
-    with runs.hold(where), lasting():
+    with runs.hold(where):
         from rhymed.report import starts
         from rhymed.session import session
 
@@ -90,7 +89,7 @@ def _tell_renamed(wanted: Config, made: Config) -> None:
     from rhymed.places import places
 
     there = places(wanted)
-    holder = runs.holder(there)
+    holder = runs.holder(there.folder)
     process = f"process {holder}; " if holder else ""
     alive = "is an earlier run" if holder is None else f"is alive ({process}rhymed top --run {there.folder})"
     print(f"warning  {wanted.run.name} {alive}: this is another one, {made.run.name}", flush=True)

@@ -108,13 +108,13 @@ def _state(found: Facts, ended: bool) -> str:
     if found.timeline.finished:
         return "finished"
     with contextlib.suppress(OSError):  # a folder that may only be read is nobody's who could tell
-        if not ended and runs.is_alive(_stub(found.folder)):
+        if not ended and runs.holder(found.folder) is not None:
             return "running"
     return "stopped"
 
 
 def _stub(folder: Path) -> Places:
-    """Enough to ask about the folder; the configuration may be of another release."""
+    """Enough to read the folder; the configuration may be of another release."""
     return Places(folder=folder, broker="", store="", weights="", sockets=folder)
 
 

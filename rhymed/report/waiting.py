@@ -7,21 +7,21 @@ not answer may be starting again; one that has been gone for long will not come 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from pathlib import Path
 
 from rhymed import timeline
-from rhymed.errors import ConfigError, DeadlineExceeded, Overloaded, PeerGone
+from rhymed.errors import ConfigError
 from rhymed.load import load_run
-from rhymed.messages import GetQueues, Queues
+from rhymed.messages import Queues
 from rhymed.places import Places, places
 from rhymed.report.facts import worked_s
 from rhymed.report.summary import summary
 from rhymed.report.write import write
-from rhymed.wire import Client
+from rhymed.session import snapshots
 
 LOOK_S = 2.0
-ASK_S = 5.0
 PATIENCE_S = 300.0  # without an answer
 DONE_S = 60.0  # the same, when every step is trained: a broker that need not stay goes at the end
 
@@ -43,21 +43,16 @@ def write_at_the_end(folder: Path, out: Path | None = None) -> str:
 
 async def over(where: Places, patience_s: float = PATIENCE_S) -> Queues | None:
     """What the broker said last: that the run is over, or nothing after it for so long; None: it never spoke."""
-    client = Client(where.broker, peer="broker", keys=where.keys("viewer"))
     last: Queues | None = None
     heard = time.monotonic()
-    try:
-        while last is None or not last.finished:
-            try:
-                last = (await client.request(GetQueues(brief=True), deadline_s=ASK_S)).message
-                heard = time.monotonic()
-            except (DeadlineExceeded, Overloaded, PeerGone):
-                if time.monotonic() - heard > (DONE_S if _done(last) else patience_s):
-                    break
-            if last is None or not last.finished:
-                await asyncio.sleep(LOOK_S)
-    finally:
-        client.close()
+    async with contextlib.aclosing(snapshots(where, LOOK_S)) as told:
+        async for queues in told:
+            now = time.monotonic()
+            last, heard = (queues, now) if queues is not None else (last, heard)
+            if last is not None and last.finished:
+                break
+            if now - heard > (DONE_S if _done(last) else patience_s):
+                break
     return last
 
 

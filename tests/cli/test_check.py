@@ -68,7 +68,7 @@ def test_a_run_that_cannot_work_is_refused_before_it_leaves_anything(file: Path)
     done = rhymed("run", file, "-o", "data.path=rows.jsnl", "-o", f"reward.scorer={file.parent}/reward.py:rewrd")
     assert done.returncode == 2
     lines = done.stderr.splitlines()
-    assert all(line.startswith("rhymed: ") for line in lines)
+    assert all(line.startswith("rhymed: ") for line in lines), done.stderr
     assert "rows.jsnl" in done.stderr
     assert "did you mean reward?" in done.stderr
     assert not (file.parent / "runs").exists()

@@ -33,14 +33,14 @@ def test_other_commands_read_the_same_places_from_the_saved_configuration(config
 
 def test_a_second_supervisor_is_kept_out(config: Config) -> None:
     _, where = runs.create(config)
-    assert runs.holder(where) is None
+    assert runs.holder(where.folder) is None
     who = os.getpid()
     with runs.hold(where):
-        assert runs.holder(where) == who
+        assert runs.holder(where.folder) == who
         told = pytest.raises(ConfigError, match=rf"in use by a running `rhymed run` \(process {who}\)")
         with told, runs.hold(where):
             pass
-    assert runs.holder(where) is None
+    assert runs.holder(where.folder) is None
     with runs.hold(where):
         pass
 
