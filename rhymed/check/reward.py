@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,6 +92,9 @@ def describe(config: Config, row: Row, given: Sequence[Answer]) -> tuple[Section
     """The section, what must be changed, what is worth a warning. Raises `RewardError` if no scorer can be loaded."""
     from rhymed_workers.outcome import combine
     from rhymed_workers.trial import try_scorers
+
+    # A scoring process that ends by itself may be reaped before asyncio looks: it warns, and there is no log yet.
+    logging.getLogger("asyncio").setLevel(logging.ERROR)
 
     section, wrong, warnings = Section("reward (row 1)"), [], []
     total: dict[str, float] = {}
