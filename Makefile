@@ -32,7 +32,7 @@ test-fast: setup ## the tests that need no model
 	$(PYTEST) -m "not slow"
 
 test-compose: setup ## a run in containers; skipped where no Docker engine answers
-	RHYMED_COMPOSE=1 $(BIN)/python -m pytest tests/test_compose.py -rs
+	RHYMED_COMPOSE=1 $(BIN)/python -m pytest tests/system/test_compose.py -rs
 
 wheels: setup ## what images install, into docker/wheels: then a build needs no package index (PIP_NO_INDEX=1)
 	$(BIN)/pip wheel --quiet --no-deps --wheel-dir docker/wheels -r requirements/cpu.txt 'setuptools>=77,<81'
@@ -55,11 +55,11 @@ bench-model: setup ## the small reasoner that benchmarks run on; about a quarter
 	$(BIN)/rhymed bench model
 
 docs: setup ## pages that are generated from the code
-	$(BIN)/python -m rhymed.protocol
-	$(BIN)/python -m rhymed_broker.ledger > docs/ledger.md
-	$(BIN)/python -m rhymed.reference > docs/config.md
-	$(BIN)/python -m rhymed.manual > docs/cli.md
-	$(BIN)/python scripts/modules.py
+	$(BIN)/python -m scripts.docs.protocol
+	$(BIN)/python -m scripts.docs.ledger > docs/ledger.md
+	$(BIN)/python -m scripts.docs.config > docs/config.md
+	$(BIN)/python -m scripts.docs.cli > docs/cli.md
+	$(BIN)/python -m scripts.docs.folders
 
 site: $(VENV)-docs/.ready ## the documentation as web pages, in site/: opens from the disk, needs no network
 	NO_MKDOCS_2_WARNING=1 $(VENV)-docs/bin/mkdocs build --quiet --strict

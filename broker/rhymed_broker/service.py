@@ -15,19 +15,18 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NoReturn
 
-from rhymed import messages as m
+from rhymed import messages
 from rhymed.config import Config
 from rhymed.errors import CheckpointLost, MalformedMessage, PeerGone, RewardError, RhymedError, StepRefused, WireError
-from rhymed.logs.form import cause
-from rhymed.marks import told
-from rhymed.metrics import MetricsLog
-from rhymed.places import Places
-from rhymed.service import Service
-from rhymed.timeline import FAILED
-from rhymed.wire import DONE, Server
-from rhymed_broker import status
-from rhymed_broker.abroad import Abroad
-from rhymed_broker.actions import (
+from rhymed.run.layout import Places
+from rhymed.run.metrics import MetricsLog
+from rhymed.run.timeline import FAILED
+from rhymed.service.logline import cause
+from rhymed.service.service import Service
+from rhymed.text import step_line
+from rhymed.wire.sockets import DONE, Server
+from rhymed_broker.forecast import Forecast
+from rhymed_broker.ledger.actions import (
     Action,
     Assign,
     Cancel,
@@ -40,21 +39,21 @@ from rhymed_broker.actions import (
     Release,
     Train,
 )
-from rhymed_broker.bulletin import Bulletin
-from rhymed_broker.clock import Clock
-from rhymed_broker.course import Course, Report
-from rhymed_broker.ending import Ending
-from rhymed_broker.forecast import Forecast
-from rhymed_broker.forgive import forgive
-from rhymed_broker.http import Dashboard
-from rhymed_broker.ledger import Ledger
-from rhymed_broker.orders import Order, Orders
-from rhymed_broker.outbox import Outbox
+from rhymed_broker.ledger.ledger import Ledger
+from rhymed_broker.ledger.workers import Worker
 from rhymed_broker.pipe import POLICIES, Policy
-from rhymed_broker.pipe.view import stay
-from rhymed_broker.roster import Worker
-from rhymed_broker.rows import Rows
-from rhymed_broker.scribe import Scribe
+from rhymed_broker.pipe.policy import stay
+from rhymed_broker.shell.delivery import Order, Orders
+from rhymed_broker.shell.liveness import Clock
+from rhymed_broker.shell.on_error import forgive
+from rhymed_broker.shell.outbox import Outbox
+from rhymed_broker.shell.recovery import Course, Report
+from rhymed_broker.shell.shutdown import Ending
+from rhymed_broker.status import snapshot as status
+from rhymed_broker.status.dashboard import Dashboard
+from rhymed_broker.status.latest import Bulletin
+from rhymed_broker.status.writers import Rows, Scribe
+from rhymed_broker.telemetry.exports import Abroad
 from rhymed_store.client import StoreClient
 
 log = logging.getLogger(__name__)
@@ -93,27 +92,27 @@ class BrokerService(Service):
         self._abroad = Abroad(config, places)
         self._scribe = Scribe(places.folder)
         self._diary = self._scribe.diary
-        self._handlers: dict[type[m.Message], Callable[[bytes, Any], m.Message]] = {
-            m.Join: self._join,
-            m.Heartbeat: self._heartbeat,
-            m.Generated: self._report,
-            m.Scored: self._report,
-            m.Ahead: self._report,
-            m.GiveBack: self._report,
-            m.Loaded: self._loaded,
-            m.Trained: self._trained,
-            m.Checkpointed: self._checkpointed,
-            m.Leave: self._leave,
-            m.GetQueues: self._queues,
-            m.GetGroup: self._group,
-            m.Pause: self._pause,
-            m.Drain: self._drain,
+        self._handlers: dict[type[messages.Message], Callable[[bytes, Any], messages.Message]] = {
+            messages.Join: self._join,
+            messages.Heartbeat: self._heartbeat,
+            messages.Generated: self._report,
+            messages.Scored: self._report,
+            messages.Ahead: self._report,
+            messages.GiveBack: self._report,
+            messages.Loaded: self._loaded,
+            messages.Trained: self._trained,
+            messages.Checkpointed: self._checkpointed,
+            messages.Leave: self._leave,
+            messages.GetQueues: self._queues,
+            messages.GetGroup: self._group,
+            messages.Pause: self._pause,
+            messages.Drain: self._drain,
         }
 
     async def open(self) -> None:
         gc.set_threshold(100_000, 20, 100)  # the ledger's many objects hold no cycles: looking for some costs pauses
         self.server = Server(
-            self.places.listens(self.places.broker), m.ToBroker, self._handle, keys=self.places.keys("broker")
+            self.places.listens(self.places.broker), messages.ToBroker, self._handle, keys=self.places.keys("broker")
         )  # workers may join while the dataset is read
         self.store = StoreClient(self.places.store, "broker", self.places.keys("broker"))
         self._orders = Orders(self.server, self.ledger, partial(self._outbox.flush, FLUSH_S), self._wake)
@@ -126,7 +125,7 @@ class BrokerService(Service):
         self.spawn(self._course.run(self._apply, self._fail, self._wake))
         self.spawn(Clock(self.config.schedule, self.ledger, self._orders, self._diary).run(self._wake))
         self.spawn(self.bulletin.watch(self.store))
-        snapshot = partial(self._queues, b"", m.GetQueues(brief=True))
+        snapshot = partial(self._queues, b"", messages.GetQueues(brief=True))
         self.spawn(Dashboard(self.config.net.http, self.places, snapshot).run(), vital=False)
 
     async def close(self) -> None:
@@ -146,18 +145,18 @@ class BrokerService(Service):
 
     # -- messages -----------------------------------------------------------------------------------------------
 
-    async def _handle(self, peer: bytes, message: Any, frames: Sequence[bytes]) -> m.Message:
-        if isinstance(message, m.Scored):
+    async def _handle(self, peer: bytes, message: Any, frames: Sequence[bytes]) -> messages.Message:
+        if isinstance(message, messages.Scored):
             message = await self._forgiven(message)
         answer = self._handlers[type(message)](peer, message)
-        if not isinstance(message, m.GetQueues | m.GetGroup):
+        if not isinstance(message, messages.GetQueues | messages.GetGroup):
             self._wake()
         return answer
 
-    def _join(self, peer: bytes, join: m.Join) -> m.Message:
-        if join.protocol != m.PROTOCOL:
+    def _join(self, peer: bytes, join: messages.Join) -> messages.Message:
+        if join.protocol != messages.PROTOCOL:
             raise MalformedMessage(
-                f"{join.worker} speaks protocol {join.protocol}, this broker {m.PROTOCOL}: install the same release"
+                f"{join.worker} speaks protocol {join.protocol}, this broker {messages.PROTOCOL}: install the same release"
             )
         if join.role == "trainer" and join.version < 0:
             raise MalformedMessage(f"{join.worker} has trained {join.version} steps, it says: there are none below 0")
@@ -179,14 +178,14 @@ class BrokerService(Service):
             log.warning("%s started again: others get the %d samples that it had", join.worker, len(lost), extra=more)
         schedule = self.config.schedule
         step = max(0, join.version) if join.role == "trainer" else self.ledger.version
-        return m.Welcome(
+        return messages.Welcome(
             run=self.config.run.name,
             heartbeat_s=schedule.heartbeat_s,
             lost_after_s=schedule.lost_after_s,
             step=step,
         )
 
-    def _only_trainer(self, join: m.Join, now: float) -> None:
+    def _only_trainer(self, join: messages.Join, now: float) -> None:
         """A second trainer is turned away as long as the first one is heard."""
         present = self.ledger.roster.trainer
         if join.role != "trainer" or present is None or present.name == join.worker:
@@ -195,7 +194,7 @@ class BrokerService(Service):
         if silent_s < 3 * self.config.schedule.heartbeat_s:
             raise WireError(f"{present.name} is the trainer, heard {silent_s:.1f} s ago; end it before another joins")
 
-    def _heartbeat(self, peer: bytes, beat: m.Heartbeat) -> m.Message:
+    def _heartbeat(self, peer: bytes, beat: messages.Heartbeat) -> messages.Message:
         worker = self._known(beat.worker)
         if worker.role == "trainer" and self.ledger.started and beat.version < self.ledger.version:
             raise PeerGone(f"{worker.name} is at step {beat.version}, not {self.ledger.version}: join first")
@@ -203,7 +202,7 @@ class BrokerService(Service):
         self._diary.heard(beat, time.monotonic())
         return DONE
 
-    def _report(self, peer: bytes, report: Report) -> m.Message:
+    def _report(self, peer: bytes, report: Report) -> messages.Message:
         """What an unknown worker reports counts too: it is in the store. But it has to join again."""
         if self.ledger.started:
             self._apply(report)
@@ -214,11 +213,11 @@ class BrokerService(Service):
 
     def _apply(self, report: Report) -> None:
         now = time.monotonic()
-        if isinstance(report, m.Generated):
+        if isinstance(report, messages.Generated):
             self.ledger.generated(report.worker, report.samples, now)
-        elif isinstance(report, m.Scored):
+        elif isinstance(report, messages.Scored):
             self.ledger.scored(report.worker, report.scores, now)
-        elif isinstance(report, m.Ahead):
+        elif isinstance(report, messages.Ahead):
             self.ledger.parked(report.worker, report.samples, now)
         else:
             level = logging.INFO if report.moved else logging.WARNING
@@ -227,7 +226,7 @@ class BrokerService(Service):
             log.log(level, "%s gives back %d samples: %s", report.worker, count, report.reason, extra=more)
             self.ledger.given_back(report.worker, report.samples, report.reason, now, retry=retry, moved=moved)
 
-    async def _forgiven(self, report: m.Scored) -> m.Scored:
+    async def _forgiven(self, report: messages.Scored) -> messages.Scored:
         try:
             return await forgive(report, self.config.reward.on_error, self.store)
         except RewardError as error:
@@ -241,13 +240,13 @@ class BrokerService(Service):
         await self._orders.finish(list(self.ledger.roster.workers), f"{FAILED}{error}")
         raise error
 
-    def _loaded(self, peer: bytes, loaded: m.Loaded) -> m.Message:
+    def _loaded(self, peer: bytes, loaded: messages.Loaded) -> messages.Message:
         self._known(loaded.worker)
         self.ledger.loaded(loaded.worker, loaded.version, time.monotonic())
         self._diary.event("version", time.monotonic(), worker=loaded.worker, step=loaded.version)
         return DONE
 
-    def _trained(self, peer: bytes, trained: m.Trained) -> m.Message:
+    def _trained(self, peer: bytes, trained: messages.Trained) -> messages.Message:
         self._known(trained.worker)
         self._orders.check_trainer(peer, trained)
         row = self.ledger.train_done(trained.step, time.monotonic())
@@ -260,10 +259,10 @@ class BrokerService(Service):
         self._rows.trained(trained.step, metrics)
         self._diary.event("trained", time.monotonic(), worker=trained.worker, step=trained.step)
         more = {"event": "trained", "step": trained.step}
-        log.info("trained %d/%d   %s", trained.step + 1, self._course.steps, told(metrics), extra=more)
+        log.info("trained %d/%d   %s", trained.step + 1, self._course.steps, step_line(metrics), extra=more)
         return DONE
 
-    def _checkpointed(self, peer: bytes, checkpointed: m.Checkpointed) -> m.Message:
+    def _checkpointed(self, peer: bytes, checkpointed: messages.Checkpointed) -> messages.Message:
         self._known(checkpointed.worker)
         self._orders.check_trainer(peer, checkpointed)
         step = checkpointed.step
@@ -272,34 +271,34 @@ class BrokerService(Service):
         self._outbox.put("forget log-probs", lambda: self.store.forget_logprobs(step))
         return DONE
 
-    def _leave(self, peer: bytes, leave: m.Leave) -> m.Message:
+    def _leave(self, peer: bytes, leave: messages.Leave) -> messages.Message:
         log.info("%s left", leave.worker)
         self.ledger.leave(leave.worker, time.monotonic())
         self._diary.gone("left", leave.worker, time.monotonic())
         self._orders.forget(leave.worker)
         return DONE
 
-    def _queues(self, peer: bytes, question: m.GetQueues) -> m.Message:
+    def _queues(self, peer: bytes, question: messages.GetQueues) -> messages.Message:
         steps = self._course.steps if self._course.plan else None
         return self.bulletin.queues(question, steps=steps, finished=self.finished, troubles=self._troubles())
 
     def _troubles(self) -> list[str]:
         return [self._rows.trouble, self._scribe.trouble, self._abroad.trouble, self._ending.waits]
 
-    def _group(self, peer: bytes, question: m.GetGroup) -> m.Message:
+    def _group(self, peer: bytes, question: messages.GetGroup) -> messages.Message:
         return status.group(self.ledger, question.step, question.prompt, time.monotonic())
 
-    def _pause(self, peer: bytes, pause: m.Pause) -> m.Message:
+    def _pause(self, peer: bytes, pause: messages.Pause) -> messages.Message:
         self.ledger.pause_run(pause.paused, time.monotonic())
         log.warning("an operator %s the run", "pauses" if pause.paused else "resumes")
         return DONE
 
-    def _drain(self, peer: bytes, drain: m.Drain) -> m.Message:
+    def _drain(self, peer: bytes, drain: messages.Drain) -> messages.Message:
         self.ledger.drain_worker(drain.worker, drain.drained, time.monotonic())
         log.warning("an operator %s %s", "drains" if drain.drained else "gives work again to", drain.worker)
         return DONE
 
-    def _held(self, name: str, keep: Sequence[m.SampleId]) -> list[m.SampleId]:
+    def _held(self, name: str, keep: Sequence[messages.SampleId]) -> list[messages.SampleId]:
         """What a worker has, as far as we know, but for these."""
         known, kept = self.ledger.roster.workers.get(name), set(keep)
         return [id for id in known.held if id not in kept] if known is not None else []

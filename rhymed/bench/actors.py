@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from rhymed import messages as m
+from rhymed import messages
 from rhymed.errors import MalformedMessage, PeerGone, RhymedError
-from rhymed.wire import DONE, Client
+from rhymed.wire.sockets import DONE, Client
 from rhymed_store.client import NewSample, StoreClient
 
 TOKENS = np.arange(8, dtype=np.uint32)
@@ -28,7 +28,7 @@ LOGPROBS = np.zeros(8, dtype=np.float32)
 class Actor:
     """`async with Rollout(address, store, "rollout-0"): …` joins, beats, works, leaves."""
 
-    role: m.Role
+    role: messages.Role
     accepts: Any
     weights = ""  # trainer: where it serves them
 
@@ -40,7 +40,7 @@ class Actor:
         self.store = store
         self.work_s = work_s
         self.version = -1
-        self.holding: dict[m.SampleId, float] = {}
+        self.holding: dict[messages.SampleId, float] = {}
         self.over = asyncio.Event()
         self.joined = 0  # times
         self._address = broker
@@ -66,7 +66,7 @@ class Actor:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self.link.request(m.Leave(worker=self.name), deadline_s=deadline_s)
+        await self.link.request(messages.Leave(worker=self.name), deadline_s=deadline_s)
 
     def vanish(self) -> None:
         """As if killed: without a word."""
@@ -80,7 +80,7 @@ class Actor:
         task.add_done_callback(self._tasks.discard)
 
     async def join(self) -> None:
-        join = m.Join(
+        join = messages.Join(
             role=self.role,
             worker=self.name,
             host=socket.gethostname(),
@@ -90,10 +90,10 @@ class Actor:
             weights=self.weights,
             holding=list(self.holding),
         )
-        self.welcome: m.Welcome = (await self.link.request(join, deadline_s=30)).message
+        self.welcome: messages.Welcome = (await self.link.request(join, deadline_s=30)).message
         self.joined += 1
 
-    async def tell(self, message: m.Message) -> None:
+    async def tell(self, message: messages.Message) -> None:
         """As real workers do: a broker that does not know us is joined, then told again."""
         while True:
             try:
@@ -106,15 +106,17 @@ class Actor:
         while True:
             await asyncio.sleep(self.welcome.heartbeat_s)
             now = time.monotonic()
-            holding = [m.Holding(id=id, seconds=now - since) for id, since in self.holding.items()]
+            holding = [messages.Holding(id=id, seconds=now - since) for id, since in self.holding.items()]
             with contextlib.suppress(RhymedError):
-                await self.tell(m.Heartbeat(worker=self.name, version=self.version, phase="busy", holding=holding))
+                await self.tell(
+                    messages.Heartbeat(worker=self.name, version=self.version, phase="busy", holding=holding)
+                )
 
-    async def _handle(self, peer: bytes, message: Any, frames: Sequence[bytes]) -> m.Message:
-        if isinstance(message, m.Finish):
+    async def _handle(self, peer: bytes, message: Any, frames: Sequence[bytes]) -> messages.Message:
+        if isinstance(message, messages.Finish):
             self.over.set()
             return DONE
-        if isinstance(message, m.Cancel):
+        if isinstance(message, messages.Cancel):
             for id in message.samples:
                 self.holding.pop(id, None)
             return DONE
@@ -124,30 +126,30 @@ class Actor:
     def take(self, message: Any) -> None:
         raise MalformedMessage(f"{self.name} does not take {type(message).__name__}")
 
-    def hold(self, ids: Sequence[m.SampleId]) -> None:
+    def hold(self, ids: Sequence[messages.SampleId]) -> None:
         now = time.monotonic()
         self.holding.update(dict.fromkeys(ids, now))
 
 
 class Rollout(Actor):
-    role: m.Role = "rollout"
-    accepts = m.ToRollout
+    role: messages.Role = "rollout"
+    accepts = messages.ToRollout
 
     def take(self, message: Any) -> None:
-        if isinstance(message, m.LoadVersion):
+        if isinstance(message, messages.LoadVersion):
             self.version = message.version
-            self.start(self.tell(m.Loaded(worker=self.name, version=self.version, seconds=0.0)))
-        elif isinstance(message, m.Release):
+            self.start(self.tell(messages.Loaded(worker=self.name, version=self.version, seconds=0.0)))
+        elif isinstance(message, messages.Release):
             released = [id for id in message.samples if self.holding.pop(id, None) is not None]
-            self.start(self.tell(m.GiveBack(worker=self.name, samples=released, reason="moved", moved=True)))
+            self.start(self.tell(messages.GiveBack(worker=self.name, samples=released, reason="moved", moved=True)))
         else:
             self.hold(message.samples)
             self.start(self.generate(message.samples))
 
-    async def generate(self, ids: Sequence[m.SampleId]) -> None:
+    async def generate(self, ids: Sequence[messages.SampleId]) -> None:
         await asyncio.sleep(self.work_s)
         infos = [
-            m.SampleInfo(
+            messages.SampleInfo(
                 id=id,
                 prompt_length=1,
                 length=len(TOKENS),
@@ -159,49 +161,49 @@ class Rollout(Actor):
         ]
         if self.store is not None:
             await self.store.put_samples([NewSample(info, TOKENS[:1], TOKENS, LOGPROBS) for info in infos])
-        await self.tell(m.Generated(worker=self.name, samples=infos))
+        await self.tell(messages.Generated(worker=self.name, samples=infos))
         for info in infos:
             self.holding.pop(info.id, None)
 
 
 class Reward(Actor):
-    role: m.Role = "reward"
-    accepts = m.ToReward
+    role: messages.Role = "reward"
+    accepts = messages.ToReward
 
     def take(self, message: Any) -> None:
         self.hold(message.samples)
         self.start(self.score(message.samples))
 
-    def judge(self, id: m.SampleId) -> m.Score:
-        return m.Score(id=id, reward=1.0)
+    def judge(self, id: messages.SampleId) -> messages.Score:
+        return messages.Score(id=id, reward=1.0)
 
-    async def score(self, ids: Sequence[m.SampleId]) -> None:
+    async def score(self, ids: Sequence[messages.SampleId]) -> None:
         await asyncio.sleep(self.work_s)
         scores = [self.judge(id) for id in ids]
         if self.store is not None:
             await self.store.put_scores([score for score in scores if score.error is None])
         with contextlib.suppress(RhymedError):
-            await self.tell(m.Scored(worker=self.name, scores=scores))
+            await self.tell(messages.Scored(worker=self.name, scores=scores))
         for id in ids:
             self.holding.pop(id, None)
 
 
 class Trainer(Actor):
-    role: m.Role = "trainer"
-    accepts = m.ToTrainer
+    role: messages.Role = "trainer"
+    accepts = messages.ToTrainer
     weights = "ipc:///weights"  # nobody is there
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.version = 0
-        self.steps: list[m.TrainStep] = []
+        self.steps: list[messages.TrainStep] = []
 
     def take(self, message: Any) -> None:
         self.steps.append(message)
         self.start(self.train(message))
 
-    async def train(self, task: m.TrainStep) -> None:
+    async def train(self, task: messages.TrainStep) -> None:
         await asyncio.sleep(self.work_s)
         self.version = task.step + 1
-        await self.tell(m.Trained(worker=self.name, step=task.step, metrics={"reward/mean": 1.0}))
-        await self.tell(m.Checkpointed(worker=self.name, step=task.step + 1))
+        await self.tell(messages.Trained(worker=self.name, step=task.step, metrics={"reward/mean": 1.0}))
+        await self.tell(messages.Checkpointed(worker=self.name, step=task.step + 1))

@@ -25,9 +25,9 @@ import psutil
 from rhymed.bench.actors import Actor, Reward, Rollout, Trainer
 from rhymed.config import Config
 from rhymed.messages import GetQueues, Queues
-from rhymed.places import Places, places
-from rhymed.service import LagMeter
-from rhymed.wire import Client
+from rhymed.run.layout import Places, places
+from rhymed.service.service import LagMeter
+from rhymed.wire.sockets import Client
 from rhymed_store.client import StoreClient
 
 TRANSITIONS = 6  # of a sample from waiting to trained
@@ -178,7 +178,7 @@ async def ask(where: Places) -> Queues:
 async def ready(where: Places) -> None:
     """The dataset is read."""
     async with asyncio.timeout(PATIENCE_S):
-        while (await ask(where)).steps == 0:  # noqa: ASYNC110 (another process)
+        while (await ask(where)).steps == 0:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
 
 

@@ -19,9 +19,9 @@ import numpy as np
 
 from rhymed.bench.replay import Arctic, Ours, Score, arctic_is_there, replay
 from rhymed.bench.traces import Trace, load, record, synthetic
-from rhymed.histospec.calibration import Calibration
-from rhymed.histospec.draft import Settings
-from rhymed.histospec.trust import Trust
+from rhymed.histospec.drafts.calibration import Calibration
+from rhymed.histospec.drafts.trust import Trust
+from rhymed.histospec.drafts.types import Settings
 
 LONGEST = 32
 FLOORS = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05, 0.02)

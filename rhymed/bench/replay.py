@@ -108,10 +108,10 @@ class Ours:
     """The history index, as the engine's drafter uses it."""
 
     def __init__(self, trace: Trace, responses: Sequence[Response], epoch: int, **options: Any) -> None:
-        from rhymed.histospec.calibration import Calibration
-        from rhymed.histospec.draft import Settings
-        from rhymed.histospec.index import Index
-        from rhymed.histospec.trust import Trust
+        from rhymed.histospec.drafts.calibration import Calibration
+        from rhymed.histospec.drafts.trust import Trust
+        from rhymed.histospec.drafts.types import Settings
+        from rhymed.histospec.index.index import Index
 
         self._calibration = options.pop("calibration", None) or Calibration()
         self._trust = options.pop("trust", None) or Trust()
@@ -142,7 +142,8 @@ class Ours:
         self._row[row] = self._of[row].open()
 
     def propose(self, rows: Tokens, fresh: Tokens, offsets: Tokens) -> tuple[Tokens, Tokens, NDArray[np.float32]]:
-        from rhymed.histospec.draft import Noise, draft
+        from rhymed.histospec.drafts.types import Noise
+        from rhymed.histospec.drafts.voting import draft
 
         indexes, own = [self._of[row] for row in rows], self._row[rows]
         limits = np.full(len(rows), LONGEST, np.int32)

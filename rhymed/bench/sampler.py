@@ -137,7 +137,7 @@ def _drafts(runner: Any, logits: Any) -> Any:
     import torch
     from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
-    from rhymed.histospec.noise import draw
+    from rhymed.histospec.sampling.noise import draw
 
     batch = len(runner.requests)
     right = [[draw(logits[r * (DRAFTS + 1) + j].numpy(), r, 100 + j) for j in range(DRAFTS)] for r in range(batch)]

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rhymed.bench.rig import Request, Rig, Run
-from rhymed.bench.workload import Workload, workloads
+from rhymed.bench.policy.engine import Request, Rig, Run
+from rhymed.bench.policy.workload import Workload, workloads
 
 METHODS = ("none", "keyed", "ngram", "suffix", "aimd", "history", "siblings", "again")
 GROUP = 8

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from rhymed.config import Config
 from rhymed.messages import SampleId, SampleInfo
-from rhymed.places import places
+from rhymed.run.layout import places
 from rhymed_store.client import NewSample, StoreClient
 
 VOCABULARY = 49_152
@@ -40,8 +40,8 @@ ACCEPTED = 0.8  # part of the tokens that were accepted drafts, in no order: the
 _SERVE = """
 import sys
 from rhymed.config import Config
-from rhymed.places import places
-from rhymed.service import serve
+from rhymed.run.layout import places
+from rhymed.service.process import serve
 from rhymed_store.service import StoreService
 config = Config.model_validate_json(sys.argv[1])
 sys.exit(serve(lambda: StoreService(config, places(config))))

@@ -1,7 +1,7 @@
 """Recorded responses of several epochs, from a file or made up, as the benchmarks of drafts replay them.
 
 A file is an `.npz` with one entry a response in `prompt_index`, `epoch`, `sample` and `reward`, its tokens at
-`tokens[offsets[i]:offsets[i + 1]]`, optionally the `key` of its noise (see `rhymed.histospec.noise`), and prompts
+`tokens[offsets[i]:offsets[i + 1]]`, optionally the `key` of its noise (see `rhymed.histospec.sampling.noise`), and prompts
 likewise in `prompt_tokens` and `prompt_offsets`.
 """
 
@@ -62,9 +62,9 @@ def load(path: Path) -> Trace:
 
 def record(model: Path, prompts: int = 32, samples: int = 8, epochs: int = 3) -> Trace:
     """What a model writes at temperature 1, each response by the noise of its own key; rewards are 0."""
-    from rhymed.bench.rig import Request, Rig
+    from rhymed.bench.policy.engine import Request, Rig
+    from rhymed.bench.policy.workload import workloads
     from rhymed.bench.spec import engine
-    from rhymed.bench.workload import workloads
 
     workload = next(iter(workloads(model)))
     texts = workload.prompts[:prompts]

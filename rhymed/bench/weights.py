@@ -29,10 +29,10 @@ def run(quick: bool) -> dict[str, Any]:
 
 
 async def _measure(repetitions: int) -> dict[str, Any]:
-    from rhymed.models import resolve_model
-    from rhymed_workers.fetch import Fetcher
-    from rhymed_workers.vllm import VllmEngine
-    from rhymed_workers.weights import Publisher, WeightsServer
+    from rhymed.inputs.models import resolve_model
+    from rhymed_workers.engines.vllm import VllmEngine
+    from rhymed_workers.rollout.download import Fetcher
+    from rhymed_workers.trainer.publish import Publisher, WeightsServer
 
     dtype = _dtype()
     config = Config.model_validate(
@@ -122,7 +122,7 @@ class _Bench:
     async def _sample(self, tokens: int, index: int = 0) -> Any:
         from dataclasses import replace
 
-        from rhymed_workers.engine import Task, sampling_for
+        from rhymed_workers.engines.base import Task, sampling_for
 
         id = SampleId(step=0, prompt="0" * 16, index=index)
         sampling = replace(sampling_for(self._config, id), max_tokens=tokens)

@@ -11,14 +11,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from rhymed import runs
-from rhymed.addresses import REMEDY, is_local, is_lockable
 from rhymed.check.memory import Machine
 from rhymed.check.report import Section
 from rhymed.config import Config
 from rhymed.errors import ConfigError
-from rhymed.keys import ROLES
-from rhymed.places import Places, places
+from rhymed.run import folder as runs
+from rhymed.run.layout import Places, places
+from rhymed.wire.addresses import REMEDY, is_local, is_lockable
+from rhymed.wire.keys import ROLES
 
 MAX_IPC = 107  # bytes of a socket's path
 SHARED_MEMORY = Path("/dev/shm")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from rhymed.check.batch import Workload
+from rhymed.check.arithmetic import Workload
 from rhymed.check.report import GIB, Section, gib
 from rhymed.check.size import Size
 from rhymed.config import Config
@@ -16,10 +16,10 @@ from rhymed.config import Config
 FP32 = 4  # bytes
 ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 LOGITS_BYTES = 1 << 28
-"""Logits are made for so many bytes at a time (rhymed_workers.policy), in three buffers."""
+"""Logits are made for so many bytes at a time (rhymed_workers.trainer.policy), in three buffers."""
 
 LOGITS_BUFFERS = 3
-VERSIONS = 3  # published: two are kept, one is being written (rhymed_workers.weights)
+VERSIONS = 3  # published: two are kept, one is being written (rhymed_workers.trainer.publish)
 TRAINER_BYTES = 0.4 * GIB  # of libraries: torch, transformers
 ENGINE_BYTES = 1.0 * GIB  # of libraries and buffers, an engine
 STORED_BYTES = 3  # a token at rest

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from rhymed.check.report import Section
 from rhymed.config import Config
-from rhymed.data import Row
 from rhymed.errors import RewardError
+from rhymed.inputs.rows import Row
 
 if TYPE_CHECKING:
-    from rhymed_workers.outcome import Verdict
+    from rhymed_workers.scoring.verdict import Verdict
 
 MAX_PARAMETERS = 1_500_000_000
 MAX_TOKENS = 64
@@ -51,7 +51,7 @@ def answers(config: Config, row: Row, written: Answer | None) -> list[Answer]:
 
 def reference(config: Config, row: Row) -> str:
     """The row's right answer as text; empty if it has none."""
-    from rhymed_workers.answer import reference_text
+    from rhymed_workers.scorers.answer import reference_text
 
     names = [str(scorer.args["column"]) for scorer in config.reward.all if "column" in scorer.args]
     for column in (*names, ""):
@@ -90,8 +90,8 @@ def write(folder: Path, prompt: Sequence[int], limit: int) -> Answer:
 
 def describe(config: Config, row: Row, given: Sequence[Answer]) -> tuple[Section, list[str], list[str]]:
     """The section, what must be changed, what is worth a warning. Raises `RewardError` if no scorer can be loaded."""
-    from rhymed_workers.outcome import combine
-    from rhymed_workers.trial import try_scorers
+    from rhymed_workers.reward.preview import try_scorers
+    from rhymed_workers.scoring.verdict import combine
 
     # A scoring process that ends by itself may be reaped before asyncio looks: it warns, and there is no log yet.
     logging.getLogger("asyncio").setLevel(logging.ERROR)

@@ -8,10 +8,10 @@ from typing import Any
 
 from rhymed.check.report import Section
 from rhymed.config import Config
-from rhymed.data import Row
-from rhymed.prompts import Measured
-from rhymed.render import Renderer
-from rhymed.sources import place
+from rhymed.inputs.datasets import place
+from rhymed.inputs.lengths import Measured
+from rhymed.inputs.render import Renderer
+from rhymed.inputs.rows import Row
 
 SHOWN = 2
 SHOWN_CHARS = (700, 200)  # of a prompt: from its beginning, and from its end

@@ -38,28 +38,10 @@ class Parser(argparse.ArgumentParser):
 
 def parser() -> argparse.ArgumentParser:
     """The whole command line."""
-    from rhymed.cli import (
-        bench,
-        broker,
-        check,
-        checkpoint,
-        eval,
-        health,
-        history,
-        keygen,
-        logs,
-        model,
-        prepare,
-        queues,
-        report,
-        run,
-        sim,
-        steer,
-        store,
-        view,
-        worker,
-    )
-    from rhymed.cli import top as live
+    from rhymed.cli import bench, check, checkpoint, eval, history, model, prepare, report, run, sim
+    from rhymed.cli.live import dashboard, logs, queues, steer
+    from rhymed.cli.live import top as live
+    from rhymed.cli.services import broker, health, keygen, store, worker
 
     top = Parser(
         prog="rhymed",
@@ -68,7 +50,7 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"rhymed {__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    shown = (check, run, eval, live, queues, steer, view, logs, report, history, checkpoint)
+    shown = (check, run, eval, live, queues, steer, dashboard, logs, report, history, checkpoint)
     services = (worker, broker, store, health, keygen, prepare, model)
     for module in (*shown, *services, bench, sim):
         module.add(commands)

@@ -32,10 +32,10 @@ def add(commands: Any) -> None:
 
 
 def handle(arguments: argparse.Namespace) -> int:
-    from rhymed.load import load_config
+    from rhymed.config.load import load_config
 
     config = load_config(arguments.config, arguments.override)
-    from rhymed.check.examine import examine
+    from rhymed.check.dryrun import examine
 
     report = examine(config, generate=not arguments.no_generate)
     _print(render(report, f"rhymed check {arguments.config}", _width()))

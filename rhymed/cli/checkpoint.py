@@ -29,7 +29,7 @@ def add(commands: Any) -> None:
 
 def handle_list(arguments: argparse.Namespace) -> int:
     """Exit status 1 when one is damaged."""
-    from rhymed_workers.checkpoint import all_in, damage
+    from rhymed.run.checkpoint import all_in, damage
 
     found = all_in(_folder(arguments.run))
     if not found:
@@ -45,7 +45,7 @@ def handle_list(arguments: argparse.Namespace) -> int:
 
 
 def handle_export(arguments: argparse.Namespace) -> int:
-    from rhymed_workers.export import chosen, export
+    from rhymed_workers.trainer.export import chosen, export
 
     found = chosen(_folder(arguments.run), arguments.step)
     export(found, arguments.target, arguments.dtype)

@@ -45,9 +45,9 @@ def add(commands: Any) -> None:
 def handle(arguments: argparse.Namespace) -> int:
     import contextlib
 
-    from rhymed import runs
     from rhymed.report.summary import evaluation
-    from rhymed.terminal import lasting
+    from rhymed.run import folder as runs
+    from rhymed.service.stdio import lasting
 
     printed = contextlib.redirect_stdout(sys.stderr) if arguments.json else contextlib.nullcontext()
     with printed, lasting():
@@ -60,8 +60,8 @@ def handle(arguments: argparse.Namespace) -> int:
 
 def _prepare(arguments: argparse.Namespace) -> Config:
     """The configuration of the evaluation. Everything that can be wrong before a process is started is found here."""
+    from rhymed.config.load import load_config
     from rhymed.errors import ConfigError
-    from rhymed.load import load_config
 
     path: Path = arguments.config
     config = load_config(path / "config.json" if path.is_dir() else path, arguments.override)
@@ -75,7 +75,7 @@ def _prepare(arguments: argparse.Namespace) -> Config:
 def evaluating(config: Config, checkpoint: str) -> Config:
     """The run that evaluates this checkpoint (empty: the model itself) and trains nothing."""
     from rhymed.config import Config
-    from rhymed.places import places
+    from rhymed.run.layout import places
 
     label, model = _find(config, checkpoint)
     tree = config.model_dump()
@@ -91,8 +91,8 @@ def evaluating(config: Config, checkpoint: str) -> Config:
 def _find(config: Config, wanted: str) -> tuple[str, str]:
     """What the evaluation is called, and the model's path. Raises `ConfigError`."""
     from rhymed.errors import ConfigError
-    from rhymed.places import places
-    from rhymed_workers import checkpoint
+    from rhymed.run import checkpoint
+    from rhymed.run.layout import places
 
     if not wanted:
         return "base", config.model.path

@@ -219,7 +219,7 @@ def _epochs(text: str | None) -> list[int] | None:
 def export(arguments: argparse.Namespace) -> int:
     from rhymed.history.export import export as write
     from rhymed.history.folder import open_folder
-    from rhymed.history.words import some
+    from rhymed.text import some
 
     with open_folder(arguments.run) as folder:
         done = write(folder, arguments.out, force=arguments.force)
@@ -236,34 +236,34 @@ def export(arguments: argparse.Namespace) -> int:
 def bring(arguments: argparse.Namespace) -> int:
     import asyncio
 
-    from rhymed.data import prompt_id
     from rhymed.errors import ConfigError
-    from rhymed.history import bring as into
-    from rhymed.history.past import open_past
-    from rhymed.places import places
-    from rhymed.sources import load_rows
+    from rhymed.history import ingest
+    from rhymed.history.origins import open_past
+    from rhymed.inputs.datasets import load_rows
+    from rhymed.inputs.rows import prompt_id
+    from rhymed.run.layout import places
 
     config = _target(arguments)
     if places(config).folder == arguments.source.resolve():
         raise ConfigError(f"{arguments.source} is the folder of CONFIG's own run: its history is there already")
     with open_past(arguments.source) as past:
         whose = f"the model of {arguments.config}"
-        own = into.vocabulary_of(config)
+        own = ingest.vocabulary_of(config)
         own.check(past.vocabulary, whose, str(arguments.source))
         if own.size and not (own.fingerprint and past.vocabulary.fingerprint):
-            into.check_ids(past, own.size, whose)
+            ingest.check_ids(past, own.size, whose)
         wanted = None if arguments.all else {prompt_id(row) for row in load_rows(config)}
-        report = asyncio.run(into.bring(past, config, wanted))
+        report = asyncio.run(ingest.bring(past, config, wanted))
     _tell(arguments, config, report)
     return 0
 
 
 def _target(arguments: argparse.Namespace) -> Config:
     """Of the run that gets the history: a folder's own, the living one, or the next of that name."""
-    from rhymed.load import load_config
-    from rhymed.places import places
-    from rhymed.runs import free
-    from rhymed_store.history import is_open
+    from rhymed.config.load import load_config
+    from rhymed.run.folder import free
+    from rhymed.run.layout import places
+    from rhymed_store.database.transactions import is_open
 
     path = arguments.config / "config.json" if arguments.config.is_dir() else arguments.config
     config = load_config(path, arguments.override)
@@ -273,8 +273,8 @@ def _target(arguments: argparse.Namespace) -> Config:
 
 
 def _tell(arguments: argparse.Namespace, config: Config, report: Any) -> None:
-    from rhymed.history.words import some
-    from rhymed.places import places
+    from rhymed.run.layout import places
+    from rhymed.text import some
 
     where = places(config)
     epochs = "step -1" if report.epochs == 1 else f"steps -{report.epochs} to -1"
@@ -289,8 +289,8 @@ def _tell(arguments: argparse.Namespace, config: Config, report: Any) -> None:
 def compare(arguments: argparse.Namespace) -> int:
     """Exit status 1 where more than near ties differ."""
     from rhymed.errors import ConfigError
-    from rhymed.history.compare import compare as both
-    from rhymed.history.compare import render
+    from rhymed.history.compare.samples import compare as both
+    from rhymed.history.compare.samples import render
     from rhymed.history.folder import open_folder
 
     if arguments.first.resolve() == arguments.second.resolve():
@@ -303,9 +303,9 @@ def compare(arguments: argparse.Namespace) -> int:
 
 def audit(arguments: argparse.Namespace) -> int:
     """Exit status 1 where a sample is not accounted for, or the two runs differ."""
-    from rhymed.history import against
-    from rhymed.history.audit import audit as look
-    from rhymed.history.audit import render
+    from rhymed.history.compare import runs
+    from rhymed.history.compare.audit import audit as look
+    from rhymed.history.compare.audit import render
     from rhymed.history.folder import open_folder
 
     with open_folder(arguments.run) as folder:
@@ -315,8 +315,8 @@ def audit(arguments: argparse.Namespace) -> int:
     both = None
     if arguments.against is not None:
         with open_folder(arguments.against) as other:
-            both = against.against(folder.folder, other.folder)
+            both = runs.against(folder.folder, other.folder)
             told["against"] = both.json()
-            text += "\n" + against.render(both, folder.name, other.name)
+            text += "\n" + runs.render(both, folder.name, other.name)
     print(json.dumps(told, indent=2) if arguments.json else text)
     return int(bool(found.wrong or (both is not None and both.wrong)))

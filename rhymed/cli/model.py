@@ -26,7 +26,7 @@ def add(commands: Any) -> None:
 
 
 def handle(arguments: argparse.Namespace) -> int:
-    from rhymed.models import prepare
+    from rhymed.inputs.models import prepare
 
     print(prepare(arguments.name, arguments.revision, newest=True))
     return 0

@@ -100,8 +100,8 @@ def add_override(parser: argparse.ArgumentParser) -> None:
 
 def read_config(arguments: argparse.Namespace) -> Config:
     """The configuration that the arguments name. Raises `ConfigError`."""
+    from rhymed.config.load import load_config
     from rhymed.errors import ConfigError
-    from rhymed.load import load_config
 
     path = arguments.config
     if path is None:

@@ -21,10 +21,10 @@ def add(commands: Any) -> None:
 
 def handle(arguments: argparse.Namespace) -> int:
     config = read_config(arguments)
-    from rhymed.models import resolve_model
-    from rhymed.places import places
-    from rhymed.prepared import file_of, prepare
-    from rhymed.report import starts
+    from rhymed.inputs.models import resolve_model
+    from rhymed.inputs.prepared import file_of, prepare
+    from rhymed.run import provenance
+    from rhymed.run.layout import places
 
     folder = places(config).folder
     if config.trainer.engine == "torch" or config.rollout.engine == "vllm":
@@ -32,5 +32,5 @@ def handle(arguments: argparse.Namespace) -> int:
     datasets = [*([config.data] if config.trainer.steps != 0 else []), *config.eval.datasets]
     for data in datasets:
         print(f"rows   {prepare(config, folder, data)} in {file_of(config, folder, data)}", flush=True)
-    starts.note(folder, starts.now(sys.argv[1:], config))
+    provenance.note(folder, provenance.now(sys.argv[1:], config))
     return 0

@@ -27,7 +27,7 @@ def add(commands: Any) -> None:
 
 
 def handle(arguments: argparse.Namespace) -> int:
-    from rhymed.report.waiting import write_at_the_end
+    from rhymed.launch.wait import write_at_the_end
     from rhymed.report.write import write
 
     if arguments.wait:

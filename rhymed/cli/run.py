@@ -11,7 +11,7 @@ from rhymed.cli.options import add_override, example
 
 if TYPE_CHECKING:
     from rhymed.config import Config
-    from rhymed.places import Places
+    from rhymed.run.layout import Places
 
 
 def add(commands: Any) -> None:
@@ -31,7 +31,7 @@ def add(commands: Any) -> None:
 
 
 def handle(arguments: argparse.Namespace) -> int:
-    from rhymed.terminal import lasting
+    from rhymed.service.stdio import lasting
 
     with lasting():  # who has read enough of the check has not ended the run
         config, where = _prepare(arguments)
@@ -42,16 +42,16 @@ def supervise(config: Config, where: Places, *, plain: bool) -> int:
     """The run in its folder, from start to summary, within `lasting`; returns the exit status."""
     import uvloop
 
-    from rhymed import runs
-    from rhymed.logs.file import configure
+    from rhymed.run import folder
+    from rhymed.service.logfile import configure
 
     configure(where.log("run"), config.run.log_level)
     plain = plain or not (sys.stdout and sys.stdout.isatty())
-    with runs.hold(where):
-        from rhymed.report import starts
-        from rhymed.session import session
+    with folder.hold(where):
+        from rhymed.launch.session import session
+        from rhymed.run import provenance
 
-        starts.note(where.folder, starts.now(sys.argv[1:], config))
+        provenance.note(where.folder, provenance.now(sys.argv[1:], config))
 
         status: int = uvloop.run(session(config, where, plain=plain))
         return status
@@ -59,10 +59,10 @@ def supervise(config: Config, where: Places, *, plain: bool) -> int:
 
 def _prepare(arguments: argparse.Namespace) -> tuple[Config, Places]:
     """Everything that can be wrong before a process is started is found here."""
-    from rhymed import runs
+    from rhymed.config.load import load_config
     from rhymed.errors import ConfigError
-    from rhymed.load import load_config
-    from rhymed.places import places
+    from rhymed.run import folder
+    from rhymed.run.layout import places
 
     path: Path = arguments.config
     if arguments.resume:
@@ -74,22 +74,22 @@ def _prepare(arguments: argparse.Namespace) -> tuple[Config, Places]:
     if arguments.resume and not where.folder.exists():
         raise ConfigError(f"--resume: {where.folder} does not exist")
     if arguments.resume and where.config.exists():
-        runs.check_same(load_config(where.config, (), {}), config, where)
+        folder.check_same(load_config(where.config, (), {}), config, where)
     refuse_early(config, resume=arguments.resume)
     if arguments.resume:
-        return config, runs.save(config)
-    made, where = runs.create(config)
+        return config, folder.save(config)
+    made, where = folder.create(config)
     if made.run.name != config.run.name:
         _tell_renamed(config, made)
     return made, where
 
 
 def _tell_renamed(wanted: Config, made: Config) -> None:
-    from rhymed import runs
-    from rhymed.places import places
+    from rhymed.run import folder
+    from rhymed.run.layout import places
 
     there = places(wanted)
-    holder = runs.holder(there.folder)
+    holder = folder.holder(there.folder)
     process = f"process {holder}; " if holder else ""
     alive = "is an earlier run" if holder is None else f"is alive ({process}rhymed top --run {there.folder})"
     print(f"warning  {wanted.run.name} {alive}: this is another one, {made.run.name}", flush=True)
@@ -97,7 +97,7 @@ def _tell_renamed(wanted: Config, made: Config) -> None:
 
 def refuse_early(config: Config, *, resume: bool = False) -> None:
     """Raises `ConfigError` with all that would make the run fail, as far as seconds can tell."""
-    from rhymed.check.examine import early
+    from rhymed.check.dryrun import early
     from rhymed.errors import ConfigError
 
     print("check    model, data, prompts, rewards, addresses, memory, disk", flush=True)

@@ -41,23 +41,25 @@ def add(verbs: Any, make: Callable[..., Any]) -> None:
 
 def verify(arguments: argparse.Namespace) -> int:
     """Exit status 1 where something is damaged."""
-    from rhymed.history.verify import as_json, render, verify_run
+    from rhymed.history.maintenance import as_json, render_verify, verify_run
 
     report, file_bytes = verify_run(arguments.run)
-    print(json.dumps(as_json(report), indent=2) if arguments.json else render(report, arguments.run, file_bytes))
+    print(
+        json.dumps(as_json(report), indent=2) if arguments.json else render_verify(report, arguments.run, file_bytes)
+    )
     return int(not report.sound)
 
 
 def repair(arguments: argparse.Namespace) -> int:
-    from rhymed.history.repair import render, repair_run
+    from rhymed.history.maintenance import render_repair, repair_run
 
-    print(render(*repair_run(arguments.run), arguments.run))
+    print(render_repair(*repair_run(arguments.run), arguments.run))
     return 0
 
 
 def backup(arguments: argparse.Namespace) -> int:
-    from rhymed.history.backup import backup_run, render
+    from rhymed.history.maintenance import backup_run, render_backup
 
     report = backup_run(arguments.run, arguments.target)
-    print(render(report, arguments.run, arguments.target))
+    print(render_backup(report, arguments.run, arguments.target))
     return 0

@@ -1,0 +1,1 @@
+"""`rhymed history`: reads, compares, checks and converts the stored history of runs."""

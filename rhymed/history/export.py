@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from rhymed.errors import ConfigError, StoreDamaged
-from rhymed.history.epochs import epochs_of, is_trained
 from rhymed.history.folder import RunFolder
-from rhymed_store.browse import Response
+from rhymed_store.inspect.browse import Response
+from rhymed_store.inspect.epochs import epochs_of, is_trained
 
 GROUP_ROWS = 1024
 GROUP_TOKENS = 1 << 20

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from rhymed.config import Config
+from rhymed.config.load import load_run
 from rhymed.errors import ConfigError, RhymedError
-from rhymed.history.vocabulary import Vocabulary, read_vocabulary
-from rhymed.load import load_run
-from rhymed_store.browse import Browse
-from rhymed_store.database import Reader, owner
+from rhymed.inputs.tokenizer import Vocabulary, read_vocabulary
+from rhymed_store.database.tables import Reader, owner
+from rhymed_store.inspect.browse import Browse
 
 Decode = Callable[[Sequence[Any]], list[str]]
 
@@ -62,7 +62,7 @@ class RunFolder:
         file = Path(config.model.path).expanduser() / "tokenizer.json"
         if file.is_file():  # text needs nothing else of the model
             return file
-        from rhymed.models import resolve_model
+        from rhymed.inputs.models import resolve_model
 
         try:
             return resolve_model(config) / "tokenizer.json"

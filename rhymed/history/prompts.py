@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from rhymed.history.epochs import epochs_of, is_trained
-from rhymed.history.rhyme import predicted
-from rhymed.history.words import number, some
-from rhymed_store.browse import Response
+from rhymed.history.similarity import predicted
+from rhymed.text import number, some
+from rhymed_store.inspect.browse import Response
+from rhymed_store.inspect.epochs import epochs_of, is_trained
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -12,12 +12,12 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from rhymed.errors import DataError
-from rhymed.history.epochs import epochs_of, is_trained, title
 from rhymed.history.folder import RunFolder, prompt_text
 from rhymed.history.pieces import pieces
 from rhymed.history.prompts import by_epoch
-from rhymed.history.words import number, visible, whose
-from rhymed_store.browse import Browse, Response
+from rhymed.text import number, visible, whose
+from rhymed_store.inspect.browse import Browse, Response
+from rhymed_store.inspect.epochs import epochs_of, is_trained, title
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -70,7 +70,7 @@ def render_listing(rows: list[dict[str, Any]], there: int) -> RenderableType:
     from rich.text import Text
 
     texts = [" ".join(row["text"].split()) for row in rows]
-    start = os.path.commonprefix(texts) if len(texts) > 1 else ""  # noqa: RUF071 - of texts, not of paths
+    start = os.path.commonprefix(texts) if len(texts) > 1 else ""  # noqa: RUF071
     start = start[: start.rfind(" ") + 1] if len(start) > BOILERPLATE else ""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, expand=True)
     for column in ("prompt", "epochs", "samples", "length", "reward"):

@@ -12,13 +12,13 @@ from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
 from rhymed.errors import StoreDamaged
-from rhymed.history.epochs import epochs_of, is_trained, title
 from rhymed.history.prompts import SHOWN, PromptRow, by_epoch, likeness, prompt_row
 from rhymed.history.prompts import render as render_prompts
-from rhymed.history.rhyme import rank_correlation
-from rhymed.history.words import number, size, some
-from rhymed_store.browse import Browse, Totals
-from rhymed_store.reads import Found
+from rhymed.history.similarity import rank_correlation
+from rhymed.text import number, size, some
+from rhymed_store.database.reads import Found
+from rhymed_store.inspect.browse import Browse, Totals
+from rhymed_store.inspect.epochs import epochs_of, is_trained, title
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -42,7 +42,7 @@ class Epoch:
 class EpochRow:
     """None: nothing to tell, e.g. of the first epoch."""
 
-    epoch: int  # see rhymed.history.epochs
+    epoch: int  # see rhymed_store.inspect.epochs
     name: str
     prompts: int
     samples: int

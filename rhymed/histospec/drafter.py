@@ -17,17 +17,18 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rhymed.histospec.account import Account
-from rhymed.histospec.budget import Aimd, Budget
-from rhymed.histospec.calibration import Calibration
-from rhymed.histospec.carried import Carrying
-from rhymed.histospec.draft import Drafts, Noise, draft
-from rhymed.histospec.draft import Settings as Matching
-from rhymed.histospec.index import Index
-from rhymed.histospec.library import Library
-from rhymed.histospec.seats import Asked, Row, Seats
+from rhymed.histospec.drafts.budget import Aimd, Budget
+from rhymed.histospec.drafts.calibration import Calibration
+from rhymed.histospec.drafts.carried import Carrying
+from rhymed.histospec.drafts.requests import Asked, Row, Seats
+from rhymed.histospec.drafts.stats import Account
+from rhymed.histospec.drafts.trust import Trust
+from rhymed.histospec.drafts.types import Drafts, Noise
+from rhymed.histospec.drafts.types import Settings as Matching
+from rhymed.histospec.drafts.voting import draft
+from rhymed.histospec.index.builder import Library
+from rhymed.histospec.index.index import Index
 from rhymed.histospec.settings import Settings
-from rhymed.histospec.trust import Trust
 
 
 class Batch(NamedTuple):

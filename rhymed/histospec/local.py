@@ -19,13 +19,13 @@ import msgspec
 import numpy as np
 
 from rhymed.errors import RhymedError, RunMismatch, StoreDamaged
-from rhymed.history.epochs import ROUNDS
-from rhymed.histospec.library import Past
+from rhymed.histospec.index.builder import Past
 from rhymed.messages import GetHistory, OpenRun, PutSamples, SampleId, SampleInfo
-from rhymed_store.database import Reader
-from rhymed_store.history import History, Operation
-from rhymed_store.reads import Reads
-from rhymed_store.writes import Writes, prepare
+from rhymed_store.database.reads import Reads
+from rhymed_store.database.tables import Reader
+from rhymed_store.database.transactions import History, Operation
+from rhymed_store.database.writes import Writes, prepare
+from rhymed_store.inspect.epochs import ROUNDS
 
 log = logging.getLogger(__name__)
 

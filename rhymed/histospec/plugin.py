@@ -91,7 +91,7 @@ def _attach_samplers(runner: Any) -> bool:
     if runner.use_async_scheduling and getattr(runner, "num_spec_tokens", 0):
         _warn("asynchronous scheduling with drafts does not know where in its sample a token stands")
         return False
-    from rhymed.histospec.sampler import Keyed, KeyedRejectionSampler, KeyedSampler
+    from rhymed.histospec.sampling.sampler import Keyed, KeyedRejectionSampler, KeyedSampler
 
     if not isinstance(runner.sampler, KeyedSampler):
         rejection = getattr(runner, "rejection_sampler", None)
@@ -122,7 +122,7 @@ def _missing(runner: Any) -> list[str]:
 
 def _compile() -> None:
     """Before the first request waits for it."""
-    from rhymed.histospec.keyed import Rows, verify
+    from rhymed.histospec.sampling.cpu import Rows, verify
 
     one = np.zeros(1, np.int64)
     logits = np.zeros((1, 1), np.float32)

@@ -19,12 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rhymed.histospec import plugin
-from rhymed.histospec.account import Account
-from rhymed.histospec.draft import Noise
 from rhymed.histospec.drafter import Batch, Drafter, rehearse
-from rhymed.histospec.library import Library, Past
+from rhymed.histospec.drafts.requests import Asked
+from rhymed.histospec.drafts.stats import Account
+from rhymed.histospec.drafts.types import Noise
+from rhymed.histospec.index.builder import Library, Past
 from rhymed.histospec.local import open_local
-from rhymed.histospec.seats import Asked
 from rhymed.histospec.settings import KEY, read_settings
 
 log = logging.getLogger(__name__)

@@ -23,7 +23,7 @@ class SampleId(Part, frozen=True, order=True):
     """Identity of one rollout within a run. Stands for ever; also the key of its noise and of its record."""
 
     step: int  # training step it is made for, from 0; negative: imported from an earlier run; from EVAL: see there
-    prompt: str  # 16 hex digits, see rhymed.data.prompt_id
+    prompt: str  # 16 hex digits, see rhymed.inputs.rows.prompt_id
     index: int  # 0 .. group_size - 1
 
     def __str__(self) -> str:

@@ -9,7 +9,7 @@ class GetManifest(Message, frozen=True, kw_only=True, tag="get_manifest"):
     """Rollout worker -> trainer: where is this version? Answered by Manifest."""
 
     version: int
-    host: str = ""  # the asker's machine, see rhymed.hosts; on the trainer's own it needs no digest
+    host: str = ""  # the asker's machine, see rhymed.service.host; on the trainer's own it needs no digest
 
 
 class GetWeights(Message, frozen=True, kw_only=True, tag="get_weights"):

@@ -1,7 +1,7 @@
 """A run's metrics over its steps, a small picture a question. Rows in, PNG files out; with matplotlib, where that is.
 
 What no row has a number for has no picture. Rows count steps from 0, axes from 1. Colours are those of
-`rhymed.picture`.
+`rhymed.report.overview`.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rhymed.picture import MOST_LINES
-from rhymed.totals import Row, epochs
+from rhymed.report.overview import MOST_LINES
+from rhymed.run.totals import Row, epochs
 
 SIZE = (6.2, 2.9)  # inches
 DPI = 110

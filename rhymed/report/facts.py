@@ -13,20 +13,20 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from rhymed import runs, timeline
 from rhymed.errors import RhymedError, UnknownSample
 from rhymed.history.folder import RunFolder, find
-from rhymed.history.words import some, whose
 from rhymed.messages import SampleId
-from rhymed.places import Places
-from rhymed.report import starts
-from rhymed.report.telling import Pick, telling
-from rhymed.timeline import Timeline
-from rhymed.totals import Row
-from rhymed_store.browse import Browse, Totals
-from rhymed_store.database import Reader
-from rhymed_store.reads import Found
-from rhymed_store.survey import Survey, survey
+from rhymed.report.highlights import Pick, telling
+from rhymed.run import folder as runs
+from rhymed.run import provenance, timeline
+from rhymed.run.layout import Places
+from rhymed.run.timeline import Timeline
+from rhymed.run.totals import Row
+from rhymed.text import some, whose
+from rhymed_store.database.reads import Found
+from rhymed_store.database.tables import Reader
+from rhymed_store.inspect.browse import Browse, Totals
+from rhymed_store.inspect.columns import Survey, survey
 
 MOST_SAMPLES = 1_000_000  # in the store, beyond which looking at all of them would take many seconds
 INCIDENTS = ("lost", "rests", "left")
@@ -41,9 +41,11 @@ class Facts:
     evaluations: list[Row]
     elapsed_s: float
     timeline: Timeline
-    starts: list[starts.Start]
+    starts: list[provenance.Start]
     store: Totals | None = None
-    samples: list[tuple[Pick, dict[str, Any]]] = field(default_factory=list)  # see rhymed.view.pages.sample_page
+    samples: list[tuple[Pick, dict[str, Any]]] = field(
+        default_factory=list
+    )  # see rhymed.dashboard.data.samples.sample_page
     textless: str = ""  # why responses are token ids
     missing: list[str] = field(default_factory=list)
 
@@ -69,7 +71,7 @@ def gather(folder: Path, *, ended: bool = False) -> Facts:
         evaluations=runs.read_evaluations(where),
         elapsed_s=0.0,
         timeline=timeline.read(folder),
-        starts=starts.read(folder),
+        starts=provenance.read(folder),
     )
     found.state = _state(found, ended)
     found.elapsed_s = _elapsed(found)
@@ -155,7 +157,7 @@ def _look_into_store(found: Facts) -> None:
 
 
 def _samples(run: RunFolder, columns: Survey, missing: list[str]) -> Iterator[tuple[Pick, dict[str, Any]]]:
-    from rhymed.view.pages import sample_page
+    from rhymed.dashboard.data.samples import sample_page
 
     if columns.damaged:
         missing.append(f"{columns.damaged:,} damaged samples are left out; see `rhymed history verify`.")

@@ -12,13 +12,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rhymed.history.words import size, some, whose
 from rhymed.report import html
 from rhymed.report.facts import INCIDENTS, Facts
-from rhymed.report.starts import LARGEST, Start
+from rhymed.report.highlights import MOST, Pick
 from rhymed.report.style import CSS
-from rhymed.report.telling import MOST, Pick
-from rhymed.totals import drafting, totals
+from rhymed.run.provenance import LARGEST, Start
+from rhymed.run.totals import drafting, totals
+from rhymed.text import size, some, whose
 
 HEAD, TAIL = 1600, 1200  # characters of a response
 ASKED = 1200  # of a prompt

@@ -7,11 +7,11 @@ import math
 from typing import Any
 
 from rhymed.config import Config
-from rhymed.history.words import number
-from rhymed.picture import draw
-from rhymed.places import Places
-from rhymed.runs import read_evaluations, read_metrics
-from rhymed.totals import drafting, epochs, totals
+from rhymed.report.overview import draw
+from rhymed.run.folder import read_evaluations, read_metrics
+from rhymed.run.layout import Places
+from rhymed.run.totals import drafting, epochs, totals
+from rhymed.text import number
 
 
 def summary(config: Config, where: Places, elapsed_s: float) -> str:

@@ -11,10 +11,10 @@ import os
 from pathlib import Path
 
 from rhymed.config import Config
+from rhymed.dashboard.data.source import shown
 from rhymed.errors import ConfigError
 from rhymed.report import curves, page
 from rhymed.report.facts import Facts, gather
-from rhymed.view.source import shown
 
 NO_PICTURES = "There are no pictures: matplotlib is not installed (pip install 'rhymed[plots]')."
 NO_METRICS = "There is nothing to draw: metrics.jsonl has no step."
@@ -56,7 +56,7 @@ def _write(facts: Facts, place: Path) -> Path:
 
 
 def _gantt(facts: Facts, file: Path) -> page.Shown | None:
-    from rhymed.gantt import draw
+    from rhymed.report.gantt import draw
 
     made = draw(facts.timeline, file)
     if made is None:

@@ -20,11 +20,11 @@ from textual.geometry import Region
 from textual.strip import Strip
 from textual.widget import Widget
 
-from rhymed.top.control import Effect, click, press, wheel
-from rhymed.top.look import Look
-from rhymed.top.paint import Frame, paint
+from rhymed.top.keys import Effect, click, press, wheel
 from rhymed.top.poller import Poller
-from rhymed.wire import Client
+from rhymed.top.screen import Frame, paint
+from rhymed.top.state import Look
+from rhymed.wire.sockets import Client
 
 TICK_S = 1.0  # how often the times on the screen go on while nobody answers
 WHEEL = 3  # rows

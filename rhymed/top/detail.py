@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from rich.text import Text
 
-from rhymed.activities import PREFIX, TERMINAL
-from rhymed.cli.queues import RATE
-from rhymed.marks import ROLES, age, step_name
 from rhymed.messages import WorkerRow
-from rhymed.top.crew import STYLES, find
-from rhymed.top.listing import listing
-from rhymed.top.look import Look
-from rhymed.top.sparks import spark
+from rhymed.run.stragglers import RATE
+from rhymed.service.activities import PREFIX, TERMINAL
+from rhymed.style import ROLES
+from rhymed.text import age, step_name
+from rhymed.top.state import Look
 from rhymed.top.steps import bar
-from rhymed.top.words import clean, count, cut, number
+from rhymed.top.text import clean, count, cut, number, spark
+from rhymed.top.views import listing
+from rhymed.top.workers import STYLES, find
 
 ACTIVITY_BAR = 32
 STATS = 3  # lines

@@ -11,11 +11,11 @@ import logging
 import time
 from collections.abc import Callable
 
-from rhymed.addresses import removed
 from rhymed.errors import RhymedError
 from rhymed.messages import Drain, GetGroup, GetQueues, Group, Pause, Queues
-from rhymed.top.look import Link, Look, State
-from rhymed.wire import Client
+from rhymed.top.state import Link, Look, State
+from rhymed.wire.addresses import removed
+from rhymed.wire.sockets import Client
 
 log = logging.getLogger(__name__)
 

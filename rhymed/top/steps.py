@@ -10,10 +10,11 @@ from dataclasses import dataclass
 
 from rich.text import Text
 
-from rhymed.marks import COLOURS, age, step_name
 from rhymed.messages import Group, GroupRow, Member, Queues, StepRow
+from rhymed.style import COLOURS
+from rhymed.text import age, step_name
 from rhymed.top.table import Cell, Column
-from rhymed.top.words import UNKNOWN, clean, count, cut, fill, number
+from rhymed.top.text import UNKNOWN, clean, count, cut, fill, number
 
 GLYPHS = {
     "trained": "█",

@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 
 from rich.text import Text
 
-from rhymed.top.words import fill
+from rhymed.top.text import fill
 
 Row = TypeVar("Row")
 Cell = tuple[str, str] | Text

@@ -17,9 +17,8 @@ import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rhymed import errors, wire
-from rhymed.data import Row, prompt_id
-from rhymed.keys import OPEN, Keyring
+from rhymed import errors
+from rhymed.inputs.rows import Row, prompt_id
 from rhymed.messages import (
     Done,
     ForgetLogprobs,
@@ -51,6 +50,8 @@ from rhymed.messages import (
     Score,
     StoreStats,
 )
+from rhymed.wire import sockets
+from rhymed.wire.keys import OPEN, Keyring
 
 Tokens: TypeAlias = NDArray[np.uint32]
 Logprobs: TypeAlias = NDArray[np.float32]
@@ -87,7 +88,7 @@ class StoreClient:
     """
 
     def __init__(self, address: str, name: str, keys: Keyring = OPEN) -> None:
-        self._link = wire.Client(address, name, peer="store", keys=keys.to("store"))
+        self._link = sockets.Client(address, name, peer="store", keys=keys.to("store"))
 
     def close(self) -> None:
         self._link.close()
@@ -229,7 +230,7 @@ class StoreClient:
             prompts = _cut(rest.pop(0), np.dtype(np.uint32), [info.prompt_length for info in answer.samples])
         return [StoredSample(*row) for row in zip(answer.samples, tokens, probs, prompts, strict=False)]
 
-    async def _ask(self, question: Message, expected: Any, *frames: Any, deadline_s: float) -> wire.Parcel:
+    async def _ask(self, question: Message, expected: Any, *frames: Any, deadline_s: float) -> sockets.Parcel:
         """`expected`: the answer's type, or a union of types."""
         parcel = await self._link.request(question, *frames, deadline_s=deadline_s)
         if not isinstance(parcel.message, expected):

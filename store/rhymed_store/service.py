@@ -42,13 +42,13 @@ from rhymed.messages import (
     StoreStats,
     ToStore,
 )
-from rhymed.places import Places
-from rhymed.service import Service
-from rhymed.wire import DONE, Parcel, Server
-from rhymed_store.history import Batch, History
-from rhymed_store.reads import Reads
-from rhymed_store.writer import Writer
-from rhymed_store.writes import Writes, prepare
+from rhymed.run.layout import Places
+from rhymed.service.service import Service
+from rhymed.wire.sockets import DONE, Parcel, Server
+from rhymed_store.database.commit import Writer
+from rhymed_store.database.reads import Reads
+from rhymed_store.database.transactions import Batch, History
+from rhymed_store.database.writes import Writes, prepare
 
 Result = TypeVar("Result")
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 from rhymed.bench.actors import Reward, Rollout, Trainer
 from rhymed.config import Config
-from rhymed.places import Places, places
+from rhymed.run.layout import Places, places
 from rhymed_broker.service import BrokerService
 from rhymed_store.client import StoreClient
 from rhymed_store.service import StoreService

@@ -6,10 +6,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rhymed.check import batch
+from rhymed.check import arithmetic
 from rhymed.config import Config
 from rhymed_broker.plan import Plan
-from rhymed_workers.batch import PACK_TOKENS, Sequences, micro_batches
+from rhymed_workers.trainer.packing import PACK_TOKENS, Sequences, micro_batches
 
 
 def config(**sections: Any) -> Config:
@@ -44,9 +44,9 @@ def test_passes_are_those_of_the_trainer(
         trainer={"micro_tokens": micro_tokens, "minibatches": prompts * group if split else 1},
     )
     real = passes(made, prompt_length)
-    packed = batch.packed(made, prompt_length)
+    packed = arithmetic.packed(made, prompt_length)
     assert [(len(rows), max(rows)) for rows in packed] == real
-    assert batch.PACK_TOKENS == PACK_TOKENS
+    assert arithmetic.PACK_TOKENS == PACK_TOKENS
 
 
 @given(rows=st.integers(1, 40), per_step=st.integers(1, 40), epochs=st.integers(1, 4), steps=st.integers(0, 30))
@@ -57,11 +57,11 @@ def test_steps_are_those_of_the_plan(rows: int, per_step: int, epochs: int, step
     made = config(
         rollout={"prompts_per_step": per_step}, trainer={"epochs": epochs, "steps": steps or None}, data={"size": 40}
     )
-    assert batch.workload(made, rows, 10).steps == plan.steps
+    assert arithmetic.workload(made, rows, 10).steps == plan.steps
 
 
 def texts(settings: Config, prompts: int, held_out: list[int]) -> tuple[dict[str, str], list[str]]:
-    section, warnings = batch.describe(settings, batch.workload(settings, prompts, 20), held_out)
+    section, warnings = arithmetic.describe(settings, arithmetic.workload(settings, prompts, 20), held_out)
     return dict(section.rows), warnings
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from rhymed import runs
 from rhymed.check import machine
 from rhymed.config import Config
+from rhymed.run import folder as runs
 
 
 @pytest.mark.parametrize(

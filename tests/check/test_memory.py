@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rhymed.check import batch, memory
+from rhymed.check import arithmetic, memory
 from rhymed.check.memory import Machine
 from rhymed.check.report import GIB
 from rhymed.check.size import Size, model_size
@@ -19,7 +19,7 @@ LARGE = Machine(memory=64 * GIB, memory_free=60 * GIB, shared_free=32 * GIB, dis
 
 def found(machine: Machine, **trainer: float) -> tuple[dict[str, str], list[str], list[str]]:
     config = Config.model_validate({"trainer": trainer})
-    section, wrong, warnings = memory.describe(config, SIZE, batch.workload(config, 64, 100), machine)
+    section, wrong, warnings = memory.describe(config, SIZE, arithmetic.workload(config, 64, 100), machine)
     return dict(section.rows), wrong, warnings
 
 
@@ -62,19 +62,19 @@ def test_what_may_be_too_little_is_a_warning(change: dict[str, int], words: str)
 
 def test_a_cache_that_holds_no_sample_must_be_changed() -> None:
     config = Config.model_validate({"rollout": {"kv_cache_gib": 0.02, "max_prompt_length": 500}})
-    section, wrong, _ = memory.describe(config, SIZE, batch.workload(config, 64, 100), LARGE)
+    section, wrong, _ = memory.describe(config, SIZE, arithmetic.workload(config, 64, 100), LARGE)
     assert len(wrong) == 1
     assert "max_response_length = 1012 tokens needs 32 MiB" in wrong[0]
     assert dict(section.rows)["engines"].endswith("libraries; 0 samples fit at full length")
 
 
 def test_logits_are_bounded_as_the_trainer_bounds_them() -> None:
-    policy = pytest.importorskip("rhymed_workers.policy")
+    policy = pytest.importorskip("rhymed_workers.trainer.policy")
     assert policy.LOGITS_BYTES == memory.LOGITS_BYTES
 
 
 def test_published_versions_are_those_of_the_trainer() -> None:
-    weights = pytest.importorskip("rhymed_workers.weights")
+    weights = pytest.importorskip("rhymed_workers.trainer.publish")
     assert weights.KEEP + 1 == memory.VERSIONS
 
 

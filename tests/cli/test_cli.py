@@ -26,7 +26,7 @@ def test_help_starts_without_the_heavy_libraries() -> None:
 def test_broker_and_store_need_neither_torch_nor_an_engine() -> None:
     code = (
         "import sys\n"
-        "import rhymed_broker.service, rhymed_store.service, rhymed.session, rhymed_workers.trace\n"
+        "import rhymed_broker.service, rhymed_store.service, rhymed.launch.session, rhymed_workers.engines.trace\n"
         "heavy = {'torch', 'vllm', 'transformers', 'reasoning_gym'} & set(sys.modules)\n"
         "sys.exit(f'imported: {heavy}' if heavy else 0)\n"
     )

@@ -1,4 +1,4 @@
-"""What `rhymed eval` makes of its arguments; whole evaluations are in tests/test_loop.py."""
+"""What `rhymed eval` makes of its arguments; whole evaluations are in tests/system/test_loop.py."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from rhymed.cli import main
 from rhymed.cli.eval import evaluating
 from rhymed.config import Config
 from rhymed.errors import ConfigError
-from rhymed.places import places
-from rhymed_workers import checkpoint
+from rhymed.run import checkpoint
+from rhymed.run.layout import places
 
 
 @pytest.fixture

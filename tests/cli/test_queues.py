@@ -9,10 +9,11 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from rhymed.cli import queues
+from rhymed.cli.live import queues
 from rhymed.config import Config
 from rhymed.errors import ConfigError
 from rhymed.messages import EVAL, Holding, Queues, SampleId, StepRow, WorkerRow
+from rhymed.run import client
 
 HELD = [Holding(id=SampleId(3, "abc", index), tokens=10 * index, seconds=float(index)) for index in range(6)]
 SNAPSHOT = Queues(
@@ -91,9 +92,9 @@ def test_80_columns_are_enough() -> None:
 
 def test_the_address_comes_from_the_run_folder(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(Config.model_validate({"net": {"broker": "ipc:///x"}}).model_dump_json())
-    assert queues.places_of(tmp_path).broker == "ipc:///x"
+    assert client.places_of(tmp_path).broker == "ipc:///x"
     with pytest.raises(ConfigError, match=r"does not exist: name the run's folder with --run"):
-        queues.places_of(tmp_path / "other")
+        client.places_of(tmp_path / "other")
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from keeping import Book
 from numpy.typing import NDArray
 
-from rhymed.data import prompt_id
+from rhymed.inputs.rows import prompt_id
 from rhymed.messages import EVAL, MarkSamples, PromptRow, PutPrompts, PutScores, SampleId, SampleInfo, Score
 from rhymed_store.client import NewSample
+from tests.store.stores import Book
 
 ROWS = [{"prompt": "how many apples are there?", "answer": "7"}, {"prompt": "how many pears are there?"}]
 APPLES, PEARS = map(prompt_id, ROWS)

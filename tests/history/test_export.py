@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from folders import APPLES, PEARS, ROWS, drafts_of, two_epochs
 
-from rhymed.history import export as module
+from rhymed.history import export
 from rhymed.messages import EVAL, SampleId
+from tests.history.folders import APPLES, PEARS, ROWS, drafts_of, two_epochs
 
 
 def test_every_sample_is_a_row(make_run, tmp_path: Path, rhymed) -> None:
@@ -20,7 +20,7 @@ def test_every_sample_is_a_row(make_run, tmp_path: Path, rhymed) -> None:
     assert (status, err) == (0, "")
     assert "10 samples of 2 prompts, 127 tokens" in out
     table = pq.read_table(tmp_path / "out.parquet")
-    assert table.schema.names == module.schema().names
+    assert table.schema.names == export.schema().names
     rows = table.to_pylist()
     assert [(row["prompt_id"], row["step"], row["index"]) for row in rows] == sorted(
         (prompt, step, index) for step, prompt, index, *_ in samples
@@ -47,7 +47,7 @@ def test_jsonl_has_the_same_rows(run: Path, tmp_path: Path, rhymed) -> None:
 
 
 def test_it_is_written_in_groups(run: Path, tmp_path: Path, rhymed, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "GROUP_ROWS", 3)
+    monkeypatch.setattr(export, "GROUP_ROWS", 3)
     rhymed("export", tmp_path / "out.parquet", "--run", run)
     assert pq.ParquetFile(tmp_path / "out.parquet").num_row_groups == 3
     assert pq.read_table(tmp_path / "out.parquet").num_rows == 8
@@ -64,8 +64,8 @@ def test_a_file_is_not_replaced_unasked(run: Path, tmp_path: Path, rhymed) -> No
 
 
 def test_a_failure_leaves_nothing_behind(run: Path, tmp_path: Path, rhymed, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "GROUP_ROWS", 2)
-    monkeypatch.setattr(module, "rows", broken_after(module.rows))
+    monkeypatch.setattr(export, "GROUP_ROWS", 2)
+    monkeypatch.setattr(export, "rows", broken_after(export.rows))
     out = tmp_path / "kept" / "out.parquet"
     out.parent.mkdir()
     with pytest.raises(OSError, match="disk"):

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from folders import APPLES, PEARS, two_epochs
 from rich.console import Console, Group
 
 from rhymed.history.prompts import PromptRow, by_epoch, likeness, prompt_row, render
 from rhymed.messages import EVAL, SampleId, SampleInfo
-from rhymed_store.browse import Response
+from rhymed_store.inspect.browse import Response
+from tests.history.folders import APPLES, PEARS, two_epochs
 
 
 def response(step: int, tokens: list[int], reward: float | None = None) -> Response:

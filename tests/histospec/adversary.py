@@ -7,9 +7,9 @@ import logging
 import random
 from typing import Any
 
+from rhymed.histospec.drafts.requests import Asked
 from rhymed.histospec.proposer import HistoSpec
-from rhymed.histospec.seats import Asked
-from rhymed_workers import extension
+from rhymed_workers.engines import extension
 
 KINDS = ("right", "wrong", "turning", "empty", "endless")
 EOS = 1

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from rhymed.histospec.drafter import Batch, Drafter
-from rhymed.histospec.library import Library, Past
-from rhymed.histospec.seats import Asked
+from rhymed.histospec.drafts.requests import Asked
+from rhymed.histospec.index.builder import Library, Past
 from rhymed.histospec.settings import Settings
 
 PROMPT = [5, 6, 7]

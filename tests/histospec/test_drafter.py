@@ -12,15 +12,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from rhymed.histospec import arena
-from rhymed.histospec.budget import Budget
-from rhymed.histospec.library import Library, Past
-from rhymed.histospec.seats import Asked
+from rhymed.histospec.drafts.budget import Budget
+from rhymed.histospec.drafts.requests import Asked
+from rhymed.histospec.drafts.yields import accepted
+from rhymed.histospec.index import arena
+from rhymed.histospec.index.builder import Library, Past
 from rhymed.histospec.settings import Settings
-from rhymed.histospec.yields import accepted
-
-sys.path.insert(0, str(Path(__file__).parent))
-from scripted import PROMPT, Engine, words
+from tests.histospec.scripted import PROMPT, Engine, words
 
 
 @pytest.fixture
@@ -252,11 +250,13 @@ def test_a_history_that_cannot_be_read_is_told_and_left_out(engine: Engine, capl
 
 
 REHEARSAL = """
-import scripted as told
-from rhymed.histospec import budget, calibration, draft, drafter, index
+from rhymed.histospec import drafter
+from rhymed.histospec.drafts import budget, calibration, voting
+from rhymed.histospec.index import index
+from tests.histospec import scripted as told
 
 drafter.rehearse(told.Settings())
-modules = (budget, calibration, draft, index)
+modules = (budget, calibration, voting, index)
 compiled = [one for module in modules for one in vars(module).values() if hasattr(one, "overloads")]
 before = [len(one.overloads) for one in compiled]
 engine = told.Engine()
@@ -281,7 +281,7 @@ def test_the_papers_matching_has_its_own_context_lengths() -> None:
 
 def test_after_a_rehearsal_nothing_is_left_to_compile() -> None:
     """In a process of its own: here all is compiled long since."""
-    subprocess.run([sys.executable, "-c", REHEARSAL], cwd=Path(__file__).parent, check=True)
+    subprocess.run([sys.executable, "-c", REHEARSAL], cwd=Path(__file__).parents[2], check=True)
 
 
 @pytest.mark.parametrize("right", [False, True])

@@ -10,12 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rhymed.histospec import noise
+from rhymed.histospec.sampling import noise
 
 pytest.importorskip("vllm")
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE))
-from keyedengine import prompts  # noqa: E402
+from tests.histospec.keyedengine import prompts
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 

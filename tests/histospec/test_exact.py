@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rhymed.bench.rig import Request, Rig, Run
-from rhymed.histospec import noise
-from rhymed.histospec.library import WARNINGS
+from rhymed.bench.policy.engine import Request, Rig, Run
+from rhymed.histospec.index.builder import WARNINGS
+from rhymed.histospec.sampling import noise
 
 pytest.importorskip("vllm")
 torch = pytest.importorskip("torch")

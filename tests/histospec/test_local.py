@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from rhymed.errors import RunMismatch
-from rhymed.history.epochs import ROUNDS
 from rhymed.histospec import local
 from rhymed.histospec.local import LocalStore, open_local
-from rhymed_store.database import Reader
+from rhymed_store.database.tables import Reader
+from rhymed_store.inspect.epochs import ROUNDS
 
 PROMPT, OTHER = "00000000000000aa", "00000000000000bb"
 
@@ -52,11 +52,11 @@ def held(folder: Path) -> Iterator[Path]:
     """Another process has it open."""
     program = (
         "import sys; from pathlib import Path; from rhymed.histospec.local import LocalStore, fingerprint;"
-        "sys.path.insert(0, sys.argv[2]); from test_local import model;"
+        "sys.path.insert(0, sys.argv[2]); from tests.histospec.test_local import model;"
         "store = LocalStore(Path(sys.argv[1]), fingerprint(model()), 4); print('open', flush=True); input()"
     )
     with subprocess.Popen(
-        [sys.executable, "-c", program, str(folder), str(Path(__file__).parent)],
+        [sys.executable, "-c", program, str(folder), str(Path(__file__).parents[2])],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import logging
-import sys
-from pathlib import Path
 
 import pytest
 
 pytest.importorskip("vllm")
 torch = pytest.importorskip("torch")
-sys.path.insert(0, str(Path(__file__).parent))
 
-import vllm  # noqa: E402
-from fakerunner import Runner, spec_metadata  # noqa: E402
-from vllm import SamplingParams  # noqa: E402
-from vllm.v1.sample import rejection_sampler  # noqa: E402
-from vllm.v1.sample.sampler import Sampler  # noqa: E402
-from vllm.v1.worker.gpu_model_runner import GPUModelRunner  # noqa: E402
+import vllm
+from vllm import SamplingParams
+from vllm.v1.sample import rejection_sampler
+from vllm.v1.sample.sampler import Sampler
+from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-from rhymed.histospec import plugin  # noqa: E402
-from rhymed.histospec.sampler import KeyedRejectionSampler, KeyedSampler  # noqa: E402
+from rhymed.histospec import plugin
+from rhymed.histospec.sampling.sampler import KeyedRejectionSampler, KeyedSampler
+from tests.histospec.sampling.fakerunner import Runner, spec_metadata
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # vLLM's and torch's own
 

@@ -1,5 +1,3 @@
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -7,11 +5,10 @@ import pytest
 import torch
 from vllm import SamplingParams
 
-from rhymed.histospec import noise, plugin
+from rhymed.histospec import plugin
 from rhymed.histospec.proposer import HistoSpec
-
-sys.path.insert(0, str(Path(__file__).parent))
-from fakerunner import Runner, V
+from rhymed.histospec.sampling import noise
+from tests.histospec.sampling.fakerunner import Runner, V
 
 
 @pytest.fixture

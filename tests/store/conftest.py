@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))  # `keeping` is imported by the tests beside it
-
-from keeping import Book
-
 from rhymed.config import Config
-from rhymed.places import Places, places
+from rhymed.run.layout import Places, places
 from rhymed_store.client import StoreClient
 from rhymed_store.service import StoreService
+from tests.store.stores import Book
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from keeping import OTHER, PROMPT, Book, new_sample
 
 from rhymed.messages import (
     EVAL,
@@ -24,8 +23,9 @@ from rhymed.messages import (
     SampleId,
     Score,
 )
-from rhymed_store.browse import Browse
-from rhymed_store.database import Reader
+from rhymed_store.database.tables import Reader
+from rhymed_store.inspect.browse import Browse
+from tests.store.stores import OTHER, PROMPT, Book, new_sample
 
 PROMPTS = (PROMPT, OTHER, "00000000000000ff")
 LENGTHS = (0, 1, 40, 700, 3000, 20_000)

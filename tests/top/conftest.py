@@ -2,18 +2,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from rhymed.config import Config
-
-HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "broker")]  # `scene` beside the tests, `cluster` beside the broker's
-
-from cluster import Cluster  # noqa: E402
+from tests.broker.cluster import Cluster
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from rhymed.messages import (
     StepRow,
     WorkerRow,
 )
-from rhymed.top.look import Link, Look
+from rhymed.top.state import Link, Look
 
 SCREENS = Path(__file__).parent / "screens"
 UPDATE = "RHYMED_UPDATE_SCREENS"

@@ -19,17 +19,17 @@ from typing import Any
 
 import msgspec
 import pytest
-from cluster import Cluster, until
-from scene import group, rollout, snapshot
 
-from rhymed import messages as m
+from rhymed import messages
 from rhymed.bench.actors import Rollout, Trainer
-from rhymed.bench.terminal import watching
 from rhymed.errors import ConfigError, SteeringError
 from rhymed.top import poller
 from rhymed.top.app import Top
-from rhymed.top.look import Look
-from rhymed.wire import DONE, Client, Server
+from rhymed.top.state import Look
+from rhymed.wire.sockets import DONE, Client, Server
+from tests.broker.cluster import Cluster, until
+from tests.stress.terminal import watching
+from tests.top.scene import group, rollout, snapshot
 
 
 class Desk:
@@ -38,27 +38,27 @@ class Desk:
     def __init__(self, address: str) -> None:
         self.queues = snapshot()
         self.told: list[Any] = []
-        self.asked: list[m.GetQueues] = []
+        self.asked: list[messages.GetQueues] = []
         self.answering = 0  # now
         self.most = 0  # at once
         self.slow_s = 0.0
         self.closed = False  # the steps of groups that are asked for
-        self.server = Server(address, m.ToBroker, self._handle)
+        self.server = Server(address, messages.ToBroker, self._handle)
 
-    async def _handle(self, peer: bytes, message: Any, frames: Sequence[bytes]) -> m.Message:
-        if isinstance(message, m.GetQueues):
+    async def _handle(self, peer: bytes, message: Any, frames: Sequence[bytes]) -> messages.Message:
+        if isinstance(message, messages.GetQueues):
             self.asked.append(message)
             self.answering += 1
             self.most = max(self.most, self.answering)
             await asyncio.sleep(self.slow_s)
             self.answering -= 1
             return self.queues
-        if isinstance(message, m.GetGroup):
+        if isinstance(message, messages.GetGroup):
             if self.closed:
-                return m.Group(step=message.step, prompt=message.prompt, members=[])
+                return messages.Group(step=message.step, prompt=message.prompt, members=[])
             return msgspec.structs.replace(group(), step=message.step, prompt=message.prompt)
         self.told.append(message)
-        if isinstance(message, m.Pause):
+        if isinstance(message, messages.Pause):
             self.queues = msgspec.structs.replace(self.queues, paused=message.paused)
         elif message.worker == "rollout-8":
             raise SteeringError("no worker is called 'rollout-8'")
@@ -123,14 +123,14 @@ async def test_pausing_wants_a_yes_and_is_seen_at_once(desk: Desk) -> None:
         await pilot.press("p", "y")
         await seen(app, "‖ PAUSED")
         await seen(app, "paused: what workers have is finished")
-        assert desk.told == [m.Pause(paused=True)]
+        assert desk.told == [messages.Pause(paused=True)]
 
 
 async def test_draining_and_what_the_broker_refuses(desk: Desk) -> None:
     async with shown(desk.server.address) as (pilot, app):
         await seen(app, "● live")
         await pilot.press("down", "down", "d", "y")
-        await until(lambda: desk.told == [m.Drain(worker="rollout-1", drained=True)], "the order")
+        await until(lambda: desk.told == [messages.Drain(worker="rollout-1", drained=True)], "the order")
         await pilot.press("end", "up", "d", "y")
         await seen(app, "not done: no worker is called 'rollout-8'")
 
@@ -372,7 +372,7 @@ async def test_a_script_steers(desk: Desk) -> None:
     assert (status, out) == (2, "rollout-1 is drained: it gets nothing new\n")
     assert "no worker is called 'rollout-8'" in err
     assert desk.told == [
-        m.Pause(paused=True), m.Drain(worker="rollout-1", drained=True), m.Drain(worker="rollout-8", drained=True),
+        messages.Pause(paused=True), messages.Drain(worker="rollout-1", drained=True), messages.Drain(worker="rollout-8", drained=True),
     ]  # fmt: skip
 
 

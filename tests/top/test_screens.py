@@ -5,14 +5,15 @@ from __future__ import annotations
 import msgspec
 import pytest
 from rich.text import Text
-from scene import NOW, group, look, rollout, same, snapshot
 
-from rhymed.marks import age
 from rhymed.messages import Drain, Group, GroupRow, Holding, Pause, Queues, SampleId, StepRow
-from rhymed.top import box, steps, words
-from rhymed.top.look import Link, Look, Question
-from rhymed.top.paint import paint
+from rhymed.text import age
+from rhymed.top import dialogs, steps
+from rhymed.top import text as words
+from rhymed.top.screen import paint
+from rhymed.top.state import Link, Look, Question
 from rhymed.top.table import Column, draw, fit, scroll
+from tests.top.scene import NOW, group, look, rollout, same, snapshot
 
 
 def plain(seen: Look, width: int, height: int, now: float = NOW) -> list[str]:
@@ -239,7 +240,7 @@ def test_only_rows_in_sight_are_made() -> None:
 
 
 def test_a_box_may_be_larger_than_the_screen() -> None:
-    lines = box.over([Text("ab"), Text("漢字")], box.help_box(), 4)
+    lines = dialogs.over([Text("ab"), Text("漢字")], dialogs.help_box(), 4)
     assert len(lines) == 2
 
 

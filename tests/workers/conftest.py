@@ -1,19 +1,15 @@
 from __future__ import annotations
 
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))  # `desk` is imported by the tests beside it
-
-from desk import BAD, ROWS, Desk, Shelf
-
 from rhymed.config import Config
-from rhymed.places import Places, places
+from rhymed.run.layout import Places, places
 from rhymed_store.client import StoreClient
 from rhymed_store.service import StoreService
+from tests.workers.surroundings import BAD, ROWS, Desk, Shelf
 
 
 @pytest.fixture

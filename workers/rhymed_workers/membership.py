@@ -11,10 +11,9 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from rhymed import errors
-from rhymed import messages as m
-from rhymed.wire import Client
-from rhymed_workers.patience import TRANSIENT, patiently
+from rhymed import errors, messages
+from rhymed.service.retry import TRANSIENT, retry
+from rhymed.wire.sockets import Client
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +24,9 @@ GOODBYE_S = 1.0
 class Membership:
     """`card` makes the Join of this moment, `beat` the Heartbeat; what `beat` raises ends `run`."""
 
-    def __init__(self, link: Client, card: Callable[[], m.Join], beat: Callable[[], m.Heartbeat]) -> None:
+    def __init__(
+        self, link: Client, card: Callable[[], messages.Join], beat: Callable[[], messages.Heartbeat]
+    ) -> None:
         self._link, self._card, self._beat = link, card, beat
         self._joined = False
 
@@ -41,22 +42,22 @@ class Membership:
                 log.warning("heartbeat: %s; joining again", error)
                 welcome = await self.join()
 
-    async def join(self) -> m.Welcome:
-        async def attempt() -> m.Welcome:
+    async def join(self) -> messages.Welcome:
+        async def attempt() -> messages.Welcome:
             answer = await self.ask(self._card())
-            if not isinstance(answer, m.Welcome):
+            if not isinstance(answer, messages.Welcome):
                 raise errors.MalformedMessage(f"the broker answered Join with {type(answer).__name__}")
             return answer
 
-        welcome: m.Welcome = await patiently(attempt, "joining the run")
+        welcome: messages.Welcome = await retry(attempt, "joining the run")
         self._joined = True
         return welcome
 
-    async def ask(self, message: m.Message) -> Any:
+    async def ask(self, message: messages.Message) -> Any:
         """The broker's answer. Raises `WireError`, or the broker's own error."""
         return (await self._link.request(message, deadline_s=ASK_S)).message
 
-    async def tell(self, message: m.Message, what: str) -> None:
+    async def tell(self, message: messages.Message, what: str) -> None:
         """Until it is acknowledged; a broker that has forgotten us is joined on the way."""
 
         async def attempt() -> None:
@@ -66,7 +67,7 @@ class Membership:
                 await self.join()
                 raise
 
-        await patiently(attempt, what)
+        await retry(attempt, what)
 
     def over(self) -> None:
         """The broker has told us to go: it wants no goodbye."""
@@ -77,4 +78,4 @@ class Membership:
         if self._joined:
             self._joined = False
             with contextlib.suppress(errors.RhymedError):
-                await self._link.request(m.Leave(worker=worker), deadline_s=GOODBYE_S)
+                await self._link.request(messages.Leave(worker=worker), deadline_s=GOODBYE_S)

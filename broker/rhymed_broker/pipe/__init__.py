@@ -6,8 +6,8 @@ A policy is four functions (`view.Policy`): `rank` is the tier between steps, `d
 
 from rhymed_broker.pipe.fair import FAIR, FIFO, fair
 from rhymed_broker.pipe.flow import FLOW
+from rhymed_broker.pipe.policy import Move, Placement, Policy, Seat, Shelf, Snapshot
 from rhymed_broker.pipe.rhyme import RHYME
-from rhymed_broker.pipe.view import Move, Placement, Policy, Seat, Shelf, Snapshot
 
 POLICIES: dict[str, Policy] = {"fifo": FIFO, "rhyme": RHYME, "flow": FLOW}
 

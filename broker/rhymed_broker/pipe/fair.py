@@ -6,7 +6,7 @@ import heapq
 import math
 from collections.abc import Sequence
 
-from rhymed_broker.pipe.view import (
+from rhymed_broker.pipe.policy import (
     Deal,
     Expect,
     Placement,

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 from itertools import chain, islice
 
 from rhymed_broker.pipe.fair import share
-from rhymed_broker.pipe.view import Expect, Move, Placement, Policy, Running, Seat, Shelf, Snapshot, load, take
-from rhymed_broker.table import Sample
+from rhymed_broker.pipe.policy import Expect, Move, Placement, Policy, Running, Seat, Shelf, Snapshot, load, take
+from rhymed_broker.states import Sample
 
 PROBES = 2  # samples of a group of which nothing is known; how they go tells about the others
 NEAR = 0.8  # of the longest forecast: siblings on one worker are worth that

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from rhymed_broker.pipe.fair import deal_evenly, fair
-from rhymed_broker.pipe.view import Deal, Expect, Move, Policy, Running, Seat, load
+from rhymed_broker.pipe.policy import Deal, Expect, Move, Policy, Running, Seat, load
 
 GROUPS_A_WORKER = 0.5
 LAST = 0.1  # of a step's samples

@@ -100,7 +100,7 @@ class Recorded:
 
 
 class _Line(msgspec.Struct):
-    """Of a trace file, see rhymed_workers.trace; `rhymed history export` writes the same fields."""
+    """Of a trace file, see rhymed_workers.engines.trace; `rhymed history export` writes the same fields."""
 
     step: int
     prompt: str = ""

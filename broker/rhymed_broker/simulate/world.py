@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 
 from rhymed.messages import EVAL, Holding, Join, SampleId, SampleInfo, Score
 from rhymed.staleness import window
-from rhymed_broker.actions import Action, Assign, Cancel, FinishRun, Load, Mark, Rate, Recall, Release, Train
-from rhymed_broker.dispatch import Lengths
 from rhymed_broker.forecast import Forecast
-from rhymed_broker.ledger import Ledger
+from rhymed_broker.ledger.actions import Action, Assign, Cancel, FinishRun, Load, Mark, Rate, Recall, Release, Train
+from rhymed_broker.ledger.dispatch import Lengths
+from rhymed_broker.ledger.ledger import Ledger
 from rhymed_broker.pipe import Policy
 from rhymed_broker.simulate.engine import Cost, Engine, Entry
 from rhymed_broker.simulate.workload import Workload

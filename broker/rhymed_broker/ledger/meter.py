@@ -1,0 +1,186 @@
+"""What a step cost and what it brought, as numbers. Pure accounting; names as in docs/metrics.md.
+
+`Occupancy` integrates slots over time, `StepMeter` notes a step's moments; `rollout_side` and `step_side` turn them
+into metrics. Knows nothing of transitions: the ledger tells it what happened.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+from rhymed.messages import Score
+from rhymed_broker.states import Sample
+
+
+class Occupancy:
+    """Integrals over time of slots there are, and of slots in use. O(1) a change."""
+
+    __slots__ = ("_at", "busy", "busy_s", "slot_s", "slots")
+
+    def __init__(self) -> None:
+        self.slots = 0
+        self.busy = 0
+        self.slot_s = 0.0
+        self.busy_s = 0.0
+        self._at = 0.0
+
+    def change(self, now: float, slots: int = 0, busy: int = 0) -> None:
+        self.read(now)
+        self.slots += slots
+        self.busy += busy
+
+    def read(self, now: float) -> tuple[float, float]:
+        """(slot seconds, busy slot seconds) until now."""
+        past = now - self._at if self._at else 0.0
+        self._at = now
+        self.slot_s += self.slots * past
+        self.busy_s += self.busy * past
+        return self.slot_s, self.busy_s
+
+
+class ScorerMeter:
+    """What one scorer gave in one step."""
+
+    __slots__ = ("count", "errors", "timeouts", "total")
+
+    def __init__(self) -> None:
+        self.total = 0.0  # sum of what it gave, before its weight
+        self.count = 0
+        self.errors = 0
+        self.timeouts = 0
+
+    def read(self, label: str) -> dict[str, float]:
+        """The mean is of what it gave, the rates are of the samples that it was asked about and applied to."""
+        asked = max(1, self.count + self.errors)
+        mean = {f"reward/{label}/mean": self.total / self.count} if self.count else {}
+        return mean | {
+            f"reward/{label}/error_rate": self.errors / asked,
+            f"reward/{label}/timeout_rate": self.timeouts / asked,
+        }
+
+
+class StepMeter:
+    """Moments and counts of one open step. Times are the caller's clock; None: not yet."""
+
+    __slots__ = (
+        "complete_at", "errors", "generated_at", "handed_at", "opened_at", "reports", "rollout", "scorers",
+        "slots_generated", "slots_opened", "timeouts",
+    )  # fmt: skip
+
+    def __init__(self, now: float, slots: tuple[float, float]) -> None:
+        self.opened_at = now
+        self.slots_opened = slots
+        self.generated_at: float | None = None  # its last sample was generated
+        self.slots_generated = slots
+        self.complete_at: float | None = None  # its last group was complete
+        self.handed_at: float | None = None  # to the trainer
+        self.reports = 0  # scores and scoring errors
+        self.errors = 0
+        self.timeouts = 0
+        self.scorers: defaultdict[str, ScorerMeter] = defaultdict(ScorerMeter)  # by label
+        self.rollout: dict[str, float] = {}  # the step's metrics when it was handed over
+
+    def generated(self, now: float, slots: tuple[float, float]) -> None:
+        self.generated_at = now
+        self.slots_generated = slots
+
+    def report(self, score: Score) -> None:
+        self.reports += 1
+        self.errors += score.error is not None
+        self.timeouts += score.timeout
+        for label, value in score.parts.items():
+            self.scorers[label].total += value
+            self.scorers[label].count += 1
+        if score.failed:
+            self.scorers[score.failed].errors += 1
+            self.scorers[score.failed].timeouts += score.timeout
+
+    def scores(self) -> dict[str, float]:
+        """Every scorer's metrics."""
+        return {name: value for label, meter in self.scorers.items() for name, value in meter.read(label).items()}
+
+    def bubble_ratio(self) -> float:
+        """Idle slot time over slot time, from the step's opening until its last sample was generated."""
+        slot_s = self.slots_generated[0] - self.slots_opened[0]
+        busy_s = self.slots_generated[1] - self.slots_opened[1]
+        return 1.0 - busy_s / slot_s if slot_s > 0 else 0.0
+
+
+def rollout_side(step: int, meter: StepMeter, samples: Iterable[Sample]) -> dict[str, float]:
+    """Metrics of a complete step before it is trained."""
+    total = list(samples)
+    made = [sample for sample in total if sample.state != "dropped"]
+    lengths = [sample.length for sample in made]
+    ages = [step - sample.oldest for sample in made]
+    generated_at = meter.generated_at if meter.generated_at is not None else meter.opened_at
+    complete_at = meter.complete_at if meter.complete_at is not None else generated_at
+    rollout_s = generated_at - meter.opened_at
+    return {
+        "response_length/mean": _mean(lengths),
+        "response_length/max": float(max(lengths, default=0)),
+        "response_length/min": float(min(lengths, default=0)),
+        "rollout/tokens": float(sum(lengths)),
+        "rollout/tokens_per_s": sum(lengths) / rollout_s if rollout_s > 0 else 0.0,
+        "rollout/bubble_ratio": meter.bubble_ratio(),
+        "rollout/samples": float(len(made)),
+        "rollout/dropped": float(len(total) - len(made)),
+        "rollout/retries": float(sum(sample.returns for sample in total)),
+        "rollout/losses": float(sum(sample.losses for sample in total)),
+        "rollout/moved": float(sum(sample.handovers > 0 for sample in made)),
+        "reward/error_rate": meter.errors / max(1, meter.reports),
+        "reward/timeout_rate": meter.timeouts / max(1, meter.reports),
+        **meter.scores(),
+        **_drafting(made),
+        **_ahead(made),
+        "staleness/mean": _mean(ages),
+        "staleness/max": float(max(ages, default=0)),
+        "timing_s/rollout": rollout_s,
+        "timing_s/reward": max(0.0, complete_at - generated_at),
+    }
+
+
+def _drafting(samples: Iterable[Sample]) -> dict[str, float]:
+    """What speculative decoding did for these. Empty when nobody told of it."""
+    told = [sample.drafting for sample in samples if sample.drafting is not None]
+    if not told:
+        return {}
+    forwards, drafted = sum(one.forwards for one in told), sum(one.drafted for one in told)
+    accepted = sum(one.accepted for one in told)
+    timed_s, plain_s = sum(one.timed_s for one in told), sum(one.plain_s for one in told)
+    row = {
+        "rollout/spec_forwards": float(forwards),
+        "rollout/spec_drafted": float(drafted),
+        "rollout/spec_accepted": float(accepted),
+        "rollout/spec_timed_s": timed_s,
+        "rollout/spec_saved_s": plain_s - timed_s,
+        "rollout/spec_draft_s": sum(one.draft_s for one in told),
+    }
+    if forwards:
+        row["rollout/spec_accept_length"] = 1 + accepted / forwards
+    if drafted:
+        row["rollout/spec_accept_rate"] = accepted / drafted
+    if timed_s > 0:
+        row["rollout/spec_net_speedup"] = plain_s / timed_s
+    return row
+
+
+def _ahead(samples: Iterable[Sample]) -> dict[str, float]:
+    """What was written before its weights were there, or by another worker, and verified. Empty when nothing was."""
+    written, kept = (sum(one.ahead[place] for one in samples) for place in (0, 1))
+    if not written:
+        return {}
+    return {"rollout/ahead_tokens": float(written), "rollout/ahead_kept_ratio": kept / written}
+
+
+def step_side(meter: StepMeter, previous_at: float | None, now: float) -> dict[str, float]:
+    """Metrics that are known when the step is trained. `previous_at`: when the step before it was."""
+    handed_at = meter.handed_at if meter.handed_at is not None else now
+    return {
+        "timing_s/train": now - handed_at,
+        "timing_s/step": now - (previous_at if previous_at is not None else meter.opened_at),
+    }
+
+
+def _mean(values: list[int]) -> float:
+    return sum(values) / len(values) if values else 0.0

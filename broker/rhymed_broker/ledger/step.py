@@ -1,0 +1,101 @@
+"""One open step: its samples, which of them want a worker, and how far its groups are.
+
+Invariant: `counts` sum to the number of samples; `shelves["waiting"]` and `shelves["generated"]` hold exactly the
+samples in these states, by group, and no empty group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+
+from rhymed.messages import GroupRow, SampleId
+from rhymed_broker.ledger.meter import StepMeter
+from rhymed_broker.pipe.policy import Deal
+from rhymed_broker.states import SETTLED, STATES, Sample, State
+
+Groups = dict[str, dict[Sample, None]]
+
+
+class StepBook:
+    def __init__(self, step: int, ids: list[SampleId], meter: StepMeter) -> None:
+        self.step = step
+        self.meter = meter
+        self.samples = {id: Sample(id) for id in ids}
+        self.counts: dict[State, int] = dict.fromkeys(STATES, 0)
+        self.shelves: dict[State, Groups] = {"waiting": {}, "generated": {}}
+        self.handed = False  # to a trainer, at least once
+        self.forecast: dict[str, float] = {}  # prompt -> response tokens, as its history had it
+        self.expected: dict[str, float] = {}  # prompt -> response tokens, when the groups were ranked last
+        self.unprobed: set[str] = set()  # of the ranked: nothing is known of them, and none of their samples is begun
+        self.deal: Deal | None = None  # which worker begins which prompts, where the policy says so before
+        self.dealt_to = -1  # the line-up of workers that it was made for
+        self._unsettled: dict[str, int] = {}  # prompt -> samples that are not scored or dropped
+        for id in ids:
+            self._unsettled[id.prompt] = self._unsettled.get(id.prompt, 0) + 1
+        self._sizes = dict(self._unsettled)  # prompt -> samples
+        self.groups = len(self._unsettled)
+        self.groups_ready = 0
+
+    def moved(self, sample: Sample, source: State, target: State) -> None:
+        """The sample went from `source` to `target`."""
+        counts = self.counts
+        if source != "new":
+            counts[source] -= 1
+        counts[target] += 1
+        prompt = sample.id.prompt
+        if source in self.shelves:
+            groups = self.shelves[source]
+            group = groups[prompt]
+            del group[sample]
+            if not group:
+                del groups[prompt]
+        if target in self.shelves:
+            self.shelves[target].setdefault(prompt, {})[sample] = None
+        if target in SETTLED and source not in SETTLED:
+            self._unsettled[prompt] -= 1
+            if not self._unsettled[prompt]:
+                self.groups_ready += 1
+
+    def row(self, prompt: str, running: Sequence[int] = ()) -> GroupRow:
+        """How far a group is, where these of its samples are running: the tokens that each has."""
+        unsettled = self._unsettled[prompt]
+        waiting = len(self.shelves["waiting"].get(prompt, ()))
+        return GroupRow(
+            prompt=prompt,
+            waiting=waiting,
+            running=len(running),
+            written=unsettled - waiting - len(running),
+            settled=self._sizes[prompt] - unsettled,
+            longest=max(running, default=0),
+        )
+
+    def prompts(self) -> Iterator[str]:
+        """Of all groups: first those that have samples written and not scored, then who waits, then the others."""
+        seen: set[str] = set()
+        for prompt in chain(self.shelves["generated"], self.shelves["waiting"], self._sizes):
+            if prompt not in seen:
+                seen.add(prompt)
+                yield prompt
+
+    def rank(self, prompts: Iterable[str]) -> None:
+        """The order in which groups that wait are begun."""
+        waiting = self.shelves["waiting"]
+        self.shelves["waiting"] = {prompt: waiting[prompt] for prompt in prompts}
+
+    def probed(self, prompt: str) -> None:
+        """Some of it is begun: the rest comes after all others, until they are ranked again."""
+        if prompt in self.unprobed:
+            self.unprobed.discard(prompt)
+            waiting = self.shelves["waiting"]
+            if prompt in waiting:
+                waiting[prompt] = waiting.pop(prompt)
+
+    @property
+    def all_generated(self) -> bool:
+        return not (self.counts["waiting"] or self.counts["running"])
+
+    @property
+    def complete(self) -> bool:
+        """Every group is."""
+        return self.groups_ready == self.groups

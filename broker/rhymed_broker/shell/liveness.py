@@ -1,0 +1,52 @@
+"""The broker's clock: who is silent for too long is lost, and what was refused is tried again.
+
+Invariant: time in which this process did not run counts as nobody's silence: what they said meanwhile is still to be
+read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+from rhymed.config import Schedule
+from rhymed.service.logline import cause
+from rhymed_broker.ledger.ledger import Ledger
+from rhymed_broker.shell.delivery import Orders
+from rhymed_broker.status.timeline import Diary
+
+log = logging.getLogger(__name__)
+
+LATE_S = 1.0  # a clock that comes later than this had not been running
+
+
+class Clock:
+    def __init__(self, schedule: Schedule, ledger: Ledger, orders: Orders, diary: Diary) -> None:
+        self._schedule, self._ledger, self._orders, self._diary = schedule, ledger, orders, diary
+
+    async def run(self, wake: Callable[[], None]) -> None:
+        """`wake`: the ledger has news."""
+        pause_s = min(1.0, self._schedule.heartbeat_s)
+        last = time.monotonic()
+        while True:
+            await asyncio.sleep(pause_s)
+            now = time.monotonic()
+            if (late_s := now - last - pause_s) > LATE_S:
+                self._excuse(late_s, now)
+            last = now
+            self._turn(now)
+            wake()
+
+    def _turn(self, now: float) -> None:
+        for name, had in self._ledger.tick(now).items():
+            more = cause("lost", had, worker=name)
+            log.warning("%s is lost: silent for more than %g s", name, self._schedule.lost_after_s, extra=more)
+            self._orders.forget(name)
+            self._diary.gone("lost", name, now)
+
+    def _excuse(self, late_s: float, now: float) -> None:
+        log.warning("this process did not run for %.1f s: nobody's silence in that time counts", late_s)
+        for worker in self._ledger.roster.workers.values():
+            worker.seen = min(now, worker.seen + late_s)

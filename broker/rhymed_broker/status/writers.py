@@ -1,0 +1,98 @@
+"""Writes the diary into the run's folder, a little later and off everybody's way.
+
+The timeline is for people: rows that cannot be written are dropped, with one warning, and never hold up or end a run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from pathlib import Path
+
+from rhymed.run.metrics import MetricsLog
+from rhymed.run.timeline import Writer
+from rhymed_broker.status.timeline import Diary
+
+log = logging.getLogger(__name__)
+
+EVERY_S = 0.5
+
+
+class Scribe:
+    """`diary` may be written into at any time."""
+
+    def __init__(self, folder: Path) -> None:
+        self.diary = Diary(time.time(), time.monotonic())
+        self.trouble = ""  # why rows were dropped; empty: they were not
+        self._writer = Writer(folder)
+        self._writing = asyncio.Lock()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            await asyncio.sleep(EVERY_S)
+            await self.flush()
+
+    async def flush(self) -> None:
+        """All that the diary has."""
+        async with self._writing:
+            rows = self.diary.drain()
+            if not rows:
+                return
+            try:
+                await asyncio.to_thread(self._writer.write, rows)
+                self.trouble = ""
+            except OSError as error:
+                if not self.trouble:
+                    log.warning("the timeline could not be written, %d rows are dropped: %s", len(rows), error)
+                self.trouble = f"the timeline could not be written, and is dropped: {error}"
+
+    async def close(self) -> None:
+        await self.flush()
+        await asyncio.to_thread(self._writer.close)
+
+
+class Rows:
+    def __init__(self, file: MetricsLog) -> None:
+        self.trouble = ""  # why the last row was dropped; empty: it was not
+        self._file = file
+        self._waiting: asyncio.Queue[tuple[int, dict[str, float]]] = asyncio.Queue()
+        self._last = -1  # trained step that has its row
+
+    def set_back(self, position: int) -> None:
+        """Steps from `position` on are trained again."""
+        self._last = min(self._last, position - 1)
+
+    def trained(self, step: int, metrics: dict[str, float]) -> None:
+        """A step's row; said twice, it counts once."""
+        if step > self._last and metrics:
+            self._last = step
+            self.put(step, metrics)
+
+    def put(self, step: int, metrics: dict[str, float]) -> None:
+        self._waiting.put_nowait((step, metrics))
+
+    async def run(self) -> None:
+        """Write until cancelled."""
+        while True:
+            step, metrics = await self._waiting.get()
+            try:
+                await asyncio.to_thread(self._file.write, step, metrics)
+                self.trouble = ""
+            except OSError as error:
+                self.trouble = (
+                    f"a row of metrics.jsonl (step {step} there) could not be written, and is dropped: {error}"
+                )
+                log.warning(self.trouble)
+            self._waiting.task_done()
+
+    async def flush(self, deadline_s: float) -> None:
+        """Wait until all is written, but not longer than this."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._waiting.join(), deadline_s)
+
+    async def close(self) -> None:
+        with contextlib.suppress(OSError):  # it was told when the row was written
+            await asyncio.to_thread(self._file.close)

@@ -1,0 +1,152 @@
+"""Keeps the processes of a run's sinks going, beside the broker, and never in its way.
+
+One that ends is started again, after a pause that grows; why is told once, until it works again. Nothing is handed to
+them: they read metrics.jsonl. When the run ends they get `deadline_s` for what is left, and are then killed: what was
+not sent can be sent later, by the command that the warning names.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+from asyncio.subprocess import PIPE, Process
+from pathlib import Path
+
+from rhymed.config import Config
+from rhymed.run.layout import Places
+from rhymed_broker.telemetry.follow import read_worker
+
+log = logging.getLogger(__name__)
+
+PAUSE_S = 1.0  # before one that ended is started again; doubled each time
+LONGEST_PAUSE_S = 300.0
+LOOK_S = 2.0
+STALL_S = 300.0  # for one call into a sink's package
+TAIL_BYTES = 4096
+REASON = 300  # characters
+
+
+class Keeper:
+    def __init__(self, config: Config, where: Places, *, pause_s: float = PAUSE_S, stall_s: float = STALL_S) -> None:
+        self._config = config
+        self._where = where
+        self._pause_s, self._stall_s = pause_s, stall_s
+        self._living: dict[str, Process] = {}
+        self._troubles: dict[str, str] = {}  # sink -> why it does not work just now
+        self._closing = False
+        self._written = False  # the configuration
+
+    @property
+    def trouble(self) -> str:
+        """For people; empty: all of them work."""
+        return "; ".join(self._troubles.values())
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        await asyncio.gather(*(self._keep(name) for name in self._config.metrics.sinks))
+
+    async def _keep(self, name: str) -> None:
+        pause_s = self._pause_s
+        while not self._closing:
+            try:
+                process = self._living[name] = await self._start(name)
+            except OSError as error:  # no memory, or no room on the disk
+                worked, reason = False, f"it cannot be started: {error}"
+            else:
+                worked = await self._watch(name, process)
+                reason = await asyncio.to_thread(self._reason, name, process.returncode)
+            if self._closing:
+                return
+            self._tell(name, reason)
+            pause_s = self._pause_s if worked else min(LONGEST_PAUSE_S, 2 * pause_s)
+            await asyncio.sleep(pause_s)
+
+    async def _watch(self, name: str, process: Process) -> bool:
+        """Until it ends. Whether it has sent all that there was at some time."""
+        while True:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(process.wait(), LOOK_S)
+            worked = read_worker(self._folder, name) == process.pid
+            if process.returncode is not None:
+                return worked
+            if worked:
+                self._troubles.pop(name, None)
+
+    @property
+    def _folder(self) -> Path:
+        return self._where.folder / "sinks"
+
+    @property
+    def _file(self) -> Path:
+        return self._folder / "config.json"
+
+    def _write_config(self) -> None:
+        """Once: what a sink reads must not change under its eyes."""
+        if not self._written:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            run = self._config.run.model_copy(update={"folder": str(self._where.folder.parent)})
+            self._file.write_text(self._config.model_copy(update={"run": run}).model_dump_json(indent=2) + "\n")
+            self._written = True
+
+    async def _start(self, name: str) -> Process:
+        self._write_config()
+        place = self._where.log(f"sink-{name}")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        command = [
+            sys.executable,
+            "-P",  # what lies in the folder where the run was started is no package
+            "-m",
+            "rhymed_broker.telemetry",
+            name,
+            str(self._file),
+            "--live",
+            f"--stall-s={self._stall_s:g}",
+        ]
+        with place.open("ab") as output:
+            return await asyncio.create_subprocess_exec(
+                *command, stdin=PIPE, stdout=output, stderr=output, start_new_session=True
+            )
+
+    def _tell(self, name: str, reason: str) -> None:
+        before = self._troubles.get(name)
+        self._troubles[name] = f"metrics do not get to {name} (they will, when it works again): {reason}"
+        if before is None:
+            log.warning("%s; see %s", self._troubles[name], self._where.log(f"sink-{name}"))
+
+    def _reason(self, name: str, status: int | None) -> str:
+        """The last line of its log."""
+        with contextlib.suppress(OSError), self._where.log(f"sink-{name}").open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
+            said = [line for line in file.read().decode("utf-8", "replace").splitlines() if line.strip()]
+            if any("Timeout (" in line for line in said[-200:]):
+                return f"it hung for more than {self._stall_s:g} s"
+            if said:
+                return said[-1].strip()[:REASON]
+        return f"it ended with status {status}"
+
+    async def close(self, *, finished: bool, deadline_s: float) -> None:
+        """Let them send what is left. `finished`: the run is; else it may go on one day. Again: does nothing."""
+        self._closing = True
+        living = {name: process for name, process in self._living.items() if process.returncode is None}
+        self._living = {}
+        await asyncio.gather(*(self._end(name, one, finished, deadline_s) for name, one in living.items()))
+
+    async def _end(self, name: str, process: Process, finished: bool, deadline_s: float) -> None:
+        assert process.stdin is not None, "it was started with one"
+        with contextlib.suppress(OSError):
+            if finished:
+                process.stdin.write(b"finished\n")
+            process.stdin.close()
+        try:
+            await asyncio.wait_for(process.wait(), deadline_s)
+        except TimeoutError:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
+        if process.returncode:
+            again = f"python -m rhymed_broker.telemetry {name} {self._file}"
+            log.warning("%s has not taken all metrics of the run; to send the rest: %s", name, again)

@@ -1,0 +1,1 @@
+"""The small reasoning model on which `bench spec` and `bench index` run."""

@@ -1,0 +1,239 @@
+"""A vLLM engine in a process of its own, for benchmarks that compare engines of different settings side by side.
+
+Engines wait, idle, while another one is measured, so that they can take turns on the same machine in one run. `Rig`
+is the side that measures; `serve` runs in the engine's process.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
+
+START_S = 300.0
+RUN_S = 1200.0
+
+
+class Request(NamedTuple):
+    prompt: list[int]  # tokens
+    max_tokens: int
+    temperature: float
+    seed: int
+    name: str = ""
+    history: str = ""  # of which prompt
+    step: int = 0
+    top_p: float = 1.0
+    top_k: int = 0  # 0: off
+    min_p: float = 0.0
+
+
+@dataclass(frozen=True)
+class Run:
+    """What came of some requests. `tokens` were made in `seconds`, while as many ran as were asked for."""
+
+    seconds: float
+    tokens: int
+    steps: int
+    made: list[list[int]]  # a request's response tokens, as far as it came
+    logprobs: list[list[float]]  # of these tokens, under the distribution that they were drawn from
+    accounts: list[tuple[float, ...] | None]  # see rhymed.histospec.drafts.stats
+    preempted: int  # times that a running request had to give its keys and values back
+
+
+class Rig:
+    """`engine`: arguments of vllm.LLM. `path`: folders that only this process imports from."""
+
+    def __init__(self, engine: dict[str, Any], *, path: Sequence[str] = (), fix: bool = False) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._link, there = context.Pipe()
+        self._process = context.Process(target=serve, args=(there, engine, list(path), fix), daemon=True)
+        self._process.start()
+        there.close()
+
+    def ready(self) -> None:
+        self._receive(START_S, "start")
+
+    def run(self, requests: Sequence[Request], batch: int, *, whole: bool = False) -> Run:
+        """As many at once as `batch`. Ends when fewer are left than that, or with `whole` when none is."""
+        self.begin(requests, batch, whole=whole)
+        while self.advance(RUN_S / 2):
+            pass
+        return self.finish()
+
+    def begin(self, requests: Sequence[Request], batch: int, *, whole: bool = False) -> None:
+        """As `run`, which is this, `advance` until there is nothing left, and `finish`."""
+        self._ask("begin", list(requests), batch, whole)
+
+    def advance(self, seconds: float) -> bool:
+        """Engine steps for so long. False: there was none to take."""
+        return bool(self._ask("advance", seconds))
+
+    def finish(self) -> Run:
+        return Run(*self._ask("finish"))
+
+    def remember(self, prompt: str, context: list[int], past: Sequence[list[int]]) -> None:
+        """Earlier responses, of the step before, as a drafter of ours or vLLM's suffix decoding keeps them."""
+        self._ask("remember", prompt, context, [list(one) for one in past])
+
+    def forget(self) -> None:
+        """vLLM's suffix decoding drops every response; a drafter of ours is told a prompt's history anew."""
+        self._ask("forget")
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        """A method of the engine's worker, its extension's included."""
+        return self._ask("call", method, *arguments)
+
+    def close(self) -> None:
+        self._link.close()
+        self._process.join(timeout=10)
+        if self._process.is_alive():
+            self._process.kill()
+
+    def _ask(self, *question: Any) -> Any:
+        self._link.send(question)
+        return self._receive(RUN_S, question[0])
+
+    def _receive(self, patience_s: float, what: str) -> Any:
+        deadline = time.monotonic() + patience_s
+        while not self._link.poll(1.0):
+            if not self._process.is_alive():
+                raise RuntimeError(f"the engine's process ended during {what}")
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"the engine did not answer {what} within {patience_s:g} s")
+        answer, error = self._link.recv()
+        if error:
+            raise RuntimeError(f"{what}: {error}")
+        return answer
+
+
+def serve(link: Connection, engine: dict[str, Any], path: list[str], fix: bool) -> None:
+    import sys
+    import traceback
+
+    sys.path[:0] = path
+    from rhymed_workers.engines.launch import environment
+
+    environment()
+    try:
+        if fix:
+            from rhymed.histospec.plugin import repair_expand
+
+            repair_expand()
+        from vllm import LLM
+
+        served = Served(LLM(**engine))
+        link.send((None, ""))
+        while True:
+            name, *arguments = link.recv()
+            link.send((getattr(served, name)(*arguments), ""))
+    except EOFError:
+        return
+    except Exception:
+        link.send((None, traceback.format_exc()))
+
+
+class Served:
+    def __init__(self, llm: Any) -> None:
+        self._engine = llm.llm_engine
+        core = self._engine.engine_core.engine_core
+        self._scheduler = core.scheduler
+        self._runner = core.model_executor.driver_worker.worker.model_runner
+        self._count = self._preempted = 0
+        self._preempt = self._scheduler._preempt_request
+        self._scheduler._preempt_request = self._preempting
+
+    def begin(self, requests: list[Request], batch: int, whole: bool) -> None:
+        self._scheduler.max_num_running_reqs = self._scheduler.max_num_active_reqs = batch
+        self._made: dict[str, list[int]] = {}
+        for request in requests:
+            self._count += 1
+            name = f"{self._count}-{request.name}"
+            self._made[name] = []
+            self._add(name, request)
+        self._logprobs: dict[str, list[float]] = {name: [] for name in self._made}
+        self._tokens = self._steps = self._preempted = 0
+        self._seconds, self._least = 0.0, 1 if whole else min(batch, len(requests))
+
+    def advance(self, seconds: float) -> bool:
+        interrupted = getattr(getattr(self._runner, "drafter", None), "interrupted", None)
+        if interrupted:
+            interrupted()
+        began, before = time.perf_counter(), self._steps
+        while self._engine.get_num_unfinished_requests() >= self._least and time.perf_counter() < began + seconds:
+            for output in self._engine.step():
+                new = output.outputs[0]
+                self._made[output.request_id].extend(new.token_ids)
+                self._logprobs[output.request_id].extend(new.logprobs.logprobs)
+                self._tokens += len(new.token_ids)
+            self._steps += 1
+        self._seconds += time.perf_counter() - began
+        return self._steps > before
+
+    def finish(self) -> tuple[Any, ...]:
+        if self._engine.has_unfinished_requests():
+            self._engine.abort_request(list(self._made))
+            while self._engine.has_unfinished_requests():
+                self._engine.step()
+        made, logprobs = list(self._made.values()), list(self._logprobs.values())
+        accounts = self._accounts(list(self._made))
+        return self._seconds, self._tokens, self._steps, made, logprobs, accounts, self._preempted
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        return self._engine.collective_rpc(method, args=arguments)[0]
+
+    def remember(self, prompt: str, context: list[int], past: list[list[int]]) -> None:
+        import numpy as np
+
+        drafter: Any = getattr(self._runner, "drafter", None)
+        if hasattr(drafter, "remember"):
+            from rhymed.histospec.index.builder import Past
+
+            drafter.remember(prompt, context, [Past(np.array(one, np.int32), 0, None) for one in past])
+        elif hasattr(drafter, "suffix_cache"):
+            for number, one in enumerate(past):
+                name = f"{prompt}-{number}"
+                drafter.suffix_cache.start_request(name, np.array(context, np.int32))
+                drafter.suffix_cache.add_active_response(name, one)
+                drafter.suffix_cache.stop_request(name)
+
+    def forget(self) -> None:
+        cache: Any = getattr(getattr(self._runner, "drafter", None), "suffix_cache", None)
+        for name in list(cache.cached_requests) if cache else []:
+            cache.evict_cached_response(name)
+
+    def _preempting(self, *arguments: Any, **named: Any) -> None:
+        self._preempted += 1
+        self._preempt(*arguments, **named)
+
+    def _accounts(self, names: list[str]) -> list[tuple[float, ...] | None]:
+        from dataclasses import astuple
+
+        told = getattr(getattr(self._runner, "drafter", None), "accounts", None)
+        return [None if one is None else astuple(one) for one in told(names)] if told else [None] * len(names)
+
+    def _add(self, name: str, request: Request) -> None:
+        from vllm import SamplingParams, TokensPrompt
+        from vllm.sampling_params import RequestOutputKind
+
+        told = {"name": name, "prompt": request.history, "step": request.step, "key": request.seed}
+        told["min_p"] = request.min_p  # vLLM refuses its own together with drafts
+        params = SamplingParams(
+            temperature=request.temperature,
+            max_tokens=request.max_tokens,
+            top_p=request.top_p,
+            top_k=request.top_k,
+            logprobs=0,
+            flat_logprobs=True,
+            detokenize=False,
+            stop_token_ids=self._stops(),
+            output_kind=RequestOutputKind.DELTA,
+            extra_args={"rhymed": told},
+        )
+        self._engine.add_request(name, TokensPrompt(prompt_token_ids=request.prompt), params)
+
+    def _stops(self) -> list[int]:
+        found = self._engine.vllm_config.model_config.hf_config.eos_token_id
+        return found if isinstance(found, list) else [found]

@@ -1,0 +1,48 @@
+"""What the engine benchmarks generate: prompts of the small reasoner, and of a chat model that is nearly random."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from rhymed.bench.policy.model import OUT, RESPONSE
+from rhymed.config import Config, Data, Model
+from rhymed.errors import ConfigError
+
+PROMPTS = 64
+CHAT_RESPONSE = 200  # tokens
+QUESTIONS = {"min_terms": 3, "max_terms": 4, "min_digits": 2, "max_digits": 3}
+
+
+@dataclass(frozen=True)
+class Workload:
+    """`prompts`: token ids. Responses end by themselves or at `longest` tokens."""
+
+    name: str
+    model: Path
+    prompts: list[list[int]]
+    longest: int
+
+
+def workloads(model: Path | None = None) -> Iterator[Workload]:
+    """Of one model; else the bench policy, then SmolLM2. Raises `ConfigError` where the policy is missing."""
+    if model is None or model == OUT:
+        if not (OUT / "train.jsonl").is_file():
+            raise ConfigError(f"{OUT} is not there: `make bench-model` builds it")
+        yield _workload("bench policy", Config(model=Model(path=str(OUT)), data=Data(path=str(OUT / "train.jsonl"))))
+    if model != OUT:
+        chat = Model(path=str(model)) if model else Model()
+        questions = Data(task="chain_sum", args=QUESTIONS, size=PROMPTS)
+        yield _workload(Path(chat.path).name, Config(model=chat, data=questions), CHAT_RESPONSE)
+
+
+def _workload(name: str, config: Config, longest: int = RESPONSE) -> Workload:
+    from rhymed.inputs.datasets import load_rows
+    from rhymed.inputs.models import resolve_model
+    from rhymed.inputs.render import load_renderer
+
+    render = load_renderer(config)
+    rows = list(itertools.islice(load_rows(config), PROMPTS))
+    return Workload(name, resolve_model(config), [render(name, row) for row in rows], longest)

@@ -1,0 +1,116 @@
+"""What schedules bring, in virtual time: the broker's own ledger and policies, emulated workers.
+
+`workload`: 512 prompts x 16 a step, log-normal lengths (0.8 between prompts, 0.35 within, mean 3,000 tokens, cap
+32,768), 20 steps over 2,048 prompts, 32 workers with 32 slots, training a quarter of the ideal rollout time.
+`scaling`: 16 and 1,024 workers with 128 samples each a step. `decisions`: the ledger's own time an event, 4,096
+workers. `reality`: real workers with the trace engine, 32 and 256 in real time, beside the simulator. The cost of an
+engine's step is 10 ms + 0.1 ms a sample, unless a file says otherwise.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rhymed.bench import fidelity
+from rhymed_broker.ledger.ledger import Ledger
+from rhymed_broker.pipe import POLICIES
+from rhymed_broker.simulate.engine import Cost
+from rhymed_broker.simulate.study import MODES, Mode, bound_s, compare, picture, table
+from rhymed_broker.simulate.workload import Recorded, Shape, Synthetic, Workload, read_trace
+from rhymed_broker.simulate.world import Cluster, World
+
+
+def run(
+    quick: bool, trace: Path | None = None, cost: Path | None = None, out: Path | None = None, keep: float = 0.9987
+) -> dict[str, Any]:
+    """`trace`: recorded lengths instead. `cost`: a measured curve. `out`: a folder for the Gantt picture."""
+    cluster = Cluster(workers=32, slots=32, keep=keep)
+    if cost is not None:
+        cluster = replace(cluster, cost=Cost.read(cost))
+    shape = Shape(prompts=256, prompts_per_step=64, steps=6) if quick else Shape()
+    workload: Workload = Synthetic(shape)
+    if trace is not None:
+        workload = Recorded(read_trace(trace), 16)
+        cluster = replace(cluster, workers=2, slots=16, reward_s=0.01, load_s=0.05)
+    elif quick:
+        cluster = replace(cluster, workers=8, slots=16)
+    results: dict[str, Any] = {"workload": _workload(workload, cluster, out)}
+    if trace is None:
+        results["scaling"] = _scaling(64 if quick else 1024)
+        results["decisions"] = _decisions(256 if quick else 4096)
+        if quick:
+            results["reality"] = fidelity.run([Mode("flow", 1)], workers=4, steps=2)
+        else:
+            results["reality"] = fidelity.run([Mode("fifo"), Mode("flow", 1), Mode("flow", 0, 1)])
+            results["reality"] += fidelity.run([Mode("flow", 1)], workers=256, steps=3)
+    return results
+
+
+def _workload(workload: Workload, cluster: Cluster, out: Path | None) -> list[dict[str, Any]]:
+    step_s = bound_s(workload, cluster) / workload.plan.steps
+    cluster = replace(cluster, train_s=step_s / 4, beat_s=max(0.2, step_s / 50))
+    print(f"{cluster.workers} workers x {cluster.slots} slots, ideal rollout {step_s:.1f} s a step", flush=True)
+    results = compare(workload, cluster, MODES, trace=out is not None)
+    print(table(results), flush=True)
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        picture(results, out / "gantt.png")
+    return [result.row() for result in results]
+
+
+def _scaling(many: int) -> dict[str, float]:
+    """Part of the bound that `flow` reaches at staleness 1, few workers and many, each with as many samples."""
+    found = {}
+    for workers in (16, many):
+        shape = Shape(prompts=16 * workers, prompts_per_step=8 * workers, steps=6)
+        workload, cluster = Synthetic(shape), Cluster(workers=workers, slots=8)
+        step_s = bound_s(workload, cluster) / shape.steps
+        cluster = replace(cluster, train_s=step_s / 4, beat_s=step_s / 10)
+        (result,) = compare(workload, cluster, [Mode("flow", 1)])
+        found[f"of_bound_{workers}"] = result.row()["of_bound"]
+        found[f"steady_bubble_{workers}"] = result.row()["steady_bubble_ratio"]
+        print(f"{workers} workers: {result.row()['of_bound']:.3f} of the bound", flush=True)
+    return found
+
+
+class _Timed(Ledger):
+    """A ledger that knows how long it thinks."""
+
+    thought_s = 0.0
+    events = 0
+
+    def generated(self, *arguments: Any) -> None:
+        began = time.perf_counter()
+        super().generated(*arguments)
+        self.thought_s += time.perf_counter() - began
+        self.events += 1
+
+    def drain(self, now: float) -> Any:
+        began = time.perf_counter()
+        actions = super().drain(now)
+        self.thought_s += time.perf_counter() - began
+        return actions
+
+
+def _decisions(workers: int) -> dict[str, float]:
+    """Microseconds of ledger and policy, by sample that is generated: also its scoring and what follows from it."""
+    shape = Shape(prompts=4 * workers, prompts_per_step=workers, group_size=4, steps=20, mean=300, cap=4000)
+    workload, cluster = Synthetic(shape), Cluster(workers=workers, slots=2)
+    step_s = bound_s(workload, cluster) / shape.steps
+    cluster = replace(cluster, train_s=step_s / 4, beat_s=step_s / 2)
+    world = World(workload, cluster, POLICIES["flow"], max_staleness=1, ledger=_Timed)
+    began = time.perf_counter()
+    world.run()
+    ledger = world.ledger
+    assert isinstance(ledger, _Timed), "it was asked for"
+    found = {
+        "workers": float(workers),
+        "samples": float(shape.steps * shape.prompts_per_step * shape.group_size),
+        "simulated_in_s": time.perf_counter() - began,
+        "decision_us": 1e6 * ledger.thought_s / ledger.events,
+    }
+    print(f"{workers} workers, {shape.steps} steps: {found['simulated_in_s']:.0f} s, {found['decision_us']:.0f} us")
+    return found

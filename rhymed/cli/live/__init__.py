@@ -1,0 +1,1 @@
+"""Commands that watch or steer a living run."""

@@ -1,0 +1,113 @@
+"""`rhymed view RUN`: the dashboard of a run that lives, has finished or was ended, from its folder."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rhymed.cli.options import add_run, example
+
+if TYPE_CHECKING:
+    from rhymed.dashboard.snapshots import Asked
+    from rhymed.wire.addresses import Address
+
+ADDRESS = "127.0.0.1:8430"
+MOST = 8  # runs that are named
+SHOWN_AT = "RHYMED_SHOWN_AT"  # variable: where a browser finds it, if its port is published elsewhere
+
+
+def add(commands: Any) -> None:
+    parser = commands.add_parser(
+        "view",
+        help="serve the dashboard of a run, living or not, from its folder",
+        **example("rhymed view runs/quickstart --open", "rhymed view runs/quickstart --http 0.0.0.0:8430"),
+    )
+    add_run(parser)
+    parser.add_argument(
+        "--http",
+        default=ADDRESS,
+        metavar="ADDRESS",
+        help=f"default: {ADDRESS}, or the next free port; open to the network: with a token",
+    )
+    parser.add_argument("--open", action="store_true", help="also open it in the browser")
+    parser.set_defaults(handler=handle)
+
+
+def handle(arguments: argparse.Namespace) -> int:
+    import asyncio
+
+    from rhymed.wire.addresses import parse
+
+    folder, address = folder_of(arguments.run), parse(arguments.http)
+    try:
+        asyncio.run(_serve(folder, address, browser=arguments.open))
+    except KeyboardInterrupt:
+        return 0
+    return 0
+
+
+def folder_of(run: Path) -> Path:
+    """Raises `ConfigError` where nothing of a run is there."""
+    from rhymed.errors import ConfigError
+
+    folder = run.expanduser().resolve()
+    if not folder.is_dir():
+        raise ConfigError(f"{run} is not there: name a run's folder, e.g. runs/quickstart")
+    if not any((folder / name).exists() for name in ("config.json", "metrics.jsonl", "store")):
+        raise ConfigError(f"{run} is no run's folder: {_instead(run.expanduser())}")
+    return folder
+
+
+def _instead(folder: Path) -> str:
+    """What to name where no run is: the runs in the folder, the newest first."""
+    found = sorted(folder.glob("*/config.json"), key=lambda file: -file.stat().st_mtime)
+    runs = [file.parent for file in found if not file.parent.is_symlink()]  # not `latest`, which is one of them
+    if not runs:
+        return "it has no config.json, no metrics.jsonl and no store in it"
+    names = ", ".join(run.name for run in runs[:MOST]) + (", …" if len(runs) > MOST else "")
+    return f"it holds runs, the newest first: {names}; name one, e.g. rhymed view {runs[0]}"
+
+
+async def _serve(folder: Path, address: Address, *, browser: bool) -> None:
+    import asyncio
+    import os
+    import signal
+    import webbrowser
+
+    from rhymed.dashboard.auth import TOKEN_FILE, TOKEN_VARIABLE
+    from rhymed.dashboard.server import serving
+    from rhymed.dashboard.snapshots import Live, never
+
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    asked = asked_of(folder)
+    live = Live(asked, asked.over) if asked else Live(never)
+    try:
+        async with serving(folder, address, live) as taken:
+            url = os.environ.get(SHOWN_AT) or taken.url
+            print(f"{folder.name} at {url}   (Ctrl-C ends)", flush=True)
+            if not taken.is_local:
+                where = TOKEN_VARIABLE if os.environ.get(TOKEN_VARIABLE) else folder / TOKEN_FILE
+                print(f"open it once as {url}?token=…, with the token in {where}", flush=True)
+            if browser:
+                await asyncio.to_thread(webbrowser.open, taken.url)
+            await stop.wait()
+    finally:
+        if asked is not None:
+            asked.close()
+
+
+def asked_of(folder: Path) -> Asked | None:
+    """Who asks the run's broker; None: the folder does not say where that would be."""
+    from rhymed.config.load import load_run
+    from rhymed.dashboard.snapshots import Asked
+    from rhymed.errors import ConfigError
+    from rhymed.run.layout import places
+
+    try:
+        where = places(load_run(folder))
+    except ConfigError:
+        return None
+    return Asked(where) if where.folder == folder else None  # a folder that was moved has no living run

@@ -1,0 +1,195 @@
+"""`rhymed logs`: what all processes of a run wrote down, by time, or the story of one sample."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rhymed.cli.options import add_run, example
+
+if TYPE_CHECKING:
+    import datetime
+
+    from rhymed.logs.filter import Pick
+    from rhymed.logs.read import Entry, Log
+
+FURTHER = "RHYMED_FURTHER_RUNS"  # variable: a folder of runs, whose logs of the run's name are read too
+LOOK_S = 0.3
+SPARE = 64  # open files besides the logs
+
+
+def add(commands: Any) -> None:
+    parser = commands.add_parser(
+        "logs",
+        help="what all processes of a run wrote down, by time",
+        **example(
+            "rhymed logs --follow",
+            "rhymed logs runs/quickstart --level warning",
+            "rhymed logs --since 10m",
+            "rhymed logs --sample 3/ab12cd34ab12cd34/0   # the story of one sample",
+            "rhymed logs --process 'rollout-*' --step 3 --json",
+        ),
+    )
+    add_run(parser)
+    parser.add_argument(
+        "--sample", metavar="ID", help="step/prompt/index, steps from 0, or a part that only one sample has"
+    )
+    parser.add_argument(
+        "--also", type=Path, action="append", metavar="FOLDER", help="the run's folder of another host or container"
+    )
+    parser.add_argument("--process", default="", metavar="NAME", help="e.g. broker, or a pattern: 'rollout-*'")
+    parser.add_argument(
+        "--level", default="debug", choices=["debug", "info", "warning", "error"], help="this and worse"
+    )
+    parser.add_argument("--step", type=int, metavar="N", help="lines about this step; as in ids, from 0")
+    parser.add_argument("--since", metavar="TIME", help="30s, 10m, 2h, 1d ago, or 2026-01-31T14:05")
+    parser.add_argument("--follow", action="store_true", help="go on with what is written from now on")
+    parser.add_argument("--json", action="store_true", help="one JSON object a line, as it was written")
+    parser.set_defaults(handler=handle)
+
+
+def handle(arguments: argparse.Namespace) -> int:
+    from rhymed.history import story
+    from rhymed.logs import filter as pick
+    from rhymed.logs.follow import Follower
+    from rhymed.logs.format import Page
+    from rhymed.logs.read import BEGUN, merged
+
+    folder: Path = arguments.run
+    places = _places(folder, arguments.also)
+    chosen = _chosen(places, arguments.process)
+    sample = ""
+    if arguments.sample is not None:
+        sample = story.find(folder, arguments.sample, places, future=arguments.follow)
+    wanted = pick.Pick(arguments.level, arguments.process, arguments.step, sample)
+    since = pick.since(arguments.since, _now()) if arguments.since else BEGUN
+    page = Page(colours=_colours())
+    follower = Follower(*places) if arguments.follow else None
+    try:
+        if sample and not arguments.json:
+            sys.stdout.write("\n".join(_visible(story.told(folder, sample))) + "\n")
+        ends = follower.begins if follower else {}
+        found: Iterable[Entry] = filter(wanted.wants, merged(chosen, since, wanted.needle, ends))
+        if sample:
+            found = _with_events(folder, sample, list(found))
+        shown = _print(found, page, as_json=arguments.json)
+        if follower is not None:
+            _follow(follower, wanted, page, as_json=arguments.json)
+        elif not shown:
+            _nothing(arguments, chosen)
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def _now() -> datetime.datetime:
+    import datetime
+
+    return datetime.datetime.now().astimezone()
+
+
+def _places(folder: Path, also: list[Path] | None) -> list[Path]:
+    """Where there are logs of this run, the run's own first. Raises `ConfigError` for a folder without."""
+    from rhymed.errors import ConfigError
+
+    further = [one / "logs" for one in also or ()]
+    for place in further:
+        if not os.path.isdir(place):
+            raise ConfigError(f"--also {place.parent}: it has no folder logs")
+    if elsewhere := os.environ.get(FURTHER):
+        further.append(Path(elsewhere) / folder.resolve().name / "logs")
+    return list({os.path.realpath(place): place for place in (folder / "logs", *further)}.values())
+
+
+def _chosen(places: list[Path], process: str) -> list[Log]:
+    """The logs that are read. Raises `ConfigError` where there are none."""
+    from fnmatch import fnmatchcase
+
+    from rhymed.errors import ConfigError
+    from rhymed.logs.read import logs
+
+    found = logs(*places)
+    if not found:
+        raise ConfigError(f"{places[0]} has no logs: name a run's folder, e.g. rhymed logs runs/quickstart")
+    chosen = [log for log in found if not process or fnmatchcase(log.process, process)]
+    if not chosen:
+        there = ", ".join(sorted({log.process for log in found}))
+        raise ConfigError(f"--process {process}: no such process; there are {there}")
+    _room(sum(len(log.files) for log in chosen))
+    return chosen
+
+
+def _room(files: int) -> None:
+    """A run of thousands of workers has more files than a process may usually open."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < files + SPARE <= hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files + SPARE, hard))
+
+
+def _with_events(folder: Path, sample: str, found: list[Entry]) -> list[Entry]:
+    """The sample's lines, and what its step and its workers met meanwhile."""
+    from rhymed.history import story
+
+    if not found:
+        return story.around(folder, sample, "", "", set())
+    workers = {name for entry in found for name in (entry.process, entry.worker) if name}
+    more = story.around(folder, sample, found[0].t, found[-1].t, workers)
+    if any(entry.event == "trained" for entry in found):
+        more = [event for event in more if event.event != "trained"]
+    return sorted([*(story.own(entry, sample) for entry in found), *more], key=lambda entry: entry.t)
+
+
+def _print(found: Iterable[Entry], page: Any, *, as_json: bool) -> int:
+    write = sys.stdout.write
+    count = 0
+    for entry in found:
+        write(_json(entry) if as_json else page.line(entry))
+        count += 1
+    return count
+
+
+def _json(entry: Entry) -> str:
+    import msgspec
+
+    if entry.raw:
+        return entry.raw.decode(errors="replace") + "\n"
+    return msgspec.json.encode(entry).decode() + "\n"
+
+
+def _follow(follower: Any, wanted: Pick, page: Any, *, as_json: bool) -> None:
+    """Until interrupted."""
+    import time
+
+    try:
+        while True:
+            _print(filter(wanted.wants, follower.look()), page, as_json=as_json)
+            sys.stdout.flush()
+            time.sleep(LOOK_S)
+    finally:
+        follower.close()
+
+
+def _nothing(arguments: argparse.Namespace, chosen: list[Log]) -> None:
+    newest = max((file.stat().st_mtime for log in chosen for file in log.files), default=0.0)
+    import datetime
+
+    when = datetime.datetime.fromtimestamp(newest)
+    print(f"no such line; the last one was written {when:%Y-%m-%d %H:%M:%S}", file=sys.stderr)
+
+
+def _visible(lines: Iterable[str]) -> Iterator[str]:
+    from rhymed.text import visible
+
+    return map(visible, lines)
+
+
+def _colours() -> bool:
+    import os
+
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR")

@@ -1,0 +1,172 @@
+"""`rhymed queues`: what waits where, and what every worker holds, from the broker itself."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from rhymed.cli.options import add_where, example
+from rhymed.run.stragglers import culprits
+from rhymed.style import COLOURS
+from rhymed.text import age, step_name
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+
+    from rhymed.messages import Queues, SampleId
+    from rhymed.wire.keys import Keyring
+SHOWN = 4  # samples of a worker that are listed one by one, the longest held first
+NUMBERS = ("samples", "oldest", "holds", "version", "tokens", "for")  # columns set to the right
+
+PURPOSE = {
+    "waiting": "for a rollout worker",
+    "running": "being generated",
+    "generated": "for a reward worker",
+    "scoring": "being scored",
+    "scored": "for the rest of the step",
+    "training": "with the trainer",
+    "trained": "done",
+    "dropped": "given up, reason in the store",
+}
+
+
+def add(subparsers: Any) -> None:
+    parser = subparsers.add_parser(
+        "queues",
+        help="show every queue of a run, and what each worker holds",
+        **example("rhymed queues --watch", "rhymed queues runs/quickstart --json"),
+    )
+    parser.add_argument("--watch", action="store_true", help="refresh every second until the run ends")
+    parser.add_argument("--json", action="store_true", help="the raw snapshot as JSON (with --watch: one a line)")
+    add_where(parser)
+    parser.set_defaults(handler=handle)
+
+
+def handle(arguments: argparse.Namespace) -> int:
+    import asyncio
+
+    from rhymed.run.client import places_of
+    from rhymed.wire.keys import Keyring
+
+    if arguments.broker:
+        address, keys = arguments.broker, Keyring("viewer", arguments.keys, arguments.insecure)
+    else:
+        where = places_of(arguments.run)
+        address, keys = where.broker, where.keys("viewer")
+    return asyncio.run(_show(address, keys, watch=arguments.watch, raw=arguments.json))
+
+
+async def _show(address: str, keys: Keyring, *, watch: bool, raw: bool) -> int:
+    import msgspec
+    from rich.console import Console
+    from rich.live import Live
+
+    from rhymed.run.client import queue_snapshots
+    from rhymed.wire.sockets import Client
+
+    client, console = Client(address, peer="broker", keys=keys), Console()
+    try:
+        snapshots = queue_snapshots(client, address, watch)
+        if raw:
+            async for snapshot in snapshots:
+                print(msgspec.json.encode(snapshot).decode(), flush=True)
+        elif watch and console.is_terminal:
+            with Live(console=console, auto_refresh=False) as screen:
+                async for snapshot in snapshots:
+                    screen.update(render(snapshot), refresh=True)
+        else:  # into a pipe or file one below the other: `Live` would print the last alone
+            async for snapshot in snapshots:
+                console.print(render(snapshot))
+                console.file.flush()
+        return 0
+    finally:
+        client.close()
+
+
+def render(snapshot: Queues) -> RenderableType:
+    """Pure: the tables of one snapshot."""
+    from rich.console import Group
+    from rich.markup import escape
+
+    state = "finished" if snapshot.finished else f"version {snapshot.version}"
+    state += "  [black on yellow] PAUSED [/]" if snapshot.paused else ""
+    head = (
+        f"run [bold]{snapshot.run}[/]  step {snapshot.step}/{snapshot.steps}  {state}"
+        f"  up {age(snapshot.uptime_s)}  event-loop lag p99 {snapshot.lag_ms:.1f} ms"
+    )
+    tables: list[RenderableType] = [_queues(snapshot), _steps(snapshot), _workers(snapshot)]
+    tables += [f"[red]{escape(worker)}: {what}[/]" for worker, what in culprits(snapshot).items()]
+    tables += [f"[bold red]waits: {escape(trouble)}[/]" for trouble in snapshot.troubles]
+    if any(row.holding for row in snapshot.workers):
+        tables.append(_held(snapshot))
+    return Group(head, *tables)
+
+
+def _queues(snapshot: Queues) -> RenderableType:
+    table = _table("queue", "samples", "oldest", "")
+    for state, depth in snapshot.queues.items():
+        oldest = age(snapshot.oldest_s[state]) if state in snapshot.oldest_s else "-"
+        table.add_row(_coloured(state, state), str(depth), oldest, f"[dim]{PURPOSE.get(state, '')}[/]")
+    return table
+
+
+def _steps(snapshot: Queues) -> RenderableType:
+    table = _table("step", "groups", "open for", "where its samples are")
+    for row in snapshot.open_steps:
+        states = "  ".join(_coloured(state, f"{count} {state}") for state, count in row.states.items())
+        table.add_row(_step(row.step), f"{row.groups_ready}/{row.groups}", age(row.open_s), states)
+    return table
+
+
+def _workers(snapshot: Queues) -> RenderableType:
+    from rich.markup import escape
+
+    table = _table("worker", "holds", "version", "heard", "phase")
+    for row in snapshot.workers:
+        version = "-" if row.role == "reward" else str(row.version)
+        full = "-" if row.role == "trainer" else f"{len(row.holding)}/{row.slots}"
+        phase = "[bold yellow]drained[/] " if row.drained else ""
+        phase += escape(row.phase) or "-"
+        table.add_row(escape(row.worker), full, version, f"{age(row.silent_s)} ago", phase)
+    return table
+
+
+def _held(snapshot: Queues) -> RenderableType:
+    """The samples that each worker has held longest."""
+    from rich.markup import escape
+
+    table = _table("worker", "longest held", "tokens", "for")
+    for row in snapshot.workers:
+        held = sorted(row.holding, key=lambda item: -item.seconds)
+        for number, item in enumerate(held[:SHOWN]):
+            table.add_row("" if number else escape(row.worker), _sample(item.id), str(item.tokens), age(item.seconds))
+        if len(held) > SHOWN:
+            table.add_row("", f"[dim]and {len(held) - SHOWN} more[/]", "", "")
+    return table
+
+
+def _sample(sample: SampleId) -> str:
+    """Its id, as `rhymed logs --sample` takes it; of an evaluation with the name of its step."""
+    from rhymed.messages import EVAL
+
+    step = _step(sample.step) if sample.step >= EVAL else sample.step
+    return f"{step}/{sample.prompt}/{sample.index}"
+
+
+def _coloured(state: str, text: str) -> str:
+    return f"[{COLOURS.get(state, 'white')}]{text}[/]"
+
+
+def _step(step: int) -> str:
+    return step_name(step).removeprefix("step ")
+
+
+def _table(*columns: str) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        table.add_column(column, justify="right" if column in NUMBERS else "left")
+    return table

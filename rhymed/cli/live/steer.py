@@ -1,0 +1,104 @@
+"""`rhymed steer`: pause a run and let it go on, drain a worker and give it work again."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from rhymed.cli.options import add_where, example, refuse_run
+
+if TYPE_CHECKING:
+    from rhymed.wire.keys import Keyring, KeyRole
+
+DEADLINE_S = 10.0
+ACTS = ("pause", "resume", "drain", "undrain")
+
+
+class Where(NamedTuple):
+    """A run that is alive somewhere, and what we have of its keys."""
+
+    address: str
+    keys: Keyring
+    folder: Path | None  # of the run, where that is here
+
+
+def add(subparsers: Any) -> None:
+    parser = subparsers.add_parser(
+        "steer",
+        help="pause a run and let it go on; take a worker out of it",
+        **example(
+            "rhymed steer pause                # what is in hand is finished, no more begun",
+            "rhymed steer resume",
+            "rhymed steer drain rollout-1      # what it writes goes to others",
+            "rhymed steer undrain rollout-1",
+        ),
+    )
+    parser.add_argument("act", choices=ACTS, metavar="ACT", help=f"one of {', '.join(ACTS)}")
+    parser.add_argument(
+        "workers", nargs="*", metavar="WORKER", help="drain, undrain: names as `rhymed queues` has them"
+    )
+    add_where(parser, positional=False)
+    parser.set_defaults(handler=handle)
+
+
+def where_of(arguments: argparse.Namespace, role: KeyRole | None = None) -> Where:
+    """`role`: whose key is used; None: the operator's where it is here, else the viewer's, which cannot steer.
+
+    Raises `ConfigError` when the operator's key is wanted and is not here.
+    """
+    from rhymed.errors import ConfigError
+    from rhymed.run.client import places_of
+    from rhymed.wire.keys import Keyring, secret_name
+
+    if arguments.broker:
+        address, keys, folder = arguments.broker, Keyring("viewer", arguments.keys, arguments.insecure), None
+    else:
+        where = places_of(arguments.run)
+        address, keys, folder = where.broker, where.keys("viewer"), arguments.run
+    here = keys.folder is None or (keys.folder / secret_name("operator")).exists()
+    if role == "operator" and not here:
+        raise ConfigError(
+            f"only who has the run's {secret_name('operator')} may steer it, and {keys.folder} does not have it; if"
+            " there is none, `rhymed keygen` makes it where the run's keys are"
+        )
+    if role is None:
+        role = "operator" if here else "viewer"
+    return Where(address, Keyring(role, keys.folder, keys.insecure), folder)
+
+
+def handle(arguments: argparse.Namespace) -> int:
+    import asyncio
+
+    from rhymed.errors import ConfigError
+
+    names, act = arguments.workers, arguments.act
+    refuse_run(names, "a worker")
+    if act in ("drain", "undrain") and not names:
+        raise ConfigError(f"rhymed steer {act} needs the name of a worker; `rhymed queues` lists them")
+    if act in ("pause", "resume") and names:
+        raise ConfigError(f"rhymed steer {act} is for the whole run; `rhymed steer drain {names[0]}` is for a worker")
+    return asyncio.run(_steer(where_of(arguments, "operator"), act, names))
+
+
+async def _steer(where: Where, act: str, names: list[str]) -> int:
+    from rhymed.errors import ConfigError, SteeringError
+    from rhymed.messages import Drain, Pause
+    from rhymed.run.client import ask_once
+    from rhymed.top.poller import done
+    from rhymed.wire.sockets import Client
+
+    orders: list[Pause | Drain] = [Drain(worker=name, drained=act == "drain") for name in names]
+    orders = orders or [Pause(paused=act == "pause")]
+    client = Client(where.address, peer="broker", keys=where.keys)
+    try:
+        await ask_once(client, where.address)  # says what to do where nobody answers
+        for order in orders:
+            try:
+                await client.request(order, deadline_s=DEADLINE_S, phase=act)
+            except SteeringError as error:
+                raise ConfigError(str(error)) from None
+            print(done(order))
+        return 0
+    finally:
+        client.close()

@@ -1,0 +1,93 @@
+"""`rhymed top`: a run on a live terminal, and the keys to steer it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rhymed.cli.options import LATEST, add_where, example
+
+if TYPE_CHECKING:
+    from rhymed.cli.live.steer import Where
+
+ASK_S = 5.0
+
+
+def add(subparsers: Any) -> None:
+    parser = subparsers.add_parser(
+        "top",
+        help="watch a run on a live terminal: queues, steps, workers, curves",
+        **example("rhymed top", "rhymed top runs/quickstart --every 0.5"),
+    )
+    parser.add_argument(
+        "--every", type=_seconds, default=1.0, metavar="S", help="seconds between two looks (default 1)"
+    )
+    add_where(parser)
+    parser.set_defaults(handler=handle)
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0.1 <= value <= 3600:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0.1 to 3600")
+    return value
+
+
+def handle(arguments: argparse.Namespace) -> int:
+    import asyncio
+
+    from rhymed.cli.live.steer import where_of
+    from rhymed.errors import ConfigError
+
+    whole = all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr))
+    if not whole or os.environ.get("TERM", "dumb") == "dumb":
+        raise ConfigError("`rhymed top` needs a terminal; `rhymed queues --json --watch` is for pipes and files")
+    try:
+        import textual  # noqa: F401
+    except ImportError:
+        raise ConfigError(
+            "`rhymed top` needs the package textual: pip install 'rhymed[top]'; `rhymed queues --watch` needs nothing"
+        ) from None
+    return asyncio.run(_show(where_of(arguments), arguments.every))
+
+
+async def _show(where: Where, every_s: float) -> int:
+    import asyncio
+    import signal
+    import time
+
+    from rhymed.run.client import ask_once
+    from rhymed.top.app import Top
+    from rhymed.top.state import Link, Look
+    from rhymed.wire.sockets import Client
+
+    client = Client(where.address, peer="broker", keys=where.keys)
+    try:
+        look = Look(queues=(first := await ask_once(client, where.address)))
+        look.link = Link("live", time.monotonic(), where.address)
+        if where.folder not in (None, LATEST):
+            look.run = f" --run {where.folder}"
+        if where.folder is not None:
+            look.history.before(_past(where.folder))
+        look.history.add(first)
+        app = Top(client, look, every_s)
+        for number in (signal.SIGTERM, signal.SIGHUP):  # the terminal is given back as it was
+            asyncio.get_running_loop().add_signal_handler(number, app.exit)
+        await app.run_async()
+        return app.return_code or 0
+    finally:
+        client.close()
+
+
+def _past(folder: Path) -> list[dict[str, Any]]:
+    """The steps of a run before we came, as far as its folder is here."""
+    from rhymed.run.client import places_of
+    from rhymed.run.folder import read_metrics
+
+    return read_metrics(places_of(folder))

@@ -1,0 +1,1 @@
+"""Commands that run one process of a run."""

@@ -1,0 +1,34 @@
+"""`rhymed broker`: the control plane as a process of its own."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any, NoReturn
+
+from rhymed.cli.options import add_config, example, read_config
+
+
+def add(commands: Any) -> None:
+    parser = commands.add_parser(
+        "broker", help="serve the control plane of a run", **example("rhymed broker configs/quickstart.toml")
+    )
+    parser.add_argument(
+        "--stay", action="store_true", help="when the run is over, go on answering until stopped: latecomers are told"
+    )
+    add_config(parser)
+    parser.set_defaults(handler=handle)
+
+
+def handle(arguments: argparse.Namespace) -> NoReturn:
+    config = read_config(arguments)
+    from rhymed.run import folder
+    from rhymed.run.layout import places
+    from rhymed.service.process import serve
+    from rhymed_broker.service import BrokerService
+
+    where = places(config)
+    if not where.config.exists():  # nobody else has: then other commands find the run by it
+        folder.save(config)
+    stays: bool = arguments.stay
+    level = config.run.log_level
+    serve(lambda: BrokerService(config, where, stays=stays), log_file=where.log("broker"), level=level)

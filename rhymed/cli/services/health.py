@@ -1,0 +1,80 @@
+"""`rhymed health ROLE`: does a process of a run on this host do its part? For container engines and scripts.
+
+Asks with the role's own key, so a container needs no other. A worker is well when the broker has heard from one of
+its role on this host lately; the servers are well when they answer.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from rhymed.cli.options import add_config, example, read_config
+
+if TYPE_CHECKING:
+    from rhymed.messages import Message
+    from rhymed.run.layout import Places
+    from rhymed.wire.keys import KeyRole
+
+SERVERS = ("broker", "store")
+WORKERS = ("rollout", "reward", "trainer")
+DEADLINE_S = 5.0
+
+
+def add(commands: Any) -> None:
+    parser = commands.add_parser(
+        "health",
+        help="exit 0 if this host's broker, store or worker does its part, else 1",
+        **example("rhymed health broker configs/quickstart.toml"),
+    )
+    parser.add_argument("role", choices=[*SERVERS, *WORKERS], metavar="ROLE", help=", ".join((*SERVERS, *WORKERS)))
+    add_config(parser)
+    parser.set_defaults(handler=handle)
+
+
+def handle(arguments: argparse.Namespace) -> int:
+    config = read_config(arguments)
+    import asyncio
+    import socket
+
+    from rhymed.errors import RhymedError
+    from rhymed.run.layout import places
+
+    try:
+        answer = asyncio.run(_ask(places(config), arguments.role))
+    except RhymedError as error:
+        print(f"{arguments.role}: {error}")
+        return 1
+    if arguments.role in SERVERS:
+        print(f"{arguments.role}: answers")
+        return 0
+    found, words = judge(answer, arguments.role, socket.gethostname(), config.schedule.lost_after_s)
+    print(words)
+    return 0 if found else 1
+
+
+def judge(queues: Any, role: str, host: str, lost_after_s: float) -> tuple[bool, str]:
+    """Pure: whether a worker of that role on that host is heard, and in words."""
+    here = [row for row in queues.workers if row.role == role and row.host == host]
+    heard = [row for row in here if row.silent_s < lost_after_s]
+    if heard:
+        return True, "\n".join(f"{row.worker}: {row.phase or 'idle'}, {row.silent_s:.1f} s ago" for row in heard)
+    if here:
+        return False, f"{here[0].worker} has been silent for {here[0].silent_s:.0f} s"
+    return False, f"no {role} of {host} has joined the run: it starts, or its log says why not"
+
+
+async def _ask(where: Places, role: Any) -> Message:
+    from rhymed.messages import GetQueues, GetStoreStats
+    from rhymed.wire.sockets import Client
+
+    store = role == "store"
+    peer: KeyRole = "store" if store else "broker"
+    client = Client(where.store if store else where.broker, peer=peer, keys=where.keys(role).to(peer))
+    try:
+        answer: Message = (
+            await client.request(GetStoreStats() if store else GetQueues(brief=True), deadline_s=DEADLINE_S)
+        ).message
+        return answer
+    finally:
+        client.close()

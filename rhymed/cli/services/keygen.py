@@ -1,0 +1,81 @@
+"""`rhymed keygen FOLDER`: the keys of a run, made, changed and retired; secrets are written, never shown."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rhymed.cli.options import example
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from rhymed.wire.keys import KeyRole
+
+WHERE: dict[KeyRole, str] = {
+    "broker": "where `rhymed broker` runs, or `rhymed run`",
+    "store": "where `rhymed store` runs, or `rhymed run`",
+    "trainer": "where the trainer runs, or `rhymed run`",
+    "rollout": "every machine with rollout workers",
+    "reward": "every machine with reward workers",
+    "viewer": "who looks: `rhymed queues`, `rhymed top`, and the screen of `rhymed run`",
+    "operator": "who may also steer: `rhymed steer`, and the keys p and d of `rhymed top`",
+}
+
+
+def add(commands: Any) -> None:
+    parser = commands.add_parser(
+        "keygen",
+        help="make the keys that lock a run's TCP links",
+        **example(
+            "rhymed keygen keys                    # then: rhymed run my.toml -o net.keys=keys",
+            "rhymed keygen keys --rotate rollout   # a new pair; the old one goes on counting ...",
+            "rhymed keygen keys --retire rollout   # ... until this",
+        ),
+    )
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="where the keys are, or will be")
+    parser.add_argument(
+        "--role", action="append", default=[], choices=WHERE, help="only this role's (default: all that are missing)"
+    )
+    parser.add_argument(
+        "--rotate", action="append", default=[], choices=WHERE, help="a new pair in place of the secret that is there"
+    )
+    parser.add_argument(
+        "--retire", action="append", default=[], choices=WHERE, help="let only the role's newest key go on counting"
+    )
+    parser.set_defaults(handler=handle)
+
+
+def handle(arguments: argparse.Namespace) -> int:
+    from rhymed.errors import ConfigError
+    from rhymed.wire.keys import make_keys, retire
+
+    folder: Path = arguments.folder
+    try:
+        missing: Iterable[KeyRole] = () if arguments.rotate or arguments.retire else WHERE
+        made = make_keys(folder, arguments.role or missing, arguments.rotate)
+        retired = retire(folder, arguments.retire) if arguments.retire else 0
+    except OSError as error:
+        raise ConfigError(f"{error.filename or folder}: {error.strerror}") from None
+    print("\n".join(_told(folder, made, arguments.rotate, arguments.retire, retired)))
+    return 0
+
+
+def _told(folder: Path, made: list[KeyRole], rotated: list[str], retiring: list[str], retired: int) -> list[str]:
+    lines = [f"made     {role:<8} {folder / (role + '.secret')}  ->  {WHERE[role]}" for role in made]
+    if made or retired:
+        lines.append(f"         public   {folder / 'public'}  ->  every machine of the run")
+    if retiring:
+        lines.append(f"retired  {retired} old keys of {', '.join(retiring)}: refused within a second of the copy")
+    if not made and not retiring:
+        lines.append(f"nothing to do: {folder} has these keys; --rotate ROLE makes a new pair")
+    if rotated:
+        lines += [
+            "next     1. copy public everywhere: processes that run read it within a second",
+            f"         2. copy the secret of {', '.join(rotated)}, and start those processes again, one by one",
+            f"         3. rhymed keygen {folder} {' '.join(f'--retire {role}' for role in rotated)}, and copy public",
+        ]
+    elif made:
+        lines.append(f"next     net.keys = '{folder}' in the configuration; secrets stay readable by you alone")
+    return lines

@@ -1,0 +1,54 @@
+"""`rhymed worker --role ROLE`: one more worker for a run; it may come and go at any time."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from rhymed.cli.options import add_config, example, read_config
+
+if TYPE_CHECKING:
+    from rhymed.config import Config
+    from rhymed.run.layout import Places
+    from rhymed.service.service import Service
+
+
+def add(commands: Any) -> None:
+    parser = commands.add_parser(
+        "worker",
+        help="join a run as a rollout worker, a reward worker or its trainer",
+        **example("rhymed worker --role rollout configs/quickstart.toml"),
+    )
+    parser.add_argument("--role", required=True, choices=["rollout", "reward", "trainer"])
+    parser.add_argument("--name", default="", help="unique name (default: role, host and process id)")
+    add_config(parser)
+    parser.set_defaults(handler=handle)
+
+
+def handle(arguments: argparse.Namespace) -> NoReturn:
+    config = read_config(arguments)
+    import os
+    import socket
+
+    from rhymed.run.layout import places
+    from rhymed.service.process import serve
+
+    where = places(config)
+    name = arguments.name or f"{arguments.role}@{socket.gethostname()}:{os.getpid()}"
+    build = _builder(arguments.role, config, where, name)
+    serve(build, log_file=where.log(name.replace("/", "_")), level=config.run.log_level)
+
+
+def _builder(role: str, config: Config, where: Places, name: str) -> Callable[[], Service]:
+    if role == "rollout":
+        from rhymed_workers.rollout.worker import RolloutWorker
+
+        return lambda: RolloutWorker(config, where, name)
+    if role == "reward":
+        from rhymed_workers.reward.worker import RewardWorker
+
+        return lambda: RewardWorker(config, where, name)
+    from rhymed_workers.trainer.service import TrainerService
+
+    return lambda: TrainerService(config, where, name)

@@ -1,0 +1,1 @@
+"""What the dashboard shows, read from the run's folder and the store."""

@@ -1,0 +1,151 @@
+"""Overviews of all samples: response lengths by epoch, prompts in any order. Pure: columns in, rows out.
+
+An epoch is what `rhymed_store.inspect.epochs` says: the ordinal of a prompt's training steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rhymed.messages import EVAL
+from rhymed_store.inspect.columns import Survey
+
+Sort = Literal["id", "reward", "length", "spread"]
+SORTS: tuple[Sort, ...] = get_args(Sort)
+BINS = 40
+MOST_EPOCHS = 200  # of the lengths; the newest
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Catalog:
+    """Prompts are numbered in the order of their ids."""
+
+    survey: Survey
+
+    @cached_property
+    def epochs(self) -> NDArray[np.int64]:
+        """Of every sample: its epoch; of imported history and evaluations the step."""
+        one = self.survey
+        trained = (one.step >= 0) & (one.step < EVAL)
+        begins = np.ones(len(one), bool)  # of a prompt's step
+        begins[1:] = (one.prompt[1:] != one.prompt[:-1]) | (one.step[1:] != one.step[:-1])
+        so_far = np.cumsum(begins & trained)
+        before: NDArray[np.int64] = (so_far - (begins & trained))[self._starts]  # trained steps of earlier prompts
+        return np.where(trained, so_far - 1 - before[self._numbers], one.step)
+
+    @cached_property
+    def ids(self) -> list[str]:
+        return [f"{int(number):016x}" for number in self.survey.prompt[self._starts]]
+
+    @cached_property
+    def _starts(self) -> NDArray[np.int64]:
+        prompt = self.survey.prompt
+        new = np.ones(len(prompt), bool)
+        new[1:] = prompt[1:] != prompt[:-1]
+        return np.flatnonzero(new)
+
+    @cached_property
+    def _numbers(self) -> NDArray[np.int64]:
+        """Of every sample: its prompt's number."""
+        return np.repeat(np.arange(len(self._starts)), self._counts)
+
+    @cached_property
+    def _counts(self) -> NDArray[np.int64]:
+        return np.diff(np.append(self._starts, len(self.survey)))
+
+    def _sums(self, values: NDArray[Any]) -> Floats:
+        """By prompt."""
+        return np.bincount(self._numbers, values, len(self._starts)).astype(np.float64)
+
+    @cached_property
+    def length(self) -> Floats:
+        """Mean response length by prompt."""
+        return self._sums(self.survey.length) / self._counts
+
+    @cached_property
+    def _scored(self) -> tuple[Floats, Floats]:
+        """By prompt: how many samples have a reward, and its mean; NaN: none."""
+        known = ~np.isnan(self.survey.reward)
+        count = self._sums(known)
+        with np.errstate(invalid="ignore"):
+            return count, self._sums(np.where(known, self.survey.reward, 0.0)) / count
+
+    @property
+    def reward(self) -> Floats:
+        return self._scored[1]
+
+    @cached_property
+    def spread(self) -> Floats:
+        """Standard deviation of the rewards by prompt; NaN: no rewards."""
+        count, mean = self._scored
+        known = ~np.isnan(self.survey.reward)
+        off = np.where(known, self.survey.reward - mean[self._numbers], 0.0)
+        with np.errstate(invalid="ignore"):
+            return np.sqrt(self._sums(off * off) / count)
+
+    @cached_property
+    def _asked(self) -> Floats:
+        """Training epochs by prompt."""
+        return np.maximum.reduceat(self._trained_epochs + 1, self._starts) if len(self.survey) else np.zeros(0)
+
+    @property
+    def _trained_epochs(self) -> NDArray[np.int64]:
+        return np.where((self.epochs >= 0) & (self.epochs < EVAL), self.epochs, -1)
+
+    def order(self, sort: Sort, *, down: bool) -> list[int]:
+        """Prompts' numbers; what is not known comes last, equals by id."""
+        if sort == "id":
+            numbers = range(len(self._starts))
+            return list(reversed(numbers)) if down else list(numbers)
+        values = {"reward": self.reward, "length": self.length, "spread": self.spread}[sort]
+        return [int(number) for number in np.argsort(-values if down else values, kind="stable")]
+
+    def rows(self, numbers: Sequence[int], texts: Sequence[str]) -> list[dict[str, Any]]:
+        """`texts`: of these prompts."""
+        return [
+            {
+                "id": self.ids[number],
+                "text": text,
+                "samples": int(self._counts[number]),
+                "epochs": int(self._asked[number]),
+                "reward": _number(self.reward[number]),
+                "spread": _number(self.spread[number]),
+                "length": float(self.length[number]),
+            }
+            for number, text in zip(numbers, texts, strict=True)
+        ]
+
+    @cached_property
+    def lengths(self) -> list[dict[str, Any]]:
+        """A histogram of response lengths an epoch, all with the same edges."""
+        epochs, length = self._trained_epochs, self.survey.length
+        longest = int(length[epochs >= 0].max(initial=0))
+        width = max(1, -(-longest // BINS))
+        edges = np.arange(0, width * BINS + 1, width)
+        newest = int(epochs.max(initial=-1))
+        return [
+            _histogram(epoch, length[epochs == epoch], edges)
+            for epoch in range(max(0, newest + 1 - MOST_EPOCHS), newest + 1)
+        ]
+
+
+def _histogram(epoch: int, lengths: NDArray[np.int64], edges: NDArray[np.int64]) -> dict[str, Any]:
+    return {
+        "epoch": epoch,
+        "edges": edges.tolist(),
+        "counts": np.histogram(lengths, edges)[0].tolist(),
+        "mean": float(lengths.mean()) if len(lengths) else None,
+        "max": int(lengths.max(initial=0)),
+    }
+
+
+def _number(value: float) -> float | None:
+    return None if np.isnan(value) else float(value)

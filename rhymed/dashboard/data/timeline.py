@@ -1,0 +1,80 @@
+"""The timeline as the page draws it: what `rhymed.run.timeline` reads, joined where it is more than anybody can see.
+
+Pure but for reading. Invariant: joined spans have the same seconds by activity, and no gap is closed; events that are
+many, as workers that load a version, crowd out none of another kind.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from rhymed.run import timeline
+from rhymed.run.timeline import Event, Span
+from rhymed.service.activities import HEX
+
+MOST_SPANS = 20_000
+MOST_EVENTS = 5_000  # of a kind; the newest
+GAP_S = 0.5  # between spans of a worker, from which on they are told apart
+
+
+def answer(folder: Path, since: float) -> dict[str, Any]:
+    found = timeline.read(folder, since)
+    return {"spans": joined(found.spans), "events": newest(found.events), "activities": HEX}
+
+
+def newest(events: Sequence[Event], most: int = MOST_EVENTS) -> list[Event]:
+    """So many of each kind at most."""
+    later: Counter[str] = Counter()
+    kept: list[Event] = []
+    for event in reversed(events):
+        if later[event.event] < most:
+            kept.append(event)
+        later[event.event] += 1
+    return kept[::-1]
+
+
+def joined(spans: Sequence[Span], most: int = MOST_SPANS) -> list[Span]:
+    """About so many at most, by time; as they are where there are no more."""
+    if len(spans) <= most:
+        return list(spans)
+    together = -(-len(spans) // most)
+    return sorted(
+        (_join(part) for own in timeline.by_worker(spans).values() for part in _parts(own, together)),
+        key=lambda span: span.t,
+    )
+
+
+def _parts(spans: Sequence[Span], together: int) -> Iterator[list[Span]]:
+    """Neighbours, at most so many in a part."""
+    part: list[Span] = []
+    for span in spans:
+        if part and (len(part) == together or span.t - span.s > part[-1].t + GAP_S):
+            yield part
+            part = []
+        part.append(span)
+    if part:
+        yield part
+
+
+def _join(part: Sequence[Span]) -> Span:
+    last = part[-1]
+    seconds = sum(span.s for span in part)
+    inside: dict[str, float] = {}
+    for span in part:
+        for name, own in span.inside.items():
+            inside[name] = inside.get(name, 0.0) + own
+    rates = [(span.tokens_per_s, span.s) for span in part if span.tokens_per_s is not None]
+    covered = sum(own for _, own in rates)
+    return Span(
+        t=last.t,
+        worker=last.worker,
+        role=last.role,
+        host=last.host,
+        version=last.version,
+        s=seconds,
+        inside=inside,
+        tokens_per_s=sum(rate * own for rate, own in rates) / covered if covered > 0 else None,
+    )

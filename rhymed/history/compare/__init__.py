@@ -1,0 +1,1 @@
+"""Compares runs, samples and weights, and audits what was trained."""

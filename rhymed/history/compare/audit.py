@@ -1,0 +1,262 @@
+"""`rhymed history audit`: was every sample of a run trained exactly once, or dropped with a reason?
+
+Three witnesses must agree: the plan (which prompts each step has, from the configuration and the dataset), the store
+(what became of each sample), and the lineage in the newest checkpoint (what each step was trained on). Reads only;
+knows nothing of how the run went. A sample of a step that no checkpoint holds may be in any state.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rhymed.config import Config
+from rhymed.errors import ConfigError, RhymedError, StoreDamaged
+from rhymed.history.folder import RunFolder
+from rhymed.messages import EVAL, SampleId
+from rhymed.run import checkpoint
+from rhymed.staleness import window
+from rhymed.text import some, step_name
+from rhymed_broker.plan import Plan
+from rhymed_store.inspect.browse import Response
+from rhymed_workers.trainer import lineage
+from rhymed_workers.trainer.lineage import Digest, Line
+
+SHOWN = 20  # faults that are listed
+
+
+@dataclass
+class Audit:
+    """What was found in one run. `wrong`: sentences; none: every sample is accounted for."""
+
+    steps: int = 0  # in the newest checkpoint
+    planned: int = 0  # of the whole run
+    prompts: int = 0  # in the dataset
+    asked: int = 0  # prompts of the steps in the checkpoint, as the plan has them
+    trained: int = 0  # samples of these steps
+    tokens: int = 0  # of the trained samples
+    dropped: int = 0
+    never: int = 0  # of the dropped: those that were given up before they were written
+    later: int = 0  # samples of steps that no checkpoint holds yet
+    staleness: int = 0  # of the oldest token that was trained, steps
+    kept_length: float | None = None  # mean tokens of the trained samples
+    dropped_length: float | None = None  # of the dropped ones that were written
+    reasons: dict[str, int] = field(default_factory=dict)  # why dropped -> samples
+    wrong: list[str] = field(default_factory=list)
+
+    @property
+    def epochs(self) -> float:
+        """Times that the dataset was asked."""
+        return self.asked / self.prompts if self.prompts else 0.0
+
+    def json(self) -> dict[str, Any]:
+        return {**asdict(self), "epochs": self.epochs, "good": not self.wrong}
+
+
+def audit(folder: RunFolder) -> Audit:
+    """Raises `ConfigError` or `DataError` where there is no plan to hold the run against."""
+    if folder.config is None:
+        raise ConfigError(f"{folder.folder} has no config.json that this release reads, so its plan is not known")
+    steps, lines, wrong = newest(folder.folder)
+    plan = _plan(folder.config, folder.folder, steps)
+    found = Audit(steps, plan.steps, len(plan.ids), steps * plan.prompts_per_step, wrong=wrong)
+    _Check(folder, folder.config, plan, found).run(lines)
+    return found
+
+
+def render(found: Audit, name: str) -> str:
+    """In words, line by line."""
+    lines = [
+        f"{name}: {found.steps} of {some(found.planned, 'step')} in the newest checkpoint"
+        f" ({found.epochs:.2f} epochs of {some(found.prompts, 'prompt')})",
+        f"trained: {some(found.trained, 'sample')}, {some(found.tokens, 'token')},"
+        f" at most {some(found.staleness, 'step')} stale",
+        f"dropped: {some(found.dropped, 'sample')}",
+    ]
+    lines += [f"  {count:,} x {reason}" for reason, count in Counter(found.reasons).most_common(SHOWN)]
+    if found.dropped_length is not None and found.kept_length is not None:
+        lines.append(
+            f"mean length: {found.kept_length:.1f} tokens of the trained, {found.dropped_length:.1f} of the dropped"
+        )
+    if found.never:
+        lines.append(f"dropped before they were written, so of no known length: {found.never:,}")
+    if found.later:
+        lines.append(f"of later steps, in work: {some(found.later, 'sample')}")
+    if not found.wrong:
+        return "\n".join([*lines, "every sample is accounted for, exactly once"])
+    return "\n".join([*lines, *listed(found.wrong)])
+
+
+def listed(wrong: Sequence[str]) -> list[str]:
+    more = [f"and {len(wrong) - SHOWN:,} more"] if len(wrong) > SHOWN else []
+    return [f"wrong: {fault}" for fault in wrong[:SHOWN]] + more
+
+
+class _Plan(Plan):
+    """With the prompts by name, and as long as what was trained, should the run have been shortened since."""
+
+    def __init__(self, prompts: Sequence[str], config: Config, steps: int) -> None:
+        rollout, trainer = config.rollout, config.trainer
+        super().__init__(
+            prompts, rollout.prompts_per_step, rollout.group_size, trainer.epochs, trainer.steps, config.run.seed
+        )
+        self.ids = sorted(prompts)
+        self.steps = max(self.steps, steps)
+
+
+def _plan(config: Config, folder: Path, steps: int) -> _Plan:
+    from rhymed.inputs.prepared import rows_of
+    from rhymed.inputs.rows import prompt_id
+
+    try:
+        rows = rows_of(config, folder, config.data)
+    except (RhymedError, OSError) as error:
+        raise ConfigError(f"the dataset, which the plan is made of, cannot be read: {error}") from None
+    return _Plan([prompt_id(row) for row in rows], config, steps)
+
+
+def newest(folder: Path) -> tuple[int, list[Line], list[str]]:
+    """Steps of the newest good checkpoint, its lineage as it stands there, and what is wrong with either."""
+    found = checkpoint.newest(folder / "checkpoints")
+    if found is None:
+        return 0, [], []
+    try:
+        return found.step, lineage.read(found.folder), []
+    except FileNotFoundError:
+        why = "has no lineage.jsonl: it was made by a release that kept none"
+    except (OSError, ValueError) as error:
+        why = f"has a lineage that cannot be read: {error}"
+    return found.step, [], [f"{found.folder} {why}"]
+
+
+class _Check:
+    """Goes through the store once, prompt by prompt, which is the order that digests are made in."""
+
+    def __init__(self, folder: RunFolder, config: Config, plan: _Plan, found: Audit) -> None:
+        self._folder, self._config, self._plan, self._found = folder, config, plan, found
+        self._digests = {step: Digest() for step in range(found.steps)}
+        self._steps: dict[str, set[int]] = {prompt: set() for prompt in plan.ids}  # of the checkpoint, in the plan
+        for step in range(found.steps):
+            for prompt in plan.prompts(step):
+                self._steps[prompt].add(step)
+        self._later: dict[int, frozenset[str]] = {}  # prompts of the steps after these, of which few have begun
+        self._kept, self._lost = Counter[str](), Counter[str]()  # samples and tokens: trained, dropped
+
+    def run(self, lines: Sequence[Line]) -> None:
+        for prompt in sorted({*self._folder.browse.ids(), *self._plan.ids}):
+            try:
+                self._prompt(prompt)
+            except StoreDamaged as error:
+                self._wrong(f"prompt {prompt} cannot be read: {error}")
+        self._lineage(lines)
+        found = self._found
+        found.trained, found.tokens = self._kept["samples"], self._kept["tokens"]
+        found.kept_length, found.dropped_length = _mean(self._kept), _mean(self._lost)
+
+    def _wrong(self, what: str) -> None:
+        self._found.wrong.append(what)
+
+    def _prompt(self, prompt: str) -> None:
+        """Every sample of it is one of the plan's; of a step in the checkpoint every one of the plan's is there."""
+        browse = self._folder.browse
+        drops = {id: reason for id, reason in browse.drops(prompt).items() if 0 <= id.step < EVAL}
+        written = {one.info.id: one for one in browse.responses(prompt) if 0 <= one.info.id.step < EVAL}
+        group, planned = range(self._plan.group_size), sorted(self._steps.get(prompt, ()))
+        for id in sorted({*drops, *written}):
+            if not self._planned(id) or id.index not in group:
+                self._wrong(f"sample {id} is in the store, and the plan has no such sample")
+            elif id.step >= self._found.steps:
+                self._found.later += 1
+            else:
+                self._sample(id, written.get(id), drops.get(id))
+        self._whole(prompt, planned, {*drops, *written})
+
+    def _planned(self, id: SampleId) -> bool:
+        """The plan has this prompt in this step."""
+        if id.step < self._found.steps:
+            return id.step in self._steps.get(id.prompt, ())
+        if id.step not in self._later:
+            inside = id.step < self._plan.steps
+            self._later[id.step] = frozenset(self._plan.prompts(id.step) if inside else ())
+        return id.prompt in self._later[id.step]
+
+    def _whole(self, prompt: str, planned: Iterable[int], there: set[SampleId]) -> None:
+        """No sample of its groups is missing, and every epoch has asked it once."""
+        found = self._found
+        for step in planned:
+            for index in range(self._plan.group_size):
+                if (id := SampleId(step, prompt, index)) not in there:
+                    self._wrong(f"sample {id} is not in the store: neither trained nor dropped")
+        times = len({id.step for id in there if id.step < found.steps})
+        if prompt in self._steps and times not in (int(found.epochs), int(found.epochs) + 1):
+            self._wrong(f"prompt {prompt} was asked {times} times in {found.epochs:.2f} epochs")
+
+    def _sample(self, id: SampleId, one: Response | None, reason: str | None) -> None:
+        """Of a step in the checkpoint."""
+        if one is None or one.state == "dropped":
+            self._drop(id, one, reason or (one.reason if one else ""))
+            return
+        self._digests[id.step].add(id, one.tokens, one.info.reward)
+        self._kept += Counter(samples=1, tokens=one.info.length)
+        if one.state != "trained":
+            self._wrong(f"sample {id} is {one.state}, though a checkpoint holds its step: not marked as trained")
+        if reason is not None:
+            self._wrong(f"sample {id} is {one.state}, and was dropped as well: {reason}")
+        oldest, newest = window(id.step, self._config.schedule.max_staleness)
+        versions = [version for version, _ in one.info.versions] or [newest]
+        self._found.staleness = max(self._found.staleness, id.step - min(versions))
+        if not oldest <= min(versions) <= max(versions) <= newest:
+            self._wrong(
+                f"sample {id} has tokens of the versions {min(versions)} to {max(versions)}, its step takes"
+                f" {oldest} to {newest}"
+            )
+
+    def _drop(self, id: SampleId, one: Response | None, reason: str) -> None:
+        found = self._found
+        found.dropped += 1
+        found.never += one is None
+        if one is not None:
+            self._lost += Counter(samples=1, tokens=one.info.length)
+        if not reason:
+            self._wrong(f"sample {id} was dropped, and nobody said why")
+        kind = _kind(reason)
+        found.reasons[kind] = found.reasons.get(kind, 0) + 1
+
+    def _lineage(self, lines: Sequence[Line]) -> None:
+        """Every step once, and trained on what the store has of it."""
+        counts = Counter(line.step for line in lines)
+        for step in self._digests:
+            if counts[step] != 1:
+                times = f"stands {counts[step]} times in" if counts[step] else "is missing in"
+                self._wrong(f"{step_name(step)} {times} the lineage of the newest checkpoint")
+        for line in lines:
+            if line.step not in self._digests:
+                self._wrong(f"{step_name(line.step)} is in the lineage, which ends with step {self._found.steps}")
+            elif why := differ(line, self._digests[line.step].line(line.step, line.weights)):
+                self._wrong(f"{step_name(line.step)} was not trained on what the store has: {why}")
+
+
+def differ(one: Line, other: Line) -> str:
+    """How two lines of one step differ; empty: they do not."""
+    if (one.samples, one.tokens) != (other.samples, other.tokens):
+        counts = (f"{some(line.samples, 'sample')} of {some(line.tokens, 'token')}" for line in (one, other))
+        return " against ".join(counts)
+    if one.digest != other.digest:
+        return f"as many samples and tokens ({one.samples:,}, {one.tokens:,}), but other tokens or rewards"
+    if one.weights and other.weights and one.weights != other.weights:
+        return "the same samples, but other weights after them"
+    return ""
+
+
+def _kind(reason: str) -> str:
+    """Reasons that differ in a number, a worker or a sample alone are one."""
+    import re
+
+    return re.sub(r"\d+(\.\d+)?", "N", reason) or "(no reason)"
+
+
+def _mean(counts: Counter[str]) -> float | None:
+    return counts["tokens"] / counts["samples"] if counts["samples"] else None

@@ -1,0 +1,168 @@
+"""`rhymed history compare`: have two runs the same samples, and where they part, was it a near tie?
+
+Under position-keyed sampling a token is the argmax of log p + noise, and the noise is a function of run seed, sample,
+position and token. Where two runs of one seed part, both have drawn with the same noise from what should be the same
+distribution, so how far the scores of their two tokens lie apart tells arithmetic (a last bit decided) from a bug.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from rhymed.errors import StoreDamaged, UnknownSample
+from rhymed.history.folder import RunFolder
+from rhymed.histospec.sampling.noise import gumbel
+from rhymed.messages import GetSamples, SampleId
+from rhymed.text import some
+from rhymed_store.inspect.browse import Response
+
+NEAR = {"float32": 1e-3, "float16": 0.03, "bfloat16": 0.25}  # of scores: below it a last bit of a logit decides
+SHOWN = 10
+UNKNOWN = "not known how close: that takes the same seed, keyed sampling, and log-probs, which checkpoints let go"
+
+
+@dataclass(frozen=True)
+class Difference:
+    sample: SampleId
+    place: int  # the first response token that differs, from 0
+    gap: float | None  # of the two tokens' scores; None: not known
+    near: bool = False
+
+    def __str__(self) -> str:
+        how = "" if self.gap is None else f", scores {self.gap:.1g} apart{' (a near tie)' if self.near else ''}"
+        return f"{self.sample}: from token {self.place} on{how}"
+
+
+@dataclass
+class Comparison:
+    """Samples of training steps and evaluations; imported history is not compared."""
+
+    both: int = 0  # samples that both have
+    tokens: int = 0  # of these, in the first run
+    prompts: int = 0  # samples whose prompts differ in their tokens; their responses are not compared
+    rewards: int = 0  # samples with the same tokens and different rewards
+    only_first: int = 0
+    only_second: int = 0
+    damaged: list[str] = field(default_factory=list)  # of prompts that are left out, why
+    different: list[Difference] = field(default_factory=list)  # the earliest step's first
+
+    @property
+    def near(self) -> int:
+        return sum(one.near for one in self.different)
+
+    @property
+    def same(self) -> bool:
+        """But for near ties."""
+        lacking = self.prompts or self.only_first or self.only_second or self.damaged
+        return bool(self.both) and not (lacking or self.rewards or len(self.different) > self.near)
+
+    def json(self) -> dict[str, Any]:
+        rows = [{**asdict(one), "sample": str(one.sample)} for one in self.different]
+        return {**asdict(self), "different": rows, "near": self.near, "same": self.same}
+
+
+def compare(first: RunFolder, second: RunFolder) -> Comparison:
+    """Prompts that cannot be read are left out, and told."""
+    found, seed = Comparison(), _seed(first, second)
+    for prompt in sorted({*first.browse.ids(), *second.browse.ids()}):
+        try:
+            for one, other in _pairs(first, second, prompt):
+                _add(found, first, second, one, other, seed)
+        except StoreDamaged as error:
+            found.damaged.append(f"prompt {prompt}: {error}")
+    found.different.sort(key=lambda one: one.sample)
+    return found
+
+
+def render(found: Comparison, first: str, second: str) -> str:
+    """In words, line by line."""
+    lines = [f"{first} and {second}: {some(found.both, 'sample')} in both, {some(found.tokens, 'token')}"]
+    counts = {
+        f"only in {first}": found.only_first,
+        f"only in {second}": found.only_second,
+        "asked with another prompt": found.prompts,
+        "the same tokens and another reward": found.rewards,
+    }
+    lines += [f"{what}: {some(count, 'sample')}" for what, count in counts.items() if count]
+    if found.damaged:
+        lines.append(f"left out {some(len(found.damaged), 'damaged prompt')}; the first is {found.damaged[0]}")
+    if not found.different:
+        what = "the others have" if found.prompts else "all of these have" if found.both else ""
+        return "\n".join([*lines, f"{what} the same tokens" if what else "nothing to compare"])
+    near = f", {found.near} of them in a near tie" if found.near else ""
+    same = found.both - found.prompts - len(found.different)
+    lines.append(f"{same:,} have the same tokens, {len(found.different):,} differ{near}; the earliest:")
+    lines += [f"  {one}" for one in found.different[:SHOWN]]
+    if any(one.gap is None for one in found.different):
+        lines.append(UNKNOWN)
+    return "\n".join(lines)
+
+
+def _pairs(first: RunFolder, second: RunFolder, prompt: str) -> Iterator[tuple[Response | None, Response | None]]:
+    one, other = (
+        {response.info.id: response for response in folder.browse.responses(prompt) if response.info.id.step >= 0}
+        for folder in (first, second)
+    )
+    for id in sorted({*one, *other}):
+        yield one.get(id), other.get(id)
+
+
+def _add(
+    found: Comparison,
+    first: RunFolder,
+    second: RunFolder,
+    one: Response | None,
+    other: Response | None,
+    seed: int | None,
+) -> None:
+    if one is None or other is None:
+        found.only_first += other is None
+        found.only_second += one is None
+        return
+    found.both += 1
+    found.tokens += len(one.tokens)
+    if not np.array_equal(one.prompt_tokens, other.prompt_tokens):
+        found.prompts += 1
+    elif not np.array_equal(one.tokens, other.tokens):
+        found.different.append(_difference(first, second, one, other, seed))
+    elif one.info.reward != other.info.reward:
+        found.rewards += 1
+
+
+def _seed(first: RunFolder, second: RunFolder) -> int | None:
+    """Of the noise that both were drawn by."""
+    configs = [folder.config for folder in (first, second)]
+    seeds = {config.run.seed if config and config.rollout.sampler == "keyed" else None for config in configs}
+    return seeds.pop() if len(seeds) == 1 else None
+
+
+def _difference(first: RunFolder, second: RunFolder, one: Response, other: Response, seed: int | None) -> Difference:
+    size = min(len(one.tokens), len(other.tokens))
+    differ = np.flatnonzero(one.tokens[:size] != other.tokens[:size])
+    place = int(differ[0]) if len(differ) else size
+    if seed is None or place == size:
+        return Difference(one.info.id, place, None)
+    position = one.info.prompt_length + place
+    a, b = (_score(folder, response, place, position, seed) for folder, response in ((first, one), (second, other)))
+    if a is None or b is None:
+        return Difference(one.info.id, place, None)
+    dtype = first.config.model.dtype if first.config else ""
+    return Difference(one.info.id, place, abs(a - b), abs(a - b) < NEAR.get(dtype, 0.0))
+
+
+def _score(folder: RunFolder, response: Response, place: int, position: int, seed: int) -> float | None:
+    """log p + noise of the token that came; None: its log-prob is no longer in the store."""
+    from rhymed_workers.engines.base import seed_of
+
+    id: SampleId = response.info.id
+    try:
+        _, (_, logprobs) = folder.browse.samples(GetSamples(samples=[id], logprobs=True))
+    except UnknownSample:
+        return None
+    token = int(response.tokens[place])
+    noise = gumbel(seed_of(seed, id), position, token + 1)[token]
+    return float(np.frombuffer(logprobs, np.float32)[place] + noise)

@@ -1,0 +1,182 @@
+"""`rhymed history import`: an earlier run's responses as history of another run.
+
+A prompt's newest epoch becomes step -1, the one before -2, and so on, so they are older than all that the run itself
+will make. Nothing imported is ever trained. The writing goes through the run's store: the living one, or one that is
+started here for as long as it takes. Doing it twice does no harm.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+from collections import Counter
+from collections.abc import AsyncIterator, Container, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from rhymed.config import Config, Net
+from rhymed.errors import DataError, DeadlineExceeded
+from rhymed.history.origins import Past, Sample
+from rhymed.inputs.rows import Row
+from rhymed.inputs.tokenizer import Vocabulary, read_vocabulary
+from rhymed.messages import EVAL, SampleId, SampleInfo, Score
+from rhymed.run.layout import places
+from rhymed_store.client import NewSample, StoreClient
+from rhymed_store.database.transactions import is_open
+from rhymed_store.service import StoreService
+
+GROUP = 256  # samples in one message
+AT_ONCE = 32  # prompts that are written together: they share the store's commits
+MOST_HISTORY = 1 << 16  # responses of one prompt
+LIVING_S = 5.0
+
+ELSEWHERE = "of prompts that are not in the new run's data (--all takes them, too)"
+HELD_OUT = "evaluations of held-out prompts"
+DROPPED = "dropped in that run"
+UNFINISHED = "empty or broken off"
+THERE = "already imported"
+TAKEN = "their place is taken by another import: use a new run.name"
+
+
+@dataclass
+class Report:
+    samples: int = 0
+    tokens: int = 0
+    prompts: int = 0
+    epochs: int = 0  # most of a prompt
+    left_out: Counter[str] = field(default_factory=Counter)  # reason -> samples
+
+
+def vocabulary_of(config: Config) -> Vocabulary:
+    """Of the model that the configuration names."""
+    if config.rollout.engine == "trace":
+        return Vocabulary(size=config.trace.vocabulary)
+    from rhymed.inputs.models import resolve_model
+
+    return read_vocabulary(resolve_model(config) / "tokenizer.json")
+
+
+def check_ids(past: Past, size: int, whose: str) -> None:
+    """Read all of it once: a single id that the model does not have means another tokenizer. Raises `DataError`."""
+    for samples in past.prompts():
+        for sample in samples:
+            for name in ("prompt_tokens", "tokens"):
+                largest = int(np.max(sample[name], initial=0))
+                if largest >= size:
+                    raise DataError(
+                        f"{whose} has {size} tokens, but sample {_id(sample, sample['step'])} has the token id"
+                        f" {largest}: it was made with another tokenizer; nothing was imported"
+                    )
+
+
+async def bring(past: Past, config: Config, wanted: Container[str] | None) -> Report:
+    """`wanted`: ids of the prompts to take, None: all."""
+    report = Report()
+    async with _store(config) as client:
+        pieces = _pieces(past, wanted, report)
+        while some := await asyncio.to_thread(lambda: list(islice(pieces, AT_ONCE))):
+            await client.put_prompts([piece.row for piece in some if piece.row is not None])
+            await asyncio.gather(*(_put(client, piece.samples, report) for piece in some))
+    return report
+
+
+class Piece(NamedTuple):
+    """One prompt."""
+
+    row: Row | None
+    samples: list[NewSample]
+
+
+def _pieces(past: Past, wanted: Container[str] | None, report: Report) -> Iterator[Piece]:
+    for samples in past.prompts():
+        prompt = str(samples[0]["prompt_id"])
+        if wanted is not None and prompt not in wanted:
+            report.left_out[ELSEWHERE] += len(samples)
+            continue
+        kept = [sample for sample in samples if not (reason := _unfit(sample)) or report.left_out.update([reason])]
+        steps = sorted({sample["step"] for sample in kept}, reverse=True)
+        row = samples[0]["row"]
+        if kept:
+            made = [_new(sample, -1 - steps.index(sample["step"])) for sample in kept]
+            yield Piece(None if row is None else msgspec.json.decode(row, type=Row), made)
+
+
+def _unfit(sample: Sample) -> str:
+    if sample["step"] >= EVAL:
+        return HELD_OUT
+    if sample["state"] == "dropped":
+        return DROPPED
+    return UNFINISHED if not sample["length"] or sample["finish_reason"] == "abort" else ""
+
+
+def _id(sample: Sample, step: int) -> SampleId:
+    return SampleId(step=step, prompt=sample["prompt_id"], index=sample["index"])
+
+
+def _new(sample: Sample, step: int) -> NewSample:
+    tokens, context = np.asarray(sample["tokens"], np.uint32), np.asarray(sample["prompt_tokens"], np.uint32)
+    info = SampleInfo(
+        id=_id(sample, step),
+        prompt_length=len(context),
+        length=len(tokens),
+        finish_reason=sample["finish_reason"],
+        versions=[(sample["policy_version"] or 0, len(tokens))],
+        reward=sample["reward"],
+    )
+    return NewSample(info, context, tokens, None)
+
+
+async def _put(client: StoreClient, samples: list[NewSample], report: Report) -> None:
+    """One prompt's samples, unless they are there."""
+    found = await client.history(samples[0].info.id.prompt, 0, MOST_HISTORY)
+    there = {stored.info.id: stored for stored in found}
+    fresh, unscored = [], []
+    for sample in samples:
+        known = there.get(sample.info.id)
+        if known is None:
+            fresh.append(sample)
+        else:
+            same = np.array_equal(known.tokens, np.asarray(sample.tokens))
+            report.left_out[THERE if same else TAKEN] += 1
+            if same and known.info.reward is None:  # an import was broken off in between
+                unscored.append(sample)
+    for start in range(0, len(fresh), GROUP):
+        await client.put_samples(fresh[start : start + GROUP])
+    rewards = [(sample.info.id, sample.info.reward) for sample in fresh + unscored]
+    await client.put_scores([Score(id=id, reward=reward) for id, reward in rewards if reward is not None])
+    report.samples += len(fresh)
+    report.tokens += sum(sample.info.length for sample in fresh)
+    report.prompts += bool(fresh)
+    report.epochs = max([report.epochs, *(-sample.info.id.step for sample in fresh)])
+
+
+@contextlib.asynccontextmanager
+async def _store(config: Config) -> AsyncIterator[StoreClient]:
+    """The store of the run: the living one, or its folder opened here."""
+    where = places(config)
+    if is_open(where.database):
+        with contextlib.closing(StoreClient(where.store, "import", where.keys("broker"))) as client:
+            try:
+                await client.stats(deadline_s=LIVING_S)
+            except DeadlineExceeded:
+                raise DeadlineExceeded(
+                    f"{where.database} is open in a store process that does not answer at {where.store} within"
+                    f" {LIVING_S:g} s: is CONFIG the configuration that it was started with?"
+                ) from None
+            yield client
+        return
+    config = config.model_copy(update={"net": Net()})  # nobody else is to find it
+    where = places(config)
+    made = not where.sockets.exists()
+    try:
+        async with StoreService(config, where).running():
+            with contextlib.closing(StoreClient(where.store, "import")) as client:
+                yield client
+    finally:
+        if made:
+            shutil.rmtree(where.sockets, ignore_errors=True)

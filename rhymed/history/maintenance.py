@@ -1,0 +1,100 @@
+"""`rhymed history verify`, `repair` and `backup`: the run's folder around `rhymed_store.integrity`, and the text."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from rhymed.errors import ConfigError, StoreError
+from rhymed.history.folder import find
+from rhymed.text import size, some
+from rhymed_store.database.transactions import is_open
+from rhymed_store.integrity.findings import Report
+from rhymed_store.integrity.repair import copy, flush, repair
+from rhymed_store.integrity.verify import verify
+
+SHOWN = 20  # findings on a terminal
+NOUNS = {"samples": "sample", "prompts": "prompt", "contexts": "tokenised prompt", "journal": "journal line"}
+
+
+def verify_run(run: Path) -> tuple[Report, int]:
+    """Its report, and the bytes of its file. Beside a living store as well. Raises `ConfigError`, `StoreError`."""
+    _, store = find(run)
+    report = verify(store)
+    return report, (store / "data.mdb").stat().st_size
+
+
+def render_verify(report: Report, run: Path, file_bytes: int) -> str:
+    counts = ", ".join(some(report.counts[table], noun) for table, noun in NOUNS.items())
+    read = f"{run}: {counts}, {some(report.tokens, 'token')} in {size(file_bytes)}"
+    if report.sound:
+        return f"{read}: all as they were written"
+    shown = [f"  {table}: {name}: {why}" for table, name, why in report.findings[:SHOWN]]
+    more = len(report.findings) - SHOWN
+    end = f"`rhymed history repair {run}` leaves that out and saves the rest, while no run is alive"
+    rest = [f"  and {more:,} more: --json shows all"] if more > 0 else []
+    return "\n".join([f"{read} are sound", f"{some(len(report.findings), 'thing')} damaged:", *shown, *rest, end])
+
+
+def as_json(report: Report) -> dict[str, Any]:
+    return {
+        "sound": report.sound,
+        "counts": dict(report.counts),
+        "tokens": report.tokens,
+        "damaged": [finding._asdict() for finding in report.findings],
+    }
+
+
+ALSO = ("config.json", "metrics.jsonl")  # of the run's folder: which model's tokens these are, and how it went
+
+
+def backup_run(run: Path, target: Path) -> Report:
+    """Raises `ConfigError` where `target` is there already, `StoreDamaged` where a copy would be damaged, too."""
+    folder, store = find(run)
+    if target.exists() or target.is_symlink():
+        raise ConfigError(f"{target} is there already, and a backup replaces nothing: name another folder")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    making = target.parent / f".{target.name}.{os.getpid()}.tmp"
+    try:
+        (making / "store").mkdir(parents=True)
+        report = copy(store, making / "store")
+        for name in ALSO:
+            if (folder / name).is_file():
+                shutil.copyfile(folder / name, making / name)
+        flush(making)
+        os.rename(making, target)
+        flush(target.parent, files=False)
+    except OSError as error:
+        raise StoreError(f"{target} cannot be written: {error}") from None
+    finally:
+        shutil.rmtree(making, ignore_errors=True)
+    return report
+
+
+def render_backup(report: Report, run: Path, target: Path) -> str:
+    held = f"{some(report.counts['samples'], 'sample')}, {some(report.tokens, 'token')}"
+    written = size((target / "store" / "data.mdb").stat().st_size)
+    return f"{target}: {held} of {run}, {written}, verified; `rhymed history` and --resume take it as a run's folder"
+
+
+def repair_run(run: Path) -> tuple[Report, Path | None]:
+    """What was found, and where the old file is; None: all is sound. Raises `ConfigError`, `StoreError`."""
+    folder, store = find(run)
+    if is_open(store):
+        raise ConfigError(f"a store process has {store}: end the run of {folder} first")
+    return repair(store)
+
+
+def render_repair(report: Report, kept: Path | None, run: Path) -> str:
+    if kept is None:
+        return f"{run}: nothing is damaged, and nothing was changed"
+    lost = [f"  {table}: {name}: {why}" for table, name, why in report.findings[:SHOWN]]
+    if len(report.findings) > SHOWN:
+        lost.append(f"  and {len(report.findings) - SHOWN} more: `rhymed history verify` of a copy of it tells all")
+    saved = ", ".join(
+        some(report.counts[table], noun) for table, noun in (("samples", "sample"), ("prompts", "prompt"))
+    )
+    end = f"saved {saved}, {some(report.tokens, 'token')}; the damaged file is {kept}: remove it when all is well"
+    return "\n".join([f"{run}: damaged, and left out or written anew:", *lost, end])

@@ -1,0 +1,161 @@
+"""What is known of one sample besides the lines about it: from the store, and what the run met meanwhile.
+
+A person names a sample by its id, a beginning of it, or a part of its prompt's id; `find` makes that whole. Works on
+a living run, and on a folder whose store, or logs, are gone: what cannot be read is told, and left out. Ids count
+steps from 0, sentences from 1.
+"""
+
+from __future__ import annotations
+
+import datetime
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from rhymed.errors import ConfigError, DataError, RhymedError
+from rhymed.history.folder import RunFolder, open_folder, prompt_text
+from rhymed.logs.filter import stamp
+from rhymed.logs.read import Entry, entries, logs
+from rhymed.messages import EVAL, SampleId
+from rhymed.text import some, whose
+from rhymed_store.inspect.browse import Response
+
+WHOLE = re.compile(r"-?\d+/[0-9a-f]{16}/\d+")
+GIVEN = re.compile(r"(?:(-?\d+)/)?([0-9a-f]{1,16})(?:/(\d+)?)?")
+SHOWN = 8  # samples that are listed where one has to be chosen
+STARTS = 70  # characters of a prompt
+SHORTEST = 4  # digits of a prompt's id, without a step before them
+HINT = (
+    f"write step/prompt/index, e.g. 3/ab12cd34ab12cd34/0, or a beginning of it, or {SHORTEST} digits of a prompt;"
+    " steps in ids count from 0; ids stand in the report, in the dashboard, and in `samples` of `rhymed logs --json`"
+)
+
+
+def find(folder: Path, wanted: str, places: Sequence[Path], *, future: bool = False) -> str:
+    """The whole id. Raises `ConfigError` or `DataError` where none that was told of, or more than one, is meant.
+
+    `places`: where there are logs. `future`: a whole id may also be that of a sample which is still to come.
+    """
+    given = GIVEN.fullmatch(wanted)
+    if given is None or (given[1] is None and len(given[2]) < SHORTEST):
+        raise ConfigError(f"--sample {wanted!r} is no sample's id\n{HINT}")
+    if future and WHOLE.fullmatch(wanted):
+        return wanted
+    found = _in_store(folder, given) or _in_logs(places, given)
+    if len(found) == 1:
+        return str(found[0])
+    if not found:
+        raise DataError(f"--sample {wanted}: neither the store nor the logs in {folder} know such a sample\n{HINT}")
+    some = ", ".join(map(str, found[:SHOWN])) + (", …" if len(found) > SHOWN else "")
+    raise DataError(f"--sample {wanted}: {len(found)} samples begin so; name one: {some}")
+
+
+def _fits(id: SampleId, given: re.Match[str]) -> bool:
+    step, prompt, index = given.groups()
+    return (
+        (step is None or id.step == int(step))
+        and id.prompt.startswith(prompt)
+        and (index is None or id.index == int(index))
+    )
+
+
+def _in_store(folder: Path, given: re.Match[str]) -> list[SampleId]:
+    try:
+        with open_folder(folder) as run:
+            browse = run.browse
+            prompts = [one for one in browse.ids() if one.startswith(given[2])]
+            ids = {row.sample for prompt in prompts for row in browse.headers(prompt)}
+            ids |= {id for prompt in prompts for id in browse.drops(prompt)}
+    except RhymedError:
+        return []
+    return sorted(id for id in ids if _fits(id, given))
+
+
+def _in_logs(places: Sequence[Path], given: re.Match[str]) -> list[SampleId]:
+    """Those that are still being written, and those of a store that is gone."""
+    found: set[SampleId] = set()
+    for log in logs(*places):
+        for entry in entries(log, needle=given[2].encode()):
+            names = [*entry.samples, *WHOLE.findall(entry.text)]
+            found |= {parsed(name) for name in names if WHOLE.fullmatch(name)}
+    return sorted(id for id in found if _fits(id, given))
+
+
+def parsed(id: str) -> SampleId:
+    step, prompt, index = id.split("/")
+    return SampleId(int(step), prompt, int(index))
+
+
+def told(folder: Path, sample: str) -> list[str]:
+    """What the store has of it, in a few lines."""
+    id = parsed(sample)
+    head = f"sample {sample}, of {whose(id.step)}"
+    try:
+        with open_folder(folder) as run:
+            return [head, *_kept(run, id)]
+    except RhymedError as error:
+        return [head, f"  the store cannot be read: {error}"]
+
+
+def _kept(run: RunFolder, id: SampleId) -> Iterator[str]:
+    text = " ".join(prompt_text(run.browse.row(id.prompt)).split())
+    yield f"  prompt   {text[:STARTS]}{'…' if len(text) > STARTS else ''}"
+    for response in run.browse.responses(id.prompt):
+        if response.info.id == id:
+            yield from _written(response)
+            return
+    reason = run.browse.drops(id.prompt).get(id)
+    yield f"  dropped  {reason}" if reason else "  the store has no finished response of it"
+
+
+def _written(response: Response) -> Iterator[str]:
+    info = response.info
+    reward = "no reward" if info.reward is None else f"reward {info.reward:g}"
+    versions = ", ".join(f"{count} of version {version}" for version, count in info.versions)
+    yield f"  {response.state:<8} {reward}, {info.length} tokens ({info.finish_reason}): {versions}"
+    if response.reason:
+        yield f"  dropped  {response.reason}"
+    if response.drafted is not None:
+        yield f"  drafts   {int(response.drafted.sum())} of its tokens were accepted drafts"
+
+
+def own(entry: Entry, sample: str) -> Entry:
+    """The entry as it is about this sample, where it is about several."""
+    if sample not in entry.samples:
+        return entry
+    place, others = entry.samples.index(sample), len(entry.samples) - 1
+    beside = f", with {some(others, 'other')}" if others else ""
+    of_step = "" if entry.step is None else f" in step {entry.step + 1}"
+
+    def value(of: list[int] | list[float] | int | None) -> float:
+        return of[place] if isinstance(of, list) and place < len(of) else float("nan")
+
+    sentences = {
+        "taken": f"takes it{beside}",
+        "stored": f"written and stored: {value(entry.tokens):g} tokens, {value(entry.accepted):g} of them drafts",
+        "scoring": f"takes it to be scored{beside}",
+        "scored": f"scored: {value(entry.rewards):g}",
+        "trained": f"trained{of_step}{beside}",
+    }
+    return msgspec.structs.replace(entry, text=sentences.get(entry.event, entry.text))
+
+
+def around(folder: Path, sample: str, first: str, last: str, workers: set[str]) -> list[Entry]:
+    """What the run met between these times that concerns it: its step's, and its workers', events."""
+    from rhymed.run.timeline import read
+
+    step = parsed(sample).step
+    its = ("evaluated", step - EVAL) if step >= EVAL else ("trained", step)
+    found = []
+    for event in read(folder).events:
+        when = stamp(datetime.datetime.fromtimestamp(event.t, datetime.UTC))
+        mine = (event.event, event.step) == its or (
+            event.worker in workers and event.event in ("left", "lost", "rests", "joined") and first <= when <= last
+        )
+        if mine:
+            of = "" if event.step is None else f"version {event.step}" if step >= EVAL else f"step {event.step + 1}"
+            text = " ".join(part for part in (event.worker, event.event, of, event.text) if part)
+            found.append(Entry(t=when, process="timeline", text=text, event=event.event))
+    return found

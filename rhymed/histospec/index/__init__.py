@@ -1,0 +1,1 @@
+"""The index of one prompt's history: flat arrays, their builder and their cache."""

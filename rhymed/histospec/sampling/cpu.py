@@ -1,0 +1,221 @@
+"""Keyed sampling on a CPU: draws tokens by the noise of `noise` and compares them with drafts.
+
+What makes it fast: g <= -log(eps), and a float's exponent and mantissa bound that logarithm to 0.06 from above
+without computing one. A block of tokens is hashed and bounded by vector instructions; logarithms are taken only of
+tokens whose bound beats the best so far (some ten a row). Rows after the first wrong draft are not touched at all.
+
+Every row is computed alone and in one order, so neither threads nor the rest of the batch can change a bit of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple, cast
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from rhymed.histospec.jit import Function, native
+from rhymed.histospec.sampling.threads import Crew
+
+BLOCK = 256  # tokens
+LN2 = math.log(2)
+EXPONENT = 1 / 2**23  # of a float32's bits seen as an integer
+STRIDE = 0x9E3779B1  # of a row's first word from token to token
+LOWEST = -87.0  # exp of it is about the smallest normal float32
+WORTH_SHARING = 2**18  # logits; fewer are done before another thread wakes up
+
+
+def _loosely(*freedoms: str) -> Callable[[Function], Function]:
+    """As `native`, but sums may be taken in the order that suits the machine's vectors, or fused with products."""
+
+    def compile(function: Function) -> Function:
+        options = {"cache": True, "nogil": True, "error_model": "numpy", "fastmath": set(freedoms)}
+        return cast(Function, numba.njit(function, **options))
+
+    return compile
+
+
+class Rows(NamedTuple):
+    """What is drawn from: logits_NV holds the rows of request 0, then of request 1, …; B is the number of requests.
+
+    Request r has rows first_B[r] to first_B[r + 1]: one for each of its drafts, and one more.
+    """
+
+    logits_NV: NDArray[np.float32]
+    first_B: NDArray[np.int64]  # B + 1 of them
+    drafts: NDArray[np.int64]  # of request 0, then of request 1, …
+    key_B: NDArray[np.uint64]
+    position_B: NDArray[np.int64]  # of the token that is drawn from the request's first row
+    scale_B: NDArray[np.float32]  # 1 / temperature; 0 takes the largest logit
+
+
+@native
+def _mix(w: np.uint64) -> np.uint64:
+    w = (w ^ (w >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    w = (w ^ (w >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return w ^ (w >> np.uint64(31))
+
+
+@native
+def _hash(base: np.uint32, high: np.uint32, token: int) -> np.uint32:
+    h = np.uint32(base + np.uint32(np.uint32(token) * np.uint32(STRIDE)))
+    h = np.uint32((h ^ np.uint32(h >> np.uint32(16))) * np.uint32(0x21F0AAAD))
+    h = np.uint32(np.uint32(h ^ np.uint32(h >> np.uint32(15))) + high)
+    h = np.uint32(h * np.uint32(0x735A2D97))
+    return np.uint32(h ^ np.uint32(h >> np.uint32(15)))
+
+
+@native
+def row_word(key: np.uint64, position: int) -> np.uint64:
+    """What a row's noise is made of."""
+    return _mix(_mix(key + np.uint64(0x9E3779B97F4A7C15)) + np.uint64(position) * np.uint64(0xD1342543DE82EF95))
+
+
+@native
+def gumbel(row: np.uint64, token: int) -> float:
+    """The noise of one token of a row."""
+    h = _hash(np.uint32(row & np.uint64(0xFFFFFFFF)), np.uint32(row >> np.uint64(32)), token)
+    return -math.log(-math.log1p(-(np.float64(h) + 0.5) / 2.0**32))
+
+
+@native
+def _bound(h: np.uint32) -> np.float32:
+    """Not below -log((h + 0.5) / 2**32): log2(1 + m) >= m, and the 2**-20 covers what float32 rounds."""
+    bits = np.float32(np.float32(h) + np.float32(0.5)).view(np.int32)
+    return np.float32((159 + 2**-20) * LN2) - np.float32(bits) * np.float32(EXPONENT * LN2)
+
+
+@native
+def _order(x: np.float32) -> np.int32:
+    """Integers in the order of the floats; unlike floats their maximum is one vector instruction, NaN or not."""
+    bits = np.float32(x).view(np.int32)
+    return np.int32(bits ^ np.int32(np.int32(bits >> np.int32(31)) & np.int32(0x7FFFFFFF)))
+
+
+@native
+def _draw(logits_V: NDArray[np.float32], key: np.uint64, position: int, scale: np.float32) -> int:
+    row = row_word(key, position)
+    low, high = np.uint32(row & np.uint64(0xFFFFFFFF)), np.uint32(row >> np.uint64(32))
+    best, token = -np.inf, 0
+    count = len(logits_V)
+    for start in range(0, count, BLOCK):
+        block = logits_V[start : start + BLOCK]
+        base = np.uint32(low + np.uint32(np.uint32(start) * np.uint32(STRIDE)))
+        top = np.int32(-(2**31))
+        for v in range(len(block)):
+            top = max(top, _order(block[v] * scale + _bound(_hash(base, high, v))))
+        slack = 1e-5 * (1.0 + abs(best))
+        if np.float32(best - slack) >= np.float32(_float(top)):
+            continue
+        for v in range(len(block)):
+            z = block[v] * scale
+            h = _hash(base, high, v)
+            if z + _bound(h) > best - slack:
+                score = np.float64(z) - math.log(-math.log1p(-(np.float64(h) + 0.5) / 2.0**32))
+                if score > best:
+                    best, token = score, start + v
+    return token
+
+
+@native
+def _float(order: np.int32) -> np.float32:
+    bits = np.int32(order ^ np.int32(np.int32(order >> np.int32(31)) & np.int32(0x7FFFFFFF)))
+    return np.int32(bits).view(np.float32)
+
+
+@native
+def _largest(logits_V: NDArray[np.float32]) -> int:
+    """The lowest id among equals, 0 when no logit is a number above -inf."""
+    best, token = np.float32(-np.inf), 0
+    for start in range(0, len(logits_V), BLOCK):
+        block = logits_V[start : start + BLOCK]
+        top = np.int32(-(2**31))
+        for v in range(len(block)):
+            top = max(top, _order(block[v]))
+        if _float(top) <= best:
+            continue
+        for v in range(len(block)):
+            if block[v] > best:
+                best, token = block[v], start + v
+    return token
+
+
+@_loosely("reassoc", "contract")
+def _exp(x: np.float32) -> np.float32:
+    """To 2 ulp for x <= 0, in operations that vectorise: 2**n times a polynomial (Cephes expf)."""
+    x = x if x > np.float32(LOWEST) else np.float32(LOWEST)
+    n = np.int32(x * np.float32(1.4426950408889634) - np.float32(0.5))
+    r = x - np.float32(n) * np.float32(0.693359375)
+    r = r - np.float32(n) * np.float32(-2.12194440e-4)
+    p = np.float32(1.9875691500e-4) * r + np.float32(1.3981999507e-3)
+    p = p * r + np.float32(8.3334519073e-3)
+    p = p * r + np.float32(4.1665795894e-2)
+    p = p * r + np.float32(1.6666665459e-1)
+    p = p * r + np.float32(5.0000001201e-1)
+    p = p * r * r + r + np.float32(1.0)
+    return np.float32(p * np.int32((n + np.int32(127)) << np.int32(23)).view(np.float32))
+
+
+@_loosely("reassoc")  # fused, x * scale - peak would bring out what rounding the peak has lost
+def _exponentials(block: NDArray[np.float32], scale: np.float32, peak: np.float32) -> np.float32:
+    total = np.float32(0.0)
+    for v in range(len(block)):
+        total += _exp(block[v] * scale - peak)
+    return total
+
+
+@native
+def _logprob(logits_V: NDArray[np.float32], scale: np.float32, token: int) -> float:
+    """log softmax(logits * scale)[token]; float32 inside of a block, float64 over blocks."""
+    top = np.int32(-(2**31))
+    for v in range(len(logits_V)):
+        top = max(top, _order(logits_V[v]))
+    peak = np.float32(_float(top) * scale)
+    total = 0.0
+    for start in range(0, len(logits_V), 1024):
+        total += np.float64(_exponentials(logits_V[start : start + 1024], scale, peak))
+    return np.float64(logits_V[token] * scale) - np.float64(peak) - math.log(total)
+
+
+@native
+def _verify(rows: Rows, share: int, shares: int, want: bool, tokens_BT: Any, logprobs_BT: Any) -> None:
+    """Of every `shares`-th request: its rows in order, up to the first that differs from its draft."""
+    for r in range(share, len(rows.key_B), shares):
+        first, scale = rows.first_B[r], rows.scale_B[r]
+        count = rows.first_B[r + 1] - first
+        drafts = rows.drafts[first - r :]
+        for j in range(count):
+            logits_V = rows.logits_NV[first + j]
+            if scale == 0:
+                token = _largest(logits_V)
+            else:
+                token = _draw(logits_V, rows.key_B[r], rows.position_B[r] + j, scale)
+            tokens_BT[r, j] = token
+            if want:
+                logprobs_BT[r, j] = _logprob(logits_V, scale if scale != 0 else np.float32(1), token)
+            if j + 1 < count and drafts[j] != token:
+                break
+
+
+def verify(rows: Rows, want: bool, crew: Crew | None = None) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """Tokens and log-probs of every request, up to its first token that differs from its draft, that one included.
+
+    Shape: both [B, most rows of a request]; what is not sampled is -1 and 0. Without `want` all log-probs are 0.
+    """
+    width = int(np.diff(rows.first_B).max(initial=1))
+    tokens_BT = np.full((len(rows.key_B), width), -1, np.int32)
+    logprobs_BT = np.zeros((len(rows.key_B), width), np.float32)
+    worth = crew is not None and crew.size > 1 and rows.logits_NV.size >= WORTH_SHARING
+    shares = min(4 * crew.size, len(rows.key_B)) if crew and worth else 1
+
+    def work(share: int) -> None:
+        _verify(rows, share, shares, want, tokens_BT, logprobs_BT)
+
+    if crew and shares > 1:
+        crew.run(work, shares)
+    else:
+        work(0)
+    return tokens_BT, logprobs_BT

@@ -1,0 +1,1 @@
+"""`rhymed run`: starts the processes, shows the screen, and handles the end."""

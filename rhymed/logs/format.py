@@ -1,0 +1,59 @@
+"""An entry as a person reads it: time of day, process, level where it is not the usual one, text. Pure.
+
+Times are this machine's; a line with the date stands where the day changes. What would steer the terminal is made
+visible. Colours are by level, and only where they are wanted.
+"""
+
+from __future__ import annotations
+
+import datetime
+
+from rhymed.logs.read import Entry
+from rhymed.text import visible
+
+COLOURS = {"debug": "2", "warning": "33", "error": "31", "critical": "1;31"}
+"""ANSI, by level."""
+
+WIDE = 11  # characters of a process's name; a longer one moves its text
+
+
+class Page:
+    """`line` gives what to print for an entry, line breaks included; remembers the day."""
+
+    def __init__(self, *, colours: bool, zone: datetime.tzinfo | None = None) -> None:
+        self._colours, self._zone = colours, zone
+        self._day = ""
+
+    def line(self, entry: Entry) -> str:
+        moment = _moment(entry.t, self._zone)
+        head = f"{moment:%H:%M:%S}.{moment.microsecond // 1000:03d}" if moment else " " * 12
+        mark = "" if entry.level in ("info", "") else f"{_word(entry.level).upper()} "
+        text = visible(entry.text).replace("\n", "\n" + " " * 13)
+        line = f"{head} {_word(entry.process):<{WIDE}} {mark}{text}"
+        if entry.error is not None:
+            said = "" if entry.error.message and entry.error.message in entry.text else entry.error.message
+            trace = entry.error.traceback.rstrip() or f"{entry.error.type}: {said}"
+            line += "".join(f"\n{' ' * 13}{one}" for one in visible(trace).splitlines())
+        return f"{self._date(moment)}{self._paint(line, entry.level)}\n"
+
+    def _date(self, moment: datetime.datetime | None) -> str:
+        day = f"{moment:%Y-%m-%d}" if moment else self._day
+        if day == self._day:
+            return ""
+        self._day = day
+        return self._paint(f"-- {day}", "debug") + "\n"
+
+    def _paint(self, text: str, level: str) -> str:
+        code = COLOURS.get(level)
+        return f"\033[{code}m{text}\033[0m" if self._colours and code else text
+
+
+def _word(text: str) -> str:
+    return visible(text).replace("\n", " ")
+
+
+def _moment(t: str, zone: datetime.tzinfo | None) -> datetime.datetime | None:
+    try:
+        return datetime.datetime.fromisoformat(t).astimezone(zone)
+    except ValueError:
+        return None

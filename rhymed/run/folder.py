@@ -1,0 +1,139 @@
+"""Run folders: made once, held by one supervisor at a time, found again to resume."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, TextIO
+
+from rhymed.config import Config
+from rhymed.errors import ConfigError, RunMismatch
+from rhymed.run.layout import Places, places
+
+LOCK = "lock"  # in the run's folder: who holds it, by process id
+
+
+def create(config: Config) -> tuple[Config, Places]:
+    """A new folder for this run. A name that is taken gets a number: what an earlier run made is never touched."""
+    config = free(config)
+    return config, save(config)
+
+
+def free(config: Config) -> Config:
+    """The configuration under a name that no run has: its own, else with a number."""
+    wanted, number = config.run.name, 1
+    while places(config).config.exists():
+        number += 1
+        config = config.model_copy(update={"run": config.run.model_copy(update={"name": f"{wanted}-{number}"})})
+    return config
+
+
+def save(config: Config) -> Places:
+    """Write the configuration into the run's folder and let `latest` point there."""
+    where = places(config)
+    where.folder.mkdir(parents=True, exist_ok=True)
+    absolute = config.run.model_copy(update={"folder": str(where.folder.parent)})
+    where.config.write_text(config.model_copy(update={"run": absolute}).model_dump_json(indent=2) + "\n")
+    latest = where.folder.parent / "latest"
+    with contextlib.suppress(FileNotFoundError):
+        latest.unlink()
+    with contextlib.suppress(FileExistsError):
+        latest.symlink_to(where.folder.name)
+    return where
+
+
+def identity(config: Config) -> dict[str, Any]:
+    """Settings that must not change between the parts of one run, by key."""
+    return {
+        "model.path": config.model.path,
+        "model.revision": config.model.revision,
+        "model.chat_template": config.model.chat_template,
+        **{f"data.{key}": value for key, value in config.data.model_dump().items()},
+        "rollout.max_prompt_length": config.rollout.max_prompt_length,  # longer prompts may be left out
+        "run.seed": config.run.seed,
+        "rollout.prompts_per_step": config.rollout.prompts_per_step,
+        "rollout.group_size": config.rollout.group_size,
+    }
+
+
+def check_same(earlier: Config, config: Config, where: Places) -> None:
+    """Raises `RunMismatch` when `config` is not a continuation of the run in that folder."""
+    before, now = identity(earlier), identity(config)
+    changed = [f"{key} = {now[key]!r} (it was {before[key]!r})" for key in now if now[key] != before[key]]
+    if changed:
+        raise RunMismatch(
+            f"{where.folder} belongs to another run: {', '.join(changed)}; take that back to go on with it, or start"
+            " a new run with another run.name"
+        )
+
+
+@contextlib.contextmanager
+def hold(where: Places) -> Iterator[None]:
+    """Keep a second supervisor out of the folder; a dead one's hold ends with it."""
+    with (where.folder / LOCK).open("a+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ConfigError(f"{where.folder} is in use by a running `rhymed run`{_who(lock)}") from None
+        lock.truncate(0)
+        print(os.getpid(), file=lock, flush=True)
+        try:
+            yield
+        finally:
+            lock.truncate(0)
+
+
+def _who(lock: TextIO) -> str:
+    lock.seek(0)
+    return f" (process {number})" if (number := _number(lock)) else ""
+
+
+def _number(lock: TextIO) -> int:
+    said = lock.read(20).strip()
+    return int(said) if said.isdecimal() else 0
+
+
+def holder(folder: Path) -> int | None:
+    """Process id of the `rhymed run` that holds the folder, 0 where it is not known which; None: nobody does."""
+    try:
+        with (folder / LOCK).open() as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except OSError:
+                return _number(lock)
+    except OSError:
+        pass  # no such folder
+    return None
+
+
+def read_metrics(where: Places) -> list[dict[str, Any]]:
+    """The steps of `metrics.jsonl`, each once (a step trained again after a resume: the last), in order."""
+    return _last(row for row in _rows(where) if not _is_evaluation(row))
+
+
+def read_evaluations(where: Places) -> list[dict[str, Any]]:
+    """The evaluations of `metrics.jsonl`, in order; their `step` is the policy version."""
+    return _last(row for row in _rows(where) if _is_evaluation(row))
+
+
+def _is_evaluation(row: dict[str, Any]) -> bool:
+    return any(key.startswith("val/") for key in row)
+
+
+def _last(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    by_step = {int(row["step"]): row for row in rows}
+    return [by_step[step] for step in sorted(by_step)]
+
+
+def _rows(where: Places) -> Iterator[dict[str, Any]]:
+    """Their numbers. A line that was cut, or is none of ours, is left out."""
+    with contextlib.suppress(OSError), where.metrics.open("rb") as lines:
+        for line in lines:
+            with contextlib.suppress(ValueError):
+                row = json.loads(line)
+                if isinstance(row, dict) and isinstance(row.get("step"), int):
+                    yield {key: value for key, value in row.items() if isinstance(value, int | float)}

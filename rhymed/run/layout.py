@@ -1,0 +1,85 @@
+"""Where a run keeps its things, and where its processes meet. Derived from the configuration, so all agree."""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from rhymed.config import Config
+from rhymed.wire.keys import Keyring, KeyRole
+
+
+@dataclass(frozen=True)
+class Places:
+    """Paths and addresses of one run."""
+
+    folder: Path  # absolute
+    broker: str
+    store: str
+    weights: str
+    sockets: Path  # folder of the ipc sockets whose address was not configured
+    keyfolder: Path | None = None  # of the keys of TCP links
+    insecure: bool = False
+    bind: str = ""  # host part of what our servers listen on; empty: that of the address
+
+    def listens(self, address: str) -> str:
+        """Where the server of one of our addresses is bound. Elsewhere only behind a name that is not this host's."""
+        if not self.bind or not address.startswith("tcp://"):
+            return address
+        host = f"[{self.bind}]" if ":" in self.bind else self.bind
+        return f"tcp://{host}:{address.rpartition(':')[2]}"
+
+    @property
+    def database(self) -> Path:
+        return self.folder / "store"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.folder / "checkpoints"
+
+    @property
+    def metrics(self) -> Path:
+        return self.folder / "metrics.jsonl"
+
+    @property
+    def tensorboard(self) -> Path:
+        return self.folder / "tensorboard"
+
+    @property
+    def config(self) -> Path:
+        return self.folder / "config.json"
+
+    def keys(self, role: KeyRole) -> Keyring:
+        """What a process of that role has of the run's keys."""
+        return Keyring(role, self.keyfolder, self.insecure)
+
+    def log(self, process: str) -> Path:
+        return self.folder / "logs" / f"{process}.log"
+
+
+def places(config: Config) -> Places:
+    """Addresses that the configuration leaves empty are ipc sockets in a folder named after the run folder's path.
+
+    They do not lie in the run folder itself because a socket's path may have no more than 107 characters.
+    """
+    folder = (Path(config.run.folder) / config.run.name).expanduser().resolve()
+    sockets = Path(tempfile.gettempdir()) / f"rhymed-{hashlib.blake2b(bytes(folder), digest_size=6).hexdigest()}"
+
+    def address(given: str, name: str) -> str:
+        return given or f"ipc://{sockets / name}"
+
+    return Places(
+        folder=folder,
+        broker=address(config.net.broker, "broker"),
+        store=address(config.net.store, "store"),
+        weights=address(config.net.weights, "weights"),
+        sockets=sockets,
+        keyfolder=Path(config.net.keys).expanduser().resolve() if config.net.keys else None,
+        insecure=config.net.insecure,
+        bind=config.net.bind,
+    )
+
+
+ADDRESS_FILE = "dashboard.json"

@@ -1,0 +1,36 @@
+"""Which workers hold up the others, from a snapshot. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rhymed.text import age
+
+if TYPE_CHECKING:
+    from rhymed.messages import Queues, WorkerRow
+
+
+RATE = "rollout/tokens_per_s"
+SLOW = 1 / 3  # of the usual rate: below, a worker is named
+SILENT_S = 5.0
+
+
+def culprits(snapshot: Queues) -> dict[str, str]:
+    """Rollout workers that hold up the others: worker -> what is wrong with it."""
+    from statistics import median
+
+    busy = [row for row in snapshot.workers if row.role == "rollout" and _writes(row)]
+    found = {}
+    usual = median([row.stats.get(RATE, 0.0) for row in busy]) if len(busy) > 1 else 0.0
+    for row in busy:
+        rate = row.stats.get(RATE, 0.0)
+        if row.silent_s > SILENT_S:
+            found[row.worker] = f"not heard for {age(row.silent_s)}"
+        elif rate < SLOW * usual:
+            found[row.worker] = f"{usual / rate:.0f} times slower than its peers" if rate else "makes no tokens"
+    return found
+
+
+def _writes(row: WorkerRow) -> bool:
+    """Has it a sample in a slot? A brief snapshot tells only how many it has."""
+    return row.held > row.parked or any(not one.parked for one in row.holding)

@@ -1,0 +1,194 @@
+"""The file `timeline.jsonl` of a run: what every worker did, second by second, and what happened when.
+
+Owns the file's format: lines of JSON, spans and events, in the order of their times; two files at most, of which the
+older one is `timeline.1.jsonl`. Reading never fails because of what stands in a file: a line that was cut, or is no
+line of ours, is left out. Who writes, and how often, it does not know.
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import IO, Annotated, Literal, NamedTuple
+
+import msgspec
+
+FILE, OLDER = "timeline.jsonl", "timeline.1.jsonl"
+LIMIT_BYTES = 32 << 20  # of each of the two
+LONGEST_LINE = 1 << 16  # bytes
+DIGITS = re.compile("([0-9]{1,18})")
+
+Time = Annotated[float, msgspec.Meta(ge=0, lt=1e12)]  # seconds
+Role = Literal["rollout", "reward", "trainer"]
+Kind = Literal["joined", "left", "lost", "rests", "trained", "version", "evaluated", "begun", "finished"]
+
+
+class Span(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename={"inside": "in"}):
+    """What a worker did in the `s` seconds that end at `t`."""
+
+    t: Time  # wall time, seconds since 1970
+    worker: str
+    role: Role
+    s: Time
+    inside: dict[str, Time]  # seconds by activity, see rhymed.service.activities; they add up to `s`
+    host: str = ""
+    version: int | None = None  # policy version at `t`, of the trainer the steps that are trained
+    tokens_per_s: float | None = None  # rollout only
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Something that happened at `t`."""
+
+    t: Time
+    event: Kind
+    worker: str | None = None
+    step: int | None = None  # trained: this one; version, evaluated: this policy version; begun: the first one
+    text: str | None = None
+
+
+FAILED = "run failed: "  # how the text of `finished` begins when the run did not come to its end
+
+RUBBISH = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+SPAN, EVENT = msgspec.json.Decoder(Span), msgspec.json.Decoder(Event)
+
+
+class Timeline(NamedTuple):
+    """Each in the order of time."""
+
+    spans: list[Span]
+    events: list[Event]
+
+    @property
+    def finished(self) -> bool:
+        """The run came to its end, and nobody has begun it again."""
+        words = [event for event in self.events if event.event in ("begun", "finished")]
+        return bool(words) and words[-1].event == "finished" and not (words[-1].text or "").startswith(FAILED)
+
+    @property
+    def last(self) -> float:
+        """The newest time; 0 when there is nothing."""
+        return max((each[-1].t for each in self if each), default=0.0)
+
+
+def read(folder: Path, since: float = 0.0) -> Timeline:
+    """Everything after the time `since`. Cheap when that is little: the rest of the files is not read."""
+    found = Timeline([], [])
+    for name in (OLDER, FILE):
+        try:
+            with (folder / name).open("rb") as file:
+                file.seek(_first(file, since))
+                _sort(file, found, since)
+        except OSError:
+            continue  # not there (yet), or taken away by the writer a moment ago
+    return found
+
+
+class Writer:
+    """Appends lines. Blocking; raises `OSError` when a line could not be written."""
+
+    def __init__(self, folder: Path, limit_bytes: int = LIMIT_BYTES) -> None:
+        self._folder, self._limit = folder, limit_bytes
+        self._file: IO[bytes] | None = None
+
+    def write(self, rows: Sequence[Span | Event]) -> None:
+        """All of them in one piece, so that readers see all or the first ones."""
+        lines = b"".join(msgspec.json.encode(row) + b"\n" for row in rows)
+        if self._file is None:
+            self._file = self._open()
+        if self._file.tell() + len(lines) > self._limit and self._file.tell():
+            self.close()
+            (self._folder / FILE).replace(self._folder / OLDER)
+            self._file = self._open()
+        try:
+            if self._file.write(lines) < len(lines):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError:
+            self.close()  # the next one begins behind whatever got there
+            raise
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _open(self) -> IO[bytes]:
+        """At its end, and at the beginning of a line: an earlier writer may have died in the middle of one."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        file = (self._folder / FILE).open("ab+", buffering=0)
+        if file.tell():
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":
+                file.write(b"\n")
+        return file
+
+
+def _sort(file: IO[bytes], found: Timeline, since: float) -> None:
+    """Lines from here on into `found`; the last one may still be written."""
+    for line in file:
+        if not line.endswith(b"\n"):
+            break
+        row = _row(line)
+        if row is None or row.t <= since:
+            continue
+        if isinstance(row, Span):
+            found.spans.append(row)
+        else:
+            found.events.append(row)
+
+
+def _row(line: bytes) -> Span | Event | None:
+    """None: it is rubbish."""
+    if len(line) > LONGEST_LINE:
+        return None
+    try:
+        return SPAN.decode(line)
+    except RUBBISH:
+        pass
+    try:
+        return EVENT.decode(line)
+    except RUBBISH:
+        return None
+
+
+def _first(file: IO[bytes], since: float) -> int:
+    """A place at or before the first line after `since`, at the beginning of a line: found by halving."""
+    low, high = 0, file.seek(0, os.SEEK_END)
+    while since and high - low > LONGEST_LINE:
+        middle = (low + high) // 2
+        file.seek(middle)
+        file.readline(LONGEST_LINE)  # the rest of a line
+        begun, time = next(_times(file), (high, math.inf))
+        if begun < high and time <= since:
+            low = begun
+        else:
+            high = middle
+    return low
+
+
+def _times(file: IO[bytes]) -> Iterator[tuple[int, float]]:
+    """Where each line from here on begins, and its time."""
+    while True:
+        begun = file.tell()
+        line = file.readline(LONGEST_LINE)
+        if not line:
+            return
+        row = _row(line)
+        if row is not None:
+            yield begun, row.t
+
+
+def by_worker(spans: Iterable[Span]) -> dict[str, list[Span]]:
+    """Of each worker, roles in the order rollout, reward, trainer, names in their own."""
+    found: dict[tuple[int, str], list[Span]] = {}
+    for span in spans:
+        found.setdefault((("rollout", "reward", "trainer").index(span.role), span.worker), []).append(span)
+    return {name: found[order, name] for order, name in sorted(found, key=lambda key: (key[0], _natural(key[1])))}
+
+
+def _natural(name: str) -> list[int | str]:
+    """`rollout-10` stands behind `rollout-9`."""
+    return [int(part) if place % 2 else part for place, part in enumerate(DIGITS.split(name))]

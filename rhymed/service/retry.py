@@ -1,0 +1,64 @@
+"""Repeats an attempt while a peer is away. One loop for all processes; only patience and error types differ."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from rhymed import errors
+
+log = logging.getLogger(__name__)
+
+PATIENCE_S = 600.0  # broker, store and trainer may restart, but not stay away; a killed store is back sooner
+LONGEST_PAUSE_S = 10.0
+
+TRANSIENT = (errors.DeadlineExceeded, errors.PeerGone, errors.Overloaded, errors.RemoteFailure, errors.StoreFull)
+"""What a worker's peers answer while they restart."""
+
+STORE_AWAY = (errors.DeadlineExceeded, errors.PeerGone, errors.Overloaded, errors.StoreFull, OSError)
+"""What a store that will be back answers, and a full disk; anything else is a fault."""
+
+Attempt = Callable[[], Awaitable[Any]]
+ErrorTypes = type[Exception] | tuple[type[Exception], ...]
+
+
+async def retry(
+    attempt: Attempt,
+    what: str,
+    *,
+    on: ErrorTypes = TRANSIENT,
+    pause_s: float = 0.5,
+    patience_s: float = PATIENCE_S,
+) -> Any:
+    """Repeat `attempt` until it succeeds; `what` names it in the log. Other errors than `on` pass through.
+
+    The pauses grow up to `LONGEST_PAUSE_S`. Raises `DeadlineExceeded` with the last error after `patience_s`
+    (`math.inf`: never).
+    """
+    started, last = time.monotonic(), None
+    try:
+        async with asyncio.timeout(None if patience_s == float("inf") else patience_s):
+            while True:
+                try:
+                    return await attempt()
+                except on as error:
+                    last = error
+                    log.warning("%s: %s; again in %.1f s", what, error, pause_s)
+                    await asyncio.sleep(pause_s)
+                    pause_s = min(LONGEST_PAUSE_S, pause_s * 1.5)
+    except TimeoutError:
+        waited_s = time.monotonic() - started
+        raise errors.DeadlineExceeded(f"{what}: given up after {waited_s:.0f} s (last error: {last})") from None
+
+
+async def retry_store(attempt: Attempt, what: str, patience_s: float = PATIENCE_S) -> Any:
+    """`retry` for the broker's requests to the store. Raises `StoreError` after `patience_s`."""
+    try:
+        return await retry(attempt, what=f"store ({what})", on=STORE_AWAY, patience_s=patience_s)
+    except errors.DeadlineExceeded as error:
+        raise errors.StoreError(
+            f"{error}; is the store running? start it again and resume the run: nothing is lost"
+        ) from None

@@ -1,0 +1,88 @@
+"""Which role may ask what. Pure: a table by receiver, and one question to it.
+
+Holds on links with keys. Where there are none (ipc, loopback without net.keys) whoever can connect is trusted.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+from rhymed import messages
+from rhymed.errors import NotAllowed
+from rhymed.wire.keys import ROLES, KeyRole
+
+Permits: TypeAlias = dict[type[messages.Message], frozenset[KeyRole]]
+
+_ALL = frozenset(ROLES)
+_WORKERS: frozenset[KeyRole] = frozenset({"rollout", "reward", "trainer"})
+_ROLLOUT: frozenset[KeyRole] = frozenset({"rollout"})
+_REWARD: frozenset[KeyRole] = frozenset({"reward"})
+_TRAINER: frozenset[KeyRole] = frozenset({"trainer"})
+_BROKER: frozenset[KeyRole] = frozenset({"broker"})
+_OPERATOR: frozenset[KeyRole] = frozenset({"operator"})
+
+TO_BROKER: Permits = {
+    messages.Join: _WORKERS,
+    messages.Heartbeat: _WORKERS,
+    messages.Leave: _WORKERS,
+    messages.Generated: _ROLLOUT,
+    messages.Ahead: _ROLLOUT,
+    messages.Loaded: _ROLLOUT,
+    messages.GiveBack: _ROLLOUT | _REWARD,
+    messages.Scored: _REWARD,
+    messages.Trained: _TRAINER,
+    messages.Checkpointed: _TRAINER,
+    messages.GetQueues: _ALL,
+    messages.GetGroup: _ALL,
+    messages.Pause: _OPERATOR,
+    messages.Drain: _OPERATOR,
+}
+
+TO_STORE: Permits = {
+    messages.OpenRun: _BROKER,
+    messages.PutPrompts: _BROKER,
+    messages.MarkSamples: _BROKER,
+    messages.ForgetLogprobs: _BROKER,
+    messages.GetLengths: _BROKER,
+    messages.GetJournal: _BROKER,
+    messages.PutSamples: _ROLLOUT | _BROKER,  # the broker's key also imports an earlier run's
+    messages.PutPartials: _ROLLOUT,
+    messages.GetPartials: _ROLLOUT,
+    messages.GetHistory: _ROLLOUT | _BROKER,
+    messages.GetPrompts: _WORKERS | _BROKER,
+    messages.GetSamples: _WORKERS | _BROKER,
+    messages.PutScores: _REWARD | _BROKER,  # the broker's: zeros, when reward.on_error says so
+    messages.GetStoreStats: _ALL,
+}
+
+TO_WEIGHTS: Permits = {messages.GetManifest: _ROLLOUT, messages.GetWeights: _ROLLOUT}
+
+RECEIVERS: dict[Any, Permits] = {
+    messages.ToBroker: TO_BROKER,
+    messages.ToStore: TO_STORE,
+    messages.ToWeights: TO_WEIGHTS,
+}
+"""By the union of what a receiver takes. Of another receiver nobody may ask anything."""
+
+
+ABOUT_OTHERS = (messages.GetQueues, messages.Drain)
+"""Their `worker` is not who speaks."""
+
+
+def check(accepts: Any, role: KeyRole | None, message: Any) -> None:
+    """Raises `NotAllowed` unless the holder of such a key may send this. `role` is None for a key that has none."""
+    what = type(message).__name__
+    if role is None:
+        raise NotAllowed(f"{what}: this key does not count any more; take the newest from where the keys are made")
+    if role not in RECEIVERS.get(accepts, {}).get(type(message), ()):
+        raise NotAllowed(f"a {role} key may not send {what}")
+    if isinstance(message, messages.Join) and message.role != role:
+        raise NotAllowed(f"a {role} key may not join as {message.role}")
+    worker = None if isinstance(message, ABOUT_OTHERS) else getattr(message, "worker", None)
+    if worker is not None and not _named(worker, role):
+        raise NotAllowed(f"with a {role} key a worker's name begins with {role}- or {role}@, and {worker!r} does not")
+
+
+def _named(worker: str, role: str) -> bool:
+    """A key of one role must not speak in the name of a worker of another."""
+    return worker == role or worker.startswith((f"{role}-", f"{role}@"))

@@ -1,0 +1,104 @@
+"""docs/cli.md: every command, from the parsers themselves (`python -m scripts.docs.cli`).
+
+Made of what the parsers hold, not of what argparse prints: that differs from one Python to the next.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+
+from rhymed import cli
+
+HEAD = """# Commands
+
+Every command and option, generated from the parsers (`make docs`); `rhymed COMMAND --help` says the same. Who looks
+at a run and names none gets `runs/latest`: `rhymed run` leaves this link to its newest run.
+
+Exit status: 0 done, 1 failed, 2 something that you have to change, 130 interrupted. Any key of the
+[settings](config.md) can be changed with `-o section.key=value`, or by the environment (`RHYMED_SECTION__KEY=value`).
+"""
+
+STANDARD = ("positional arguments", "options")
+"""Groups that argparse makes; others were given a title by us."""
+
+
+def page() -> str:
+    """The whole page."""
+    return "\n".join((HEAD, *(line for parser, about in commands() for line in _command(parser, about))))
+
+
+def commands() -> Iterator[tuple[argparse.ArgumentParser, str]]:
+    """Each command that does something, with what `--help` says it does: `rhymed run`, `rhymed history show`, ..."""
+    return _below(cli.parser(), "")
+
+
+def _below(parser: argparse.ArgumentParser, about: str) -> Iterator[tuple[argparse.ArgumentParser, str]]:
+    verbs = next((one for one in parser._actions if isinstance(one, argparse._SubParsersAction)), None)
+    if verbs is None:
+        yield parser, about
+        return
+    told = {choice.dest: choice.help or "" for choice in verbs._choices_actions}
+    for name, one in verbs.choices.items():
+        yield from _below(one, told[name])
+
+
+def examples(parser: argparse.ArgumentParser) -> list[str]:
+    """The command lines at the end of its help, comments included."""
+    lines = (parser.epilog or "").splitlines()
+    return [line.strip() for line in lines if line.strip() and not line.startswith("example")]
+
+
+def _command(parser: argparse.ArgumentParser, about: str) -> Iterator[str]:
+    yield f"## `{parser.prog}`\n"
+    yield f"{about[:1].upper()}{about[1:]}.\n"
+    yield f"```text\n{_usage(parser)}\n```\n"
+    for title, rows in _tables(parser):
+        if title:
+            yield f"{title.capitalize()}:\n"
+        yield "\n".join(("| argument | meaning |", "|---|---|", *rows)) + "\n"
+    if lines := examples(parser):
+        yield "\n".join(("```bash", *lines, "```\n"))
+
+
+def _tables(parser: argparse.ArgumentParser) -> Iterator[tuple[str, list[str]]]:
+    """One without a title, and one for each group that has a title of its own."""
+    rows: dict[str, list[str]] = {}
+    for group in parser._action_groups:
+        title = "" if group.title in STANDARD else group.title or ""
+        rows.setdefault(title, []).extend(row for action in group._group_actions if (row := _row(action)))
+    return ((title, found) for title, found in rows.items() if found)
+
+
+def _usage(parser: argparse.ArgumentParser) -> str:
+    """What must be said, and what may be, in brackets; the options are in the table."""
+    parts = [parser.prog]
+    for action in parser._actions:
+        if action.option_strings:
+            if action.required:
+                parts += [action.option_strings[0], _value(action)]
+            continue
+        name, repeated = _value(action), {"*": " ...", "+": " ..."}.get(str(action.nargs), "")
+        parts.append(f"[{name}{repeated}]" if action.nargs in ("?", "*") else f"{name}{repeated}")
+    return " ".join((parts[0], "[OPTIONS]", *parts[1:]))
+
+
+def _row(action: argparse.Action) -> str:
+    if action.help == argparse.SUPPRESS or isinstance(action, argparse._HelpAction):
+        return ""
+    value = "" if action.nargs == 0 else f" {_value(action)}"
+    name = ", ".join(f"`{option}{value}`" for option in action.option_strings) or f"`{_value(action)}`"
+    about = (action.help or "") % {**vars(action), "prog": "rhymed"}
+    unsaid = [f"`{choice}`" for choice in action.choices or () if str(choice) not in about]
+    told = "; ".join(part for part in (about, unsaid and f"one of {', '.join(unsaid)}") if part)
+    return f"| {name} | {told.replace('|', chr(92) + '|')} |"
+
+
+def _value(action: argparse.Action) -> str:
+    if isinstance(action.metavar, str):
+        return action.metavar
+    return action.dest.upper()
+
+
+if __name__ == "__main__":
+    print(page(), end="")

@@ -1,0 +1,82 @@
+"""docs/config.md: every setting, from the configuration's own fields (`python -m scripts.docs.config`)."""
+
+from __future__ import annotations
+
+import json
+import typing
+from collections.abc import Iterator
+from types import NoneType, UnionType
+from typing import Any
+
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from rhymed.config import Config, HeldOut, Scorer, Section
+
+HEAD = """# Settings
+
+Every key of the TOML file, generated from `rhymed/config/sections.py` (`make docs`). The same keys go with
+`-o section.key=value` and `RHYMED_SECTION__KEY=value`; the later of file, environment and `-o` wins. Unknown keys are
+refused. Relative paths are seen from the folder in which the command runs.
+"""
+
+LISTS: dict[str, tuple[str, type[Section]]] = {
+    "reward": ("[[reward.scorers]]", Scorer),
+    "eval": ("[[eval.datasets]]", HeldOut),
+}
+"""Sections that hold a list of tables."""
+
+
+def page() -> str:
+    """The whole page."""
+    parts = [HEAD]
+    for name, field in Config.model_fields.items():
+        section: Any = field.annotation
+        parts.append("\n".join(_table(f"[{name}]", section)))
+        if name in LISTS:
+            title, listed = LISTS[name]
+            parts.append("\n".join(_table(title, listed)))
+    return "\n".join(parts)
+
+
+def _table(title: str, section: type[Section]) -> Iterator[str]:
+    own = (section.__doc__ or "").strip() if section.__doc__ != Section.__doc__ else ""
+    yield f"## `{title}`\n"
+    if own:
+        yield " ".join(own.split()) + "\n"
+    yield "| key | default | value | meaning |"
+    yield "|---|---|---|---|"
+    for key, field in section.model_fields.items():
+        value = " ".join(part for part in (_kind(field.annotation), _bounds(field)) if part)
+        yield f"| `{key}` | {_default(field)} | {value} | {field.description or ''} |"
+    yield ""
+
+
+def _default(field: FieldInfo) -> str:
+    value = field.get_default(call_default_factory=True)
+    if value is PydanticUndefined:
+        return "needed"
+    if value is None or value in ("", [], {}):
+        return ""
+    return f"`{json.dumps(value)}`"
+
+
+def _kind(annotation: Any) -> str:
+    """Choices in full; else the type, where the default does not show it."""
+    origin, args = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Literal:
+        return "one of " + ", ".join(f"`{choice}`" for choice in args)
+    if origin is UnionType and NoneType in args:
+        return _kind(next(one for one in args if one is not NoneType))
+    names = {int: "whole number", float: "number", bool: "true or false", str: "text"}
+    return names.get(annotation, {list: "list", dict: "table", tuple: "list"}.get(origin or annotation, ""))
+
+
+def _bounds(field: FieldInfo) -> str:
+    signs = (("gt", ">"), ("ge", ">="), ("lt", "<"), ("le", "<="))
+    found = [f"{sign} {getattr(one, name):g}" for one in field.metadata for name, sign in signs if hasattr(one, name)]
+    return " and ".join(found)
+
+
+if __name__ == "__main__":
+    print(page(), end="")

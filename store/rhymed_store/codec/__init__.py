@@ -1,0 +1,1 @@
+"""Samples at rest as bytes. Pure: no database, no clock."""

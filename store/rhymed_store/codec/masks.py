@@ -1,0 +1,60 @@
+"""Which tokens of a response were accepted drafts, at rest: a bit a token or, where that is shorter, deflated.
+
+A mask stands in the token stream behind its response's frame, behind a checksum of its own. Pure: knows neither
+records nor the stream.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from itertools import accumulate
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rhymed.errors import MalformedMessage, StoreDamaged
+from rhymed_store.codec.frames import RESCUE
+
+_CHECK = 4  # bytes of the checksum; after it: is it deflated (one byte), bits
+_LEAST = 16  # bytes below which deflating does not pay
+
+
+def bytes_of(length: int) -> int:
+    """Of the bits of so many tokens."""
+    return (length + 7) // 8
+
+
+def cut(frame: bytes, lengths: Sequence[int], known: Sequence[bool]) -> list[bytes]:
+    """Each response's mask, packed; empty where it is not known. Raises `MalformedMessage`."""
+    if len(known) != len(lengths):
+        raise MalformedMessage(f"PutSamples: drafted tells of {len(known)} samples, there are {len(lengths)}")
+    sizes = [bytes_of(length) if told else 0 for length, told in zip(lengths, known, strict=True)]
+    if len(frame) != sum(sizes):
+        raise MalformedMessage(f"PutSamples: {len(frame)} bytes of accepted drafts, {sum(sizes)} announced")
+    ends = accumulate(sizes)
+    parts = [bytes(frame[end - size : end]) for size, end in zip(sizes, ends, strict=True)]
+    return [pack(part) if told else b"" for part, told in zip(parts, known, strict=True)]
+
+
+def pack(bits: bytes) -> bytes:
+    """`bits` as they come over the wire, see `messages.PutSamples`."""
+    body = b"\0" + bits
+    if len(bits) >= _LEAST:
+        short = b"\1" + zlib.compress(bits, 6, -zlib.MAX_WBITS)
+        body = min(body, short, key=len)
+    return zlib.crc32(body).to_bytes(_CHECK, "little") + body
+
+
+def unpack(value: bytes, length: int, what: object) -> NDArray[np.bool_]:
+    """Of a response of `length` tokens. Raises `StoreDamaged` naming `what` when the bytes are not those written."""
+    body, size = value[_CHECK:], bytes_of(length)
+    try:
+        if not body or zlib.crc32(body).to_bytes(_CHECK, "little") != value[:_CHECK]:
+            raise ValueError("its checksum differs")
+        bits = zlib.decompressobj(-zlib.MAX_WBITS).decompress(body[1:], size + 1) if body[0] else body[1:]
+        if len(bits) != size:
+            raise ValueError(f"{len(bits)} bytes, {size} were written")
+    except (ValueError, zlib.error) as error:
+        raise StoreDamaged(f"{what}: which tokens were drafted is damaged at rest ({error}); {RESCUE}") from None
+    return np.unpackbits(np.frombuffer(bits, np.uint8), count=length).astype(np.bool_)

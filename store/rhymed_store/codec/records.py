@@ -1,0 +1,300 @@
+"""How things look at rest: keys, fixed headers, compressed token frames. Pure: no database, no clock.
+
+Sample keys sort by prompt, step, index, so a prompt's history is one range; journal keys by step, prompt, index, so
+a step is one range. Steps are biased by 2^31: the negative ones of imported history sort first. A record's length
+stands at a fixed place and is read without its tokens. Every array and every record carries a checksum.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+import zlib
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rhymed.errors import MalformedMessage, StoreDamaged
+from rhymed.messages import FinishReason, JournalEntry, SampleId, SampleInfo, SampleState
+from rhymed_store.codec import frames
+from rhymed_store.codec.frames import RESCUE
+
+SCHEMA = 3
+"""Version of everything in this module."""
+
+Tokens: TypeAlias = NDArray[np.uint32]
+Width: TypeAlias = Literal[2, 3, 4]  # bytes a token before compression
+
+STEP_BIAS = 1 << 31
+FINISHES: tuple[FinishReason, ...] = get_args(FinishReason)
+STATES: tuple[SampleState, ...] = get_args(SampleState)
+
+_SAMPLE_KEY = struct.Struct(">8sIH")  # prompt, biased step, index
+_JOURNAL_KEY = struct.Struct(">I8sH")
+SAMPLE_KEY_BYTES = _SAMPLE_KEY.size
+_HEADER = struct.Struct("<IIIQIBd")  # length, prompt tokens, their checksum, frame's position and size, flags, reward
+_RUN = struct.Struct("<iI")  # policy version, how many tokens in a row
+_LENGTH = struct.Struct("<I")
+_DRAFTED = struct.Struct("<I")  # size of the mask; behind the runs, where there is one
+_JOURNAL = struct.Struct("<BIiBd")  # state, length, oldest version, is there a reward, reward
+
+# Flags of a header: finish reason (2 bits), state (2), is there a reward (1), width - 2 (2), does a checksum of key
+# and record stand at the end (1; records of schema 1 have none)
+STATE_SHIFT, REWARD_BIT, _WIDTH_SHIFT, _CHECKED = 2, 1 << 4, 5, 1 << 7
+_FLAGS_AT = 24  # byte of a header
+
+
+class Record(NamedTuple):
+    """The header of a sample, unpacked."""
+
+    length: int
+    prompt_length: int
+    prompt_check: int  # crc32 of the prompt tokens: with the prompt's id the key of their frame
+    position: int  # of the frame in the token stream, bytes
+    size: int  # of the frame, bytes
+    flags: int
+    reward: float
+    versions: list[tuple[int, int]]
+    drafted: int = 0  # bytes behind the frame: which tokens were accepted drafts, see `masks`; 0: not known
+
+    @property
+    def width(self) -> int:
+        return 2 + (self.flags >> _WIDTH_SHIFT)
+
+    @property
+    def state(self) -> SampleState:
+        return STATES[self.flags >> STATE_SHIFT & 3]
+
+    def info(self, sample: SampleId) -> SampleInfo:
+        return SampleInfo(
+            id=sample,
+            prompt_length=self.prompt_length,
+            length=self.length,
+            finish_reason=FINISHES[self.flags & 3],
+            versions=self.versions,
+            reward=self.reward if self.flags & REWARD_BIT else None,
+        )
+
+    def scored(self, reward: float) -> Record:
+        """With this reward; trained and dropped samples keep their state."""
+        record = self._replace(flags=self.flags | REWARD_BIT, reward=reward)
+        return record.marked("scored") if self.state == "generated" else record
+
+    def marked(self, state: SampleState) -> Record:
+        flags = self.flags & ~(3 << STATE_SHIFT) | STATES.index(state) << STATE_SHIFT
+        return self._replace(flags=flags)
+
+    def journal(self) -> bytes:
+        """The journal's line about it."""
+        reward = self.reward if self.flags & REWARD_BIT else None
+        return pack_journal(self.state, self.length, self.versions, reward)
+
+    def pack(self, key: bytes) -> bytes:
+        """To stand under this sample key."""
+        header = _HEADER.pack(*self[:5], self.flags | _CHECKED, self.reward)
+        body = header + b"".join(_RUN.pack(*run) for run in self.versions)
+        if self.drafted:
+            body += _DRAFTED.pack(self.drafted)
+        return body + zlib.crc32(body, zlib.crc32(key)).to_bytes(4, "little")
+
+
+def new_record(
+    info: SampleInfo, prompt_check: int, position: int, size: int, width: Width, drafted: int = 0
+) -> Record:
+    """Of a sample that was just generated."""
+    flags = FINISHES.index(info.finish_reason) | (width - 2) << _WIDTH_SHIFT
+    return Record(info.length, info.prompt_length, prompt_check, position, size, flags, 0.0, info.versions, drafted)
+
+
+def unpack_record(key: Any, value: Any) -> Record:
+    """Raises `StoreDamaged` naming the sample when the bytes are not those that were written."""
+    try:
+        *fields, flags, reward = _HEADER.unpack_from(value)
+        end, drafted = len(value), 0
+        if not intact(key, value):
+            raise ValueError("its checksum differs")
+        if flags & _CHECKED:
+            end -= 4
+            if (end - _HEADER.size) % _RUN.size == _DRAFTED.size:
+                end -= _DRAFTED.size
+                (drafted,) = _DRAFTED.unpack_from(value, end)
+        versions = list(_RUN.iter_unpack(value[_HEADER.size : end]))
+    except (struct.error, ValueError) as error:
+        raise StoreDamaged(f"sample {name_of(key)}: its record is damaged at rest ({error}); {RESCUE}") from None
+    return Record._make((*fields, flags & ~_CHECKED, reward, versions, drafted))
+
+
+def intact(key: Any, value: Any) -> bool:
+    """Whether a packed record, of a header's size at least, is what was written under this sample key."""
+    if not value[_FLAGS_AT] & _CHECKED:
+        return True
+    return zlib.crc32(value[:-4], zlib.crc32(key)) == int.from_bytes(value[-4:], "little")
+
+
+def unpack_length(value: Any) -> int:
+    """Response tokens of a packed record, without unpacking the rest."""
+    length: int = _LENGTH.unpack_from(value)[0]
+    return length
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Keys
+# ---------------------------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=1 << 14)
+def prompt_key(prompt: str) -> bytes:
+    try:
+        key = bytes.fromhex(prompt)
+    except ValueError:
+        key = b""
+    if len(key) != 8 or key.hex() != prompt:
+        raise MalformedMessage(f"prompt id {prompt!r:.40}: 16 lower-case hex digits expected")
+    return key
+
+
+def sample_key(sample: SampleId) -> bytes:
+    check_id(sample)
+    return _SAMPLE_KEY.pack(prompt_key(sample.prompt), sample.step + STEP_BIAS, sample.index)
+
+
+def journal_key(sample: SampleId) -> bytes:
+    check_id(sample)
+    return _JOURNAL_KEY.pack(sample.step + STEP_BIAS, prompt_key(sample.prompt), sample.index)
+
+
+def check_id(sample: SampleId) -> None:
+    if not (-STEP_BIAS <= sample.step < STEP_BIAS and 0 <= sample.index < 1 << 16):
+        raise MalformedMessage(f"sample {sample}: step must fit 32 bits, index 16")
+
+
+def sample_at(key: Any, prompt: str) -> SampleId:
+    """The id that a sample key stands for; its prompt is known to who scans."""
+    _, step, index = _SAMPLE_KEY.unpack(key)
+    return SampleId(step=step - STEP_BIAS, prompt=prompt, index=index)
+
+
+def name_of(key: Any) -> str:
+    """How the sample with this key is called; of a key that is none, its bytes."""
+    if len(key) != _SAMPLE_KEY.size:
+        return bytes(key).hex()
+    return str(sample_at(key, bytes(key[:8]).hex()))
+
+
+def sample_of(journal: Any) -> SampleId:
+    """The id that a journal key stands for; what follows in the key is not looked at."""
+    step, prompt, index = _JOURNAL_KEY.unpack_from(journal)
+    return SampleId(step=step - STEP_BIAS, prompt=prompt.hex(), index=index)
+
+
+def journal_of(key: bytes) -> bytes:
+    """The journal key of the sample with this sample key."""
+    return key[8:12] + key[:8] + key[12:]
+
+
+def step_of(key: Any) -> int:
+    """Step of a sample key."""
+    return int(_SAMPLE_KEY.unpack(key)[1]) - STEP_BIAS
+
+
+def step_prefix(step: int) -> bytes:
+    """Where this step begins among journal keys, or after a prompt key. Steps out of range are clipped."""
+    return min(max(step + STEP_BIAS, 0), (1 << 32) - 1).to_bytes(4, "big")
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# The journal
+# ---------------------------------------------------------------------------------------------------------------
+
+
+def pack_journal(
+    state: SampleState, length: int = 0, versions: Sequence[tuple[int, int]] = (), reward: float | None = None
+) -> bytes:
+    oldest = min((version for version, _ in versions), default=0)
+    return _JOURNAL.pack(STATES.index(state), length, oldest, reward is not None, reward or 0.0)
+
+
+def journal_state(value: Any) -> SampleState:
+    """Of a packed line, without unpacking the rest."""
+    state: SampleState = STATES[value[0]]
+    return state
+
+
+def unpack_journal(key: Any, value: Any, reason: str = "") -> JournalEntry:
+    state, length, oldest, has_reward, reward = _JOURNAL.unpack(value)
+    return JournalEntry(
+        id=sample_of(key),
+        state=STATES[state],
+        length=length,
+        oldest_version=oldest,
+        reward=reward if has_reward else None,
+        reason=reason,
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Arrays
+# ---------------------------------------------------------------------------------------------------------------
+
+
+def width_of(tokens: Tokens) -> Width:
+    """Bytes that hold every id of the array. Two for vocabularies up to 65,536."""
+    largest = int(tokens.max()) if tokens.size else 0
+    return 2 if largest < 1 << 16 else 3 if largest < 1 << 24 else 4
+
+
+def pack_tokens(tokens: Tokens, lengths: Iterable[int], level: int) -> tuple[list[bytes], Width]:
+    """One zstd frame for each response that lies in `tokens` end to end.
+
+    Before compression a response is its low 16 bits, then its high 8 or 16: two-byte symbols compress text better
+    than byte planes (0.80 against 0.96 bytes a token at 4,096 tokens), and the high part is nearly constant.
+    """
+    width = width_of(tokens)
+    low = tokens.astype("<u2").data.cast("B")
+    high = (tokens >> 16).astype("<u1" if width == 3 else "<u2").data.cast("B") if width > 2 else None
+    compress = frames.compressor(level).compress
+    packed, start = [], 0
+    for length in lengths:
+        end = start + length
+        part: Any = low[2 * start : 2 * end]
+        if high is not None:
+            part = b"".join((part, high[(width - 2) * start : (width - 2) * end]))
+        packed.append(compress(part))
+        start = end
+    return packed, width
+
+
+def unpack_tokens(frame: Any, width: int, out: Tokens, what: object) -> None:
+    """Fill `out`. Raises `StoreDamaged` naming `what` when the bytes are not those that were written."""
+    raw = frames.unpack_bytes(frame, what)
+    if len(raw) != width * len(out):
+        raise StoreDamaged(f"{what}: {len(raw)} bytes of tokens, {width * len(out)} were written; {RESCUE}")
+    out[:] = np.frombuffer(raw, "<u2", len(out))
+    if width > 2:
+        out |= np.frombuffer(raw, "<u1" if width == 3 else "<u2", offset=2 * len(out)).astype(np.uint32) << 16
+
+
+def pack_logprobs(data: Any) -> bytes:
+    """float32 bytes behind their checksum. Not compressed: mantissas are noise, and they live for a few steps."""
+    return b"".join((zlib.crc32(data).to_bytes(4, "little"), data))
+
+
+def unpack_logprobs(value: Any, length: int, what: object) -> memoryview:
+    data = memoryview(value)[4:]
+    if len(data) != 4 * length or zlib.crc32(data).to_bytes(4, "little") != value[:4]:
+        raise StoreDamaged(f"{what}: log-probs damaged at rest; {RESCUE}")
+    return data
+
+
+def context_key(prompt: str, tokens: Any) -> bytes:
+    """Key of prompt tokens: the same prompt may be tokenised otherwise in imported history."""
+    return prompt_key(prompt) + zlib.crc32(tokens).to_bytes(4, "big")
+
+
+def check_reward(reward: float | None, what: object) -> float:
+    if reward is None or not math.isfinite(reward):
+        raise MalformedMessage(f"{what}: a finite reward expected, not {reward}")
+    return reward

@@ -1,0 +1,1 @@
+"""LMDB: tables, transactions, group commit, reads and writes."""

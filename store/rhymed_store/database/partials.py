@@ -1,0 +1,112 @@
+"""Beginnings of samples that are being written, in chunks: more of one is appended without writing it all again.
+
+A chunk's key is the sample's journal key and the position of its first token. Invariant: the chunks of a sample lie
+end to end from position 0, so what is read has no hole. They live for seconds and are short: raw tokens behind a
+checksum, for of some thirty tokens a compressed frame is mostly its header. Knows the table, not who may write.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rhymed.errors import StoreDamaged
+from rhymed.messages import SampleId
+from rhymed_store.codec import frames, records
+
+MOST_TOKENS = (1 << 32) - 1  # of one beginning: positions have four bytes
+HEADER_BYTES = 32  # what a chunk takes beside its tokens
+_CHECK = 4  # bytes of a chunk's checksum; after it: bytes a token (one byte), tokens
+_NUMBERS = {2: "<u2", 4: "<u4"}  # bytes a token: numpy's name
+
+
+def put(cursor: Any, sample: SampleId, start: int, tokens: Any) -> bool:
+    """Replace all from `start` on by `tokens`, uint32 bytes. False where that left a hole: nothing is written."""
+    low = records.journal_key(sample)
+    if start and not _cut_at(cursor, low, start):
+        return False
+    remove(cursor, low, start)
+    if len(tokens) or not start:  # a sample without tokens yet is known, too
+        cursor.put(_key(low, start), pack(np.frombuffer(tokens, "<u4")))
+    return True
+
+
+def _cut_at(cursor: Any, low: bytes, start: int) -> bool:
+    """Whether there is something up to `start`; a chunk that reaches over it ends there from now on."""
+    inside = cursor.set_range(_key(low, start))
+    if not (cursor.prev() if inside else cursor.last()):
+        return False
+    key = bytes(cursor.key())
+    if key[:-4] != low:
+        return False
+    try:
+        first, chunk = position(key), unpack(cursor.value(), "a chunk of a beginning")
+    except StoreDamaged:
+        return False
+    if first + len(chunk) > start:
+        cursor.put(key, pack(chunk[: start - first]))
+    return first + len(chunk) >= start
+
+
+def remove(cursor: Any, low: bytes, start: int = 0) -> None:
+    """All chunks from `start` on of the sample with this journal key."""
+    while cursor.set_range(_key(low, start)) and cursor.key()[:-4] == low:
+        cursor.delete()
+
+
+def get(cursor: Any, sample: SampleId) -> NDArray[np.uint32] | None:
+    """Tokens from the first on, up to the first gap or damaged chunk; None when there is nothing."""
+    found, end = [], 0
+    for first, chunk in _chunks(cursor, records.journal_key(sample), f"the beginning of sample {sample}"):
+        if first != end:
+            break
+        found.append(chunk)
+        end += len(chunk)
+    return np.concatenate(found) if found else None
+
+
+def begun(cursor: Any, low: bytes) -> Iterator[SampleId]:
+    """Samples of which there is something, from this journal key on."""
+    there = cursor.set_range(low)
+    while there:
+        key = bytes(cursor.key())[:-4]
+        yield records.sample_of(key)
+        there = cursor.set_range(key + b"\xff" * 5)
+
+
+def _chunks(cursor: Any, low: bytes, what: str) -> Iterator[tuple[int, NDArray[np.uint32]]]:
+    there = cursor.set_range(low)
+    while there and cursor.key()[:-4] == low:
+        try:
+            yield position(cursor.key()), unpack(cursor.value(), what)
+        except StoreDamaged:
+            return  # what is before it is right, and the rest can be generated again
+        there = cursor.next()
+
+
+def pack(tokens: NDArray[np.uint32]) -> bytes:
+    width = 2 if records.width_of(tokens) == 2 else 4
+    body = bytes([width]) + tokens.astype(_NUMBERS[width]).tobytes()
+    return zlib.crc32(body).to_bytes(4, "little") + body
+
+
+def unpack(value: Any, what: object) -> NDArray[np.uint32]:
+    """A copy. Raises `StoreDamaged` naming `what` when the bytes are not those that were written."""
+    body = bytes(value[_CHECK:])
+    numbers = _NUMBERS.get(body[0]) if body else None
+    if numbers is None or zlib.crc32(body).to_bytes(4, "little") != bytes(value[:_CHECK]):
+        raise StoreDamaged(f"{what}: damaged at rest; {frames.RESCUE}")
+    return np.frombuffer(body, numbers, offset=1).astype(np.uint32)
+
+
+def position(key: Any) -> int:
+    """Of the chunk's first token."""
+    return int.from_bytes(key[-4:], "big")
+
+
+def _key(low: bytes, start: int) -> bytes:
+    return low + start.to_bytes(4, "big")

@@ -1,0 +1,188 @@
+"""What can be asked: each question is answered from one snapshot, by range scans and reads by key.
+
+Raises `UnknownSample` naming what the store does not have, `StoreDamaged` naming what it can no longer read. A
+question about lengths reads headers only. Knows the tables, not LMDB.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rhymed.errors import MalformedMessage, StoreDamaged, UnknownSample
+from rhymed.messages import (
+    EVAL,
+    GetHistory,
+    GetJournal,
+    GetLengths,
+    GetPartials,
+    GetPrompts,
+    GetSamples,
+    Journal,
+    JournalEntry,
+    LengthRow,
+    Lengths,
+    Partials,
+    PromptRow,
+    Prompts,
+    SampleId,
+    Samples,
+)
+from rhymed_store.codec import frames, records
+from rhymed_store.codec.records import Record, Tokens
+from rhymed_store.database import partials
+from rhymed_store.database.tables import Database
+
+
+class Found(NamedTuple):
+    sample: SampleId
+    record: Record
+
+
+class Reads:
+    def __init__(self, history: Database) -> None:
+        self._history, self._tables = history, history.tables
+
+    def samples(self, message: GetSamples) -> tuple[Samples, list[Any]]:
+        with self._history.read() as txn:
+            found = [self._find(txn, sample) for sample in message.samples]
+            arrays: list[Any] = [self._tokens(txn, found)]
+            if message.logprobs:
+                arrays.append(b"".join([self._logprobs(txn, row) for row in found]))
+            if message.prompt_tokens:
+                arrays.append(self._contexts(txn, found))
+        return _samples(found), arrays
+
+    def partials(self, message: GetPartials) -> tuple[Partials, list[Any]]:
+        found = {}
+        with self._history.read() as txn, txn.cursor(self._tables["partials"]) as cursor:
+            for sample in message.samples:
+                tokens = partials.get(cursor, sample)
+                if tokens is not None:
+                    found[sample] = tokens
+        lengths = [len(tokens) for tokens in found.values()]
+        return Partials(samples=list(found), lengths=lengths), [b"".join(map(bytes, found.values()))]
+
+    def history(self, message: GetHistory) -> tuple[Samples, list[Any]]:
+        if message.limit < 1:
+            raise MalformedMessage(f"GetHistory: limit {message.limit}, at least 1 expected")
+        with self._history.read() as txn:
+            found = self._earlier(txn, message.prompt, message.before_step, message.limit)
+            arrays = [self._tokens(txn, found)]
+        return _samples(found), arrays
+
+    def _earlier(self, txn: Any, prompt: str, before_step: int, limit: int) -> list[Found]:
+        """Newest step first, and within a step by index."""
+        low = records.prompt_key(prompt)
+        taken: list[tuple[int, int, Found]] = []
+        with txn.cursor(self._tables["samples"]) as cursor:
+            inside = cursor.set_range(low + records.step_prefix(before_step))
+            inside = cursor.prev() if inside else cursor.last()
+            while inside and (key := bytes(cursor.key())) >= low:
+                step = records.step_of(key)
+                if len(taken) >= limit and step != -taken[-1][0]:
+                    break
+                sample = records.sample_at(key, prompt)
+                taken.append((-step, sample.index, Found(sample, records.unpack_record(key, cursor.value()))))
+                inside = cursor.prev()
+        return [found for _, _, found in sorted(taken, key=lambda row: row[:2])[:limit]]
+
+    def lengths(self, message: GetLengths) -> Lengths:
+        with self._history.read() as txn, txn.cursor(self._tables["samples"]) as cursor:
+            rows = [self._lengths(cursor, prompt, message.before_step) for prompt in message.prompts]
+        return Lengths(rows=rows)
+
+    def _lengths(self, cursor: Any, prompt: str, before_step: int) -> LengthRow:
+        low = records.prompt_key(prompt)
+        high, found = low + records.step_prefix(before_step), []
+        if cursor.set_range(low):
+            for key, value in cursor:
+                if bytes(key) >= high:
+                    break
+                found.append((records.step_of(key), records.unpack_length(value)))
+        return LengthRow(prompt=prompt, lengths=found)
+
+    def journal(self, message: GetJournal) -> Journal:
+        entries, low = {}, records.step_prefix(message.from_step)
+        with self._history.read() as txn:
+            forgotten = self._history.number(txn, "forgotten")
+            with txn.cursor(self._tables["partials"]) as cursor:
+                for sample in partials.begun(cursor, low):
+                    entries[sample] = JournalEntry(id=sample, state="begun")
+            with txn.cursor(self._tables["journal"]) as cursor:
+                for key, value in cursor if cursor.set_range(low) else ():
+                    entry = records.unpack_journal(key, value)
+                    if entry.state == "dropped":
+                        reason = txn.get(records.sample_key(entry.id), db=self._tables["drops"])
+                        entry = records.unpack_journal(key, value, bytes(reason or b"").decode())
+                    entries[entry.id] = entry
+        return Journal(entries=list(entries.values()), forgotten=forgotten)
+
+    def prompts(self, message: GetPrompts) -> Prompts:
+        rows = []
+        with self._history.read() as txn:
+            for prompt in message.prompts:
+                value = txn.get(records.prompt_key(prompt), db=self._tables["prompts"])
+                if value is None:
+                    raise UnknownSample(f"prompt {prompt} was never stored")
+                data = frames.unpack_bytes(value, f"prompt {prompt}")
+                rows.append(PromptRow(prompt=prompt, row=data.decode()))
+        return Prompts(rows=rows)
+
+    def _find(self, txn: Any, sample: SampleId) -> Found:
+        key = records.sample_key(sample)
+        value = txn.get(key, db=self._tables["samples"])
+        if value is None:
+            raise UnknownSample(f"sample {sample} was never stored")
+        return Found(sample, records.unpack_record(key, value))
+
+    def _tokens(self, txn: Any, found: Sequence[Found]) -> Tokens:
+        out, starts = _space([record.length for _, record in found])
+        with txn.cursor(self._tables["tokens"]) as cursor:
+            for (sample, record), start in zip(found, starts, strict=True):
+                what = f"sample {sample}"
+                frame = self._history.stream.read(cursor, record.position, record.size, what)
+                records.unpack_tokens(frame, record.width, out[start : start + record.length], what)
+        return out
+
+    def _logprobs(self, txn: Any, found: Found) -> memoryview:
+        sample, record = found
+        value = txn.get(records.journal_key(sample), db=self._tables["logprobs"])
+        if value is None:
+            if not 0 <= sample.step < EVAL:
+                kind = "imported history" if sample.step < 0 else "an evaluation"
+                raise UnknownSample(f"sample {sample} is {kind}: there are no log-probs of it")
+            forgotten = self._history.number(txn, "forgotten", sample.step)
+            if sample.step < forgotten:
+                raise UnknownSample(f"log-probs of sample {sample} were forgotten: a checkpoint holds its step")
+            raise StoreDamaged(f"sample {sample}: its log-probs are missing; {frames.RESCUE}")
+        return records.unpack_logprobs(value, record.length, f"sample {sample}")
+
+    def _contexts(self, txn: Any, found: Sequence[Found]) -> Tokens:
+        out, starts = _space([record.prompt_length for _, record in found])
+        unpacked: dict[bytes, Tokens] = {}
+        for (sample, record), start in zip(found, starts, strict=True):
+            key = records.prompt_key(sample.prompt) + record.prompt_check.to_bytes(4, "big")
+            part = out[start : start + record.prompt_length]
+            if key in unpacked:
+                part[:] = unpacked[key]
+                continue
+            value = txn.get(key, db=self._tables["contexts"])
+            if value is None:
+                raise StoreDamaged(f"sample {sample}: its prompt tokens are missing; {frames.RESCUE}")
+            records.unpack_tokens(value[1:], value[0], part, f"prompt tokens of sample {sample}")
+            unpacked[key] = part
+        return out
+
+
+def _space(lengths: Sequence[int]) -> tuple[Tokens, list[int]]:
+    """An array for parts of these lengths, and where each begins."""
+    ends = list(accumulate(lengths, initial=0))
+    return np.empty(ends.pop(), np.uint32), ends
+
+
+def _samples(found: Sequence[Found]) -> Samples:
+    return Samples(samples=[record.info(sample) for sample, record in found])

@@ -1,0 +1,157 @@
+"""The tables of a store's database and how they are read; `Reader` opens them beside a living store, or without one.
+
+Invariant: reading changes nothing, and holds no snapshot longer than one transaction, for pages that a snapshot needs
+cannot be used again by the writer. Knows neither what may be written nor who asks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import lmdb
+
+from rhymed.errors import StoreDamaged, StoreError
+from rhymed_store.codec.records import SCHEMA
+from rhymed_store.database import migrate
+from rhymed_store.database.stream import Stream
+
+TABLES = {
+    "samples": "headers, by prompt, step, index",
+    "tokens": "a stream of compressed responses, by position",
+    "contexts": "prompt tokens, once a prompt",
+    "prompts": "dataset rows",
+    "drops": "why samples were dropped, by sample",
+    "journal": "how far samples came, by step, prompt, index; only steps that no checkpoint holds",
+    "logprobs": "as the journal, of training steps",
+    "partials": "beginnings of samples that are being written, as the journal, then position",
+    "meta": "what the folder is",
+}
+LATER = {"partials"}  # came after the first release of this schema: a folder that is only read may lack it
+SLACK = 64  # pages that LMDB may have numbered and never written
+TWIN = os.strerror(errno.EAGAIN)  # what LMDB says when another process has our process id, in another namespace
+
+
+class Database:
+    """What reading and writing share. Who derives from it opens `_env`, then the tables."""
+
+    folder: Path
+    _env: Any
+
+    def _open_tables(self, *, create: bool) -> None:
+        names = [name for name in TABLES if create or name not in LATER or self._has(name)]
+        with self._env.begin(write=True) if create else contextlib.nullcontext() as txn:
+            # A writer makes all or, where a kill comes between, none. A reader's transaction would close them again.
+            self.tables = {name: self._env.open_db(name.encode(), txn=txn, create=create) for name in names}
+        self.page_bytes: int = self._env.stat()["psize"]
+        self.stream = Stream(self.tables["tokens"], self.page_bytes)
+
+    def _has(self, name: str) -> bool:
+        with self._env.begin() as txn:
+            return txn.get(name.encode()) is not None
+
+    def read(self) -> Any:
+        """A read transaction, a context manager. What it gives are views into the map, valid inside the context."""
+        return self._env.begin(buffers=True)
+
+    @property
+    def changes(self) -> int:
+        """Transactions so far, of all processes: the same number, the same content."""
+        return int(self._env.info()["last_txnid"])
+
+    def used_bytes(self, txn: Any, *names: str) -> int:
+        """Pages of these tables (none: of all) that hold something; what was forgotten leaves pages to use again."""
+        stats = [txn.stat(self.tables[name]) for name in names or self.tables]
+        pages: int = sum(stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"] for stat in stats)
+        return pages * self.page_bytes
+
+    def number(self, txn: Any, name: str, default: int = 0) -> int:
+        """From the table of what the folder is."""
+        value = txn.get(name.encode(), db=self.tables["meta"])
+        return default if value is None else int(bytes(value))
+
+
+class Reader(Database):
+    """Read-only: any number of them may be open, in any process. A context manager."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        with self._explained(), contextlib.ExitStack() as opened:
+            if not (folder / "data.mdb").exists():
+                raise StoreError(f"{folder} has no data.mdb: no store process has opened it yet")
+            self._env = lmdb.open(
+                str(folder),
+                map_size=0,  # as large as its writer made it
+                max_dbs=len(TABLES),
+                readonly=True,
+                create=False,
+                readahead=False,
+            )
+            opened.callback(self._env.close)
+            self._env.reader_check()  # a reader that was killed must not hold back the writer
+            self._is_whole()
+            if not self._env.stat()["entries"]:
+                raise StoreError(f"{folder} is empty: no store process has opened it yet")
+            self._open_tables(create=False)
+            with self.read() as txn:
+                found = self.number(txn, "schema", SCHEMA)
+            migrate.check(folder, found)
+            self._opened = opened.pop_all()
+
+    def _is_whole(self) -> None:
+        """Reading behind the end of a file that was cut would kill the process, so it is looked at first."""
+        page, pages = self._env.stat()["psize"], self._env.info()["last_pgno"] + 1
+        found = (self.folder / "data.mdb").stat().st_size // page
+        if pages - found > min(SLACK, pages // 16):
+            raise StoreDamaged(
+                f"{self.folder / 'data.mdb'} was cut: {pages} pages were written, {found} are there; copy it again,"
+                " while its run is not alive"
+            )
+
+    @contextlib.contextmanager
+    def read(self) -> Iterator[Any]:
+        with self._explained(), self._env.begin(buffers=True) as txn:
+            yield txn
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except (PermissionError, lmdb.ReadonlyError):
+            raise StoreError(
+                f"{self.folder} belongs to {owner(self.folder)}: you must be able to read data.mdb and write"
+                " lock.mdb; ask for that, or for a file of `rhymed history export`"
+            ) from None
+        except (lmdb.Error, struct.error) as error:
+            what = str(error).removeprefix(f"{self.folder}: ")
+            if TWIN in what:
+                raise StoreError(
+                    f"{self.folder} is open in a process with our process id ({os.getpid()}), in another container:"
+                    " LMDB tells readers apart by it; look again, or from a container that shares its pids (pid: ...)"
+                ) from None
+            raise StoreDamaged(f"{self.folder} is damaged ({what}); check the disk, and restore data.mdb") from None
+
+    def close(self) -> None:
+        self._opened.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def owner(path: Path) -> str:
+    """Whose it is, or the nearest folder above that can be seen."""
+    for place in (path, *path.parents):
+        with contextlib.suppress(OSError, KeyError):
+            return place.owner()
+    return "somebody else"

@@ -1,0 +1,207 @@
+"""The database of a run as its one writer has it: transactions of many operations. With `database`, all of LMDB.
+
+Invariants: one writer (a lock on the folder); an operation happens wholly or not at all; the map's last part is kept
+back from new data, so that in a full store scores, marks and the forgetting that makes room work on. What the
+operations and the questions are is in `writes` and `reads`; knows neither sockets nor the event loop.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import lmdb
+
+from rhymed import errors
+from rhymed.messages import StoreStats
+from rhymed_store.codec.records import SCHEMA
+from rhymed_store.database import migrate
+from rhymed_store.database.precheck import damaged, look
+from rhymed_store.database.space import FULL, Room, claim_lock, disk_full
+from rhymed_store.database.tables import TABLES, Database
+
+OPEN = b"open"  # stands in the lock's file while a store has the folder, and after one that was killed
+
+
+@dataclass
+class Batch:
+    """One write transaction on its way."""
+
+    txn: Any
+    used_bytes: int  # of the map: measured when it began, then estimated
+    end_bytes: int  # of the file, where its last page ends: likewise
+    tokens: int = 0  # response tokens added so far
+
+
+DAMAGED = (lmdb.InvalidError, lmdb.CorruptedError, lmdb.VersionMismatchError, lmdb.PageNotFoundError)
+
+Operation: TypeAlias = Callable[[Batch], object]
+"""A part of a transaction. It checks before it writes: when it raises a `RhymedError`, it has written nothing."""
+
+
+class History(Database):
+    """Safe to share between threads, but `commit` is for one thread alone."""
+
+    def __init__(self, folder: Path, map_bytes: int, *, durable: bool = True) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder, self.map_bytes = folder, map_bytes
+        self._commits, self._usable = 0, True
+        self._commit_s: deque[float] = deque(maxlen=100)
+        with contextlib.ExitStack() as opened:
+            self._lock = _lock(folder)
+            opened.callback(os.close, self._lock)
+            look(folder, whole=os.pread(self._lock, len(OPEN), 0) == OPEN)
+            claim_lock(folder)
+            try:
+                self._env = self._open(durable)
+                opened.callback(self._env.close)
+                self._env.reader_check()
+                self._room = Room(folder, map_bytes)
+                opened.callback(self._room.close)
+                self._room.keep(self._end_bytes())
+                self._open_tables(create=True)
+                self._settle_schema()
+            except lmdb.Error as error:
+                raise self.explain(error) from None
+            with contextlib.suppress(OSError):  # a full disk: then the next start takes this one for killed or not
+                os.pwrite(self._lock, OPEN, 0)
+            self._opened = opened.pop_all()
+
+    def _open(self, durable: bool) -> Any:
+        try:
+            return lmdb.open(
+                str(self.folder),
+                map_size=self.map_bytes,
+                max_dbs=len(TABLES),
+                sync=durable,
+                readahead=False,
+                max_readers=256,
+            )
+        except DAMAGED as error:
+            raise damaged(self.folder, str(error)) from None
+
+    def close(self) -> None:
+        try:
+            self._env.sync(True)
+            if self._usable:
+                os.ftruncate(self._lock, 0)  # a clean end
+        finally:
+            self._opened.close()
+
+    def _end_bytes(self) -> int:
+        return (int(self._env.info()["last_pgno"]) + 1) * int(self._env.stat()["psize"])
+
+    def sync(self) -> None:
+        """Make durable what was committed, for a history that was opened with `durable=False`."""
+        self._env.sync(True)
+
+    def commit(self, operations: Sequence[Operation]) -> list[Exception | None]:
+        """All in one transaction. Tells for each what went wrong; one that fails does not fail the others."""
+        try:
+            return self._commit(operations)
+        except lmdb.Error as error:
+            if len(operations) == 1:
+                return [self.explain(error)]
+        return [self.commit([operation])[0] for operation in operations]
+
+    def _commit(self, operations: Sequence[Operation]) -> list[Exception | None]:
+        outcomes: list[Exception | None] = []
+        began = time.perf_counter()
+        end = self._end_bytes()
+        self._room.keep(end)
+        with self._env.begin(write=True) as txn:
+            batch = Batch(txn, self.used_bytes(txn), end)
+            for operation in operations:
+                try:
+                    operation(batch)
+                    outcomes.append(None)
+                except errors.RhymedError as error:
+                    outcomes.append(error)
+            if batch.tokens:
+                self.put_number(txn, "tokens", self.number(txn, "tokens") + batch.tokens)
+        self._commits += 1
+        self._commit_s.append(time.perf_counter() - began)
+        return outcomes
+
+    def explain(self, error: lmdb.Error) -> errors.StoreError:
+        """In words, and as what the rest of the program knows."""
+        if isinstance(error, lmdb.MapFullError | lmdb.TxnFullError):
+            return self._room.map_full()
+        if any(os.strerror(number) in str(error) for number in FULL):
+            return errors.StoreFull(disk_full(self.folder))
+        if isinstance(error, (lmdb.PanicError, *DAMAGED)):
+            self._usable = False
+            return errors.Unusable(f"{self.folder} has to be opened again: {error}")
+        return errors.StoreError(f"{self.folder}: {error}")
+
+    def claim_room(self, batch: Batch, size: int) -> None:
+        """Raises `StoreFull` unless `size` bytes of new data fit without touching the reserve."""
+        self._room.claim(batch.used_bytes, batch.end_bytes, size)
+        batch.used_bytes += size
+        batch.end_bytes += size
+
+    def put_number(self, txn: Any, name: str, value: int) -> None:
+        txn.put(name.encode(), str(value).encode(), db=self.tables["meta"])
+
+    def stats(self) -> StoreStats:
+        with self.read() as txn:
+            return StoreStats(
+                samples=txn.stat(self.tables["samples"])["entries"],
+                tokens=self.number(txn, "tokens"),
+                prompts=txn.stat(self.tables["prompts"])["entries"],
+                used_bytes=self.used_bytes(txn),
+                map_bytes=self.map_bytes,
+                commits=self._commits,
+                commit_ms=1000 * sum(self._commit_s) / max(1, len(self._commit_s)),
+            )
+
+    def _settle_schema(self) -> None:
+        """A new folder gets ours, an older one is migrated to it."""
+        with self._env.begin() as txn:
+            found = self.number(txn, "schema")
+        if found == SCHEMA:
+            return
+        with self._env.begin(write=True) as txn:
+            if found:
+                migrate.check(self.folder, found)
+                migrate.migrate(txn, self.tables, found)
+            self.put_number(txn, "schema", SCHEMA)
+
+
+def is_open(folder: Path) -> bool:
+    """Whether a store process, of this machine, has the folder."""
+    if not (folder / "writer.lock").exists():
+        return False
+    try:
+        os.close(_lock(folder))
+    except errors.StoreError:
+        return True
+    return False
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """No store has the folder, and none gets it while inside. Raises `StoreError` when one has."""
+    descriptor = _lock(folder)
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _lock(folder: Path) -> int:
+    """Descriptor of the folder's lock. LMDB lets writers take turns; that one run has one store is our rule."""
+    descriptor = os.open(folder / "writer.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise errors.StoreError(f"{folder} is open in another store process; stop that one first") from None
+    return descriptor

@@ -1,0 +1,1 @@
+"""Reads a whole store for people and reports."""

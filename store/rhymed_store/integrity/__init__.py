@@ -1,0 +1,1 @@
+"""Verifies and repairs a database."""

@@ -1,0 +1,137 @@
+"""What stories about the ledger are told with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from rhymed.messages import Drafting, Holding, Join, Role, SampleId, SampleInfo, Score
+from rhymed_broker.ledger.actions import Action, Recall
+from rhymed_broker.ledger.evaluation import Exam
+from rhymed_broker.ledger.ledger import Ledger
+from rhymed_broker.states import Sample
+
+
+@dataclass
+class Chair:
+    """A worker as policies see it."""
+
+    name: str
+    slots: int = 8
+    version: int = 0
+    role: Role = "rollout"
+    held: dict[SampleId, Sample] = field(default_factory=dict)
+    parked: set[SampleId] = field(default_factory=set)
+
+
+class SmallPlan:
+    """`groups` prompts a step, named a, b, …; two samples each."""
+
+    def __init__(self, steps: int = 2, groups: int = 1) -> None:
+        self.steps = steps
+        self.groups = groups
+
+    def samples(self, step: int) -> list[SampleId]:
+        return [SampleId(step, "abcdefgh"[group], index) for group in range(self.groups) for index in range(2)]
+
+    def epoch(self, step: int) -> int:
+        return step
+
+
+def info(id: SampleId, version: int | None = None, length: int = 10, drafting: Drafting | None = None) -> SampleInfo:
+    versions = [(id.step if version is None else version, length)]
+    return SampleInfo(
+        id=id, prompt_length=3, length=length, finish_reason="stop", versions=versions, drafting=drafting
+    )
+
+
+class Story:
+    """A ledger with a clock; every method tells one event and returns the actions that follow."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
+        self.now = 100.0
+        self.recalls: list[Recall] = []
+
+    def begin(
+        self, plan: SmallPlan, position: int = 0, journal: Iterable = (), exam: Exam | None = None
+    ) -> list[Action]:
+        self.join("trainer", "trainer", version=position)
+        self.ledger.start(plan, position, journal, self.now, exam)
+        return self.drain()
+
+    def join(self, name: str, role: Role, slots: int = 8, version: int = 0, holding: Iterable = ()) -> list[Action]:
+        join = Join(role=role, worker=name, host="h", pid=1, slots=slots, version=version, holding=list(holding))
+        self.needs_start = self.ledger.join(join, self.now)
+        return self.drain()
+
+    def beat(self, name: str, holding: Iterable[SampleId] = (), version: int = 0) -> list[Action]:
+        self.ledger.heartbeat(name, version, "", [Holding(id=id) for id in holding], {}, self.now)
+        return self.drain()
+
+    def generated(
+        self, name: str, *ids: SampleId, version: int | None = None, drafting: Drafting | None = None
+    ) -> list[Action]:
+        self.ledger.generated(name, [info(id, version, drafting=drafting) for id in ids], self.now)
+        return self.drain()
+
+    def scored(self, name: str, *ids: SampleId, error: str | None = None) -> list[Action]:
+        reward = None if error else 1.0
+        self.ledger.scored(name, [Score(id=id, reward=reward, error=error) for id in ids], self.now)
+        return self.drain()
+
+    def give_back(self, name: str, *ids: SampleId, retry: bool = True) -> list[Action]:
+        self.ledger.given_back(name, ids, "cannot", self.now, retry=retry)
+        return self.drain()
+
+    def loaded(self, name: str, version: int) -> list[Action]:
+        self.ledger.loaded(name, version, self.now)
+        return self.drain()
+
+    def trained(self, step: int) -> list[Action]:
+        self.metrics = self.ledger.train_done(step, self.now)
+        return self.drain()
+
+    def tick(self, seconds: float = 1.0) -> list[Action]:
+        self.now += seconds
+        self.lost = self.ledger.tick(self.now)
+        return self.drain()
+
+    def drain(self) -> list[Action]:
+        """Questions about history stand in `recalls`."""
+        actions = self.ledger.drain(self.now)
+        check(self.ledger)
+        self.recalls += [action for action in actions if isinstance(action, Recall)]
+        return [action for action in actions if not isinstance(action, Recall)]
+
+    def state(self, id: SampleId) -> str:
+        sample = self.ledger.samples.get(id)
+        assert sample is not None
+        return sample.state
+
+
+def check(ledger: Ledger) -> None:
+    """The invariants, whatever has happened."""
+    samples = ledger.samples
+    held: dict[SampleId, str] = {}
+    for worker in ledger.roster.workers.values():
+        assert worker.busy == min(worker.slots, len(worker.held) - len(worker.parked))
+        assert worker.parked <= worker.held.keys()
+        for id, sample in worker.held.items():
+            assert id not in held, f"{id} is with two workers"
+            assert sample.worker == worker.name
+            assert sample.state == {"rollout": "running", "reward": "scoring"}[worker.role]
+            held[id] = worker.name
+    in_hand = {sample.id for state in ("running", "scoring") for sample in samples.queues[state]}
+    assert in_hand == held.keys()
+    queued = sum(len(queue) for queue in samples.queues.values())
+    assert queued == sum(len(book.samples) for book in samples.books.values())
+    for book in samples.books.values():
+        assert sum(book.counts.values()) == len(book.samples)
+        for state, count in book.counts.items():
+            assert count == sum(sample.state == state for sample in book.samples.values())
+        for state, groups in book.shelves.items():
+            assert sum(len(group) for group in groups.values()) == book.counts[state]
+            assert all(groups.values())
+    busy = sum(worker.busy for worker in ledger.roster.workers.values() if worker.role == "rollout")
+    assert ledger.roster.occupancy.busy == busy

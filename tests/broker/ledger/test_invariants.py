@@ -1,0 +1,209 @@
+"""Whatever happens in whatever order: every sample ends once, none is with two workers, staleness is kept."""
+
+from __future__ import annotations
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from rhymed.messages import Join, JournalEntry, SampleId, SampleInfo, Score
+from rhymed_broker.ledger.actions import Action, Assign, Cancel, Load, Mark, Rate, Train
+from rhymed_broker.ledger.ledger import Ledger
+from tests.broker.ledger.stories import SmallPlan, Story, check, info
+
+STEPS = 4
+names = st.sampled_from(["w0", "w1", "w2", "r0", "r1"])
+
+
+class Cluster(RuleBasedStateMachine):
+    """A store that remembers, workers that do what they are told or fail, and a trainer with checkpoints."""
+
+    staleness = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.plan = SmallPlan(steps=STEPS, groups=2)
+        self.stored: dict[SampleId, SampleInfo] = {}
+        self.rewards: dict[SampleId, float] = {}
+        self.ended: dict[SampleId, list[str]] = {}
+        self.work: dict[str, dict[SampleId, int]] = {}  # what workers really have, and the version they use for it
+        self.versions: dict[str, int] = {}
+        self.loads: dict[str, int] = {}
+        self.task: Train | None = None
+        self.trainer_at = 0
+        self.checkpoint = 0
+        self._new_broker()
+
+    def _new_broker(self) -> None:
+        self.story = Story(Ledger(max_staleness=self.staleness, max_retries=3))
+        self.task = None
+        for name in list(self.work):
+            self._join(name)
+        self._join_trainer()
+
+    def _perform(self, actions: list[Action]) -> None:
+        ledger = self.story.ledger
+        for action in actions:
+            match action:
+                case Assign(name, ids):
+                    for id in ids:
+                        assert id not in self.stored or id not in self.work[name]
+                        assert self.versions[name] >= id.step - self.staleness
+                        self.work[name][id] = self.versions[name]
+                case Rate(name, ids):
+                    for id in ids:
+                        assert id in self.stored
+                        self.work[name][id] = 0
+                case Cancel(name, ids):
+                    for id in ids:
+                        self.work.get(name, {}).pop(id, None)
+                case Load(name, version):
+                    self.loads[name] = version
+                case Mark(ids, state, _):
+                    for id in ids:
+                        self.ended.setdefault(id, []).append(state)
+                case Train(_, step, ids, _):
+                    assert step == ledger.version == self.trainer_at
+                    assert ids == sorted(set(ids))
+                    for id in ids:
+                        assert id in self.rewards
+                        assert "dropped" not in self.ended.get(id, [])
+                        assert self.stored[id].versions[0][0] >= step - self.staleness
+                    self.task = action
+                case _:
+                    pass
+
+    def _journal(self) -> list[JournalEntry]:
+        found = []
+        for id in sorted({*self.stored, *self.ended}):
+            states = self.ended.get(id, [])
+            state = "dropped" if "dropped" in states else "scored" if id in self.rewards else "generated"
+            if states and state == "scored":
+                state = "trained"
+            oldest = self.stored[id].versions[0][0] if id in self.stored else 0
+            found.append(JournalEntry(id=id, state=state, oldest_version=oldest, reward=self.rewards.get(id)))
+        return found
+
+    def _join(self, name: str) -> None:
+        role = "rollout" if name[0] == "w" else "reward"
+        self.work.setdefault(name, {})
+        version = self.versions.setdefault(name, -1)
+        self._perform(self.story.join(name, role, slots=3, version=version, holding=list(self.work[name])))
+
+    def _join_trainer(self) -> None:
+        self.task = None
+        join = Join(role="trainer", worker="trainer", host="h", pid=1, version=self.trainer_at)
+        if self.story.ledger.join(join, self.story.now):
+            for id in list(self.ended):
+                if id.step >= self.trainer_at and self.ended[id] == ["trained"]:
+                    del self.ended[id]  # will be trained again: the weights that had it are gone
+            journal = [entry for entry in self._journal() if entry.id.step >= self.trainer_at]
+            self.story.ledger.start(self.plan, self.trainer_at, journal, self.story.now)
+        self._perform(self.story.drain())
+
+    @rule(name=names)
+    def arrive(self, name: str) -> None:
+        self.work.pop(name, None)  # a process that starts has nothing in hand
+        self.versions.pop(name, None)
+        self.loads.pop(name, None)
+        self._join(name)
+
+    @rule(name=names)
+    def vanish(self, name: str) -> None:
+        """Its last words may still arrive later: `work` stays."""
+        if worker := self.story.ledger.roster.workers.get(name):
+            worker.seen -= 1000
+            self._perform(self.story.tick(0.1))
+
+    @rule(name=names, count=st.integers(1, 3), again=st.booleans())
+    def report(self, name: str, count: int, again: bool) -> None:
+        work = self.work.get(name, {})
+        ids = sorted(work)[:count]
+        for _ in range(1 + again):
+            if name[0] == "w":
+                infos = [self.stored.setdefault(id, info(id, work[id])) for id in ids]
+                self.story.ledger.generated(name, infos, self.story.now)
+            else:
+                self.rewards.update(dict.fromkeys(ids, 1.0))
+                self.story.ledger.scored(name, [Score(id=id, reward=1.0) for id in ids], self.story.now)
+        for id in ids:
+            del work[id]
+        self._perform(self.story.drain())
+
+    @rule(name=names, retry=st.booleans())
+    def refuse(self, name: str, retry: bool) -> None:
+        for id in sorted(self.work.get(name, {}))[:1]:
+            del self.work[name][id]
+            self._perform(self.story.give_back(name, id, retry=retry))
+
+    @rule(name=names)
+    def load(self, name: str) -> None:
+        if name in self.loads and name in self.story.ledger.roster.workers:
+            self.versions[name] = self.loads.pop(name)
+            self._perform(self.story.loaded(name, self.versions[name]))
+
+    @rule(name=names)
+    def beat(self, name: str) -> None:
+        if name in self.story.ledger.roster.workers:
+            self._perform(self.story.beat(name, list(self.work[name]), self.versions[name]))
+
+    @rule(seconds=st.sampled_from([0.5, 3.0, 8.0]))
+    def wait(self, seconds: float) -> None:
+        for worker in self.story.ledger.roster.workers.values():
+            worker.seen = self.story.now + seconds
+        self._perform(self.story.tick(seconds))
+
+    @precondition(lambda self: self.task is not None)
+    @rule(save=st.booleans())
+    def train(self, save: bool) -> None:
+        task, self.task = self.task, None
+        assert task is not None
+        self.trainer_at += 1
+        self.checkpoint = self.trainer_at if save else self.checkpoint
+        self._perform(self.story.trained(task.step))
+
+    @rule()
+    def kill_trainer(self) -> None:
+        self.trainer_at = self.checkpoint
+        self._join_trainer()
+
+    @rule()
+    def kill_broker(self) -> None:
+        self._new_broker()
+
+    @invariant()
+    def consistent(self) -> None:
+        check(self.story.ledger)
+        for id, ends in self.ended.items():
+            assert len(ends) == 1, f"{id} ended {ends}"
+
+    def teardown(self) -> None:
+        """Left in peace, the run comes to its end and every sample has ended once."""
+        for name in ("w9", "r9"):
+            self.arrive(name)
+        for _ in range(400):
+            if self.story.ledger.version == STEPS:
+                break
+            for name in self.work:
+                self.load(name)
+                self.report(name, 3, False)
+                self.beat(name)
+            if self.task is not None:
+                self.train(True)
+            self.wait(3.0)
+        assert self.story.ledger.version == STEPS
+        for step in range(STEPS):
+            for id in self.plan.samples(step):
+                assert len(self.ended[id]) == 1
+
+
+class Pipelined(Cluster):
+    staleness = 1
+
+
+TestAtStaleness0 = Cluster.TestCase
+TestAtStaleness1 = Pipelined.TestCase
+for case in (TestAtStaleness0, TestAtStaleness1):
+    case.settings = settings(
+        max_examples=40, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    )

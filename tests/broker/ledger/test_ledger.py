@@ -1,0 +1,462 @@
+"""Stories: events in, exact actions out. The invariants are checked after every event."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rhymed.errors import InvalidTransition
+from rhymed.messages import Drafting, Holding, Join, JournalEntry, SampleId
+from rhymed_broker.ledger.actions import Assign, Cancel, FinishRun, Load, Mark, Rate, Train
+from scripts.docs.ledger import page
+from tests.broker.ledger.stories import SmallPlan, Story
+
+A0, A1, B0, B1 = SampleId(0, "a", 0), SampleId(0, "a", 1), SampleId(0, "b", 0), SampleId(0, "b", 1)
+NEXT0, NEXT1 = SampleId(1, "a", 0), SampleId(1, "a", 1)
+LATER0, LATER1 = SampleId(2, "a", 0), SampleId(2, "a", 1)
+
+
+def trains(actions: list) -> list[tuple[int, list[SampleId]]]:
+    return [(action.step, action.ids) for action in actions if isinstance(action, Train)]
+
+
+def entry(id: SampleId, state: str, reward: float | None = None, version: int | None = None) -> JournalEntry:
+    oldest = id.step if version is None else version
+    return JournalEntry(id=id, state=state, length=5, oldest_version=oldest, reward=reward, reason="why")
+
+
+def test_one_step_from_waiting_to_trained(story: Story) -> None:
+    assert story.begin(SmallPlan()) == []
+    assert story.join("w", "rollout") == [Assign("w", [A0, A1])]
+    assert story.join("r", "reward") == []
+    assert story.generated("w", A1) == [Rate("r", [A1])]
+    assert story.generated("w", A0) == [Rate("r", [A0])]
+    assert story.scored("r", A1) == []
+    assert trains(story.scored("r", A0)) == [(0, [A0, A1])]
+    assert story.trained(0) == [Mark([A0, A1], "trained"), Load("w", 1)]
+    assert story.metrics["response_length/mean"] == 10
+    assert story.metrics["training/epoch"] == 0
+    assert story.loaded("w", 1) == [Assign("w", [NEXT0, NEXT1])]
+    story.generated("w", NEXT0, NEXT1)
+    story.scored("r", NEXT0, NEXT1)
+    assert story.trained(1) == [Mark([NEXT0, NEXT1], "trained"), Load("w", 2), FinishRun("all 2 steps are trained")]
+    assert story.ledger.samples.depths()["trained"] == 4
+
+
+def test_at_staleness_0_a_worker_waits_for_the_weights(story: Story) -> None:
+    story.begin(SmallPlan())
+    assert story.join("w", "rollout", version=-1) == [Load("w", 0)]
+    assert story.loaded("w", 0) == [Assign("w", [A0, A1])]
+
+
+def test_without_weights_nothing_at_staleness_1_either(pipelined: Story) -> None:
+    pipelined.begin(SmallPlan())
+    assert pipelined.join("w", "rollout", version=-1) == [Load("w", 0)]
+
+
+def test_at_staleness_1_the_next_step_is_open_too(pipelined: Story) -> None:
+    pipelined.begin(SmallPlan(steps=3))
+    assert pipelined.join("w", "rollout") == [Assign("w", [A0, A1, NEXT0, NEXT1])]
+    pipelined.join("r", "reward")
+    pipelined.generated("w", A0, A1)
+    pipelined.scored("r", A0, A1)
+    assert pipelined.trained(0) == [Mark([A0, A1], "trained"), Load("w", 1)]
+    assert pipelined.state(LATER0) == "waiting"  # version 0 is too old for step 2
+    assert pipelined.loaded("w", 1) == [Assign("w", [LATER0, LATER1])]
+
+
+def test_a_stale_sample_is_dropped(story: Story) -> None:
+    story.begin(SmallPlan(), position=1)
+    story.join("w", "rollout", version=1)
+    (mark,) = story.generated("w", NEXT0, version=0)
+    assert mark == Mark([NEXT0], "dropped", "stale: tokens of version 0, allowed are 1 and newer")
+
+
+def test_reports_said_twice_do_nothing(story: Story) -> None:
+    story.begin(SmallPlan())
+    story.join("w", "rollout")
+    story.join("r", "reward")
+    story.generated("w", A0, A1)
+    assert story.generated("w", A0, A1) == []
+    story.scored("r", A0)
+    assert story.scored("r", A0) == []
+    assert story.generated("w", A0) == []
+    story.scored("r", A1)
+    assert story.trained(0) != []
+    assert story.trained(0) == []
+    assert story.generated("w", A0) == story.scored("r", A0) == story.give_back("w", A0) == []
+
+
+def test_what_a_lost_worker_held_goes_to_others(story: Story) -> None:
+    story.begin(SmallPlan())
+    story.join("w", "rollout")
+    story.now += 15
+    story.join("x", "rollout")
+    story.beat("trainer")
+    assert story.tick(6) == [Assign("x", [A0, A1], begun=(A0, A1))]
+    assert story.lost == {"w": [A0, A1]}
+
+
+def test_a_late_report_of_a_lost_worker_counts_and_stops_the_other(story: Story) -> None:
+    story.begin(SmallPlan())
+    story.join("w", "rollout")
+    story.now += 15
+    story.join("x", "rollout")
+    story.beat("trainer")
+    story.tick(6)
+    assert story.generated("w", A0) == [Cancel("x", [A0])]
+    assert story.generated("x", A0) == []
+    assert story.state(A0) == "generated"
+
+
+def test_retries_are_bounded(story: Story) -> None:
+    story.begin(SmallPlan())
+    story.join("w", "rollout")
+    for _ in range(2):
+        assert story.give_back("w", A0) == []  # it rests until the next tick
+        assert story.tick() == [Assign("w", [A0], begun=(A0,))]
+    assert story.give_back("w", A0) == [Mark([A0], "dropped", "given up after 3 tries: w: cannot")]
+
+
+def die(story: Story, first: int, second: int) -> list:
+    """The worker tells how many tokens its two samples have, dies, and starts again with nothing in hand."""
+    holding = [Holding(id=A0, tokens=first), Holding(id=A1, tokens=second)]
+    story.ledger.heartbeat("w", 0, "", holding, {}, story.now)
+    return story.join("w", "rollout")
+
+
+def test_a_sample_that_comes_further_outlives_any_number_of_workers(story: Story) -> None:
+    story.begin(SmallPlan())
+    story.join("w", "rollout")
+    for tokens in range(1, 100):
+        assert die(story, tokens, tokens) == [Assign("w", [A0, A1], begun=(A0, A1))]
+    assert story.ledger.samples.get(A0).returns == 0  # type: ignore[union-attr]
+
+
+def test_a_sample_with_which_every_worker_dies_at_the_same_place_is_dropped(story: Story) -> None:
+    story.begin(SmallPlan())
+    story.join("w", "rollout")
+    for time in range(11):
+        given = sorted(id for action in die(story, 7, time) for id in action.ids)
+        assert given == [A0, A1]
+    why = "given up after 12 workers died with it: w: it started again"
+    assert die(story, 7, 20) == [Assign("w", [A1], begun=(A1,)), Mark([A0], "dropped", why)]
+
+
+def crash(story: Story, name: str, **tokens: int) -> list:
+    """The worker tells how far it is with what it holds, dies, and starts again; its rest is over at once."""
+    held = story.ledger.roster.workers[name].held
+    holding = [Holding(id=id, tokens=tokens.get(f"{id.prompt}{id.index}", 0)) for id in held]
+    story.ledger.heartbeat(name, 0, "", holding, {}, story.now)
+    actions = story.join(name, "rollout")
+    story.now += 1000
+    for other in story.ledger.roster.workers:
+        if other != name:
+            story.ledger.roster.workers[other].seen = story.now
+    story.ledger.roster.workers[name].seen = story.now
+    return actions + story.tick(0)
+
+
+def test_of_many_that_share_a_bad_workers_fate_only_one_at_a_time_is_in_danger(story: Story) -> None:
+    """Four prompts of two; nothing ever advances, and the worker dies every time."""
+    story.begin(SmallPlan(groups=4))
+    story.join("w", "rollout")
+    for _ in range(10):
+        given = sorted(id for action in crash(story, "w") for id in action.ids)
+    assert len(given) == 1, "all are suspects now: one at a time"
+    drops = []
+    for death in range(1, 5):
+        actions = crash(story, "w")
+        drops += [id for action in actions if isinstance(action, Mark) for id in action.ids]
+        assert len(drops) == death // 2
+    assert len(story.ledger.samples.suspects) == 6
+
+
+def test_a_suspect_that_comes_further_is_none_any_more(story: Story) -> None:
+    story.begin(SmallPlan(groups=2))
+    story.join("w", "rollout")
+    for _ in range(10):
+        crash(story, "w")
+    (held,) = story.ledger.roster.workers["w"].held
+    assert len(story.ledger.samples.suspects) == 4
+    story.ledger.heartbeat("w", 0, "", [Holding(id=held, tokens=1)], {}, story.now)
+    assert len(story.ledger.samples.suspects) == 3
+    story.drain()
+    story.tick(0)
+    assert len(story.ledger.roster.workers["w"].held) == 2, "now it may have another"
+
+
+def test_one_that_dies_again_and_again_and_does_nothing_gets_nothing_for_a_while(story: Story) -> None:
+    story.begin(SmallPlan())
+    story.join("w", "rollout")
+    assert story.join("w", "rollout") == [Assign("w", [A0, A1], begun=(A0, A1))]
+    assert story.join("w", "rollout") == [], "it waits 2 s"
+    assert story.tick(1) == []
+    assert story.tick(1) == [Assign("w", [A0, A1], begun=(A0, A1))]
+    assert story.join("w", "rollout") == [], "and then 4 s"
+    assert story.join("x", "rollout") == [Assign("x", [A0, A1], begun=(A0, A1))]
+    assert story.ledger.samples.get(A0).losses == 3  # type: ignore[union-attr]
+
+
+def test_weights_of_a_lost_future_do_not_count(story: Story) -> None:
+    def join(name: str, role: str, version: int, life: str) -> bool:
+        card = Join(role=role, worker=name, host="h", pid=1, version=version, life=life)
+        return story.ledger.join(card, story.now)
+
+    assert join("trainer", "trainer", 5, "second")
+    story.ledger.start(SmallPlan(steps=9), 5, (), story.now)
+    join("same", "rollout", 5, "first")  # the checkpoint's: whoever published it
+    join("old", "rollout", 7, "first")
+    join("new", "rollout", 6, "second")
+    versions = {name: worker.version for name, worker in story.ledger.roster.workers.items()}
+    assert versions == {"trainer": 5, "same": 5, "old": -1, "new": 6}
+
+
+def test_a_step_that_the_trainer_refuses_again_and_again_is_counted(story: Story) -> None:
+    story.begin(SmallPlan())
+    assert story.ledger.training.refused_s(story.now) == 0
+    for seconds in (0, 1, 30):
+        story.now += seconds
+        story.ledger.training.failed(story.now, "no log-probs")
+    assert story.ledger.training.refused_s(story.now) == 31
+    assert story.ledger.training.refused_s(story.now + 401) == 0
+    story.now += 410
+    story.ledger.training.failed(story.now, "another")
+    assert story.ledger.training.refused_s(story.now) == 0
+    assert story.ledger.training.refusal.why == "another"
+
+
+def test_what_does_not_advance_is_taken_from_its_worker_and_dropped_in_the_end(story: Story) -> None:
+    story.begin(SmallPlan())
+    story.join("w", "rollout")
+
+    def long_after() -> list:
+        for seconds in (600, 400):
+            story.now += seconds
+            tokens = int(story.now)  # A1 goes on all the time
+            holding = [Holding(id=A0, tokens=3), Holding(id=A1, tokens=tokens)]
+            story.ledger.heartbeat("w", 0, "", holding, {}, story.now)
+            story.beat("trainer")
+            actions = story.tick(0)
+        return actions
+
+    story.ledger.heartbeat("w", 0, "", [Holding(id=A0, tokens=3), Holding(id=A1, tokens=3)], {}, story.now)
+    assert long_after() == [Cancel("w", [A0]), Assign("w", [A0], begun=(A0,))]
+    assert long_after() == [Cancel("w", [A0]), Assign("w", [A0], begun=(A0,))]
+    (cancel, mark) = long_after()
+    assert cancel == Cancel("w", [A0])
+    assert mark.state == "dropped"
+    assert "w: running for 1000 s without a change" in mark.reason
+    assert story.state(A1) == "running"
+
+
+def test_what_waits_for_a_score_for_ever_is_scored_elsewhere(story: Story) -> None:
+    story.begin(SmallPlan())
+    story.join("w", "rollout")
+    story.join("r", "reward")
+    story.generated("w", A0, A1)
+    story.join("q", "reward")
+    story.now += 1000
+    for name in ("trainer", "w", "q"):
+        story.beat(name)
+    story.beat("r", [A0, A1])
+    actions = story.tick(0)
+    assert sorted(id for action in actions for id in action.ids) == [A0, A1]
+    assert {sample.returns for sample in story.ledger.samples.queues["scoring"]} == {1}
+
+
+def test_given_back_for_good_is_dropped_and_the_group_goes_on(story: Story) -> None:
+    story.begin(SmallPlan())
+    story.join("w", "rollout")
+    story.join("r", "reward")
+    story.generated("w", A1)
+    story.scored("r", A1)
+    actions = story.give_back("w", A0, retry=False)
+    assert trains(actions) == [(0, [A1])]
+    assert Mark([A0], "dropped", "cannot") in actions
+
+
+def test_a_scoring_error_drops(story: Story) -> None:
+    story.begin(SmallPlan())
+    story.join("w", "rollout")
+    story.join("r", "reward")
+    story.generated("w", A0, A1)
+    assert story.scored("r", A0, error="boom") == [Mark([A0], "dropped", "not scored: boom")]
+    assert trains(story.scored("r", A1)) == [(0, [A1])]
+    story.trained(0)
+    assert story.metrics["reward/error_rate"] == 0.5
+    assert story.metrics["rollout/dropped"] == 1
+
+
+def test_a_step_without_a_single_sample_is_handed_over_once(story: Story) -> None:
+    story.begin(SmallPlan())
+    story.join("w", "rollout")
+    assert trains(story.give_back("w", A0, A1, retry=False)) == [(0, [])]
+    story.beat("trainer")
+    assert story.tick() == []
+    assert story.trained(0) == [Load("w", 1)]
+
+
+def test_leaving_is_no_failure(story: Story) -> None:
+    story.begin(SmallPlan())
+    for number in range(5):
+        story.join(f"w{number}", "rollout")
+        story.ledger.leave(f"w{number}", story.now)
+    assert story.state(A0) == "waiting"
+
+
+def test_what_a_worker_does_not_mention_goes_to_others(story: Story) -> None:
+    story.begin(SmallPlan())
+    story.join("w", "rollout")
+    assert story.beat("w", [A0]) == []
+    story.now += 4
+    assert story.beat("w", [A0]) == []
+    story.now += 2
+    assert story.beat("w", [A0]) == [Assign("w", [A1], begun=(A1,))]
+
+
+def test_a_sample_mentioned_again_is_not_missing(story: Story) -> None:
+    story.begin(SmallPlan())
+    story.join("w", "rollout")
+    story.beat("w", [A0])
+    story.now += 4
+    story.beat("w", [A0, A1])
+    story.now += 4
+    assert story.beat("w", [A0]) == []
+
+
+def test_a_worker_keeps_what_it_works_on_when_the_broker_starts_again(story: Story) -> None:
+    story.join("w", "rollout", slots=2, holding=[A0, NEXT0])
+    assert story.begin(SmallPlan()) == [Cancel("w", [NEXT0]), Assign("w", [A1])]
+    assert story.state(A0) == "running"
+
+
+def test_a_worker_with_other_weights_may_not_keep_its_work(story: Story) -> None:
+    story.join("old", "rollout", version=0, holding=[NEXT0])
+    story.join("new", "rollout", version=2, holding=[NEXT1])
+    actions = story.begin(SmallPlan(), position=1)
+    assert actions == [Cancel("old", [NEXT0]), Load("old", 1), Cancel("new", [NEXT1]), Load("new", 1)]
+
+
+def test_a_worker_that_started_again_has_forgotten(story: Story) -> None:
+    story.begin(SmallPlan())
+    story.join("w", "rollout")
+    assert story.join("w", "rollout", holding=[A1]) == [Assign("w", [A0], begun=(A0,))]
+    assert story.ledger.samples.get(A0).losses == 1  # type: ignore[union-attr]
+    assert story.ledger.samples.get(A1).losses == 0  # type: ignore[union-attr]
+
+
+def test_the_journal_is_taken_up(story: Story) -> None:
+    story.join("r", "reward")
+    journal = [entry(A0, "generated"), entry(A1, "scored", 1.0), entry(B0, "dropped"), entry(B1, "trained", 1.0)]
+    assert story.begin(SmallPlan(groups=2), journal=journal) == [Rate("r", [A0])]
+    assert trains(story.scored("r", A0)) == [(0, [A0, A1, B1])]
+
+
+def test_of_what_was_begun_in_an_earlier_life_the_store_has_a_part(story: Story) -> None:
+    story.join("w", "rollout")
+    assert story.begin(SmallPlan(), journal=[entry(A1, "begun")]) == [Assign("w", [A0, A1], begun=(A1,))]
+
+
+def test_drafting_is_told_by_the_worker_and_not_known_of_what_the_journal_has(story: Story) -> None:
+    story.join("w", "rollout")
+    story.join("r", "reward")
+    story.begin(SmallPlan(), journal=[entry(A0, "scored", 1.0)])
+    story.generated("w", A1, drafting=Drafting(10, 20, 15, 1.0, 2.5, 0.25))
+    story.scored("r", A1)
+    story.trained(0)
+    assert (story.metrics["rollout/samples"], story.metrics["rollout/spec_forwards"]) == (2, 10)
+    story.loaded("w", 1)
+    story.generated("w", NEXT0, NEXT1)
+    story.scored("r", NEXT0, NEXT1)
+    story.trained(1)
+    assert story.metrics["training/epoch"] == 1
+    assert not any("spec_" in name for name in story.metrics)
+
+
+def test_a_stale_journal_entry_is_dropped(pipelined: Story) -> None:
+    step_3 = SampleId(3, "a", 0)
+    journal = [entry(LATER0, "scored", 1.0, version=1), entry(step_3, "generated", version=1)]
+    (mark,) = pipelined.begin(SmallPlan(steps=5), position=2, journal=journal)
+    assert mark == Mark([step_3], "dropped", "stale: tokens of version 1, allowed are 2 and newer")
+    assert pipelined.state(LATER0) == "scored"
+
+
+def run_step(story: Story, step: int) -> None:
+    ids = SmallPlan().samples(step)
+    story.generated("w", *ids)
+    story.scored("r", *ids)
+
+
+def test_a_trainer_that_comes_back_older_sets_the_run_back(story: Story) -> None:
+    plan = SmallPlan(steps=5)
+    story.begin(plan)
+    story.join("w", "rollout")
+    story.join("r", "reward")
+    for step in range(2):
+        run_step(story, step)
+        story.trained(step)
+        story.loaded("w", step + 1)
+    story.join("trainer", "trainer", version=1)
+    assert story.needs_start
+    story.ledger.pause()
+    assert story.drain() == []
+    journal = [entry(NEXT0, "trained", 1.0), entry(NEXT1, "scored", 1.0)]
+    story.ledger.start(plan, 1, journal, story.now)
+    actions = story.drain()
+    assert Cancel("w", [LATER0, LATER1]) in actions
+    assert Load("w", 1) in actions
+    assert trains(actions) == [(1, [NEXT0, NEXT1])]
+    assert story.trained(1) == [Mark([NEXT0, NEXT1], "trained"), Load("w", 2)]
+    assert story.loaded("w", 2) == [Assign("w", [LATER0, LATER1])]
+
+
+def test_a_trainer_that_comes_back_at_the_same_place_gets_the_step_again(story: Story) -> None:
+    story.begin(SmallPlan())
+    story.join("w", "rollout")
+    story.join("r", "reward")
+    run_step(story, 0)
+    assert trains(story.join("trainer", "trainer", version=0)) == [(0, [A0, A1])]
+    assert not story.needs_start
+
+
+def test_a_trainer_that_comes_back_with_the_step_done(story: Story) -> None:
+    story.begin(SmallPlan())
+    story.join("w", "rollout")
+    story.join("r", "reward")
+    run_step(story, 0)
+    assert story.join("trainer", "trainer", version=1) == [Mark([A0, A1], "trained"), Load("w", 1)]
+    assert not story.needs_start
+
+
+def test_a_trainer_that_refuses_is_asked_again_at_the_tick(story: Story) -> None:
+    story.begin(SmallPlan())
+    story.join("w", "rollout")
+    story.join("r", "reward")
+    run_step(story, 0)
+    story.ledger.training.failed(story.now)
+    assert story.drain() == []
+    assert trains(story.tick()) == [(0, [A0, A1])]
+
+
+def test_a_load_that_failed_is_told_again(story: Story) -> None:
+    story.begin(SmallPlan())
+    assert story.join("w", "rollout", version=-1) == [Load("w", 0)]
+    story.ledger.load_failed("w")
+    assert story.tick() == [Load("w", 0)]
+    assert story.tick() == []
+
+
+def test_an_impossible_move_tells_the_story(story: Story) -> None:
+    story.begin(SmallPlan())
+    story.join("w", "rollout")
+    sample = story.ledger.samples.get(A0)
+    assert sample is not None
+    with pytest.raises(InvalidTransition, match=r"0/a/0 is running and cannot be scored.*opened.*assigned \(w\)"):
+        story.ledger.samples.move(sample, "scored", 1.0)
+
+
+def test_the_document_is_generated_from_the_table() -> None:
+    document = Path(__file__).parents[3] / "docs" / "ledger.md"
+    assert document.read_text() == page(), "make docs"

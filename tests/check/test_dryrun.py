@@ -1,0 +1,154 @@
+"""The dry run over real files, a real tokenizer and the real scoring process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rhymed.check.dryrun import early, examine
+from rhymed.check.report import Report
+from rhymed.config import Config
+
+REWARD = """
+def right(completions, answer, **columns):
+    return [float(given.strip() == wanted) for given, wanted in zip(completions, answer)]
+
+def constant(completions, **columns):
+    return [1.0 for _ in completions]
+
+def broken(completions, **columns):
+    raise ValueError("no idea")
+"""
+
+Make = Callable[..., Config]
+
+
+@pytest.fixture
+def make(tmp_path: Path, tiny_model: Path) -> Make:
+    (tmp_path / "reward.py").write_text(REWARD)
+    rows = [{"prompt": f"say {number}", "answer": str(number)} for number in range(6)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def config(function: str = "right", **changes: dict[str, Any]) -> Config:
+        sections: dict[str, dict[str, Any]] = {
+            "run": {"name": "mine", "folder": str(tmp_path / "runs")},
+            "model": {"path": str(tiny_model)},
+            "data": {"path": str(tmp_path / "rows.jsonl")},
+            "rollout": {"prompts_per_step": 2, "group_size": 2, "max_prompt_length": 32, "max_response_length": 8},
+            "reward": {"scorer": f"{tmp_path / 'reward.py'}:{function}", "processes": 1},
+        }
+        for section, values in changes.items():
+            sections[section] = sections.get(section, {}) | values
+        return Config.model_validate(sections)
+
+    return config
+
+
+def rows(report: Report, title: str) -> list[tuple[str, str]]:
+    return next(section.rows for section in report.sections if section.title.startswith(title))
+
+
+def test_a_good_configuration_is_told_whole_and_nothing_is_left_behind(make: Make, tmp_path: Path) -> None:
+    before = sorted(tmp_path.rglob("*"))
+    report = examine(make(), generate=False)
+    assert (report.wrong, report.warnings) == ([], [])
+    titles = [section.title for section in report.sections]
+    assert titles == ["batch", "memory and disk (estimates)", "prompts", "reward (row 1)", "places"]
+    prompts = dict(rows(report, "prompts"))
+    assert prompts["row 1"].endswith("rows.jsonl, line 1, 5 tokens:\nsay 0")
+    assert prompts["template"].startswith("no chat template")
+    assert rows(report, "reward")[:2] == [("right answer", "0"), ("  reward", "1 (by right)")]
+    assert rows(report, "reward")[2:4] == [("nonsense", "banana"), ("  reward", "0 (by right)")]
+    ((held, by),) = rows(report, "reward")[4:]
+    assert held == "held by"
+    assert by.startswith("scoring processes run")
+    assert [path for path in sorted(tmp_path.rglob("*")) if "__pycache__" not in str(path)] == before
+
+
+def test_an_engine_without_a_model_writes_nothing(make: Make) -> None:
+    report = examine(make(rollout={"engine": "trace"}))
+    assert rows(report, "reward")[0] == ("the model", "writes nothing here: the trace engine has no model")
+
+
+@pytest.mark.slow
+def test_the_model_itself_writes_an_answer(make: Make) -> None:
+    report = examine(make())
+    assert report.wrong == []
+    assert rows(report, "reward")[0][0] == "the model writes"
+
+
+def test_a_reward_that_is_the_same_for_nonsense_is_a_warning(make: Make) -> None:
+    report = examine(make("constant"), generate=False)
+    assert report.wrong == []
+    assert "the right answer gets 1, and 'banana' gets 1: such a reward teaches nothing good" in report.warnings[0]
+
+
+@pytest.mark.slow
+def test_a_reward_that_everything_gets_is_a_warning_without_a_right_answer_too(make: Make, tmp_path: Path) -> None:
+    (tmp_path / "unknown.jsonl").write_text("".join(f'{{"prompt": "say {n}"}}\n' for n in range(20)))
+    report = examine(make("constant", data={"path": str(tmp_path / "unknown.jsonl")}))
+    assert "even 'banana' gets 1: a reward that everything gets teaches nothing" in report.warnings[-1]
+
+
+def test_a_threshold_that_no_answer_reaches_is_a_warning(make: Make, tmp_path: Path) -> None:
+    held_out = tmp_path / "held.jsonl"
+    held_out.write_text('{"prompt": "say 99", "answer": "99"}\n')
+    settings = {"datasets": [{"name": "held", "path": str(held_out)}], "threshold": 2.0}
+    report = examine(make(eval=settings), generate=False)
+    assert "eval.threshold = 2, but the right answer itself gets 1" in report.warnings[0]
+
+
+def test_a_reward_that_fails_must_be_changed(make: Make) -> None:
+    report = examine(make("broken"), generate=False)
+    assert len(report.wrong) == 1
+    assert "scoring 'right answer' of row 1 fails" in report.wrong[0]
+    assert "no idea" in report.wrong[0]
+
+
+def test_several_scorers_are_shown_with_their_weights(make: Make, tmp_path: Path) -> None:
+    file = tmp_path / "reward.py"
+    scorers = [{"scorer": f"{file}:right"}, {"scorer": f"{file}:constant", "weight": 0.5}]
+    report = examine(make(reward={"scorer": "reasoning_gym", "scorers": scorers}), generate=False)
+    assert rows(report, "reward")[1] == ("  reward", "1.5 = right 1 x 1 + constant 1 x 0.5")
+    assert report.warnings == []
+
+
+def test_held_out_prompts_that_are_trained_on_are_counted(make: Make, tmp_path: Path) -> None:
+    held_out = tmp_path / "held.jsonl"
+    held_out.write_text('{"prompt": "say 1", "answer": "one"}\n{"prompt": "say 99", "answer": "99"}\n')
+    report = examine(make(eval={"datasets": [{"name": "held", "path": str(held_out)}]}), generate=False)
+    assert "eval.datasets held: 1 of 2 held-out prompts are also in the training data" in report.warnings[0]
+
+
+@pytest.mark.parametrize("look", [early, lambda config: examine(config, generate=False)])
+def test_all_problems_are_told_at_once(make: Make, tmp_path: Path, look: Callable[[Config], Report]) -> None:
+    config = make(
+        "rihgt",
+        model={"path": str(tmp_path / "nowhere")},
+        data={"path": str(tmp_path / "row.jsonl")},
+        net={"broker": "tcp://0.0.0.0:5555"},
+        eval={"datasets": [{"name": "held", "path": str(tmp_path / "none.jsonl")}]},
+    )
+    told = "\n".join(look(config).wrong)
+    for part in ("nowhere", "row.jsonl", "none.jsonl", "net.broker = tcp://0.0.0.0:5555"):
+        assert part in told
+    assert "Traceback" not in told
+
+
+def test_early_finds_scorers_and_prompts_that_do_not_fit(make: Make) -> None:
+    report = early(make("rihgt", rollout={"max_prompt_length": 3}))
+    assert "did you mean right?" in "\n".join(report.wrong)
+    assert "rows.jsonl, line 1: the prompt has 5 tokens, more than rollout.max_prompt_length = 3" in "\n".join(
+        report.wrong
+    )
+
+
+def test_early_has_nothing_against_a_good_configuration(make: Make, tmp_path: Path) -> None:
+    for engine in ("vllm", "trace"):
+        report = early(make(rollout={"engine": engine}))
+        assert report.wrong == []
+    assert not (tmp_path / "runs").exists()

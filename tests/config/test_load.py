@@ -1,0 +1,197 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rhymed.config import Config
+from rhymed.config.load import load_config
+from rhymed.errors import ConfigError
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Any:
+    def write(text: str, name: str = "run.toml") -> Path:
+        (tmp_path / name).write_text(text)
+        return tmp_path / name
+
+    return write
+
+
+def test_without_anything_it_is_the_default() -> None:
+    assert load_config(None, environ={}) == Config()
+
+
+def test_the_later_wins_file_environment_option(file: Any) -> None:
+    path = file("[trainer]\nlr = 1e-5\nepochs = 2\nsteps = 7\n")
+    environ = {"RHYMED_TRAINER__LR": "2e-5", "RHYMED_TRAINER__EPOCHS": "3", "RHYMED_HOME": "x", "TRAINER__LR": "9"}
+    config = load_config(path, ["trainer.lr=3e-5"], environ)
+    assert (config.trainer.lr, config.trainer.epochs, config.trainer.steps) == (3e-5, 3, 7)
+
+
+def test_options_are_read_as_toml_and_else_as_text() -> None:
+    options = [
+        "run.name=first",
+        "data.args={min_terms = 2}",
+        "trainer.betas=[0.8, 0.9]",
+        "net.insecure=true",
+        'model.path="a b"',
+        "data.template=x={prompt}",
+    ]
+    config = load_config(None, options, {})
+    assert (config.run.name, config.data.args, config.trainer.betas) == ("first", {"min_terms": 2}, (0.8, 0.9))
+    assert (config.net.insecure, config.model.path, config.data.template) == (True, "a b", "x={prompt}")
+
+
+def test_what_a_run_wrote_down_is_read_again(file: Any) -> None:
+    config = load_config(None, ["trainer.lr=3e-5", "rollout.workers=3"], {})
+    assert load_config(file(config.model_dump_json(), "config.json"), environ={}) == config
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("trainer.learning_rate=1", "unknown key trainer.learning_rate; known here: "),
+        ("trainer.kl_coeff=1", "unknown key trainer.kl_coeff; did you mean kl_coef?"),
+        ("rollout.lr=1", "unknown key rollout.lr; it belongs to [trainer]"),
+        ("trainr.lr=1", "unknown section trainr; did you mean trainer?"),
+        ("trainer.lr=fast", "trainer.lr = 'fast': a number is needed"),
+        ("trainer.lr='1e-6'", "trainer.lr = '1e-6': it is text: write it without quotes, 1e-6"),
+        ("trainer.lr=true", "trainer.lr = true: it is true, and a number is needed"),
+        ("net.insecure='true'", "net.insecure = 'true': it is text: write it without quotes, true"),
+        ("trainer.lr=0", "trainer.lr = 0: it must be greater than 0"),
+        ("trainer.lr=nan", "trainer.lr"),
+        ("trainer.betas=0.9", "trainer.betas = 0.9: a list, [ ... ] is needed"),
+        ("data.args=3", "data.args = 3: a table, { key = value } is needed"),
+        ("rollout.group_size=2.5", "rollout.group_size = 2.5: a whole number is needed"),
+        ("rollout.engine=sglang", "rollout.engine = 'sglang': it must be 'vllm' or 'trace'"),
+        ("data.source=json", "did you mean 'jsonl'?"),
+        ("model.dtype=bf16", "did you mean 'bfloat16'?"),
+        ("model.dtype=fp32", "did you mean 'float32'?"),
+        ("run.name=../up", "run.name = '../up': it may have letters, digits"),
+        ("trainer=3", "trainer = 3: trainer is a section: write [trainer]"),
+        ("trainer.lr", "write it as key=value"),
+        ("=3", "write it as key=value"),
+        ("trainer.lr.x=3", "trainer.lr"),
+        ("eval.datasets.0.samples=3", "there is no entry 0 to change"),
+        ("trainer.minibatches=7", "does not divide the 64 samples of a step"),
+        ("data.size=2", "data.size = 2 is less than rollout.prompts_per_step = 8"),
+        ("data.limit=2", "data.limit = 2 is less than rollout.prompts_per_step = 8"),
+        ("data.source=jsonl", "data: path is needed for source = 'jsonl'"),
+        ("schedule.lost_after_s=1", "schedule.lost_after_s must be more than twice"),
+    ],
+)
+def test_mistakes_are_named(option: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(None, [option], {})
+    assert message in str(caught.value)
+
+
+def test_an_option_below_a_value_names_itself() -> None:
+    with pytest.raises(ConfigError, match=r"-o trainer\.lr\.x=3: lr is not a section"):
+        load_config(None, ["trainer.lr=1", "trainer.lr.x=3"], {})
+
+
+def test_all_mistakes_are_told_at_once_with_the_file(file: Any) -> None:
+    path = file("[trainer]\nlr = 0\nfoo = 1\n[rollout]\nworkers = -1\n")
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, environ={})
+    lines = str(caught.value).splitlines()
+    assert len(lines) == 3
+    assert lines == [
+        f"{path}, line 5: rollout.workers = -1: it must be greater than or equal to 0",
+        f"{path}, line 2: trainer.lr = 0: it must be greater than 0",
+        f"{path}, line 3: unknown key trainer.foo; known here: {', '.join(sorted(Config().trainer.model_dump()))}",
+    ]
+
+
+@pytest.mark.parametrize(("name", "text"), [("run.toml", "[trainer\n"), ("run.json", "{"), ("run.json", "[1, 2]")])
+def test_a_file_that_cannot_be_read(file: Any, name: str, text: str) -> None:
+    path = file(text, name)
+    with pytest.raises(ConfigError, match=str(path)):
+        load_config(path, environ={})
+
+
+def test_missing_file_folder_and_bytes(tmp_path: Path) -> None:
+    (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
+    for path in (tmp_path / "none.toml", tmp_path, tmp_path / "bytes.toml"):
+        with pytest.raises(ConfigError, match=str(path)):
+            load_config(path, environ={})
+
+
+def test_every_default_can_be_written_down_as_json() -> None:
+    assert Config.model_validate(json.loads(Config().model_dump_json())) == Config()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "[model]\npath = smol\n",
+            'line 2: not TOML: Invalid value: text needs quotes, "smol" (the line: path = smol)',
+        ),
+        ("[net]\ninsecure = True\n", "line 2: not TOML: Invalid value: write true (the line: insecure = True)"),
+        (
+            "[trainer]\nlr = 1\nlr = 2\n",
+            "line 3: not TOML: Cannot overwrite a value: the key or section is there twice",
+        ),
+        ("[trainer\n", "line 1: not TOML: Expected ']' at the end of a table declaration (the line: [trainer)"),
+    ],
+)
+def test_what_is_not_toml_is_shown_with_its_line(file: Any, text: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(file(text), environ={})
+    assert message in str(caught.value)
+
+
+def test_who_set_the_key_is_the_place(file: Any) -> None:
+    path = file("[trainer]\nlr = 1e-6\n")
+    environ = {"RHYMED_TRAINER__EPOCHS": "none"}
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, ["trainer.lr=-1"], environ)
+    assert str(caught.value).splitlines() == [
+        "environment RHYMED_TRAINER__EPOCHS=none: trainer.epochs = 'none': a whole number is needed",
+        "-o trainer.lr=-1: trainer.lr = -1: it must be greater than 0",
+    ]
+
+
+def test_contradictions_are_told_together_each_at_a_key_that_it_names(file: Any) -> None:
+    path = file(
+        "[trainer]\nsteps = 2\nwarmup_steps = 5\nminibatches = 7\n[net]\nbroker = 'ipc://a'\nstore = 'ipc://a'\n"
+    )
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, environ={})
+    lines = str(caught.value).splitlines()
+    assert lines[0].startswith(f"{path}, line 4: trainer.minibatches = 7 does not divide")
+    assert lines[1].startswith(f"{path}, line 3: trainer.warmup_steps = 5 is more than trainer.steps = 2")
+    assert lines[2].startswith(f"{path}, line 6: net.broker, net.store and net.weights must be")
+
+
+def test_a_sample_that_waits_its_turn_to_be_scored_must_not_count_as_stuck(file: Any) -> None:
+    path = file("[reward]\ntimeout_s = 120\n[schedule]\nstuck_after_s = 900\n")
+    with pytest.raises(ConfigError, match=r"schedule\.stuck_after_s = 900 must be more than 960"):
+        load_config(path, environ={})
+
+
+def test_an_entry_of_a_list_has_its_own_line_and_can_be_changed(file: Any) -> None:
+    text = "[eval]\nevery = 2\n[[eval.datasets]]\nname = 'a'\n\n[[eval.datasets]]\nname = 'b'\nsplitt = 'x'\n"
+    path = file(text)
+    with pytest.raises(ConfigError, match=r"line 8: unknown key eval\.datasets\.1\.splitt; did you mean split\?"):
+        load_config(path, environ={})
+    path = file(text.replace("splitt", "split"))
+    assert load_config(path, ["eval.datasets.1.limit=3"], {}).eval.datasets[1].limit == 3
+
+
+def test_text_on_the_command_line_needs_no_quotes() -> None:
+    config = load_config(None, ["run.name=7", "model.revision=1e5"], {})
+    assert (config.run.name, config.model.revision) == ("7", "1e5")
+
+
+def test_a_mistyped_file_is_guessed(file: Any, tmp_path: Path) -> None:
+    file("", "quickstart.toml")
+    with pytest.raises(ConfigError, match=r"did you mean .*quickstart\.toml\?"):
+        load_config(tmp_path / "quickstrat.toml", environ={})
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "config.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"Is a directory.*rhymed run --resume"):
+        load_config(tmp_path / "old", environ={})

@@ -1,0 +1,295 @@
+"""Made-up runs that a page is tested against, and the small server that tells of them.
+
+Every world is a path of its own on one server (so the page is also tested behind a path); its answers are as the
+contract of the HTTP side says. Cases that are hard to bring about with a real run: nothing there yet, ten thousand
+prompts, a worker that was lost, texts that want to be markup.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import random
+
+from aiohttp import web
+
+from rhymed.dashboard.auth import HEADERS
+from rhymed.dashboard.routes import STATIC, TYPES
+from rhymed.service.activities import ACTIVITIES, HEX
+
+START = 1_790_000_000.0
+STEP_S = 20.0
+PER_EPOCH = 8
+GROUP = 4
+HOSTILE = "<script>window.owned = 1</script><img src=x onerror='window.owned = 2'>\u202e\u0000 {{7*7}} &lt;b&gt;"
+
+
+class World:
+    """One run as the server tells of it. `prompts` distinct prompts, each `asked` so often; `steps` trained."""
+
+    asked = 3
+    missing = ""
+
+    def __init__(self, name, steps=20, prompts=24, live=True, text=None, refuses=None):
+        self.name, self.live, self.text, self.prompts = name, live, text, prompts
+        self.rows = [step_row(step) for step in range(steps)]
+        self.spans, self.events = timeline(steps)
+        self.refuses = {**(refuses or {}), "prompts/ffff": "there is no prompt ffff"}
+        self.down = False
+        self.listeners = set()
+
+    @property
+    def step(self):
+        return len(self.rows)
+
+    def run(self, query):
+        return {
+            "name": self.name, "folder": f"/runs/{self.name}", "live": self.live,
+            "state": "running" if self.live else "finished", "step": self.step, "steps": 40, "version": self.step,
+            "epochs": 5, "group_size": GROUP, "prompts_per_step": 8, "started": START,
+            "config": {"run": {"name": self.name, "seed": 0}, "rollout": {"engine": "vllm", "temperature": 1.0}},
+            "versions": {"rhymed": "0.1.0", "python": "3.11.7", "torch": None, "vllm": "0.11"},
+            "missing": self.missing,
+        }  # fmt: skip
+
+    def queues(self, query=None):
+        if not self.live:
+            return None
+        workers = [] if not self.rows else [worker_row(name, self.step) for name in ("rollout-0", "reward-0")]
+        return {
+            "run": self.name, "uptime_s": 100.0, "version": self.step, "step": self.step, "steps": 40,
+            "finished": False, "queues": {"waiting": 3, "running": 8, "scored": 5, "trained": 640},
+            "oldest_s": {"waiting": 2.0, "running": 12.5}, "workers": workers,
+            "open_steps": [open_step(self.step + 1, waiting=8), open_step(self.step, running=8, scored=5, dropped=3)],
+            "metrics": {}, "val": {}, "lag_ms": 1.2, "troubles": [], "paused": False,
+        }  # fmt: skip
+
+    def steps(self, query=None, after=-1):
+        after = int((query or {}).get("after", after))
+        evaluations = [
+            {"step": step, "time": START + step * STEP_S, "val/test/acc/mean@4": 0.3 + step / 60, "timing_s/val": 3.0}
+            for step in range(0, self.step + 1, 5)
+            if step
+        ]
+        return {
+            "steps": [row for row in self.rows if row["step"] > after],
+            "evaluations": evaluations,
+            "epochs": [epoch_row(epoch, self.rows) for epoch in range(math.ceil(self.step / PER_EPOCH))],
+        }
+
+    def timeline(self, query):
+        since = float(query.get("since", 0))
+        return {
+            "spans": [span for span in self.spans if span["t"] > since],
+            "events": [event for event in self.events if event["t"] > since],
+            "activities": HEX,
+        }
+
+    def lengths(self, query):
+        return {"epochs": [lengths_row(epoch) for epoch in range(math.ceil(self.step / PER_EPOCH))]}
+
+    def store(self, query):
+        samples = self.step * 8 * GROUP
+        return {"samples": samples, "tokens": samples * 120, "used_bytes": samples * 500, "limit_bytes": 1 << 30}
+
+    def prompt_rows(self):
+        return [
+            {
+                "id": f"{number:016x}",
+                "text": self.text or f"What is {number} plus {number * 7 % 11}?",
+                "samples": 12, "epochs": 3, "reward": round(random.Random(number).random(), 3), "spread": 0.25,
+                "length": 40.0 + number % 90,
+            }
+            for number in range(self.prompts if self.rows else 0)
+        ]  # fmt: skip
+
+    def list(self, query):
+        found = [row for row in self.prompt_rows() if query.get("query", "").lower() in row["text"].lower()]
+        sort = query.get("sort", "id")
+        found.sort(key=lambda row: row[sort], reverse=query.get("order", "asc" if sort == "id" else "desc") == "desc")
+        offset, limit = int(query.get("offset", 0)), int(query.get("limit", 50))
+        return {"total": len(found), "prompts": found[offset : offset + limit]}
+
+    def prompt(self, id):
+        row = next(row for row in self.prompt_rows() if row["id"] == id)
+        epochs = [
+            {
+                "epoch": epoch, "name": f"epoch {epoch}", "step": 2 + epoch * PER_EPOCH,
+                "samples": [self.sample_row(2 + epoch * PER_EPOCH, id, index) for index in range(GROUP)],
+            }
+            for epoch in range(self.asked)
+        ]  # fmt: skip
+        return {"id": id, "text": row["text"], "epochs": epochs, "missing": ""}
+
+    def sample_row(self, step, id, index):
+        pieces = self.pieces(step, index)
+        return {
+            "id": f"{step}/{id}/{index}", "step": step, "index": index, "reward": None if index == 3 else index / 2,
+            "length": sum(count for count, _ in SHAPE), "finish_reason": "length" if index == 2 else "stop",
+            "state": "trained", "reason": "", "versions": [[step, 30], [step + 1, 12]],
+            "drafted": sum(count for count, drafted in SHAPE if drafted) if step > PER_EPOCH else 0,
+            "text": "".join(piece["text"] for piece in pieces)[:300],
+        }  # fmt: skip
+
+    def pieces(self, step, index):
+        if self.text:
+            return [{"text": self.text, "drafted": True}, {"text": self.text, "drafted": False}]
+        if step <= PER_EPOCH:
+            return [{"text": "first we add " * 20, "drafted": False}]
+        return [{"text": "and so " * count, "drafted": drafted} for count, drafted in SHAPE]
+
+    def sample(self, step, id, index):
+        row = self.sample_row(int(step), id, int(index))
+        return row | {
+            "prompt": self.text or "What is it?",
+            "pieces": self.pieces(int(step), int(index)),
+            "missing": "",
+        }
+
+    def tell(self, loop, name, data):
+        """An event for every page that listens."""
+        text = f"event: {name}\ndata: {json.dumps(data)}\n\n".encode()
+        loop.loop.call_soon_threadsafe(lambda: [queue.put_nowait(text) for queue in self.listeners])
+
+
+SHAPE = [(12, False), (9, True), (3, False), (14, True), (4, False)]
+
+
+class Server:
+    """`address(world)` serves it."""
+
+    def __init__(self, loop):
+        self.loop, self.worlds = loop, {}
+        loop.run(self._start())
+
+    def add(self, world):
+        self.worlds[world.name] = world
+        return f"http://127.0.0.1:{self.port}/{world.name}/"
+
+    async def _start(self):
+        application = web.Application()
+        application.router.add_get("/{world}/{path:.*}", self._serve)
+        self._runner = web.AppRunner(application, shutdown_timeout=0.1)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        await site.start()
+        self.port = site._server.sockets[0].getsockname()[1]
+
+    def close(self):
+        for world in self.worlds.values():
+            self.loop.loop.call_soon_threadsafe(
+                lambda world=world: [queue.put_nowait(None) for queue in world.listeners]
+            )
+        self.loop.run(self._runner.cleanup())
+
+    async def _serve(self, request):
+        world, path = self.worlds[request.match_info["world"]], request.match_info["path"]
+        if world.down:
+            request.transport.abort()
+            return web.Response()
+        if path == "events":
+            return await self._events(request, world)
+        if path == "" or path.startswith("static/"):
+            file = STATIC / (path.removeprefix("static/") or "index.html")
+            return web.FileResponse(file, headers={**HEADERS, "Content-Type": TYPES[file.suffix]})
+        if refusal := world.refuses.get(path.removeprefix("api/")):
+            return web.json_response({"error": refusal}, status=404, headers=HEADERS)
+        return web.json_response(answer(world, path.split("/")[1:], request.query), headers=HEADERS)
+
+    async def _events(self, request, world):
+        response = web.StreamResponse(headers={**HEADERS, "Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        queue = asyncio.Queue()
+        world.listeners.add(queue)
+        try:
+            while text := await queue.get():
+                await response.write(text)
+        finally:
+            world.listeners.discard(queue)
+        if request.transport:
+            request.transport.abort()
+        return response
+
+
+def answer(world, path, query):
+    match path:
+        case ["prompts"]:
+            return world.list(query)
+        case ["prompts", id]:
+            return world.prompt(id)
+        case ["samples", step, id, index]:
+            return world.sample(step, id, index)
+        case [name]:
+            return getattr(world, name)(query)
+
+
+def step_row(step):
+    noise = random.Random(step)
+    epoch = step // PER_EPOCH
+    return {
+        "step": step, "time": START + (step + 1) * STEP_S, "training/epoch": float(epoch),
+        "reward/mean": 0.2 + 0.5 * (1 - math.exp(-step / 12)) + noise.gauss(0, 0.03),
+        "response_length/mean": 150 - step + noise.gauss(0, 6), "response_length/max": 400.0,
+        "rollout/tokens": 4800.0, "rollout/tokens_per_s": 300 + 120 * epoch + noise.gauss(0, 20),
+        "rollout/bubble_ratio": 0.2 / (1 + epoch) + noise.random() / 20, "staleness/mean": 0.0, "staleness/max": 0.0,
+        "rollout/spec_accept_length": 1 + 1.6 * min(epoch, 1) + noise.random() / 3,
+        "rollout/spec_accept_rate": 0.2 + 0.5 * min(epoch, 1), "rollout/spec_net_speedup": 1 + 0.9 * min(epoch, 1),
+        "timing_s/rollout": 14 - 4 * min(epoch, 1), "timing_s/reward": 0.4, "timing_s/train": 4.0 + noise.random(),
+        "timing_s/step": 19.0, "actor/loss": noise.gauss(0, 0.02), "mismatch_kl/mean": 0.0008, "actor/kl": None,
+        "actor/entropy": 2 - step / 20, "actor/grad_norm": 1 + noise.random(), "actor/pg_clipfrac": 0.01,
+    }  # fmt: skip
+
+
+def epoch_row(epoch, rows):
+    own = [row for row in rows if row["training/epoch"] == epoch]
+    return {
+        "epoch": epoch, "first_step": own[0]["step"], "steps": len(own),
+        "reward": sum(row["reward/mean"] for row in own) / len(own), "response_length": 140.0 - 10 * epoch,
+        "accept_length": 1.1 + 1.6 * min(epoch, 1), "accept_rate": 0.2 + 0.5 * min(epoch, 1),
+        "net_speedup": 1 + 0.9 * min(epoch, 1), "rollout_s": 12.0, "tokens_per_s": 300.0 + 120 * epoch,
+    }  # fmt: skip
+
+
+def lengths_row(epoch):
+    noise = random.Random(epoch)
+    lengths = [min(399, int(noise.lognormvariate(4.6 - epoch / 10, 0.6))) for _ in range(256)]
+    edges = list(range(0, 401, 10))
+    counts = [sum(low <= length < low + 10 for length in lengths) for low in edges[:-1]]
+    return {"epoch": epoch, "edges": edges, "counts": counts, "mean": sum(lengths) / 256, "max": max(lengths)}
+
+
+def open_step(step, **states):
+    return {"step": step, "states": states, "groups_ready": 1, "groups": 4, "open_s": 42.0, "rows": []}
+
+
+def worker_row(name, version):
+    return {
+        "worker": name, "role": name.split("-")[0], "host": "node", "pid": 7, "slots": 16, "version": version,
+        "phase": "decode", "silent_s": 0.2, "holding": [], "drained": False,
+        "accept_length": 2.345 if name.startswith("rollout") else 0.0,
+        "stats": {"rollout/tokens_per_s": 412.0} if name.startswith("rollout") else {},
+    }  # fmt: skip
+
+
+def timeline(steps, workers=("rollout-0", "rollout-1", "reward-0", "trainer-0")):
+    """rollout-1 is lost at two thirds of the time."""
+    spans, events, end = [], [], START + steps * STEP_S
+    lost = START + steps * STEP_S * 2 / 3
+    for worker in workers if steps else ():
+        role = worker.split("-")[0]
+        events.append({"t": START, "event": "joined", "worker": worker})
+        time, noise = START, random.Random(worker)
+        while time < (lost if worker == "rollout-1" else end):
+            time += 1.0
+            raw = [noise.random() ** 2 * (1 + 3 * (k < 2)) for k in range(len(ACTIVITIES[role]))]
+            inside = {name: round(part / sum(raw), 3) for name, part in zip(ACTIVITIES[role], raw, strict=True)}
+            row = {"t": time, "worker": worker, "role": role, "host": "node", "s": 1.0, "in": inside}
+            spans.append(row | {"version": int((time - START) / STEP_S), "tokens_per_s": 200.0})
+    if steps:
+        events.append({"t": lost, "event": "lost", "worker": "rollout-1", "text": "silent for 10 s"})
+    for step in range(steps):
+        at = START + (step + 1) * STEP_S
+        events.append({"t": at - 0.4, "event": "trained", "worker": "trainer-0", "step": step})
+        events.append({"t": at - 0.2, "event": "version", "worker": "rollout-0", "step": step + 1})
+    return sorted(spans, key=lambda span: span["t"]), sorted(events, key=lambda event: event["t"])

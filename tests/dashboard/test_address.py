@@ -1,0 +1,85 @@
+"""`rhymed run` tells where its dashboard is, and `rhymed view` serves one."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from rhymed.cli import main
+from rhymed.config import Config
+from rhymed.dashboard import listen
+from rhymed.launch.screen import Screen
+from rhymed.run.layout import Places, places
+from rhymed.wire.addresses import Address
+
+
+def screen(where: Places, config: Config) -> tuple[Screen, io.StringIO]:
+    said = io.StringIO()
+    return Screen(config, where, plain=True, console=Console(file=said, width=80)), said
+
+
+def told(run: Path, address: Address) -> None:
+    """Where it is, now. A file's own time is some milliseconds late: it may seem older than what was before it."""
+    listen.write(run, address)
+    os.utime(run / listen.ADDRESS_FILE, (time.time(), time.time()))
+
+
+def test_the_address_is_told_once(run: Path) -> None:
+    config = Config.model_validate_json((run / "config.json").read_text())
+    listen.write(run, Address("127.0.0.1", 1))
+    os.utime(run / listen.ADDRESS_FILE, (1, 1))  # of an earlier start
+    shown, said = screen(places(config), config)
+    shown.show(None)
+    assert "http:" not in said.getvalue()
+    told(run, Address("127.0.0.1", 8421))
+    shown.show(None)
+    shown.show(None)
+    assert said.getvalue().count("watch    http://127.0.0.1:8421/\n") == 1
+
+
+def test_where_the_token_is_but_not_the_token(run: Path) -> None:
+    config = Config.model_validate_json((run / "config.json").read_text())
+    shown, said = screen(places(config), config)
+    told(run, Address("10.0.0.1", 8421))
+    shown.show(None)
+    assert f"http://10.0.0.1:8421/?token=…   (the token stands in {run / 'dashboard.token'})" in said.getvalue()
+
+
+def test_a_run_is_served_until_ctrl_c(run: Path) -> None:
+    command = [sys.executable, "-m", "rhymed", "view", str(run), "--http", "127.0.0.1:0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        line = process.stdout.readline().split()
+        assert line[:2] == ["watched", "at"]
+        with urllib.request.urlopen(line[2] + "api/run", timeout=60) as answer:
+            assert json.load(answer)["state"] == "finished"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
+
+
+@pytest.mark.parametrize(("what", "complaint"), [("nothing", "is not there"), (".", "is no run's folder")])
+def test_what_is_no_run_is_told(tmp_path: Path, capsys: pytest.CaptureFixture, what: str, complaint: str) -> None:
+    assert main(["view", str(tmp_path / what)]) == 2
+    assert complaint in capsys.readouterr().err
+    assert main(["view", str(tmp_path), "--http", "nonsense"]) == 2
+
+
+def test_a_folder_of_runs_tells_which(run: Path, capsys: pytest.CaptureFixture) -> None:
+    (run.parent / "latest").symlink_to(run.name)
+    earlier = run.parent / "earlier"
+    earlier.mkdir()
+    (earlier / "config.json").write_text("{}")
+    os.utime(earlier / "config.json", (1, 1))
+    assert main(["view", str(run.parent)]) == 2
+    said = f"it holds runs, the newest first: watched, earlier; name one, e.g. rhymed view {run}"
+    assert said in " ".join(capsys.readouterr().err.split())

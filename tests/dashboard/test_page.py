@@ -1,0 +1,631 @@
+"""The page in a real browser: tabs are opened, values read, what is live changes, hostile text stays text."""
+
+import pytest
+
+from rhymed.cli.live.queues import PURPOSE
+from tests.dashboard.browser import Browser, Loop, find
+from tests.dashboard.made_up import GROUP, HOSTILE, SHAPE, Server, World, lengths_row, open_step, step_row, worker_row
+
+TABS = ("overview", "workers", "samples", "metrics", "configuration")
+DRAFTED = [count for count, drafted in SHAPE if drafted]
+CTRL, SHIFT = 2, 8  # of a mouse event's modifiers
+NEW = "[...document.querySelectorAll('button')].find(one => one.textContent.includes('new samples'))"
+
+
+@pytest.fixture(scope="module")
+def server():
+    loop = Loop()
+    server = Server(loop)
+    yield server
+    server.close()
+    loop.close()
+
+
+@pytest.fixture(scope="module")
+def browser(server):
+    path = find()
+    if path is None:
+        pytest.skip("no Chromium is installed (Debian: apt-get install chromium)")
+    browser = Browser(path, server.loop)
+    yield browser
+    browser.close()
+
+
+@pytest.fixture
+def show(server, browser):
+    """Opens a world; afterwards nothing may have been complained of, and nothing asked of another origin."""
+    pages = []
+
+    def show(world, hash="", **options):
+        address = server.add(world)
+        page = browser.open(f"{address}{hash}", **options)
+        pages.append((page, address))
+        page.wait("document.getElementById('connection')?.textContent", "live" if world.live else "not running")
+        return page
+
+    yield show
+    for page, address in pages:
+        page.close()
+        assert all(asked.startswith(address) for asked in page.asked)
+        assert page.problems == []
+
+
+@pytest.fixture(scope="module")
+def shared(server, browser):
+    address = server.add(World("plain"))
+    page = browser.open(address)
+    page.wait("document.getElementById('connection')?.textContent", "live")
+    yield page
+    assert all(asked.startswith(address) for asked in page.asked)
+    page.close()
+
+
+@pytest.fixture
+def plain(shared):
+    """The page of a usual run, at its overview; tests leave it as they like."""
+    shared.size(1280, 900)
+    shared.read("location.hash = '#overview'")
+    shared.wait("document.getElementById('panel-overview').hidden === false")
+    yield shared
+    assert shared.problems == []
+
+
+def tab(page, name):
+    page.click(f"#tab-{name}")
+    page.wait(f"document.getElementById('panel-{name}').hidden === false")
+
+
+def fact(page, name):
+    return f"document.getElementById('fact-{name}').textContent"
+
+
+def test_the_head_line_tells_how_the_run_does(plain):
+    world, page = World("plain"), plain
+    page.wait(fact(page, "step"), "20 / 40")
+    page.wait(fact(page, "speed"), "412")
+    page.wait(fact(page, "reward"), f"{world.rows[-1]['reward/mean']:.3g}")
+    page.wait(fact(page, "accept"), f"{world.rows[-1]['rollout/spec_accept_length']:.3g} tokens")
+    assert page.text("#state") == "running"
+    assert page.read("document.title") == "plain – rhymed"
+
+
+def test_the_overview_draws_every_chart_and_compares_the_epochs(plain):
+    page = plain
+    page.wait("document.querySelectorAll('#panel-overview .uplot').length", 14)
+    page.wait("document.querySelector('.ridges canvas').width > 100")
+    titles = page.read("[...document.querySelectorAll('#panel-overview h3')].map(e => e.firstChild.textContent)")
+    assert {"Reward", "Length distribution", "Acceptance by epoch", "Bubble ratio", "Staleness"} <= set(titles)
+    assert {"Time per phase", "Store growth", "Epochs"} <= set(titles)
+    rows = page.read(
+        "[...document.querySelectorAll('#panel-overview tbody tr')].map(r => r.innerText.split('\\t')[0].trim())"
+    )
+    assert rows == ["0", "1", "2"]
+    page.wait(
+        "document.querySelector('.meter').textContent.startsWith('640 samples, 76.8k tokens; 313 KiB of 1 GiB')"
+    )
+
+
+def test_a_drag_zooms_all_charts_and_a_button_shows_all_again(plain):
+    page = plain
+    page.wait("document.querySelectorAll('#panel-overview .uplot').length", 14)
+    zoomed = "[...document.querySelectorAll('.small')].filter(b => b.innerText == 'show all' && !b.hidden).length"
+    x, y, wide, _ = page.rest("[data-chart=Reward] .u-over")
+    page.drag(x - wide / 4, y, x + wide / 4, y)
+    page.wait(zoomed, 14)
+    page.click("[data-chart=Reward] .small:not([hidden])")
+    page.wait(zoomed, 0)
+    page.click("[data-chart=Reward] [aria-pressed].small")
+    page.wait("document.querySelector('[data-chart=Reward] .small[aria-pressed=true]') != null")
+    page.wait("document.querySelectorAll('[data-chart=Reward] .uplot').length", 1)
+
+
+def test_the_gantt_tells_who_did_what_when(plain):
+    page = plain
+    tab(page, "workers")
+    page.wait("document.querySelector('.legend').textContent.includes('verify')")
+    whole = page.wait("document.getElementById('gantt-window').textContent")
+    assert whole.endswith("6 min 40 s, 4 workers")
+    x, y, wide, tall = page.rest(".gantt canvas")
+    page.mouse("mouseMoved", x, y - tall / 2 + 34 + 36)  # the second row
+    page.wait("document.querySelector('.tip strong')?.textContent", "rollout-0")
+    assert ", version 8, 200 tokens/s" in page.text(".tip")
+    assert page.count(".tip li") >= 4
+    page.mouse("mouseWheel", x, y, deltaX=0, deltaY=-120, modifiers=CTRL)
+    page.wait(f"document.getElementById('gantt-window').textContent != {whole!r}")
+    page.drag(x - wide / 4, y, x, y)
+    page.wait("document.querySelector('.gantt-panel select').value", "own")
+    narrow = page.text("#gantt-window")
+    page.key("-")
+    page.wait(f"document.getElementById('gantt-window').textContent != {narrow!r}")
+    page.key("0")
+    page.wait("document.getElementById('gantt-window').textContent", whole)
+    drawn = "document.querySelector('.gantt canvas').getContext('2d').getImageData(300, 66, 1, 1).data[3]"
+    assert page.read(drawn) == 255
+
+
+def test_the_wheel_alone_scrolls_the_page_and_not_the_gantt(plain):
+    page = plain
+    page.size(1280, 500)
+    tab(page, "workers")
+    whole = page.wait("document.getElementById('gantt-window').textContent")
+    x, y, *_ = page.rest(".gantt canvas")
+    page.mouse("mouseWheel", x, y, deltaX=0, deltaY=100)
+    page.wait("scrollY > 0")
+    assert page.text("#gantt-window") == whole
+    page.read("scrollTo(0, 0)")
+    for modifier in (CTRL, SHIFT):
+        x, y, *_ = page.rest(".gantt canvas")
+        before = page.text("#gantt-window")
+        page.mouse("mouseWheel", x, y, deltaX=0, deltaY=-120, modifiers=modifier)
+        page.wait(f"document.getElementById('gantt-window').textContent != {before!r}")
+    narrow = page.text("#gantt-window")
+    page.mouse("mouseWheel", x, y, deltaX=100, deltaY=0)
+    page.wait(f"document.getElementById('gantt-window').textContent != {narrow!r}")
+    assert narrow.split(", ")[1] == page.text("#gantt-window").split(", ")[1]  # moved, and as long
+    assert page.read("scrollY") == 0
+    page.read("document.querySelector('[aria-label=\"Show the whole run\"]').click()")
+
+
+def test_marks_of_a_long_run_leave_the_rows_to_be_seen(show):
+    page = show(World("marked", steps=160))
+    tab(page, "workers")
+    page.wait("document.querySelector('.legend').textContent.includes('verify')")
+    marked = """new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => {
+        const canvas = document.querySelector('.gantt canvas');
+        const pen = new OffscreenCanvas(canvas.width, canvas.height).getContext('2d', { willReadFrequently: true });
+        pen.drawImage(canvas, 0, 0);
+        const { data } = pen.getImageData(140, 66, 1000, 1);
+        let found = 0;
+        for (let i = 0; i < data.length; i += 4) found += data[i] == 31 && data[i + 1] == 95 && data[i + 2] == 139;
+        done(found);
+    })))"""
+    assert page.read(marked) == 0  # --accent, of versions: they would be a fifth of the row
+    page.click(".gantt-panel button[aria-label='Zoom in']")
+    page.click(".gantt-panel button[aria-label='Zoom in']")
+    assert 20 < page.read(marked) <= 200
+
+
+def test_what_happened_is_not_hidden_by_steps(plain):
+    page = plain
+    tab(page, "workers")
+    page.wait("document.querySelectorAll('.events li').length", 5)
+    assert "trained" not in page.text(".events")
+    page.click(".choice input")
+    page.wait("document.querySelectorAll('.events li').length", 30)
+    assert "step 20 trained" in page.text(".events")
+    assert "has version 20" in page.text(".events")
+    page.click(".choice input")
+    page.wait("document.querySelectorAll('.events li').length", 5)
+
+
+def test_a_worker_is_told_with_its_accepted_length_and_its_last_heartbeat(plain):
+    page = plain
+    tab(page, "workers")
+    cells = "[...document.querySelectorAll('[data-worker={}] td')].map(e => e.textContent)"
+    page.wait(f"{cells.format('rollout-0')}.slice(-4, -1).join()", "412,2.35,0.2 s ago")
+    page.wait(f"{cells.format('reward-0')}.slice(-4, -1).join()", "–,–,0.2 s ago")
+    page.wait(f"{cells.format('rollout-1')}.slice(-4, -1).join()", "–,–,–")
+
+
+def test_every_queue_is_shown_as_long_as_the_run_lives(show, server):
+    world = World("queues")
+    page = show(world)
+    page.wait("document.querySelectorAll('.queues li').length", 6)
+    said = {name: page.text(f"[data-queue={name}]") for name in list(PURPOSE)[:6]}
+    assert said["waiting"] == f" waiting3{PURPOSE['waiting']}oldest 2 s"
+    assert said["running"] == f" running8{PURPOSE['running']}oldest 12.5 s"
+    assert all(said[name].endswith(f"0{PURPOSE[name]}") for name in ("generated", "scoring", "training"))
+    assert said["scored"] == f" scored5{PURPOSE['scored']}"
+    steps = "[...document.querySelectorAll('.open-steps li')].map(e => e.textContent)"
+    assert page.read(steps) == [
+        "step 211 of 4 groups ready, open for 42 s: 8 running, 5 scored, 3 dropped",
+        "step 221 of 4 groups ready, open for 42 s: 8 waiting",
+    ]
+    widths = "[...document.querySelectorAll('.open-steps li:first-child i')].map(e => e.style.width).join()"
+    assert page.read(widths) == "50%,31.25%,18.75%"
+    many = [open_step(20 + step, waiting=4) for step in range(9)]
+    world.tell(server.loop, "queues", world.queues() | {"open_steps": many})
+    page.wait(f"{steps}.at(-1)", "and 3 steps more")
+    world.live = False
+    world.tell(server.loop, "end", world.run(None))
+    page.wait("document.getElementById('connection').textContent", "run ended")
+    page.wait("document.querySelector('.now').hidden")
+
+
+def test_training_health_has_what_the_run_tells(plain):
+    page = plain
+    page.wait("document.querySelectorAll('.health .uplot').length", 3)
+    shown = "[...document.querySelectorAll('.health .chart')].filter(e => !e.hidden).map(e => e.dataset.chart).join()"
+    assert page.read(shown) == "Entropy,Gradient norm,Clip fraction"
+    assert "entropy: last 1.05 nats/token" in page.read(
+        "document.querySelector('[data-chart=Entropy]').getAttribute('aria-label')"
+    )
+
+
+def test_of_many_epochs_some_lengths_are_drawn_and_the_newest_always(show):
+    class Long(World):
+        def lengths(self, query):
+            return {"epochs": [lengths_row(epoch) for epoch in range(40)]}
+
+    page = show(Long("lengths"))
+    page.wait(
+        "document.querySelector('.ridges canvas')?.getAttribute('aria-label')?.includes('of which 12 are drawn')"
+    )
+    page.wait("document.querySelector('.ridges canvas').clientHeight", 178)
+    assert page.count("[data-chart='Length distribution'] option") == 41
+    page.wait("document.querySelectorAll('#panel-overview .uplot').length", 14)
+    x, y, _, tall = page.rest(".ridges canvas")
+    for line, epoch in ((0, 0), (1, 4), (11, 39)):
+        page.mouse("mouseMoved", x, y - tall / 2 + (line + 0.5) * 154 / 12)
+        page.wait(f"document.querySelector('.said').textContent.startsWith('Epoch {epoch},')")
+    tops = "['Reward', 'Length distribution'].map(e => document.querySelector(`[data-chart='${e}']`).offsetHeight)"
+    assert len(set(page.read(tops))) == 1
+
+
+def test_rows_that_are_missing_are_told_of(show):
+    world = World("lacking", live=False)
+    world.missing = "metrics.jsonl is not in the run's folder"
+    page = show(world)
+    page.wait("document.getElementById('notice').textContent", world.missing)
+
+
+def test_a_lost_worker_is_told_of(plain):
+    page = plain
+    tab(page, "workers")
+    page.wait("document.querySelector('[data-worker=rollout-1]')?.textContent.includes('lost at')")
+    assert "silent for 10 s" in page.text(".events .bad")
+
+
+def test_a_sample_is_found_and_its_drafted_tokens_are_marked(plain):
+    page = plain
+    tab(page, "samples")
+    page.wait("document.querySelector('.count').textContent", "24 prompts")
+    page.click("#panel-samples input[type=search]")
+    page.type("is 17 plus")
+    page.wait("document.querySelector('.count').textContent", "1 prompt with “is 17 plus”")
+    page.click("#row-0")
+    page.wait("document.querySelectorAll('.card').length", 3 * GROUP)
+    assert "query=is+17+plus" in page.read("location.hash")
+    assert "55 % drafted" in page.text(".matrix-row:nth-child(2) .card:nth-child(3)")
+    page.click(".matrix-row:nth-child(3) .card:nth-child(3) a")
+    page.wait("document.querySelectorAll('.full').length", 2)
+    assert page.count(".full:first-child mark") == len(DRAFTED)
+    marked = page.read("[...document.querySelectorAll('.full:first-child mark')].map(e => e.textContent).join('')")
+    assert marked == "and so " * sum(DRAFTED)
+    assert page.text(".full .drafting") == "23 of 42 tokens (55 %) were accepted drafts"
+    assert [page.text(".full:first-child h3"), page.text(".full:last-child h3")] == ["epoch 2", "epoch 1"]
+    page.key("ArrowLeft")
+    page.wait("document.querySelector('.full h3').textContent", "epoch 1")
+    page.key("n")
+    page.wait("document.querySelector('.group h2').textContent", "Response 3")
+    page.key("Escape")
+    page.wait("document.querySelectorAll('.card').length", 3 * GROUP)
+
+
+def test_the_id_of_a_sample_can_be_copied(show):
+    page = show(World("copied"), hash=f"#samples/{5:016x}/18/1")
+    page.wait("document.querySelectorAll('.full').length", 2)
+    sample = f"18/{5:016x}/1"
+    assert page.text(".full:first-child .copyable") == sample
+    assert f"rhymed logs /runs/copied --sample={sample}" in page.read("document.querySelector('.copyable').title")
+    page.click(".full:first-child .copyable")
+    page.wait("document.querySelector('.full .copy small').textContent.length > 0")
+    assert page.read("getSelection().toString()") == sample  # whether or not the page may copy
+    page.read("getSelection().removeAllRanges()")
+    page.key("Enter")
+    page.wait("getSelection().toString()", sample)
+
+
+def test_of_many_epochs_the_first_and_the_newest_are_side_by_side(show):
+    world = World("many")
+    world.asked = 7
+    page = show(world, hash=f"#samples/{5:016x}")
+    shown = "[...document.querySelectorAll('.matrix-row.head strong')].map(e => e.textContent)"
+    page.wait("document.querySelectorAll('.card').length", 3 * GROUP)
+    assert page.read(shown) == ["epoch 0", "epoch 5", "epoch 6"]
+    page.click(".chips .chip:nth-child(2)")
+    page.wait("document.querySelectorAll('.card').length", 4 * GROUP)
+    assert page.read(shown) == ["epoch 0", "epoch 1", "epoch 5", "epoch 6"]
+
+
+def test_a_link_leads_to_a_sample_in_an_order(show):
+    world = World("link")
+    page = show(world, hash=f"#samples/{5:016x}/18/1?beside=none&sort=reward/desc")
+    best = max(world.prompt_rows(), key=lambda row: row["reward"])
+    page.wait("document.querySelector('#row-0 .row-text')?.textContent", best["text"])
+    page.wait("document.querySelectorAll('.full').length", 1)
+    assert page.text(".full h3") == "epoch 2"
+    page.wait("document.querySelector('.row[aria-selected=true] .row-text')?.textContent", "What is 5 plus 2?")
+
+
+def test_a_click_counts_though_the_list_is_drawn_in_between(show):
+    page = show(World("drawn"), hash="#samples")
+    page.wait("document.querySelector('#row-1 .row-text') != null")
+    x, y, *_ = page.rest("#row-1")
+    page.mouse("mousePressed", x, y, button="left", clickCount=1)
+    page.read("document.querySelector('.list').dispatchEvent(new Event('scroll'))")
+    page.read("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    page.mouse("mouseReleased", x, y, button="left", clickCount=1)
+    page.wait("document.querySelectorAll('.card').length", 3 * GROUP)
+
+
+def test_ten_thousand_prompts_are_a_few_rows_in_the_page(show):
+    page = show(World("many", prompts=10_000), hash="#samples")
+    page.wait("document.querySelector('.count').textContent", "10,000 prompts")
+    page.wait("document.querySelectorAll('.row').length > 5")
+    assert page.count(".row") < 40
+    page.read("document.querySelector('.list').scrollTop = 5000 * 80")
+    page.wait("document.querySelector('#row-5000 .row-text')?.textContent", "What is 5000 plus 9?")
+    page.read("document.querySelector('.list').focus()")
+    page.key("End")
+    page.wait("document.querySelector('#row-9999')?.getAttribute('aria-selected')", "true")
+    page.wait(f"location.hash.includes('{9999:016x}')")
+    assert page.count(".row") < 40
+    assert page.count("*") < 1500
+
+
+def test_hostile_text_is_only_text(show):
+    page = show(World("hostile", text=HOSTILE), hash=f"#samples/{0:016x}/18/0")
+    page.wait("document.querySelectorAll('.full mark').length", 2)
+    assert page.read("document.querySelector('.full mark').textContent") == HOSTILE
+    assert page.text("#row-0 .row-text") == HOSTILE
+    assert page.count(".row script, .group script, .group img, .row img") == 0
+    assert page.read("window.owned") is None
+
+
+def test_a_very_long_response_comes_in_parts(show):
+    text = "wörd \U0001f600 " * 50_000
+    page = show(World("long", text=text, prompts=1), hash=f"#samples/{0:016x}/18/0?beside=none")
+    page.wait("document.querySelectorAll('.full').length", 1)
+    assert page.read("document.querySelector('.full .response').textContent.length") <= 40_000
+    assert len(page.text(".row-text")) <= 300
+    page.click(".full .more button")
+    page.wait("document.querySelector('.full .response').textContent.length > 70000")
+    shown = page.read("document.querySelector('.full .response').textContent")
+    assert text.startswith(shown)
+
+
+def test_events_change_what_is_shown(show, server):
+    world = World("events")
+    page = show(world)
+    page.wait(fact(page, "step"), "20 / 40")
+    world.rows.append(step_row(20) | {"reward/mean": 0.875})
+    world.tell(server.loop, "steps", world.steps(after=19))
+    world.tell(server.loop, "queues", world.queues() | {"troubles": ["no reward worker"]})
+    page.wait(fact(page, "step"), "21 / 40")
+    page.wait(fact(page, "reward"), "0.875")
+    page.wait("document.getElementById('notice').textContent", "no reward worker")
+    page.wait("document.querySelector('[data-chart=Reward]').getAttribute('aria-label').includes('step: last 0.875')")
+    tab(page, "metrics")
+    world.rows.append(step_row(21) | {"reward/mean": 0.75})
+    world.tell(server.loop, "steps", world.steps(after=20))
+    page.wait(fact(page, "step"), "21 / 40")
+    page.wait(fact(page, "reward"), "0.75")
+    tab(page, "overview")
+    page.wait("document.querySelector('[data-chart=Reward]').getAttribute('aria-label').includes('step: last 0.75')")
+    world.tell(server.loop, "queues", world.queues() | {"paused": True})
+    page.wait("document.getElementById('state').textContent", "paused")
+    end = world.spans[-1]["t"]
+    row = world.spans[-1] | {"t": end + 5, "worker": "rollout-9", "role": "rollout", "in": {"verify": 1.0}}
+    world.tell(server.loop, "timeline", {"spans": [row], "events": []})
+    tab(page, "workers")
+    page.wait("document.querySelector('[data-worker=rollout-9]') != null")
+
+
+def test_a_lost_connection_is_shown_and_mended(show, server):
+    world = World("broken")
+    page = show(world)
+    world.down = True
+    server.loop.loop.call_soon_threadsafe(lambda: [queue.put_nowait(None) for queue in world.listeners])
+    page.wait("document.getElementById('connection').textContent", "connection lost")
+    page.wait("document.getElementById('notice').textContent.includes('tries again by itself')")
+    assert page.text("#fact-step") == "20 / 40"
+    page.wait("document.getElementById('state').textContent", "was running")
+    world.rows.append(step_row(20))
+    world.down = False
+    page.wait("document.getElementById('connection').textContent", "live")
+    page.wait(fact(page, "step"), "21 / 40")
+    page.wait("document.getElementById('notice').hidden")
+    page.problems.clear()  # the browser's own words about the connection
+
+
+def test_the_end_of_a_run_is_told(show, server):
+    world = World("ending")
+    page = show(world)
+    world.live = False
+    world.tell(server.loop, "end", world.run(None))
+    page.wait("document.getElementById('connection').textContent", "run ended")
+    page.wait("document.getElementById('state').textContent", "finished")
+    page.wait("document.getElementById('notice').textContent.startsWith('The run has finished')")
+
+
+def test_the_end_of_a_run_is_told_also_where_the_server_goes_with_it(show, server):
+    world = World("going")
+    page = show(world)
+    page.wait(fact(page, "workers"), "2")
+    failed = {"t": world.spans[-1]["t"] + 1, "event": "finished", "text": "run failed: the store is full"}
+    world.tell(server.loop, "timeline", {"spans": [], "events": [failed]})
+    world.down = True
+    world.tell(server.loop, "end", world.run(None) | {"live": False, "state": "stopped"})
+    page.wait("document.getElementById('connection').textContent", "run ended")
+    page.wait("document.getElementById('state').textContent", "stopped")
+    page.wait("document.getElementById('notice').textContent.startsWith('The run failed: the store is full')")
+    page.wait(fact(page, "workers"), "–")
+    page.problems.clear()  # the browser's own words about the connection
+
+
+def test_a_finished_run_can_be_looked_at(show):
+    page = show(World("finished", live=False))
+    page.wait("document.getElementById('state').textContent", "finished")
+    page.wait(fact(page, "step"), "20 / 40")
+    tab(page, "workers")
+    page.wait("document.querySelector('[data-worker=rollout-0]')?.textContent.includes('not running')")
+
+
+def test_only_samples_that_have_come_since_are_called_new(show, server):
+    world = World("fresh")
+    page = show(world, hash="#samples")
+    page.wait(fact(page, "step"), "20 / 40")
+    page.wait("document.querySelectorAll('.row-text').length > 0")
+    assert page.read(f"{NEW}.hidden")
+    world.rows.append(step_row(20))
+    world.tell(server.loop, "steps", world.steps(after=19))
+    page.wait(f"!{NEW}.hidden")
+
+
+def test_what_the_server_cannot_tell_is_a_sentence_and_the_rest_is_shown(show):
+    world = World("partly", refuses={"timeline": "timeline.jsonl cannot be read: it is a folder"})
+    page = show(world)
+    page.wait("document.getElementById('notice').textContent", world.refuses["timeline"])
+    page.wait(fact(page, "step"), "20 / 40")
+    page.read("location.hash = '#samples/ffff/1/2'")
+    page.wait("document.querySelector('.group').textContent.includes('no prompt ffff')")
+    page.problems.clear()  # the browser's own words about the refusals
+
+
+def test_an_empty_run_says_what_will_appear(show):
+    page = show(World("empty", steps=0))
+    for name in TABS:
+        tab(page, name)
+    said = page.read("document.body.textContent")
+    for words in ("when the first step has been trained", "No worker yet", "No samples yet", "first heartbeats"):
+        assert words in said
+
+
+def test_any_metric_can_be_picked(plain):
+    page = plain
+    tab(page, "metrics")
+    page.click("#panel-metrics input[type=search]")
+    page.type("spec accept_len")
+    page.wait("document.querySelectorAll('.names input').length", 1)
+    page.click(".names input")
+    page.wait("document.querySelectorAll('#panel-metrics .key').length", 2)
+    assert "m=reward" in page.read("location.hash")
+    tab(page, "configuration")
+    tab(page, "metrics")
+    page.wait("location.hash.includes('m=reward')")
+    page.read(
+        "(e => { e.value = 'epoch'; e.dispatchEvent(new Event('change')) })(document.querySelector('.picker select'))"
+    )
+    page.wait(
+        "[...document.querySelectorAll('#panel-metrics .key span')].map(e => e.textContent).join()",
+        "epoch 0,epoch 1,epoch 2",
+    )
+
+
+def test_the_configuration_is_filtered(plain):
+    page = plain
+    tab(page, "configuration")
+    page.click("#panel-configuration input")
+    page.type("temperature")
+    page.wait("document.querySelectorAll('.config tr').length", 1)
+    assert page.text(".config tr") == "temperature1"
+
+
+def test_a_narrow_window_has_no_horizontal_scroll(plain):
+    page = plain
+    page.size(400, 800)
+    page.read("location.hash = '#samples'")
+    for name in TABS:
+        tab(page, name)
+        page.wait("document.documentElement.scrollWidth", 400)
+    tab(page, "samples")
+    page.click("#row-1")
+    page.wait("document.querySelectorAll('.card').length", 3 * GROUP)
+    page.wait("document.documentElement.scrollWidth", 400)
+    page.click(".card a")
+    page.wait("document.querySelectorAll('.full').length >= 1")
+    page.wait("document.documentElement.scrollWidth", 400)
+
+
+def test_the_theme_follows_the_system_and_the_switch(show):
+    page = show(World("theme"), dark=True)
+    ground = "getComputedStyle(document.body).backgroundColor"
+    assert page.read(ground) == "rgb(20, 23, 26)"
+    page.click("#head .theme")
+    page.wait(ground, "rgb(246, 246, 243)")
+    page.prefer("light")
+    page.click("#head .theme")
+    page.wait(ground, "rgb(20, 23, 26)")
+    page.click("#head .theme")
+    page.wait(ground, "rgb(246, 246, 243)")
+
+
+def test_everything_can_be_reached_and_has_a_name(plain):
+    page = plain
+    for name in TABS:
+        tab(page, name)
+    page.read("document.getElementById('tab-overview').click(); document.getElementById('tab-overview').focus()")
+    page.key("ArrowRight")
+    page.wait("document.getElementById('tab-workers').getAttribute('aria-selected')", "true")
+    nameless = page.read(
+        "[...document.querySelectorAll('button, select, input, canvas[role], [role=listbox], a')]"
+        ".filter(e => !(e.getAttribute('aria-label') || e.labels?.length || e.textContent.trim())"
+        " && !e.closest('.uplot')).map(e => e.outerHTML.slice(0, 80))"
+    )
+    assert nameless == []
+
+
+def test_a_worker_that_joins_appears_at_once(show, server):
+    world = World("joins", steps=0)
+    page = show(world)
+    tab(page, "workers")
+    world.tell(server.loop, "queues", world.queues() | {"workers": [worker_row("rollout-7", 0)]})
+    page.wait("document.querySelector('[data-worker=rollout-7]')?.textContent.includes('0 / 16')")
+
+
+def test_seconds_in_the_columns_of_the_gantt_are_those_that_were_told(plain):
+    sums = plain.read(
+        """import('./static/charts/bands.js').then(({ Timeline, columns, shares, at }) => {
+            const line = new Timeline();
+            const span = (worker, t, inside) => ({ worker, role: worker.split('-')[0], t, s: 2, in: inside });
+            const spans = [span('rollout-10', 12, { verify: 1.5, idle: 0.5 }),
+                           span('rollout-10', 14.5, { decode: 2 }),
+                           span('rollout-9', 12, { decode: 2 }), span('trainer', 13, { train: 2 })];
+            const events = [{ t: 15, event: 'lost', worker: 'rollout-9' }];
+            line.add({ spans, events, activities: { verify: '#000000' } });
+            line.add({ spans, events });
+            const [, nine, ten] = line.rows();
+            const count = line.names.length;
+            return { rows: line.rows().map(row => row.name), names: line.names, count: line.count,
+                     whole: columns(ten.spans, count, 10, 15, 7).reduce((a, b) => a + b),
+                     half: shares(ten.spans, count, 11, 13.5), gone: nine.gone.event,
+                     hole: at(ten.spans, 12.2) === undefined, events: line.events.length };
+        })"""
+    )
+    assert sums["rows"] == ["trainer", "rollout-9", "rollout-10"]
+    assert (sums["count"], sums["gone"], sums["events"], sums["hole"]) == (4, "lost", 1, True)
+    assert sums["whole"] == pytest.approx(4.0)
+    assert dict(zip(sums["names"], sums["half"], strict=True)) == pytest.approx(
+        {"verify": 0.75, "idle": 0.25, "decode": 1.0, "train": 0.0}
+    )
+
+
+def test_a_page_that_is_open_for_weeks_keeps_the_newest_events_of_each_kind(plain):
+    kept = plain.read(
+        """import('./static/charts/bands.js').then(({ Timeline }) => {
+            const line = new Timeline();
+            line.add({ events: [{ t: 1, event: 'lost', worker: 'rollout-9' }] });
+            for (let t = 2; t < 30002; t++) line.add({ events: [{ t, event: 'version', worker: 'rollout-1' }] });
+            const { events, seen } = line;
+            const last = events[events.length - 1].t;
+            return { most: events.length, seen: seen.size, first: events[0].event, last };
+        })"""
+    )
+    assert 5_000 < kept["most"] <= 10_001
+    assert (kept["seen"], kept["first"], kept["last"]) == (kept["most"], "lost", 30_001)
+
+
+def test_numbers_are_written_for_people(plain):
+    written = plain.read(
+        """import('./static/lib/format.js').then(f => [
+            f.number(12345), f.number(0.6234), f.number(0.00012), f.number(null), f.number(9999),
+            f.seconds(0.0123), f.seconds(3599), f.seconds(7500), f.bytes(1536), f.percent(0.0004),
+            f.percent(0.0712), f.percent(0), f.unit('timing_s/step'), f.unit('rollout/bubble_ratio'),
+            f.age(0.4432), f.number(999999), f.bytes(1010 * 2 ** 20),
+            f.stepName(2 ** 30 + 3), f.stepName(-1), f.stepName(0)])"""
+    )
+    assert written == [
+        "12.3k", "0.623", "1.2e−4", "–", "9,999", "12 ms", "59 min 59 s", "2 h 5 min", "1.5 KiB", "<0.1 %",
+        "7.1 %", "0 %", "s", "share", "0.4 s", "1000k", "1010 MiB", "eval v3", "imported", "step 1",
+    ]  # fmt: skip

@@ -1,0 +1,155 @@
+"""What the index should do, written as directly as possible: lists, comparisons, no hashes."""
+
+from __future__ import annotations
+
+import math
+
+from rhymed.histospec.drafts.matches import RECENT
+from rhymed.histospec.drafts.trust import LIKENESSES, MATCHES, OTHER, OWN, PROMPT
+from rhymed.histospec.drafts.types import Settings
+from rhymed.histospec.drafts.voting import FLAT, UNSEEN
+from rhymed.histospec.index.arena import FADE, LONGEST, ONE, TRACKS
+from rhymed.histospec.index.index import Weights
+from rhymed.histospec.sampling.noise import gumbel
+
+START, PROMPT_START = "start", "prompt"
+
+
+class Naive:
+    def __init__(self, prompt, orders, weights=None):
+        self.orders, self.weights = orders, weights or Weights()
+        self.texts, self.kinds, self.ages, self.weight = [], [], [], []
+        self.written = []  # (sequence, position), in the order of time
+        self.kept = []  # by sequence: (sequence, position, how alike), or None
+        self._begin(PROMPT_START, "prompt", 0, ONE)
+        self.extend(0, prompt)
+
+    def _begin(self, mark, kind, age, weight):
+        self.texts.append([mark])
+        self.kinds.append(kind)
+        self.ages.append(age)
+        self.weight.append(weight)
+        self.written.append((len(self.texts) - 1, 0))
+        whole = [row for row, other in enumerate(self.kinds[:-1]) if other in ("history", "closed")]
+        beginnings = [(row, 0, ONE) for row in whole[::-1]] if kind == "open" else []
+        self.kept.append((beginnings + [None] * TRACKS)[:TRACKS])
+        return len(self.texts) - 1
+
+    def add(self, tokens, age, reward=None):
+        self.extend(self._begin(START, "history", age, self.weights.of(age, reward)), tokens)
+
+    def open(self):
+        return self._begin(START, "open", 0, ONE)
+
+    def close(self, row, reward=None):
+        self.kinds[row] = "closed"
+        if reward is not None:
+            self.weight[row] = self.weights.of(1, reward)
+
+    def extend(self, row, tokens):
+        for token in tokens:
+            self.texts[row].append(int(token))
+            self.written.append((row, len(self.texts[row]) - 1))
+            self.kept[row] = [place and self._go_on(*place, int(token)) for place in self.kept[row]]
+
+    def _go_on(self, other, place, alike, token):
+        if place + 1 >= len(self.texts[other]):
+            return None
+        same = self.texts[other][place + 1] == token
+        return other, place + 1, alike + (ONE if same else 0) // FADE - alike // FADE
+
+    def _keep(self, row, other, place, alike):
+        values = [-1 if kept is None else kept[2] for kept in self.kept[row]]
+        if min(values) < alike:
+            self.kept[row][values.index(min(values))] = other, place, alike
+
+    def alike(self, row, end, other, place):
+        """The share of equal tokens up to here, of which each weighs 1 - 1 / FADE of the next one."""
+        alike, weight = 0.0, 1.0
+        for _ in range(RECENT):
+            same = self.texts[row][end] == self.texts[other][place]
+            if end == 0 or place == 0:
+                return int(ONE * (alike + weight * same))
+            alike += weight / FADE * same
+            weight -= weight / FADE
+            end, place = end - 1, place - 1
+        return int(ONE * alike)
+
+    def matched(self, row, end, other, place, most=LONGEST):
+        """Tokens in common, backwards from these two; a common start is as good as the longest."""
+        match = 0
+        while match < most:
+            if self.texts[row][end] != self.texts[other][place]:
+                return match
+            if end == 0 or place == 0:
+                return most
+            match, end, place = match + 1, end - 1, place - 1
+        return match
+
+    def places(self, row, settings):
+        """(sequence, position of the next token, match, how alike), newest first."""
+        long, short = self.orders
+        end, found = len(self.texts[row]) - 1, []
+        for other, place, alike in [] if settings.backoff else [kept for kept in self.kept[row] if kept]:
+            if place + 1 < len(self.texts[other]):
+                found.append((other, place + 1, self.matched(row, end, other, place), alike))
+        found += self._search(row, long, LONGEST, settings)
+        if not (settings.backoff and found):
+            found += self._search(row, short, long - 1, settings)
+        return found
+
+    def _search(self, row, least, most, settings):
+        end, found = len(self.texts[row]) - 1, []
+        for other, place in reversed(self.written):
+            match = self.matched(row, end, other, place)
+            if (other, place) == (row, end) or place + 1 >= len(self.texts[other]) or not least <= match <= most:
+                continue
+            if settings.backoff:
+                if self.kinds[other] == "history" and self.ages[other] == 1:
+                    found.append((other, place + 1, match, 0))
+                continue
+            if (other, place) in [kept[:2] for kept in self.kept[row] if kept]:
+                continue
+            alike = self.alike(row, end, other, place)
+            if other not in (0, row):
+                self._keep(row, other, place, alike)
+            found.append((other, place + 1, match, alike))
+        return found
+
+    def class_of(self, row, other, match, alike):
+        kind = PROMPT if other == 0 else OWN if other == row else OTHER
+        at = max(i for i, least in enumerate(MATCHES) if match >= least)
+        return (at * LIKENESSES + min(LIKENESSES * alike // ONE, LIKENESSES - 1)) * 3 + kind
+
+    def draft(self, row, limit, settings: Settings, trust, key=None):
+        """[(token, scores by token, what speaks for it, how many agree, trust in the best of them)], one a step."""
+        places, steps = self.places(row, settings), []
+        self.voted = len(places)
+        start = len(self.texts[row]) - 1
+        while places and len(steps) < limit:
+            shares, right = {}, {}
+            for other, place, match, alike in places:
+                token, at = self.texts[other][place], self.class_of(row, other, match, alike)
+                shares[token] = shares.get(token, 0.0) + self.weight[other] * float(trust.weight[at])
+                right[token] = max(right.get(token, 0.0), trust.right[at])
+            total = sum(shares.values())
+            noise = gumbel(key, start + len(steps), 200) if key is not None else [0.0] * 200
+            scores = {token: FLAT * math.log(vote / total) + noise[token] for token, vote in shares.items()}
+            best = max(scores, key=lambda token: scores[token])
+            share = shares[best] / total
+            if key is not None:
+                others = [score for token, score in scores.items() if token != best]
+                lead = math.exp(max(others) - scores[best]) if others else 0.0
+                share = math.exp(-UNSEEN * math.exp(-scores[best])) / (1.0 + lead)
+            agree = sum(self.texts[other][place] == best for other, place, _, _ in places)
+            steps.append((best, scores, share, agree, right[best]))
+            places = [place for place in (self._after(row, best, place, settings) for place in places) if place]
+        return steps
+
+    def _after(self, row, token, where, settings):
+        other, place, match, alike = where
+        agrees = self.texts[other][place] == token
+        if place + 1 >= len(self.texts[other]) or (not agrees and (settings.backoff or other in (0, row))):
+            return None
+        fresh = ONE // FADE if agrees else 0
+        return other, place + 1, min(match + 1, LONGEST) if agrees else 0, alike + fresh - alike // FADE

@@ -1,0 +1,299 @@
+"""A store that is killed, thousands of times, in the middle of its work: what it acknowledged has to be there.
+
+A real store process, `kill -9` at seeded random moments, also while it starts. Several clients put samples of many
+sizes, parts of samples, scores, marks, and let it forget. After each kill the file is verified, what was
+acknowledged is compared bit for bit, and what was only asked for is there wholly or not at all. A kill
+leaves the operating system alive: what a power cut does to the disk is another question, see tests/store/database/test_power_loss.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import select
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import uvloop
+
+from rhymed.config import Config
+from rhymed.errors import DeadlineExceeded, RhymedError, StoreError
+from rhymed.messages import GetPartials, GetSamples, SampleId, SampleInfo, Score
+from rhymed.run.layout import places
+from rhymed_store.client import NewSample, StoreClient
+from rhymed_store.database.reads import Found
+from rhymed_store.database.tables import Reader
+from rhymed_store.inspect.browse import Browse
+from rhymed_store.integrity.verify import verify
+
+CUTS, QUICK_CUTS = 3000, 100
+CUTS_A_FOLDER = 25  # then a new one: each kill is followed by a look at every byte
+CLIENTS, LIVES = 4, 24
+LENGTHS = (0, 3, 60, 500, 4000, 30_000)
+PART, MOST_PARTS = 30, 8
+STATES = ("absent", "generated", "scored", "trained")
+START_S = 60.0  # for a store to answer, on a busy machine
+
+ZYGOTE = """
+import os, signal, sys
+from rhymed.config import Config
+from rhymed.run.layout import places
+from rhymed.service.process import serve
+from rhymed_store.service import StoreService
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+for line in sys.stdin:
+    config = Config.model_validate_json(line)
+    child = os.fork()
+    if not child:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        serve(lambda: StoreService(config, places(config)))
+    print(child, flush=True)
+"""
+"""Imports once, then forks a store for each line: a start takes milliseconds, so there can be thousands."""
+
+
+@dataclass
+class Fate:
+    """What a sample was asked to be, and what of that was acknowledged."""
+
+    id: SampleId
+    length: int
+    parts: tuple[int, int] = (0, 0)  # tokens of its beginning: acknowledged, asked
+    stage: tuple[int, int] = (0, 0)  # index into STATES: acknowledged, asked
+
+    def sample(self) -> NewSample:
+        """Follows from the id, so it can be compared after any number of crashes."""
+        rng = np.random.default_rng([self.id.step, self.id.index, int(self.id.prompt, 16), self.length])
+        runs = [(self.id.step, self.length)] if self.length else []
+        info = SampleInfo(id=self.id, prompt_length=7, length=self.length, finish_reason="stop", versions=runs)
+        tokens = rng.integers(0, 49_152, self.length).astype(np.uint32)
+        logprobs, drafted = -rng.random(self.length, np.float32), rng.random(self.length) < 0.8
+        return NewSample(info, np.arange(7, dtype=np.uint32), tokens, logprobs, drafted)
+
+    @property
+    def reward(self) -> float:
+        return self.id.index / 7
+
+
+@dataclass
+class Tally:
+    kills: int = 0
+    acknowledged: int = 0  # operations
+    samples: int = 0  # of these, samples put
+    compared: int = 0  # samples read back and compared, one after each kill that it has seen
+    lost: list[str] = field(default_factory=list)  # what was acknowledged and is not there, or is not what was put
+    starts_s: list[float] = field(
+        default_factory=list
+    )  # from fork to the first answer, over the file of a killed one
+
+
+def run(quick: bool, kills: int | None = None, seed: int = 0) -> dict[str, Any]:
+    """Cut, compare, print, return the numbers."""
+    with tempfile.TemporaryDirectory(prefix="rhymed-crash-") as folder:
+        tally = cut(Path(folder), kills or (QUICK_CUTS if quick else CUTS), seed)
+    result = {
+        "kills": float(tally.kills),
+        "acknowledged operations": float(tally.acknowledged),
+        "acknowledged samples": float(tally.samples),
+        "compared samples": float(tally.compared),
+        "lost or torn": float(len(tally.lost)),
+        "start ms, median": 1000 * statistics.median(tally.starts_s),
+        "start ms, longest": 1000 * max(tally.starts_s),
+    }
+    for name, value in result.items():
+        print(f"{name:<28} {value:>12,.1f}")
+    for line in tally.lost[:20]:
+        print(line)
+    return result | {"good": not tally.lost}
+
+
+def cut(folder: Path, cuts: int, seed: int) -> Tally:
+    """So many kills, in stores below `folder`."""
+    rng, tally = random.Random(seed), Tally()
+    with _zygote(folder / "stores.log") as zygote:
+        for number in range(0, cuts, CUTS_A_FOLDER):
+            durability = "sync" if number // CUTS_A_FOLDER % 2 == 0 else "async"
+            store = {"map_gib": 0.5, "durability": durability}
+            config = Config.model_validate({"run": {"folder": str(folder), "name": f"{number}"}, "store": store})
+            uvloop.run(_Story(config, zygote, rng, tally).tell(min(CUTS_A_FOLDER, cuts - number)))
+    return tally
+
+
+@contextlib.contextmanager
+def _zygote(log: Path) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-c", ZYGOTE]
+    with log.open("w") as said:
+        zygote = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, text=True)
+        try:
+            yield zygote
+        except DeadlineExceeded:
+            raise StoreError(f"a store did not start: {log.read_text()[-4000:]}") from None
+        finally:
+            zygote.kill()
+            zygote.communicate()
+
+
+class _Story:
+    """One folder, from its first store process to its last."""
+
+    def __init__(self, config: Config, zygote: subprocess.Popen[str], rng: random.Random, tally: Tally) -> None:
+        self._config, self._zygote, self._rng, self._tally = config, zygote, rng, tally
+        self._where = places(config)
+        self._fates: list[Fate] = []
+        self._forgotten = (0, 0)  # acknowledged, asked
+
+    async def tell(self, cuts: int) -> None:
+        """The clients stay, as workers do: what they sent to a store that was killed reaches the next one first."""
+        self._clients = [StoreClient(self._where.store, f"client-{number}") for number in range(CLIENTS)]
+        try:
+            for step in range(cuts):
+                await self._live_until_killed(step)
+                self._tally.kills += 1
+                self._compare()
+        finally:
+            for client in self._clients:
+                client.close()
+
+    async def _live_until_killed(self, step: int) -> None:
+        began, process = time.perf_counter(), self._fork()
+        work = [asyncio.create_task(self._work(self._clients[n % CLIENTS], step, n)) for n in range(LIVES)]
+        work += [asyncio.create_task(self._forget(self._clients[0], step))]
+        try:
+            if self._rng.random() < 0.3:
+                await asyncio.sleep(self._rng.uniform(0, 0.06))  # while it starts, or looks at what is there
+            else:
+                await self._clients[1].stats(deadline_s=START_S)
+                self._tally.starts_s.append(time.perf_counter() - began)
+                await asyncio.sleep(self._rng.uniform(0, 0.15))
+        finally:
+            await _kill(process)
+            for task in work:
+                task.cancel()
+            await asyncio.gather(*work, return_exceptions=True)
+
+    def _fork(self) -> int:
+        assert self._zygote.stdin is not None, "it was started with pipes"
+        assert self._zygote.stdout is not None, "it was started with pipes"
+        self._zygote.stdin.write(self._config.model_dump_json() + "\n")
+        self._zygote.stdin.flush()
+        return int(self._zygote.stdout.readline())
+
+    async def _work(self, client: StoreClient, step: int, number: int) -> None:
+        """What an earlier store left undone first, as its callers would; then new samples."""
+        mine = [fate for fate in self._fates if fate.id.index % LIVES == number and fate.stage[0] < 3]
+        for fate in mine:
+            if fate.id.step >= self._forgotten[1]:
+                await self._live(client, fate)
+        rng = random.Random(f"{step}/{number}/{self._where.folder.name}")
+        for index in range(number, 1 << 16, LIVES):
+            fate = Fate(SampleId(step, f"{rng.randrange(4):016x}", index), rng.choice(LENGTHS))
+            self._fates.append(fate)
+            await self._live(client, fate)
+
+    async def _live(self, client: StoreClient, fate: Fate) -> None:
+        sample, id = fate.sample(), fate.id
+        if fate.stage[1] == 0:
+            tokens = np.asarray(sample.tokens)
+            for start in range(fate.parts[0], min(fate.length, PART * MOST_PARTS), PART):
+                end = min(start + PART, fate.length)
+                fate.parts = (fate.parts[0], max(end, fate.parts[1]))
+                await client.put_partials({id: (start, tokens[start:end])})
+                fate.parts = (end, fate.parts[1])
+                self._tally.acknowledged += 1
+        if fate.stage[0] < 1:
+            await self._reach(fate, 1, client.put_samples([sample]))
+            self._tally.samples += 1
+        if fate.stage[0] < 2:
+            await self._reach(fate, 2, client.put_scores([Score(id=id, reward=fate.reward)]))
+        if id.index % 3:  # others are left to the checkpoint
+            await self._reach(fate, 3, client.mark([id], "trained"))
+
+    async def _reach(self, fate: Fate, stage: int, asked: Any) -> None:
+        fate.stage = (fate.stage[0], max(stage, fate.stage[1]))
+        await asked
+        fate.stage = (max(stage, fate.stage[0]), fate.stage[1])
+        self._tally.acknowledged += 1
+
+    async def _forget(self, client: StoreClient, step: int) -> None:
+        while True:
+            await asyncio.sleep(0.03)
+            self._forgotten = (self._forgotten[0], max(self._forgotten[1], step - 1))
+            await client.forget_logprobs(step - 1)
+            self._forgotten = (max(self._forgotten[0], step - 1), self._forgotten[1])
+            self._tally.acknowledged += 1
+
+    def _compare(self) -> None:
+        lost, file = self._tally.lost, self._where.database / "data.mdb"
+        if not file.exists() or not file.stat().st_size:
+            if any(fate.stage[0] or fate.parts[0] for fate in self._fates):
+                lost.append(f"{file}: gone")
+            return
+        lost += [f"{file}: {finding}" for finding in verify(self._where.database).findings]
+        try:
+            with Reader(self._where.database) as reader:
+                browse = Browse(reader)
+                there = {found.sample: found.record for prompt in browse.ids() for found in browse.headers(prompt)}
+                for fate in self._fates:
+                    if problem := self._problem(browse, fate, there.get(fate.id)):
+                        lost.append(f"{file}: sample {fate.id}: {problem}")
+        except RhymedError as error:
+            if any(fate.stage[0] or fate.parts[0] for fate in self._fates):
+                lost.append(f"{file}: {error}")
+
+    def _problem(self, browse: Browse, fate: Fate, record: Any) -> str:
+        """What of it is not as it must be; empty: nothing."""
+        if record is None:
+            return f"it was {STATES[fate.stage[0]]}, and is not there" if fate.stage[0] else self._part(browse, fate)
+        self._tally.compared += 1
+        low, high = fate.stage
+        if fate.id.step < self._forgotten[1] and high >= 2:
+            high = 3  # the checkpoint has it
+        if not max(low, 1) <= STATES.index(record.state) <= high:
+            return f"it is {record.state}, {STATES[low]} was acknowledged, {STATES[high]} asked"
+        sample, live = fate.sample(), fate.id.step >= self._forgotten[1]
+        asked = GetSamples(samples=[fate.id], logprobs=live, prompt_tokens=True)
+        (info,), arrays = browse.samples(asked)[0].samples, browse.samples(asked)[1]
+        wanted = [sample.tokens, *([sample.logprobs] if live else []), sample.prompt_tokens]
+        if [bytes(array) for array in arrays] != [np.asarray(array).tobytes() for array in wanted]:
+            return "its arrays are not those that were put"
+        (drafted,) = browse.drafted([Found(fate.id, record)])
+        if drafted is None or sample.drafted is None or bytes(drafted) != bytes(sample.drafted):
+            return "its accepted drafts are not those that were put"
+        if info.reward != (fate.reward if record.state != "generated" else None) or info.length != fate.length:
+            return f"it is {info}"
+        return ""
+
+    def _part(self, browse: Browse, fate: Fate) -> str:
+        if fate.id.step < self._forgotten[1]:
+            return ""
+        answer, (tokens,) = browse.partials(GetPartials(samples=[fate.id]))
+        length, wanted = sum(answer.lengths), np.asarray(fate.sample().tokens)
+        if not fate.parts[0] <= length <= fate.parts[1]:
+            return f"{length} tokens of its beginning, {fate.parts[0]} were acknowledged, {fate.parts[1]} asked"
+        return "" if bytes(tokens) == wanted[:length].tobytes() else "its beginning is not what was put"
+
+
+async def _kill(process: int) -> None:
+    """And wait until the system has closed its files."""
+    try:
+        handle = os.pidfd_open(process)
+    except ProcessLookupError:
+        return
+    try:
+        signal.pidfd_send_signal(handle, signal.SIGKILL)
+        await asyncio.to_thread(select.select, [handle], [], [], START_S)
+    except ProcessLookupError:
+        pass
+    finally:
+        os.close(handle)

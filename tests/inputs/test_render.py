@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rhymed.config import Config
+from rhymed.errors import ConfigError, DataError
+from rhymed.inputs.render import Renderer, messages
+
+NAME = "prompt 0123456789abcdef"
+
+
+def config(limit: int = 512, chat_template: str = "", **data: Any) -> Config:
+    return Config.model_validate(
+        {"data": data, "model": {"chat_template": chat_template}, "rollout": {"max_prompt_length": limit}}
+    )
+
+
+def test_text_becomes_a_user_message_with_system_and_template() -> None:
+    settings = config(system="Be brief.", template="Q: {prompt} ({level})")
+    assert messages(settings.data, NAME, {"prompt": "2+2 {x}?", "level": 1}) == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Q: 2+2 {x}? (1)"},
+    ]
+
+
+def test_a_chat_keeps_its_own_system_message() -> None:
+    chat = [{"role": "system", "content": "Own."}, {"role": "user", "content": "hi"}]
+    assert messages(config(system="Be brief.", template="<{prompt}>").data, NAME, {"prompt": chat}) == [
+        {"role": "system", "content": "Own."},
+        {"role": "user", "content": "<hi>"},
+    ]
+    assert chat[1]["content"] == "hi"
+
+
+@pytest.mark.parametrize("prompt", [None, 3, [], ["hi"], [{"role": "user"}]])
+def test_what_is_no_prompt_is_refused_by_name(prompt: Any) -> None:
+    with pytest.raises(DataError, match=f"{NAME}: column `prompt` must be"):
+        messages(config().data, NAME, {"prompt": prompt})
+
+
+def test_a_template_with_an_unknown_column_or_a_bad_brace() -> None:
+    with pytest.raises(DataError, match=r"names the column 'levle', the row has level, prompt"):
+        messages(config(template="{levle}").data, NAME, {"prompt": "hi", "level": 1})
+    with pytest.raises(ConfigError, match="literal brace twice"):
+        messages(config(template="{prompt").data, NAME, {"prompt": "hi"})
+
+
+def test_too_long_a_prompt_tells_both_lengths() -> None:
+    render = Renderer(config(limit=4), None)
+    assert render(NAME, {"prompt": "hihi"}) == list(b"hihi")
+    with pytest.raises(DataError, match=f"{NAME} has 5 tokens, rollout.max_prompt_length is 4"):
+        render(NAME, {"prompt": "hello"})
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_the_tokenizers_chat_template_is_used_when_there_is_one(tiny_model: Path, tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    settings = config(system="S")
+    assert not Renderer(settings, tiny_model).has_template
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    plain = Renderer(settings, tiny_model)(NAME, {"prompt": "hello"})
+    assert tokenizer.decode(plain) == "S\n\nhello"
+    tokenizer.chat_template = (
+        "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{% if add_generation_prompt %}>{% endif %}"
+    )
+    tokenizer.save_pretrained(tmp_path)
+    chat = Renderer(settings, tmp_path)(NAME, {"prompt": "hello"})
+    assert tokenizer.decode(chat) == "[system]S[user]hello>"
+
+
+def templated(folder: Path, template: str) -> Path:
+    """A folder with a byte-level tokenizer that has this chat template."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    alphabet = {token: number for number, token in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    tokenizer = Tokenizer(models.BPE(vocab=alphabet, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+    fast.chat_template = template or None
+    fast.save_pretrained(folder)
+    return folder
+
+
+CHAT = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{% if add_generation_prompt %}>{% endif %}"
+STRICT = (
+    "{% for m in messages %}{% if m.role not in ['user', 'assistant'] %}"
+    "{{ raise_exception(m.role + ' role not supported') }}{% endif %}{{ m.content }}{% endfor %}"
+)
+
+
+def test_a_file_with_a_chat_template_replaces_the_tokenizers_own(tmp_path: Path) -> None:
+    file = tmp_path / "chat.jinja"
+    file.write_text(CHAT)
+    render = Renderer(config(chat_template=str(file)), templated(tmp_path, "{{ messages[0].content }}"))
+    assert render.has_template
+    assert render.text(NAME, {"prompt": "hi"}) == "[user]hi>"
+    assert render(NAME, {"prompt": "hi"}) == render._tokenizer("[user]hi>").input_ids
+
+
+def test_an_answer_that_is_begun_is_continued(tmp_path: Path) -> None:
+    render = Renderer(config(), templated(tmp_path, CHAT))
+    chat = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "It is"}]
+    assert render.text(NAME, {"prompt": chat}) == "[user]2+2?[assistant]It is"
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("{% for m in messages %}\n{{ m.content }", r"chat\.jinja', line 2: not a Jinja template"),
+        ("You are helpful.", r"chat\.jinja' leaves out the user's message"),
+        (None, r"model\.chat_template = .*No such file.*did you mean .*chat\.jinja2"),
+    ],
+)
+def test_chat_templates_that_cannot_be_used(tmp_path: Path, template: str | None, message: str) -> None:
+    file = tmp_path / "chat.jinja"
+    (tmp_path / "chat.jinja2" if template is None else file).write_text(template or CHAT)
+    with pytest.raises(ConfigError, match=message):
+        Renderer(config(chat_template=str(file)), templated(tmp_path / "model", ""))
+
+
+@pytest.mark.parametrize(
+    ("data", "prompt", "message"),
+    [
+        ({"system": "Be brief."}, "hi", "system role not supported.*write data.system's words into data.template"),
+        ({}, [{"role": "system", "content": "S"}, {"role": "user", "content": "hi"}], "move the row's into its user"),
+        (
+            {},
+            [{"role": "user", "content": "hi"}, {"role": "tool", "content": "4"}],
+            "tool role .* are user, tool",
+        ),
+    ],
+)
+def test_a_template_that_refuses_a_row(tmp_path: Path, data: dict[str, Any], prompt: Any, message: str) -> None:
+    with pytest.raises(DataError, match=f"^{NAME}: the chat template refuses it.*{message}"):
+        Renderer(config(**data), templated(tmp_path, STRICT))(NAME, {"prompt": prompt})
+
+
+def test_a_folder_without_a_tokenizer(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no tokenizer could be read there"):
+        Renderer(config(), tmp_path)

@@ -1,0 +1,182 @@
+import io
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+
+from rhymed.config import Config, Run
+from rhymed.launch.screen import Screen, heading, line, render, sparkline
+from rhymed.messages import EVAL, Queues, StepRow, WorkerRow
+from rhymed.run.layout import places
+from rhymed.text import grades
+
+
+def queues(step: int, **metrics: float) -> Queues:
+    worker = WorkerRow(
+        worker="rollout-0",
+        role="rollout",
+        host="here",
+        pid=1,
+        slots=64,
+        version=step,
+        phase="decode",
+        silent_s=0.2,
+        holding=[],
+        stats={"rollout/tokens_per_s": 310.0},
+    )
+    row = StepRow(step=step, states={"running": 48, "waiting": 16}, groups_ready=0, groups=8, open_s=3.0)
+    return Queues(
+        run="quickstart",
+        uptime_s=10.0,
+        version=step,
+        step=step,
+        steps=30,
+        finished=False,
+        queues={"running": 48, "waiting": 16},
+        oldest_s={},
+        workers=[worker],
+        open_steps=[row],
+        metrics=metrics,
+    )
+
+
+def text(renderable: object) -> str:
+    console = Console(file=io.StringIO(), width=100, force_terminal=False)
+    console.print(renderable)
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_the_screen_tells_step_queues_processes_and_the_last_step() -> None:
+    shown = text(render(queues(3, **{"reward/mean": 0.25}), [0.1, 0.25], ["0:10 rollout-0 ended"], 65.0))
+    assert "rhymed quickstart   step 3/30   policy v3   1:05" in shown
+    assert "running 48" in shown
+    assert "▶ rollout-0" in shown
+    assert "decode" in shown
+    assert "310" in shown
+    assert "▁█  0.250" in shown
+    assert "rollout-0 ended" in shown
+
+
+def test_a_silent_broker_is_a_screen_too() -> None:
+    assert "starting … 12 s" in text(render(None, [], [], 12.0))
+
+
+def test_plain_output_has_one_line_a_step_and_never_repeats_one(tmp_path: Path) -> None:
+    config = Config(run=Run(folder=str(tmp_path)))
+    out = Console(file=io.StringIO(), width=120)
+    with Screen(config, places(config), plain=True, console=out) as screen:
+        screen.show(None)
+        screen.show(queues(0))
+        for _ in range(3):
+            screen.show(queues(1, **{"reward/mean": 0.125}))
+        screen.tell("reward-0 ended (signal SIGKILL)")
+        screen.show(queues(2, **{"reward/mean": 0.5}))
+    lines = out.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert [line.split()[:2] for line in lines if line.startswith(("1/", "2/"))] == [
+        ["1/30", "0.125"],
+        ["2/30", "0.500"],
+    ]
+    assert "-- reward-0 ended (signal SIGKILL)" in lines
+    assert any("rollout-0: decode" in line for line in lines)
+
+
+def test_a_jump_of_the_mismatch_is_said_once(tmp_path: Path) -> None:
+    config = Config(run=Run(folder=str(tmp_path)))
+    out = Console(file=io.StringIO(), width=120)
+    with Screen(config, places(config), plain=True, console=out) as screen:
+        for step, mismatch in enumerate([0.001, 0.3, 0.3, 0.001, 0.2], 1):
+            screen.show(queues(step, **{"reward/mean": 0.5, "mismatch_kl/mean": mismatch}))
+    warnings = [text for text in out.file.getvalue().splitlines() if "WARNING mismatch_kl" in text]  # type: ignore[attr-defined]
+    assert ["0.3000" in warnings[0], "0.2000" in warnings[1], len(warnings)] == [True, True, 2]
+
+
+def test_the_screen_tells_of_drafts_where_there_are_some() -> None:
+    plain = {"reward/mean": 0.25, "rollout/tokens_per_s": 310.0}
+    assert "tok/fwd" not in text(render(queues(3, **plain), [], [], 1.0))
+    shown = text(render(queues(3, **plain, **{"rollout/spec_accept_length": 2.414}), [], [], 1.0))
+    assert "tok/s 310   tok/fwd 2.41" in shown
+
+
+def test_a_flat_curve_is_a_flat_sparkline() -> None:
+    assert sparkline([1.0, 1.0]) == "▄▄"
+    assert sparkline([0.0, 1.0]) == "▁█"
+
+
+def test_an_evaluation_is_a_line_a_dataset_once(tmp_path: Path) -> None:
+    console = Console(file=io.StringIO(), width=100, force_terminal=False)
+    config = Config(run=Run(folder=str(tmp_path)))
+    screen = Screen(config, places(config), plain=True, console=console)
+    graded = {"val/version": 2.0, "val/sums/acc/mean@2": 0.5, "val/sums/acc/pass@2": 0.75, "val/sums/prompts": 4.0}
+    now = msgspec.structs.replace(queues(2), val=graded)
+    screen.show(now)
+    screen.show(now)
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert shown.count("eval v2   sums   mean@2 0.500   pass@2 0.750") == 1
+    open_row = StepRow(step=EVAL + 2, states={"running": 3}, groups_ready=1, groups=4, open_s=1.0)
+    assert "eval v2" in text(render(msgspec.structs.replace(now, open_steps=[open_row], val={}), [], [], 1.0))
+
+
+def test_an_evaluation_tells_what_was_dropped_even_when_nothing_is_left() -> None:
+    some = {"val/sums/dropped": 3.0, "val/sums/acc/mean@2": 0.5, "val/all/dropped": 0.0, "val/all/acc/mean@2": 1.0}
+    assert grades(some) == ["sums   mean@2 0.500   dropped 3", "all   mean@2 1.000"]
+    assert grades({"val/version": 0.0, "val/sums/prompts": 0.0, "val/sums/dropped": 8.0}) == ["sums   dropped 8"]
+
+
+def test_on_plain_lines_a_trouble_is_told_when_it_begins_and_when_all_are_over(tmp_path: Path) -> None:
+    config = Config(run=Run(folder=str(tmp_path)))
+    out = Console(file=io.StringIO(), width=160)
+    with Screen(config, places(config), plain=True, console=out) as screen:
+        for seconds in (5, 6, 7):
+            trouble = f"w has been silent for {seconds} s; lost in {20 - seconds} s"
+            screen.show(msgspec.structs.replace(queues(1), troubles=[trouble]))
+        screen.show(queues(1))
+        screen.show(queues(1))
+    shown = out.file.getvalue()  # type: ignore[attr-defined]
+    assert shown.count("waits: w has been silent") == 1
+    assert shown.count("goes on") == 1
+
+
+def test_the_live_screen_shows_troubles_as_they_are() -> None:
+    now = msgspec.structs.replace(queues(1), troubles=["the disk is full"])
+    assert "waits  the disk is full" in text(render(now, [], [], 1.0))
+
+
+def test_neither_growing_queues_nor_flapping_workers_flood_the_plain_lines(tmp_path: Path) -> None:
+    config = Config(run=Run(folder=str(tmp_path)))
+    out = Console(file=io.StringIO(), width=80)
+    with Screen(config, places(config), plain=True, console=out) as screen:
+        for count in range(50):
+            told = [
+                f"no reward worker is here: {count} samples wait to be scored",
+                "rollout-1 has been silent for 11 s",
+            ]
+            screen.show(msgspec.structs.replace(queues(1), troubles=told))
+            screen.show(msgspec.structs.replace(queues(1), troubles=[]))
+        screen.show(msgspec.structs.replace(queues(1), troubles=["rollout-2 has been silent for 11 s"]))
+    shown = out.file.getvalue()  # type: ignore[attr-defined]
+    assert shown.count("no reward worker is here") == 1
+    assert shown.count("rollout-1 has been silent") == shown.count("rollout-2 has been silent") == 1
+    assert shown.count("goes on") == 1
+
+
+def test_the_start_of_many_workers_is_told_in_short_lines(tmp_path: Path) -> None:
+    config = Config(run=Run(folder=str(tmp_path)))
+    out = Console(file=io.StringIO(), width=80)
+    idle = queues(0)
+    one = idle.workers[0]
+    many = [
+        msgspec.structs.replace(one, worker=f"rollout-{name}", phase="decode" if name < 900 else "load")
+        for name in range(1000)
+    ]
+    with Screen(config, places(config), plain=True, console=out) as screen:
+        for done in range(30):
+            trainer = msgspec.structs.replace(one, worker="trainer", role="trainer", phase=f"train {done}/64")
+            screen.show(msgspec.structs.replace(idle, workers=[*many, trainer]))
+    lines = out.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    told = "900 rollout: decode, 100 rollout: load, 1 trainer: train 0/64"
+    assert [one.strip().partition("   ")[2] for one in lines[2:]] == [told]
+
+
+def test_a_steps_line_fits_on_80_columns() -> None:
+    assert len(heading()) <= 80
+    assert len(line(queues(99_999), 359_999.0)) <= 80

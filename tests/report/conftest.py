@@ -1,0 +1,3 @@
+from tests.history.fixtures import make_run, rhymed, run, tokenizer
+
+__all__ = ["make_run", "rhymed", "run", "tokenizer"]

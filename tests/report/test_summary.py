@@ -1,0 +1,76 @@
+import json
+from pathlib import Path
+
+from rhymed.config import Config, Eval, HeldOut, Run, Trainer
+from rhymed.report.summary import evaluation, summary
+from rhymed.run import folder
+
+
+def row(step: int, reward: float) -> dict[str, float]:
+    return {"step": step, "reward/mean": reward, "timing_s/step": 2.0, "rollout/tokens": 10.0}
+
+
+def test_the_summary_leaves_a_picture_and_numbers_in_the_folder(tmp_path: Path) -> None:
+    config, where = folder.create(Config(run=Run(folder=str(tmp_path))))
+    where.metrics.write_text("".join(json.dumps(row(step, 0.5)) + "\n" for step in range(12)))
+    text = summary(config, where, 30.0)
+    assert "12 steps" in text
+    assert (where.folder / "reward.png").read_bytes().startswith(b"\x89PNG")
+    numbers = json.loads((where.folder / "summary.json").read_text())
+    assert (numbers["reward_gain"], numbers["drafting"], numbers["epochs"]) == (0.0, None, [])
+    assert numbers["mismatch_kl"] is None, "no row has it, and NaN is no JSON"
+    assert "mismatch_kl -," in text
+    assert "drafts" not in text
+
+
+def test_drafting_is_a_line_and_the_epochs_stand_in_the_numbers(tmp_path: Path) -> None:
+    config, where = folder.create(Config(run=Run(folder=str(tmp_path))))
+    drafts = {"forwards": 1000.0, "drafted": 2000.0, "accepted": 1410.0, "timed_s": 44.0, "saved_s": 35.2}
+    told = {f"rollout/spec_{name}": value for name, value in {**drafts, "draft_s": 0.56}.items()}
+    rows = [row(0, 0.5) | {"training/epoch": 0.0}, row(1, 0.5) | told | {"training/epoch": 1.0}]
+    where.metrics.write_text("".join(json.dumps(one) + "\n" for one in rows))
+    text = summary(config, where, 30.0)
+    line = "drafts   2.41 tokens a forward, 70% accepted, about 1.80x: 35.2 s saved, 0.6 s spent"
+    assert line in text.splitlines()
+    numbers = json.loads((where.folder / "summary.json").read_text())
+    assert numbers["drafting"]["accept_length"] == numbers["epochs"][1]["accept_length"] == 2.41
+    assert numbers["epochs"][0]["accept_length"] is None
+    summary(config, where, 12.0)  # resumed
+    assert json.loads((where.folder / "summary.json").read_text())["elapsed_s"] == 42.0
+
+
+def test_a_run_without_a_step_says_where_to_look(tmp_path: Path) -> None:
+    config, where = folder.create(Config(run=Run(folder=str(tmp_path))))
+    assert str(where.folder / "logs") in summary(config, where, 1.0)
+
+
+def evaluated(version: int, accuracy: float) -> str:
+    row = {"val/sums/acc/mean@2": accuracy, "val/sums/prompts": 5.0, "val/sums/dropped": 1.0}
+    return json.dumps({"step": version, **row}) + "\n"
+
+
+def test_evaluations_stand_beside_the_steps_and_change_none_of_their_numbers(tmp_path: Path) -> None:
+    config, where = folder.create(Config(run=Run(folder=str(tmp_path))))
+    steps = "".join(json.dumps(row(step, 0.5)) + "\n" for step in range(2))
+    where.metrics.write_text(evaluated(0, 0.25) + steps + evaluated(2, 0.5))
+    text = summary(config, where, 30.0)
+    assert "2 steps" in text
+    assert "val/sums/acc/mean@2      0.250 (v0) -> 0.500 (v2)" in text
+
+
+def test_a_run_that_only_evaluates_tells_every_dataset(tmp_path: Path) -> None:
+    held_out = [
+        HeldOut(name="sums", path="a.jsonl", source="jsonl"),
+        HeldOut(name="gone", path="b.jsonl", source="jsonl"),
+    ]
+    config = Config(
+        run=Run(folder=str(tmp_path)), eval=Eval(datasets=held_out, samples=2, every=1), trainer=Trainer(steps=0)
+    )
+    config, where = folder.create(config)
+    where.metrics.write_text(evaluated(0, 0.25))
+    text = summary(config, where, 30.0)
+    assert "sums: 5 prompts, 2 responses each" in text
+    assert "1 samples were dropped" in text
+    assert "mean@2                    0.250" in text
+    assert "gone: not evaluated" in text
+    assert json.loads((where.folder / "eval.json").read_text()) == evaluation(config, where)

@@ -1,0 +1,51 @@
+import os
+from pathlib import Path
+
+import pytest
+
+from rhymed.config import Config, Run
+from rhymed.config.load import load_config
+from rhymed.errors import ConfigError
+from rhymed.run import folder
+from rhymed.run.layout import places
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    return Config(run=Run(name="first", folder=str(tmp_path)))
+
+
+def test_a_taken_name_gets_a_number_and_the_old_folder_stays(config: Config, tmp_path: Path) -> None:
+    _, one = folder.create(config)
+    again, two = folder.create(config)
+    assert one.folder == tmp_path / "first"
+    assert again.run.name == "first-2"
+    assert two.folder == tmp_path / "first-2"
+    assert (tmp_path / "latest").resolve() == two.folder
+
+
+def test_other_commands_read_the_same_places_from_the_saved_configuration(config: Config) -> None:
+    made, where = folder.create(config)
+    read = load_config(where.config, environ={})
+    assert places(read) == where
+    assert read.trainer == made.trainer
+
+
+def test_a_second_supervisor_is_kept_out(config: Config) -> None:
+    _, where = folder.create(config)
+    assert folder.holder(where.folder) is None
+    who = os.getpid()
+    with folder.hold(where):
+        assert folder.holder(where.folder) == who
+        told = pytest.raises(ConfigError, match=rf"in use by a running `rhymed run` \(process {who}\)")
+        with told, folder.hold(where):
+            pass
+    assert folder.holder(where.folder) is None
+    with folder.hold(where):
+        pass
+
+
+def test_metrics_survive_a_cut_line_and_repeated_steps(config: Config) -> None:
+    _, where = folder.create(config)
+    where.metrics.write_text('{"step": 1, "reward/mean": 0.1}\n{"step": 0}\n{"step": 1, "reward/mean": 0.2}\n{"st')
+    assert folder.read_metrics(where) == [{"step": 0}, {"step": 1, "reward/mean": 0.2}]

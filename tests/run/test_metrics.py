@@ -1,0 +1,35 @@
+import json
+from pathlib import Path
+
+from rhymed.run.metrics import MetricsLog
+
+
+def test_a_line_a_step_also_over_a_restart_and_never_a_nan(tmp_path: Path) -> None:
+    for step, value in enumerate([0.5, float("nan")]):
+        log = MetricsLog(tmp_path / "metrics.jsonl")
+        log.write(step, {"reward/mean": value})
+        log.close()
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [0, 1]
+    assert [row["reward/mean"] for row in rows] == [0.5, None]
+
+
+def test_tensorboard_reads_back_what_was_written(tmp_path: Path) -> None:
+    log = MetricsLog(tmp_path / "metrics.jsonl", tmp_path / "tensorboard")
+    for step in range(3):
+        log.write(step, {"reward/mean": step / 4})
+    log.close()
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert [(event.step, event.value) for event in events.Scalars("reward/mean")] == [(0, 0.0), (1, 0.25), (2, 0.5)]
+
+
+def test_a_row_that_was_on_its_way_when_the_log_was_closed_is_written(tmp_path: Path) -> None:
+    log = MetricsLog(tmp_path / "metrics.jsonl")
+    log.write(0, {"reward/mean": 1.0})
+    log.close()
+    log.write(1, {"reward/mean": 2.0})
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [0, 1]

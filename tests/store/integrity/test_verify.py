@@ -1,0 +1,265 @@
+"""Damage at rest: found, named, never followed; what is left out of a repair, and what must not be."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import lmdb
+import pytest
+
+from rhymed.errors import RhymedError, StoreDamaged, StoreError
+from rhymed.messages import SampleId
+from rhymed_store.codec.records import journal_key, sample_key, unpack_record
+from rhymed_store.database.pages import Pages
+from rhymed_store.database.tables import Reader
+from rhymed_store.inspect.browse import Browse
+from rhymed_store.integrity.repair import copy, repair
+from rhymed_store.integrity.verify import verify
+from tests.store.damage import BEGUN, content, same, write
+from tests.store.stores import PROMPT, Book, new_sample
+
+PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("whole") / "store"
+    write(folder)
+    return folder
+
+
+@pytest.fixture
+def store(whole: Path, tmp_path: Path) -> Path:
+    shutil.copytree(whole, tmp_path / "store")
+    return tmp_path / "store"
+
+
+def used(file: Path) -> int:
+    """Bytes that the last commit uses."""
+    with Pages(file) as pages:
+        (newest, _), wrong = pages.metas()
+    assert wrong == []
+    return (newest.last_page + 1) * newest.page_bytes
+
+
+def flip(file: Path, places: list[int], bits: random.Random) -> None:
+    data = bytearray(file.read_bytes())
+    for place in places:
+        data[place] ^= 1 << bits.randrange(8)
+    file.write_bytes(data)
+
+
+def change(folder: Path, table: bytes, key: bytes, new: Callable[[bytes], bytes | None]) -> None:
+    """One value, through LMDB: the tree stays whole. None: the entry goes."""
+    with lmdb.open(str(folder), max_dbs=16, map_size=1 << 30) as env, env.begin(write=True) as txn:
+        handle = env.open_db(table, txn=txn)
+        value = new(txn.get(key, db=handle))
+        _ = txn.delete(key, db=handle) if value is None else txn.put(key, value, db=handle)
+
+
+def last_flipped(value: bytes) -> bytes:
+    return value[:-1] + bytes([value[-1] ^ 4])
+
+
+def named(folder: Path) -> list[tuple[str, str]]:
+    return [(finding.table, finding.name) for finding in verify(folder).findings]
+
+
+def test_a_sound_store_is_all_counted(whole: Path) -> None:
+    report = verify(whole)
+    assert report.findings == []
+    assert (report.counts["samples"], report.counts["prompts"], report.counts["partials"]) == (96, 3, 20)
+    found = content(whole)
+    assert report.tokens == sum(len(fields[3]) for name, fields in found.items() if name.startswith("sample"))
+    assert report.counts["journal"] == sum(name.startswith("line") for name in found)
+
+
+@pytest.mark.parametrize(
+    ("table", "key", "name"),
+    [
+        (b"samples", sample_key(SampleId(3, PROMPT, 3)), f"sample 3/{PROMPT}/3"),
+        (b"logprobs", journal_key(SampleId(3, PROMPT, 6)), f"sample 3/{PROMPT}/6"),
+        (b"journal", journal_key(SampleId(3, PROMPT, 0)), f"sample 3/{PROMPT}/0"),
+        (b"prompts", bytes.fromhex(PROMPT), f"prompt {PROMPT}"),
+        (b"partials", journal_key(BEGUN) + (60).to_bytes(4, "big"), f"sample {BEGUN}"),
+        (b"meta", b"forgotten", "'forgotten'"),
+    ],
+)
+def test_what_is_changed_is_named_and_a_repair_leaves_only_that_out(
+    store: Path, whole: Path, table: bytes, key: bytes, name: str
+) -> None:
+    change(store, table, key, last_flipped if table != b"meta" else lambda _: b"two")
+    assert (table.decode(), name) in named(store)
+    report, kept = repair(store)
+    assert kept == store / "data.mdb.damaged-1"
+    assert named(store) == []
+    before, after = content(whole), content(store)
+    lost = {what for what in before if before[what] != after.get(what)}
+    expected = {
+        b"samples": {f"{what} 3/{PROMPT}/3" for what in ("sample", "line", "drafted")},
+        b"logprobs": {f"{what} 3/{PROMPT}/6" for what in ("sample", "line", "drafted")},
+        b"prompts": {name},
+        b"partials": {"begun"},
+    }
+    assert lost == expected.get(table, set())
+    assert after["begun"] == (([60], before["begun"][1][:240]) if table == b"partials" else before["begun"])
+    assert report.counts["samples"] == 96 - (table in (b"samples", b"logprobs"))
+
+
+def test_a_damaged_mask_is_named_and_costs_no_sample(store: Path, whole: Path) -> None:
+    hurt = SampleId(3, PROMPT, 3)
+    with Reader(store) as reader, reader.read() as txn:
+        key = sample_key(hurt)
+        record = unpack_record(key, txn.get(key, db=reader.tables["samples"]))
+    place = record.position + record.size
+    with Reader(store) as reader, reader.read() as txn, txn.cursor(reader.tables["tokens"]) as cursor:
+        piece = max(int.from_bytes(key, "big") for key, _ in cursor if int.from_bytes(key, "big") <= place)
+
+    def flipped(value: bytes) -> bytes:
+        at = place - piece
+        return value[:at] + bytes([value[at] ^ 1]) + value[at + 1 :]
+
+    change(store, b"tokens", piece.to_bytes(8, "big"), flipped)
+    with Reader(store) as reader, pytest.raises(StoreDamaged, match=f"sample {hurt}: which tokens were drafted"):
+        Browse(reader).responses(PROMPT)
+    assert named(store) == [("samples", f"sample {hurt}")]
+    repair(store)
+    assert named(store) == []
+    before, after = content(whole), content(store)
+    assert {what for what in before if before[what] != after.get(what)} == {f"drafted {hurt}"}
+
+
+def test_a_line_too_few_and_one_too_many_are_found(store: Path, whole: Path) -> None:
+    change(store, b"journal", journal_key(SampleId(3, PROMPT, 0)), lambda _: None)
+    change(store, b"journal", journal_key(SampleId(4, PROMPT, 77)), lambda _: bytes(18))
+    change(store, b"meta", b"tokens", lambda _: b"5")
+    assert [table for table, _ in named(store)] == ["journal", "journal"]
+    repair(store)
+    assert named(store) == []
+    assert content(store) == content(whole)
+
+
+def test_nothing_is_repaired_where_nothing_is_damaged(store: Path) -> None:
+    before = (store / "data.mdb").read_bytes()
+    report, kept = repair(store)
+    assert report.sound
+    assert kept is None
+    assert (store / "data.mdb").read_bytes() == before
+    assert sorted(file.name for file in store.iterdir()) == ["data.mdb", "lock.mdb", "writer.lock"]
+
+
+def test_a_store_at_work_is_not_repaired(store: Path) -> None:
+    book = Book(store)
+    with pytest.raises(StoreError, match="another store process"):
+        repair(store)
+    book.history.close()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_flipped_bits_anywhere_are_survived_and_what_they_spare_is_saved(store: Path, whole: Path, seed: int) -> None:
+    bits = random.Random(seed)
+    size = used(store / "data.mdb")
+    before = content(whole)
+    for _ in range(10):
+        shutil.copyfile(whole / "data.mdb", store / "data.mdb")
+        flip(store / "data.mdb", [bits.randrange(PAGE * 2, size) for _ in range(bits.choice((1, 3, 40)))], bits)
+        report = verify(store)
+        found, kept = repair(store)
+        assert found.findings == report.findings
+        assert (kept is None) == report.sound
+        assert verify(store).findings == []
+        Book(store).history.close()
+        after = content(store)
+        assert same(after, before)
+        if report.sound:
+            assert after == before
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_destroyed_pages_are_survived(store: Path, whole: Path, seed: int) -> None:
+    bits = random.Random(seed)
+    file, before = store / "data.mdb", content(whole)
+    for _ in range(10):
+        data = bytearray((whole / "data.mdb").read_bytes())
+        for _ in range(bits.choice((1, 2, 5))):
+            page, other = (bits.randrange(2, used(whole / "data.mdb") // PAGE) * PAGE for _ in range(2))
+            data[page : page + PAGE] = bits.choice((bytes(PAGE), bits.randbytes(PAGE), data[other : other + PAGE]))
+        file.write_bytes(
+            data[: bits.choice((len(data), len(data), used(whole / "data.mdb") - PAGE * bits.randrange(9)))]
+        )
+        report = verify(store)
+        if not report.sound:
+            repair(store)
+        assert verify(store).findings == []
+        assert same(content(store), before)
+
+
+def test_a_destroyed_tree_is_named_by_its_table_and_the_store_refuses_it(store: Path) -> None:
+    with Pages(store / "data.mdb") as pages:
+        (meta, _), _ = pages.metas()
+        pages.choose(meta)
+        roots = {name: tree.root for name, tree in pages.tables(meta)[0].items()}
+    whole = (store / "data.mdb").read_bytes()
+    for name, root in roots.items():
+        data = bytearray(whole)
+        data[root * PAGE + 12 : root * PAGE + 16] = b"\xff\xff\x01\x00"
+        (store / "data.mdb").write_bytes(data)
+        with pytest.raises(StoreDamaged, match=rf"table '{name}'.*rhymed history repair"):
+            Book(store)
+        with pytest.raises(StoreDamaged, match=f"table '{name}'"):
+            copy(store, store)
+        assert name in {table for table, _ in named(store)}
+
+
+def test_a_file_without_headers_cannot_be_saved_and_with_one_it_can(store: Path, whole: Path) -> None:
+    (store / "data.mdb").write_bytes(bytes(2 * PAGE) + (whole / "data.mdb").read_bytes()[2 * PAGE :])
+    with pytest.raises(StoreDamaged, match="both of its headers"):
+        verify(store)
+    with pytest.raises(RhymedError, match="header page 0"):
+        Book(store)
+    for page in (0, 1):
+        data = bytearray((whole / "data.mdb").read_bytes())
+        data[page * PAGE : (page + 1) * PAGE] = bytes(PAGE)
+        (store / "data.mdb").write_bytes(data)
+        assert ("meta", "the file's header") in named(store)
+        repair(store)
+        assert named(store) == []
+        after, before = content(store), content(whole)
+        assert all(after[what] == before[what] for what in after if what.startswith("sample"))
+
+
+def test_a_list_of_free_pages_that_names_used_ones_is_found(store: Path) -> None:
+    with Pages(store / "data.mdb") as pages:
+        (meta, _), _ = pages.metas()
+        pages.choose(meta)
+        part = next(pages.nodes(meta.free, lambda key: int.from_bytes(key, "little")))
+        root = meta.main.root
+    data = bytearray((store / "data.mdb").read_bytes())
+    data[part.place + 8 : part.place + 16] = root.to_bytes(8, "little")
+    (store / "data.mdb").write_bytes(data)
+    assert named(store) == [("free pages", "the list")]
+    repair(store)
+    assert named(store) == []
+
+
+def test_a_repaired_store_is_written_on(store: Path) -> None:
+    change(store, b"samples", sample_key(SampleId(3, PROMPT, 3)), last_flipped)
+    repair(store)
+    book = Book(store)
+    book.put(new_sample(3, 3, length=20), new_sample(9, 0, length=9000))
+    book.history.close()
+    report = verify(store)
+    assert report.findings == []
+    assert report.counts["samples"] == 97
+
+
+def test_a_look_after_a_kill_is_at_every_page(store: Path) -> None:
+    assert (store / "writer.lock").read_bytes() == b""
+    book = Book(store)
+    assert (store / "writer.lock").read_bytes() == b"open"
+    book.history.close()
+    assert (store / "writer.lock").read_bytes() == b""

@@ -1,0 +1,317 @@
+"""The store as others see it: real sockets, real LMDB, and a real process that is killed."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rhymed.config import Config
+from rhymed.errors import DeadlineExceeded, MalformedMessage, RunMismatch, StoreFull, UnknownSample, WireError
+from rhymed.inputs.rows import prompt_id
+from rhymed.messages import PutSamples, SampleId, SampleInfo, Score, ToStore
+from rhymed.run.layout import Places, places
+from rhymed.wire import sockets
+from rhymed_store import client as store_client
+from rhymed_store.client import NewSample, StoreClient
+from rhymed_store.database.commit import Writer
+from rhymed_store.database.transactions import Batch
+from rhymed_store.service import StoreService
+from tests.store.stores import OTHER, PROMPT, new_sample, start_process
+
+
+async def test_all_calls(client: StoreClient) -> None:
+    await client.open_run("run", "f")
+    rows = [{"prompt": "1 + 1 = ?", "answer": 2}, {"prompt": [{"role": "user", "content": "ä"}]}]
+    prompts = await client.put_prompts(rows)
+    assert prompts == [prompt_id(row) for row in rows]
+    await client.put_prompts(rows)
+    assert await client.get_prompts(prompts[::-1]) == rows[::-1]
+
+    put = [new_sample(step, index, length=100 * index) for step in (0, 1) for index in range(3)]
+    await client.put_samples(put)
+    got = await client.get_samples([sample.info.id for sample in put], logprobs=True, prompt_tokens=True)
+    for sample, stored in zip(put, got, strict=True):
+        assert stored.info == sample.info
+        assert stored.logprobs is not None
+        assert stored.prompt_tokens is not None
+        assert stored.tokens.dtype == np.uint32
+        np.testing.assert_array_equal(stored.tokens, sample.tokens)
+        np.testing.assert_array_equal(stored.logprobs, sample.logprobs)
+        np.testing.assert_array_equal(stored.prompt_tokens, sample.prompt_tokens)
+
+    first = put[0].info.id
+    await client.put_scores([Score(id=first, reward=0.1)])
+    await client.mark([first], "trained")
+    await client.mark([put[1].info.id], "dropped", "no answer")
+    journal = await client.journal(0)
+    assert [(entry.state, entry.reason) for entry in journal[:3]] == [
+        ("trained", ""),
+        ("dropped", "no answer"),
+        ("generated", ""),
+    ]
+    earlier = await client.history(PROMPT, 2, limit=4)
+    assert [(stored.info.id.step, stored.info.id.index) for stored in earlier] == [(1, 0), (1, 1), (1, 2), (0, 0)]
+    assert earlier[-1].info.reward == 0.1
+    assert earlier[0].logprobs is None
+    assert await client.lengths([PROMPT, OTHER], 1) == {PROMPT: [(0, 0), (0, 100), (0, 200)], OTHER: []}
+    await client.forget_logprobs(1)
+    assert [entry.id.step for entry in await client.journal(0)] == [1, 1, 1]
+    stats = await client.stats()
+    assert (stats.samples, stats.tokens, stats.prompts, stats.map_bytes) == (6, 600, 2, 128 << 20)
+    assert stats.commits > 0
+    assert await client.get_samples([]) == []
+
+
+async def test_the_rows_of_a_dataset_are_made_off_the_loop_in_order(
+    client: StoreClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    makers = set()
+
+    def made_by(row: dict[str, object]) -> str:
+        makers.add(threading.get_ident())
+        return prompt_id(row)
+
+    monkeypatch.setattr(store_client, "prompt_id", made_by)
+    rows = [{"prompt": f"{number} + 1 = ?"} for number in range(store_client.ROWS_A_MESSAGE + 10)]
+    prompts = await client.put_prompts(rows)
+    assert prompts == [prompt_id(row) for row in rows]
+    assert makers
+    assert threading.get_ident() not in makers
+    assert await client.get_prompts(prompts[-3:]) == rows[-3:]
+
+
+async def test_the_journal_tells_what_it_has_let_go(client: StoreClient) -> None:
+    await client.put_samples([new_sample(2, 0)])
+    assert (await client.read_journal(0)).forgotten == 0
+    await client.forget_logprobs(2)
+    assert (await client.read_journal(0)).forgotten == 2
+    await client.forget_logprobs(2**63 - 1)  # more than any checkpoint can hold
+    assert (await client.read_journal(0)).forgotten == 3
+
+
+async def test_errors_arrive_by_name(client: StoreClient) -> None:
+    await client.open_run("run", "f")
+    with pytest.raises(RunMismatch, match=r"'run'.*'other'"):
+        await client.open_run("other", "f")
+    with pytest.raises(UnknownSample, match=re.escape(f"7/{PROMPT}/1")):
+        await client.get_samples([SampleId(7, PROMPT, 1)])
+    with pytest.raises(UnknownSample, match=OTHER):
+        await client.get_prompts([OTHER])
+    with pytest.raises(MalformedMessage, match="16 lower-case hex"):
+        await client.history("nonsense", 1)
+    with pytest.raises(MalformedMessage, match="finite"):
+        await client.put_scores([Score(id=SampleId(0, PROMPT, 0), error="broken")])
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"tokens": [1, 2]}, "arrays of"),
+        ({"logprobs": [0.0]}, "arrays of"),
+        ({"prompt_tokens": []}, "arrays of"),
+        ({"tokens": [-1] * 50}, "ids outside"),
+        ({"tokens": [1 << 40] * 50}, "ids outside"),
+        ({"tokens": [0.5] * 50}, "integers expected"),
+        ({"tokens": [[1] * 50]}, "integers expected"),
+    ],
+)
+async def test_the_client_names_the_sample_whose_arrays_are_wrong(
+    client: StoreClient, change: dict[str, object], complaint: str
+) -> None:
+    good = new_sample(index=4)
+    arrays = {"prompt_tokens": good.prompt_tokens, "tokens": good.tokens, "logprobs": good.logprobs} | change
+    with pytest.raises(MalformedMessage, match=f"{good.info.id}.*{complaint}"):
+        await client.put_samples([NewSample(good.info, **arrays)])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("wrong", [np.ones(49, bool), np.ones(50, np.uint8), np.ones((50, 1), bool)])
+async def test_the_client_names_the_sample_whose_accepted_drafts_are_wrong(client: StoreClient, wrong: Any) -> None:
+    with pytest.raises(MalformedMessage, match=rf"{new_sample().info.id}: drafted is .*one bool for each of 50"):
+        await client.put_samples([new_sample(0, 1), replace(new_sample(), drafted=wrong)])
+    assert await client.history(PROMPT, 1) == []
+
+
+async def test_the_door_refuses_what_does_not_fit_together(service: StoreService, where: Places) -> None:
+    link = sockets.Client(where.store, "raw", peer="store", accepts=ToStore)
+    sample = SampleId(0, PROMPT, 0)
+
+    async def put(
+        frames: list[bytes], length: int = 2, versions: Any = ((0, 2),), drafted: tuple[bool, ...] = ()
+    ) -> None:
+        info = SampleInfo(id=sample, prompt_length=1, length=length, finish_reason="stop", versions=list(versions))
+        await link.request(PutSamples(samples=[info], drafted=list(drafted)), *frames)
+
+    for frames in ([], [bytes(4), bytes(8)], [bytes(4), bytes(8), bytes(4)], [bytes(4), bytes(9), bytes(8)]):
+        with pytest.raises(MalformedMessage, match="PutSamples"):
+            await put(frames)
+    fit = [bytes(4), bytes(8), bytes(8)]
+    for frames, drafted in (
+        (fit, (True,)),
+        ([*fit, b"\0"], ()),
+        ([*fit, b"\0"], (False,)),
+        ([*fit, b"\0"], (True, True)),
+        ([*fit, b"\0\0"], (True,)),
+        ([*fit, b""], (True,)),
+        ([*fit, b"\0", b""], (True,)),
+    ):
+        with pytest.raises(MalformedMessage, match=r"PutSamples|arrays"):
+            await put(frames, drafted=drafted)
+    for versions in ((), ((0, 3),), ((0, 3), (1, -1)), ((1 << 40, 2),)):
+        with pytest.raises(MalformedMessage, match="version"):
+            await put([bytes(4), bytes(8), bytes(8)], versions=versions)
+    with pytest.raises(MalformedMessage, match="negative"):
+        await put([bytes(4), b"", b""], length=-1)
+    link.close()
+
+
+async def test_many_clients_share_commits(service: StoreService, where: Places) -> None:
+    clients = [StoreClient(where.store, f"client-{number}") for number in range(8)]
+
+    async def write(number: int) -> None:
+        for step in range(10):
+            await asyncio.gather(*(clients[number].put_samples([new_sample(step, 8 * number + i)]) for i in range(8)))
+
+    try:
+        await asyncio.gather(*map(write, range(8)))
+        stats = await clients[0].stats()
+        assert stats.samples == 640
+        assert stats.commits < 640
+        found = await clients[0].history(PROMPT, 100, limit=1000)
+        assert len({stored.info.id for stored in found}) == 640
+    finally:
+        for client in clients:
+            client.close()
+
+
+async def test_what_waits_shares_one_transaction() -> None:
+    groups: list[int] = []
+    go = threading.Event()
+
+    def commit(operations: object) -> list[Exception | None]:
+        assert isinstance(operations, list)
+        go.wait(10)
+        groups.append(len(operations))
+        return [None] * len(operations)
+
+    def nothing(batch: Batch) -> None:
+        pass
+
+    writer = Writer(commit)
+    first = asyncio.create_task(writer.write(nothing))
+    rest = [asyncio.create_task(writer.write(nothing)) for _ in range(50)]
+    await asyncio.sleep(0.05)
+    assert not first.done()  # nothing is acknowledged before its commit
+    go.set()
+    await asyncio.gather(first, *rest)
+    assert sum(groups) == 51
+    assert len(groups) <= 2
+    await asyncio.to_thread(writer.close)
+
+
+async def test_a_full_store_says_so_and_goes_on_reading(tmp_path: Path) -> None:
+    config = Config.model_validate({"run": {"folder": str(tmp_path)}, "store": {"map_gib": 0.004}})
+    where = places(config)
+    async with StoreService(config, where).running():
+        client = StoreClient(where.store, "test")
+        stored = 0
+        with pytest.raises(StoreFull, match=r"raise store\.map_gib"):  # noqa: PT012
+            while True:
+                await client.put_samples([new_sample(stored, length=4000)])
+                stored += 1
+        assert stored > 0
+        assert len(await client.history(PROMPT, stored, limit=1000)) == stored
+        await client.put_scores([Score(id=SampleId(0, PROMPT, 0), reward=1.0)])
+        client.close()
+
+
+async def test_beginnings_that_do_not_fit_end_no_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rhymed_store.service.FULL_S", 0.05)
+    config = Config.model_validate({"run": {"folder": str(tmp_path)}, "store": {"map_gib": 0.004}})
+    where = places(config)
+    running = asyncio.create_task(StoreService(config, where).run())
+    client = StoreClient(where.store, "test")
+    tokens = np.arange(100_000, dtype=np.uint32)
+    with pytest.raises(StoreFull):  # noqa: PT012
+        for index in range(10_000):
+            await client.put_partials({SampleId(0, PROMPT, index): (0, tokens)})
+    assert (await client.stats()).full == "", "nobody has to have them"
+    await asyncio.sleep(0.2)
+    assert not running.done()
+    with pytest.raises(StoreFull):  # noqa: PT012
+        for step in range(10_000):
+            await client.put_samples([new_sample(step, length=4000)])
+    with pytest.raises(StoreFull, match=r"raise store\.map_gib"):
+        await asyncio.wait_for(running, 60)
+    client.close()
+
+
+async def test_a_store_that_stays_full_ends_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rhymed_store.service.FULL_S", 0.05)
+    config = Config.model_validate({"run": {"folder": str(tmp_path)}, "store": {"map_gib": 0.004}})
+    where = places(config)
+    client = StoreClient(where.store, "test")
+    running = asyncio.create_task(StoreService(config, where).run())
+    with pytest.raises(StoreFull):  # noqa: PT012
+        for step in range(10_000):
+            await client.put_samples([new_sample(step, length=4000)])
+    with pytest.raises(StoreFull, match=r"raise store\.map_gib"):
+        await asyncio.wait_for(running, 60)
+    client.close()
+
+
+@pytest.mark.parametrize("durability", ["sync", "async"])
+async def test_acknowledged_samples_outlive_a_kill(tmp_path: Path, durability: str) -> None:
+    config = Config.model_validate(
+        {"run": {"folder": str(tmp_path)}, "store": {"map_gib": 0.25, "durability": durability}}
+    )
+    where = places(config)
+    process = start_process(config)
+    client = StoreClient(where.store, "test")
+    acknowledged: list[NewSample] = []
+
+    async def write(index: int) -> None:
+        for step in range(100_000):
+            sample = new_sample(step, index, length=500)
+            try:
+                await client.put_samples([sample], deadline_s=2)
+            except DeadlineExceeded:  # a slow disk, as long as it lives
+                if process.returncode is not None:
+                    raise
+            else:
+                acknowledged.append(sample)
+
+    try:
+        await client.stats()  # it is up
+        writers = [asyncio.create_task(write(index)) for index in range(16)]
+        while len(acknowledged) < 300:
+            await asyncio.sleep(0.01)
+        process.kill()
+        await asyncio.to_thread(process.wait, 60)
+        outcomes = await asyncio.gather(*writers, return_exceptions=True)
+        assert all(isinstance(outcome, WireError) for outcome in outcomes)
+    finally:
+        process.kill()
+        process.wait(60)
+        client.close()
+    async with StoreService(config, where).running():
+        client = StoreClient(where.store, "again")
+        found = await client.get_samples([sample.info.id for sample in acknowledged], logprobs=True)
+        for sample, stored in zip(acknowledged, found, strict=True):
+            np.testing.assert_array_equal(stored.tokens, sample.tokens)
+            np.testing.assert_array_equal(stored.logprobs, sample.logprobs)
+        assert len(await client.journal(0)) >= len(acknowledged)
+        client.close()
+
+
+async def test_a_store_that_is_not_there_is_a_deadline(where: Places) -> None:
+    client = StoreClient(where.store, "test")
+    with pytest.raises(DeadlineExceeded, match="GetStoreStats"):
+        await client.stats(deadline_s=0.05)
+    client.close()

@@ -1,0 +1,161 @@
+"""`rhymed bench chaos`: the same run twice, once in peace and once under fire, and then the audit of both.
+
+A seeded stream of blows falls on a real `rhymed run`: SIGKILL to one process (store, broker, trainer, a rollout or
+reward worker, a scoring process), a pause (SIGSTOP, later SIGCONT: a process that hangs), a polite SIGTERM to a
+worker, and SIGKILL to everything at once, supervisor included, after which the run is resumed. It is passed when both
+runs trained the same samples in the same steps, to the same bits, and nothing acknowledged was lost. SIGKILL leaves
+the kernel's page cache: what a real power loss does to a disk is not shown here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import mean, median
+from typing import Any
+
+from rhymed.errors import ConfigError
+from rhymed.history.compare.audit import audit
+from rhymed.history.compare.runs import against
+from rhymed.history.folder import open_folder
+from tests.stress.faults import KINDS, USUAL, Blow, Blows, Outcome, Storm
+from tests.stress.recovery import Pace
+from tests.stress.run import Living, Shape, Watch
+
+
+def run(
+    quick: bool,
+    steps: int | None = None,
+    kills: int | None = None,
+    every: float | None = None,
+    seed: int = 0,
+    rollout: int = 3,
+    reward: int = 2,
+    kinds: Sequence[str] = USUAL,
+    overhead: bool = False,
+    out: Path | None = None,
+    override: Sequence[str] = (),
+) -> dict[str, Any]:
+    """`kills`: at most so many; `every`: seconds between two, on the average. `out`: a folder that keeps the runs."""
+    if unknown := set(kinds) - set(KINDS):
+        raise ConfigError(f"--kinds {', '.join(sorted(unknown))}: there are {', '.join(KINDS)}")
+    if overhead:
+        from tests.stress.overhead import run as measure
+
+        found: dict[str, Any] = measure(steps or (20 if quick else 100), rollout, reward, out)
+        return found
+    shape = Shape(steps or (30 if quick else 200), rollout, reward, override=override)
+    folder = out or Path(tempfile.mkdtemp(prefix="rhymed-chaos-"))
+    kills = (12 if quick else 1_000_000) if kills is None else kills
+    result = asyncio.run(_both(shape, folder, Blows(seed, kills, every or (2.0 if quick else 5.0), kinds)))
+    if out is None and result["good"]:
+        shutil.rmtree(folder)
+    return result
+
+
+async def _both(shape: Shape, folder: Path, blows: Blows) -> dict[str, Any]:
+    print(f"{shape.steps} steps in {folder}", flush=True)
+    with Living(shape.write(folder, "calm")) as calm:
+        pace, calm_s = await _calm(calm)
+    print(f"calm: {calm_s:.0f} s, {pace.usual:,.0f} tokens/s", flush=True)
+    with Living(shape.write(folder, "chaos")) as chaos:
+        outcome = await Storm(chaos, blows, pace).run()
+    return _judge(calm, chaos, pace, calm_s, outcome)
+
+
+async def _calm(run: Living) -> tuple[Pace, float]:
+    watch, started = Watch(run), time.monotonic()
+    looking = asyncio.create_task(watch.run())
+    try:
+        await run.ended()
+    finally:
+        looking.cancel()
+        await asyncio.gather(looking, return_exceptions=True)
+    if run.status != 0:
+        raise ConfigError(f"the calm run failed, so there is nothing to compare with:\n{run.tail()}")
+    return Pace(watch.points), time.monotonic() - started
+
+
+def _judge(calm: Living, chaos: Living, pace: Pace, calm_s: float, outcome: Outcome) -> dict[str, Any]:
+    with open_folder(calm.where.folder) as one, open_folder(chaos.where.folder) as other:
+        peace, war = audit(one), audit(other)
+    both = against(calm.where.folder, chaos.where.folder)
+    wrong = [f"calm: {fault}" for fault in peace.wrong] + [f"chaos: {fault}" for fault in war.wrong + both.wrong]
+    wrong += [f"the supervisor gave up: {said}" for said in outcome.gave_up]
+    wrong += [f"{count} samples were dropped" for count in [war.dropped] if count]
+    wrong += [f"{outcome.forgotten} acknowledged samples were lost"] if outcome.forgotten else []
+    result = {
+        "steps": war.steps,
+        "epochs": war.epochs,
+        "samples": war.trained,
+        "dropped": war.dropped,
+        "kills": len(outcome.blows),
+        "seconds": outcome.seconds,
+        "calm_seconds": calm_s,
+        "calm_tokens_per_s": pace.usual,
+        "acknowledged_lost": outcome.forgotten,
+        "table": _table(outcome.blows, pace),
+        "audit": both.weights,
+        "wrong": wrong,
+        "good": not wrong,
+        "folder": str(chaos.where.folder),
+    }
+    _print(result)
+    return result
+
+
+def _table(blows: Sequence[Blow], pace: Pace) -> list[dict[str, Any]]:
+    rows = []
+    for kind in sorted({blow.kind for blow in blows}):
+        mine = [blow for blow in blows if blow.kind == kind]
+        back = [blow.recovered_s for blow in mine if blow.recovered_s is not None]
+        losses = [loss.tokens for blow in mine for loss in blow.losses]
+        rows.append(
+            {
+                "kind": kind,
+                "kills": len(mine),
+                "recovered": len(back),
+                "recovery_s": median(back) if back else None,
+                "longest_s": max(back) if back else None,
+                "held": len(losses),
+                "lost_mean": mean(losses) if losses else None,
+                "lost_max": max(losses) if losses else None,
+            }
+        )
+    calm = pace.calm_s
+    waits = {
+        "recovered": len(calm),
+        "recovery_s": median(calm) if calm else None,
+        "longest_s": max(calm, default=None),
+    }
+    return [*rows, {"kind": "(nothing)", "kills": 0, **waits, "held": 0, "lost_mean": None, "lost_max": None}]
+
+
+def _print(result: dict[str, Any]) -> None:
+    heads = ("seconds to full speed: median, longest, n", "tokens lost a running sample: mean, max, n")
+    print(f"\n{'kind':15} kills   {heads[0]:40}   {heads[1]}")
+    for row in result["table"]:
+        back = f"{_number(row['recovery_s'])} {_number(row['longest_s'])} {row['recovered']:5}"
+        gone = f"{_number(row['lost_mean'])} {_number(row['lost_max'])} {row['held']:5}" if row["held"] else ""
+        print(f"{row['kind']:15} {row['kills']:5}   {back:40}   {gone}".rstrip())
+    print(
+        f"\n{result['steps']} steps, {result['epochs']:.2f} epochs, {result['samples']:,} samples trained,"
+        f" {result['dropped']} dropped, {result['acknowledged_lost']} acknowledged ones lost;"
+        f" {result['kills']} kills in {result['seconds']:.0f} s (calm: {result['calm_seconds']:.0f} s)"
+    )
+    print(result["audit"])
+    for fault in result["wrong"][:20]:
+        print(f"wrong: {fault}")
+    print(
+        "passed: every sample once, and the same as in the calm run"
+        if result["good"]
+        else f"failed; see {result['folder']}"
+    )
+
+
+def _number(value: float | None) -> str:
+    return "      -" if value is None else f"{value:7.1f}"

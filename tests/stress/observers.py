@@ -1,0 +1,162 @@
+"""What it costs a run to be watched: many emulated workers at a real broker; in turns without, with pages, with top.
+
+A page is what a browser does: it listens to the events, and asks again every 2 s for what its lists show. The server
+is the broker's own, a process beside it. `top` is the command itself, in a terminal of its own. What counts is how
+late the broker's event loop is, its processor time, and how many samples are scored a second, and the processor time
+of `top`; all of it on the same run, so that a change of the machine's mood hits all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from statistics import mean
+from typing import NamedTuple
+
+import aiohttp
+import psutil
+
+from rhymed.bench.actors import Trainer
+from rhymed.bench.broker import PATIENCE_S, ask, cluster, config_of, crowd, prefer, spent_s, until_connected
+from rhymed.config import Config
+from rhymed.dashboard import listen
+from rhymed.run.layout import Places
+from rhymed_store.client import StoreClient
+from tests.stress.terminal import watching
+
+ASKED = ("queues", "lengths", "prompts?sort=reward", "run", "store")
+EVERY_S = 2.0
+SETTLE_S = 2.0
+
+
+class Look(NamedTuple):
+    """What one turn was like for the run."""
+
+    lag_ms: float  # 99th percentile of the broker's event loop, over the last 20 s: longer than a quick turn
+    cpu: float  # cores that the broker took
+    samples_per_s: float  # scored
+
+
+def run(quick: bool) -> dict[str, float]:
+    """Measure, print a table, return the numbers; units are in the names."""
+    workers, pages, seconds, rounds = (64, 5, 5.0, 1) if quick else (256, 5, 21.0, 4)
+    turns = asyncio.run(_turns(workers, pages, seconds, rounds))
+    for name, looks in (("without", turns.without), (f"{pages} pages", turns.pages), ("top", turns.top)):
+        for one in looks:
+            print(f"{name:<8} lag {one.lag_ms:6.1f} ms   broker {one.cpu:5.1%}   {one.samples_per_s:7,.0f} samples/s")
+    results = {"watch/page_bytes_per_s": turns.read / (pages * seconds * rounds)}
+    results |= _ratios("watch/", f"{pages} pages", turns.without, turns.pages)
+    results |= _ratios("watch/top_", "top", turns.without, turns.top)
+    print(f"a page reads {results['watch/page_bytes_per_s'] / 1000:,.0f} kB/s")
+    results |= {"watch/top_cpu": mean(turns.top_cpu), "watch/top_mib": turns.top_mib}
+    low, high = min(turns.top_cpu), max(turns.top_cpu)
+    print(f"top takes {mean(turns.top_cpu):.2%} of a core ({low:.2%} to {high:.2%}), {turns.top_mib:.0f} MiB")
+    return results
+
+
+def _ratios(key: str, name: str, without: list[Look], beside: list[Look]) -> dict[str, float]:
+    found = {}
+    for what in Look._fields:
+        ratios = [getattr(b, what) / getattr(a, what) for a, b in zip(without, beside, strict=True)]
+        found[f"{key}{what}_ratio"] = mean(ratios)
+        print(f"{what:<14} {name} to without: {mean(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})")
+    return found
+
+
+@dataclass
+class Turns:
+    """What was seen, one entry a round."""
+
+    without: list[Look] = field(default_factory=list)
+    pages: list[Look] = field(default_factory=list)
+    top: list[Look] = field(default_factory=list)
+    top_cpu: list[float] = field(default_factory=list)  # cores that `rhymed top` took
+    top_mib: float = 0.0  # its memory, the last time
+    read: int = 0  # bytes, by all pages
+
+
+async def _turns(workers: int, pages: int, seconds: float, rounds: int) -> Turns:
+    tree = config_of(prompts_per_step=2 * workers, group_size=16, steps=1000).model_dump()
+    tree["net"]["http"] = "127.0.0.1:0"
+    turns = Turns()
+    async with cluster(Config.model_validate(tree)) as (where, broker), _working(where, workers):
+        prefer(broker)
+        for _ in range(rounds):
+            turns.without.append(await _look(where, broker, seconds))
+            count = [0]
+            async with _pages(where, pages, count):
+                turns.pages.append(await _look(where, broker, seconds))
+            turns.read += count[0]
+            async with watching(where.broker) as (terminal, top):
+                drawn = terminal.drawn
+                await _top(turns, top, where, broker, seconds)
+                assert terminal.drawn > drawn, "what was measured has drawn"
+    return turns
+
+
+async def _top(turns: Turns, top: psutil.Process, where: Places, broker: psutil.Process, seconds: float) -> None:
+    await asyncio.sleep(SETTLE_S)  # what it takes to start is not what it takes to watch
+    cpu_s, started = spent_s(top), time.monotonic()
+    turns.top.append(await _look(where, broker, seconds))
+    turns.top_cpu.append((spent_s(top) - cpu_s) / (time.monotonic() - started))
+    turns.top_mib = top.memory_info().rss / 2**20
+
+
+@contextlib.asynccontextmanager
+async def _working(where: Places, workers: int) -> AsyncIterator[None]:
+    with crowd(where, workers, processes=2):
+        store = StoreClient(where.store, "actors")
+        try:
+            async with Trainer(where.broker, store, "trainer", work_s=0.1):
+                await until_connected(where, workers + 1)
+                async with asyncio.timeout(PATIENCE_S):
+                    while (await ask(where)).counts.get("trained", 0) == 0:
+                        await asyncio.sleep(0.2)
+                yield
+        finally:
+            store.close()
+
+
+async def _look(where: Places, broker: psutil.Process, seconds: float) -> Look:
+    await asyncio.sleep(SETTLE_S)
+    first, cpu_s, started = await ask(where), spent_s(broker), time.monotonic()
+    await asyncio.sleep(seconds)
+    last, cpu_s, wall_s = await ask(where), spent_s(broker) - cpu_s, time.monotonic() - started
+    scored = last.counts.get("scored", 0) - first.counts.get("scored", 0)
+    return Look(last.lag_ms, cpu_s / wall_s, scored / wall_s)
+
+
+@contextlib.asynccontextmanager
+async def _pages(where: Places, count: int, read: list[int]) -> AsyncIterator[None]:
+    address = listen.read(where.folder)
+    assert address is not None, "the broker's dashboard has started"
+    async with aiohttp.ClientSession(address.url) as session:
+        work = [one(session, read) for one in (_listen, _poll) for _ in range(count)]
+        tasks = [asyncio.ensure_future(one) for one in work]
+        try:
+            yield
+            for task in tasks:
+                if task.done():
+                    task.result()  # a page that failed is no page
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _listen(session: aiohttp.ClientSession, read: list[int]) -> None:
+    async with session.get("events", timeout=aiohttp.ClientTimeout(total=None)) as answer:
+        async for part in answer.content.iter_any():
+            read[0] += len(part)
+
+
+async def _poll(session: aiohttp.ClientSession, read: list[int]) -> None:
+    while True:
+        for name in ASKED:
+            async with session.get(f"api/{name}") as answer:
+                answer.raise_for_status()
+                read[0] += len(await answer.read())
+        await asyncio.sleep(EVERY_S)

@@ -1,0 +1,67 @@
+"""What durability costs a run that nobody disturbs: calm runs with and without it, taking turns.
+
+`saving`: running samples are saved as they grow (`rollout.save_every_s`), against only when they are done.
+`durability`: `store.durability` sync, so that an acknowledgement means it is on disk, against async. Each pair runs
+A B A B; the ratio is that of the median times a step, of whole runs, the first steps left out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from rhymed.config import Rollout
+from rhymed.errors import ConfigError
+from rhymed.run.folder import read_metrics
+from tests.stress.run import Living, Shape
+
+ROUNDS = 2
+WARM = 3  # steps that do not count
+PAIRS: dict[str, tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]]]] = {
+    "saving": (
+        {"rollout": {"save_every_s": Rollout.model_fields["save_every_s"].default}},
+        {"rollout": {"save_every_s": 0}},
+    ),
+    "durability": ({"store": {"durability": "sync"}}, {"store": {"durability": "async"}}),
+}
+
+
+def run(steps: int, rollout: int, reward: int, out: Path | None = None) -> dict[str, Any]:
+    """Steps of each run, workers; `out` keeps the runs."""
+    folder = out or Path(tempfile.mkdtemp(prefix="rhymed-overhead-"))
+    found: dict[str, Any] = {"steps": steps}
+    for name, sides in PAIRS.items():
+        seconds: tuple[list[float], list[float]] = ([], [])
+        for turn in range(ROUNDS):
+            for side, settings in enumerate(sides):
+                shape = _with(Shape(max(steps, WARM + 2), rollout, reward), settings)
+                seconds[side].append(asyncio.run(_time(shape, folder / f"{name}-{turn}-{'ab'[side]}")))
+        durable, bare = median(seconds[0]), median(seconds[1])
+        found[name] = {"with_s": seconds[0], "without_s": seconds[1], "ratio": durable / bare}
+        print(f"{name}: {_list(seconds[0])} s a step with it, {_list(seconds[1])} without: {durable / bare:.3f} x")
+    if out is None:
+        shutil.rmtree(folder)
+    return found
+
+
+def _with(shape: Shape, settings: dict[str, dict[str, Any]]) -> Shape:
+    merged = {section: {**shape.settings.get(section, {}), **given} for section, given in settings.items()}
+    return replace(shape, settings={**shape.settings, **merged})
+
+
+async def _time(shape: Shape, folder: Path) -> float:
+    """Mean seconds a step."""
+    with Living(shape.write(folder, "run")) as run:
+        if await run.ended() != 0:
+            raise ConfigError(f"the run failed:\n{run.tail()}")
+        rows = read_metrics(run.where)[WARM:]
+        return sum(float(row["timing_s/step"]) for row in rows) / len(rows)
+
+
+def _list(seconds: list[float]) -> str:
+    return " ".join(f"{one:.3f}" for one in seconds)

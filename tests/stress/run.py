@@ -1,0 +1,284 @@
+"""A run of the trace engine as real processes, made to be watched: its files, its supervisor, its parts, its pace.
+
+No model: responses are made up, the trainer is `trainer.engine = trace`, so all that is measured is rhymed. The run
+is a `rhymed run` in a process of its own; what is known of it is what anybody could know: process names, the broker's
+answer to GetQueues, and the store's files.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+
+from rhymed.config import Config
+from rhymed.config.load import load_config
+from rhymed.errors import RhymedError
+from rhymed.messages import GetQueues, Queues
+from rhymed.run.layout import Places, places
+from rhymed.wire.sockets import Client
+from rhymed_store.database.tables import Reader
+from rhymed_store.inspect.browse import Browse
+
+REWARD = '''"""A reward that depends on every token."""
+
+import zlib
+
+
+def reward(completions, **columns):
+    return [zlib.crc32(text.encode()) % 1001 / 1000 for text in completions]
+'''
+
+LOOK_S = 0.2
+ASK_S = 1.0
+END_S = 60.0
+ROLES = ("store", "broker", "trainer", "rollout", "reward", "scorer", "engine")
+ENGINE = "EngineCore"  # in the name of the process that vLLM starts for it
+
+
+class Part(NamedTuple):
+    """A process of the run."""
+
+    pid: int
+    name: str  # e.g. rollout-0; a scoring process: scorer; vLLM's: engine
+    role: str  # one of ROLES
+
+
+class Point(NamedTuple):
+    """How far the run is."""
+
+    at: float  # time.monotonic
+    samples: int  # in the store
+    tokens: int  # in the store, and of samples that are being written
+    step: int
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Small samples with a long tail: a few live longer than most processes do."""
+
+    steps: int = 200
+    rollout: int = 3
+    reward: int = 2
+    epochs: float = 3.3  # that the steps go through the dataset
+    prompts: int = 0  # in the dataset; 0: so many that it is gone through `epochs` times
+    settings: dict[str, dict[str, Any]] = field(default_factory=dict)  # by section, over what stands here
+    override: Sequence[str] = ()  # KEY=VALUE, over that
+
+    def config(self, folder: Path, name: str) -> Config:
+        given: dict[str, dict[str, Any]] = {
+            "run": {"name": name, "folder": str(folder)},
+            "data": {"path": str(folder / "rows.jsonl")},
+            "rollout": {
+                "engine": "trace",
+                "workers": self.rollout,
+                "prompts_per_step": 4,
+                "group_size": 4,
+                "max_response_length": 2000,
+                "max_concurrency": 8,
+            },
+            "trace": {
+                "mean_length": 60,
+                "prompt_sigma": 0.9,
+                "sample_sigma": 0.5,
+                "step_s": 0.004,
+                "token_s": 0.0002,
+            },
+            "reward": {"workers": self.reward, "scorer": f"{folder / 'reward.py'}:reward", "processes": 1},
+            "trainer": {"engine": "trace", "steps": self.steps, "epochs": 1_000_000, "checkpoint_every": 5},
+            "schedule": {"heartbeat_s": 0.3, "lost_after_s": 3.0},
+            "store": {"map_gib": 1.0},
+            "net": {"http": ""},
+        }
+        for section, settings in self.settings.items():
+            given[section] = {**given.get(section, {}), **settings}
+        return Config.model_validate(given)
+
+    def write(self, folder: Path, name: str) -> Path:
+        """Dataset, reward and configuration; returns the configuration's file."""
+        folder.mkdir(parents=True, exist_ok=True)
+        file = folder / f"{name}.json"
+        file.write_text(self.config(folder.resolve(), name).model_dump_json())
+        config = load_config(file, list(self.override), {})
+        per_step = config.rollout.prompts_per_step
+        prompts = self.prompts or max(per_step, round(self.steps * per_step / self.epochs))
+        rows = ({"prompt": f"write down {number} things"} for number in range(prompts))
+        (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        (folder / "reward.py").write_text(REWARD)
+        file.write_text(config.model_dump_json(indent=1))
+        return file
+
+
+class Living:
+    """`with Living(config_file) as run: …`: the run goes on beside; leaving the block ends it.
+
+    `prefix`: what its command line begins with, e.g. to run it on another host.
+    """
+
+    def __init__(self, file: Path, prefix: Sequence[str] = ()) -> None:
+        self._file, self._prefix = file, list(prefix)
+        self.config = Config.model_validate_json(file.read_text())
+        self.where: Places = places(self.config)
+        self.output = file.with_suffix(".out")
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Living:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.interrupt()
+
+    def start(self, *, resume: bool = False) -> None:
+        which = ["--resume", str(self.where.folder)] if resume else [str(self._file)]
+        with self.output.open("ab") as stream:
+            self._process = subprocess.Popen(
+                [*self._prefix, sys.executable, "-m", "rhymed", "run", "--plain", *which],
+                stdout=stream,
+                stderr=stream,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+
+    @property
+    def status(self) -> int | None:
+        """Of the supervisor; None: it is alive."""
+        return self._process.poll() if self._process is not None else None
+
+    def wait(self, seconds: float | None = None) -> int | None:
+        """Its exit status, once it has one; None: it still runs after so many seconds."""
+        assert self._process is not None, "it was started"
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(seconds)
+        return self._process.returncode
+
+    async def ended(self) -> int | None:
+        """Its exit status, once it has one."""
+        return await asyncio.to_thread(self.wait)
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None, "it was started"
+        return self._process.pid
+
+    def interrupt(self) -> int | None:
+        """As a person does; returns the exit status."""
+        if self._process is None:
+            return None
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(END_S)
+        if self._process.poll() is None:
+            self.lose_power()
+        return self._process.returncode
+
+    def parts(self) -> list[Part]:
+        """The living processes, but for the supervisor."""
+        with contextlib.suppress(psutil.Error):
+            return [part for child in psutil.Process(self.pid).children(recursive=True) if (part := _part(child))]
+        return []
+
+    def lose_power(self) -> None:
+        """All processes at once, the supervisor first; none has time to notice."""
+        assert self._process is not None, "it was started"
+        with contextlib.suppress(psutil.Error):
+            whole = [psutil.Process(self.pid), *psutil.Process(self.pid).children(recursive=True)]
+            for number in (signal.SIGSTOP, signal.SIGKILL):
+                for process in whole:
+                    send(process.pid, number)
+        self._process.wait()
+
+    @contextlib.contextmanager
+    def browse(self) -> Iterator[Browse]:
+        """The store's files, as they are. Raises `StoreError` while there are none."""
+        with Reader(self.where.database) as reader:
+            yield Browse(reader)
+
+    def tail(self, lines: int = 6) -> str:
+        """What it said last."""
+        return "\n".join(self.output.read_text(errors="replace").splitlines()[-lines:])
+
+
+class Watch:
+    """Looks at a living run five times a second, until it is cancelled."""
+
+    def __init__(self, run: Living) -> None:
+        self._run = run
+        self.points: list[Point] = []
+        self.queues: Queues | None = None  # the newest
+        self.asked_at = 0.0  # when they were
+        self.stored = 0  # samples in the store, at the last look
+        self.lost = 0  # samples that were in the store and are not any more
+
+    async def run(self) -> None:
+        client = Client(self._run.where.broker, peer="broker")
+        try:
+            while True:
+                started = time.monotonic()
+                with contextlib.suppress(RhymedError):
+                    self.queues = (await client.request(GetQueues(), deadline_s=ASK_S)).message
+                    self.asked_at = started
+                with contextlib.suppress(RhymedError, OSError):
+                    self._look()
+                await asyncio.sleep(max(0.0, started + LOOK_S - time.monotonic()))
+        finally:
+            client.close()
+
+    def _look(self) -> None:
+        with self._run.browse() as browse:
+            totals = browse.totals()
+        self.lost += max(0, self.stored - totals.samples)
+        self.stored = totals.samples
+        held = 0
+        if self.queues is not None:
+            held = sum(one.tokens for row in self.queues.workers if row.role == "rollout" for one in row.holding)
+        step = self.queues.step if self.queues is not None else 0
+        self.points.append(Point(time.monotonic(), totals.samples, totals.tokens + held, step))
+
+
+def send(pid: int, number: signal.Signals) -> bool:
+    """False: it is gone."""
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _part(process: psutil.Process) -> Part | None:
+    try:
+        words = " ".join(process.cmdline()).split()
+        if process.status() == psutil.STATUS_ZOMBIE or not words:
+            return None
+    except psutil.Error:
+        return None
+    name = name_of(words)
+    role = name.partition("-")[0]
+    return Part(process.pid, name, role) if role in ROLES else None
+
+
+def name_of(words: Sequence[str]) -> str:
+    """From a command line: of a process that has not yet named itself, of one that has, or of a scoring process."""
+    if any(word.startswith("rhymed_workers.") for word in words):
+        return "scorer"
+    if any(ENGINE in word for word in words):
+        return "engine"
+    if "--name" in words[:-1]:
+        return words[words.index("--name") + 1]
+    if words[0] == "rhymed" and len(words) == 2:
+        return words[1]
+    if words[1:3] == ["-m", "rhymed"] and len(words) > 3:
+        return words[3]
+    return ""

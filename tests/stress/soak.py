@@ -1,0 +1,219 @@
+"""`rhymed bench soak`: a run of the trace engine for an hour or more: does anything grow that should not?
+
+Every few seconds each process is looked at (memory, open files, threads), and broker and store are asked something
+as a worker would ask. What was seen goes to a JSONL file and into a picture. After the warm-up a straight line is
+laid through each curve; a process is flat when its memory grows by less than `MOST_MIB` an hour and its files and
+threads by less than `MOST_EACH`. A soak of less than `LEAST_S` is too short to say so: then only the end is judged.
+The end: the run is interrupted, as a person would, and must say how it goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+
+from rhymed.errors import RhymedError
+from rhymed.messages import GetQueues, GetStoreStats, Message
+from rhymed.wire.sockets import Client
+from tests.stress.run import Living, Part, Shape
+
+EVERY_S = 5.0
+ASK_S = 10.0
+START_S = 60.0
+WARM = 0.2  # of the time: what is loaded, cached and filled once
+MOST_MIB = 8.0  # an hour
+MOST_EACH = 6.0  # open files, threads: an hour
+LEAST_S = 600.0
+MOST_MS = 20.0  # by which an answer may take longer after an hour
+ENDLESS = 100_000_000  # steps
+PROMPTS = 500
+LIMITS = {"rss_mib": MOST_MIB, "files": MOST_EACH, "threads": MOST_EACH}
+
+Row = dict[str, Any]
+
+
+def run(
+    quick: bool,
+    minutes: float | None = None,
+    rollout: int = 3,
+    reward: int = 2,
+    out: Path | None = None,
+    override: Sequence[str] = (),
+) -> dict[str, Any]:
+    """`out`: a folder that keeps the run, `soak.jsonl` and `soak.png`."""
+    minutes = minutes or (0.7 if quick else 60.0)
+    folder = out or Path(tempfile.mkdtemp(prefix="rhymed-soak-"))
+    settings: dict[str, Row] = {"rollout": {"max_response_length": 500}, "store": {"map_gib": 8.0}}
+    shape = Shape(ENDLESS, rollout, reward, prompts=PROMPTS, settings=settings, override=override)
+    rows: list[Row] = []
+    with Living(shape.write(folder, "soak")) as living:
+        asyncio.run(_watch(living, minutes * 60, rows, folder / "soak.jsonl"))
+        died = living.status
+        ended, said = living.interrupt(), living.tail(3)
+    result = judge(rows)
+    result |= {"minutes": minutes, "folder": str(folder), "resumable": ended == 130 and "--resume" in said}
+    result["restarts"] = _restarts(rows)
+    if died is not None:
+        result["wrong"].append(f"the run ended by itself, with status {died}")
+    if not result["resumable"]:
+        result["wrong"].append(f"interrupted, it ended with status {ended} and said: {said}")
+    result["wrong"] += [
+        f"{name} was started again {count} times" for name, count in result["restarts"].items() if count
+    ]
+    result["good"] = not result["wrong"]
+    picture = draw(rows, folder / "soak.png")
+    _print(result, picture)
+    return result
+
+
+async def _watch(living: Living, seconds: float, rows: list[Row], file: Path) -> None:
+    broker = Client(living.where.broker, peer="broker")
+    store = Client(living.where.store, peer="store")
+    try:
+        await _ask(broker, GetQueues(), START_S)
+        started = time.monotonic()
+        with file.open("w") as lines:
+            while time.monotonic() - started < seconds and living.status is None:
+                row: Row = {"at": time.monotonic() - started}
+                row["broker_ms"], queues = await _ask(broker, GetQueues())
+                row["store_ms"], stats = await _ask(store, GetStoreStats())
+                if queues is not None:
+                    row |= {"lag_ms": queues.lag_ms, "step": queues.step}
+                if stats is not None:
+                    row |= {"samples": stats.samples, "commit_ms": stats.commit_ms}
+                row["parts"] = {part.name: seen for part in living.parts() if (seen := _look(part))}
+                rows.append(row)
+                lines.write(json.dumps(row) + "\n")
+                lines.flush()
+                await asyncio.sleep(max(0.0, EVERY_S - (time.monotonic() - started - row["at"])))
+    finally:
+        broker.close()
+        store.close()
+
+
+async def _ask(client: Client, message: Message, deadline_s: float = ASK_S) -> tuple[float | None, Any]:
+    """Milliseconds that the answer took, and the answer; None: there was none."""
+    started = time.perf_counter()
+    with contextlib.suppress(RhymedError):
+        answer = (await client.request(message, deadline_s=deadline_s)).message
+        return 1000 * (time.perf_counter() - started), answer
+    return None, None
+
+
+def _look(part: Part) -> Row | None:
+    """Scoring processes come and go by design, and are not looked at."""
+    with contextlib.suppress(psutil.Error):
+        process = psutil.Process(part.pid)
+        if part.role != "scorer":
+            memory = process.memory_info()
+            return {
+                "pid": part.pid,
+                "rss_mib": (memory.rss - getattr(memory, "shared", 0)) / 2**20,  # what is mapped of files is not ours
+                "files": process.num_fds(),
+                "threads": process.num_threads(),
+            }
+    return None
+
+
+# -- what it comes to -----------------------------------------------------------------------------------------------
+
+
+def judge(rows: Sequence[Row]) -> dict[str, Any]:
+    """Slopes an hour, by process and by question, and what is wrong with them. Pure."""
+    parts: dict[str, dict[str, float]] = {}
+    wrong: list[str] = []
+    long_enough = bool(rows) and rows[-1]["at"] >= LEAST_S
+    for name, seen in sorted(_by_part(rows).items()):
+        parts[name] = {}
+        for key, limit in LIMITS.items():
+            growth = slope([(at, one[key]) for at, one in seen], rows)
+            parts[name] |= {key: float(seen[-1][1][key]), f"{key}_per_hour": growth}
+            if growth > limit and long_enough:
+                wrong.append(f"{name}: {key} grows by {growth:.1f} an hour, at most {limit:g} are allowed")
+    answers: dict[str, dict[str, float]] = {}
+    for key in ("broker_ms", "store_ms", "lag_ms", "commit_ms"):
+        values = [(row["at"], row[key]) for row in rows if row.get(key) is not None]
+        if values:
+            all_ms = np.array([value for _, value in values])
+            growth = slope(values, rows)
+            answers[key] = {"median": float(np.median(all_ms)), "max": float(all_ms.max()), "per_hour": growth}
+            if growth > MOST_MS and long_enough:
+                wrong.append(f"{key} grows by {growth:.1f} ms an hour, at most {MOST_MS:g} are allowed")
+    return {
+        "parts": parts,
+        "answers": answers,
+        "steps": max((row.get("step", 0) for row in rows), default=0),
+        "wrong": wrong,
+    }
+
+
+def slope(values: Sequence[tuple[float, float]], rows: Sequence[Row]) -> float:
+    """An hour, after the warm-up; seconds come in. The median of slopes between far points: outliers do not count."""
+    begin = WARM * rows[-1]["at"]
+    late = [value for value in values if value[0] >= begin]
+    half = len(late) // 2
+    pairs = zip(late[:half], late[len(late) - half :], strict=True)
+    slopes = [(y2 - y1) / (x2 - x1) for (x1, y1), (x2, y2) in pairs if x2 > x1]
+    return 3600 * float(np.median(slopes)) if slopes else 0.0
+
+
+def _by_part(rows: Sequence[Row]) -> Mapping[str, list[tuple[float, Row]]]:
+    found: dict[str, list[tuple[float, Row]]] = defaultdict(list)
+    for row in rows:
+        for name, seen in row["parts"].items():
+            found[name].append((row["at"], seen))
+    return found
+
+
+def _restarts(rows: Sequence[Row]) -> dict[str, int]:
+    return {name: len({one["pid"] for _, one in seen}) - 1 for name, seen in sorted(_by_part(rows).items())}
+
+
+def draw(rows: Sequence[Row], path: Path) -> Path | None:
+    """None without matplotlib."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        return None
+    figure = Figure(figsize=(9, 9), layout="constrained")
+    axes = figure.subplots(4, 1, sharex=True)
+    for axis, key, label in zip(axes, LIMITS, ("memory, MiB", "open files", "threads"), strict=False):
+        for name, seen in sorted(_by_part(rows).items()):
+            axis.plot([at / 60 for at, _ in seen], [one[key] for _, one in seen], label=name, linewidth=1)
+        axis.set(ylabel=label)
+    axes[0].legend(frameon=False, ncols=4, fontsize="small")
+    for key in ("broker_ms", "store_ms", "lag_ms"):
+        known = [row for row in rows if row.get(key) is not None]
+        axes[3].plot([row["at"] / 60 for row in known], [row[key] for row in known], label=key, linewidth=1)
+    axes[3].set(ylabel="milliseconds", yscale="log", xlabel="minutes")
+    axes[3].legend(frameon=False, ncols=3, fontsize="small")
+    for axis in axes:
+        axis.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=120)
+    return path
+
+
+def _print(result: Row, picture: Path | None) -> None:
+    print(f"{'process':12} {'MiB':>8} {'an hour':>8} {'files':>6} {'an hour':>8} {'threads':>8} {'an hour':>8}")
+    for name, seen in result["parts"].items():
+        print(
+            f"{name:12} {seen['rss_mib']:8.1f} {seen['rss_mib_per_hour']:+8.1f} {seen['files']:6.0f}"
+            f" {seen['files_per_hour']:+8.1f} {seen['threads']:8.0f} {seen['threads_per_hour']:+8.1f}"
+        )
+    for name, seen in result["answers"].items():
+        print(f"{name}: median {seen['median']:.2f}, longest {seen['max']:.1f}, {seen['per_hour']:+.2f} an hour")
+    print(f"{result['steps']} steps in {result['minutes']:g} minutes")
+    for fault in result["wrong"]:
+        print(f"wrong: {fault}")
+    flat = "flat" if result["minutes"] * 60 >= LEAST_S else "nothing wrong, and too short to tell more"
+    print(f"{flat if result['good'] else 'not passed'}; see {picture or result['folder']}")

@@ -1,0 +1,386 @@
+"""Mistakes that people make, through the real command: what the terminal says, where, and with which exit status."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+import zmq
+
+from rhymed.cli import main
+from rhymed.config.load import load_config
+from rhymed.launch.supervisor import FULL_BYTES
+from rhymed.messages import PROTOCOL, Join
+from rhymed.run.layout import places
+from rhymed.wire.sockets import Client
+
+REWARD = """
+def good(completions, **columns):
+    return [float(len(text)) for text in completions]
+def raises(completions, **columns):
+    raise KeyError("colour")
+def hangs(completions, **columns):
+    while True:
+        pass
+def count(completions, **columns):
+    return [1.0, 2.0]
+def nan(completions, **columns):
+    return [float("nan")]
+def nothing(completions, **columns):
+    return None
+def words(completions, **columns):
+    return ["good"]
+"""
+
+CONFIG = """
+[run]
+name = "bad"
+folder = "{folder}/runs"
+[model]
+path = "{model}"
+dtype = "float32"
+[data]
+path = "{folder}/rows.jsonl"
+[rollout]
+engine = "trace"
+prompts_per_step = 2
+group_size = 2
+max_prompt_length = 32
+max_response_length = 8
+[trace]
+mean_length = 4
+step_s = 0.005
+vocabulary = 258
+[reward]
+scorer = "{folder}/reward.py:good"
+processes = 1
+[trainer]
+epochs = 1
+threads = 1
+[schedule]
+heartbeat_s = 0.3
+lost_after_s = 20
+[store]
+map_gib = 0.1
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path, tiny_model: Path) -> Path:
+    (tmp_path / "reward.py").write_text(REWARD)
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"prompt": f"say {n}"}) + "\n" for n in range(4)))
+    file = tmp_path / "bad.toml"
+    file.write_text(CONFIG.format(folder=tmp_path, model=tiny_model))
+    return file
+
+
+def rhymed(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "rhymed", *map(str, arguments)]
+    return subprocess.run(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=200, env=os.environ
+    )
+
+
+def run(config: Path, *changes: str, status: int = 2) -> str:
+    options = [word for change in changes for word in ("-o", change)]
+    done = rhymed("run", "--plain", config, *options)
+    assert done.returncode == status, done.stdout
+    assert "Traceback" not in done.stdout
+    return done.stdout
+
+
+def refused(config: Path, *changes: str) -> str:
+    """What a run says that is refused before anything starts. In this process: many starts of Python take minutes."""
+    said = io.StringIO()
+    options = [word for change in changes for word in ("-o", change)]
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        assert main(["run", "--plain", str(config), *options]) == 2, said.getvalue()
+    return said.getvalue()
+
+
+# Settings
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("trainer.lrr=1", r"-o trainer.lrr=1: unknown key trainer.lrr; did you mean lr?"),
+        ("trainr.lr=1", "-o trainr.lr=1: unknown section trainr; did you mean trainer?"),
+        ("trainer.epochs=two", "trainer.epochs = 'two': a whole number is needed"),
+        ("rollout.top_p=0", "rollout.top_p = 0: it must be greater than 0"),
+        ("trainer.minibatches=3", "does not divide the 4 samples of a step"),
+        ("rollout.max_response_length=900", "has a context of 512 tokens, less than rollout.max_prompt_length"),
+        ("model.path=no/such", "model.path = 'no/such'"),
+        ("run.folder=/dev/null", "run.folder: /dev/null is a file"),
+    ],
+)
+def test_settings(config: Path, change: str, said: str) -> None:
+    assert said in refused(config, change)
+    assert not (config.parent / "runs").exists()
+
+
+def test_what_is_no_configuration(config: Path) -> None:
+    binary = config.parent / "binary"
+    binary.write_bytes(b"\x7fELF\xff\xfe")
+    assert "Is a directory; name a TOML file" in refused(config.parent)
+    assert "not UTF-8 text" in refused(binary)
+    assert "No such file or directory (seen from" in refused(config.parent / "none.toml")
+
+
+# Data
+
+
+def damaged(kind: str, rows: bytes) -> bytes:
+    import gzip
+
+    made: dict[str, Callable[[], bytes]] = {
+        "gzip": lambda: gzip.compress(rows),
+        "utf16": lambda: rows.decode().encode("utf-16"),
+        "rubbish": lambda: bytes(range(128, 256)),
+        "array": lambda: b"[\n" + b",\n".join(rows.splitlines()) + b"\n]",
+        "csv": lambda: b"prompt,answer\nsay 1,2\n",
+        "pretty": lambda: json.dumps({"prompt": "x"}, indent=1).encode(),
+        "pointer": lambda: b"version https://git-lfs.github.com/spec/v1\n",
+        "empty": lambda: b"",
+        "column": lambda: rows.replace(b'"prompt"', b'"words"'),
+        "copies": lambda: b'{"prompt": "same"}\n' * 5,
+        "long": lambda: rows + json.dumps({"prompt": "x" * 50}).encode(),
+        "number": lambda: rows + b'{"prompt": 3}\n',
+    }
+    return made[kind]()
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("gzip", "is compressed with gzip: unpack it first"),
+        ("utf16", "is UTF-16 text: write it as UTF-8 first"),
+        ("rubbish", "line 1: not UTF-8 text"),
+        ("array", "this looks like one JSON array; write one object a line"),
+        ("csv", "line 1: not JSON (Expecting value, column 1): this looks like CSV (prompt,answer)"),
+        ("pretty", "this looks like JSON over several lines; write one object a line"),
+        ("pointer", "is a Git LFS pointer, not the data: run `git lfs pull`"),
+        ("empty", "the dataset is empty"),
+        ("column", "line 1: no column 'prompt'"),
+        ("copies", "4 of 5 rows are exact copies of others"),
+        ("long", "line 5: the prompt has 50 tokens, more than rollout.max_prompt_length = 32"),
+        ("number", "line 5: prompt is 3; it must be a string or a list of {role, content}"),
+    ],
+)
+def test_data(config: Path, kind: str, said: str) -> None:
+    rows = config.parent / "rows.jsonl"
+    rows.write_bytes(damaged(kind, rows.read_bytes()))
+    out = refused(config)
+    assert said in out
+    assert str(rows) in out
+
+
+def test_names_that_promise_another_kind_of_file(config: Path) -> None:
+    import pyarrow
+    from pyarrow import parquet
+
+    rows = config.parent / "rows.jsonl"
+    wrong = config.parent / "rows.parquet"
+    shutil.copy(rows, wrong)
+    assert "it looks like JSON: set data.source to 'jsonl'" in refused(config, f"data.path={wrong}")
+    parquet.write_table(pyarrow.table({"prompt": ["a"]}), rows)
+    assert "is a parquet file: set data.source to 'parquet'" in refused(config)
+
+
+# Model
+
+
+def test_model_folders(config: Path, tiny_model: Path) -> None:
+    for part, said in (("tokenizer.json", "has no tokenizer.json"), ("model.safetensors", "has no weights")):
+        folder = config.parent / f"without-{part}"
+        shutil.copytree(tiny_model, folder)
+        (folder / part).unlink()
+        out = refused(config, f"model.path={folder}")
+        assert f"{folder} {said}" in out
+
+
+def test_a_chat_without_a_template_is_told(config: Path) -> None:
+    rows = [{"prompt": [{"role": "user", "content": f"say {n}"}]} for n in range(4)]
+    (config.parent / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    done = rhymed("check", "--no-generate", config, "-o", "rollout.engine=vllm", "-o", "rollout.kv_cache_gib=0.1")
+    said = " ".join(done.stdout.split())
+    assert "has no chat template, so messages are joined by blank lines" in said
+    assert "model.chat_template" in said
+
+
+# Rewards
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("raises", "raises raised KeyError: 'colour' ({file}, line 5)"),
+        ("hangs", "hangs took longer than reward.timeout_s = 0.5 s and was killed, at {file}, line"),
+        ("count", "count ({file}, line 9) returned 2 rewards for 1 completion"),
+        ("nan", "nan ({file}, line 11) returned nan: a reward must be finite"),
+        ("nothing", "nothing ({file}, line 13) returned None"),
+        ("words", "words ({file}, line 15) returned 'good' (str) where a number is due"),
+        ("lost", "{file} has no function 'lost'; it has: good, raises"),
+    ],
+)
+def test_rewards_are_refused_before_the_run_where_the_right_answer_fails(config: Path, name: str, said: str) -> None:
+    file = config.parent / "reward.py"
+    rows = [{"prompt": f"say {n}", "answer": str(n)} for n in range(4)]
+    (config.parent / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    out = refused(config, f"reward.scorer={file}:{name}", f"reward.timeout_s={0.5 if name == 'hangs' else 60}")
+    assert said.format(file=file) in out
+    assert not (config.parent / "runs").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_reward_that_fails_for_nonsense_is_a_warning_then_the_end(config: Path) -> None:
+    out = run(config, f"reward.scorer={config.parent}/reward.py:raises", "trainer.epochs=20")
+    warning, end = out.index("warning  reward: scoring 'banana'"), out.index("run failed: reward-0 ended")
+    assert warning < out.index("starting store") < end
+    assert "and never worked; the first error: raises raised KeyError" in out
+    assert f"go on with: rhymed run --resume {config.parent}/runs/bad" in out
+
+
+# Places and other processes
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_resume_with_other_settings_is_refused_and_changes_nothing(config: Path) -> None:
+    folder = config.parent / "runs" / "bad"
+    run(config, "trainer.steps=1", status=0)
+    before = (folder / "config.json").read_text()
+    done = rhymed("run", "--plain", "--resume", folder, "-o", "run.seed=7", "-o", "trainer.steps=2")
+    assert done.returncode == 2
+    assert "belongs to another run: run.seed = 7 (it was 0)" in done.stdout
+    assert (folder / "config.json").read_text() == before
+    assert rhymed("run", "--plain", "--resume", folder, "-o", "trainer.steps=2").returncode == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_living_run_keeps_strangers_out_and_goes_on(config: Path) -> None:
+    folder = config.parent / "runs" / "bad"
+    command = [sys.executable, "-m", "rhymed", "run", "--plain", str(config), "-o", "trainer.epochs=10000"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as living:
+        try:
+            assert living.stdout is not None
+            until(living.stdout, "1/20000")
+            second = rhymed("run", "--resume", folder)
+            assert (second.returncode, "is in use by a running `rhymed run`" in second.stdout) == (2, True)
+            assert "is open in another store process" in rhymed("store", folder / "config.json").stdout
+            assert "is served by a living process" in rhymed("broker", folder / "config.json").stdout
+            rubbish(load_config(folder / "config.json"))
+            log, end = folder / "logs" / "broker.log", time.monotonic() + 60
+            while "message without a readable envelope" not in log.read_text():
+                assert time.monotonic() < end, "the broker said nothing of it"
+                time.sleep(0.05)
+            for _ in range(5):
+                until(living.stdout, "/20000")
+        finally:
+            living.terminate()
+            rest, _ = living.communicate(timeout=60)
+    assert "interrupted; go on with: rhymed run --resume" in rest
+
+
+def until(stream: object, text: str) -> None:
+    for line in stream:  # type: ignore[attr-defined]
+        if text in line:
+            return
+    pytest.fail(f"the run ended before it said {text!r}")
+
+
+def rubbish(config: object) -> None:
+    where = places(config)  # type: ignore[arg-type]
+    with zmq.Context() as context:
+        for address in (where.broker, where.store, where.weights):
+            with context.socket(zmq.DEALER) as socket:
+                socket.linger = 30_000
+                socket.connect(address)
+                socket.send(b"rubbish")
+                socket.send_multipart([os.urandom(50) for _ in range(4)])
+                socket.send(bytes(30 << 20))
+
+
+async def test_another_protocol_version_is_told_to_who_joins(tmp_path: Path) -> None:
+    from rhymed.config import Config
+    from rhymed.errors import MalformedMessage
+    from rhymed_broker.service import BrokerService
+
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"prompt": f"say {n}"}) + "\n" for n in range(8)))
+    config = Config.model_validate({"run": {"folder": str(tmp_path)}, "data": {"path": str(tmp_path / "rows.jsonl")}})
+    where = places(config)
+    async with BrokerService(config, where).running():
+        client = Client(where.broker, "old", peer="broker")
+        join = Join(worker="old", role="reward", host="h", pid=1, slots=1, protocol=PROTOCOL - 1)
+        with pytest.raises(MalformedMessage, match=r"this broker .*: install the same release"):
+            await client.request(join, deadline_s=20)
+        client.close()
+
+
+# Disk
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_full_map_holds_the_run_and_more_room_lets_it_go_on(config: Path) -> None:
+    folder = config.parent / "runs" / "bad"
+    command = [sys.executable, "-m", "rhymed", "run", "--plain", str(config)]
+    for change in ("store.map_gib=0.0002", "trainer.epochs=10000", "rollout.group_size=64"):
+        command += ["-o", change]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        said, end = folder / "logs" / "store.log", time.monotonic() + 150
+        while not (said.exists() and "raise store.map_gib" in said.read_text()):
+            assert process.poll() is None, "a store without room waits for some"
+            assert time.monotonic() < end
+            time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=100)
+    steps = len((folder / "metrics.jsonl").read_text().splitlines())
+    assert steps > 0
+    resumed = rhymed(
+        "run", "--plain", "--resume", folder, "-o", "store.map_gib=0.1", "-o", f"trainer.steps={steps + 3}"
+    )
+    assert resumed.returncode == 0, resumed.stdout
+    trained = [msgspec.json.decode(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert sorted(set(trained)) == list(range(steps + 3))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_full_disk_ends_the_run_in_words(config: Path) -> None:
+    disk = config.parent / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(disk)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("mounting needs privileges")
+    command = [sys.executable, "-m", "rhymed", "run", "--plain", str(config), "-o", f"run.folder={disk}"]
+    command += ["-o", "trainer.epochs=10000", "-o", "store.map_gib=0.002"]
+    try:
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+            assert process.stdout is not None
+            until(process.stdout, "1/20000")
+            with (disk / "ballast").open("wb") as ballast:
+                ballast.write(bytes(shutil.disk_usage(disk).free - FULL_BYTES))
+            out, _ = process.communicate(timeout=150)
+        assert process.returncode == 2, out
+        assert "full" in out.partition("run failed: ")[2]
+        assert "Traceback" not in out
+        (disk / "ballast").unlink()
+        steps = max(json.loads(line)["step"] for line in (disk / "bad/metrics.jsonl").read_text().splitlines()[:-1])
+        resumed = rhymed("run", "--plain", "--resume", disk / "bad", "-o", f"trainer.steps={steps + 5}")
+        assert resumed.returncode == 0, resumed.stdout
+    finally:
+        subprocess.run(["umount", str(disk)], check=False)

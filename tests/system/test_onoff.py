@@ -1,0 +1,131 @@
+"""However rollouts are made fast, it is one and the same training: same samples, losses and weights.
+
+Whole runs of `rhymed run` in float32: plain and synchronous on one worker; with drafts in every step, whether they
+pay or not; and on two workers that write every step ahead of its weights.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rhymed_store.database.tables import Reader
+from rhymed_store.inspect.browse import Browse
+
+pytest.importorskip("vllm")
+torch = pytest.importorskip("torch")
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+STEPS, PROMPTS, GROUP = 10, 4, 4  # two steps an epoch: every prompt comes back four times
+LR = 1e-3
+LOSSES = re.compile(r"(actor|mismatch_kl|response_length|staleness)/.*|reward/(mean|std|flat_groups)")
+"""Metrics of the samples and of the update; the rest are of the clock, or sums in the order of arrival."""
+
+REWARD = "def reward(completions, **columns): return [min(1.0, len(set(text)) / 20) for text in completions]"
+
+CONFIG = """
+run.folder = "{folder}"
+model.path = "{folder}/model"
+model.dtype = "float32"
+data.path = "{folder}/rows.jsonl"
+data.source = "jsonl"
+rollout.prompts_per_step = {prompts}
+rollout.group_size = {group}
+rollout.max_prompt_length = 32
+rollout.max_response_length = 24
+rollout.kv_cache_gib = 0.2
+drafts.budget = "fixed" # all that is found is verified; the default drafts only where this machine gains by it
+reward.scorer = "{folder}/reward.py:reward"
+reward.processes = 1
+trainer.epochs = 5
+trainer.lr = {lr}
+trainer.threads = 1
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path, tiny_model: Path) -> Path:
+    """Weights are enlarged: as it is, the tiny model is too even to say anything twice, and no draft were right."""
+    from transformers import AutoTokenizer, LlamaForCausalLM
+
+    model = LlamaForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.ndim == 2:
+                weight.mul_(25)
+    model.save_pretrained(tmp_path / "model")
+    AutoTokenizer.from_pretrained(tiny_model).save_pretrained(tmp_path / "model")
+    (tmp_path / "reward.py").write_text(REWARD)
+    rows = [json.dumps({"prompt": f"count to {number}"}) for number in range(2 * PROMPTS)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(rows))
+    file = tmp_path / "run.toml"
+    file.write_text(CONFIG.format(folder=tmp_path, prompts=PROMPTS, group=GROUP, lr=LR))
+    return file
+
+
+def run(config: Path, name: str, *options: str) -> Path:
+    command = [sys.executable, "-m", "rhymed", "run", "--plain", str(config)]
+    command += [part for option in (f"run.name={name}", *options) for part in ("-o", option)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return config.parent / name
+
+
+def samples(folder: Path) -> dict[str, tuple[list[int], float | None]]:
+    """Tokens and reward of every sample in the run's store."""
+    with Reader(folder / "store") as reader:
+        browse = Browse(reader)
+        found = [response for prompt in browse.ids() for response in browse.responses(prompt)]
+    return {str(one.info.id): (one.tokens.tolist(), one.info.reward) for one in found}
+
+
+def metrics(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def losses(rows: list[dict[str, Any]]) -> list[dict[str, float]]:
+    return [{name: value for name, value in row.items() if LOSSES.fullmatch(name)} for row in rows]
+
+
+def same_training(config: Path, one: Path, plain: Path) -> None:
+    """To the last bit. The trainer adds up in the order of the samples' names, not of their arrival. The engine's
+    log-probs, which weigh tokens in the loss, do not depend on the batch either: oneDNN's products of packed float32
+    weights give a row the same bits among any number of others, verified drafts included.
+    """
+    from safetensors.numpy import load_file
+
+    assert [row["step"] for row in metrics(one)] == [row["step"] for row in metrics(plain)] == list(range(STEPS))
+    assert len(samples(one)) == STEPS * PROMPTS * GROUP
+    assert samples(one) == samples(plain)
+    assert losses(metrics(one)) == losses(metrics(plain))
+    assert all({"actor/loss", "actor/grad_norm", "mismatch_kl/mean"} <= row.keys() for row in losses(metrics(plain)))
+
+    folders = [config.parent / "model", *(made / "checkpoints" / f"step-{STEPS:06d}" for made in (one, plain))]
+    start, first, second = (load_file(folder / "model.safetensors") for folder in folders)
+    assert start.keys() == first.keys() == second.keys()
+    for name, trained in first.items():
+        assert np.abs(trained - start[name]).max() > LR, f"{name} was trained"
+        np.testing.assert_array_equal(trained, second[name], err_msg=name)
+
+
+def test_neither_drafts_nor_the_schedule_change_a_sample_a_loss_or_a_weight(config: Path) -> None:
+    plain = run(config, "plain", "drafts.method=none", "schedule.policy=fifo")
+    assert not any(name.startswith(("rollout/spec_", "rollout/ahead_")) for row in metrics(plain) for name in row)
+
+    drafted = run(config, "drafted")
+    same_training(config, drafted, plain)
+    accepted = sum(row["rollout/spec_accepted"] for row in metrics(drafted)[2:])
+    assert accepted > 10, "drafts of earlier epochs were right"
+
+    ahead = run(config, "ahead", "schedule.run_ahead=1", "rollout.workers=2", "rollout.max_concurrency=12")
+    same_training(config, ahead, plain)
+    rows = metrics(ahead)
+    assert sum("rollout/ahead_tokens" in row for row in rows) >= STEPS // 2, "most steps were written ahead"
+    assert any(row.get("rollout/ahead_kept_ratio", 0) > 0 for row in rows), "some of it is the same under new weights"

@@ -1,0 +1,116 @@
+"""Both ends of the shared record; the writer in a process of its own. What is wrapped of vLLM: see test_vllm."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rhymed_workers.engines.activity import BUSY, KINDS, Beat, Pulse, kind_of
+
+WRITER = """
+import select, sys, time
+from pathlib import Path
+from rhymed_workers.engines.activity import KINDS, Beat
+began = last = time.monotonic()
+beat = Beat(Path(sys.argv[1]))
+idle = longest = 0.0
+print(began, flush=True)
+while not select.select([sys.stdin], [], [], 0)[0]:
+    for kind in range(len(KINDS)):
+        beat.enter(kind)
+        now = time.monotonic()
+        longest = max(longest, now - last)
+        idle += now - last if kind < 2 else 0.0
+        last = now
+whole = time.monotonic() - began
+beat.enter(0)
+print(whole, idle, longest, flush=True)
+"""
+"""Until its input ends. Tells when it began; at the end: how long that was, how much of it it was idle, at the most,
+and the longest time between two records.
+"""
+
+
+@pytest.fixture
+def pulse() -> Any:
+    pulse = Pulse()
+    yield pulse
+    pulse.close()
+    assert not pulse.path.exists()
+
+
+def test_seconds_of_the_present_activity_count_up_to_now(pulse: Pulse) -> None:
+    assert Path(pulse.path).stat().st_mode & 0o077 == 0, "nobody else may write it"
+    began = time.monotonic()
+    beat = Beat(pulse.path)
+    assert set(pulse.seconds()) == set(BUSY)
+    assert sum(pulse.seconds().values()) == 0
+    beat.enter(KINDS.index("verify"))
+    time.sleep(0.05)
+    first = pulse.seconds()
+    assert first["verify"] >= 0.05
+    before = beat.enter(KINDS.index("draft"))
+    assert beat.enter(before) == KINDS.index("draft")
+    beat.enter(KINDS.index("idle"))
+    assert not pulse.path.exists(), "nothing is left behind by who is killed"
+    last = pulse.seconds()
+    time.sleep(0.02)
+    assert pulse.seconds() == last, "idle is not busy"
+    assert first["verify"] <= last["verify"] <= time.monotonic() - began
+
+
+def test_a_reader_never_sees_half_a_record(pulse: Pulse) -> None:
+    command = [sys.executable, "-c", WRITER, str(pulse.path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as writer:
+        assert writer.stdout is not None
+        began, back, late = float(writer.stdout.readline()), 0.0, 0.0
+        before = pulse.seconds()
+        until = time.monotonic() + 0.5
+        for look in itertools.count():
+            asked, told, now = time.monotonic(), pulse.seconds(), time.monotonic()
+            back, late = max(back, *(before[name] - told[name] for name in BUSY)), max(late, now - asked)
+            assert sum(told.values()) <= now - began + 1e-3
+            before = told
+            if look > 1000 and now > until:
+                break
+        whole, idle, longest = map(float, writer.communicate(timeout=60)[0].split())
+    assert back <= longest + late + 1e-3, "a reader is ahead by what either end was stopped, and no more"
+    assert whole - idle - 1e-3 <= sum(pulse.seconds().values()) <= time.monotonic() - began
+
+
+def test_where_nobody_writes_a_request_counts_as_decoding(pulse: Pulse) -> None:
+    assert pulse.seconds() == {"decode": 0}
+    with pulse.working(), pulse.working():
+        time.sleep(0.01)
+    told = pulse.seconds()["decode"]
+    assert told >= 0.01
+    assert pulse.seconds() == {"decode": told}
+
+
+def step(scheduled: dict[str, int], drafts: dict[str, list[int]] | None = None) -> Any:
+    return SimpleNamespace(
+        total_num_scheduled_tokens=sum(scheduled.values()),
+        num_scheduled_tokens=scheduled,
+        scheduled_spec_decode_tokens=drafts or {},
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "kind"),
+    [
+        (step({}), "idle"),
+        (step({"a": 1, "b": 1}), "decode"),
+        (step({"a": 4, "b": 1}, {"a": [7, 8, 9]}), "verify"),
+        (step({"a": 4, "b": 1}), "prefill"),
+        (step({"a": 4, "b": 20}, {"a": [7, 8, 9]}), "prefill"),
+    ],
+)
+def test_what_a_step_does(given: Any, kind: str) -> None:
+    assert KINDS[kind_of(given)] == kind

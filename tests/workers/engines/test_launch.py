@@ -1,0 +1,57 @@
+"""What the configuration says of drafts, as the plug-in in the engine reads it; and what an engine leaves behind."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rhymed.config import Config
+from rhymed.histospec.settings import Settings, read_settings
+from rhymed_workers.engines.launch import LOGGING, _speculation, end_children, environment
+
+
+def given(**sections: Any) -> dict[str, Any]:
+    return _speculation(Config.model_validate(sections))
+
+
+def test_drafts_are_on_from_the_start() -> None:
+    settings = given()
+    assert settings["speculative_config"]["num_speculative_tokens"] == 32
+    assert settings["speculative_config"]["model"] == "rhymed.histospec.proposer.HistoSpec"
+    assert read_settings(settings["additional_config"]) == Settings()
+
+
+@pytest.mark.parametrize("budget", ["rate", "aimd", "fixed"])
+@pytest.mark.parametrize("matching", ["history", "paper"])
+def test_every_choice_reaches_the_engine(budget: str, matching: str) -> None:
+    drafts = {"budget": budget, "matching": matching, "memory_mib": 64, "max_length": 7}
+    settings = given(drafts=drafts, rollout={"sampler": "vllm"})
+    assert settings["speculative_config"]["num_speculative_tokens"] == 7
+    read = read_settings(settings["additional_config"])
+    assert (read.budget, read.matching, read.memory_mib, read.keyed) == (budget, matching, 64, False)
+
+
+def test_plain_decoding_has_no_speculation_and_keeps_its_noise() -> None:
+    settings = given(drafts={"method": "none"})
+    assert "speculative_config" not in settings
+    assert read_settings(settings["additional_config"]).keyed
+
+
+def test_nothing_is_left_for_other_processes_to_look_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "environ", {name: value for name, value in os.environ.items() if name != LOGGING})
+    environment()
+    file = Path(os.environ[LOGGING])
+    assert file.exists()
+    end_children()
+    assert LOGGING not in os.environ
+    assert not file.exists()
+
+
+def test_what_a_user_has_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "environ", {**os.environ, LOGGING: "/somewhere/mine.json"})
+    environment()
+    end_children()
+    assert os.environ[LOGGING] == "/somewhere/mine.json"

@@ -1,0 +1,325 @@
+"""A real engine on a tiny model with random weights, against a forward pass by transformers in float32."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import pytest_asyncio
+
+from rhymed.config import Config
+from rhymed.errors import DataError, EngineError
+from rhymed.histospec.drafts.yields import accepted
+from rhymed.messages import SampleId
+from rhymed_workers.engines.base import Output, Task, sampling_for
+
+pytest.importorskip("vllm")
+torch = pytest.importorskip("torch")
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(400),
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.filterwarnings("ignore"),  # vLLM's and torch's own
+]
+
+PROMPT = [40, 41, 42, 43, 44, 45, 46, 47]
+EOS = 1
+
+
+def config(model: Path, **rollout: Any) -> Config:
+    rollout = {"max_prompt_length": 64, "max_response_length": 160, "max_concurrency": 16, **rollout}
+    rollout.setdefault("kv_cache_gib", 0.25)
+    return Config.model_validate({"model": {"path": str(model), "dtype": "float32"}, "rollout": rollout})
+
+
+@pytest.fixture(scope="module")
+def versions(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Weight files of three versions: the model's own, and two that are far from it."""
+    from safetensors.torch import load_file, save_file
+
+    folder = tmp_path_factory.mktemp("versions")
+    base = load_file(tiny_model / "model.safetensors")
+    paths = []
+    for version in range(3):
+        generator = torch.Generator().manual_seed(version)
+        noise = 0.0 if version == 0 else 0.1
+        moved = {n: t + noise * torch.randn(t.shape, generator=generator) for n, t in base.items()}
+        paths.append(folder / f"v{version}.safetensors")
+        save_file(moved, paths[-1])
+    return paths
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def engine(tiny_model: Path) -> AsyncIterator[Any]:
+    from rhymed_workers.engines.vllm import VllmEngine
+
+    engine = VllmEngine(config(tiny_model, temperature=0.7, top_k=50, top_p=0.9), tiny_model)
+    await engine.open()
+    yield engine
+    await engine.close()
+
+
+def task(
+    engine: Any, index: int, *, step: int = 0, prompt: list[int] | None = None, carried: Sequence[int] = ()
+) -> Task:
+    id = SampleId(step=step, prompt="0123456789abcdef", index=index)
+    return Task(id, prompt or PROMPT, sampling_for(engine._config, id), carried)
+
+
+def expected(model: Path, weights: Path, output: Output, rollout: Any, start: int = 0) -> np.ndarray:
+    """Log-probs of the output's tokens from `start` on under the processed distribution of these weights."""
+    from safetensors.torch import load_file
+    from transformers import LlamaForCausalLM
+
+    network = LlamaForCausalLM.from_pretrained(model, dtype=torch.float32)
+    network.load_state_dict(load_file(weights), strict=False)
+    tokens = torch.tensor([*PROMPT, *output.tokens.tolist()])
+    with torch.no_grad():
+        logits = network(tokens[None]).logits[0, len(PROMPT) - 1 : -1] / rollout.temperature
+    top = logits.topk(rollout.top_k).values[:, -1:]
+    logits = logits.masked_fill(logits < top, -torch.inf)
+    ordered, order = logits.sort(dim=-1)
+    outside = ordered.softmax(-1).cumsum(-1) <= 1 - rollout.top_p
+    outside[:, -1] = False
+    logits = logits.masked_fill(outside.scatter(1, order, outside), -torch.inf)
+    chosen = logits.log_softmax(-1).gather(1, tokens[len(PROMPT) :, None])[:, 0]
+    return chosen.numpy()[start:]
+
+
+async def test_logprobs_are_those_of_the_sampled_distribution_after_each_load(
+    engine: Any, tiny_model: Path, versions: list[Path]
+) -> None:
+    for version, path in enumerate(versions):
+        splits = await engine.load(version, path)
+        assert set(splits) == {"pause", "load", "finish", "reset", "resume"}
+        outputs = await asyncio.gather(*(engine.generate(task(engine, index)) for index in range(4)))
+        for output in outputs:
+            assert output.versions == [(version, len(output.tokens))]
+            reference = expected(tiny_model, path, output, engine._config.rollout)
+            np.testing.assert_allclose(output.logprobs, reference, atol=2e-4)
+
+
+async def test_what_runs_can_be_read_as_it_grows(engine: Any) -> None:
+    asked = [task(engine, index, step=7) for index in range(3)]
+    ids = [one.id for one in asked]
+    seen: list[dict[SampleId, Any]] = []
+    running = asyncio.gather(*(engine.generate(one) for one in asked))
+    while not running.done():
+        seen.append({id: part.tolist() for id, part in engine.written(dict.fromkeys(ids, 0)).items()})
+        await asyncio.sleep(0.005)
+    whole = dict(zip(ids, [output.tokens.tolist() for output in await running], strict=True))
+    for look in seen:
+        for id, part in look.items():
+            assert part == whole[id][: len(part)]
+    assert any(0 < len(part) < len(whole[id]) for look in seen for id, part in look.items())
+    assert engine.written(dict.fromkeys(ids, 0)) == {}, "it is in the engine no longer"
+
+
+async def test_a_sample_is_drawn_from_its_own_seed(engine: Any) -> None:
+    first, again, sibling = [await engine.generate(task(engine, index)) for index in (5, 5, 6)]
+    assert first.tokens.tolist() == again.tokens.tolist()
+    assert first.tokens.tolist() != sibling.tokens.tolist()
+
+
+async def test_ends_at_the_limit_or_at_the_end_token(engine: Any) -> None:
+    jobs = [task(engine, index, step=1) for index in range(24)]
+    outputs = await asyncio.gather(*(engine.generate(job) for job in jobs))
+    assert {output.finish_reason for output in outputs} <= {"stop", "length"}
+    for output, (told, yields) in zip(outputs, await engine.drafting([job.id for job in jobs]), strict=True):
+        assert accepted(yields, len(output.tokens)).sum() == told.accepted
+        assert not accepted(yields, len(output.tokens))[0], "the first token follows the prompt, which has no draft"
+        ended = output.tokens[-1] == EOS
+        assert output.finish_reason == ("stop" if ended else "length")
+        assert ended or len(output.tokens) == engine._config.rollout.max_response_length
+        assert EOS not in output.tokens[:-1]
+
+
+async def test_weights_that_change_in_flight(engine: Any, tiny_model: Path, versions: list[Path]) -> None:
+    await engine.load(1, versions[1])
+    jobs = [task(engine, index, step=2) for index in range(16)]
+    waits = [asyncio.ensure_future(engine.generate(job)) for job in jobs]
+    while not any(count >= 8 for count in engine.progress().values()):
+        await asyncio.sleep(0.002)
+    await engine.load(2, versions[2])
+    crossed = 0
+    for output in await asyncio.gather(*waits):
+        assert sum(count for _, count in output.versions) == len(output.tokens)
+        if [version for version, _ in output.versions] != [1, 2]:
+            continue
+        crossed += 1
+        before = output.versions[0][1]
+        old = expected(tiny_model, versions[1], output, engine._config.rollout)
+        new = expected(tiny_model, versions[2], output, engine._config.rollout)
+        np.testing.assert_allclose(output.logprobs[:before], old[:before], atol=2e-4)
+        np.testing.assert_allclose(output.logprobs[before:], new[before:], atol=2e-4)
+    assert crossed
+    assert engine.progress() == {}
+
+
+async def test_cancel_gives_what_there_is(engine: Any) -> None:
+    jobs = [task(engine, index, step=3) for index in range(8)]
+    waits = [asyncio.ensure_future(engine.generate(job)) for job in jobs]
+    while not any(engine.progress().values()):
+        await asyncio.sleep(0.001)
+    for job in jobs:
+        engine.cancel(job.id)
+    outputs = await asyncio.gather(*waits)
+    aborted = [output for output in outputs if output.finish_reason == "abort"]
+    assert aborted
+    assert all(len(output.tokens) == len(output.logprobs) < 160 for output in aborted)
+    assert any(len(output.tokens) for output in aborted)
+    assert (await engine.generate(task(engine, 9))).finish_reason in ("stop", "length")
+
+
+async def afresh(engine: Any, job: Task) -> tuple[Output, int]:
+    """What becomes of it where its prompt has no history, and in how many steps."""
+    other = SampleId(step=0, prompt="fedcba9876543210", index=0)
+    await engine.generate(Task(other, PROMPT, sampling_for(engine._config, other)))  # all of its prompt have left
+    await engine.remember(job.id.prompt, PROMPT, [])
+    await asyncio.sleep(2)  # the empty index takes the place of the one that knows the answer
+    output = await engine.generate(job)
+    ((told, yields),) = await engine.drafting([job.id])
+    assert accepted(yields, len(output.tokens)).sum() == told.accepted
+    equal = [a == b for a, b in zip(job.carried, output.tokens, strict=False)]
+    assert (told.carried, told.kept) == (len(job.carried), [*equal, False].index(False))
+    return output, told.forwards
+
+
+async def test_what_a_sample_made_before_only_saves_steps(engine: Any) -> None:
+    jobs = [task(engine, index, step=10) for index in range(40)]
+    outputs = await asyncio.gather(*(engine.generate(job) for job in jobs))
+    index = max(range(40), key=lambda index: len(outputs[index].tokens))
+    plain, plain_steps = await afresh(engine, jobs[index])
+    tokens, half = plain.tokens.tolist(), len(plain.tokens) // 2
+    assert len(tokens) > 60
+    other = [*tokens[:half], 2 + (tokens[half] + 1) % 200, *tokens[half + 1 :]]
+    steps = {}
+    for kind, carried in {"right": tokens, "altered": other, "half": tokens[:half]}.items():
+        output, steps[kind] = await afresh(engine, task(engine, index, step=10, carried=carried))
+        assert output.tokens.tolist() == tokens
+        np.testing.assert_allclose(output.logprobs, plain.logprobs, atol=1e-4)
+    print(f"{len(tokens)} tokens, {plain_steps} steps, with what was carried {steps}")
+    assert max(steps["right"], steps["altered"]) < plain_steps / 2
+    foreign = task(engine, index, step=10, carried=[*tokens[:half], 264])
+    assert (await engine.generate(foreign)).tokens.tolist() == tokens
+
+
+async def test_a_cancelled_sample_goes_on_as_if_nothing_had_been(engine: Any) -> None:
+    whole = await engine.generate(task(engine, 2, step=11))
+    wait = asyncio.ensure_future(engine.generate(task(engine, 2, step=11)))
+    job = task(engine, 2, step=11)
+    while engine.progress().get(job.id, 0) < 8:
+        await asyncio.sleep(0.001)
+    engine.cancel(job.id)
+    partial = await wait
+    assert partial.finish_reason == "abort"
+    assert 8 <= len(partial.tokens) < len(whole.tokens)
+    output = await engine.generate(task(engine, 2, step=11, carried=partial.tokens))
+    assert output.tokens.tolist() == whole.tokens.tolist()
+    assert output.finish_reason == whole.finish_reason
+
+
+async def test_tokens_of_other_weights_are_drafts_and_no_more(engine: Any, versions: list[Path]) -> None:
+    await engine.load(1, versions[1])
+    old = await engine.generate(task(engine, 3, step=12))
+    await engine.load(2, versions[2])
+    plain = await engine.generate(task(engine, 3, step=12))
+    output = await engine.generate(task(engine, 3, step=12, carried=old.tokens))
+    assert output.tokens.tolist() == plain.tokens.tolist()
+    assert output.versions == [(2, len(output.tokens))]
+
+
+async def test_a_sample_may_be_cancelled_at_once(engine: Any) -> None:
+    """vLLM has not heard of it by then."""
+    job = task(engine, 0, step=13)
+    wait = asyncio.ensure_future(engine.generate(job))
+    await asyncio.sleep(0)
+    engine.cancel(job.id)
+    output = await wait
+    assert (output.finish_reason, len(output.tokens) < 160) == ("abort", True)
+
+
+async def test_a_prompt_that_is_too_long_harms_only_itself(engine: Any) -> None:
+    with pytest.raises(DataError, match="0123456789abcdef"):
+        await engine.generate(task(engine, 0, prompt=[5] * 1000))
+    assert len((await engine.generate(task(engine, 1))).tokens)
+
+
+async def test_weights_that_lack_a_tensor_are_refused(tiny_model: Path, engine: Any, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    base = load_file(tiny_model / "model.safetensors")
+    base.pop(sorted(base)[3])
+    save_file(base, tmp_path / "short.safetensors")
+    with pytest.raises(EngineError, match=r"short\.safetensors lacks 1 of the 20 tensors"):
+        await engine.load(7, tmp_path / "short.safetensors")
+    assert len((await engine.generate(task(engine, 1))).tokens)  # and nothing was touched
+
+
+OWNER = """
+import asyncio, sys
+from pathlib import Path
+from rhymed.config import Config
+from rhymed_workers.engines.vllm import VllmEngine
+
+async def main():
+    rollout = {"max_prompt_length": 64, "max_response_length": 64, "max_concurrency": 4, "kv_cache_gib": 0.25}
+    engine = VllmEngine(Config.model_validate({"rollout": rollout}), Path(sys.argv[1]))
+    await engine.open()
+    print("open", flush=True)
+    await asyncio.sleep(300)
+
+if __name__ == "__main__":
+    asyncio.run(main())
+"""
+
+
+async def test_no_process_outlives_a_killed_worker(tiny_model: Path, tmp_path: Path) -> None:
+    import psutil
+
+    script = tmp_path / "owner.py"
+    script.write_text(OWNER)
+    owner = await asyncio.create_subprocess_exec(
+        sys.executable, str(script), str(tiny_model), stdout=asyncio.subprocess.PIPE
+    )
+    assert owner.stdout is not None
+    assert await owner.stdout.readline() == b"open\n"
+    below = psutil.Process(owner.pid).children(recursive=True)
+    assert below
+    os.kill(owner.pid, signal.SIGKILL)
+    await owner.wait()
+    deadline = time.monotonic() + 60
+    while any(process.is_running() and process.status() != "zombie" for process in below):
+        assert time.monotonic() < deadline, "an engine process outlived its owner"
+        await asyncio.sleep(0.1)
+
+
+async def test_what_the_engines_steps_do_is_told_second_by_second(engine: Any) -> None:
+    async def settled() -> dict[str, float]:
+        while True:
+            before = engine.seconds()
+            await asyncio.sleep(0.05)
+            if engine.seconds() == before:
+                return before
+
+    before, began = await settled(), time.monotonic()
+    outputs = await asyncio.gather(*(engine.generate(task(engine, index, step=20)) for index in range(8)))
+    passed = time.monotonic() - began
+    after, whole = await settled(), time.monotonic() - began
+    spent = {name: after[name] - before.get(name, 0.0) for name in after}
+    assert spent["prefill"] > 0
+    assert spent["draft"] > 0
+    assert spent["decode"] + spent["verify"] > 0
+    assert 0.6 * passed < sum(spent.values()) <= whole, spent
+    best = max(range(8), key=lambda index: len(outputs[index].tokens))
+    await engine.generate(task(engine, best, step=20, carried=outputs[best].tokens.tolist()))
+    assert engine.seconds()["verify"] > after["verify"], "what it made before was verified"

@@ -1,0 +1,304 @@
+"""Real subprocesses: each test states what a scorer may do to its child, and what the others see of it."""
+
+import asyncio
+import contextlib
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rhymed.config import Config
+from rhymed.errors import RewardError
+from rhymed_workers.reward import pool as pool_module
+from rhymed_workers.reward import process
+from rhymed_workers.reward.pool import Pool
+from rhymed_workers.reward.process import Child
+from rhymed_workers.scoring.child import item
+from rhymed_workers.scoring.verdict import Outcome
+from tests.workers.scoring.processes import caged, running, wait_for
+
+SCORER = """
+import ctypes, os, signal, subprocess, sys, time
+
+def score(solution_str, ground_truth, extra_info=None):
+    match solution_str.split():
+        case ["reward", number]: return float(number)
+        case ["sleep", seconds]: time.sleep(float(seconds)); return 1.0
+        case ["spin"]:
+            while True: pass
+        case ["exit"]: sys.exit(3)
+        case ["os_exit"]: os._exit(7)
+        case ["segfault"]: ctypes.string_at(0)
+        case ["print"]:
+            print("noise" * 1000, flush=True)
+            os.write(1, b"raw noise")
+            subprocess.run(["echo", "noise of a grandchild"], check=True)
+            print(sys.stdin.read())
+            return 1.0
+        case ["raise"]: raise ValueError("wrong \\udc80 on purpose")
+        case ["unprintable"]: raise Unprintable
+        case ["late"]: raise TimeoutError("a request of the scorer")
+        case ["alarm"]:
+            signal.signal(signal.SIGALRM, lambda *_: (_ for _ in ()).throw(TimeoutError("alarm")))
+            signal.alarm(1)
+            time.sleep(30)
+        case ["leftover"]: signal.setitimer(signal.ITIMER_REAL, 0.2); return 1.0
+        case ["hoard"]: return float(len(bytearray(3 << 30)))
+        case ["family", mark]:
+            subprocess.Popen(["sleep", mark])
+            time.sleep(60)
+        case ["nan"]: return float("nan")
+    return float(len(solution_str))
+
+class Unprintable(Exception):
+    def __str__(self): raise RuntimeError
+"""
+
+SLEEP = '        case ["sleep", seconds]: time.sleep(float(seconds)); return 1.0'
+
+ROW = {"prompt": "q", "answer": "4", "big": 10**40}
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Callable[..., Config]:
+    file = tmp_path / "scorer.py"
+    file.write_text(SCORER)
+
+    def config(**reward: Any) -> Config:
+        defaults = {"scorer": f"{file}:score", "processes": 1, "timeout_s": 20.0}
+        return Config.model_validate({"reward": defaults | reward})
+
+    return config
+
+
+async def ask(pool: Pool, text: str) -> Outcome:
+    return await pool.score(item(text, ROW))
+
+
+async def crash(pool: Pool, times: int) -> None:
+    for _ in range(times):
+        await ask(pool, "os_exit")
+
+
+async def test_rewards_in_any_order(make: Callable[..., Config]) -> None:
+    async with Pool(make(processes=2)) as pool:
+        outcomes = await asyncio.gather(*(ask(pool, f"reward {number}") for number in range(40)))
+    assert [outcome.reward for outcome in outcomes] == [float(number) for number in range(40)]
+    assert all(outcome.error is None and outcome.seconds >= 0 for outcome in outcomes)
+
+
+async def test_long_responses_and_integers_of_any_size_pass(make: Callable[..., Config]) -> None:
+    async with Pool(make()) as pool:
+        assert (await ask(pool, "\u00e9" * 2_000_000)).reward == 2_000_000
+
+
+@pytest.mark.parametrize("work", ["sleep 60", "spin"])
+async def test_a_hanging_scorer_is_killed_and_replaced(
+    make: Callable[..., Config], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, work: str
+) -> None:
+    monkeypatch.setattr(process, "LOOK_S", 60.0)
+    async with Pool(make(timeout_s=2)) as pool:
+        outcome = await ask(pool, work)
+        assert outcome.timeout
+        assert outcome.reward is None
+        line = 1 + SCORER.splitlines().index("            while True: pass" if work == "spin" else SLEEP)
+        assert f"reward.timeout_s = 2 s and was killed, at {tmp_path}/scorer.py, line {line}" in str(outcome.error)
+        assert (await ask(pool, "reward 2")).reward == 2.0
+
+
+async def test_what_a_scorer_started_is_killed_with_it(make: Callable[..., Config]) -> None:
+    mark = f"60.0{os.getpid()}"
+    async with Pool(make(timeout_s=6)) as pool:
+        asking = asyncio.create_task(ask(pool, f"family {mark}"))
+        assert await wait_for(lambda: running(mark))
+        assert (await asking).timeout
+        assert await wait_for(lambda: not running(mark))
+
+
+@pytest.mark.parametrize(
+    ("work", "message"),
+    [
+        ("os_exit", "exit status 7"),
+        ("segfault", "signal SIGSEGV"),
+        ("exit", "SystemExit: 3"),
+        ("raise", "ValueError: wrong ? on purpose"),
+        ("unprintable", "Unprintable"),
+        ("nan", "must be finite"),
+        ("hoard", "MemoryError"),
+    ],
+)
+async def test_a_failure_hurts_its_own_sample_only(
+    make: Callable[..., Config], monkeypatch: pytest.MonkeyPatch, work: str, message: str
+) -> None:
+    monkeypatch.setattr(process, "AUTOPSY_S", 60.0)
+    async with Pool(make(processes=2, memory_gib=2.0)) as pool:
+        outcomes = await asyncio.gather(ask(pool, "reward 1"), ask(pool, work), ask(pool, "reward 3"))
+    assert [outcome.reward for outcome in outcomes] == [1.0, None, 3.0]
+    assert message in str(outcomes[1].error)
+    assert not outcomes[1].timeout
+
+
+async def test_a_time_limit_of_the_scorer_itself_counts_as_one(make: Callable[..., Config]) -> None:
+    async with Pool(make()) as pool:
+        assert (await ask(pool, "late")).timeout
+        alarmed = await ask(pool, "alarm")  # works in a main thread only
+        assert (alarmed.timeout, alarmed.error) == (True, alarmed.error)
+        assert "raised TimeoutError: alarm (" in str(alarmed.error)
+
+
+async def test_what_the_scorer_prints_or_reads_does_not_reach_the_pipes(make: Callable[..., Config]) -> None:
+    async with Pool(make()) as pool:
+        assert (await ask(pool, "print")).reward == 1.0
+        assert (await ask(pool, "reward 2")).reward == 2.0
+
+
+async def test_an_alarm_left_behind_does_not_hit_the_next(make: Callable[..., Config]) -> None:
+    async with Pool(make()) as pool:
+        await ask(pool, "leftover")
+        await asyncio.sleep(0.5)
+        assert (await ask(pool, "reward 2")).reward == 2.0
+
+
+async def test_a_child_killed_while_idle_costs_no_sample(make: Callable[..., Config]) -> None:
+    async with Pool(make()) as pool:
+        await ask(pool, "reward 1")
+        for victim in caged():
+            with contextlib.suppress(ProcessLookupError):  # one takes others with it
+                os.kill(victim, 9)
+        assert (await ask(pool, "reward 2")).reward == 2.0
+
+
+async def test_a_cancelled_score_frees_its_place(make: Callable[..., Config]) -> None:
+    async with Pool(make()) as pool:
+        task = asyncio.create_task(ask(pool, "sleep 60"))
+        await asyncio.sleep(0.3)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert (await ask(pool, "reward 2")).reward == 2.0
+
+
+async def test_closing_leaves_no_process(make: Callable[..., Config]) -> None:
+    async with Pool(make(processes=2)) as pool:
+        await asyncio.gather(*(ask(pool, "reward 1") for _ in range(4)))
+        assert len(caged()) >= 3 * len(pool.pids) > 0
+    assert not caged()
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("def scores(completions): ...", "did you mean scores"),
+        ("import os; os._exit(5)", "exit status 5"),
+        ("import sys; sys.exit('no licence')", "SystemExit: no licence"),
+    ],
+)
+async def test_a_scorer_that_cannot_be_loaded_ends_the_pool_at_once(
+    make: Callable[..., Config], tmp_path: Path, source: str, message: str
+) -> None:
+    (tmp_path / "broken.py").write_text(source + "\n")
+    with pytest.raises(RewardError, match=message):
+        async with Pool(make(scorer=f"{tmp_path}/broken.py:score")):
+            pass
+
+
+async def test_loading_has_a_deadline_of_its_own(make: Callable[..., Config], tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text("import time; time.sleep(60)\n")
+    with pytest.raises(RewardError, match=r"was not loaded within 0\.5 s"):
+        await Child.start(make(scorer=f"{tmp_path}/slow.py:score"), deadline_s=0.5)
+
+
+async def test_loading_slowly_is_no_time_out(make: Callable[..., Config], tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text("import time; time.sleep(3)\ndef score(completions): return [1.0]\n")
+    async with Pool(make(scorer=f"{tmp_path}/slow.py:score", timeout_s=2)) as pool:
+        assert (await ask(pool, "reward 1")).reward == 1.0
+
+
+async def test_a_pool_that_cannot_replace_its_children_says_so(
+    make: Callable[..., Config], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool_module, "RESTART_S", 0.01)
+    config = make(timeout_s=5.0)
+    async with Pool(config) as pool:
+        await ask(pool, "reward 1")
+        (tmp_path / "scorer.py").write_text("1 / 0\n")
+        with pytest.raises(RewardError, match=r"no scoring process can be started: .*ZeroDivisionError"):
+            await crash(pool, times=4)
+
+
+async def test_children_end_with_a_parent_that_is_killed_outright(
+    make: Callable[..., Config], tmp_path: Path
+) -> None:
+    program = (
+        "import asyncio, sys\n"
+        "from rhymed.config import Config\n"
+        "from rhymed_workers.scoring.child import item\n"
+        "from rhymed_workers.reward.pool import Pool\n"
+        "async def main():\n"
+        "    async with Pool(Config.model_validate_json(sys.argv[1])) as pool:\n"
+        "        print((await pool.score(item('reward 1', {'answer': ''}))).reward, flush=True)\n"
+        "        await pool.score(item('sleep 60', {'answer': ''}))\n"
+        "asyncio.run(main())\n"
+    )
+    parent = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", program, make().model_dump_json(), stdout=asyncio.subprocess.PIPE
+    )
+    assert parent.stdout is not None
+    assert float(await parent.stdout.readline()) == 1.0
+    mark = f'"parent": {parent.pid},'
+    assert len(running(mark)) >= 3
+    parent.kill()
+    await parent.wait()
+    assert await wait_for(lambda: not running(mark))
+
+
+async def test_a_start_that_is_cancelled_while_the_child_dies_leaves_nothing(
+    make: Callable[..., Config], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, told = tmp_path / "mute.py", tmp_path / "told"
+    file.write_text(
+        f"import os, pathlib, time\npathlib.Path({str(told)!r}).touch()\nos.closerange(0, 64)\ntime.sleep(60)\n"
+    )
+    monkeypatch.setattr(process, "AUTOPSY_S", 60.0)
+    starting = asyncio.create_task(Child.start(make(scorer=f"{file}:score")))
+    assert await wait_for(told.exists)
+    await asyncio.sleep(0.2)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert not caged()
+
+
+KILLED_AT_IMPORT = """
+import os, pathlib, signal
+
+lives = pathlib.Path(__file__).with_name("lives")
+with lives.open("a") as file:
+    file.write("x")
+if len(lives.read_text()) <= DEATHS:
+    os.kill(os.getpid(), signal.SIGABRT)
+
+def score(solution_str, ground_truth, extra_info=None):
+    return 1.0
+"""
+
+
+@pytest.mark.parametrize(("deaths", "works"), [(1, True), (99, False)])
+async def test_one_that_is_killed_while_it_loads_is_started_again_a_few_times(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deaths: int, works: bool
+) -> None:
+    monkeypatch.setattr(process, "RESTART_S", 0.01)
+    file = tmp_path / "scorer.py"
+    file.write_text(KILLED_AT_IMPORT.replace("DEATHS", str(deaths)))
+    config = Config.model_validate({"reward": {"scorer": f"{file}:score", "processes": 1}})
+    if works:
+        async with Pool(config) as pool:
+            assert (await pool.score(item("text", {"ground_truth": ""}))).reward == 1.0
+    else:
+        with pytest.raises(RewardError, match="the process ended with signal SIGABRT"):
+            async with Pool(config):
+                pass
+        assert len((tmp_path / "lives").read_text()) == pool_module.MAX_STARTS

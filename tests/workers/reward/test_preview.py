@@ -1,0 +1,41 @@
+"""One answer through real scoring subprocesses."""
+
+from pathlib import Path
+
+import pytest
+
+from rhymed.config import Config
+from rhymed.errors import RewardError
+from rhymed_workers.reward.preview import try_scorers
+
+SCORERS = """
+import os, time
+
+def tokens(completions, completion_ids):
+    return [float(sum(completion_ids[0]))]
+
+def crash(completions): os._exit(3)
+def hang(completions): time.sleep(60)
+def skip(completions): return [None]
+"""
+
+
+def test_every_scorer_has_its_verdict_also_after_a_crash(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(SCORERS)
+    names = [f"{tmp_path}/mine.py:{name}" for name in ("crash", "hang", "skip", "tokens")]
+    scorers = [*({"scorer": name} for name in names), {"scorer": "exact"}, {"scorer": "length_penalty"}]
+    config = Config.model_validate({"reward": {"scorers": scorers, "timeout_s": 2.0}})
+    crash, hang, skip, tokens, exact, penalty = try_scorers(
+        config, {"prompt": "q", "answer": "4"}, [("4", [70000, 5])]
+    )[0]
+    assert "crash: the scoring process ended with exit status 3" in str(crash.error)
+    assert hang.timeout
+    assert "hang took longer than reward.timeout_s = 2 s" in str(hang.error)
+    assert (skip.label, skip.reward, skip.error) == ("skip", None, None)
+    assert (tokens.reward, exact.reward, penalty.reward) == (70005.0, 1.0, 0.0)
+
+
+def test_what_cannot_be_loaded_is_raised(tmp_path: Path) -> None:
+    config = Config.model_validate({"reward": {"scorers": [{"scorer": "exact"}, {"scorer": "maths"}]}})
+    with pytest.raises(RewardError, match=r"reward\.scorers\[1\]\.scorer: no scorer 'maths'; did you mean math"):
+        try_scorers(config, {"prompt": "q", "answer": "4"}, [("4", ())])

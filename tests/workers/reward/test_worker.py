@@ -1,0 +1,309 @@
+"""The reward worker between a real store and a broker that only writes down what it is told."""
+
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rhymed.config import Config
+from rhymed.errors import PeerGone, RewardError
+from rhymed.inputs.rows import Row, prompt_id
+from rhymed.messages import (
+    Done,
+    Finish,
+    Heartbeat,
+    Join,
+    Leave,
+    Message,
+    RateSamples,
+    SampleId,
+    SampleInfo,
+    Score,
+    Scored,
+    ToBroker,
+    Welcome,
+)
+from rhymed.run.layout import Places, places
+from rhymed.service.activities import seconds_of
+from rhymed.wire.sockets import Server
+from rhymed_store.client import NewSample, StoreClient
+from rhymed_store.service import StoreService
+from rhymed_workers.reward.worker import RewardWorker, load_decoder
+
+SCORER = """
+import time
+
+def score(solution_str, ground_truth):
+    if solution_str.startswith("13"):
+        raise ValueError("unlucky")
+    if solution_str.startswith("99"):
+        time.sleep(60)
+    return float(solution_str == ground_truth)
+"""
+
+SHORT = {"max_prompt_length": 64, "max_response_length": 64}
+
+ROW = {"prompt": "count to three", "answer": "1 2 3"}
+PROMPT = prompt_id(ROW)
+
+
+def sample_id(index: int) -> SampleId:
+    return SampleId(step=0, prompt=PROMPT, index=index)
+
+
+class Desk:
+    """A broker's front: it knows a worker from its Join on, and keeps every message."""
+
+    def __init__(self, address: str) -> None:
+        self.joins: list[Join] = []
+        self.leaves: list[Leave] = []
+        self.last = Heartbeat(worker="none yet")
+        self.scores: dict[SampleId, Score] = {}
+        self.server = Server(address, ToBroker, self._answer)
+
+    async def _answer(self, peer: bytes, message: Any, frames: Any) -> Message:
+        match message:
+            case Join():
+                self.joins.append(message)
+                return Welcome(run="run", heartbeat_s=0.05, lost_after_s=5, step=0)
+            case Leave():
+                self.leaves.append(message)
+                return Done()
+        if not self.joins:
+            raise PeerGone("join first")
+        if isinstance(message, Scored):
+            self.scores |= {score.id: score for score in message.scores}
+        if isinstance(message, Heartbeat):
+            self.last = message
+        return Done()
+
+    @property
+    def stats(self) -> dict[str, float]:
+        return defaultdict(float, self.last.stats)
+
+    async def rate(self, *ids: SampleId) -> None:
+        await self.server.request(b"reward-0", RateSamples(samples=list(ids)), deadline_s=60)
+
+
+async def until(condition: Callable[[], Any], deadline_s: float = 60.0) -> None:
+    async with asyncio.timeout(deadline_s):
+        while not condition():
+            await asyncio.sleep(0.02)
+
+
+async def put(where: Places, *responses: str, name: str = "rollout-0", row: Row = ROW) -> list[SampleId]:
+    client = StoreClient(where.store, name)
+    await client.put_prompts([row])
+    new = [
+        NewSample(
+            info=SampleInfo(
+                id=SampleId(step=0, prompt=prompt_id(row), index=index),
+                prompt_length=2,
+                length=len(response.split()),
+                finish_reason="stop",
+                versions=[(0, len(response.split()))],
+            ),
+            prompt_tokens=[5, 6],
+            tokens=[int(token) for token in response.split()],
+            logprobs=np.zeros(len(response.split())),
+        )
+        for index, response in enumerate(responses)
+    ]
+    await client.put_samples(new)
+    client.close()
+    return [sample.info.id for sample in new]
+
+
+async def rewards(where: Places, *ids: SampleId) -> list[float | None]:
+    client = StoreClient(where.store, "reader")
+    found = await client.get_samples(ids)
+    client.close()
+    return [sample.info.reward for sample in found]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Callable[..., Config]:
+    (tmp_path / "scorer.py").write_text(SCORER)
+
+    def config(**reward: Any) -> Config:
+        alone = {} if "scorers" in reward else {"scorer": f"{tmp_path}/scorer.py:score"}
+        given = alone | {"processes": 1} | reward
+        return Config.model_validate(
+            {
+                "run": {"folder": str(tmp_path)},
+                "rollout": {"engine": "trace"},
+                "reward": given,
+                "store": {"map_gib": 0.1},
+            }
+        )
+
+    return config
+
+
+@pytest.fixture
+async def where(make: Callable[..., Config]) -> AsyncIterator[Places]:
+    """The places of a run whose store is up."""
+    config = make()
+    async with StoreService(config, places(config)).running():
+        yield places(config)
+
+
+@pytest.fixture
+async def desk(where: Places) -> AsyncIterator[Desk]:
+    made = Desk(where.broker)
+    yield made
+    made.server.close()
+
+
+async def test_samples_are_scored_stored_and_told(make: Callable[..., Config], where: Places, desk: Desk) -> None:
+    ids, began = await put(where, "1 2 3", "3 2 1"), time.monotonic()
+    async with RewardWorker(make(), where, "reward-0").running():
+        await until(lambda: desk.joins)
+        assert (desk.joins[0].role, desk.joins[0].worker, desk.joins[0].slots) == ("reward", "reward-0", 8)
+        await desk.rate(*ids)
+        await until(lambda: len(desk.scores) == 2)
+        await until(lambda: not desk.last.holding and desk.stats["reward/scored"] == 2)
+        await desk.rate(ids[0])  # told again after a restart, it answers again
+        await until(lambda: desk.stats["reward/scored"] == 3)
+    assert [desk.scores[id].reward for id in ids] == [1.0, 0.0]
+    assert min(desk.stats["seconds/score"], desk.stats["seconds/idle"]) > 0
+    assert sum(seconds_of("reward", desk.stats).values()) <= time.monotonic() - began
+    assert await rewards(where, *ids) == [1.0, 0.0]
+    assert [leave.worker for leave in desk.leaves] == ["reward-0"]
+
+
+@pytest.mark.parametrize(("on_error", "reward"), [("drop", None), ("zero", 0.0)])
+async def test_errors_and_time_outs_are_told_and_never_silently_zero(
+    make: Callable[..., Config], where: Places, desk: Desk, on_error: str, reward: float | None
+) -> None:
+    ids = await put(where, "13", "99", "1 2 3")
+    async with RewardWorker(make(on_error=on_error, timeout_s=3.0), where, "reward-0").running():
+        await until(lambda: desk.joins)
+        await desk.rate(*ids)
+        await until(lambda: len(desk.scores) == 3)
+        await until(lambda: desk.stats["reward/errors"] + desk.stats["reward/scored"] == 3)
+    raised, late, fine = (desk.scores[id] for id in ids)
+    assert (raised.reward, raised.failed, raised.timeout) == (reward, "score", False)
+    assert "score raised ValueError: unlucky (" in str(raised.error)
+    assert "scorer.py, line 6)" in str(raised.error)
+    assert (late.reward, late.failed, late.timeout) == (reward, "score", True)
+    assert "reward.timeout_s" in str(late.error)
+    assert fine == Score(id=ids[2], reward=1.0, parts={"score": 1.0})
+    assert await rewards(where, *ids) == [reward, reward, 1.0]
+    counts = [desk.stats[f"reward/{name}"] for name in ("scored", "errors", "timeouts")]
+    assert counts == [1, 2, 1]
+
+
+async def test_several_scorers_are_one_weighted_sum_and_each_is_told(
+    make: Callable[..., Config], where: Places, desk: Desk
+) -> None:
+    ids = await put(where, "1 2 3", "3 2 1 4 5", "13 14")
+    scorers = [
+        {"scorer": "length_penalty", "args": {"buffer": 2, "max_length": 6}, "weight": 0.5},
+        {"scorer": make().reward.scorer, "name": "mine", "weight": 2.0},
+        {"scorer": "exact"},
+    ]
+    async with RewardWorker(make(scorers=scorers), where, "reward-0").running():
+        await until(lambda: desk.joins)
+        await desk.rate(*ids)
+        await until(lambda: len(desk.scores) == 3)
+    right, long, raised = (desk.scores[id] for id in ids)
+    assert (right.reward, right.parts) == (3.0, {"length_penalty": 0.0, "mine": 1.0, "exact": 1.0})
+    assert (long.reward, long.parts) == (-0.25, {"length_penalty": -0.5, "mine": 0.0, "exact": 0.0})
+    assert (raised.reward, raised.failed, raised.parts) == (None, "mine", {"length_penalty": 0.0})
+    assert await rewards(where, *ids) == [3.0, -0.25, None]
+
+
+@pytest.mark.parametrize("on_error", ["drop", "zero"])
+async def test_a_scorer_that_never_works_ends_the_worker_with_its_first_error(
+    make: Callable[..., Config], where: Places, desk: Desk, on_error: str
+) -> None:
+    rows = [{"prompt": f"count to {number}", "answer": "1"} for number in range(4)]
+    ids = [id for row in rows for id in await put(where, *["13"] * 4, name=row["prompt"], row=row)]
+    running = asyncio.create_task(RewardWorker(make(on_error=on_error), where, "reward-0").run())
+    await until(lambda: desk.joins)
+    await desk.rate(*ids)
+    async with asyncio.timeout(60):
+        with pytest.raises(
+            RewardError, match=r"scorer score failed for each of the first 16 samples .*unlucky \(.*line 6"
+        ):
+            await running
+
+
+async def test_a_sample_that_the_store_does_not_know_hurts_no_other(
+    make: Callable[..., Config], where: Places, desk: Desk
+) -> None:
+    ids = await put(where, "1 2 3")
+    async with RewardWorker(make(on_error="zero"), where, "reward-0").running():
+        await until(lambda: desk.joins)
+        await desk.rate(sample_id(7), *ids)
+        await until(lambda: len(desk.scores) == 2)
+    assert desk.scores[ids[0]].reward == 1.0
+    assert desk.scores[sample_id(7)].reward is None
+    assert "not in the store" in str(desk.scores[sample_id(7)].error)
+
+
+async def test_a_new_broker_is_joined_with_what_is_in_hand(make: Callable[..., Config], where: Places) -> None:
+    ids = await put(where, "99")
+    first = Desk(where.broker)
+    async with RewardWorker(make(timeout_s=60), where, "reward-0").running():
+        await until(lambda: first.joins)
+        await first.rate(*ids)
+        await until(lambda: first.last.holding)
+        first.server.close()
+        second = Desk(where.broker)
+        await until(lambda: second.joins)
+        assert second.joins[0].holding == ids
+        await until(lambda: [held.id for held in second.last.holding] == ids)
+    second.server.close()
+
+
+async def test_the_store_may_restart(make: Callable[..., Config], tmp_path: Path) -> None:
+    config = make()
+    where = places(config)
+    async with StoreService(config, where).running():
+        ids = await put(where, "1 2 3")
+    desk = Desk(where.broker)
+    async with RewardWorker(config, where, "reward-0").running():
+        await until(lambda: desk.joins)
+        await desk.rate(*ids)
+        async with StoreService(config, where).running():
+            await until(lambda: desk.scores)
+            assert await rewards(where, *ids) == [1.0]
+    desk.server.close()
+
+
+async def test_finish_ends_it(make: Callable[..., Config], where: Places, desk: Desk) -> None:
+    worker = RewardWorker(make(), where, "reward-0")
+    running = asyncio.create_task(worker.run())
+    await until(lambda: desk.joins)
+    await desk.server.request(b"reward-0", Finish(reason="all steps are trained"), deadline_s=60)
+    async with asyncio.timeout(60):
+        await running
+    assert not desk.leaves
+
+
+async def test_a_scorer_that_cannot_be_loaded_ends_it_before_it_joins(
+    make: Callable[..., Config], where: Places, desk: Desk
+) -> None:
+    with pytest.raises(RewardError, match="did you mean exact"):
+        await RewardWorker(make(scorer="exactly"), where, "reward-0").run()
+    assert not desk.joins
+
+
+def test_the_models_tokenizer_decodes_without_special_tokens(tiny_model: Path) -> None:
+    from tokenizers import Tokenizer
+
+    from rhymed_store.client import StoredSample
+
+    decode = load_decoder(Config.model_validate({"model": {"path": str(tiny_model)}, "rollout": SHORT}))
+    ids = Tokenizer.from_file(str(tiny_model / "tokenizer.json")).encode("two words").ids
+    info = SampleInfo(
+        id=sample_id(0), prompt_length=0, length=len(ids) + 1, finish_reason="stop", versions=[(0, len(ids) + 1)]
+    )
+    assert decode([StoredSample(info, np.array([*ids, 1], np.uint32))]) == ["two words"]

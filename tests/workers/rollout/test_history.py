@@ -1,0 +1,173 @@
+"""Bringing history: once a prompt and step, never in anybody's way, and told in words where it fails."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rhymed.errors import EngineError, PeerGone
+from rhymed.messages import SampleId, SampleInfo
+from rhymed_store.client import StoredSample
+from rhymed_workers.rollout import history
+from rhymed_workers.rollout.history import Recall
+
+PROMPT = [1, 2, 3]
+
+
+def stored(step: int, prompt_length: int = len(PROMPT)) -> StoredSample:
+    info = SampleInfo(
+        id=SampleId(step, "a", 0), prompt_length=prompt_length, length=2, finish_reason="stop", versions=[(0, 2)]
+    )
+    return StoredSample(info, np.asarray([7, 8], np.uint32))
+
+
+class Ends:
+    """A store with `past` and an engine; `error` is raised by the store, `refusal` by the engine."""
+
+    def __init__(self) -> None:
+        self.past = [stored(1), stored(0)]
+        self.error: Exception | None = None
+        self.refusal: Exception | None = None
+        self.asked: list[tuple[str, int]] = []
+        self.told: list[tuple[str, Sequence[int], list[StoredSample]]] = []
+        self.open = asyncio.Event()
+        self.open.set()
+        self.reading = self.most = 0
+
+    async def read(self, prompt: str, step: int) -> list[StoredSample]:
+        self.asked.append((prompt, step))
+        self.reading += 1
+        self.most = max(self.most, self.reading)
+        try:
+            await self.open.wait()
+        finally:
+            self.reading -= 1
+        if self.error:
+            raise self.error
+        return self.past
+
+    async def tell(self, prompt: str, tokens: Sequence[int], past: list[StoredSample]) -> None:
+        if self.refusal:
+            raise self.refusal
+        self.told.append((prompt, tokens, past))
+
+
+@pytest.fixture
+async def ends() -> Ends:
+    return Ends()
+
+
+@pytest.fixture
+def recall(ends: Ends) -> Iterator[Recall]:
+    made = Recall(ends.read, ends.tell)
+    yield made
+    made.close()
+
+
+async def settle() -> None:
+    """All that can go on without us has."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+@pytest.fixture
+def warnings(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
+    caplog.set_level(logging.WARNING, history.__name__)
+    return lambda: [record.getMessage() for record in caplog.records]
+
+
+async def test_history_is_brought_once_a_prompt_and_step(ends: Ends, recall: Recall, warnings: Any) -> None:
+    for index in range(4):
+        recall.bring(SampleId(2, "a", index), PROMPT)
+    recall.bring(SampleId(2, "b", 0), PROMPT)
+    await settle()
+    recall.bring(SampleId(2, "a", 5), PROMPT)
+    recall.bring(SampleId(3, "a", 0), PROMPT)
+    await settle()
+    assert ends.asked == [("a", 2), ("b", 2), ("a", 3)]
+    assert ends.told == [("a", PROMPT, ends.past), ("b", PROMPT, ends.past), ("a", PROMPT, ends.past)]
+    assert warnings() == []
+
+
+async def test_what_was_brought_is_forgotten_oldest_first(
+    ends: Ends, recall: Recall, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history, "REMEMBERED", 2)
+    for prompt in "abcca":
+        recall.bring(SampleId(0, prompt, 0), PROMPT)
+    await settle()
+    assert [prompt for prompt, _ in ends.asked] == ["a", "b", "c", "a"]
+
+
+async def test_nobody_waits_and_few_ask_at_once(ends: Ends, recall: Recall) -> None:
+    ends.open.clear()
+    for number in range(20):
+        recall.bring(SampleId(0, str(number), 0), PROMPT)  # returns
+    await settle()
+    assert (ends.told, ends.most) == ([], history.READERS)
+    ends.open.set()
+    await settle()
+    assert (len(ends.told), ends.most) == (20, history.READERS)
+
+
+async def test_a_prompt_without_history_is_not_told_of(ends: Ends, recall: Recall, warnings: Any) -> None:
+    ends.past = []
+    recall.bring(SampleId(0, "a", 0), PROMPT)
+    await settle()
+    assert (ends.told, warnings()) == ([], [])
+
+
+async def test_history_of_another_tokenizer_is_not_drafted_from(ends: Ends, recall: Recall, warnings: Any) -> None:
+    ends.past = [stored(1, prompt_length=9), stored(0, prompt_length=9)]
+    recall.bring(SampleId(2, "a", 0), PROMPT)
+    await settle()
+    assert ends.told == []
+    (warning,) = warnings()
+    assert warning.startswith("prompt a: 2 of 2 earlier responses were to 9 prompt tokens, now there are 3")
+
+
+async def test_of_mixed_history_the_fitting_part_is_told(ends: Ends, recall: Recall, warnings: Any) -> None:
+    ends.past = [fitting, _] = [stored(1), stored(-1, prompt_length=9)]
+    recall.bring(SampleId(2, "a", 0), PROMPT)
+    await settle()
+    assert ends.told == [("a", PROMPT, [fitting])]
+    (warning,) = warnings()
+    assert warning.startswith("prompt a: 1 of 2 earlier responses were to 9 prompt tokens, now there are 3")
+
+
+async def test_a_store_that_goes_and_comes_is_a_word_each(ends: Ends, recall: Recall, warnings: Any) -> None:
+    ends.error = PeerGone("the store went away")
+    for prompt in "abc":
+        recall.bring(SampleId(0, prompt, 0), PROMPT)
+        await settle()
+    assert warnings() == ["history is not drafted from while it cannot be read: the store went away"]
+    ends.error = None
+    for prompt in "de":
+        recall.bring(SampleId(0, prompt, 0), PROMPT)
+        await settle()
+    assert warnings()[1:] == ["history can be read again"]
+    assert [prompt for prompt, _, _ in ends.told] == ["d", "e"]
+
+
+async def test_a_dead_engine_is_for_others_to_tell(ends: Ends, recall: Recall, warnings: Any) -> None:
+    ends.refusal = EngineError("the engine died")
+    recall.bring(SampleId(0, "a", 0), PROMPT)
+    await settle()
+    assert warnings() == []
+
+
+async def test_closing_ends_what_is_on_its_way(ends: Ends) -> None:
+    made = Recall(ends.read, ends.tell)
+    ends.open.clear()
+    made.bring(SampleId(0, "a", 0), PROMPT)
+    await settle()
+    made.close()
+    await settle()
+    ends.open.set()
+    await settle()
+    assert (ends.reading, ends.told) == (0, [])

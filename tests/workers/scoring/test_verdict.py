@@ -1,0 +1,37 @@
+from rhymed.config import Scorer
+from rhymed_workers.scoring.verdict import Outcome, Verdict, combine
+
+SCORERS = [Scorer(scorer="math", weight=2.0), Scorer(scorer="format", weight=0.5), Scorer(scorer="judge.py:rate")]
+
+
+def test_the_reward_is_the_weighted_sum_of_the_parts() -> None:
+    verdicts = [
+        Verdict(label="math", reward=1.0, seconds=1),
+        Verdict(label="format", reward=1.0, seconds=2),
+        Verdict(label="rate", reward=-0.25, seconds=4),
+    ]
+    parts = {"math": 1.0, "format": 1.0, "rate": -0.25}
+    assert combine(SCORERS, verdicts) == Outcome(reward=2.25, seconds=7, parts=parts)
+
+
+def test_a_scorer_that_does_not_apply_has_no_part() -> None:
+    verdicts = [Verdict(label="math"), Verdict(label="format", reward=1.0), Verdict(label="rate")]
+    assert combine(SCORERS, verdicts) == Outcome(reward=0.5, parts={"format": 1.0})
+
+
+def test_a_sample_to_which_none_applies_is_an_error_that_says_so() -> None:
+    outcome = combine(SCORERS, [Verdict(label="math"), Verdict(label="format"), Verdict(label="rate")])
+    assert (outcome.reward, outcome.failed) == (None, "")
+    assert "no scorer applies to this sample: math, format, rate returned None" in str(outcome.error)
+
+
+def test_one_scorers_error_is_the_samples_and_keeps_the_parts() -> None:
+    late = Verdict(label="format", error="took too long", timeout=True)
+    outcome = combine(SCORERS, [Verdict(label="math", reward=1.0), late])
+    assert outcome == Outcome(error="took too long", timeout=True, parts={"math": 1.0}, failed="format")
+
+
+def test_a_sum_that_overflows_is_an_error() -> None:
+    outcome = combine(SCORERS, [Verdict(label="math", reward=1.7e308)])
+    assert outcome.reward is None
+    assert "too large" in str(outcome.error)

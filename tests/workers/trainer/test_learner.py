@@ -1,0 +1,230 @@
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+
+from rhymed.config import Config
+from rhymed.errors import CheckpointError, StalenessBroken
+from rhymed.messages import SampleId, SampleInfo
+from rhymed_store.client import StoredSample
+from rhymed_workers.trainer.learner import Learner
+from rhymed_workers.trainer.policy import Policy
+
+PROMPTS, GROUP = 3, 4
+
+
+def samples(step: int, seed: int = 0, version: int | None = None) -> list[StoredSample]:
+    """Whole groups with engine log-probs that are roughly those of a random model."""
+    draw = np.random.default_rng([seed, step])
+    found = []
+    for prompt in range(PROMPTS):
+        tokens = draw.integers(2, 250, 5 + prompt).astype(np.uint32)
+        for index in range(GROUP):
+            length = int(draw.integers(1, 12))
+            info = SampleInfo(
+                id=SampleId(step, f"{prompt:016x}", index),
+                prompt_length=len(tokens),
+                length=length,
+                finish_reason="length" if index == 0 else "stop",
+                versions=[(step if version is None else version, length)],
+                reward=float(draw.integers(0, 3)),
+            )
+            response = draw.integers(2, 250, length).astype(np.uint32)
+            logprobs = draw.normal(-5.5, 0.1, length).astype(np.float32)
+            found.append(StoredSample(info, response, logprobs, tokens))
+    return found
+
+
+def changed(sample: StoredSample, **fields: Any) -> StoredSample:
+    return dataclasses.replace(sample, info=msgspec.structs.replace(sample.info, **fields))
+
+
+def rewarded(given: list[StoredSample], reward: Callable[[SampleInfo], float | None]) -> list[StoredSample]:
+    return [changed(sample, reward=reward(sample.info)) for sample in given]
+
+
+@pytest.fixture
+def learner(tiny_model: Path) -> Callable[..., Learner]:
+    def make(folder: Path = tiny_model, **settings: Any) -> Learner:
+        trainer = {"lr": 1e-3, "warmup_steps": 3, "weight_decay": 0.01, "micro_tokens": 40, **settings}
+        config = Config.model_validate({"trainer": trainer, "rollout": {"prompts_per_step": 3, "group_size": 4}})
+        reference = Policy.load(tiny_model) if config.trainer.kl_coef else None
+        return Learner(config, Policy.load(folder), reference, tiny_model)
+
+    return make
+
+
+def weights(learner: Learner) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in learner.policy.model.state_dict().items()}
+
+
+def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize("settings", [{}, {"minibatches": 3, "kl_coef": 0.1, "norm": "sequence"}])
+def test_two_and_two_steps_are_four_steps_to_the_bit(
+    learner: Callable[..., Learner], tiny_model: Path, tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    straight = learner(**settings)
+    expected = [straight.train(samples(step)) for step in range(4)]
+
+    first = learner(**settings)
+    for step in range(2):
+        first.train(samples(step))
+    first.save(tmp_path)
+    torch.manual_seed(99)
+    second = learner(tmp_path, **settings)
+    second.load(tmp_path)
+    assert second.steps == 2
+    found = [second.train(samples(step)) for step in range(2, 4)]
+
+    assert equal(weights(second), weights(straight))
+    for mine, other in zip(found, expected[2:], strict=True):
+        assert untimed(mine) == untimed(other)
+
+
+def untimed(metrics: dict[str, float]) -> dict[str, float]:
+    return {key: value for key, value in metrics.items() if not key.startswith(("timing", "perf"))}
+
+
+def test_a_checkpoint_is_a_folder_that_transformers_reads(
+    learner: Callable[..., Learner], tiny_model: Path, tmp_path: Path
+) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    trained = learner()
+    trained.train(samples(0))
+    trained.save(tmp_path)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    assert equal(dict(model.state_dict()), weights(trained))
+    assert AutoTokenizer.from_pretrained(tmp_path).encode("abc") == AutoTokenizer.from_pretrained(tiny_model).encode(
+        "abc"
+    )
+
+
+def test_what_is_no_checkpoint_is_refused(learner: Callable[..., Learner], tiny_model: Path) -> None:
+    with pytest.raises(CheckpointError, match="not a checkpoint"):
+        learner().load(tiny_model)
+
+
+def test_micro_batches_do_not_change_the_step(learner: Callable[..., Learner]) -> None:
+    one, many = learner(micro_tokens=4096), learner(micro_tokens=1)
+    first, second = one.train(samples(0)), many.train(samples(0))
+    assert first["actor/grad_norm"] == pytest.approx(second["actor/grad_norm"], rel=1e-4)
+    assert first["actor/loss"] == pytest.approx(second["actor/loss"], abs=1e-6)
+    assert first["actor/entropy"] == pytest.approx(second["actor/entropy"], rel=1e-5)
+
+
+def test_metrics_say_what_was_trained(learner: Callable[..., Learner]) -> None:
+    given = samples(0)
+    found = learner(kl_coef=0.1).train(given)
+    lengths = [sample.info.length for sample in given]
+    assert found["reward/mean"] == pytest.approx(np.mean([sample.info.reward for sample in given]))
+    assert found["response_length/mean"] == pytest.approx(np.mean(lengths))
+    assert found["response_length/max"] == max(lengths)
+    assert found["response_length/clip_ratio"] == 0.25
+    assert found["actor/tokens"] == sum(lengths)
+    assert found["actor/kl"] == pytest.approx(0, abs=1e-6)  # the first step starts at the reference
+    assert found["actor/lr"] == pytest.approx(1e-3 / 3)
+    assert 5 < found["actor/entropy"] < np.log(264)
+    assert 0 <= found["mismatch_kl/mean"] < 1
+    assert found["staleness/max"] == 0
+    assert found["actor/grad_norm"] > 0
+
+
+def test_equal_rewards_change_nothing(learner: Callable[..., Learner]) -> None:
+    made = learner(weight_decay=0.0)
+    before = weights(made)
+    found = made.train(rewarded(samples(0), lambda info: 0.1))
+    assert equal(weights(made), before)
+    assert found["actor/grad_norm"] == 0
+    assert "actor/entropy" not in found  # nothing was computed, so nothing is claimed
+    assert made.steps == 1
+
+
+def test_the_mismatch_is_watched_also_when_nothing_is_trained(
+    learner: Callable[..., Learner], caplog: pytest.LogCaptureFixture
+) -> None:
+    same = rewarded(samples(0), lambda info: 1.0)
+    assert 0 <= learner().train(same)["mismatch_kl/mean"] < 0.05
+    shifted = [dataclasses.replace(sample, logprobs=sample.logprobs + np.float32(1)) for sample in same]
+    assert learner().train(shifted)["mismatch_kl/mean"] > 0.3
+    assert "above trainer.mismatch_warn" in caplog.text
+
+
+def test_what_has_no_signal_is_not_computed_and_changes_nothing(learner: Callable[..., Learner]) -> None:
+    """Skipping samples of advantage 0 must not show: a vanishing KL term makes the learner compute all of them."""
+    flat = rewarded(samples(0), lambda info: 1.0 if info.id.prompt.endswith("1") else float(info.id.index))
+    lean, full = learner(), learner(kl_coef=1e-30)
+    assert lean.train(flat)["actor/tokens"] < full.train(flat)["actor/tokens"]
+    for name, tensor in weights(lean).items():
+        assert torch.allclose(tensor, weights(full)[name], atol=2e-5), name
+
+
+def test_groups_with_less_than_two_rewards_are_left_out_and_counted(learner: Callable[..., Learner]) -> None:
+    def reward(info: SampleInfo) -> float | None:
+        missing = info.id.prompt.endswith("0") and info.id.index > 0
+        return (None, float("nan"))[info.id.index % 2] if missing else float(info.id.index)
+
+    found = learner().train(rewarded(samples(0), reward))
+    assert found["actor/groups_skipped"] == 1
+    assert found["actor/samples"] == 2 * GROUP
+
+
+@pytest.mark.parametrize("given", [[], rewarded(samples(0), lambda info: None)])
+def test_a_step_without_anything_to_train_is_a_step(
+    learner: Callable[..., Learner], given: list[StoredSample]
+) -> None:
+    made = learner()
+    before = weights(made)
+    made.train(given)
+    assert made.steps == 1
+    assert equal(weights(made), before)
+
+
+def test_what_is_not_finite_does_not_reach_the_weights(
+    learner: Callable[..., Learner], caplog: pytest.LogCaptureFixture
+) -> None:
+    made = learner(std_normalise=False)
+    before = weights(made)
+    found = made.train(rewarded(samples(0), lambda info: 1e38 if info.id.index else -1e38))
+    assert equal(weights(made), before)
+    assert found["actor/skipped_updates"] == 1
+    assert "this update is skipped" in caplog.text
+    made.train(samples(1))
+    assert not equal(weights(made), before)
+
+
+def test_stale_samples_are_refused(learner: Callable[..., Learner]) -> None:
+    made = learner()
+    made.steps = 2
+    with pytest.raises(StalenessBroken, match=r"version 1; step 3 .*max_staleness = 0"):
+        made.train(samples(2, version=1))
+    with pytest.raises(StalenessBroken, match="version 3"):
+        made.check(2, samples(2, version=3))
+    assert made.steps == 2
+
+
+def test_learning_raises_the_probability_of_what_is_rewarded(learner: Callable[..., Learner]) -> None:
+    made = learner(warmup_steps=0)
+    given = rewarded(samples(0), lambda info: float(info.id.index == 0))
+
+    def likelihood() -> float:
+        from rhymed_workers.trainer.packing import Sequences, micro_batches
+
+        good = [Sequences(s.prompt_tokens, s.tokens) for s in given if s.info.reward]  # type: ignore[arg-type]
+        batches = micro_batches(good, range(len(good)), 4096)
+        return float(sum(made.policy.logprobs(batch).sum() for batch in batches))
+
+    before = likelihood()
+    for step in range(4):
+        made.train([changed(sample, versions=[(step, sample.info.length)]) for sample in given])
+    assert likelihood() > before + 1

@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from rhymed.errors import TrainerError
+from rhymed_workers.trainer import policy as policies
+from rhymed_workers.trainer.packing import Sequences, micro_batches
+from rhymed_workers.trainer.policy import Policy
+
+
+@pytest.fixture
+def policy(tiny_model: Path) -> Policy:
+    return Policy.load(tiny_model, temperature=0.8)
+
+
+@pytest.fixture
+def samples() -> list[Sequences]:
+    draw = np.random.default_rng(0)
+    prompts = [draw.integers(2, 250, length) for length in (5, 11)]
+    return [
+        Sequences(prompts[number % 2], draw.integers(2, 250, length))
+        for number, length in enumerate([7, 1, 12, 3, 4])
+    ]
+
+
+def plain(policy: Policy, samples: list[Sequences]) -> list[Tensor]:
+    """The obvious way: one sample at a time, all logits."""
+    found = []
+    for prompt, response in samples:
+        ids = torch.tensor(np.concatenate([prompt, response]).astype(np.int64))[None]
+        logits = policy.model(ids).logits[0, len(prompt) - 1 : -1] / policy.temperature
+        found.append(logits.log_softmax(-1).gather(1, ids[0, len(prompt) :, None]).squeeze(1))
+    return found
+
+
+@pytest.mark.parametrize("micro_tokens", [8, 40, 4096])
+def test_log_probs_are_those_of_single_rows(policy: Policy, samples: list[Sequences], micro_tokens: int) -> None:
+    expected = torch.cat(plain(policy, samples)).detach()
+    found = torch.full_like(expected, torch.nan)
+    for batch in micro_batches(samples, range(5), micro_tokens):
+        found[torch.from_numpy(batch.flat_N)] = policy.logprobs(batch)
+    assert torch.allclose(found, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("logits_bytes", [4 * 264 * 3, 1 << 28])
+def test_gradient_written_by_hand_is_that_of_autograd(
+    policy: Policy, samples: list[Sequences], logits_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(policies, "LOGITS_BYTES", logits_bytes)
+    slopes = torch.linspace(-1, 1, 27)
+
+    (slopes * torch.cat(plain(policy, samples)).exp()).sum().backward()
+    expected = {name: parameter.grad.clone() for name, parameter in policy.model.named_parameters()}
+    policy.model.zero_grad(set_to_none=True)
+    for batch in micro_batches(samples, range(5), 64):
+        policy.backward(batch, lambda logp_N, entropy_N, flat_N: (slopes[flat_N] * logp_N.exp()).sum())
+
+    for name, parameter in policy.model.named_parameters():
+        assert torch.allclose(parameter.grad, expected[name], atol=1e-6), name
+
+
+def test_entropy_is_of_the_tempered_distribution(policy: Policy, samples: list[Sequences]) -> None:
+    prompt, response = samples[0]
+    ids = torch.tensor(np.concatenate([prompt, response]).astype(np.int64))[None]
+    logits = policy.model(ids).logits[0, len(prompt) - 1 : -1] / policy.temperature
+    seen: list[Tensor] = []
+
+    def loss(logp_N: Tensor, entropy_N: Tensor, flat_N: Tensor) -> Tensor:
+        seen.append(entropy_N)
+        return logp_N.sum()
+
+    policy.backward(micro_batches(samples, [0], 100)[0], loss)
+    assert torch.allclose(seen[0], torch.distributions.Categorical(logits=logits).entropy(), atol=1e-4)
+
+
+def test_a_head_that_does_more_than_multiply_is_refused() -> None:
+    from transformers import Gemma2Config, Gemma2ForCausalLM
+
+    sizes: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "head_dim": 8}
+    config = Gemma2Config(vocab_size=32, num_attention_heads=2, num_key_value_heads=1, **sizes)
+    with pytest.raises(TrainerError, match="final_logit_softcapping"):
+        Policy(Gemma2ForCausalLM(config))
+
+
+@pytest.mark.parametrize("kind", ["gpt_neox", "mixtral", "llama"])
+def test_weights_are_published_by_the_names_on_disk(tmp_path: Path, kind: str) -> None:
+    """transformers renames the head of the first, and merges the experts of the second; the third's head is tied."""
+    from safetensors.torch import load_file
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    sizes = {"vocab_size": 16, "hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 2} if kind == "gpt_neox" else {"num_attention_heads": 2, "num_key_value_heads": 2}
+    config = AutoConfig.for_model(kind, **sizes, **heads, tie_word_embeddings=kind == "llama")
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    stored = load_file(tmp_path / "model.safetensors")
+    tensors = Policy.load(tmp_path).tensors()
+    assert tensors.keys() == stored.keys()
+    assert all(torch.equal(tensors[name], stored[name]) for name in stored)

@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from rhymed.errors import MalformedMessage, TrainerError
+from rhymed.messages import GetManifest, GetWeights, Manifest
+from rhymed.service.host import host_id
+from rhymed.wire.sockets import Client
+from rhymed_workers.rollout.download import Fetcher
+from rhymed_workers.trainer import publish
+from rhymed_workers.trainer.publish import Publisher, WeightsServer
+
+
+def tensors(seed: int) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    table = torch.randn(7, 5, generator=generator)
+    return {
+        "embed": table,
+        "norm": torch.randn(5, generator=generator),
+        "turned": torch.randn(3, 4, generator=generator).T,
+        "head": table,  # tied
+        "none": torch.empty(0),
+    }
+
+
+@pytest.fixture
+def publisher(tmp_path: Path) -> Iterator[Publisher]:
+    made = Publisher(tmp_path / "weights")
+    yield made
+    made.close()
+
+
+def test_the_file_is_safetensors_in_the_engine_s_dtype_with_tied_tensors_once(publisher: Publisher) -> None:
+    given = tensors(0)
+    published = publisher.publish(3, given.items())
+    found = load_file(published.path)
+    assert found.keys() == {"embed", "norm", "turned", "none"}
+    for name, tensor in found.items():
+        assert torch.equal(tensor, given[name].to(torch.bfloat16)), name
+    assert published.size == published.path.stat().st_size
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_other_dtypes(tmp_path: Path, dtype: str) -> None:
+    publisher = Publisher(tmp_path / "weights", dtype)
+    found = load_file(publisher.publish(0, tensors(0).items()).path)
+    assert torch.equal(found["turned"], tensors(0)["turned"].to(getattr(torch, dtype)))
+    publisher.close()
+
+
+def test_two_versions_are_kept_and_a_reader_keeps_what_it_opened(publisher: Publisher) -> None:
+    first = publisher.publish(0, tensors(0).items()).path
+    with first.open("rb") as opened:
+        for version in (1, 2):
+            publisher.publish(version, tensors(version).items())
+        assert not first.exists()
+        assert len(opened.read()) > 0
+    with pytest.raises(TrainerError, match=r"version 0 .* there is: 1, 2"):
+        publisher.find(0)
+    assert len(list(publisher.find(2).path.parent.iterdir())) == 2
+
+
+def test_closing_removes_everything_and_so_does_the_next_trainer(tmp_path: Path) -> None:
+    killed = Publisher(tmp_path / "weights")
+    left = killed.publish(5, tensors(0).items()).path
+    publisher = Publisher(tmp_path / "weights")
+    made = publisher.publish(0, tensors(0).items()).path
+    assert not left.exists()
+    publisher.close()
+    assert not made.parent.exists()
+
+
+def test_without_room_in_shared_memory_the_run_folder_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    usage = publish.shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(publish.shutil, "disk_usage", lambda path: usage._replace(free=10))
+    publisher = Publisher(tmp_path / "weights")
+    assert publisher.publish(0, tensors(0).items()).path.parent == tmp_path / "weights"
+    assert "slower" in caplog.text
+    publisher.close()
+
+
+@pytest.fixture
+async def link(publisher: Publisher, tmp_path: Path) -> Client:
+    server = WeightsServer(f"ipc://{tmp_path}/w", publisher)
+    client = Client(server.address, peer="weights")
+    yield client
+    client.close()
+    server.close()
+
+
+async def test_slices_are_the_file_that_the_digest_names(link: Client, publisher: Publisher) -> None:
+    published = publisher.publish(4, tensors(1).items())
+    manifest = (await link.request(GetManifest(version=4, host="elsewhere"))).message
+    content = b""
+    while len(content) < manifest.size:
+        length = min(50, manifest.size - len(content))
+        answer = await link.request(GetWeights(version=4, offset=len(content), length=length))
+        content += bytes(answer.frames[0])
+    assert content == published.path.read_bytes()
+    digest = hashlib.blake2b(content, digest_size=16).hexdigest()
+    assert manifest == Manifest(
+        version=4, host=host_id(), path=str(published.path), size=published.size, digest=digest
+    )
+
+
+async def test_a_reader_on_the_same_machine_waits_for_no_digest(link: Client, publisher: Publisher) -> None:
+    publisher.publish(4, tensors(1).items())
+    manifest = (await link.request(GetManifest(version=4, host=host_id()))).message
+    assert manifest.digest == ""
+
+
+async def test_what_is_not_there_is_told(link: Client, publisher: Publisher) -> None:
+    size = publisher.publish(4, tensors(1).items()).size
+    with pytest.raises(TrainerError, match=r"version 9 .* there is: 4"):
+        await link.request(GetManifest(version=9))
+    for offset, length in [(-1, 2), (0, 0), (0, size + 1), (size, 1), (2**40, 1)]:
+        with pytest.raises(MalformedMessage, match="of version 4"):
+            await link.request(GetWeights(version=4, offset=offset, length=length))
+
+
+@pytest.mark.parametrize("host", [None, "elsewhere"])
+async def test_the_fetcher_gets_it_from_here_and_from_elsewhere(
+    link: Client, publisher: Publisher, tmp_path: Path, host: str | None
+) -> None:
+    publisher.publish(2, tensors(2).items())
+    fetcher = Fetcher("reader", host=host, base=tmp_path)
+    try:
+        found = load_file(await fetcher.fetch(2, link.address))
+    finally:
+        fetcher.close()
+    assert torch.equal(found["embed"], tensors(2)["embed"].to(torch.bfloat16))

@@ -1,0 +1,430 @@
+"""The trainer's service through real sockets, with a real store; the broker is a server that notes what it hears."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.torch import load_file
+
+from rhymed import messages
+from rhymed.config import Config
+from rhymed.errors import CheckpointError, CheckpointLost, PeerGone, StalenessBroken, TrainerError, UnknownSample
+from rhymed.run.layout import Places, places
+from rhymed.service.activities import ACTIVITIES, seconds_of
+from rhymed.wire.sockets import DONE, Client, Server
+from rhymed_store.client import NewSample, StoreClient
+from rhymed_store.service import StoreService
+from rhymed_workers.trainer import lineage
+from rhymed_workers.trainer import service as trainer
+from rhymed_workers.trainer.service import TrainerService
+
+WAIT_S = 60.0
+
+
+class Broker:
+    """Welcomes whoever joins and remembers everything."""
+
+    def __init__(self, address: str) -> None:
+        self.heard: list[Any] = []
+        self.peer = b""
+        self.joined = asyncio.Event()
+        self._news = asyncio.Event()
+        self.server = Server(address, messages.ToBroker, self._handle)
+
+    async def _handle(self, peer: bytes, message: Any, frames: Sequence[bytes]) -> messages.Message:
+        self.heard.append(message)
+        self._news.set()
+        if isinstance(message, messages.Join):
+            self.peer = peer
+            self.joined.set()
+            return messages.Welcome(run="t", heartbeat_s=0.1, lost_after_s=5, step=message.version)
+        if not self.peer:
+            raise PeerGone("not known here: join first")
+        return DONE
+
+    async def hear(self, kind: type[Any], **fields: Any) -> Any:
+        """The first message of this kind with these fields, past or to come."""
+        async with asyncio.timeout(WAIT_S):
+            while True:
+                for message in self.heard:
+                    if isinstance(message, kind) and all(getattr(message, k) == v for k, v in fields.items()):
+                        return message
+                self._news.clear()
+                await self._news.wait()
+
+    async def ask(self, message: messages.Message) -> None:
+        await asyncio.wait_for(self.joined.wait(), WAIT_S)
+        await self.server.request(self.peer, message, deadline_s=WAIT_S)
+
+
+@pytest.fixture
+def config(tmp_path: Path, tiny_model: Path) -> Config:
+    return Config.model_validate(
+        {
+            "run": {"folder": str(tmp_path), "name": "t"},
+            "model": {"path": str(tiny_model), "dtype": "float32"},
+            "rollout": {"prompts_per_step": 2, "group_size": 4, "max_prompt_length": 64, "max_response_length": 64},
+            "trainer": {"lr": 1e-3, "checkpoint_every": 2, "threads": 1},
+            "store": {"map_gib": 0.05},
+            "net": {name: f"ipc://{tmp_path}/{name}" for name in ("broker", "store", "weights")},
+        }
+    )
+
+
+@pytest.fixture
+def where(config: Config) -> Places:
+    return places(config)
+
+
+@pytest.fixture
+async def broker(where: Places) -> AsyncIterator[Broker]:
+    made = Broker(where.broker)
+    yield made
+    made.server.close()
+
+
+@pytest.fixture
+async def put(config: Config, where: Places) -> AsyncIterator[Callable[..., Any]]:
+    """A store that runs, and a way to put a scored step into it."""
+    async with StoreService(config, where).running():
+        client = StoreClient(where.store, "test")
+
+        async def put_step(step: int, version: int | None = None) -> list[messages.SampleId]:
+            draw = np.random.default_rng(step)
+            made = []
+            for prompt in range(2):
+                tokens = draw.integers(2, 250, 5)
+                for index in range(4):
+                    length = int(draw.integers(1, 9))
+                    info = messages.SampleInfo(
+                        id=messages.SampleId(step, f"{prompt:016x}", index),
+                        prompt_length=5,
+                        length=length,
+                        finish_reason="stop",
+                        versions=[(step if version is None else version, length)],
+                    )
+                    response = draw.integers(2, 250, length)
+                    made.append(NewSample(info, tokens, response, np.full(length, -5.5, np.float32)))
+            await client.put_samples(made)
+            ids = [sample.info.id for sample in made]
+            await client.put_scores([messages.Score(id=id, reward=float(id.index)) for id in ids])
+            return ids
+
+        yield put_step
+        client.close()
+
+
+async def published(where: Places, version: int) -> dict[str, Any]:
+    link = Client(where.weights, peer="weights")
+    try:
+        manifest = (await link.request(messages.GetManifest(version=version), deadline_s=WAIT_S)).message
+        return load_file(manifest.path)
+    finally:
+        link.close()
+
+
+async def written(where: Places, step: int) -> None:
+    """The checkpoint of so many steps is there, whole."""
+    async with asyncio.timeout(WAIT_S):
+        while not (where.checkpoints / f"step-{step:06d}").exists():
+            await asyncio.sleep(0.02)
+
+
+async def test_a_step_is_trained_published_told_and_checkpointed(
+    config: Config, where: Places, broker: Broker, put: Any
+) -> None:
+    began = time.monotonic()
+    async with TrainerService(config, where).running():
+        join = await broker.hear(messages.Join)
+        assert (join.role, join.version, join.weights) == ("trainer", 0, where.weights)
+        before = await published(where, 0)
+        for step in range(2):
+            await broker.ask(messages.TrainStep(step=step, samples=await put(step)))
+            trained = await broker.hear(messages.Trained, step=step)
+            assert trained.metrics["reward/mean"] == 1.5
+            assert trained.metrics.keys() >= {
+                *("reward/std", "actor/loss", "actor/entropy", "actor/grad_norm", "actor/lr", "actor/pg_clipfrac"),
+                *("mismatch_kl/mean", "staleness/max", "perf/train_tokens_per_s", "response_length/clip_ratio"),
+                *("timing_s/fetch", "timing_s/train", "timing_s/publish"),
+            }
+        after = await published(where, 2)
+        assert any((after[name] != before[name]).any() for name in before)
+        await broker.hear(messages.Checkpointed, step=2)
+        beat = await broker.hear(messages.Heartbeat, version=2, phase="idle")
+        told = seconds_of("trainer", beat.stats)
+        assert tuple(told) == ACTIVITIES["trainer"]
+        assert min(told.values()) > 0, "it has done all of it"
+        assert sum(told.values()) <= time.monotonic() - began
+        trained = [await broker.hear(messages.Trained, step=step) for step in range(2)]
+        assert told["train"] >= sum(message.metrics["timing_s/train"] for message in trained)
+    assert (where.checkpoints / "step-000002" / "model.safetensors").exists()
+    await broker.hear(messages.Leave)
+
+
+async def test_a_restarted_trainer_goes_on_to_the_bit_from_its_checkpoint(
+    config: Config, where: Places, broker: Broker, put: Any
+) -> None:
+    async with TrainerService(config, where).running():
+        for step in range(3):
+            await broker.ask(messages.TrainStep(step=step, samples=await put(step)))
+            await broker.hear(messages.Trained, step=step)
+        expected = await published(where, 3)
+        await broker.hear(messages.Checkpointed, step=2)
+    broker.heard.clear()
+    async with TrainerService(config, where).running():
+        assert (await broker.hear(messages.Join)).version == 2
+        await broker.ask(messages.TrainStep(step=2, samples=await put(2)))
+        await broker.hear(messages.Trained, step=2)
+        found = await published(where, 3)
+    assert all((found[name] == expected[name]).all() for name in expected)
+
+
+async def test_finish_writes_the_last_checkpoint_and_leaves(
+    config: Config, where: Places, broker: Broker, put: Any
+) -> None:
+    service = TrainerService(config, where)
+    async with service.running():
+        await broker.ask(messages.TrainStep(step=0, samples=await put(0)))
+        await broker.ask(messages.Finish(reason="enough"))  # while it trains
+        await broker.hear(messages.Trained, step=0)
+        await broker.hear(messages.Checkpointed, step=1)
+        await broker.hear(messages.Leave)
+    assert service.stopping
+
+
+async def test_a_trained_step_is_answered_and_not_trained_again(
+    config: Config, where: Places, broker: Broker, put: Any
+) -> None:
+    async with TrainerService(config, where).running():
+        order = messages.TrainStep(step=0, samples=await put(0))
+        await broker.ask(order)
+        await broker.ask(order)  # the broker did not hear the first answer
+        first = await broker.hear(messages.Trained, step=0)
+        weights = await published(where, 1)
+        broker.heard.clear()
+        await broker.ask(order)
+        assert await broker.hear(messages.Trained, step=0) == first
+        again = await published(where, 1)
+        assert all((again[name] == weights[name]).all() for name in weights)
+        with pytest.raises(TrainerError, match="step 6 cannot be trained: 1 steps are trained"):
+            await broker.ask(messages.TrainStep(step=5, samples=[]))
+
+
+async def test_what_is_stale_or_unknown_is_refused_and_the_trainer_lives_on(
+    config: Config, where: Places, broker: Broker, put: Any
+) -> None:
+    async with TrainerService(config, where).running():
+        await broker.ask(messages.TrainStep(step=0, samples=await put(0)))
+        await broker.hear(messages.Trained, step=0)
+        with pytest.raises(StalenessBroken, match="version 0; step 2"):
+            await broker.ask(messages.TrainStep(step=1, samples=await put(1, version=0)))
+        with pytest.raises(UnknownSample):
+            await broker.ask(messages.TrainStep(step=1, samples=[messages.SampleId(1, "f" * 16, 0)]))
+        broker.heard.clear()
+        await broker.hear(messages.Heartbeat, phase="idle", version=1)
+
+
+async def test_a_restarted_broker_is_joined_again_and_hears_what_it_missed(
+    config: Config, where: Places, broker: Broker, put: Any
+) -> None:
+    async with TrainerService(config, where).running():
+        await broker.ask(messages.TrainStep(step=0, samples=await put(0)))
+        broker.server.close()
+        reborn = Broker(where.broker)
+        try:
+            assert (await reborn.hear(messages.Join)).role == "trainer"
+            assert (await reborn.hear(messages.Trained)).step == 0
+        finally:
+            reborn.server.close()
+
+
+async def test_a_damaged_checkpoint_is_not_the_end(
+    config: Config, where: Places, broker: Broker, put: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with TrainerService(config, where).running():
+        for step in range(4):
+            await broker.ask(messages.TrainStep(step=step, samples=await put(step)))
+            await broker.hear(messages.Trained, step=step)
+        await written(where, 4)
+    damage(where, 4)
+    broker.heard.clear()
+    async with TrainerService(config, where).running():
+        assert (await broker.hear(messages.Join)).version == 2
+    assert "step-000004 is damaged" in caplog.text
+
+
+def damage(where: Places, step: int) -> None:
+    file = where.checkpoints / f"step-{step:06d}" / "optimizer.state"
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+async def test_a_trainer_without_a_good_checkpoint_ends_in_words(
+    config: Config, where: Places, broker: Broker, put: Any
+) -> None:
+    async with TrainerService(config, where).running():
+        for step in range(2):
+            await broker.ask(messages.TrainStep(step=step, samples=await put(step)))
+            await broker.hear(messages.Trained, step=step)
+        await broker.hear(messages.Checkpointed, step=2)
+    damage(where, 2)
+    with pytest.raises(CheckpointLost, match=r"step-000002.*put a good one back"):
+        await TrainerService(config, where).run()
+
+
+async def test_a_big_step_is_read_in_parts(
+    config: Config, where: Places, broker: Broker, put: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trainer, "FETCHED", 3)
+    service, asked = TrainerService(config, where), list[int]()
+    async with service.running():
+        whole = service._store.get_samples
+
+        async def counted(ids: Any, **more: Any) -> Any:
+            asked.append(len(ids))
+            return await whole(ids, **more)
+
+        service._store.get_samples = counted  # type: ignore[method-assign]
+        await broker.ask(messages.TrainStep(step=0, samples=await put(0)))
+        told = await broker.hear(messages.Trained, step=0)
+        assert told.life == (await broker.hear(messages.Join)).life != ""
+        assert told.metrics["reward/mean"] == 1.5
+    assert asked == [3, 3, 2]
+
+
+async def test_told_of_the_end_it_says_that_the_last_checkpoint_is_there_already(
+    config: Config, where: Places, broker: Broker, put: Any
+) -> None:
+    async with TrainerService(config, where).running():
+        for step in range(2):
+            await broker.ask(messages.TrainStep(step=step, samples=await put(step)))
+            await broker.hear(messages.Trained, step=step)
+        await broker.hear(messages.Checkpointed, newest=2)
+        broker.heard.clear()  # as a broker that has started again
+        await broker.ask(messages.Finish(reason="enough"))
+        await broker.hear(messages.Checkpointed, newest=2)
+        await broker.hear(messages.Leave)
+
+
+async def test_what_the_step_after_an_older_checkpoint_needs_is_not_forgotten(
+    config: Config, where: Places, broker: Broker, put: Any
+) -> None:
+    """The store forgets log-probs below what the trainer tells; the oldest checkpoint that is kept must do."""
+    store = StoreClient(where.store, "broker")
+    try:
+        async with TrainerService(config, where).running():
+            for step in range(6):
+                await broker.ask(messages.TrainStep(step=step, samples=await put(step)))
+                await broker.hear(messages.Trained, step=step)
+                if step % 2:
+                    await written(where, step + 1)
+            last = (await broker.hear(messages.Checkpointed, step=4)).step
+            expected = await published(where, 6)
+        assert max(one.step for one in broker.heard if isinstance(one, messages.Checkpointed)) == last
+        await store.forget_logprobs(last)
+        damage(where, 6)
+        broker.heard.clear()
+        async with TrainerService(config, where).running():
+            assert (await broker.hear(messages.Join)).version == 4
+            for step in (4, 5):
+                await broker.ask(messages.TrainStep(step=step, samples=await put(step)))
+                await broker.hear(messages.Trained, step=step)
+            found = await published(where, 6)
+        assert all((found[name] == expected[name]).all() for name in expected)
+    finally:
+        store.close()
+
+
+async def test_being_stopped_in_the_middle_of_a_step_is_quick_and_loses_only_that_step(
+    config: Config, where: Places, broker: Broker, put: Any
+) -> None:
+    config = config.model_copy(update={"trainer": config.trainer.model_copy(update={"micro_tokens": 1})})
+    async with TrainerService(config, where).running():
+        await broker.ask(messages.TrainStep(step=0, samples=await put(0)))
+    assert not any(isinstance(message, messages.Checkpointed) for message in broker.heard)
+    broker.heard.clear()
+    async with TrainerService(config, where).running():
+        assert (await broker.hear(messages.Join)).version == 0
+
+
+@pytest.mark.parametrize("engine", ["torch", "trace"])
+async def test_what_was_trained_is_written_down_and_a_step_trained_again_is_there_once(
+    config: Config, where: Places, broker: Broker, put: Any, engine: str
+) -> None:
+    rollout = {"engine": "trace"} if engine == "trace" else {}
+    config = _changed(config, trainer={"engine": engine}, rollout=rollout, trace={"train_s": 0.0})
+    async with TrainerService(config, where).running():
+        for step in range(3):
+            await broker.ask(messages.TrainStep(step=step, samples=await put(step)))
+            await broker.hear(messages.Trained, step=step)
+        await broker.hear(messages.Checkpointed, step=2)
+        expected = await published(where, 3)
+    first = lineage.read(where.checkpoints / "step-000002")
+    assert [(line.step, line.samples) for line in first] == [(0, 8), (1, 8)]
+    broker.heard.clear()
+    async with TrainerService(config, where).running():  # step 2 was lost, and is trained again
+        assert (await broker.hear(messages.Join)).version == 2
+        for step in (2, 3):
+            await broker.ask(messages.TrainStep(step=step, samples=await put(step)))
+            await broker.hear(messages.Trained, step=step)
+            if step == 2:
+                found = await published(where, 3)
+        await written(where, 4)
+    kept = lineage.read(where.checkpoints / "step-000004")
+    assert kept[:2] == first
+    assert [line.step for line in kept] == [0, 1, 2, 3]
+    assert len({line.digest for line in kept}) == 4
+    assert all(bool(line.weights) == (engine == "trace") for line in kept)
+    assert all((found[name] == expected[name]).all() for name in expected)
+
+
+async def test_a_checkpoint_of_the_other_engine_is_refused_in_words(
+    config: Config, where: Places, broker: Broker, put: Any
+) -> None:
+    async with TrainerService(config, where).running():
+        for step in range(2):
+            await broker.ask(messages.TrainStep(step=step, samples=await put(step)))
+            await broker.hear(messages.Trained, step=step)
+        await broker.hear(messages.Checkpointed, step=2)
+    other = _changed(config, trainer={"engine": "trace"}, rollout={"engine": "trace"})
+    with pytest.raises(CheckpointError, match=r"not a checkpoint of trainer\.engine = trace"):
+        await TrainerService(other, where).run()
+
+
+async def test_a_trace_trainer_can_be_stopped_in_the_middle_of_a_long_step(
+    config: Config, where: Places, broker: Broker, put: Any
+) -> None:
+    slow = _changed(config, trainer={"engine": "trace"}, rollout={"engine": "trace"}, trace={"train_s": 1e6})
+    async with TrainerService(slow, where).running():
+        await broker.ask(messages.TrainStep(step=0, samples=await put(0)))
+        async with asyncio.timeout(WAIT_S):
+            while not any(
+                isinstance(one, messages.Heartbeat) and one.phase.startswith("train ") for one in broker.heard
+            ):
+                await asyncio.sleep(0.05)
+    assert not any(isinstance(message, messages.Trained) for message in broker.heard)
+
+
+async def test_a_trainer_that_gets_no_further_ends(config: Config, where: Places, broker: Broker, put: Any) -> None:
+    stuck = _changed(config, trainer={"engine": "trace", "stall_s": 0.5}, rollout={"engine": "trace"})
+    service, hung = TrainerService(stuck, where), threading.Event()
+    life = asyncio.ensure_future(service.run())
+    await broker.hear(messages.Join)
+    service._learner.train = lambda samples, progress: hung.wait(WAIT_S)  # type: ignore[method-assign]
+    await asyncio.sleep(1.0)
+    assert not life.done(), "one that has nothing to do is not stuck"
+    await broker.ask(messages.TrainStep(step=0, samples=await put(0)))
+    with pytest.raises(TrainerError, match=r"no progress for 0\.5 s"):
+        await asyncio.wait_for(life, WAIT_S)
+    hung.set()
+
+
+def _changed(config: Config, **sections: dict[str, Any]) -> Config:
+    given = config.model_dump()
+    return Config.model_validate(given | {name: given[name] | more for name, more in sections.items()})

@@ -1,0 +1,1 @@
+"""Inference engines: vLLM, and an engine that replays traces."""

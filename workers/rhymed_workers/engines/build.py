@@ -1,0 +1,23 @@
+"""The engine that the configuration names."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rhymed.config import Config
+
+if TYPE_CHECKING:
+    pass
+from rhymed_workers.engines.base import Engine
+
+
+def build_engine(config: Config) -> Engine:
+    """The engine that the configuration names; nothing is started yet."""
+    if config.rollout.engine == "trace":
+        from rhymed_workers.engines.trace import TraceEngine
+
+        return TraceEngine(config)
+    from rhymed.inputs.models import resolve_model
+    from rhymed_workers.engines.vllm import VllmEngine
+
+    return VllmEngine(config, resolve_model(config))

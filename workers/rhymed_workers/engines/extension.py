@@ -1,0 +1,159 @@
+"""What runs inside vLLM's own processes: weights from a file, and an end when our process ends.
+
+vLLM imports this module in every worker process because it is named as `worker_extension_cls`; importing it
+registers the weight-transfer backend `BACKEND`. Weights go through vLLM's layerwise reload: loading into the live
+parameters instead would ruin layers whose weights were repacked. Knows nothing of versions, requests or rhymed's
+messages.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+from rhymed.histospec.plugin import install
+from rhymed_workers.engines import activity
+
+BACKEND = "rhymed-file"
+OWNER = "RHYMED_ENGINE_OWNER"
+"""Environment variable with the pid of the process that started the engine."""
+
+
+def end_with_owner() -> None:
+    """When the owner is gone, kill this process and the engine's processes between the two, at once.
+
+    A signal on the parent's death (PR_SET_PDEATHSIG) would come too early: it follows the parent's thread.
+    """
+    owner = int(os.environ.get(OWNER, "0"))
+    if not owner or not hasattr(os, "pidfd_open"):
+        return
+    try:
+        descriptor = os.pidfd_open(owner)
+    except ProcessLookupError:
+        raise RuntimeError(f"process {owner}, which wanted this engine, is gone") from None
+    chain = _between(owner)
+
+    def watch() -> None:
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)
+        poll.poll()
+        for pid in [*chain, os.getpid()]:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+
+    threading.Thread(target=watch, name="end-with-owner", daemon=True).start()
+
+
+def _between(owner: int) -> list[int]:
+    """Pids from below the owner down to our parent; empty when the owner is not above us."""
+    import psutil
+
+    above = [process.pid for process in psutil.Process().parents()]
+    return above[: above.index(owner)][::-1] if owner in above else []
+
+
+@dataclass
+class NoInit:
+    """Nothing has to be agreed on before files are read."""
+
+
+@dataclass
+class File:
+    path: str  # safetensors, parameter names as in the model's Hugging Face folder
+
+
+def _repack_tied_heads(model: Any) -> None:
+    """The layerwise reload leaves out a head without weights of its own, and with it the copy that a CPU repacked."""
+    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+
+    layers = [layer for layer in model.modules() if isinstance(layer, VocabParallelEmbedding)]
+    shared = [id(layer.weight) for layer in layers]
+    for layer in layers:
+        if isinstance(layer, ParallelLMHead) and shared.count(id(layer.weight)) > 1:
+            layer.quant_method.process_weights_after_loading(layer)
+
+
+def _register() -> None:
+    from vllm.distributed.weight_transfer import base, factory
+
+    class FileWeights(base.WeightTransferEngine[Any, Any]):
+        """Every rank reads the file by mmap and keeps its own shard."""
+
+        init_info_cls = NoInit
+        update_info_cls = File
+
+        def init_transfer_engine(self, init_info: NoInit) -> None:
+            pass
+
+        def start_weight_update(self) -> None:
+            from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
+
+            initialize_layerwise_reload(self.model)
+
+        def receive_weights(self, update_info: File) -> None:
+            from safetensors import safe_open
+
+            with safe_open(update_info.path, framework="pt") as file:
+                self.model.load_weights((name, file.get_tensor(name)) for name in file.keys())  # noqa: SIM118
+
+        def finish_weight_update(self) -> None:
+            from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
+
+            finalize_layerwise_reload(self.model, self.model_config)
+            _repack_tied_heads(self.model)
+
+        def shutdown(self) -> None:
+            pass
+
+    if BACKEND not in factory.WeightTransferEngineFactory._registry:
+        factory.WeightTransferEngineFactory.register_engine(BACKEND, FileWeights)
+
+
+def _leave_out_ranks() -> None:
+    """vLLM ranks every sampled token among all; nobody asks for it, and on a CPU it takes a fifth of a step."""
+    import torch
+    from vllm.platforms import current_platform
+    from vllm.v1.sample import sampler
+
+    def no_ranks(logprobs: Any, values: Any) -> Any:
+        return torch.zeros(logprobs.shape[0], dtype=torch.int64)
+
+    if current_platform.is_cpu() and hasattr(sampler, "batched_count_greater_than"):
+        sampler.batched_count_greater_than = no_ranks
+
+
+class Extension:
+    """Mixed into vLLM's worker class: what the engine asks of its worker processes."""
+
+    model_runner: Any
+
+    def remember(self, prompt: str, tokens: list[int], rows: list[tuple[int, float | None, bytes]]) -> None:
+        """A prompt's earlier responses: (step, reward, tokens as int32)."""
+        import numpy as np
+
+        from rhymed.histospec.index.builder import Past
+
+        past = [Past(np.frombuffer(data, "<i4"), step, reward) for step, reward, data in rows]
+        self.model_runner.drafter.remember(prompt, tokens, past)
+
+    def accounts(self, names: list[str]) -> list[tuple[tuple[float, ...] | None, bytes | None]]:
+        """What drafting did for these samples, and how many tokens each of their forwards made."""
+        from dataclasses import astuple
+
+        drafter = self.model_runner.drafter
+        accounts = [None if account is None else astuple(account) for account in drafter.accounts(names)]
+        return list(zip(accounts, drafter.take_yields(names), strict=True))
+
+
+if os.environ.get(OWNER):
+    _register()
+    _leave_out_ranks()
+    install()
+    activity.install()
+    end_with_owner()

@@ -1,0 +1,188 @@
+"""How vLLM is started: its arguments, its environment, its log, and what is left of it when it must go.
+
+All that depends on the machine (CPU or GPU) is decided here. Knows nothing of samples.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rhymed.config import Config
+from rhymed.histospec.settings import KEY
+from rhymed.service import logfile
+from rhymed_workers.engines.extension import BACKEND, OWNER
+
+log = logging.getLogger(__name__)
+
+BATCH_TOKENS = 2048  # in one forward pass, at least; on a CPU more would only make running samples wait longer
+LOGGING = "VLLM_LOGGING_CONFIG_PATH"
+RELOAD = "vllm.model_executor.model_loader.reload.layerwise"
+T = TypeVar("T")
+
+
+def arguments(config: Config, folder: Path) -> dict[str, Any]:
+    from vllm.config import WeightTransferConfig
+    from vllm.platforms import current_platform
+
+    rollout = config.rollout
+    length = rollout.max_prompt_length + config.longest_response
+    chosen = {
+        "model": str(folder),
+        "dtype": config.model.dtype,
+        "seed": config.run.seed % 2**31,
+        "max_model_len": length,
+        "max_num_seqs": rollout.max_concurrency,
+        "skip_tokenizer_init": True,  # tokens in, tokens out
+        "generation_config": "vllm",  # only what the configuration says shapes the distribution
+        "logprobs_mode": "processed_logprobs",
+        "enable_prefix_caching": True,  # a group's samples share their prompt
+        "disable_log_stats": True,
+        "use_tqdm_on_load": sys.stderr.isatty(),
+        "worker_extension_cls": "rhymed_workers.engines.extension.Extension",
+        "weight_transfer_config": WeightTransferConfig(backend=BACKEND),
+        **_speculation(config),
+    }
+    if current_platform.is_cpu():
+        _warn_of_slow_bfloat16(config)
+        chosen |= {
+            "kv_cache_memory_bytes": int(rollout.kv_cache_gib * 2**30),
+            "block_size": 32,  # tokens; siblings share only whole blocks of their prompt, and 128 is longer than many
+            "enforce_eager": True,  # compiling costs minutes at the start and gains nothing that shows
+            "distributed_executor_backend": "uni",  # one process less to start and to talk to
+            # A request that is prefilled in chunks rewinds its seed's generator, which CPU generators cannot.
+            "enable_chunked_prefill": False,
+            "max_num_batched_tokens": max(length, BATCH_TOKENS),
+        }
+    return chosen
+
+
+def _speculation(config: Config) -> dict[str, Any]:
+    drafts, keyed = config.drafts, config.rollout.sampler == "keyed"
+    if drafts.method == "none":
+        return {"additional_config": {KEY: {"keyed": keyed}}}
+    return {
+        "speculative_config": {
+            "method": "custom_class",
+            "model": "rhymed.histospec.proposer.HistoSpec",
+            "num_speculative_tokens": drafts.max_length,
+        },
+        "additional_config": {
+            KEY: {
+                "keyed": keyed,
+                "budget": drafts.budget,
+                "matching": drafts.matching,
+                "memory_mib": drafts.memory_mib,
+            }
+        },
+    }
+
+
+def _warn_of_slow_bfloat16(config: Config) -> None:
+    import torch
+    from vllm.platforms import CpuArchEnum, current_platform
+
+    if config.model.dtype != "bfloat16" or current_platform.get_cpu_architecture() != CpuArchEnum.X86:
+        return
+    if not (torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()):
+        log.warning("this CPU has no bfloat16 arithmetic: model.dtype = 'float32' is several times faster here")
+
+
+def environment() -> None:
+    """For vLLM and the child processes it will start; what the user has set stays."""
+    values = {
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        OWNER: str(os.getpid()),
+        LOGGING: str(_logging_file()),
+        "RAY_USAGE_STATS_ENABLED": "0",
+    }
+    if not _has_gpu():
+        values |= {
+            # Threads that spin at a barrier while trainer and scorers have the cores wait for whole time slices:
+            # measured 1.3 against 8 tokens/s with 2 cores shared by 5 busy threads.
+            "OMP_WAIT_POLICY": "passive",
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # lets vLLM accept the executor "uni"
+            "TORCHDYNAMO_DISABLE": "1",  # the sampler's one compiled function costs seconds at the first token
+        }
+    for name, value in values.items():
+        if name == OWNER or not os.environ.get(name):
+            os.environ[name] = value
+
+
+def _has_gpu() -> bool:
+    return any(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/kfd").exists()
+
+
+def _logging_file() -> Path:
+    """vLLM's log lines go where ours go, from its child processes too."""
+    ours = logfile.current()
+    handler: dict[str, Any] = {"class": "logging.StreamHandler", "formatter": "line", "level": "WARNING"}
+    if ours is not None:
+        handler = logfile.vllm(ours)
+    tree = {
+        "version": 1,
+        "disable_existing_loggers": False,
+        "formatters": {"line": {"format": "%(asctime)s %(levelname)s %(name)s[%(process)d]: %(message)s"}},
+        "handlers": {"out": handler},
+        "loggers": {
+            "vllm": {"handlers": ["out"], "level": "INFO", "propagate": False},
+            RELOAD: {"level": "ERROR"},  # at every update it warns of layers that have no weights to be loaded
+        },
+    }
+    path = _logging_path()
+    path.write_text(json.dumps(tree))
+    return path
+
+
+def _logging_path() -> Path:
+    return Path(tempfile.gettempdir()) / f"rhymed-vllm-logging-{os.getpid()}.json"
+
+
+def in_daemon_thread(work: Callable[[], T]) -> asyncio.Future[T]:
+    """Like `asyncio.to_thread`, but a process that ends does not wait for it."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def settle(result: T | None, error: BaseException | None) -> None:
+        if future.cancelled():
+            return
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(result)  # type: ignore[arg-type]
+
+    def body() -> None:
+        result, error = None, None
+        try:
+            result = work()
+        except BaseException as caught:
+            error = caught
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(settle, result, error)
+
+    threading.Thread(target=body, name="engine-start", daemon=True).start()
+    return future
+
+
+def end_children() -> None:
+    """Whatever vLLM has left, at any point of its start."""
+    path = _logging_path()
+    path.unlink(missing_ok=True)
+    if os.environ.get(LOGGING) == str(path):
+        del os.environ[LOGGING]  # other processes that we start would look for it
+    if "multiprocessing" not in sys.modules:
+        return
+    import multiprocessing
+
+    for child in multiprocessing.active_children():
+        child.kill()
+        child.join(timeout=5)

@@ -1,0 +1,258 @@
+"""The engine without a model: recorded or synthetic responses, in real time, by a cost curve.
+
+All a response is made of is a pure function of the sample's id, so any process at any time gives the same. A forward
+pass of b running samples takes `step_s + token_s * b`; prefill is not charged. A task that carries tokens has those
+that hold verified in its first pass, which takes `verify_s` longer for each; no other drafts are accepted. Waiting
+tasks enter in order of arrival as slots become free. Needs neither torch nor a tokenizer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import math
+from collections import defaultdict, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from rhymed.config import Config
+from rhymed.errors import DataError
+from rhymed.histospec.drafts.yields import Yields
+from rhymed.messages import FinishReason, SampleId
+from rhymed.service.stopwatch import Seconds
+from rhymed_workers.engines.base import NO_VERSION, Output, Rate, Task, Told
+
+if TYPE_CHECKING:
+    from rhymed_store.client import StoredSample
+
+LOAD_S = 0.02
+MEAN_SURPRISE = 0.8  # nats a token, about what a small model has at temperature 1
+REMEMBERED = 4096  # samples that have ended, and whose yields nobody has asked for
+
+
+class Recorded(msgspec.Struct, frozen=True):
+    """One line of a trace file."""
+
+    prompt: str
+    step: int
+    tokens: list[int]
+
+
+class TraceBook:
+    """What each sample's response is. `path`: JSONL of `Recorded`; None: synthetic."""
+
+    def __init__(self, config: Config) -> None:
+        self._trace = config.trace
+        self._limit = config.rollout.max_response_length
+        self._recorded = _read(Path(self._trace.path)) if self._trace.path else None
+
+    def response(self, id: SampleId) -> tuple[NDArray[np.uint32], NDArray[np.float32], FinishReason]:
+        """Tokens, log-probs, finish reason. Raises `DataError` for a prompt that the file does not have."""
+        tokens = self._synthetic(id) if self._recorded is None else self._replayed(id)
+        reason: FinishReason = "stop" if len(tokens) <= self._limit else "length"
+        tokens = tokens[: self._limit]
+        logprobs = -_noise("logprobs", str(id)).exponential(MEAN_SURPRISE, len(tokens))
+        return tokens, logprobs.astype(np.float32), reason
+
+    def _synthetic(self, id: SampleId) -> NDArray[np.uint32]:
+        """Log-normal lengths: a prompt is long or short by nature, its samples scatter around that."""
+        trace, noise = self._trace, _noise("sample", str(id))
+        nature = _noise("prompt", id.prompt).standard_normal()
+        spread = trace.prompt_sigma * nature + trace.sample_sigma * noise.standard_normal()
+        length = max(1, min(self._limit + 1, round(trace.mean_length * math.exp(spread))))
+        return noise.integers(0, trace.vocabulary, length, dtype=np.uint32)
+
+    def _replayed(self, id: SampleId) -> NDArray[np.uint32]:
+        """The responses recorded for this step, or else for the latest step before it; index counts through them."""
+        assert self._recorded is not None, "a trace was read"
+        steps = self._recorded.get(id.prompt)
+        if not steps:
+            raise DataError(f"prompt {id.prompt} is not in {self._trace.path}: record the trace with the same data")
+        step = max((step for step in steps if step <= id.step), default=min(steps))
+        return steps[step][id.index % len(steps[step])]
+
+
+@dataclass
+class _Running:
+    task: Task
+    tokens: NDArray[np.uint32]
+    logprobs: NDArray[np.float32]
+    reason: FinishReason
+    future: asyncio.Future[Output]
+    done: int = 0
+    versions: list[tuple[int, int]] = field(default_factory=list)
+    yields: Yields = field(default_factory=Yields)
+
+    def kept(self, version: int, keep: float) -> int:
+        """How many of the carried tokens these weights write again; 0 once it runs."""
+        if self.done or not len(self.task.carried):
+            return 0
+        carried = np.asarray(self.task.carried)[: len(self.tokens)]
+        same = carried == self.tokens[: len(carried)]
+        same &= _noise("keep", str(self.task.id), str(version)).random(len(carried)) < keep
+        return len(carried) if same.all() else int(same.argmin())
+
+    def advance(self, version: int, kept: int) -> int:
+        """The kept tokens, and one more if there is one. Returns how many these are."""
+        count = min(kept + 1, len(self.tokens) - self.done)
+        self.yields.add(kept + 1, self.done + kept + 1)  # behind the last token, too, as an engine does
+        self.done += count
+        if self.versions and self.versions[-1][0] == version:
+            self.versions[-1] = (version, self.versions[-1][1] + count)
+        else:
+            self.versions.append((version, count))
+        return count
+
+    def finish(self, reason: FinishReason) -> None:
+        if not self.future.done():
+            output = Output(self.tokens[: self.done], self.logprobs[: self.done], reason, self.versions)
+            self.future.set_result(output)
+
+
+class TraceEngine:
+    """Follows a `TraceBook` with `rollout.max_concurrency` slots."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._slots = config.rollout.max_concurrency
+        self._version = NO_VERSION
+        self._waiting: deque[_Running] = deque()
+        self._running: dict[SampleId, _Running] = {}
+        self._work = asyncio.Event()
+        self._loading = asyncio.Lock()
+        self._generated = 0
+        self._yields: dict[SampleId, bytes] = {}  # of what has ended
+        self._rate = Rate()
+        self._seconds = Seconds("idle")
+        self._loop: asyncio.Task[None] | None = None
+
+    @property
+    def version(self) -> int:
+        return self._version
+
+    async def open(self) -> None:
+        self._book = await asyncio.to_thread(TraceBook, self._config)
+        self._loop = asyncio.get_running_loop().create_task(self._steps())
+
+    async def close(self) -> None:
+        if self._loop is not None:
+            self._loop.cancel()
+            await asyncio.gather(self._loop, return_exceptions=True)
+
+    async def generate(self, task: Task) -> Output:
+        response = self._book.response(task.id)
+        entry = _Running(task, *response, asyncio.get_running_loop().create_future())
+        self._waiting.append(entry)
+        self._work.set()
+        try:
+            return await entry.future
+        finally:  # also when whoever waits is cancelled
+            self._forget(entry)
+
+    def cancel(self, id: SampleId) -> None:
+        for entry in [*self._waiting, *self._running.values()]:
+            if entry.task.id == id:
+                self._forget(entry)
+                entry.finish("abort")
+
+    async def load(self, version: int, path: Path) -> dict[str, float]:
+        async with self._loading:
+            await asyncio.sleep(LOAD_S)
+            self._version = version
+        return {"load": LOAD_S}
+
+    async def remember(self, prompt: str, tokens: Sequence[int], past: Sequence[StoredSample]) -> None:
+        """It needs no drafts."""
+
+    async def drafting(self, ids: Sequence[SampleId]) -> list[Told]:
+        return [Told(yields=self._yields.pop(id, None)) for id in ids]
+
+    def progress(self) -> dict[SampleId, int]:
+        waiting = {entry.task.id: 0 for entry in self._waiting}
+        return waiting | {id: entry.done for id, entry in self._running.items()}
+
+    def written(self, starts: Mapping[SampleId, int]) -> dict[SampleId, NDArray[np.uint32]]:
+        running = {id: entry for id in starts if (entry := self._running.get(id)) is not None}
+        return {id: entry.tokens[starts[id] : entry.done] for id, entry in running.items()}
+
+    def stats(self) -> dict[str, float]:
+        return {
+            "rollout/tokens_per_s": self._rate.look(self._generated),
+            "rollout/running": float(len(self._running)),
+            "rollout/waiting": float(len(self._waiting)),
+        }
+
+    def seconds(self) -> Mapping[str, float]:
+        """A pass that verifies carried tokens is `verify`, any other `decode`."""
+        return {name: told for name, told in self._seconds.read().items() if name != "idle"}
+
+    def _forget(self, entry: _Running) -> None:
+        if self._running.get(entry.task.id) is entry:
+            del self._running[entry.task.id]
+        elif entry in self._waiting:
+            self._waiting.remove(entry)
+
+    async def _steps(self) -> None:
+        """Forward passes, one after the other, on a clock of their own so that late wake-ups do not add up."""
+        clock = asyncio.get_running_loop().time
+        due = clock()
+        while True:
+            if not self._running and not self._waiting:
+                self._work.clear()
+                self._seconds.enter("idle")
+                await self._work.wait()
+                due = clock()
+            while self._waiting and len(self._running) < self._slots:
+                entry = self._waiting.popleft()
+                self._running[entry.task.id] = entry
+            due = max(due, clock() - 1.0)
+            due += self._pass_s()
+            await asyncio.sleep(max(0.0, due - clock()))
+            async with self._loading:
+                self._advance()
+
+    def _pass_s(self) -> float:
+        trace, version = self._config.trace, self._version
+        kept = sum(entry.kept(version, trace.keep) for entry in self._running.values())
+        self._seconds.enter("verify" if kept else "decode")
+        return trace.step_s + trace.token_s * len(self._running) + trace.verify_s * kept
+
+    def _advance(self) -> None:
+        version, keep = self._version, self._config.trace.keep
+        for entry in list(self._running.values()):
+            self._generated += entry.advance(version, entry.kept(version, keep))
+            if entry.done == len(entry.tokens):
+                self._forget(entry)
+                self._yields[entry.task.id] = bytes(entry.yields)
+                entry.finish(entry.reason)
+        while len(self._yields) > REMEMBERED:
+            del self._yields[next(iter(self._yields))]
+
+
+def _read(path: Path) -> dict[str, dict[int, list[NDArray[np.uint32]]]]:
+    found: dict[str, dict[int, list[NDArray[np.uint32]]]] = defaultdict(lambda: defaultdict(list))
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError as error:
+        raise DataError(f"trace.path {path}: {error.strerror or error}") from None
+    for number, line in enumerate(lines, 1):
+        try:
+            row = msgspec.json.decode(line, type=Recorded)
+            tokens = np.array(row.tokens, np.uint32)
+        except (msgspec.MsgspecError, OverflowError) as error:
+            raise DataError(f"{path}:{number}: not a line of {{prompt, step, tokens}}: {error}") from None
+        if not len(tokens):
+            raise DataError(f"{path}:{number}: a response has at least one token")
+        found[row.prompt][row.step].append(tokens)
+    return found
+
+
+def _noise(*key: str) -> np.random.Generator:
+    digest = hashlib.blake2b("\0".join(key).encode(), digest_size=16).digest()
+    return np.random.Generator(np.random.Philox(key=int.from_bytes(digest, "little")))

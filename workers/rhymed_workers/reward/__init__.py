@@ -1,0 +1,1 @@
+"""The reward worker: a pool of scoring processes, as their parent sees them."""

@@ -1,0 +1,272 @@
+"""The reward worker: takes samples by reference, scores them in killable subprocesses, tells store, then broker.
+
+A sample is in `_holding` from the moment it is taken until the broker has acknowledged its score. Everything in
+between may be repeated: reading, scoring, storing and telling twice do no harm. Store and broker may restart; the
+worker waits for them, up to `patience.PATIENCE_S`, and joins again. What an error means for the step it does not
+know: that is the broker's, except that `reward.on_error = "zero"` makes it a reward here, so that the store agrees.
+A scorer that has never worked and keeps failing ends the worker, for good: see rhymed_workers.reward.health.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rhymed.config import Config
+from rhymed.config.checks import QUEUED
+from rhymed.errors import (
+    MalformedMessage,
+    PeerGone,
+    RewardError,
+    RhymedError,
+    UnknownSample,
+)
+from rhymed.messages import (
+    Finish,
+    Heartbeat,
+    Holding,
+    Join,
+    Leave,
+    Message,
+    RateSamples,
+    SampleId,
+    Score,
+    Scored,
+    ToReward,
+    Welcome,
+)
+from rhymed.run.layout import Places
+from rhymed.service.activities import stats_of
+from rhymed.service.logline import cause
+from rhymed.service.retry import TRANSIENT, retry
+from rhymed.service.service import Service
+from rhymed.service.stopwatch import Seconds
+from rhymed.text import some
+from rhymed.wire.sockets import DONE, Client
+from rhymed_store.client import StoreClient, StoredSample
+from rhymed_workers.reward.health import Tally
+from rhymed_workers.reward.pool import Pool
+from rhymed_workers.scoring.child import Item, item
+from rhymed_workers.scoring.verdict import Outcome
+
+log = logging.getLogger(__name__)
+
+SLOTS_A_PROCESS = QUEUED  # so that no scoring process waits for store or broker
+BATCH = 256  # samples in one request to the store
+ASK_S = 10.0
+
+Decoder = Callable[[Sequence[StoredSample]], list[str]]
+
+
+def load_decoder(config: Config) -> Decoder:
+    """Response tokens to text, special tokens left out. The trace engine's tokens are no text: ids and blanks."""
+    if config.rollout.engine == "trace":
+        return lambda samples: [" ".join(map(str, sample.tokens.tolist())) for sample in samples]
+    from tokenizers import Tokenizer
+
+    from rhymed.inputs.models import resolve_model
+
+    file = resolve_model(config) / "tokenizer.json"
+    if not file.is_file():
+        raise RewardError(f"{file} is missing: model.path must be a folder with a fast tokenizer")
+    tokenizer = Tokenizer.from_file(str(file))
+    return lambda samples: list(tokenizer.decode_batch([sample.tokens.tolist() for sample in samples]))
+
+
+class RewardWorker(Service):
+    """`name` is unique in the run. Raises `RewardError` from `run` when a scorer cannot be loaded, or never works."""
+
+    def __init__(self, config: Config, where: Places, name: str) -> None:
+        super().__init__(name)
+        self._config = config
+        self._where = where
+        self._holding: dict[SampleId, float] = {}  # sample -> when it was taken
+        self._taken: asyncio.Queue[SampleId] = asyncio.Queue()
+        self._outcomes: asyncio.Queue[tuple[SampleId, Outcome]] = asyncio.Queue()
+        self._tally = Tally(config.rollout.group_size)
+        self._seconds = Seconds("idle")
+        self._joined = False
+        self._closing = contextlib.AsyncExitStack()
+
+    async def open(self) -> None:
+        self._decode = await asyncio.to_thread(load_decoder, self._config)
+        self._pool = await self._closing.enter_async_context(Pool(self._config))
+        self._store = StoreClient(self._where.store, self.name, self._where.keys("reward"))
+        self._closing.callback(self._store.close)
+        keys = self._where.keys("reward").to("broker")
+        self._broker = Client(
+            self._where.broker, self.name, peer="broker", accepts=ToReward, handler=self._handle, keys=keys
+        )
+        self._closing.callback(self._broker.close)
+        for work in (self._belong(), self._fetch(), self._report()):
+            self.spawn(work)
+
+    async def close(self) -> None:
+        if self._joined:
+            with contextlib.suppress(RhymedError):
+                await self._broker.request(Leave(worker=self.name), deadline_s=1.0)
+        await self._closing.aclose()
+
+    async def _handle(self, peer: bytes, message: Any, frames: Sequence[bytes]) -> Message:
+        match message:
+            case RateSamples():
+                fresh = [sample for sample in message.samples if sample not in self._holding]
+                for sample in fresh:
+                    self._holding[sample] = time.monotonic()
+                    self._taken.put_nowait(sample)
+                if fresh:
+                    count = some(len(fresh), "sample")
+                    log.info("takes %s, first %s", count, fresh[0], extra=cause("scoring", fresh))
+            case Finish():
+                log.info("%s: the run is over: %s", self.name, message.reason)
+                self._joined = False  # it knows that we go
+                self.stop()
+            case _:
+                raise MalformedMessage(f"a reward worker does not take {type(message).__name__}")
+        return DONE
+
+    # Belonging to the run
+
+    async def _belong(self) -> None:
+        """Join, then say every `heartbeat_s` what is in hand; a broker that does not know us is joined again."""
+        welcome = await self._join()
+        while True:
+            await asyncio.sleep(welcome.heartbeat_s)
+            try:
+                await self._broker.request(self._heartbeat(), deadline_s=ASK_S)
+            except PeerGone:
+                welcome = await self._join()
+            except TRANSIENT as error:
+                log.warning("%s: %s", self.name, error)
+                welcome = await self._join()
+
+    async def _join(self) -> Welcome:
+        slots = self._config.reward.processes * SLOTS_A_PROCESS
+
+        async def attempt() -> Welcome:
+            join = Join(
+                role="reward",
+                worker=self.name,
+                host=socket.gethostname(),
+                pid=os.getpid(),
+                slots=slots,
+                holding=list(self._holding),
+            )
+            answer = (await self._broker.request(join, deadline_s=ASK_S)).message
+            if not isinstance(answer, Welcome):
+                raise MalformedMessage(f"the broker answered Join with {type(answer).__name__}")
+            return answer
+
+        welcome: Welcome = await retry(attempt, "joining the run")
+        self._joined = True
+        return welcome
+
+    def _heartbeat(self) -> Heartbeat:
+        now = time.monotonic()
+        held = [Holding(id=id, seconds=now - since) for id, since in self._holding.items()]
+        phase = "score" if held else "idle"
+        stats = {**self._tally.stats(), **stats_of("reward", self._seconds.read())}
+        return Heartbeat(worker=self.name, phase=phase, holding=held, stats=stats)
+
+    # The way of a sample
+
+    async def _fetch(self) -> None:
+        while True:
+            ids = await _batch(self._taken)
+            for id, work in await self._read(ids):
+                self.spawn(self._score(id, work))
+
+    async def _read(self, ids: Sequence[SampleId]) -> list[tuple[SampleId, Item]]:
+        """Texts, tokens and rows of these samples. One that the store does not know ends here, with an error."""
+        prompts = list(dict.fromkeys(id.prompt for id in ids))
+        try:
+            samples = await retry(lambda: self._store.get_samples(ids), "reading samples")
+            rows = await retry(lambda: self._store.get_prompts(prompts), "reading prompts")
+        except UnknownSample as error:
+            if len(ids) > 1:
+                return [found for id in ids for found in await self._read([id])]
+            self._outcomes.put_nowait((ids[0], Outcome(error=f"not in the store: {error}")))
+            return []
+        texts = await asyncio.to_thread(self._decode, samples)
+        by_prompt = dict(zip(prompts, rows, strict=True))
+        return [
+            (sample.info.id, item(text, by_prompt[sample.info.id.prompt], sample.tokens.tobytes()))
+            for sample, text in zip(samples, texts, strict=True)
+        ]
+
+    async def _score(self, id: SampleId, work: Item) -> None:
+        with self._seconds.during("score"):
+            outcome = await self._pool.score(work)
+        if outcome.error is not None:
+            log.warning("%s not scored: %s", id, outcome.error, extra=cause("failed", [id], reason=outcome.error))
+        self._tally.judge(id.prompt, outcome)
+        self._outcomes.put_nowait((id, outcome))
+
+    async def _report(self) -> None:
+        while True:
+            scores = []
+            for id, outcome in await _batch(self._outcomes):
+                self._tally.add(outcome)
+                scores.append(self._judge(id, outcome))
+            told = await self._keep(scores)
+
+            async def attempt(scores: list[Score] = told) -> None:
+                try:
+                    await self._broker.request(Scored(worker=self.name, scores=scores), deadline_s=ASK_S)
+                except PeerGone:
+                    await self._join()
+                    raise
+                except RewardError as error:  # reward.on_error = "stop": Finish follows
+                    log.error("%s: the broker ends the run: %s", self.name, error)
+
+            await retry(attempt, "reporting scores")
+            _tell_of(told)
+            for score in told:
+                self._holding.pop(score.id, None)
+
+    def _judge(self, id: SampleId, outcome: Outcome) -> Score:
+        zero = outcome.error is not None and self._config.reward.on_error == "zero"
+        return Score(
+            id=id,
+            reward=0.0 if zero else outcome.reward,
+            error=outcome.error,
+            timeout=outcome.timeout,
+            parts=outcome.parts,
+            failed=outcome.failed,
+        )
+
+    async def _keep(self, scores: list[Score]) -> list[Score]:
+        """Store the rewards; returns what is to be told. A sample that the store does not know has no reward."""
+        rewards = [Score(id=score.id, reward=score.reward) for score in scores if score.reward is not None]
+        if not rewards:
+            return scores
+        try:
+            await retry(lambda: self._store.put_scores(rewards), "storing rewards")
+        except UnknownSample as error:
+            if len(scores) > 1:
+                return [kept for score in scores for kept in await self._keep([score])]
+            return [Score(id=scores[0].id, error=scores[0].error or f"not in the store: {error}")]
+        return scores
+
+
+def _tell_of(scores: Sequence[Score]) -> None:
+    """One line for all that have a reward, which store and broker know."""
+    scored = [score for score in scores if score.reward is not None]
+    if scored:
+        more = cause("scored", [score.id for score in scored], rewards=[score.reward for score in scored])
+        count = some(len(scored), "sample")
+        log.info("%s scored, first %s: %g", count, scored[0].id, scored[0].reward, extra=more)
+
+
+async def _batch(queue: asyncio.Queue[Any]) -> list[Any]:
+    """What waits in the queue, at least one thing, at most `BATCH`."""
+    found = [await queue.get()]
+    while len(found) < BATCH and not queue.empty():
+        found.append(queue.get_nowait())
+    return found

@@ -1,0 +1,1 @@
+"""The rollout worker: generates samples and stores them."""

@@ -1,0 +1,1 @@
+"""Scorers: math, code, exact, regex and the user's own functions."""

@@ -1,0 +1,112 @@
+"""What counts as the answer in a response, and as the reference in a row. Pure text in, text out."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Literal
+
+from rhymed.errors import RewardError
+from rhymed.inputs.rows import Row
+
+Kind = Literal["full", "tag", "last_number", "boxed"]
+
+TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+NUMBER = re.compile(
+    r"(?<![\w.])[-+\u2212]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:[eE][-+]?\d+)?|(?<![\w.])[-+]?\.\d+"
+)
+BOX = re.compile(r"\\(?:boxed|fbox)\s*(\{)?")
+REFERENCE_COLUMNS = ("ground_truth", "answer", "solution", "target", "label")
+FINAL = "####"
+"""GSM8K writes its reference as the reasoning, this mark, and the number."""
+
+
+def extract(text: str, kind: Kind) -> str:
+    """The last answer in the response, stripped; empty when there is none. `full` gives the text untouched."""
+    if kind == "full":
+        return text
+    if kind == "tag":
+        found = TAG.findall(text)
+        return found[-1].strip() if found else ""
+    if kind == "boxed":
+        return _boxed(text)
+    return last_number(text)
+
+
+def last_number(text: str) -> str:
+    """The last decimal number, without thousands separators, e.g. `-1234.5`."""
+    found = NUMBER.findall(text)
+    return found[-1].replace(",", "").replace("\u2212", "-").removeprefix("+") if found else ""
+
+
+def _boxed(text: str) -> str:
+    r"""Contents of the last complete `\boxed{...}`; `\boxed 5` takes one word."""
+    for match in reversed(list(BOX.finditer(text))):
+        if match.group(1) is None:
+            word = text[match.end() :].split(maxsplit=1)
+            if word and text[match.end() - 1].isspace():
+                return word[0].strip("$.,")
+            continue
+        end = _closing(text, match.end())
+        if end is not None:
+            return text[match.end() : end].strip()
+    return ""
+
+
+def _closing(text: str, start: int) -> int | None:
+    """Where the brace that is open at `start` closes; None when the response ends before it does."""
+    depth, at = 1, start
+    while at < len(text):
+        if text[at] == "\\":
+            at += 2  # an escaped brace is a character
+            continue
+        depth += (text[at] == "{") - (text[at] == "}")
+        if depth == 0:
+            return at
+        at += 1
+    return None
+
+
+def reference(row: Row, column: str = "") -> Any:
+    """The row's right answer: verl's `reward_model.ground_truth`, or the first of REFERENCE_COLUMNS that it has."""
+    if column:
+        if column not in row:
+            raise RewardError(f"the row has no column {column!r} (args.column); columns: {', '.join(row)}")
+        return row[column]
+    if (prepared := _prepared(row)) is not None:
+        return prepared
+    for name in REFERENCE_COLUMNS:
+        if row.get(name) is not None:
+            return row[name]
+    raise RewardError(
+        f"the row has no reference answer: none of reward_model.ground_truth, {', '.join(REFERENCE_COLUMNS)};"
+        f" columns: {', '.join(row)}. Name it with the scorer's args.column"
+    )
+
+
+def _prepared(row: Row) -> Any:
+    model = row.get("reward_model")
+    return model.get("ground_truth") if isinstance(model, dict) else None
+
+
+def reference_text(row: Row, column: str = "") -> str:
+    """The reference as text, of GSM8K's only what follows `####`. Empty references are an error of the row."""
+    value = reference(row, column)
+    if not isinstance(value, str | int | float):
+        raise RewardError(f"the row's reference answer must be text or a number, not {type(value).__name__}")
+    text = str(value).rpartition(FINAL)[2].strip()
+    if not text:
+        raise RewardError("the row's reference answer is empty")
+    return text
+
+
+def ground_truth(row: Row) -> Any:
+    """For verl's functions. GSM8K's text becomes the number after `####`, without commas, as verl prepares it."""
+    value = reference(row)
+    raw = isinstance(value, str) and FINAL in value and _prepared(row) is None
+    return normal(reference_text(row)) if raw else value
+
+
+def normal(text: str) -> str:
+    """For comparing: runs of blanks are one, none at the ends; a number is without thousands separators."""
+    text = " ".join(text.split())
+    return last_number(text) if NUMBER.fullmatch(text) else text

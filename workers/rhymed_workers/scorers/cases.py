@@ -1,0 +1,173 @@
+"""The tests of a program, from a dataset's row. Pure.
+
+Three kinds, as datasets have them: what is read and printed (`inputs`, `outputs`), a function's arguments and result
+(the same with `fn_name`), and Python that raises when the program is wrong (`test`, `test_list`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+from rhymed.errors import RewardError
+from rhymed.inputs.rows import Row
+
+COLUMNS = ("test_list", "test", "tests", "input_output", "ground_truth", "answer")
+SHAPE = (
+    'it must be {"inputs": [...], "outputs": [...]}, with "fn_name" for a function, or Python: a text or a list of'
+    " assert statements"
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """`test` is what the driver gets; `right(its result, token)` is whether that is right."""
+
+    test: dict[str, Any]
+    right: Callable[[str, str], bool]
+
+
+def cases(row: Row, column: str = "") -> list[Case]:
+    """At least one. Raises `RewardError` when the row has none that can be read."""
+    value = _value(row, column)
+    if isinstance(value, str) and value.strip()[:1] in ("{", "["):
+        try:
+            value = json.loads(value)
+        except ValueError as error:
+            raise RewardError(f"the row's tests are no JSON: {error}") from None
+    if isinstance(value, dict) and "inputs" in value:
+        found = _pairs(value["inputs"], value.get("outputs"), value.get("fn_name"))
+    elif isinstance(value, dict) and "assert_case" in value:
+        found = _asserts(value["assert_case"], row)
+    elif isinstance(value, list) and value and all(isinstance(one, dict) for one in value):
+        found = _listed(value)
+    else:
+        found = _asserts(value, row)
+    if not found:
+        raise RewardError(f"the row has no tests; {SHAPE}")
+    return found
+
+
+def _value(row: Row, column: str) -> Any:
+    if column:
+        if column not in row:
+            raise RewardError(f"the row has no column {column!r} (args.tests); columns: {', '.join(row)}")
+        return row[column]
+    model = row.get("reward_model")
+    if isinstance(model, dict) and model.get("ground_truth") is not None:
+        return model["ground_truth"]
+    for name in COLUMNS:
+        if row.get(name) is not None:
+            return row[name]
+    raise RewardError(
+        f"the row has no tests: none of reward_model.ground_truth, {', '.join(COLUMNS)}; columns: {', '.join(row)}."
+        " Name it with the scorer's args.tests"
+    )
+
+
+def _pairs(inputs: Any, outputs: Any, name: Any) -> list[Case]:
+    if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
+        raise RewardError(f"the row's tests need as many outputs as inputs; {SHAPE}")
+    if name is None:
+        return [_printed(_text(given), _text(wanted)) for given, wanted in zip(inputs, outputs, strict=True)]
+    return [_called(str(name), _arguments(given), wanted) for given, wanted in zip(inputs, outputs, strict=True)]
+
+
+def _listed(tests: Sequence[dict[str, Any]]) -> list[Case]:
+    """LiveCodeBench's: one object a test."""
+    for test in tests:
+        if "input" not in test or "output" not in test:
+            raise RewardError(f"the row's tests are objects without input and output; {SHAPE}")
+    names = [test.get("fn_name") for test in tests]
+    return [
+        _printed(_text(test["input"]), _text(test["output"]))
+        if name is None
+        else _called(str(name), _arguments(test["input"]), test["output"])
+        for test, name in zip(tests, names, strict=True)
+    ]
+
+
+def _printed(given: str, wanted: str) -> Case:
+    return Case({"stdin": given}, lambda text, _: same_text(text, wanted))
+
+
+def _called(name: str, arguments: list[Any], wanted: Any) -> Case:
+    """APPS wraps results in a list of one, LiveCodeBench writes them as JSON."""
+    meant = [wanted]
+    if isinstance(wanted, list) and len(wanted) == 1:
+        meant.append(wanted[0])
+    if isinstance(wanted, str):
+        with contextlib.suppress(ValueError):
+            meant.append(json.loads(wanted))
+
+    def right(text: str, token: str) -> bool:
+        try:
+            result = json.loads(text)
+        except ValueError:
+            return False
+        return any(same_value(result, one) for one in meant)
+
+    return Case({"call": name, "arguments": arguments}, right)
+
+
+def _asserts(value: Any, row: Row) -> list[Case]:
+    """MBPP's list with its set-up, HumanEval's text with its entry point."""
+    tests = [value] if isinstance(value, str) else value
+    if not isinstance(tests, list) or not all(isinstance(test, str) for test in tests):
+        raise RewardError(f"the row's tests cannot be read; {SHAPE}")
+    imports = row.get("test_imports")
+    before = [str(row.get("test_setup_code") or ""), *(map(str, imports) if isinstance(imports, list) else ())]
+    entry = row.get("entry_point")
+    found = []
+    for test in tests:
+        after = [f"check({entry})"] if entry and "def check(" in test else []
+        found.append(Case({"code": "\n".join([*before, test, *after])}, lambda text, token: text == token))
+    return found
+
+
+def _text(value: Any) -> str:
+    """Some rows hold the lines."""
+    return "\n".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _arguments(given: Any) -> list[Any]:
+    """A list, or LiveCodeBench's text with one JSON value a line."""
+    if isinstance(given, list):
+        return given
+    try:
+        return [json.loads(line) for line in str(given).splitlines() if line.strip()]
+    except ValueError as error:
+        raise RewardError(f"the row's test has arguments that are no JSON: {error}") from None
+
+
+def same_text(given: str, wanted: str) -> bool:
+    """Line by line, without blanks at the ends; numbers by their value."""
+    ours, theirs = given.rstrip().splitlines(), wanted.rstrip().splitlines()
+    return len(ours) == len(theirs) and all(_same_line(*both) for both in zip(ours, theirs, strict=True))
+
+
+def _same_line(given: str, wanted: str) -> bool:
+    if given.strip() == wanted.strip():
+        return True
+    ours, theirs = given.split(), wanted.split()
+    try:
+        return len(ours) == len(theirs) and all(Decimal(a) == Decimal(b) for a, b in zip(ours, theirs, strict=True))
+    except InvalidOperation:
+        return False
+
+
+def same_value(given: Any, wanted: Any) -> bool:
+    """As JSON has them; floats within 1e-6 of each other."""
+    if isinstance(given, list) and isinstance(wanted, list):
+        return len(given) == len(wanted) and all(same_value(*both) for both in zip(given, wanted, strict=True))
+    if isinstance(given, dict) and isinstance(wanted, dict):
+        return given.keys() == wanted.keys() and all(same_value(given[key], wanted[key]) for key in given)
+    if isinstance(given, float) or isinstance(wanted, float):
+        numbers = isinstance(given, int | float) and isinstance(wanted, int | float)
+        return numbers and math.isclose(given, wanted, rel_tol=1e-6, abs_tol=1e-9)
+    return type(given) is type(wanted) and bool(given == wanted)

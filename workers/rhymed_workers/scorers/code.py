@@ -1,0 +1,158 @@
+"""The scorer `code`: runs the Python program in a response against the tests of its row.
+
+A program that is wrong, crashes, loops, prints without end or attacks its sandbox has the reward 0 of the tests that
+it fails, and is no error. A row without tests that can be read is one, and a sandbox that does not start.
+
+What is right is compared here, outside the sandbox (rhymed_workers.sandbox.choose): the program never sees it. Only tests
+that are themselves code (`assert`) run beside the program, and believe what it does to them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import select
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from rhymed.errors import RewardError
+from rhymed.inputs.rows import Row
+from rhymed_workers.sandbox import choose
+from rhymed_workers.scorers.cases import Case, cases
+from rhymed_workers.scorers.setting import Setting
+
+FENCE = re.compile(r"^[ \t]*```[ \t]*([\w+-]*)[^\n]*\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE)
+PYTHON = ("python", "python3", "py", "")
+TIMEOUT_S = 5.0
+MARGIN_S = 2.0  # of reward.timeout_s, for the sandbox to start and end
+START_S = 20.0
+LINE_BYTES = 8 << 20  # of a report: output in JSON
+
+
+def program(text: str) -> str:
+    """The last block fenced as Python, or as nothing; without a fence the whole text."""
+    blocks = [body for language, body in FENCE.findall(text) if language.lower() in PYTHON]
+    return blocks[-1] if blocks else "" if FENCE.search(text) else text
+
+
+class Code:
+    """`note` says which sandbox is in force."""
+
+    def __init__(self, setting: Setting) -> None:
+        setting.only("timeout_s", "memory_mib", "partial", "tests", "sandbox")
+        args, reward = setting.scorer.args, setting.config.reward
+        self._column = str(args.get("tests", ""))
+        self._partial = args.get("partial", False)
+        if not isinstance(self._partial, bool):
+            raise RewardError(f"{setting.key}.args.partial = {self._partial!r} must be true or false")
+        self._memory = int(_positive(setting, "memory_mib", 512) * (1 << 20))
+        self._total_s = max(reward.timeout_s - MARGIN_S, reward.timeout_s / 2)
+        self._timeout_s = _positive(setting, "timeout_s", min(TIMEOUT_S, self._total_s))
+        if self._timeout_s > self._total_s:
+            raise RewardError(
+                f"{setting.key}.args.timeout_s = {self._timeout_s:g} is for one test, and reward.timeout_s ="
+                f" {reward.timeout_s:g} must hold all of a sample: set reward.timeout_s to the time of all its tests"
+                f" and {MARGIN_S:g} s"
+            )
+        self._sandbox = _sandbox(setting, str(args.get("sandbox", "auto")))
+        self.note = f"scorer {setting.scorer.label}: {self._sandbox.words}"
+
+    def __call__(self, answer: str, row: Row, tokens: Sequence[int]) -> float:
+        wanted = cases(row, self._column)
+        source = program(answer)
+        if not source.strip():
+            return 0.0
+        passed = sum(self._passes(source, wanted))
+        return passed / len(wanted) if self._partial else float(passed == len(wanted))
+
+    def _passes(self, source: str, wanted: Sequence[Case]) -> Iterator[bool]:
+        """As far as it matters: where all must pass, the first that does not ends it."""
+        deadline = time.monotonic() + self._total_s
+        token = secrets.token_hex(16)  # what a test that is code ends with, so that leaving early is no success
+        tests = [{**case.test, "token": token} for case in wanted]
+        with self._running(source, tests) as reports:
+            for case in wanted:
+                report = reports.next(deadline)
+                right = report.get("how") == "ok" and case.right(str(report.get("text")), token)
+                yield right
+                if not report or not (right or self._partial):
+                    return
+
+    @contextmanager
+    def _running(self, source: str, tests: list[dict[str, Any]]) -> Iterator[Reports]:
+        """What the driver says, when it has said that it is ready. Afterwards nothing is left of it."""
+        with tempfile.TemporaryDirectory(prefix="rhymed-code-", ignore_cleanup_errors=True) as folder:
+            process = self._sandbox.start(folder)
+            try:
+                _send(process, choose.job(source, tests, self._timeout_s, self._memory))
+                reports = Reports(process)
+                if not reports.next(time.monotonic() + START_S).get("ready"):
+                    raise RewardError(f"sandbox {self._sandbox.kind} did not start: {_complaint(process)}")
+                yield reports
+            finally:
+                process.kill()
+                process.communicate()
+
+
+class Reports:
+    """The driver's lines."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdout is not None, "it is a pipe"
+        self._pipe = process.stdout.fileno()
+        self._text = b""
+
+    def next(self, deadline: float) -> dict[str, Any]:
+        """Empty when the driver is dead or late, or what it says is no report."""
+        while b"\n" not in self._text:
+            left = deadline - time.monotonic()
+            if left <= 0 or len(self._text) > LINE_BYTES or not select.select([self._pipe], [], [], left)[0]:
+                return {}
+            more = os.read(self._pipe, 1 << 16)
+            if not more:
+                return {}
+            self._text += more
+        line, _, self._text = self._text.partition(b"\n")
+        try:
+            found = json.loads(line)
+        except ValueError:
+            return {}
+        return found if isinstance(found, dict) else {}
+
+
+def _positive(setting: Setting, name: str, default: float) -> float:
+    value = setting.scorer.args.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+        raise RewardError(f"{setting.key}.args.{name} = {value!r} must be a positive number")
+    return value
+
+
+def _sandbox(setting: Setting, wanted: str) -> choose.Sandbox:
+    if wanted not in ("auto", *choose.KINDS):
+        known = ", ".join(("auto", *choose.KINDS))
+        raise RewardError(f"{setting.key}.args.sandbox = {wanted!r}: it is one of {known}")
+    if (found := choose.choose(wanted)) is None:
+        hint = "; install bubblewrap, or" if wanted == "bubblewrap" else ":"
+        raise RewardError(f"{setting.key}.args.sandbox = {wanted!r} does not work here{hint} set it to 'auto'")
+    return found
+
+
+def _send(process: subprocess.Popen[bytes], body: bytes) -> None:
+    assert process.stdin is not None, "it is a pipe"
+    with suppress(BrokenPipeError):  # it did not start, which its silence tells
+        process.stdin.write(body)
+        process.stdin.close()
+    process.stdin = None
+
+
+def _complaint(process: subprocess.Popen[bytes]) -> str:
+    process.kill()
+    _, said = process.communicate()
+    lines = said.decode(errors="replace").strip().splitlines()
+    return lines[-1] if lines else "it said nothing"

@@ -1,0 +1,201 @@
+"""Reward functions of the user: `file.py:function` or `module:function`, with TRL's parameters or verl's, unchanged.
+
+Which of the two shows in the parameters. Sync or async, a plain function, an object that can be called or a partial.
+Whatever the function raises becomes a `RewardError` with the line where; its cause is kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import importlib
+import importlib.util
+import inspect
+import sys
+import weakref
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rhymed.errors import RewardError
+from rhymed.inputs.rows import Row
+from rhymed_workers.scorers.answer import ground_truth
+from rhymed_workers.scorers.builtin import Raw
+from rhymed_workers.scorers.explain import defined_at, describe, raised_at
+
+TRL_GIVEN: tuple[str, ...] = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
+TRL_RESERVED = ("prompt", "completion", "completion_ids")
+"""Columns that TRL does not pass on."""
+VERL_GIVEN: tuple[str, ...] = ("data_source", "solution_str", "ground_truth", "extra_info")
+
+
+def load_function(name: str, args: dict[str, Any], key: str) -> tuple[str, Raw]:
+    """What to call it in errors, and the function. `key`: where in the configuration it stands."""
+    function = _import(name, key)
+    if inspect.isclass(function):
+        raise RewardError(f"{key}.scorer: {name} is a class: name a function, or an object made of it in the module")
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        raise RewardError(f"{name}: its parameters cannot be read; wrap it in a plain function") from None
+    if "completions" in parameters:
+        given = TRL_GIVEN
+    elif "solution_str" in parameters and "ground_truth" in parameters:
+        given = VERL_GIVEN
+    else:
+        raise RewardError(
+            f"{name}({', '.join(parameters)}) has neither TRL's parameters (prompts, completions, **columns) nor"
+            " verl's (data_source, solution_str, ground_truth, extra_info=None)"
+        )
+    custom = Custom(name, function, args, given)
+    for argument in args:
+        if argument in given or not custom.takes(argument):
+            raise RewardError(f"{key}.args.{argument}: {name}({', '.join(parameters)}) cannot take it")
+    return custom.title, custom.trl if given is TRL_GIVEN else custom.verl(key)
+
+
+class Custom:
+    """A user's function, what is known of it, and the two ways to call it."""
+
+    def __init__(self, name: str, function: Callable[..., Any], args: dict[str, Any], given: tuple[str, ...]) -> None:
+        parameters = inspect.signature(function).parameters.values()
+        by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+        required = {one.name for one in parameters if one.default is one.empty and one.kind in by_name}
+        self.name = name
+        self._args = args
+        self._call = _synchronous(function)
+        self._known = {one.name for one in parameters}
+        self._open_ended = any(one.kind is one.VAR_KEYWORD for one in parameters)
+        self._required = required - set(given) - args.keys()
+        self._file, line = defined_at(function) or ("", 0)
+        self._short = name.rpartition(":")[2]
+        self.title = f"{self._short} ({self._file}, line {line})" if self._file else name
+
+    def takes(self, parameter: str) -> bool:
+        return self._open_ended or parameter in self._known
+
+    def verl(self, key: str) -> Raw:
+        """verl's way: one sample a call, `args` as further keywords."""
+        if self._required:
+            raise RewardError(f"{self.title} also needs {', '.join(sorted(self._required))}: give it in {key}.args")
+
+        def score(answer: str, row: Row, tokens: Sequence[int]) -> Any:
+            values = {
+                "data_source": row.get("data_source"),
+                "solution_str": answer,
+                "ground_truth": ground_truth(row),
+                "extra_info": row.get("extra_info"),
+            }
+            return self._run(values)
+
+        return score
+
+    def trl(self, answer: str, row: Row, tokens: Sequence[int]) -> Any:
+        """TRL's way: a batch, here of one; columns as lists, as far as the function takes them.
+
+        Completions look as in TRL: text for a text prompt, a list with the assistant's message for a conversation.
+        The trainer's state is not known here (None), and what the function would log goes nowhere.
+        """
+        if missing := sorted(self._required - row.keys()):
+            raise RewardError(f"{self.title} needs column {', '.join(missing)}; the row has: {', '.join(row)}")
+        chat = isinstance(row.get("prompt"), list)
+        values: dict[str, Any] = {key: [value] for key, value in row.items() if key not in TRL_RESERVED}
+        values |= {
+            "prompts": [row.get("prompt")],
+            "completions": [[{"role": "assistant", "content": answer}] if chat else answer],
+            "completion_ids": [list(tokens)],
+            "trainer_state": None,
+            "log_extra": _ignore,
+            "log_metric": _ignore,
+        }
+        return self._only_one(self._run(values))
+
+    def _only_one(self, result: Any) -> Any:
+        try:
+            count = -1 if isinstance(result, str | bytes | dict) else len(result)
+        except TypeError:
+            count = -1
+        if count < 0:
+            raise RewardError(
+                f"{self.title} returned {short(result)}: TRL's functions return a list, one reward a completion"
+            )
+        if count != 1:
+            raise RewardError(f"{self.title} returned {count} rewards for 1 completion: return one for each")
+        return result[0]
+
+    def _run(self, values: dict[str, Any]) -> Any:
+        chosen = {key: value for key, value in values.items() if self.takes(key)}
+        try:
+            return self._call(**(chosen | self._args))
+        except BaseException as error:  # SystemExit is user code's too
+            place = raised_at(error, self._file)
+            what = f"{self._short} raised {describe(error)}" if place else f"{self.title} raised {describe(error)}"
+            raise RewardError(f"{what} ({place})" if place else what) from error
+
+
+def short(value: Any) -> str:
+    """For errors."""
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _ignore(*_: Any, **__: Any) -> None:
+    """Where TRL offers a way to log."""
+
+
+def _synchronous(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Whether it is async shows in what it returns. One event loop for all calls, so its sessions stay usable."""
+    runner: list[asyncio.Runner] = []
+
+    async def await_it(awaitable: Any) -> Any:
+        return await awaitable
+
+    def call(**given: Any) -> Any:
+        result = function(**given)
+        if not inspect.isawaitable(result):
+            return result
+        if not runner:
+            runner.append(asyncio.Runner())
+            weakref.finalize(call, runner[0].close)
+        return runner[0].run(await_it(result))
+
+    return call
+
+
+# Import
+
+
+def _import(name: str, key: str) -> Callable[..., Any]:
+    place, _, attribute = name.rpartition(":")
+    path = Path(place).expanduser().resolve() if place.endswith(".py") else None
+    if path is not None and not path.is_file():
+        raise RewardError(f"{key}.scorer: no file {path}")
+    try:
+        module = _from_file(path) if path is not None else importlib.import_module(place)
+    except BaseException as error:  # whatever a module does when it is imported, sys.exit included
+        where = raised_at(error, str(path or ""))
+        text = f"{key}.scorer: importing {place} failed: {describe(error)}"
+        raise RewardError(f"{text} ({where})" if where else text) from error
+    found = getattr(module, attribute, None)
+    if callable(found):
+        return found
+    if hasattr(module, attribute):
+        raise RewardError(
+            f"{key}.scorer: {attribute!r} in {place} is {short(found)} ({type(found).__name__}), not a function"
+        )
+    names = [one for one, value in vars(module).items() if callable(value) and not one.startswith("_")]
+    close = difflib.get_close_matches(attribute, names, n=1)
+    guess = f"did you mean {close[0]}?" if close else f"it has: {', '.join(names) or 'none'}"
+    raise RewardError(f"{key}.scorer: {place} has no function {attribute!r}; {guess}")
+
+
+def _from_file(path: Path) -> Any:
+    sys.path.insert(0, str(path.parent))  # its neighbours can be imported, as when it is run
+    name = f"rhymed_scorer_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None, "a .py file has a spec"
+    assert spec.loader is not None, "and a loader"
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and pickle look their module up by name
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,1 @@
+"""The scoring process and its jail, as the child sees them."""

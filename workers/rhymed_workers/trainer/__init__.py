@@ -1,0 +1,1 @@
+"""The trainer: its service, its learners, checkpoints and published weights."""

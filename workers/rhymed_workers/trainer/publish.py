@@ -1,0 +1,250 @@
+"""Published policy versions: one safetensors file each, and the server that tells where they are.
+
+The file lies in shared memory where there is room, so publishing is one conversion into memory that the engines on
+this machine map. It appears under its name only when it is whole; the last `KEEP` versions are kept. Nothing is made
+durable here: a checkpoint is what outlives the machine. Engines are not known here, they come and ask.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import math
+import os
+import shutil
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from rhymed.errors import MalformedMessage, TrainerError
+from rhymed.messages import GetManifest, GetWeights, Manifest, Message, ToWeights
+from rhymed.service.host import host_id
+from rhymed.wire.keys import OPEN, Keyring
+from rhymed.wire.sockets import DONE, Parcel, Server
+
+if TYPE_CHECKING:
+    import torch
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    Tensors: TypeAlias = Iterable[tuple[str, Tensor | NDArray[Any]]]
+
+log = logging.getLogger(__name__)
+
+KEEP = 2
+ALIGN = 64  # bytes
+PIECE = 1 << 20  # elements
+WRITERS = 2  # threads
+SHARED_MEMORY = Path(os.environ.get("RHYMED_SHARED_MEMORY") or "/dev/shm")
+"""Where readers on this host look, too: containers share a folder in memory, and each has a /dev/shm of its own."""
+
+MAX_SLICE_BYTES = 32 << 20
+DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
+ITEM_BYTES = {"BF16": 2, "F16": 2, "F32": 4}
+
+
+class Published(NamedTuple):
+    version: int
+    path: Path
+    size: int  # bytes
+
+
+class Publisher:
+    """Writes versions, for one trainer at a time: what an earlier one left in the folder is removed."""
+
+    def __init__(self, folder: Path, dtype: str = "bfloat16") -> None:
+        self._fallback = folder
+        self._dtype = dtype
+        self._folder: Path | None = None
+        self._kept: dict[int, Published] = {}
+        self._digests: dict[int, str] = {}
+
+    def publish(self, version: int, tensors: Tensors) -> Published:
+        """Blocking. Tensors that share memory (a tied head) are written once, under their first name.
+
+        They are torch's, or numpy's of the very type that is published.
+        """
+        given = list(tensors)
+        plain = all(isinstance(tensor, np.ndarray) for _, tensor in given)
+        kept = given if plain else unique(given)
+        header, starts, size = _header(kept, DTYPES[self._dtype], version)
+        folder = self._place(size)
+        path = folder / f"version-{version:06d}.safetensors"
+        part = path.with_suffix(".part")
+        with part.open("wb", buffering=0) as file:
+            file.write(header)
+            if plain:
+                _write_plain(file.fileno(), kept, starts, self._dtype)
+            else:
+                _write(file.fileno(), kept, starts, self._dtype)
+        part.rename(path)
+        self._digests.pop(version, None)
+        self._kept[version] = published = Published(version, path, size)
+        for old in sorted(self._kept)[:-KEEP]:
+            self._kept.pop(old).path.unlink(missing_ok=True)
+            self._digests.pop(old, None)
+        return published
+
+    def find(self, version: int) -> Published:
+        try:
+            return self._kept[version]
+        except KeyError:
+            kept = ", ".join(map(str, sorted(self._kept))) or "none"
+            raise TrainerError(f"version {version} of the weights is not kept; there is: {kept}") from None
+
+    def digest(self, version: int) -> str:
+        """Blake2b-128 in hex, computed when it is first asked for. Blocking: a second a gigabyte."""
+        found = self.find(version)
+        if version not in self._digests:
+            with found.path.open("rb") as file:
+                self._digests[version] = hashlib.file_digest(
+                    file, lambda: hashlib.blake2b(digest_size=16)
+                ).hexdigest()
+        return self._digests[version]
+
+    def close(self) -> None:
+        """Remove all versions. Who has one open keeps it."""
+        self._kept.clear()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _place(self, size: int) -> Path:
+        if self._folder is None:
+            self._folder = self._choose(size)
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder.mkdir(parents=True, mode=0o700)
+        return self._folder
+
+    def _choose(self, size: int) -> Path:
+        name = hashlib.blake2b(bytes(self._fallback.resolve()), digest_size=6).hexdigest()
+        shared = SHARED_MEMORY / f"rhymed-{name}"
+        shutil.rmtree(shared, ignore_errors=True)
+        needed = (KEEP + 1) * size
+        if not SHARED_MEMORY.is_dir() or not os.access(SHARED_MEMORY, os.W_OK):
+            return self._fallback
+        if shutil.disk_usage(SHARED_MEMORY).free < needed:
+            log.warning(
+                "%s has less than the %.1f GiB that %d versions need: publishing to %s, which is slower",
+                SHARED_MEMORY,
+                needed / 2**30,
+                KEEP + 1,
+                self._fallback,
+            )
+            return self._fallback
+        return shared
+
+
+class WeightsServer:
+    """Answers readers at `address`. Made on the event loop; close it there."""
+
+    def __init__(self, address: str, publisher: Publisher, *, keys: Keyring = OPEN) -> None:
+        self._publisher = publisher
+        self._server = Server(address, ToWeights, self._answer, keys=keys)
+        self.address = self._server.address
+
+    def close(self) -> None:
+        self._server.close()
+
+    async def _answer(self, peer: bytes, message: Any, frames: Sequence[bytes]) -> Message | Parcel:
+        match message:
+            case GetManifest():
+                return await self._manifest(message)
+            case GetWeights():
+                return Parcel(DONE, [await asyncio.to_thread(self._slice, message)])
+        raise MalformedMessage(f"the weights' server does not take {type(message).__name__}")
+
+    async def _manifest(self, ask: GetManifest) -> Manifest:
+        version, path, size = self._publisher.find(ask.version)
+        local = ask.host == host_id()
+        digest = "" if local else await asyncio.to_thread(self._publisher.digest, version)
+        return Manifest(version=version, host=host_id(), path=str(path), size=size, digest=digest)
+
+    def _slice(self, ask: GetWeights) -> bytes:
+        found = self._publisher.find(ask.version)
+        if ask.offset < 0 or not 0 < ask.length <= min(MAX_SLICE_BYTES, found.size - ask.offset):
+            raise MalformedMessage(
+                f"bytes {ask.offset} to {ask.offset + ask.length} of version {ask.version}, which has {found.size}"
+                f" (at most {MAX_SLICE_BYTES} at a time)"
+            )
+        try:
+            with found.path.open("rb") as file:
+                return os.pread(file.fileno(), ask.length, ask.offset)
+        except FileNotFoundError:
+            raise TrainerError(f"version {ask.version} of the weights was replaced meanwhile") from None
+
+
+def unique(tensors: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
+    """Of tensors that share memory only the first."""
+    seen: set[tuple[int, tuple[int, ...], tuple[int, ...]]] = set()
+    kept = []
+    for name, tensor in tensors:
+        key = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride())
+        if key not in seen:
+            kept.append((name, tensor.detach()))
+        seen.add(key)
+    return kept
+
+
+def _header(tensors: list[tuple[str, Any]], dtype: str, version: int) -> tuple[bytes, list[int], int]:
+    """(header, where each tensor begins in the file, size of the file): the safetensors format, all in one dtype."""
+    item = ITEM_BYTES[dtype]
+    entries: dict[str, Any] = {"__metadata__": {"format": "pt", "version": str(version)}}
+    offsets, end = [], 0
+    for name, tensor in tensors:
+        offsets.append(end)
+        end += math.prod(tensor.shape) * item
+        entries[name] = {"dtype": dtype, "shape": list(tensor.shape), "data_offsets": [offsets[-1], end]}
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-(8 + len(text)) % ALIGN)
+    start = 8 + len(text)
+    return len(text).to_bytes(8, "little") + text, [start + offset for offset in offsets], start + end
+
+
+def _write_plain(descriptor: int, arrays: list[tuple[str, Any]], starts: list[int], dtype: str) -> None:
+    """Without torch. They are small."""
+    for (name, array), start in zip(arrays, starts, strict=True):
+        if array.dtype != dtype:
+            raise TrainerError(f"{name} is {array.dtype}, and {dtype} is published")
+        _put(descriptor, memoryview(array.tobytes()), start)
+
+
+def _put(descriptor: int, content: memoryview, start: int) -> None:
+    done = 0
+    while done < len(content):
+        done += os.pwrite(descriptor, content[done:], start + done)
+
+
+def _write(descriptor: int, tensors: list[tuple[str, Tensor]], starts: list[int], dtype: str) -> None:
+    """Convert and write piece by piece, on threads of our own.
+
+    A piece is small enough to stay in the cache between the two. Torch's own threads would be woken for each piece,
+    which costs more than the work when the machine is busy; a mapped file would cost a fault for each page.
+    """
+    import torch
+
+    target: torch.dtype = getattr(torch, dtype)
+    pieces = []
+    for (_, tensor), start in zip(tensors, starts, strict=True):
+        flat = tensor.reshape(-1)
+        for first in range(0, len(flat), PIECE):
+            pieces.append((flat[first : first + PIECE], start + first * target.itemsize))
+    threads = torch.get_num_threads()
+    with ThreadPoolExecutor(WRITERS, "publish", initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        parts = [pieces[writer::WRITERS] for writer in range(WRITERS)]
+        list(pool.map(lambda part: _write_part(descriptor, part, target), parts))
+    torch.set_num_threads(threads)  # threads that are made later take the number that was set last
+
+
+def _write_part(descriptor: int, pieces: list[tuple[Tensor, int]], dtype: torch.dtype) -> None:
+    import torch
+
+    buffer = torch.empty(PIECE, dtype=dtype)
+    content = memoryview(buffer.view(torch.uint8).numpy())
+    for piece, start in pieces:
+        buffer[: len(piece)].copy_(piece)
+        _put(descriptor, content[: len(piece) * dtype.itemsize], start)

@@ -1,0 +1,131 @@
+"""The learner without a model: a few numbers that every trained sample leaves its mark on.
+
+`SIZE` float32 numbers with momentum stand for weights and optimizer. What a sample adds is a pseudo-random function
+of its id, tokens and reward, added up in the order of the ids: equal samples give equal bits, and another sample, one
+that is missing or one that comes twice gives other bits from then on. Needs neither torch nor a model; for runs of
+the trace engine, to try the whole system and to prove what it trains.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rhymed.config import Config
+from rhymed.errors import CheckpointError
+from rhymed_store.client import StoredSample
+from rhymed_workers.trainer import lineage
+from rhymed_workers.trainer import samples as lesson
+from rhymed_workers.trainer.samples import Progress
+
+SIZE = 1024
+MOMENTUM = np.float32(0.9)
+RATE = np.float32(0.01)
+SLICE_S = 0.02  # of the time that a step takes: how soon it can be interrupted
+WEIGHTS = "model.safetensors"
+OPTIMIZER = "optimizer.state"
+
+Numbers = NDArray[np.float32]
+
+
+class TraceLearner:
+    """Two with equal state that are given equal samples, in any order, end up with equal bits."""
+
+    dtype = "float32"  # of what it publishes
+    reads_logprobs = False
+
+    def __init__(self, config: Config) -> None:
+        self._staleness = config.schedule.max_staleness
+        self._train_s = config.trace.train_s
+        self.steps = 0  # trained so far; also the version of the weights
+        self._weights: Numbers = np.zeros(SIZE, np.float32)
+        self._momentum: Numbers = np.zeros(SIZE, np.float32)
+
+    @classmethod
+    def restore(cls, config: Config, folder: Path | None) -> TraceLearner:
+        """From the folder of a checkpoint; None: from the beginning. Raises `CheckpointError`."""
+        learner = cls(config)
+        if folder is not None:
+            learner.load(folder)
+        return learner
+
+    def __str__(self) -> str:
+        return f"{SIZE} numbers for weights (trainer.engine = trace)"
+
+    def check(self, step: int, samples: Sequence[StoredSample]) -> None:
+        """Raises `StalenessBroken`."""
+        lesson.check_staleness(step, samples, self._staleness)
+
+    def train(
+        self, samples: Sequence[StoredSample], progress: Progress = lambda done, total: None
+    ) -> dict[str, float]:
+        """Train the next step on these, in `trace.train_s` seconds or more, and return its metrics."""
+        self.check(self.steps, samples)
+        started = time.perf_counter()
+        chosen, skipped = lesson.scored_groups(samples)
+        gradient = np.zeros(SIZE, np.float32)
+        for sample in sorted(samples, key=lambda sample: sample.info.id):
+            gradient += mark(sample)
+        self._wait(started, progress)
+        self._momentum = MOMENTUM * self._momentum + gradient
+        self._weights = self._weights - RATE * self._momentum
+        self.steps += 1
+        seconds = time.perf_counter() - started
+        tokens = sum(sample.info.length for sample in samples)
+        return lesson.describe(self.steps - 1, samples, chosen) | {
+            "actor/groups_skipped": float(skipped),
+            "actor/grad_norm": float(np.linalg.norm(gradient)),
+            "timing_s/train": seconds,
+            "perf/train_tokens_per_s": tokens / max(seconds, 1e-9),
+        }
+
+    def _wait(self, started: float, progress: Progress) -> None:
+        total = max(1, round(self._train_s / SLICE_S))
+        for done in range(total):
+            progress(done, total)
+            left = started + self._train_s * (done + 1) / total - time.perf_counter()
+            time.sleep(max(0.0, left))
+        progress(total, total)
+
+    def tensors(self) -> dict[str, Numbers]:
+        return {"weights": self._weights}
+
+    def digest(self) -> str:
+        """Of the weights: blake2b-128 in hex."""
+        return hashlib.blake2b(self._weights.tobytes(), digest_size=16).hexdigest()
+
+    def save(self, folder: Path) -> None:
+        """Weights, momentum and position."""
+        from safetensors.numpy import save_file
+
+        save_file({"weights": self._weights}, folder / WEIGHTS)
+        save_file({"momentum": self._momentum}, folder / OPTIMIZER)
+        (folder / "config.json").write_text(json.dumps({"model_type": "trace", "size": SIZE}))
+        (folder / "trainer.json").write_text(json.dumps({"steps": self.steps}))
+
+    def load(self, folder: Path) -> None:
+        """What `save` wrote. Raises `CheckpointError`."""
+        from safetensors import SafetensorError
+        from safetensors.numpy import load_file
+
+        try:
+            weights, momentum = load_file(folder / WEIGHTS)["weights"], load_file(folder / OPTIMIZER)["momentum"]
+            steps = int(json.loads((folder / "trainer.json").read_text())["steps"])
+        except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+            raise CheckpointError(f"{folder}: not a checkpoint of trainer.engine = trace: {error!r}") from error
+        if {weights.shape, momentum.shape} != {(SIZE,)} or {weights.dtype, momentum.dtype} != {np.dtype(np.float32)}:
+            raise CheckpointError(f"{folder}: not a checkpoint of trainer.engine = trace: {SIZE} numbers expected")
+        self._weights, self._momentum, self.steps = weights, momentum, steps
+
+
+def mark(sample: StoredSample) -> Numbers:
+    """What one sample adds to the gradient: (SIZE,) between -1/2 and 1/2."""
+    content = lineage.imprint(sample.info.id, sample.tokens, sample.info.reward)
+    key = int.from_bytes(hashlib.blake2b(content, digest_size=16).digest(), "little")
+    return np.random.Generator(np.random.Philox(key=key)).random(SIZE, dtype=np.float32) - np.float32(0.5)
