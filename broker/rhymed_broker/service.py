@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 from rhymed import messages
 from rhymed.config import Config
 from rhymed.errors import CheckpointLost, MalformedMessage, PeerGone, RewardError, RhymedError, StepRefused, WireError
-from rhymed.run.layout import Places
+from rhymed.run.layout import RunLayout
 from rhymed.run.metrics import MetricsLog
 from rhymed.run.timeline import FAILED
 from rhymed.service.logline import cause
@@ -65,7 +65,7 @@ ABROAD_S = 6.0  # for what is still to go to other people's systems, when the ru
 
 
 class BrokerService(Service):
-    def __init__(self, config: Config, places: Places, *, stays: bool = False) -> None:
+    def __init__(self, config: Config, places: RunLayout, *, stays: bool = False) -> None:
         """`stays`: when the run is over it goes on answering, so that who comes late is told; until it is stopped."""
         super().__init__("broker")
         self._stays = stays

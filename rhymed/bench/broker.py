@@ -25,7 +25,7 @@ import psutil
 from rhymed.bench.actors import Actor, Reward, Rollout, Trainer
 from rhymed.config import Config
 from rhymed.messages import GetQueues, Queues
-from rhymed.run.layout import Places, places
+from rhymed.run.layout import RunLayout, layout_of
 from rhymed.service.service import LagMeter
 from rhymed.wire.sockets import Client
 from rhymed_store.client import StoreClient
@@ -113,9 +113,9 @@ def config_of(prompts_per_step: int, group_size: int, steps: int) -> Config:
 
 
 @contextlib.asynccontextmanager
-async def cluster(config: Config) -> AsyncIterator[tuple[Places, psutil.Process]]:
+async def cluster(config: Config) -> AsyncIterator[tuple[RunLayout, psutil.Process]]:
     """Store and broker of this configuration; the folder goes with them."""
-    where = places(config)
+    where = layout_of(config)
     where.folder.mkdir(parents=True)
     where.config.write_text(config.model_dump_json())
     with _process("store", where), _process("broker", where) as broker:
@@ -126,7 +126,7 @@ async def cluster(config: Config) -> AsyncIterator[tuple[Places, psutil.Process]
 
 
 @contextlib.contextmanager
-def _process(command: str, where: Places) -> Iterator[subprocess.Popen[bytes]]:
+def _process(command: str, where: RunLayout) -> Iterator[subprocess.Popen[bytes]]:
     with subprocess.Popen([sys.executable, "-m", "rhymed", command, str(where.config)]) as process:
         try:
             yield process
@@ -141,7 +141,7 @@ def _remove(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def crowd(where: Places, workers: int, processes: int) -> Iterator[None]:
+def crowd(where: RunLayout, workers: int, processes: int) -> Iterator[None]:
     """Emulated workers, a quarter of which score, in processes of their own."""
     children = [_spawn(where.broker, where.store, str(workers // processes), str(n)) for n in range(processes)]
     try:
@@ -165,7 +165,7 @@ def spent_s(process: psutil.Process) -> float:
     return float(times.user + times.system)
 
 
-async def ask(where: Places) -> Queues:
+async def ask(where: RunLayout) -> Queues:
     client = Client(where.broker, peer="broker")
     try:
         answer = (await client.request(GetQueues(), deadline_s=30)).message
@@ -175,14 +175,14 @@ async def ask(where: Places) -> Queues:
     return answer
 
 
-async def ready(where: Places) -> None:
+async def ready(where: RunLayout) -> None:
     """The dataset is read."""
     async with asyncio.timeout(PATIENCE_S):
         while (await ask(where)).steps == 0:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
 
 
-async def until_connected(where: Places, workers: int) -> Queues:
+async def until_connected(where: RunLayout, workers: int) -> Queues:
     async with asyncio.timeout(PATIENCE_S):
         while len((snapshot := await ask(where)).workers) < workers:  # noqa: ASYNC110
             await asyncio.sleep(0.2)

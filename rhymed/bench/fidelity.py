@@ -20,7 +20,7 @@ from rhymed.bench.actors import Reward, Trainer
 from rhymed.bench.broker import cluster, ready
 from rhymed.config import Config
 from rhymed.inputs.rows import prompt_id
-from rhymed.run.layout import Places
+from rhymed.run.layout import RunLayout
 from rhymed.service.host import host_id
 from rhymed.wire.sockets import Server
 from rhymed_broker.plan import Plan
@@ -152,7 +152,7 @@ async def _watch(engines: Sequence[TraceEngine], slots: int, busy: list[float]) 
         await asyncio.sleep(LOOK_S)
 
 
-def _weights(where: Places) -> Server:
+def _weights(where: RunLayout) -> Server:
     """Every version is the same small file."""
     file = where.folder / "weights"
     file.write_bytes(b"weights")

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from rhymed.config import Config
 from rhymed.messages import SampleId, SampleInfo
-from rhymed.run.layout import places
+from rhymed.run.layout import layout_of
 from rhymed_store.client import NewSample, StoreClient
 
 VOCABULARY = 49_152
@@ -40,11 +40,11 @@ ACCEPTED = 0.8  # part of the tokens that were accepted drafts, in no order: the
 _SERVE = """
 import sys
 from rhymed.config import Config
-from rhymed.run.layout import places
+from rhymed.run.layout import layout_of
 from rhymed.service.process import serve
 from rhymed_store.service import StoreService
 config = Config.model_validate_json(sys.argv[1])
-sys.exit(serve(lambda: StoreService(config, places(config))))
+sys.exit(serve(lambda: StoreService(config, layout_of(config))))
 """
 
 
@@ -210,7 +210,7 @@ async def _store(**options: Any) -> AsyncIterator[_Rig]:
     with tempfile.TemporaryDirectory(prefix="rhymed-bench-") as folder:
         net = {"store": f"ipc://{folder}/socket"}
         config = Config.model_validate({"run": {"folder": folder, "name": "bench"}, "store": options, "net": net})
-        where = places(config)
+        where = layout_of(config)
         with _process(config) as process:
             clients = [StoreClient(where.store, f"bench-{number}") for number in range(CLIENTS)]
             try:

@@ -21,7 +21,7 @@ from rhymed.inputs.datasets import placed_rows
 from rhymed.inputs.lengths import Measured, asked, check_prompts
 from rhymed.inputs.render import Renderer, load_renderer
 from rhymed.inputs.rows import Row
-from rhymed.run.layout import places
+from rhymed.run.layout import layout_of
 from rhymed_broker.telemetry import missing
 
 
@@ -45,7 +45,7 @@ def early(config: Config, *, resume: bool = False) -> Report:
         if inputs.size and inputs.training:
             load = arithmetic.workload(config, len(inputs.training.rows), config.rollout.max_prompt_length)
             need = memory.needs(config, inputs.size, load)
-            report.wrong += memory.wrong(config, need, machine.look(places(config).folder))
+            report.wrong += memory.wrong(config, need, machine.look(layout_of(config).folder))
         if loading is not None and report.attempt(lambda: loading.result() or True) and inputs.training:
             _reward(config, report, inputs.training.rows[0][1], None)
     return report
@@ -103,7 +103,7 @@ def _arithmetic(config: Config, report: Report, inputs: Inputs) -> None:
     report.sections.append(section)
     report.warnings += warnings
     if inputs.size:
-        seen = machine.look(places(config).folder)
+        seen = machine.look(layout_of(config).folder)
         section, wrong, warnings = memory.describe(config, inputs.size, load, seen)
         report.sections.append(section)
         report.wrong += wrong

@@ -16,7 +16,7 @@ from rhymed.check.report import Section
 from rhymed.config import Config
 from rhymed.errors import ConfigError
 from rhymed.run import folder as runs
-from rhymed.run.layout import Places, places
+from rhymed.run.layout import RunLayout, layout_of
 from rhymed.wire.addresses import REMEDY, is_local, is_lockable
 from rhymed.wire.keys import ROLES
 
@@ -36,8 +36,8 @@ def look(folder: Path) -> Machine:
 def describe(config: Config, *, resume: bool = False) -> tuple[Section, list[str]]:
     """The section and what must be changed."""
     section = Section("places")
-    taken = places(config).config.exists() and not resume
-    where = places(config if resume else runs.free(config))
+    taken = layout_of(config).config.exists() and not resume
+    where = layout_of(config if resume else runs.free(config))
     name = f" ({config.run.name} is taken by an earlier run)" if taken else ""
     section.add("folder", f"{where.folder}{name}")
     for key in ("broker", "store", "weights"):
@@ -45,7 +45,7 @@ def describe(config: Config, *, resume: bool = False) -> tuple[Section, list[str
     return section, list(problems(config, where, resume=resume))
 
 
-def problems(config: Config, where: Places, *, resume: bool = False) -> Iterator[str]:
+def problems(config: Config, where: RunLayout, *, resume: bool = False) -> Iterator[str]:
     """What would keep the run's processes from their folder or their addresses."""
     existing = _existing(where.folder)
     if not existing.is_dir():
@@ -66,7 +66,7 @@ def problems(config: Config, where: Places, *, resume: bool = False) -> Iterator
             yield f"net.{key} = {address}: {problem}"
 
 
-def _key_problems(where: Places) -> Iterator[str]:
+def _key_problems(where: RunLayout) -> Iterator[str]:
     """`rhymed run` starts every role here, so it needs every role's keys."""
     if where.keyfolder is None or not any(map(is_lockable, (where.broker, where.store, where.weights))):
         return

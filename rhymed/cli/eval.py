@@ -75,11 +75,11 @@ def _prepare(arguments: argparse.Namespace) -> Config:
 def evaluating(config: Config, checkpoint: str) -> Config:
     """The run that evaluates this checkpoint (empty: the model itself) and trains nothing."""
     from rhymed.config import Config
-    from rhymed.run.layout import places
+    from rhymed.run.layout import layout_of
 
     label, model = _find(config, checkpoint)
     tree = config.model_dump()
-    tree["run"] |= {"name": label, "folder": str(places(config).folder / "eval")}
+    tree["run"] |= {"name": label, "folder": str(layout_of(config).folder / "eval")}
     tree["model"] |= {"path": model}
     tree["eval"] |= {"every": 1, "at_start": True}
     tree["trainer"] |= {"steps": 0, "kl_coef": 0.0}
@@ -92,11 +92,11 @@ def _find(config: Config, wanted: str) -> tuple[str, str]:
     """What the evaluation is called, and the model's path. Raises `ConfigError`."""
     from rhymed.errors import ConfigError
     from rhymed.run import checkpoint
-    from rhymed.run.layout import places
+    from rhymed.run.layout import layout_of
 
     if not wanted:
         return "base", config.model.path
-    folder = places(config).checkpoints
+    folder = layout_of(config).checkpoints
     if wanted == "latest" or wanted.isdecimal():
         found = checkpoint.newest(folder) if wanted == "latest" else checkpoint.of_step(folder, int(wanted))
         if found is None:

@@ -241,10 +241,10 @@ def bring(arguments: argparse.Namespace) -> int:
     from rhymed.history.origins import open_past
     from rhymed.inputs.datasets import load_rows
     from rhymed.inputs.rows import prompt_id
-    from rhymed.run.layout import places
+    from rhymed.run.layout import layout_of
 
     config = _target(arguments)
-    if places(config).folder == arguments.source.resolve():
+    if layout_of(config).folder == arguments.source.resolve():
         raise ConfigError(f"{arguments.source} is the folder of CONFIG's own run: its history is there already")
     with open_past(arguments.source) as past:
         whose = f"the model of {arguments.config}"
@@ -262,21 +262,21 @@ def _target(arguments: argparse.Namespace) -> Config:
     """Of the run that gets the history: a folder's own, the living one, or the next of that name."""
     from rhymed.config.load import load_config
     from rhymed.run.folder import free
-    from rhymed.run.layout import places
+    from rhymed.run.layout import layout_of
     from rhymed_store.database.transactions import is_open
 
     path = arguments.config / "config.json" if arguments.config.is_dir() else arguments.config
     config = load_config(path, arguments.override)
-    if path.name == "config.json" or is_open(places(config).database):
+    if path.name == "config.json" or is_open(layout_of(config).database):
         return config
     return free(config)
 
 
 def _tell(arguments: argparse.Namespace, config: Config, report: Any) -> None:
-    from rhymed.run.layout import places
+    from rhymed.run.layout import layout_of
     from rhymed.text import some
 
-    where = places(config)
+    where = layout_of(config)
     epochs = "step -1" if report.epochs == 1 else f"steps -{report.epochs} to -1"
     print(f"{where.folder}: {some(report.samples, 'sample')} of {some(report.prompts, 'prompt')} imported", end="")
     print(f", {report.tokens:,} tokens, as {epochs}" if report.samples else "")

@@ -24,9 +24,9 @@ def handle(arguments: argparse.Namespace) -> int:
     from rhymed.inputs.models import resolve_model
     from rhymed.inputs.prepared import file_of, prepare
     from rhymed.run import provenance
-    from rhymed.run.layout import places
+    from rhymed.run.layout import layout_of
 
-    folder = places(config).folder
+    folder = layout_of(config).folder
     if config.trainer.engine == "torch" or config.rollout.engine == "vllm":
         print(f"model  {resolve_model(config)}", flush=True)
     datasets = [*([config.data] if config.trainer.steps != 0 else []), *config.eval.datasets]

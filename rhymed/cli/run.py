@@ -11,7 +11,7 @@ from rhymed.cli.options import add_override, example
 
 if TYPE_CHECKING:
     from rhymed.config import Config
-    from rhymed.run.layout import Places
+    from rhymed.run.layout import RunLayout
 
 
 def add(commands: Any) -> None:
@@ -38,7 +38,7 @@ def handle(arguments: argparse.Namespace) -> int:
         return supervise(config, where, plain=arguments.plain)
 
 
-def supervise(config: Config, where: Places, *, plain: bool) -> int:
+def supervise(config: Config, where: RunLayout, *, plain: bool) -> int:
     """The run in its folder, from start to summary, within `lasting`; returns the exit status."""
     import uvloop
 
@@ -57,12 +57,12 @@ def supervise(config: Config, where: Places, *, plain: bool) -> int:
         return status
 
 
-def _prepare(arguments: argparse.Namespace) -> tuple[Config, Places]:
+def _prepare(arguments: argparse.Namespace) -> tuple[Config, RunLayout]:
     """Everything that can be wrong before a process is started is found here."""
     from rhymed.config.load import load_config
     from rhymed.errors import ConfigError
     from rhymed.run import folder
-    from rhymed.run.layout import places
+    from rhymed.run.layout import layout_of
 
     path: Path = arguments.config
     if arguments.resume:
@@ -70,7 +70,7 @@ def _prepare(arguments: argparse.Namespace) -> tuple[Config, Places]:
         if not path.exists():
             raise ConfigError(f"--resume: {path} does not exist; name a run's folder, e.g. runs/quickstart")
     config = load_config(path, arguments.override)
-    where = places(config)
+    where = layout_of(config)
     if arguments.resume and not where.folder.exists():
         raise ConfigError(f"--resume: {where.folder} does not exist")
     if arguments.resume and where.config.exists():
@@ -86,9 +86,9 @@ def _prepare(arguments: argparse.Namespace) -> tuple[Config, Places]:
 
 def _tell_renamed(wanted: Config, made: Config) -> None:
     from rhymed.run import folder
-    from rhymed.run.layout import places
+    from rhymed.run.layout import layout_of
 
-    there = places(wanted)
+    there = layout_of(wanted)
     holder = folder.holder(there.folder)
     process = f"process {holder}; " if holder else ""
     alive = "is an earlier run" if holder is None else f"is alive ({process}rhymed top --run {there.folder})"

@@ -17,7 +17,7 @@ import msgspec
 
 from rhymed.errors import RhymedError
 from rhymed.messages import GetQueues, Queues
-from rhymed.run.layout import Places
+from rhymed.run.layout import RunLayout
 from rhymed.wire.addresses import removed
 
 FRESH_S = 0.9
@@ -95,7 +95,7 @@ async def never() -> None:
 class Asked:
     """Asks a broker, where one can be. Close it."""
 
-    def __init__(self, where: Places) -> None:
+    def __init__(self, where: RunLayout) -> None:
         self._where = where
         self._client: Any = None
 

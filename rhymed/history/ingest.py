@@ -25,7 +25,7 @@ from rhymed.history.origins import Past, Sample
 from rhymed.inputs.rows import Row
 from rhymed.inputs.tokenizer import Vocabulary, read_vocabulary
 from rhymed.messages import EVAL, SampleId, SampleInfo, Score
-from rhymed.run.layout import places
+from rhymed.run.layout import layout_of
 from rhymed_store.client import NewSample, StoreClient
 from rhymed_store.database.transactions import is_open
 from rhymed_store.service import StoreService
@@ -158,7 +158,7 @@ async def _put(client: StoreClient, samples: list[NewSample], report: Report) ->
 @contextlib.asynccontextmanager
 async def _store(config: Config) -> AsyncIterator[StoreClient]:
     """The store of the run: the living one, or its folder opened here."""
-    where = places(config)
+    where = layout_of(config)
     if is_open(where.database):
         with contextlib.closing(StoreClient(where.store, "import", where.keys("broker"))) as client:
             try:
@@ -171,7 +171,7 @@ async def _store(config: Config) -> AsyncIterator[StoreClient]:
             yield client
         return
     config = config.model_copy(update={"net": Net()})  # nobody else is to find it
-    where = places(config)
+    where = layout_of(config)
     made = not where.sockets.exists()
     try:
         async with StoreService(config, where).running():

@@ -20,7 +20,7 @@ from rhymed.config import Config
 from rhymed.dashboard import listen
 from rhymed.dashboard.auth import TOKEN_FILE
 from rhymed.messages import Queues, StepRow, WorkerRow
-from rhymed.run.layout import Places
+from rhymed.run.layout import RunLayout
 from rhymed.style import COLOURS, ROLES, SPARKS
 from rhymed.text import SHOWN, grades, step_name
 
@@ -127,7 +127,7 @@ def _minutes(seconds: float) -> str:
 class Screen:
     """The terminal of one run."""
 
-    def __init__(self, config: Config, where: Places, *, plain: bool, console: Console | None = None) -> None:
+    def __init__(self, config: Config, where: RunLayout, *, plain: bool, console: Console | None = None) -> None:
         self._console = console or Console()
         self._live = None if plain else Live(console=self._console, refresh_per_second=4, transient=True)
         self._events: deque[str] = deque(maxlen=4)

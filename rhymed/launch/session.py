@@ -13,14 +13,14 @@ from rhymed.launch.screen import Screen
 from rhymed.launch.supervisor import Supervisor, commands
 from rhymed.messages import Queues
 from rhymed.run.client import snapshots
-from rhymed.run.layout import Places
+from rhymed.run.layout import RunLayout
 from rhymed.service.service import EX_HOPELESS
 from rhymed.service.stdio import outlive
 
 REPORT_S = 30.0  # seconds are usual
 
 
-async def session(config: Config, where: Places, *, plain: bool) -> int:
+async def session(config: Config, where: RunLayout, *, plain: bool) -> int:
     """Returns the exit status: 0 finished, 1 failed, 2 failed by what a person has to change, 130 interrupted."""
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -46,7 +46,7 @@ async def session(config: Config, where: Places, *, plain: bool) -> int:
     return 0 if finished else 130
 
 
-def _from_where(where: Places) -> str:
+def _from_where(where: RunLayout) -> str:
     from rhymed.run.checkpoint import all_in
 
     steps = max((one.step for one in all_in(where.checkpoints)), default=0)
@@ -55,7 +55,7 @@ def _from_where(where: Places) -> str:
     )
 
 
-def _summary(config: Config, where: Places, elapsed_s: float) -> str:
+def _summary(config: Config, where: RunLayout, elapsed_s: float) -> str:
     from rhymed.report.summary import summary
 
     try:
@@ -64,7 +64,7 @@ def _summary(config: Config, where: Places, elapsed_s: float) -> str:
         return f"no summary: {error}"
 
 
-async def _report(where: Places) -> str:
+async def _report(where: RunLayout) -> str:
     """Made by a process of its own: nothing that stands in a run's folder may hold up the run's end for long."""
     ask = [sys.executable, "-m", "rhymed", "report", str(where.folder), "--ended"]
     process = await asyncio.create_subprocess_exec(
@@ -83,7 +83,7 @@ async def _report(where: Places) -> str:
 
 
 async def _watch(
-    where: Places, supervisor: Supervisor, screen: Screen, stop: asyncio.Event, *, evaluates_only: bool
+    where: RunLayout, supervisor: Supervisor, screen: Screen, stop: asyncio.Event, *, evaluates_only: bool
 ) -> bool:
     """Show what the broker tells until the run has finished (True), failed or been interrupted (False)."""
     last: Queues | None = None

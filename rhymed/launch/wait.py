@@ -19,7 +19,7 @@ from rhymed.report.summary import summary
 from rhymed.report.write import write
 from rhymed.run import timeline
 from rhymed.run.client import snapshots
-from rhymed.run.layout import Places, places
+from rhymed.run.layout import RunLayout, layout_of
 
 LOOK_S = 2.0
 PATIENCE_S = 300.0  # without an answer
@@ -29,7 +29,7 @@ DONE_S = 60.0  # the same, when every step is trained: a broker that need not st
 def write_at_the_end(folder: Path, out: Path | None = None) -> str:
     """Waits, then writes summary and report; returns what is to be said. Raises `ConfigError`."""
     config = load_run(folder)
-    where = places(config)
+    where = layout_of(config)
     if where.folder != folder.resolve():
         raise ConfigError(f"--wait: {folder} is a copy; the run's own folder is {where.folder}")
     last = asyncio.run(over(where))
@@ -41,7 +41,7 @@ def write_at_the_end(folder: Path, out: Path | None = None) -> str:
     return "\n".join(said)
 
 
-async def over(where: Places, patience_s: float = PATIENCE_S) -> Queues | None:
+async def over(where: RunLayout, patience_s: float = PATIENCE_S) -> Queues | None:
     """What the broker said last: that the run is over, or nothing after it for so long; None: it never spoke."""
     last: Queues | None = None
     heard = time.monotonic()

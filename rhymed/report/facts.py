@@ -19,7 +19,7 @@ from rhymed.messages import SampleId
 from rhymed.report.highlights import Pick, telling
 from rhymed.run import folder as runs
 from rhymed.run import provenance, timeline
-from rhymed.run.layout import Places
+from rhymed.run.layout import RunLayout
 from rhymed.run.timeline import Timeline
 from rhymed.run.totals import Row
 from rhymed.text import some, whose
@@ -115,9 +115,9 @@ def _state(found: Facts, ended: bool) -> str:
     return "stopped"
 
 
-def _stub(folder: Path) -> Places:
+def _stub(folder: Path) -> RunLayout:
     """Enough to read the folder; the configuration may be of another release."""
-    return Places(folder=folder, broker="", store="", weights="", sockets=folder)
+    return RunLayout(folder=folder, broker="", store="", weights="", sockets=folder)
 
 
 def _elapsed(found: Facts) -> float:

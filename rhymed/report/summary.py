@@ -9,12 +9,12 @@ from typing import Any
 from rhymed.config import Config
 from rhymed.report.overview import draw
 from rhymed.run.folder import read_evaluations, read_metrics
-from rhymed.run.layout import Places
+from rhymed.run.layout import RunLayout
 from rhymed.run.totals import drafting, epochs, totals
 from rhymed.text import number
 
 
-def summary(config: Config, where: Places, elapsed_s: float) -> str:
+def summary(config: Config, where: RunLayout, elapsed_s: float) -> str:
     """Text for the terminal; also writes `summary.json` and, with matplotlib, `reward.png` into the run's folder."""
     rows, evaluations = read_metrics(where), read_evaluations(where)
     if config.trainer.steps == 0:
@@ -55,7 +55,7 @@ def _drafts(found: dict[str, float | None] | None) -> list[str]:
     return [f"{line}, about {found['net_speedup']:.2f}x: {saved}, {spent}"]
 
 
-def _elapsed_before(where: Places) -> float:
+def _elapsed_before(where: RunLayout) -> float:
     """Seconds of the parts that a resumed run had before."""
     try:
         return float(json.loads((where.folder / "summary.json").read_text())["elapsed_s"])
@@ -63,7 +63,7 @@ def _elapsed_before(where: Places) -> float:
         return 0.0
 
 
-def evaluation(config: Config, where: Places) -> dict[str, Any]:
+def evaluation(config: Config, where: RunLayout) -> dict[str, Any]:
     """What the newest evaluation found, by dataset: metrics as in docs/metrics.md, without `val/<dataset>/`."""
     rows = read_evaluations(where)
     row = rows[-1] if rows else {}
@@ -78,7 +78,7 @@ def evaluation(config: Config, where: Places) -> dict[str, Any]:
     return {"model": config.model.path, "samples": config.eval.samples, "datasets": datasets}
 
 
-def _graded(config: Config, where: Places) -> str:
+def _graded(config: Config, where: RunLayout) -> str:
     """The summary of a run that only evaluates; also writes `eval.json`."""
     found = evaluation(config, where)
     (where.folder / "eval.json").write_text(json.dumps(found, indent=2) + "\n")

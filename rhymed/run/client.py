@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from rhymed.errors import WireError
 from rhymed.messages import GetQueues, Queues
-from rhymed.run.layout import Places
+from rhymed.run.layout import RunLayout
 from rhymed.wire.sockets import Client
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from rhymed.messages import Queues
-    from rhymed.run.layout import Places
+    from rhymed.run.layout import RunLayout
 
 
 DEADLINE_S = 5.0
@@ -27,16 +27,16 @@ REFRESH_S = 1.0
 PATIENCE_S = 60.0  # with a broker that was there and does not answer: it may be starting again
 
 
-def places_of(folder: Path) -> Places:
+def layout_of_folder(folder: Path) -> RunLayout:
     """Of the run in this folder."""
     from rhymed.config.load import load_run
     from rhymed.errors import ConfigError
-    from rhymed.run.layout import places
+    from rhymed.run.layout import layout_of
 
     file = folder / "config.json"
     if not os.path.exists(file):  # nor may it be seen
         raise ConfigError(f"{file} does not exist: name the run's folder with --run, or --broker ADDRESS")
-    return places(load_run(folder))
+    return layout_of(load_run(folder))
 
 
 async def queue_snapshots(client: Any, address: str, watch: bool) -> AsyncIterator[Queues]:
@@ -92,7 +92,7 @@ POLL_S = 0.5
 ASK_S = 3.0
 
 
-async def snapshots(where: Places, every_s: float | None = None) -> AsyncGenerator[Queues | None, None]:
+async def snapshots(where: RunLayout, every_s: float | None = None) -> AsyncGenerator[Queues | None, None]:
     """The broker's queues, twice a second unless said; `None` while it does not answer. Never ends by itself."""
     client = Client(where.broker, peer="broker", keys=where.keys("viewer"))
     try:

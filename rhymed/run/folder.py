@@ -12,12 +12,12 @@ from typing import Any, TextIO
 
 from rhymed.config import Config
 from rhymed.errors import ConfigError, RunMismatch
-from rhymed.run.layout import Places, places
+from rhymed.run.layout import RunLayout, layout_of
 
 LOCK = "lock"  # in the run's folder: who holds it, by process id
 
 
-def create(config: Config) -> tuple[Config, Places]:
+def create(config: Config) -> tuple[Config, RunLayout]:
     """A new folder for this run. A name that is taken gets a number: what an earlier run made is never touched."""
     config = free(config)
     return config, save(config)
@@ -26,15 +26,15 @@ def create(config: Config) -> tuple[Config, Places]:
 def free(config: Config) -> Config:
     """The configuration under a name that no run has: its own, else with a number."""
     wanted, number = config.run.name, 1
-    while places(config).config.exists():
+    while layout_of(config).config.exists():
         number += 1
         config = config.model_copy(update={"run": config.run.model_copy(update={"name": f"{wanted}-{number}"})})
     return config
 
 
-def save(config: Config) -> Places:
+def save(config: Config) -> RunLayout:
     """Write the configuration into the run's folder and let `latest` point there."""
-    where = places(config)
+    where = layout_of(config)
     where.folder.mkdir(parents=True, exist_ok=True)
     absolute = config.run.model_copy(update={"folder": str(where.folder.parent)})
     where.config.write_text(config.model_copy(update={"run": absolute}).model_dump_json(indent=2) + "\n")
@@ -60,7 +60,7 @@ def identity(config: Config) -> dict[str, Any]:
     }
 
 
-def check_same(earlier: Config, config: Config, where: Places) -> None:
+def check_same(earlier: Config, config: Config, where: RunLayout) -> None:
     """Raises `RunMismatch` when `config` is not a continuation of the run in that folder."""
     before, now = identity(earlier), identity(config)
     changed = [f"{key} = {now[key]!r} (it was {before[key]!r})" for key in now if now[key] != before[key]]
@@ -72,7 +72,7 @@ def check_same(earlier: Config, config: Config, where: Places) -> None:
 
 
 @contextlib.contextmanager
-def hold(where: Places) -> Iterator[None]:
+def hold(where: RunLayout) -> Iterator[None]:
     """Keep a second supervisor out of the folder; a dead one's hold ends with it."""
     with (where.folder / LOCK).open("a+") as lock:
         try:
@@ -110,12 +110,12 @@ def holder(folder: Path) -> int | None:
     return None
 
 
-def read_metrics(where: Places) -> list[dict[str, Any]]:
+def read_metrics(where: RunLayout) -> list[dict[str, Any]]:
     """The steps of `metrics.jsonl`, each once (a step trained again after a resume: the last), in order."""
     return _last(row for row in _rows(where) if not _is_evaluation(row))
 
 
-def read_evaluations(where: Places) -> list[dict[str, Any]]:
+def read_evaluations(where: RunLayout) -> list[dict[str, Any]]:
     """The evaluations of `metrics.jsonl`, in order; their `step` is the policy version."""
     return _last(row for row in _rows(where) if _is_evaluation(row))
 
@@ -129,7 +129,7 @@ def _last(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     return [by_step[step] for step in sorted(by_step)]
 
 
-def _rows(where: Places) -> Iterator[dict[str, Any]]:
+def _rows(where: RunLayout) -> Iterator[dict[str, Any]]:
     """Their numbers. A line that was cut, or is none of ours, is left out."""
     with contextlib.suppress(OSError), where.metrics.open("rb") as lines:
         for line in lines:

@@ -12,7 +12,7 @@ from rhymed.wire.keys import Keyring, KeyRole
 
 
 @dataclass(frozen=True)
-class Places:
+class RunLayout:
     """Paths and addresses of one run."""
 
     folder: Path  # absolute
@@ -59,7 +59,7 @@ class Places:
         return self.folder / "logs" / f"{process}.log"
 
 
-def places(config: Config) -> Places:
+def layout_of(config: Config) -> RunLayout:
     """Addresses that the configuration leaves empty are ipc sockets in a folder named after the run folder's path.
 
     They do not lie in the run folder itself because a socket's path may have no more than 107 characters.
@@ -70,7 +70,7 @@ def places(config: Config) -> Places:
     def address(given: str, name: str) -> str:
         return given or f"ipc://{sockets / name}"
 
-    return Places(
+    return RunLayout(
         folder=folder,
         broker=address(config.net.broker, "broker"),
         store=address(config.net.store, "store"),

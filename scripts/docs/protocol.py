@@ -59,7 +59,7 @@ it joins and goes on.
 ## Addresses
 
 `net.broker`, `net.store` and `net.weights` of the configuration; where they are empty, ipc sockets that
-`rhymed.run.layout.places(config)` computes from the run's folder. A worker's routing id is its name.
+`rhymed.run.layout.layout_of(config)` computes from the run's folder. A worker's routing id is its name.
 
 ## A client without rhymed
 

@@ -42,7 +42,7 @@ from rhymed.messages import (
     StoreStats,
     ToStore,
 )
-from rhymed.run.layout import Places
+from rhymed.run.layout import RunLayout
 from rhymed.service.service import Service
 from rhymed.wire.sockets import DONE, Parcel, Server
 from rhymed_store.database.commit import Writer
@@ -67,7 +67,7 @@ SHORT_HISTORY = 16  # responses; of 4,096 tokens each they hold up the event loo
 class StoreService(Service):
     """Serves `places.store` from the database in `places.database`."""
 
-    def __init__(self, config: Config, places: Places) -> None:
+    def __init__(self, config: Config, places: RunLayout) -> None:
         super().__init__("store")
         self._config, self._places = config, places
         self._full: asyncio.Task[None] | None = None  # since new samples are refused

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 from rhymed.bench.actors import Reward, Rollout, Trainer
 from rhymed.config import Config
-from rhymed.run.layout import Places, places
+from rhymed.run.layout import RunLayout, layout_of
 from rhymed_broker.service import BrokerService
 from rhymed_store.client import StoreClient
 from rhymed_store.service import StoreService
@@ -29,7 +29,7 @@ class Cluster:
 
     def __init__(self, config: Config, stack: contextlib.AsyncExitStack) -> None:
         self.config = config
-        self.where: Places = places(config)
+        self.where: RunLayout = layout_of(config)
         self.stack = stack
         self.broker = BrokerService(config, self.where)
 
@@ -64,7 +64,7 @@ async def until(true: Callable[[], object], what: str, seconds: float = 60) -> N
 
 @contextlib.contextmanager
 def broker_process(config: Config) -> Iterator[subprocess.Popen[bytes]]:
-    file = places(config).folder / "config.json"
+    file = layout_of(config).folder / "config.json"
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(config.model_dump_json())
     with subprocess.Popen([sys.executable, "-m", "rhymed", "broker", str(file)]) as process:

@@ -12,7 +12,7 @@ from rhymed.cli.eval import evaluating
 from rhymed.config import Config
 from rhymed.errors import ConfigError
 from rhymed.run import checkpoint
-from rhymed.run.layout import places
+from rhymed.run.layout import layout_of
 
 
 @pytest.fixture
@@ -30,13 +30,13 @@ def config(tmp_path: Path) -> Config:
 def test_an_evaluation_is_a_run_that_trains_nothing_in_a_folder_of_its_own(config: Config) -> None:
     made = evaluating(config, "")
     assert (made.trainer.steps, made.eval.every, made.eval.at_start) == (0, 1, True)
-    assert places(made).folder == places(config).folder / "eval" / "base"
-    assert places(made).broker.startswith("ipc://")  # not the living run's
+    assert layout_of(made).folder == layout_of(config).folder / "eval" / "base"
+    assert layout_of(made).broker.startswith("ipc://")  # not the living run's
     assert made.trainer.kl_coef == 0  # no reference model is loaded
 
 
 def test_a_checkpoint_by_number_latest_or_folder(config: Config) -> None:
-    folder = places(config).checkpoints
+    folder = layout_of(config).checkpoints
     for step in (2, 4):
         checkpoint.save(folder, step, lambda made: (made / "config.json").touch() or None, keep=5)
     assert evaluating(config, "latest").model.path == str(folder / "step-000004")
@@ -49,7 +49,7 @@ def test_a_checkpoint_by_number_latest_or_folder(config: Config) -> None:
 )
 def test_a_checkpoint_that_is_not_there(config: Config, which: str, told: str) -> None:
     if which == "3":
-        checkpoint.save(places(config).checkpoints, 2, lambda made: (made / "config.json").touch() or None, keep=5)
+        checkpoint.save(layout_of(config).checkpoints, 2, lambda made: (made / "config.json").touch() or None, keep=5)
     with pytest.raises(ConfigError, match=told):
         evaluating(config, which)
 

@@ -99,11 +99,11 @@ def test_a_broken_configuration_is_told_in_words(
 def test_the_environment_changes_nothing_in_a_run_that_was_begun(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from rhymed.run.client import places_of
+    from rhymed.run.client import layout_of_folder
 
     (tmp_path / "config.json").write_text(json.dumps({"net": {"broker": "ipc:///there"}}))
     monkeypatch.setenv("RHYMED_NET__BROKER", "ipc:///elsewhere")
-    assert places_of(tmp_path).broker == "ipc:///there"
+    assert layout_of_folder(tmp_path).broker == "ipc:///there"
 
 
 def test_words_may_be_of_any_length_and_kind() -> None:

@@ -92,9 +92,9 @@ def test_80_columns_are_enough() -> None:
 
 def test_the_address_comes_from_the_run_folder(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(Config.model_validate({"net": {"broker": "ipc:///x"}}).model_dump_json())
-    assert client.places_of(tmp_path).broker == "ipc:///x"
+    assert client.layout_of_folder(tmp_path).broker == "ipc:///x"
     with pytest.raises(ConfigError, match=r"does not exist: name the run's folder with --run"):
-        client.places_of(tmp_path / "other")
+        client.layout_of_folder(tmp_path / "other")
 
 
 @pytest.mark.parametrize(

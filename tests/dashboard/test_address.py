@@ -19,11 +19,11 @@ from rhymed.cli import main
 from rhymed.config import Config
 from rhymed.dashboard import listen
 from rhymed.launch.screen import Screen
-from rhymed.run.layout import Places, places
+from rhymed.run.layout import RunLayout, layout_of
 from rhymed.wire.addresses import Address
 
 
-def screen(where: Places, config: Config) -> tuple[Screen, io.StringIO]:
+def screen(where: RunLayout, config: Config) -> tuple[Screen, io.StringIO]:
     said = io.StringIO()
     return Screen(config, where, plain=True, console=Console(file=said, width=80)), said
 
@@ -38,7 +38,7 @@ def test_the_address_is_told_once(run: Path) -> None:
     config = Config.model_validate_json((run / "config.json").read_text())
     listen.write(run, Address("127.0.0.1", 1))
     os.utime(run / listen.ADDRESS_FILE, (1, 1))  # of an earlier start
-    shown, said = screen(places(config), config)
+    shown, said = screen(layout_of(config), config)
     shown.show(None)
     assert "http:" not in said.getvalue()
     told(run, Address("127.0.0.1", 8421))
@@ -49,7 +49,7 @@ def test_the_address_is_told_once(run: Path) -> None:
 
 def test_where_the_token_is_but_not_the_token(run: Path) -> None:
     config = Config.model_validate_json((run / "config.json").read_text())
-    shown, said = screen(places(config), config)
+    shown, said = screen(layout_of(config), config)
     told(run, Address("10.0.0.1", 8421))
     shown.show(None)
     assert f"http://10.0.0.1:8421/?token=…   (the token stands in {run / 'dashboard.token'})" in said.getvalue()

@@ -15,7 +15,7 @@ from rhymed.dashboard.data.source import shown
 from rhymed.dashboard.data.timeline import joined, newest
 from rhymed.dashboard.snapshots import Asked, Live, Piped, plain
 from rhymed.messages import Queues
-from rhymed.run.layout import places
+from rhymed.run.layout import layout_of
 from rhymed.run.timeline import Event
 from tests.dashboard.folders import NOW, queues, span
 
@@ -61,7 +61,7 @@ async def test_a_run_whose_sockets_are_taken_away_is_over_at_once(tmp_path: Path
 
     sockets = tmp_path / "sockets"
     sockets.mkdir()
-    where = places(Config.model_validate({"net": {"broker": f"ipc://{sockets}/broker"}}))
+    where = layout_of(Config.model_validate({"net": {"broker": f"ipc://{sockets}/broker"}}))
     one = Live(ask, Asked(where).over)
     assert await one.queues() == queues()
     assert not one.is_over  # the broker may come again
@@ -89,7 +89,7 @@ async def test_nobody_waits_for_who_has_gone() -> None:
 
 async def test_a_run_without_sockets_is_not_asked(tmp_path: Path) -> None:
     config = Config.model_validate({"run": {"name": "over", "folder": str(tmp_path)}})
-    asked = Asked(places(config))
+    asked = Asked(layout_of(config))
     assert await asked() is None
     asked.close()
 

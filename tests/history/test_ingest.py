@@ -16,7 +16,7 @@ from rhymed.config.load import load_config
 from rhymed.history.folder import open_folder
 from rhymed.messages import EVAL, SampleId
 from rhymed.run import folder as runs
-from rhymed.run.layout import places
+from rhymed.run.layout import layout_of
 from rhymed_store.client import StoreClient
 from rhymed_store.service import StoreService
 from tests.history.folders import APPLES, PEARS, ROWS, two_epochs
@@ -161,7 +161,7 @@ async def test_a_living_store_is_read_beside_and_written_through_its_socket(
 ) -> None:
     import asyncio
 
-    where = places(load_config(config))
+    where = layout_of(load_config(config))
     with contextlib.closing(StoreClient(where.store, "test")) as client:
         await client.stats()  # it is up
         status, out, err = await asyncio.to_thread(rhymed, "import", config, run)

@@ -11,7 +11,7 @@ import pytest
 
 from rhymed.config import Config
 from rhymed.messages import SampleId
-from rhymed.run.layout import places
+from rhymed.run.layout import layout_of
 from rhymed_store.client import StoreClient
 from rhymed_store.codec.records import sample_key
 from tests.store.damage import content, write
@@ -100,7 +100,7 @@ def test_a_backup_opens_as_a_run(run: Path, tmp_path: Path, rhymed) -> None:
 async def test_verify_and_backup_work_beside_a_store_that_is_written(tmp_path: Path) -> None:
     """A real store process, in the middle of its writes at each of them."""
     config = Config.model_validate({"run": {"folder": str(tmp_path)}, "store": {"map_gib": 0.25}})
-    where = places(config)
+    where = layout_of(config)
     process = start_process(config)
     client = StoreClient(where.store, "test")
 

@@ -30,7 +30,7 @@ import uvloop
 from rhymed.config import Config
 from rhymed.errors import DeadlineExceeded, RhymedError, StoreError
 from rhymed.messages import GetPartials, GetSamples, SampleId, SampleInfo, Score
-from rhymed.run.layout import places
+from rhymed.run.layout import layout_of
 from rhymed_store.client import NewSample, StoreClient
 from rhymed_store.database.reads import Found
 from rhymed_store.database.tables import Reader
@@ -48,7 +48,7 @@ START_S = 60.0  # for a store to answer, on a busy machine
 ZYGOTE = """
 import os, signal, sys
 from rhymed.config import Config
-from rhymed.run.layout import places
+from rhymed.run.layout import layout_of
 from rhymed.service.process import serve
 from rhymed_store.service import StoreService
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
@@ -57,7 +57,7 @@ for line in sys.stdin:
     child = os.fork()
     if not child:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        serve(lambda: StoreService(config, places(config)))
+        serve(lambda: StoreService(config, layout_of(config)))
     print(child, flush=True)
 """
 """Imports once, then forks a store for each line: a start takes milliseconds, so there can be thousands."""
@@ -149,7 +149,7 @@ class _Story:
 
     def __init__(self, config: Config, zygote: subprocess.Popen[str], rng: random.Random, tally: Tally) -> None:
         self._config, self._zygote, self._rng, self._tally = config, zygote, rng, tally
-        self._where = places(config)
+        self._where = layout_of(config)
         self._fates: list[Fate] = []
         self._forgotten = (0, 0)  # acknowledged, asked
 

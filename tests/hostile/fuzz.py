@@ -27,7 +27,7 @@ import uvloop
 from rhymed import messages
 from rhymed.config import Config
 from rhymed.errors import RhymedError
-from rhymed.run.layout import Places, places
+from rhymed.run.layout import RunLayout, layout_of
 from rhymed.wire.keys import ROLES, make_keys
 from rhymed.wire.limits import more_files
 from rhymed.wire.sockets import Client
@@ -75,7 +75,7 @@ def serve(target: str, config: str) -> None:
     from rhymed.service.process import serve as start
 
     made = Config.model_validate_json(config)
-    where = places(made)
+    where = layout_of(made)
     if target == "broker":
         from rhymed_broker.service import BrokerService
 
@@ -104,7 +104,7 @@ async def _siege(mode: str, frames: int, seed: int, half_open: int) -> dict[str,
     more_files()
     with tempfile.TemporaryDirectory(prefix="rhymed-fuzz-") as folder:
         config = _config(Path(folder), locked=mode == "locked")
-        where = places(config)
+        where = layout_of(config)
         async with _servers(config) as servers, _honest(where) as watch:
             await watch.calm(CALM_S)
             before = {name: _rss(server) for name, server in servers.items()}
@@ -212,7 +212,7 @@ class _Watch:
 
 
 @contextlib.asynccontextmanager
-async def _honest(where: Places) -> AsyncIterator[_Watch]:
+async def _honest(where: RunLayout) -> AsyncIterator[_Watch]:
     watch = _Watch()
     viewer = Client(where.broker, "honest", peer="broker", keys=where.keys("viewer").to("broker"))
     worker = Client(where.broker, "reward-honest", peer="broker", keys=where.keys("reward").to("broker"))
@@ -296,7 +296,7 @@ async def _attack(config: Config, mode: str, frames: int, seed: int) -> int:
     return sum(int(out) for out, _ in told)
 
 
-async def _crowd(where: Places, count: int) -> None:
+async def _crowd(where: RunLayout, count: int) -> None:
     """Connections that say nothing at all, held longer than a handshake may take."""
     held: list[socket.socket] = []
     try:

@@ -12,7 +12,7 @@ import zmq
 
 from rhymed import messages
 from rhymed.config import Config
-from rhymed.run.layout import Places, places
+from rhymed.run.layout import RunLayout, layout_of
 from rhymed.wire.keys import Keyring, KeyRole
 from tests.hostile.malformed import Malformed
 
@@ -33,7 +33,7 @@ GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(48)
 class Foe:
     """Connections to one server, opened and left again."""
 
-    def __init__(self, where: Places, target: str, seed: int) -> None:
+    def __init__(self, where: RunLayout, target: str, seed: int) -> None:
         self._where, self._target = where, target
         self._address = str(getattr(where, target))
         self._draw = random.Random(seed)
@@ -68,7 +68,7 @@ class Foe:
 
 def main(target: str, config: str, frames: str, seed: str) -> None:
     """Send so many frames; their number goes to standard output."""
-    foe = Foe(places(Config.model_validate_json(config)), target, int(seed))
+    foe = Foe(layout_of(Config.model_validate_json(config)), target, int(seed))
     series = Malformed(ACCEPTS[target], int(seed))
     silent = [foe.connect(foe.role()) for _ in range(SILENT)]
     links = [foe.connect(foe.role()) for _ in range(SOCKETS)]

@@ -7,7 +7,7 @@ from rich.console import Console
 from rhymed.config import Config, Run
 from rhymed.launch.screen import Screen, heading, line, render, sparkline
 from rhymed.messages import EVAL, Queues, StepRow, WorkerRow
-from rhymed.run.layout import places
+from rhymed.run.layout import layout_of
 from rhymed.text import grades
 
 
@@ -64,7 +64,7 @@ def test_a_silent_broker_is_a_screen_too() -> None:
 def test_plain_output_has_one_line_a_step_and_never_repeats_one(tmp_path: Path) -> None:
     config = Config(run=Run(folder=str(tmp_path)))
     out = Console(file=io.StringIO(), width=120)
-    with Screen(config, places(config), plain=True, console=out) as screen:
+    with Screen(config, layout_of(config), plain=True, console=out) as screen:
         screen.show(None)
         screen.show(queues(0))
         for _ in range(3):
@@ -83,7 +83,7 @@ def test_plain_output_has_one_line_a_step_and_never_repeats_one(tmp_path: Path) 
 def test_a_jump_of_the_mismatch_is_said_once(tmp_path: Path) -> None:
     config = Config(run=Run(folder=str(tmp_path)))
     out = Console(file=io.StringIO(), width=120)
-    with Screen(config, places(config), plain=True, console=out) as screen:
+    with Screen(config, layout_of(config), plain=True, console=out) as screen:
         for step, mismatch in enumerate([0.001, 0.3, 0.3, 0.001, 0.2], 1):
             screen.show(queues(step, **{"reward/mean": 0.5, "mismatch_kl/mean": mismatch}))
     warnings = [text for text in out.file.getvalue().splitlines() if "WARNING mismatch_kl" in text]  # type: ignore[attr-defined]
@@ -105,7 +105,7 @@ def test_a_flat_curve_is_a_flat_sparkline() -> None:
 def test_an_evaluation_is_a_line_a_dataset_once(tmp_path: Path) -> None:
     console = Console(file=io.StringIO(), width=100, force_terminal=False)
     config = Config(run=Run(folder=str(tmp_path)))
-    screen = Screen(config, places(config), plain=True, console=console)
+    screen = Screen(config, layout_of(config), plain=True, console=console)
     graded = {"val/version": 2.0, "val/sums/acc/mean@2": 0.5, "val/sums/acc/pass@2": 0.75, "val/sums/prompts": 4.0}
     now = msgspec.structs.replace(queues(2), val=graded)
     screen.show(now)
@@ -125,7 +125,7 @@ def test_an_evaluation_tells_what_was_dropped_even_when_nothing_is_left() -> Non
 def test_on_plain_lines_a_trouble_is_told_when_it_begins_and_when_all_are_over(tmp_path: Path) -> None:
     config = Config(run=Run(folder=str(tmp_path)))
     out = Console(file=io.StringIO(), width=160)
-    with Screen(config, places(config), plain=True, console=out) as screen:
+    with Screen(config, layout_of(config), plain=True, console=out) as screen:
         for seconds in (5, 6, 7):
             trouble = f"w has been silent for {seconds} s; lost in {20 - seconds} s"
             screen.show(msgspec.structs.replace(queues(1), troubles=[trouble]))
@@ -144,7 +144,7 @@ def test_the_live_screen_shows_troubles_as_they_are() -> None:
 def test_neither_growing_queues_nor_flapping_workers_flood_the_plain_lines(tmp_path: Path) -> None:
     config = Config(run=Run(folder=str(tmp_path)))
     out = Console(file=io.StringIO(), width=80)
-    with Screen(config, places(config), plain=True, console=out) as screen:
+    with Screen(config, layout_of(config), plain=True, console=out) as screen:
         for count in range(50):
             told = [
                 f"no reward worker is here: {count} samples wait to be scored",
@@ -168,7 +168,7 @@ def test_the_start_of_many_workers_is_told_in_short_lines(tmp_path: Path) -> Non
         msgspec.structs.replace(one, worker=f"rollout-{name}", phase="decode" if name < 900 else "load")
         for name in range(1000)
     ]
-    with Screen(config, places(config), plain=True, console=out) as screen:
+    with Screen(config, layout_of(config), plain=True, console=out) as screen:
         for done in range(30):
             trainer = msgspec.structs.replace(one, worker="trainer", role="trainer", phase=f"train {done}/64")
             screen.show(msgspec.structs.replace(idle, workers=[*many, trainer]))

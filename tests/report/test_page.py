@@ -22,7 +22,7 @@ from rhymed.report.page import HEAD, TAIL, TOO_LARGE, _cut, _pieces
 from rhymed.report.write import write
 from rhymed.run import folder as runs
 from rhymed.run import provenance
-from rhymed.run.layout import places
+from rhymed.run.layout import layout_of
 from rhymed.run.timeline import Event, Span, Writer
 from tests.history.folders import APPLES, PEARS
 
@@ -218,7 +218,7 @@ def test_steps_whose_metrics_are_gone_are_told(run: Path) -> None:
 def test_the_newest_step_of_a_run_that_goes_on_may_have_no_metrics_yet(run: Path) -> None:
     diary(run, *(Event(t=110.0 + step, event="trained", step=step) for step in range(4)))
     metrics(run, 3)
-    with runs.hold(places(Config.model_validate_json((run / "config.json").read_text()))):
+    with runs.hold(layout_of(Config.model_validate_json((run / "config.json").read_text()))):
         assert not Found(write(run)).has("metrics.jsonl lacks")
         metrics(run, 2)
         assert Found(write(run)).has("metrics.jsonl lacks 1 step that")
@@ -305,7 +305,7 @@ async def test_a_run_that_ends_waits_for_its_report_and_not_for_long(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     metrics(run)
-    where = places(Config.model_validate_json((run / "config.json").read_text()))
+    where = layout_of(Config.model_validate_json((run / "config.json").read_text()))
     assert await session._report(where) == f"report   {run / 'report.html'}"
     (run / "report.html").unlink()
     monkeypatch.setattr(session, "REPORT_S", 0.01)

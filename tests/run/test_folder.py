@@ -7,7 +7,7 @@ from rhymed.config import Config, Run
 from rhymed.config.load import load_config
 from rhymed.errors import ConfigError
 from rhymed.run import folder
-from rhymed.run.layout import places
+from rhymed.run.layout import layout_of
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def test_a_taken_name_gets_a_number_and_the_old_folder_stays(config: Config, tmp
 def test_other_commands_read_the_same_places_from_the_saved_configuration(config: Config) -> None:
     made, where = folder.create(config)
     read = load_config(where.config, environ={})
-    assert places(read) == where
+    assert layout_of(read) == where
     assert read.trainer == made.trainer
 
 

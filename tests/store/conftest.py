@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rhymed.config import Config
-from rhymed.run.layout import Places, places
+from rhymed.run.layout import RunLayout, layout_of
 from rhymed_store.client import StoreClient
 from rhymed_store.service import StoreService
 from tests.store.stores import Book
@@ -27,18 +27,18 @@ def config(tmp_path: Path) -> Config:
 
 
 @pytest.fixture
-def where(config: Config) -> Places:
-    return places(config)
+def where(config: Config) -> RunLayout:
+    return layout_of(config)
 
 
 @pytest.fixture
-async def service(config: Config, where: Places) -> AsyncIterator[StoreService]:
+async def service(config: Config, where: RunLayout) -> AsyncIterator[StoreService]:
     async with StoreService(config, where).running() as service:
         yield service
 
 
 @pytest.fixture
-async def client(service: StoreService, where: Places) -> AsyncIterator[StoreClient]:
+async def client(service: StoreService, where: RunLayout) -> AsyncIterator[StoreClient]:
     client = StoreClient(where.store, "test")
     yield client
     client.close()

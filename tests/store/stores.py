@@ -24,11 +24,11 @@ OTHER = "00000000000000ab"  # the neighbour: a range that is one too long would 
 SERVE = """
 import sys
 from rhymed.config import Config
-from rhymed.run.layout import places
+from rhymed.run.layout import layout_of
 from rhymed.service.process import serve
 from rhymed_store.service import StoreService
 config = Config.model_validate_json(sys.argv[1])
-sys.exit(serve(lambda: StoreService(config, places(config))))
+sys.exit(serve(lambda: StoreService(config, layout_of(config))))
 """
 
 

@@ -16,7 +16,7 @@ from rhymed.config import Config
 from rhymed.errors import DeadlineExceeded, MalformedMessage, RunMismatch, StoreFull, UnknownSample, WireError
 from rhymed.inputs.rows import prompt_id
 from rhymed.messages import PutSamples, SampleId, SampleInfo, Score, ToStore
-from rhymed.run.layout import Places, places
+from rhymed.run.layout import RunLayout, layout_of
 from rhymed.wire import sockets
 from rhymed_store import client as store_client
 from rhymed_store.client import NewSample, StoreClient
@@ -138,7 +138,7 @@ async def test_the_client_names_the_sample_whose_accepted_drafts_are_wrong(clien
     assert await client.history(PROMPT, 1) == []
 
 
-async def test_the_door_refuses_what_does_not_fit_together(service: StoreService, where: Places) -> None:
+async def test_the_door_refuses_what_does_not_fit_together(service: StoreService, where: RunLayout) -> None:
     link = sockets.Client(where.store, "raw", peer="store", accepts=ToStore)
     sample = SampleId(0, PROMPT, 0)
 
@@ -171,7 +171,7 @@ async def test_the_door_refuses_what_does_not_fit_together(service: StoreService
     link.close()
 
 
-async def test_many_clients_share_commits(service: StoreService, where: Places) -> None:
+async def test_many_clients_share_commits(service: StoreService, where: RunLayout) -> None:
     clients = [StoreClient(where.store, f"client-{number}") for number in range(8)]
 
     async def write(number: int) -> None:
@@ -217,7 +217,7 @@ async def test_what_waits_shares_one_transaction() -> None:
 
 async def test_a_full_store_says_so_and_goes_on_reading(tmp_path: Path) -> None:
     config = Config.model_validate({"run": {"folder": str(tmp_path)}, "store": {"map_gib": 0.004}})
-    where = places(config)
+    where = layout_of(config)
     async with StoreService(config, where).running():
         client = StoreClient(where.store, "test")
         stored = 0
@@ -234,7 +234,7 @@ async def test_a_full_store_says_so_and_goes_on_reading(tmp_path: Path) -> None:
 async def test_beginnings_that_do_not_fit_end_no_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rhymed_store.service.FULL_S", 0.05)
     config = Config.model_validate({"run": {"folder": str(tmp_path)}, "store": {"map_gib": 0.004}})
-    where = places(config)
+    where = layout_of(config)
     running = asyncio.create_task(StoreService(config, where).run())
     client = StoreClient(where.store, "test")
     tokens = np.arange(100_000, dtype=np.uint32)
@@ -255,7 +255,7 @@ async def test_beginnings_that_do_not_fit_end_no_store(tmp_path: Path, monkeypat
 async def test_a_store_that_stays_full_ends_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rhymed_store.service.FULL_S", 0.05)
     config = Config.model_validate({"run": {"folder": str(tmp_path)}, "store": {"map_gib": 0.004}})
-    where = places(config)
+    where = layout_of(config)
     client = StoreClient(where.store, "test")
     running = asyncio.create_task(StoreService(config, where).run())
     with pytest.raises(StoreFull):  # noqa: PT012
@@ -271,7 +271,7 @@ async def test_acknowledged_samples_outlive_a_kill(tmp_path: Path, durability: s
     config = Config.model_validate(
         {"run": {"folder": str(tmp_path)}, "store": {"map_gib": 0.25, "durability": durability}}
     )
-    where = places(config)
+    where = layout_of(config)
     process = start_process(config)
     client = StoreClient(where.store, "test")
     acknowledged: list[NewSample] = []
@@ -310,7 +310,7 @@ async def test_acknowledged_samples_outlive_a_kill(tmp_path: Path, durability: s
         client.close()
 
 
-async def test_a_store_that_is_not_there_is_a_deadline(where: Places) -> None:
+async def test_a_store_that_is_not_there_is_a_deadline(where: RunLayout) -> None:
     client = StoreClient(where.store, "test")
     with pytest.raises(DeadlineExceeded, match="GetStoreStats"):
         await client.stats(deadline_s=0.05)

@@ -23,7 +23,7 @@ from rhymed.bench.actors import Trainer
 from rhymed.bench.broker import PATIENCE_S, ask, cluster, config_of, crowd, prefer, spent_s, until_connected
 from rhymed.config import Config
 from rhymed.dashboard import listen
-from rhymed.run.layout import Places
+from rhymed.run.layout import RunLayout
 from rhymed_store.client import StoreClient
 from tests.stress.terminal import watching
 
@@ -97,7 +97,7 @@ async def _turns(workers: int, pages: int, seconds: float, rounds: int) -> Turns
     return turns
 
 
-async def _top(turns: Turns, top: psutil.Process, where: Places, broker: psutil.Process, seconds: float) -> None:
+async def _top(turns: Turns, top: psutil.Process, where: RunLayout, broker: psutil.Process, seconds: float) -> None:
     await asyncio.sleep(SETTLE_S)  # what it takes to start is not what it takes to watch
     cpu_s, started = spent_s(top), time.monotonic()
     turns.top.append(await _look(where, broker, seconds))
@@ -106,7 +106,7 @@ async def _top(turns: Turns, top: psutil.Process, where: Places, broker: psutil.
 
 
 @contextlib.asynccontextmanager
-async def _working(where: Places, workers: int) -> AsyncIterator[None]:
+async def _working(where: RunLayout, workers: int) -> AsyncIterator[None]:
     with crowd(where, workers, processes=2):
         store = StoreClient(where.store, "actors")
         try:
@@ -120,7 +120,7 @@ async def _working(where: Places, workers: int) -> AsyncIterator[None]:
             store.close()
 
 
-async def _look(where: Places, broker: psutil.Process, seconds: float) -> Look:
+async def _look(where: RunLayout, broker: psutil.Process, seconds: float) -> Look:
     await asyncio.sleep(SETTLE_S)
     first, cpu_s, started = await ask(where), spent_s(broker), time.monotonic()
     await asyncio.sleep(seconds)
@@ -130,7 +130,7 @@ async def _look(where: Places, broker: psutil.Process, seconds: float) -> Look:
 
 
 @contextlib.asynccontextmanager
-async def _pages(where: Places, count: int, read: list[int]) -> AsyncIterator[None]:
+async def _pages(where: RunLayout, count: int, read: list[int]) -> AsyncIterator[None]:
     address = listen.read(where.folder)
     assert address is not None, "the broker's dashboard has started"
     async with aiohttp.ClientSession(address.url) as session:

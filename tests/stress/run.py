@@ -26,7 +26,7 @@ from rhymed.config import Config
 from rhymed.config.load import load_config
 from rhymed.errors import RhymedError
 from rhymed.messages import GetQueues, Queues
-from rhymed.run.layout import Places, places
+from rhymed.run.layout import RunLayout, layout_of
 from rhymed.wire.sockets import Client
 from rhymed_store.database.tables import Reader
 from rhymed_store.inspect.browse import Browse
@@ -129,7 +129,7 @@ class Living:
     def __init__(self, file: Path, prefix: Sequence[str] = ()) -> None:
         self._file, self._prefix = file, list(prefix)
         self.config = Config.model_validate_json(file.read_text())
-        self.where: Places = places(self.config)
+        self.where: RunLayout = layout_of(self.config)
         self.output = file.with_suffix(".out")
         self._process: subprocess.Popen[bytes] | None = None
 

@@ -22,7 +22,7 @@ from rhymed.cli import main
 from rhymed.config.load import load_config
 from rhymed.launch.supervisor import FULL_BYTES
 from rhymed.messages import PROTOCOL, Join
-from rhymed.run.layout import places
+from rhymed.run.layout import layout_of
 from rhymed.wire.sockets import Client
 
 REWARD = """
@@ -253,7 +253,7 @@ def test_a_reward_that_fails_for_nonsense_is_a_warning_then_the_end(config: Path
     assert f"go on with: rhymed run --resume {config.parent}/runs/bad" in out
 
 
-# Places and other processes
+# RunLayout and other processes
 
 
 @pytest.mark.slow
@@ -303,7 +303,7 @@ def until(stream: object, text: str) -> None:
 
 
 def rubbish(config: object) -> None:
-    where = places(config)  # type: ignore[arg-type]
+    where = layout_of(config)  # type: ignore[arg-type]
     with zmq.Context() as context:
         for address in (where.broker, where.store, where.weights):
             with context.socket(zmq.DEALER) as socket:
@@ -321,7 +321,7 @@ async def test_another_protocol_version_is_told_to_who_joins(tmp_path: Path) -> 
 
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"prompt": f"say {n}"}) + "\n" for n in range(8)))
     config = Config.model_validate({"run": {"folder": str(tmp_path)}, "data": {"path": str(tmp_path / "rows.jsonl")}})
-    where = places(config)
+    where = layout_of(config)
     async with BrokerService(config, where).running():
         client = Client(where.broker, "old", peer="broker")
         join = Join(worker="old", role="reward", host="h", pid=1, slots=1, protocol=PROTOCOL - 1)

@@ -16,7 +16,7 @@ from rhymed.config import Config
 from rhymed.errors import DataError
 from rhymed.inputs.datasets import load_rows
 from rhymed.inputs.prepared import file_of, prepare, rows_of
-from rhymed.run.layout import places
+from rhymed.run.layout import layout_of
 from rhymed.wire.keys import ROLES, make_keys
 
 REWARD = "def reward(completions, **columns):\n    return [float(len(text) % 7) for text in completions]\n"
@@ -152,10 +152,10 @@ def test_prepared_rows_are_those_of_the_dataset(tmp_path: Path) -> None:
 
 def test_servers_listen_where_they_are_told_to() -> None:
     given = {"net": {"broker": "tcp://broker:5550", "bind": "0.0.0.0"}}
-    where = places(Config.model_validate(given))
+    where = layout_of(Config.model_validate(given))
     assert where.listens(where.broker) == "tcp://0.0.0.0:5550"
     assert where.listens(where.store) == where.store  # ipc
     assert where.broker == "tcp://broker:5550"
     given["net"]["bind"] = "::"
-    where = places(Config.model_validate(given))
+    where = layout_of(Config.model_validate(given))
     assert where.listens(where.broker) == "tcp://[::]:5550"

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rhymed.config import Config
-from rhymed.run.layout import Places, places
+from rhymed.run.layout import RunLayout, layout_of
 from rhymed_store.client import StoreClient
 from rhymed_store.service import StoreService
 from tests.workers.surroundings import BAD, ROWS, Desk, Shelf
@@ -25,8 +25,8 @@ def config(tmp_path: Path) -> Config:
 
 
 @pytest.fixture
-async def scene(config: Config, tmp_path: Path) -> AsyncIterator[tuple[Places, Desk, Shelf, StoreClient]]:
-    where = places(config)
+async def scene(config: Config, tmp_path: Path) -> AsyncIterator[tuple[RunLayout, Desk, Shelf, StoreClient]]:
+    where = layout_of(config)
     async with StoreService(config, where).running():
         desk, shelf = Desk(where.broker), Shelf(where.weights, tmp_path / "weights")
         client = StoreClient(where.store, "broker")

@@ -12,7 +12,7 @@ from rhymed import messages
 from rhymed.config import Config
 from rhymed.errors import PeerGone, TrainerError
 from rhymed.inputs.rows import prompt_id
-from rhymed.run.layout import Places
+from rhymed.run.layout import RunLayout
 from rhymed.service.host import host_id
 from rhymed.wire.sockets import DONE, Server
 from rhymed_workers.engines.base import Engine
@@ -81,7 +81,7 @@ async def until(condition: Callable[[], Any], deadline_s: float = 60.0) -> None:
 
 @asynccontextmanager
 async def at_work(
-    config: Config, where: Places, desk: Desk, version: int | None = 0, engine: Engine | None = None
+    config: Config, where: RunLayout, desk: Desk, version: int | None = 0, engine: Engine | None = None
 ) -> AsyncIterator[RolloutWorker]:
     worker = RolloutWorker(config, where, NAME, engine)
     async with worker.running():

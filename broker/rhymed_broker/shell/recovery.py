@@ -21,7 +21,7 @@ from rhymed.errors import CheckpointLost, RhymedError
 from rhymed.inputs.rows import Row
 from rhymed.messages import Ahead, Generated, GiveBack, JournalEntry, Scored
 from rhymed.run.folder import identity
-from rhymed.run.layout import Places
+from rhymed.run.layout import RunLayout
 from rhymed.service.retry import retry_store
 from rhymed_broker.ledger.evaluation import Exam, load_exam
 from rhymed_broker.ledger.ledger import Ledger
@@ -37,7 +37,7 @@ Report = Generated | Scored | Ahead | GiveBack
 
 class Course:
     def __init__(
-        self, config: Config, places: Places, ledger: Ledger, store: StoreClient, outbox: Outbox, diary: Diary
+        self, config: Config, places: RunLayout, ledger: Ledger, store: StoreClient, outbox: Outbox, diary: Diary
     ) -> None:
         self.plan: Plan | None = None  # None: the dataset is not read yet
         self.position: int | None = None  # the trainer's, when the ledger has to start there

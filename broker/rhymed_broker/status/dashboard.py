@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Callable
 
 import msgspec
 
-from rhymed.run.layout import ADDRESS_FILE, Places
+from rhymed.run.layout import ADDRESS_FILE, RunLayout
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ Snapshot = Callable[[], msgspec.Struct]
 class Dashboard:
     """`address` as in net.http; empty: there is none. Nor is there one without a run's folder on this machine."""
 
-    def __init__(self, address: str, places: Places, snapshot: Snapshot) -> None:
+    def __init__(self, address: str, places: RunLayout, snapshot: Snapshot) -> None:
         self._refused = False  # it said that it cannot be
         self._address, self._places, self._snapshot = address, places, snapshot
 

@@ -11,7 +11,7 @@ import time
 
 from rhymed.config import Config
 from rhymed.errors import ConfigError
-from rhymed.run.layout import Places
+from rhymed.run.layout import RunLayout
 from rhymed_broker.ledger.samples import Samples
 from rhymed_broker.telemetry import missing
 from rhymed_broker.telemetry.otlp import Exporter, otlp
@@ -22,7 +22,7 @@ TRACES_S = 3.0  # at the end, for spans that wait
 
 
 class Abroad:
-    def __init__(self, config: Config, where: Places) -> None:
+    def __init__(self, config: Config, where: RunLayout) -> None:
         self._config = config
         self._sinks = Keeper(config, where)
         self._exporter: Exporter | None = None

@@ -17,7 +17,7 @@ from asyncio.subprocess import PIPE, Process
 from pathlib import Path
 
 from rhymed.config import Config
-from rhymed.run.layout import Places
+from rhymed.run.layout import RunLayout
 from rhymed_broker.telemetry.follow import read_worker
 
 log = logging.getLogger(__name__)
@@ -31,7 +31,9 @@ REASON = 300  # characters
 
 
 class Keeper:
-    def __init__(self, config: Config, where: Places, *, pause_s: float = PAUSE_S, stall_s: float = STALL_S) -> None:
+    def __init__(
+        self, config: Config, where: RunLayout, *, pause_s: float = PAUSE_S, stall_s: float = STALL_S
+    ) -> None:
         self._config = config
         self._where = where
         self._pause_s, self._stall_s = pause_s, stall_s

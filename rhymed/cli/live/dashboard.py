@@ -104,10 +104,10 @@ def asked_of(folder: Path) -> Asked | None:
     from rhymed.config.load import load_run
     from rhymed.dashboard.snapshots import Asked
     from rhymed.errors import ConfigError
-    from rhymed.run.layout import places
+    from rhymed.run.layout import layout_of
 
     try:
-        where = places(load_run(folder))
+        where = layout_of(load_run(folder))
     except ConfigError:
         return None
     return Asked(where) if where.folder == folder else None  # a folder that was moved has no living run

@@ -46,13 +46,13 @@ def add(subparsers: Any) -> None:
 def handle(arguments: argparse.Namespace) -> int:
     import asyncio
 
-    from rhymed.run.client import places_of
+    from rhymed.run.client import layout_of_folder
     from rhymed.wire.keys import Keyring
 
     if arguments.broker:
         address, keys = arguments.broker, Keyring("viewer", arguments.keys, arguments.insecure)
     else:
-        where = places_of(arguments.run)
+        where = layout_of_folder(arguments.run)
         address, keys = where.broker, where.keys("viewer")
     return asyncio.run(_show(address, keys, watch=arguments.watch, raw=arguments.json))
 

@@ -48,13 +48,13 @@ def where_of(arguments: argparse.Namespace, role: KeyRole | None = None) -> Wher
     Raises `ConfigError` when the operator's key is wanted and is not here.
     """
     from rhymed.errors import ConfigError
-    from rhymed.run.client import places_of
+    from rhymed.run.client import layout_of_folder
     from rhymed.wire.keys import Keyring, secret_name
 
     if arguments.broker:
         address, keys, folder = arguments.broker, Keyring("viewer", arguments.keys, arguments.insecure), None
     else:
-        where = places_of(arguments.run)
+        where = layout_of_folder(arguments.run)
         address, keys, folder = where.broker, where.keys("viewer"), arguments.run
     here = keys.folder is None or (keys.folder / secret_name("operator")).exists()
     if role == "operator" and not here:

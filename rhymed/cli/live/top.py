@@ -87,7 +87,7 @@ async def _show(where: Where, every_s: float) -> int:
 
 def _past(folder: Path) -> list[dict[str, Any]]:
     """The steps of a run before we came, as far as its folder is here."""
-    from rhymed.run.client import places_of
+    from rhymed.run.client import layout_of_folder
     from rhymed.run.folder import read_metrics
 
-    return read_metrics(places_of(folder))
+    return read_metrics(layout_of_folder(folder))

@@ -22,11 +22,11 @@ def add(commands: Any) -> None:
 def handle(arguments: argparse.Namespace) -> NoReturn:
     config = read_config(arguments)
     from rhymed.run import folder
-    from rhymed.run.layout import places
+    from rhymed.run.layout import layout_of
     from rhymed.service.process import serve
     from rhymed_broker.service import BrokerService
 
-    where = places(config)
+    where = layout_of(config)
     if not where.config.exists():  # nobody else has: then other commands find the run by it
         folder.save(config)
     stays: bool = arguments.stay

@@ -13,7 +13,7 @@ from rhymed.cli.options import add_config, example, read_config
 
 if TYPE_CHECKING:
     from rhymed.messages import Message
-    from rhymed.run.layout import Places
+    from rhymed.run.layout import RunLayout
     from rhymed.wire.keys import KeyRole
 
 SERVERS = ("broker", "store")
@@ -38,10 +38,10 @@ def handle(arguments: argparse.Namespace) -> int:
     import socket
 
     from rhymed.errors import RhymedError
-    from rhymed.run.layout import places
+    from rhymed.run.layout import layout_of
 
     try:
-        answer = asyncio.run(_ask(places(config), arguments.role))
+        answer = asyncio.run(_ask(layout_of(config), arguments.role))
     except RhymedError as error:
         print(f"{arguments.role}: {error}")
         return 1
@@ -64,7 +64,7 @@ def judge(queues: Any, role: str, host: str, lost_after_s: float) -> tuple[bool,
     return False, f"no {role} of {host} has joined the run: it starts, or its log says why not"
 
 
-async def _ask(where: Places, role: Any) -> Message:
+async def _ask(where: RunLayout, role: Any) -> Message:
     from rhymed.messages import GetQueues, GetStoreStats
     from rhymed.wire.sockets import Client
 

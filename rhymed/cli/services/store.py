@@ -18,9 +18,9 @@ def add(commands: Any) -> None:
 
 def handle(arguments: argparse.Namespace) -> NoReturn:
     config = read_config(arguments)
-    from rhymed.run.layout import places
+    from rhymed.run.layout import layout_of
     from rhymed.service.process import serve
     from rhymed_store.service import StoreService
 
-    where = places(config)
+    where = layout_of(config)
     serve(lambda: StoreService(config, where), log_file=where.log("store"), level=config.run.log_level)

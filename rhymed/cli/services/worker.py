@@ -10,7 +10,7 @@ from rhymed.cli.options import add_config, example, read_config
 
 if TYPE_CHECKING:
     from rhymed.config import Config
-    from rhymed.run.layout import Places
+    from rhymed.run.layout import RunLayout
     from rhymed.service.service import Service
 
 
@@ -31,16 +31,16 @@ def handle(arguments: argparse.Namespace) -> NoReturn:
     import os
     import socket
 
-    from rhymed.run.layout import places
+    from rhymed.run.layout import layout_of
     from rhymed.service.process import serve
 
-    where = places(config)
+    where = layout_of(config)
     name = arguments.name or f"{arguments.role}@{socket.gethostname()}:{os.getpid()}"
     build = _builder(arguments.role, config, where, name)
     serve(build, log_file=where.log(name.replace("/", "_")), level=config.run.log_level)
 
 
-def _builder(role: str, config: Config, where: Places, name: str) -> Callable[[], Service]:
+def _builder(role: str, config: Config, where: RunLayout, name: str) -> Callable[[], Service]:
     if role == "rollout":
         from rhymed_workers.rollout.worker import RolloutWorker
 

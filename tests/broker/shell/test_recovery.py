@@ -16,7 +16,7 @@ from rhymed import messages
 from rhymed.bench.actors import Reward, Rollout, Trainer
 from rhymed.config import Config
 from rhymed.errors import HOPELESS, CheckpointLost, PeerGone, RhymedError, StepRefused, TrainerError
-from rhymed.run.layout import places
+from rhymed.run.layout import layout_of
 from rhymed.wire.sockets import Client
 from rhymed_broker.shell import delivery, shutdown
 from rhymed_store.client import StoreClient
@@ -167,7 +167,7 @@ async def test_a_trainer_that_is_behind_joins_again_and_sets_the_run_back(cluste
 
 async def test_a_broker_that_was_stopped_blames_nobody_for_it(config: Config) -> None:
     async with contextlib.AsyncExitStack() as stack:
-        where = places(config)
+        where = layout_of(config)
         await stack.enter_async_context(StoreService(config, where).running())
         store = StoreClient(where.store, "test")
         stack.callback(store.close)

@@ -19,14 +19,14 @@ import pytest
 
 from rhymed.config import Config
 from rhymed.dashboard import listen
-from rhymed.run.layout import Places, places
+from rhymed.run.layout import RunLayout, layout_of
 from rhymed_broker.status.dashboard import Dashboard
 from tests.broker.cluster import broker_process, changed
 
 
 @pytest.fixture
-def where(config: Config) -> Places:
-    found = places(config)
+def where(config: Config) -> RunLayout:
+    found = layout_of(config)
     found.folder.mkdir(parents=True)
     found.config.write_text(config.model_dump_json())
     return found
@@ -60,7 +60,7 @@ def test_it_comes_with_the_broker_and_comes_back(config: Config, monkeypatch: py
         other.listen()
         taken = other.getsockname()[1]
         config = changed(config, net={"http": f"127.0.0.1:{taken}"})
-        folder = places(config).folder
+        folder = layout_of(config).folder
         with broker_process(config) as broker:
             until(lambda: lives(folder))
             first = listen.read(folder)
@@ -84,14 +84,14 @@ def test_it_comes_with_the_broker_and_comes_back(config: Config, monkeypatch: py
             assert listen.read(folder) is None
 
 
-async def test_one_that_cannot_be_is_a_warning(where: Places, caplog: pytest.LogCaptureFixture) -> None:
+async def test_one_that_cannot_be_is_a_warning(where: RunLayout, caplog: pytest.LogCaptureFixture) -> None:
     async with asyncio.timeout(60):
         await Dashboard("192.0.2.1:80", where, lambda: None).run()  # type: ignore[arg-type,return-value]
     assert "there is no dashboard: the dashboard cannot listen at" in caplog.text
     assert "the run goes on without" in caplog.text
 
 
-async def test_without_an_address_or_a_folder_there_is_none(config: Config, where: Places) -> None:
+async def test_without_an_address_or_a_folder_there_is_none(config: Config, where: RunLayout) -> None:
     async with asyncio.timeout(60):
         await Dashboard("", where, lambda: None).run()  # type: ignore[arg-type,return-value]
         os.remove(where.config)

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from rhymed.config import Config
-from rhymed.run.layout import places
+from rhymed.run.layout import layout_of
 from rhymed.run.metrics import MetricsLog
 
 PARTS = ({0: 0.1, 1: 0.2}, {1: 0.25, 2: 0.3})
@@ -33,7 +33,7 @@ def send(tmp_path: Path, sink: str, **settings: object) -> Config:
             "metrics": {"sinks": [sink], "project": "songs", **settings},
         }
     )
-    where = places(config)
+    where = layout_of(config)
     where.folder.mkdir(parents=True)
     where.config.write_text(config.model_dump_json())
     own = {"HOME": str(tmp_path), "TRACKIO_DIR": str(tmp_path / "trackio"), "MLFLOW_DISABLE_TELEMETRY": "true"}
@@ -68,7 +68,7 @@ def test_weights_and_biases_keeps_one_run_in_files(tmp_path: Path) -> None:
     pytest.importorskip("wandb")
     from wandb.proto.wandb_internal_pb2 import Record
 
-    where = places(send(tmp_path, "wandb", offline=True))
+    where = layout_of(send(tmp_path, "wandb", offline=True))
     found: dict[int, float] = {}
     runs, axes = [], set()
     for file in sorted(where.folder.glob("wandb/offline-run-*/*.wandb")):

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from rhymed.config import Config
 from rhymed.errors import ConfigError
-from rhymed.run.layout import Places, places
+from rhymed.run.layout import RunLayout, layout_of
 from rhymed.run.metrics import MetricsLog
 from rhymed_broker import telemetry
 from rhymed_broker.telemetry import About, Line, missing, open_sink, shareable
@@ -78,7 +78,7 @@ def configured(tmp_path: Path, *names: str) -> Config:
 @contextlib.asynccontextmanager
 async def kept(config: Config, **settings: float) -> AsyncIterator[Keeper]:
     """The sinks of this run are kept going, with short pauses."""
-    keeper = Keeper(config, places(config), **({"pause_s": 0.1} | settings))
+    keeper = Keeper(config, layout_of(config), **({"pause_s": 0.1} | settings))
     task = asyncio.create_task(keeper.run())
     try:
         yield keeper
@@ -95,7 +95,7 @@ async def until(true: Callable[[], object], what: str) -> None:
         await asyncio.sleep(0.02)
 
 
-def write(where: Places, *steps: int) -> None:
+def write(where: RunLayout, *steps: int) -> None:
     log = MetricsLog(where.metrics)
     for step in steps:
         log.write(step, {"reward/mean": step / 10})
@@ -108,7 +108,7 @@ async def test_what_one_sink_does_is_no_concern_of_another_nor_of_the_run(
     package("wandb", RAISING)
     package("trackio", HONEST)
     config = configured(tmp_path, "wandb", "trackio")
-    where = places(config)
+    where = layout_of(config)
     async with kept(config) as keeper:
         await until(lambda: keeper.trouble, "wandb fails")
         assert "no API key: first say login" in keeper.trouble
@@ -131,7 +131,7 @@ async def test_a_sink_that_hangs_is_started_again_and_does_not_hold_up_the_end(
 ) -> None:
     package("wandb", HANGING)
     config = configured(tmp_path, "wandb")
-    write(places(config), 0)
+    write(layout_of(config), 0)
     async with kept(config, stall_s=1.0) as keeper:
         await until(lambda: "hung" in keeper.trouble, "it is noticed")
         await until(lambda: len(rows(tmp_path / "wandb.init")) > 1, "it is started again")
@@ -152,7 +152,7 @@ async def test_a_sink_that_hangs_is_started_again_and_does_not_hold_up_the_end(
 
 async def test_a_folder_that_cannot_be_made_is_trouble_and_no_end(tmp_path: Path) -> None:
     config = configured(tmp_path, "wandb", "mlflow")
-    folder = places(config).folder
+    folder = layout_of(config).folder
     folder.mkdir(parents=True)
     (folder / "sinks").write_text("in the way")
     async with kept(config) as keeper:
@@ -165,7 +165,7 @@ async def test_a_resumed_run_goes_on_where_it_was_and_a_step_trained_again_is_se
     package("trackio", HONEST)
     config = configured(tmp_path, "trackio")
     for steps in ((0, 1), (1, 2)):
-        write(places(config), *steps)
+        write(layout_of(config), *steps)
         async with kept(config) as keeper:
             expected = 2 if steps == (0, 1) else 5
             await until(lambda wanted=expected: len(rows(tmp_path / "trackio")) == wanted, "all is sent")
@@ -263,7 +263,7 @@ def test_the_real_package_takes_every_row(name: str, tmp_path: Path) -> None:
         pytest.skip(f"{name} is not installed")
     made = configured(tmp_path, name)
     config = made.model_copy(update={"metrics": made.metrics.model_copy(update={"offline": True})})
-    where = places(config)
+    where = layout_of(config)
     where.folder.mkdir(parents=True)
     where.config.write_text(config.model_dump_json())
     write(where, 0, 1, 2)

@@ -16,7 +16,7 @@ import pytest
 from rhymed.config import Config
 from rhymed.errors import StoreFull, Unusable
 from rhymed.messages import SampleId, Score
-from rhymed.run.layout import places
+from rhymed.run.layout import layout_of
 from rhymed_store.client import NewSample, StoreClient
 from rhymed_store.integrity.verify import verify
 from rhymed_store.service import StoreService
@@ -72,7 +72,7 @@ async def put_when_it_goes(client: StoreClient, sample: NewSample) -> None:
 
 async def test_a_full_disk_holds_new_data_back_and_nothing_else(disk: Path, caplog: pytest.LogCaptureFixture) -> None:
     config = Config.model_validate({"run": {"folder": str(disk)}, "store": {"map_gib": 1.0}})
-    where = places(config)
+    where = layout_of(config)
     acknowledged: list[NewSample] = []
     async with StoreService(config, where).running():
         client = StoreClient(where.store, "test")
@@ -109,7 +109,7 @@ async def test_a_full_disk_holds_new_data_back_and_nothing_else(disk: Path, capl
 
 async def test_a_store_starts_on_a_full_disk_and_what_it_acknowledged_is_there(disk: Path) -> None:
     config = Config.model_validate({"run": {"folder": str(disk)}, "store": {"map_gib": 1.0, "durability": "async"}})
-    where = places(config)
+    where = layout_of(config)
     acknowledged: list[NewSample] = []
     process = start_process(config)
     client = StoreClient(where.store, "test")

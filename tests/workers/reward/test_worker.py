@@ -28,7 +28,7 @@ from rhymed.messages import (
     ToBroker,
     Welcome,
 )
-from rhymed.run.layout import Places, places
+from rhymed.run.layout import RunLayout, layout_of
 from rhymed.service.activities import seconds_of
 from rhymed.wire.sockets import Server
 from rhymed_store.client import NewSample, StoreClient
@@ -96,7 +96,7 @@ async def until(condition: Callable[[], Any], deadline_s: float = 60.0) -> None:
             await asyncio.sleep(0.02)
 
 
-async def put(where: Places, *responses: str, name: str = "rollout-0", row: Row = ROW) -> list[SampleId]:
+async def put(where: RunLayout, *responses: str, name: str = "rollout-0", row: Row = ROW) -> list[SampleId]:
     client = StoreClient(where.store, name)
     await client.put_prompts([row])
     new = [
@@ -119,7 +119,7 @@ async def put(where: Places, *responses: str, name: str = "rollout-0", row: Row 
     return [sample.info.id for sample in new]
 
 
-async def rewards(where: Places, *ids: SampleId) -> list[float | None]:
+async def rewards(where: RunLayout, *ids: SampleId) -> list[float | None]:
     client = StoreClient(where.store, "reader")
     found = await client.get_samples(ids)
     client.close()
@@ -146,21 +146,21 @@ def make(tmp_path: Path) -> Callable[..., Config]:
 
 
 @pytest.fixture
-async def where(make: Callable[..., Config]) -> AsyncIterator[Places]:
+async def where(make: Callable[..., Config]) -> AsyncIterator[RunLayout]:
     """The places of a run whose store is up."""
     config = make()
-    async with StoreService(config, places(config)).running():
-        yield places(config)
+    async with StoreService(config, layout_of(config)).running():
+        yield layout_of(config)
 
 
 @pytest.fixture
-async def desk(where: Places) -> AsyncIterator[Desk]:
+async def desk(where: RunLayout) -> AsyncIterator[Desk]:
     made = Desk(where.broker)
     yield made
     made.server.close()
 
 
-async def test_samples_are_scored_stored_and_told(make: Callable[..., Config], where: Places, desk: Desk) -> None:
+async def test_samples_are_scored_stored_and_told(make: Callable[..., Config], where: RunLayout, desk: Desk) -> None:
     ids, began = await put(where, "1 2 3", "3 2 1"), time.monotonic()
     async with RewardWorker(make(), where, "reward-0").running():
         await until(lambda: desk.joins)
@@ -179,7 +179,7 @@ async def test_samples_are_scored_stored_and_told(make: Callable[..., Config], w
 
 @pytest.mark.parametrize(("on_error", "reward"), [("drop", None), ("zero", 0.0)])
 async def test_errors_and_time_outs_are_told_and_never_silently_zero(
-    make: Callable[..., Config], where: Places, desk: Desk, on_error: str, reward: float | None
+    make: Callable[..., Config], where: RunLayout, desk: Desk, on_error: str, reward: float | None
 ) -> None:
     ids = await put(where, "13", "99", "1 2 3")
     async with RewardWorker(make(on_error=on_error, timeout_s=3.0), where, "reward-0").running():
@@ -200,7 +200,7 @@ async def test_errors_and_time_outs_are_told_and_never_silently_zero(
 
 
 async def test_several_scorers_are_one_weighted_sum_and_each_is_told(
-    make: Callable[..., Config], where: Places, desk: Desk
+    make: Callable[..., Config], where: RunLayout, desk: Desk
 ) -> None:
     ids = await put(where, "1 2 3", "3 2 1 4 5", "13 14")
     scorers = [
@@ -221,7 +221,7 @@ async def test_several_scorers_are_one_weighted_sum_and_each_is_told(
 
 @pytest.mark.parametrize("on_error", ["drop", "zero"])
 async def test_a_scorer_that_never_works_ends_the_worker_with_its_first_error(
-    make: Callable[..., Config], where: Places, desk: Desk, on_error: str
+    make: Callable[..., Config], where: RunLayout, desk: Desk, on_error: str
 ) -> None:
     rows = [{"prompt": f"count to {number}", "answer": "1"} for number in range(4)]
     ids = [id for row in rows for id in await put(where, *["13"] * 4, name=row["prompt"], row=row)]
@@ -236,7 +236,7 @@ async def test_a_scorer_that_never_works_ends_the_worker_with_its_first_error(
 
 
 async def test_a_sample_that_the_store_does_not_know_hurts_no_other(
-    make: Callable[..., Config], where: Places, desk: Desk
+    make: Callable[..., Config], where: RunLayout, desk: Desk
 ) -> None:
     ids = await put(where, "1 2 3")
     async with RewardWorker(make(on_error="zero"), where, "reward-0").running():
@@ -248,7 +248,7 @@ async def test_a_sample_that_the_store_does_not_know_hurts_no_other(
     assert "not in the store" in str(desk.scores[sample_id(7)].error)
 
 
-async def test_a_new_broker_is_joined_with_what_is_in_hand(make: Callable[..., Config], where: Places) -> None:
+async def test_a_new_broker_is_joined_with_what_is_in_hand(make: Callable[..., Config], where: RunLayout) -> None:
     ids = await put(where, "99")
     first = Desk(where.broker)
     async with RewardWorker(make(timeout_s=60), where, "reward-0").running():
@@ -265,7 +265,7 @@ async def test_a_new_broker_is_joined_with_what_is_in_hand(make: Callable[..., C
 
 async def test_the_store_may_restart(make: Callable[..., Config], tmp_path: Path) -> None:
     config = make()
-    where = places(config)
+    where = layout_of(config)
     async with StoreService(config, where).running():
         ids = await put(where, "1 2 3")
     desk = Desk(where.broker)
@@ -278,7 +278,7 @@ async def test_the_store_may_restart(make: Callable[..., Config], tmp_path: Path
     desk.server.close()
 
 
-async def test_finish_ends_it(make: Callable[..., Config], where: Places, desk: Desk) -> None:
+async def test_finish_ends_it(make: Callable[..., Config], where: RunLayout, desk: Desk) -> None:
     worker = RewardWorker(make(), where, "reward-0")
     running = asyncio.create_task(worker.run())
     await until(lambda: desk.joins)
@@ -289,7 +289,7 @@ async def test_finish_ends_it(make: Callable[..., Config], where: Places, desk: 
 
 
 async def test_a_scorer_that_cannot_be_loaded_ends_it_before_it_joins(
-    make: Callable[..., Config], where: Places, desk: Desk
+    make: Callable[..., Config], where: RunLayout, desk: Desk
 ) -> None:
     with pytest.raises(RewardError, match="did you mean exact"):
         await RewardWorker(make(scorer="exactly"), where, "reward-0").run()

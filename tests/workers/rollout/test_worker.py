@@ -19,7 +19,7 @@ from rhymed import messages
 from rhymed.config import Config
 from rhymed.errors import DeadlineExceeded, EngineError, PeerGone
 from rhymed.inputs.rows import prompt_id
-from rhymed.run.layout import places
+from rhymed.run.layout import layout_of
 from rhymed.service.activities import ACTIVITIES, seconds_of
 from rhymed_store.client import StoreClient
 from rhymed_store.database.tables import Reader
@@ -167,7 +167,7 @@ async def test_a_broker_that_forgot_is_joined_again_and_told_what_is_held(config
 
 
 async def test_a_store_that_is_away_for_a_while_costs_nothing(config: Config, tmp_path: Path) -> None:
-    where = places(config)
+    where = layout_of(config)
     desk, shelf = Desk(where.broker), Shelf(where.weights, tmp_path / "weights")
     async with StoreService(config, where).running():
         client = StoreClient(where.store, "broker")

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from rhymed import messages
 from rhymed.config import Config
 from rhymed.errors import CheckpointError, CheckpointLost, PeerGone, StalenessBroken, TrainerError, UnknownSample
-from rhymed.run.layout import Places, places
+from rhymed.run.layout import RunLayout, layout_of
 from rhymed.service.activities import ACTIVITIES, seconds_of
 from rhymed.wire.sockets import DONE, Client, Server
 from rhymed_store.client import NewSample, StoreClient
@@ -79,19 +79,19 @@ def config(tmp_path: Path, tiny_model: Path) -> Config:
 
 
 @pytest.fixture
-def where(config: Config) -> Places:
-    return places(config)
+def where(config: Config) -> RunLayout:
+    return layout_of(config)
 
 
 @pytest.fixture
-async def broker(where: Places) -> AsyncIterator[Broker]:
+async def broker(where: RunLayout) -> AsyncIterator[Broker]:
     made = Broker(where.broker)
     yield made
     made.server.close()
 
 
 @pytest.fixture
-async def put(config: Config, where: Places) -> AsyncIterator[Callable[..., Any]]:
+async def put(config: Config, where: RunLayout) -> AsyncIterator[Callable[..., Any]]:
     """A store that runs, and a way to put a scored step into it."""
     async with StoreService(config, where).running():
         client = StoreClient(where.store, "test")
@@ -121,7 +121,7 @@ async def put(config: Config, where: Places) -> AsyncIterator[Callable[..., Any]
         client.close()
 
 
-async def published(where: Places, version: int) -> dict[str, Any]:
+async def published(where: RunLayout, version: int) -> dict[str, Any]:
     link = Client(where.weights, peer="weights")
     try:
         manifest = (await link.request(messages.GetManifest(version=version), deadline_s=WAIT_S)).message
@@ -130,7 +130,7 @@ async def published(where: Places, version: int) -> dict[str, Any]:
         link.close()
 
 
-async def written(where: Places, step: int) -> None:
+async def written(where: RunLayout, step: int) -> None:
     """The checkpoint of so many steps is there, whole."""
     async with asyncio.timeout(WAIT_S):
         while not (where.checkpoints / f"step-{step:06d}").exists():
@@ -138,7 +138,7 @@ async def written(where: Places, step: int) -> None:
 
 
 async def test_a_step_is_trained_published_told_and_checkpointed(
-    config: Config, where: Places, broker: Broker, put: Any
+    config: Config, where: RunLayout, broker: Broker, put: Any
 ) -> None:
     began = time.monotonic()
     async with TrainerService(config, where).running():
@@ -169,7 +169,7 @@ async def test_a_step_is_trained_published_told_and_checkpointed(
 
 
 async def test_a_restarted_trainer_goes_on_to_the_bit_from_its_checkpoint(
-    config: Config, where: Places, broker: Broker, put: Any
+    config: Config, where: RunLayout, broker: Broker, put: Any
 ) -> None:
     async with TrainerService(config, where).running():
         for step in range(3):
@@ -187,7 +187,7 @@ async def test_a_restarted_trainer_goes_on_to_the_bit_from_its_checkpoint(
 
 
 async def test_finish_writes_the_last_checkpoint_and_leaves(
-    config: Config, where: Places, broker: Broker, put: Any
+    config: Config, where: RunLayout, broker: Broker, put: Any
 ) -> None:
     service = TrainerService(config, where)
     async with service.running():
@@ -200,7 +200,7 @@ async def test_finish_writes_the_last_checkpoint_and_leaves(
 
 
 async def test_a_trained_step_is_answered_and_not_trained_again(
-    config: Config, where: Places, broker: Broker, put: Any
+    config: Config, where: RunLayout, broker: Broker, put: Any
 ) -> None:
     async with TrainerService(config, where).running():
         order = messages.TrainStep(step=0, samples=await put(0))
@@ -218,7 +218,7 @@ async def test_a_trained_step_is_answered_and_not_trained_again(
 
 
 async def test_what_is_stale_or_unknown_is_refused_and_the_trainer_lives_on(
-    config: Config, where: Places, broker: Broker, put: Any
+    config: Config, where: RunLayout, broker: Broker, put: Any
 ) -> None:
     async with TrainerService(config, where).running():
         await broker.ask(messages.TrainStep(step=0, samples=await put(0)))
@@ -232,7 +232,7 @@ async def test_what_is_stale_or_unknown_is_refused_and_the_trainer_lives_on(
 
 
 async def test_a_restarted_broker_is_joined_again_and_hears_what_it_missed(
-    config: Config, where: Places, broker: Broker, put: Any
+    config: Config, where: RunLayout, broker: Broker, put: Any
 ) -> None:
     async with TrainerService(config, where).running():
         await broker.ask(messages.TrainStep(step=0, samples=await put(0)))
@@ -246,7 +246,7 @@ async def test_a_restarted_broker_is_joined_again_and_hears_what_it_missed(
 
 
 async def test_a_damaged_checkpoint_is_not_the_end(
-    config: Config, where: Places, broker: Broker, put: Any, caplog: pytest.LogCaptureFixture
+    config: Config, where: RunLayout, broker: Broker, put: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with TrainerService(config, where).running():
         for step in range(4):
@@ -260,13 +260,13 @@ async def test_a_damaged_checkpoint_is_not_the_end(
     assert "step-000004 is damaged" in caplog.text
 
 
-def damage(where: Places, step: int) -> None:
+def damage(where: RunLayout, step: int) -> None:
     file = where.checkpoints / f"step-{step:06d}" / "optimizer.state"
     file.write_bytes(file.read_bytes()[:-100])
 
 
 async def test_a_trainer_without_a_good_checkpoint_ends_in_words(
-    config: Config, where: Places, broker: Broker, put: Any
+    config: Config, where: RunLayout, broker: Broker, put: Any
 ) -> None:
     async with TrainerService(config, where).running():
         for step in range(2):
@@ -279,7 +279,7 @@ async def test_a_trainer_without_a_good_checkpoint_ends_in_words(
 
 
 async def test_a_big_step_is_read_in_parts(
-    config: Config, where: Places, broker: Broker, put: Any, monkeypatch: pytest.MonkeyPatch
+    config: Config, where: RunLayout, broker: Broker, put: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trainer, "FETCHED", 3)
     service, asked = TrainerService(config, where), list[int]()
@@ -299,7 +299,7 @@ async def test_a_big_step_is_read_in_parts(
 
 
 async def test_told_of_the_end_it_says_that_the_last_checkpoint_is_there_already(
-    config: Config, where: Places, broker: Broker, put: Any
+    config: Config, where: RunLayout, broker: Broker, put: Any
 ) -> None:
     async with TrainerService(config, where).running():
         for step in range(2):
@@ -313,7 +313,7 @@ async def test_told_of_the_end_it_says_that_the_last_checkpoint_is_there_already
 
 
 async def test_what_the_step_after_an_older_checkpoint_needs_is_not_forgotten(
-    config: Config, where: Places, broker: Broker, put: Any
+    config: Config, where: RunLayout, broker: Broker, put: Any
 ) -> None:
     """The store forgets log-probs below what the trainer tells; the oldest checkpoint that is kept must do."""
     store = StoreClient(where.store, "broker")
@@ -342,7 +342,7 @@ async def test_what_the_step_after_an_older_checkpoint_needs_is_not_forgotten(
 
 
 async def test_being_stopped_in_the_middle_of_a_step_is_quick_and_loses_only_that_step(
-    config: Config, where: Places, broker: Broker, put: Any
+    config: Config, where: RunLayout, broker: Broker, put: Any
 ) -> None:
     config = config.model_copy(update={"trainer": config.trainer.model_copy(update={"micro_tokens": 1})})
     async with TrainerService(config, where).running():
@@ -355,7 +355,7 @@ async def test_being_stopped_in_the_middle_of_a_step_is_quick_and_loses_only_tha
 
 @pytest.mark.parametrize("engine", ["torch", "trace"])
 async def test_what_was_trained_is_written_down_and_a_step_trained_again_is_there_once(
-    config: Config, where: Places, broker: Broker, put: Any, engine: str
+    config: Config, where: RunLayout, broker: Broker, put: Any, engine: str
 ) -> None:
     rollout = {"engine": "trace"} if engine == "trace" else {}
     config = _changed(config, trainer={"engine": engine}, rollout=rollout, trace={"train_s": 0.0})
@@ -385,7 +385,7 @@ async def test_what_was_trained_is_written_down_and_a_step_trained_again_is_ther
 
 
 async def test_a_checkpoint_of_the_other_engine_is_refused_in_words(
-    config: Config, where: Places, broker: Broker, put: Any
+    config: Config, where: RunLayout, broker: Broker, put: Any
 ) -> None:
     async with TrainerService(config, where).running():
         for step in range(2):
@@ -398,7 +398,7 @@ async def test_a_checkpoint_of_the_other_engine_is_refused_in_words(
 
 
 async def test_a_trace_trainer_can_be_stopped_in_the_middle_of_a_long_step(
-    config: Config, where: Places, broker: Broker, put: Any
+    config: Config, where: RunLayout, broker: Broker, put: Any
 ) -> None:
     slow = _changed(config, trainer={"engine": "trace"}, rollout={"engine": "trace"}, trace={"train_s": 1e6})
     async with TrainerService(slow, where).running():
@@ -411,7 +411,9 @@ async def test_a_trace_trainer_can_be_stopped_in_the_middle_of_a_long_step(
     assert not any(isinstance(message, messages.Trained) for message in broker.heard)
 
 
-async def test_a_trainer_that_gets_no_further_ends(config: Config, where: Places, broker: Broker, put: Any) -> None:
+async def test_a_trainer_that_gets_no_further_ends(
+    config: Config, where: RunLayout, broker: Broker, put: Any
+) -> None:
     stuck = _changed(config, trainer={"engine": "trace", "stall_s": 0.5}, rollout={"engine": "trace"})
     service, hung = TrainerService(stuck, where), threading.Event()
     life = asyncio.ensure_future(service.run())

@@ -41,7 +41,7 @@ from rhymed.messages import (
     ToReward,
     Welcome,
 )
-from rhymed.run.layout import Places
+from rhymed.run.layout import RunLayout
 from rhymed.service.activities import stats_of
 from rhymed.service.logline import cause
 from rhymed.service.retry import TRANSIENT, retry
@@ -82,7 +82,7 @@ def load_decoder(config: Config) -> Decoder:
 class RewardWorker(Service):
     """`name` is unique in the run. Raises `RewardError` from `run` when a scorer cannot be loaded, or never works."""
 
-    def __init__(self, config: Config, where: Places, name: str) -> None:
+    def __init__(self, config: Config, where: RunLayout, name: str) -> None:
         super().__init__(name)
         self._config = config
         self._where = where

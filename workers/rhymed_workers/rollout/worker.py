@@ -22,7 +22,7 @@ from typing import Any
 from rhymed import errors, messages
 from rhymed.config import Config
 from rhymed.inputs.render import load_renderer
-from rhymed.run.layout import Places
+from rhymed.run.layout import RunLayout
 from rhymed.service import stall
 from rhymed.service.logline import cause
 from rhymed.service.retry import retry
@@ -49,7 +49,7 @@ BATCH = 256  # samples in one message
 class RolloutWorker(Service):
     """`name` is unique in the run. `engine` is given in tests; otherwise the configuration names it."""
 
-    def __init__(self, config: Config, where: Places, name: str, engine: Engine | None = None) -> None:
+    def __init__(self, config: Config, where: RunLayout, name: str, engine: Engine | None = None) -> None:
         super().__init__(name)
         self._config = config
         self._where = where

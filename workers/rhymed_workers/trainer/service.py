@@ -37,7 +37,7 @@ from rhymed.messages import (
     Welcome,
 )
 from rhymed.run import checkpoint
-from rhymed.run.layout import Places
+from rhymed.run.layout import RunLayout
 from rhymed.service import stall
 from rhymed.service.activities import stats_of
 from rhymed.service.logline import cause
@@ -61,7 +61,7 @@ FETCHED = 256  # samples in one request: a step of any size is read, as long as 
 
 
 class TrainerService(Service):
-    def __init__(self, config: Config, places: Places, name: str = "") -> None:
+    def __init__(self, config: Config, places: RunLayout, name: str = "") -> None:
         super().__init__(name or f"trainer@{socket.gethostname()}:{os.getpid()}")
         self._config, self._places = config, places
         self._thread = ThreadPoolExecutor(1, "learner")
