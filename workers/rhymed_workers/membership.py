@@ -1,6 +1,7 @@
-"""Belonging to a run: joining, saying every `heartbeat_s` what is in hand, telling until it is heard, leaving.
+"""A worker's membership of a run: join, heartbeat, report until acknowledged, leave. The same for every role.
 
-A broker that does not know us (any more) is joined again, with what we hold. Knows nothing of what the work is.
+A broker that does not know the worker (because it restarted) is joined again, with the samples that the worker holds.
+Knows nothing about the work.
 """
 
 from __future__ import annotations
@@ -12,70 +13,79 @@ from collections.abc import Callable
 from typing import Any
 
 from rhymed import errors, messages
-from rhymed.service.retry import TRANSIENT, retry
+from rhymed.service.retry import TRANSIENT, ErrorTypes, retry
 from rhymed.wire.sockets import Client
 
 log = logging.getLogger(__name__)
 
-ASK_S = 10.0  # the broker answers at once, or is not there
-GOODBYE_S = 1.0
+REQUEST_S = 10.0  # the broker answers at once or not at all
+LEAVE_S = 1.0
 
 
 class Membership:
-    """`card` makes the Join of this moment, `beat` the Heartbeat; what `beat` raises ends `run`."""
+    """`join_message` and `heartbeat` describe the worker at the moment of the call; an error of theirs ends `run`.
+
+    Errors of `retry_on` are retried, all others are raised. The trainer retries on every `RhymedError`: it must
+    survive whatever the broker answers, because only it has the newest weights, and a trainer that replaces another
+    is refused with a plain `WireError` until the other has been silent for a while.
+    """
 
     def __init__(
-        self, link: Client, card: Callable[[], messages.Join], beat: Callable[[], messages.Heartbeat]
+        self,
+        link: Client,
+        join_message: Callable[[], messages.Join],
+        heartbeat: Callable[[], messages.Heartbeat],
+        retry_on: ErrorTypes = TRANSIENT,
     ) -> None:
-        self._link, self._card, self._beat = link, card, beat
+        self._link, self._join_message, self._heartbeat = link, join_message, heartbeat
+        self._retry_on = retry_on
         self._joined = False
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Join, then send heartbeats until cancelled."""
         welcome = await self.join()
         while True:
             await asyncio.sleep(welcome.heartbeat_s)
-            beat = self._beat()
+            heartbeat = self._heartbeat()
             try:
-                await self.ask(beat)
-            except TRANSIENT as error:
+                await self._request(heartbeat)
+            except self._retry_on as error:
                 log.warning("heartbeat: %s; joining again", error)
                 welcome = await self.join()
 
     async def join(self) -> messages.Welcome:
         async def attempt() -> messages.Welcome:
-            answer = await self.ask(self._card())
+            answer = await self._request(self._join_message())
             if not isinstance(answer, messages.Welcome):
                 raise errors.MalformedMessage(f"the broker answered Join with {type(answer).__name__}")
             return answer
 
-        welcome: messages.Welcome = await retry(attempt, "joining the run")
+        welcome: messages.Welcome = await retry(attempt, "joining the run", on=self._retry_on)
         self._joined = True
         return welcome
 
-    async def ask(self, message: messages.Message) -> Any:
-        """The broker's answer. Raises `WireError`, or the broker's own error."""
-        return (await self._link.request(message, deadline_s=ASK_S)).message
-
-    async def tell(self, message: messages.Message, what: str) -> None:
-        """Until it is acknowledged; a broker that has forgotten us is joined on the way."""
+    async def report(self, message: messages.Message, what: str) -> None:
+        """Send until the broker acknowledges; joins a broker that does not know the worker."""
 
         async def attempt() -> None:
             try:
-                await self.ask(message)
+                await self._request(message)
             except errors.PeerGone:
                 await self.join()
                 raise
 
-        await retry(attempt, what)
+        await retry(attempt, what, on=self._retry_on)
 
-    def over(self) -> None:
-        """The broker has told us to go: it wants no goodbye."""
+    def dismissed(self) -> None:
+        """The broker has ended the run: it expects no Leave."""
         self._joined = False
 
     async def leave(self, worker: str) -> None:
-        """What is in hand goes to others. A broker that does not answer will notice."""
+        """Hand the worker's samples back. A broker that does not answer notices the missing heartbeats."""
         if self._joined:
             self._joined = False
             with contextlib.suppress(errors.RhymedError):
-                await self._link.request(messages.Leave(worker=worker), deadline_s=GOODBYE_S)
+                await self._link.request(messages.Leave(worker=worker), deadline_s=LEAVE_S)
+
+    async def _request(self, message: messages.Message) -> Any:
+        return (await self._link.request(message, deadline_s=REQUEST_S)).message

@@ -22,9 +22,7 @@ from rhymed.config import Config
 from rhymed.config.checks import QUEUED
 from rhymed.errors import (
     MalformedMessage,
-    PeerGone,
     RewardError,
-    RhymedError,
     UnknownSample,
 )
 from rhymed.messages import (
@@ -32,24 +30,23 @@ from rhymed.messages import (
     Heartbeat,
     Holding,
     Join,
-    Leave,
     Message,
     RateSamples,
     SampleId,
     Score,
     Scored,
     ToReward,
-    Welcome,
 )
 from rhymed.run.layout import RunLayout
 from rhymed.service.activities import stats_of
 from rhymed.service.logline import cause
-from rhymed.service.retry import TRANSIENT, retry
+from rhymed.service.retry import retry
 from rhymed.service.service import Service
 from rhymed.service.stopwatch import Seconds
 from rhymed.text import some
 from rhymed.wire.sockets import DONE, Client
 from rhymed_store.client import StoreClient, StoredSample
+from rhymed_workers.membership import Membership
 from rhymed_workers.reward.health import Tally
 from rhymed_workers.reward.pool import Pool
 from rhymed_workers.scoring.child import Item, item
@@ -59,7 +56,6 @@ log = logging.getLogger(__name__)
 
 SLOTS_A_PROCESS = QUEUED  # so that no scoring process waits for store or broker
 BATCH = 256  # samples in one request to the store
-ASK_S = 10.0
 
 Decoder = Callable[[Sequence[StoredSample]], list[str]]
 
@@ -91,7 +87,6 @@ class RewardWorker(Service):
         self._outcomes: asyncio.Queue[tuple[SampleId, Outcome]] = asyncio.Queue()
         self._tally = Tally(config.rollout.group_size)
         self._seconds = Seconds("idle")
-        self._joined = False
         self._closing = contextlib.AsyncExitStack()
 
     async def open(self) -> None:
@@ -100,17 +95,14 @@ class RewardWorker(Service):
         self._store = StoreClient(self._where.store, self.name, self._where.keys("reward"))
         self._closing.callback(self._store.close)
         keys = self._where.keys("reward").to("broker")
-        self._broker = Client(
-            self._where.broker, self.name, peer="broker", accepts=ToReward, handler=self._handle, keys=keys
-        )
-        self._closing.callback(self._broker.close)
-        for work in (self._belong(), self._fetch(), self._report()):
+        link = Client(self._where.broker, self.name, peer="broker", accepts=ToReward, handler=self._handle, keys=keys)
+        self._closing.callback(link.close)
+        self._membership = Membership(link, self._join, self._heartbeat)
+        self._closing.push_async_callback(self._membership.leave, self.name)
+        for work in (self._membership.run(), self._fetch(), self._report()):
             self.spawn(work)
 
     async def close(self) -> None:
-        if self._joined:
-            with contextlib.suppress(RhymedError):
-                await self._broker.request(Leave(worker=self.name), deadline_s=1.0)
         await self._closing.aclose()
 
     async def _handle(self, peer: bytes, message: Any, frames: Sequence[bytes]) -> Message:
@@ -125,47 +117,23 @@ class RewardWorker(Service):
                     log.info("takes %s, first %s", count, fresh[0], extra=cause("scoring", fresh))
             case Finish():
                 log.info("%s: the run is over: %s", self.name, message.reason)
-                self._joined = False  # it knows that we go
+                self._membership.dismissed()
                 self.stop()
             case _:
                 raise MalformedMessage(f"a reward worker does not take {type(message).__name__}")
         return DONE
 
-    # Belonging to the run
+    # Membership of the run
 
-    async def _belong(self) -> None:
-        """Join, then say every `heartbeat_s` what is in hand; a broker that does not know us is joined again."""
-        welcome = await self._join()
-        while True:
-            await asyncio.sleep(welcome.heartbeat_s)
-            try:
-                await self._broker.request(self._heartbeat(), deadline_s=ASK_S)
-            except PeerGone:
-                welcome = await self._join()
-            except TRANSIENT as error:
-                log.warning("%s: %s", self.name, error)
-                welcome = await self._join()
-
-    async def _join(self) -> Welcome:
-        slots = self._config.reward.processes * SLOTS_A_PROCESS
-
-        async def attempt() -> Welcome:
-            join = Join(
-                role="reward",
-                worker=self.name,
-                host=socket.gethostname(),
-                pid=os.getpid(),
-                slots=slots,
-                holding=list(self._holding),
-            )
-            answer = (await self._broker.request(join, deadline_s=ASK_S)).message
-            if not isinstance(answer, Welcome):
-                raise MalformedMessage(f"the broker answered Join with {type(answer).__name__}")
-            return answer
-
-        welcome: Welcome = await retry(attempt, "joining the run")
-        self._joined = True
-        return welcome
+    def _join(self) -> Join:
+        return Join(
+            role="reward",
+            worker=self.name,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            slots=self._config.reward.processes * SLOTS_A_PROCESS,
+            holding=list(self._holding),
+        )
 
     def _heartbeat(self) -> Heartbeat:
         now = time.monotonic()
@@ -215,17 +183,10 @@ class RewardWorker(Service):
                 self._tally.add(outcome)
                 scores.append(self._judge(id, outcome))
             told = await self._keep(scores)
-
-            async def attempt(scores: list[Score] = told) -> None:
-                try:
-                    await self._broker.request(Scored(worker=self.name, scores=scores), deadline_s=ASK_S)
-                except PeerGone:
-                    await self._join()
-                    raise
-                except RewardError as error:  # reward.on_error = "stop": Finish follows
-                    log.error("%s: the broker ends the run: %s", self.name, error)
-
-            await retry(attempt, "reporting scores")
+            try:
+                await self._membership.report(Scored(worker=self.name, scores=told), "reporting scores")
+            except RewardError as error:  # reward.on_error = "stop": Finish follows
+                log.error("%s: the broker ends the run: %s", self.name, error)
             _tell_of(told)
             for score in told:
                 self._holding.pop(score.id, None)

@@ -59,7 +59,6 @@ class RolloutWorker(Service):
         self._reported = asyncio.Event()
         self._stored = 0
         self._sheet = Timesheet()
-        self._membership: Membership | None = None
         self._saving: Saving | None = None
         self._closing = contextlib.AsyncExitStack()
 
@@ -90,7 +89,8 @@ class RolloutWorker(Service):
             self._where.broker, self.name, peer="broker", accepts=messages.ToRollout, handler=self._handle, keys=keys
         )
         self._closing.callback(link.close)
-        self._membership = Membership(link, self._card, self._heartbeat)
+        self._membership = Membership(link, self._join, self._heartbeat)
+        self._closing.push_async_callback(self._membership.leave, self.name)
         for work in (self._membership.run(), self._loading.run(), self._report()):
             self.spawn(work)
         stall_s = self._config.rollout.stall_s
@@ -113,8 +113,6 @@ class RolloutWorker(Service):
             await self._saving.save()
 
     async def close(self) -> None:
-        if self._membership is not None:
-            await self._membership.leave(self.name)
         await self._closing.aclose()
 
     @property
@@ -155,7 +153,7 @@ class RolloutWorker(Service):
                 self._loading.want(message)
             case messages.Finish():
                 log.info("%s: the run is over: %s", self.name, message.reason)
-                self._member.over()
+                self._membership.dismissed()
                 self.stop()
             case _:
                 raise errors.MalformedMessage(f"a rollout worker does not take {type(message).__name__}")
@@ -163,12 +161,7 @@ class RolloutWorker(Service):
 
     # -- belonging to the run -----------------------------------------------------------------------------------
 
-    @property
-    def _member(self) -> Membership:
-        assert self._membership is not None, "the link is there before anybody can ask"
-        return self._membership
-
-    def _card(self) -> messages.Join:
+    def _join(self) -> messages.Join:
         return messages.Join(
             role="rollout",
             worker=self.name,
@@ -246,14 +239,16 @@ class RolloutWorker(Service):
         return tokens
 
     async def _park(self, id: messages.SampleId) -> None:
-        await self._member.tell(messages.Ahead(worker=self.name, samples=[id]), "reporting a sample written ahead")
+        await self._membership.report(
+            messages.Ahead(worker=self.name, samples=[id]), "reporting a sample written ahead"
+        )
 
     async def _hand_over(self, hand: Hand, output: Output) -> None:
         """To another worker, with what it has."""
         if len(output.tokens):
             await retry(lambda: self._store.put_partials({hand.id: (0, output.tokens)}), "storing a beginning")
         back = messages.GiveBack(worker=self.name, samples=[hand.id], reason="moved", moved=True)
-        await self._member.tell(back, "handing a sample over")
+        await self._membership.report(back, "handing a sample over")
         more = cause("moved", [hand.id], tokens=len(output.tokens))
         log.info("sample %s is handed over with %d tokens", hand.id, len(output.tokens), extra=more)
         self._forget([hand])
@@ -264,7 +259,7 @@ class RolloutWorker(Service):
         more = cause("returned", [hand.id], reason=reason)
         log.warning("%s: sample %s given back: %s", self.name, hand.id, reason, extra=more)
         back = messages.GiveBack(worker=self.name, samples=[hand.id], reason=reason, retry=retry)
-        await self._member.tell(back, "giving a sample back")
+        await self._membership.report(back, "giving a sample back")
         self._forget([hand])
 
     async def _report(self) -> None:
@@ -284,7 +279,7 @@ class RolloutWorker(Service):
         self._tell_of(samples, [info.id for info in earlier])
         infos = {sample.info.id: sample.info for sample in samples} | {info.id: info for info in earlier}
         generated = messages.Generated(worker=self.name, samples=list(infos.values()))
-        await self._member.tell(generated, "reporting samples")
+        await self._membership.report(generated, "reporting samples")
 
     def _tell_of(self, samples: Sequence[NewSample], earlier: Sequence[messages.SampleId]) -> None:
         """One line for all that the store has acknowledged."""
@@ -312,7 +307,7 @@ class RolloutWorker(Service):
 
     async def _loaded(self, version: int, seconds: float) -> None:
         await self._writing.stir()
-        await self._member.tell(
+        await self._membership.report(
             messages.Loaded(worker=self.name, version=version, seconds=seconds), "reporting a loaded version"
         )
 

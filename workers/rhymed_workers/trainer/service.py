@@ -28,24 +28,22 @@ from rhymed.messages import (
     Finish,
     Heartbeat,
     Join,
-    Leave,
     Message,
     SampleId,
     ToTrainer,
     Trained,
     TrainStep,
-    Welcome,
 )
 from rhymed.run import checkpoint
 from rhymed.run.layout import RunLayout
 from rhymed.service import stall
 from rhymed.service.activities import stats_of
 from rhymed.service.logline import cause
-from rhymed.service.retry import retry
 from rhymed.service.service import Service
 from rhymed.service.stopwatch import Seconds
 from rhymed.wire.sockets import DONE, Client
 from rhymed_store.client import StoreClient, StoredSample
+from rhymed_workers.membership import Membership
 from rhymed_workers.trainer.base import Learner, restore
 from rhymed_workers.trainer.lineage import Lineage
 from rhymed_workers.trainer.publish import Publisher, WeightsServer
@@ -54,7 +52,6 @@ log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
-ASK_S = 10.0  # the broker answers at once, or is not there
 LAST_WORDS_S = 10.0  # for what is not acknowledged when the run is over
 FETCH_S = 30.0  # for the samples of one request
 FETCHED = 256  # samples in one request: a step of any size is read, as long as the store answers
@@ -68,13 +65,12 @@ class TrainerService(Service):
         self._phase = "start"
         self._seconds = Seconds("wait")
         self._life = secrets.token_hex(8)  # what an earlier process told or published is not ours
-        self._joined = False
         self._step: asyncio.Task[list[StoredSample]] | None = None  # fetching, or fetched and being trained
         self._idle = asyncio.Event()
         self._idle.set()
         self._version = 0  # published; the learner's own count is ahead while a step is being published
         self._last: Trained | None = None
-        self._telling: set[asyncio.Task[None]] = set()
+        self._reports: set[asyncio.Task[None]] = set()
         self._saved = 0  # steps in the newest checkpoint
         self._over = False  # we were told that the run is
         self._closing = contextlib.AsyncExitStack()
@@ -93,7 +89,7 @@ class TrainerService(Service):
         self._closing.callback(self._weights.close)
         self._store = StoreClient(self._places.store, self.name, keys)
         self._closing.callback(self._store.close)
-        self._broker = Client(
+        link = Client(
             self._places.broker,
             self.name,
             peer="broker",
@@ -101,20 +97,17 @@ class TrainerService(Service):
             handler=self._handle,
             keys=keys.to("broker"),
         )
-        self._closing.callback(self._broker.close)
+        self._closing.callback(link.close)
         self._phase = "idle"
-        self.spawn(self._belong())
+        self._membership = Membership(link, self._join, self._heartbeat, retry_on=RhymedError)
+        self._closing.push_async_callback(self._membership.leave, self.name)
+        self.spawn(self._membership.run())
         stall_s = self._config.trainer.stall_s
         stuck = TrainerError(f"no progress for {stall_s:g} s (trainer.stall_s): the step will be trained again")
         self.spawn(stall.watch(self._progress, stall_s, stuck))
 
     async def close(self) -> None:
-        if self._joined:
-            with contextlib.suppress(RhymedError):
-                await self._broker.request(Leave(worker=self.name), deadline_s=1.0)
-        self._thread.shutdown(
-            wait=False, cancel_futures=True
-        )  # what is half done, a checkpoint too, counts for nothing
+        self._thread.shutdown(wait=False, cancel_futures=True)  # a half-written checkpoint counts for nothing
         await self._closing.aclose()
 
     def _load(self) -> tuple[Learner, Lineage]:
@@ -141,54 +134,26 @@ class TrainerService(Service):
 
     # -- belonging to the run -----------------------------------------------------------------------------------
 
-    async def _belong(self) -> None:
-        """Join, then heartbeats; a broker that does not know us (any more) is joined again."""
-        welcome = await self._join()
-        while True:
-            await asyncio.sleep(welcome.heartbeat_s)
-            stats = stats_of("trainer", self._seconds.read())
-            beat = Heartbeat(worker=self.name, version=self._version, phase=self._phase, stats=stats)
-            try:
-                await self._broker.request(beat, deadline_s=ASK_S)
-            except RhymedError as error:
-                log.warning("heartbeat: %s; joining again", error)
-                welcome = await self._join()
+    def _join(self) -> Join:
+        return Join(
+            role="trainer",
+            worker=self.name,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            version=self._version,
+            weights=self._announced,
+            life=self._life,
+        )
 
-    async def _join(self) -> Welcome:
-        async def attempt() -> Welcome:
-            join = Join(
-                role="trainer",
-                worker=self.name,
-                host=socket.gethostname(),
-                pid=os.getpid(),
-                version=self._version,
-                weights=self._announced,
-                life=self._life,
-            )
-            answer = (await self._broker.request(join, deadline_s=ASK_S, phase="join")).message
-            if not isinstance(answer, Welcome):
-                raise MalformedMessage(f"the broker answered Join with {type(answer).__name__}")
-            return answer
+    def _heartbeat(self) -> Heartbeat:
+        stats = stats_of("trainer", self._seconds.read())
+        return Heartbeat(worker=self.name, version=self._version, phase=self._phase, stats=stats)
 
-        welcome: Welcome = await retry(attempt, "joining the run", on=RhymedError)
-        self._joined = True
-        return welcome
-
-    def _tell(self, message: Message) -> None:
-        """In the background, until the broker has acknowledged it, through its restarts."""
-        task = self.spawn(self._insist(message))
-        self._telling.add(task)
-        task.add_done_callback(self._telling.discard)
-
-    async def _insist(self, message: Message) -> None:
-        async def attempt() -> None:
-            try:
-                await self._broker.request(message, deadline_s=ASK_S)
-            except RhymedError:
-                await self._join()
-                raise
-
-        await retry(attempt, f"telling {type(message).__name__}", on=RhymedError, pause_s=0.1)
+    def _report(self, message: Message) -> None:
+        """In the background, until the broker has acknowledged it."""
+        report = self.spawn(self._membership.report(message, f"reporting {type(message).__name__}"))
+        self._reports.add(report)
+        report.add_done_callback(self._reports.discard)
 
     # -- a step -------------------------------------------------------------------------------------------------
 
@@ -207,7 +172,7 @@ class TrainerService(Service):
         steps = self._version
         if order.step < steps:
             known = self._last if self._last and self._last.step == order.step else None
-            self._tell(known or Trained(worker=self.name, step=order.step, metrics={}, life=self._life))
+            self._report(known or Trained(worker=self.name, step=order.step, metrics={}, life=self._life))
             return
         if order.step > steps:
             raise TrainerError(
@@ -257,7 +222,7 @@ class TrainerService(Service):
         self._step = None
         told = " ".join(f"{key}={value:.4g}" for key, value in sorted(metrics.items()))
         log.info("step %d: %s", step + 1, told, extra=cause("trained", [one.info.id for one in samples], step=step))
-        self._tell(self._last)
+        self._report(self._last)
         if self._version % self._config.trainer.checkpoint_every == 0:
             await self._save()
         if self._step is None:
@@ -296,7 +261,7 @@ class TrainerService(Service):
     async def _tell_saved(self) -> None:
         kept = await self._aside(lambda: checkpoint.all_in(self._places.checkpoints), "checkpoint")
         oldest = kept[0].step if kept else 0
-        self._tell(Checkpointed(worker=self.name, step=oldest, newest=self._saved, life=self._life))
+        self._report(Checkpointed(worker=self.name, step=oldest, newest=self._saved, life=self._life))
 
     async def _finish(self, reason: str) -> None:
         if self._over:
@@ -308,6 +273,6 @@ class TrainerService(Service):
             await self._save()
         else:
             await self._tell_saved()  # the broker may have died since: it asks for no less than all steps
-        if self._telling:
-            await asyncio.wait(self._telling, timeout=LAST_WORDS_S)
+        if self._reports:
+            await asyncio.wait(self._reports, timeout=LAST_WORDS_S)
         self.stop()
