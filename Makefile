@@ -22,14 +22,14 @@ $(VENV)/.ready: requirements/cpu.txt pyproject.toml
 quickstart: setup ## train a real model on this machine, about ten minutes
 	$(BIN)/rhymed run configs/quickstart.toml
 
-test: setup ## all tests, two files at a time (JOBS)
-	$(PYTEST)
+test: setup ## the tests, two files at a time (JOBS)
+	$(PYTEST) -m "not thorough"
 
-test-thorough: setup ## all tests, and every cage of scorers between the strongest and the weakest
-	RHYMED_THOROUGH=1 $(PYTEST)
+test-thorough: setup ## what proves rather than checks: whole runs bit for bit, chaos, sieges, every cage of scorers
+	$(PYTEST) -m thorough
 
 test-fast: setup ## the tests that need no model
-	$(PYTEST) -m "not slow"
+	$(PYTEST) -m "not slow and not thorough"
 
 test-compose: setup ## a run in containers; skipped where no Docker engine answers
 	RHYMED_COMPOSE=1 $(BIN)/python -m pytest tests/system/test_compose.py -rs
@@ -37,9 +37,11 @@ test-compose: setup ## a run in containers; skipped where no Docker engine answe
 wheels: setup ## what images install, into docker/wheels: then a build needs no package index (PIP_NO_INDEX=1)
 	$(BIN)/pip wheel --quiet --no-deps --wheel-dir docker/wheels -r requirements/cpu.txt 'setuptools>=77,<81'
 
-lint: setup ## ruff
+lint: setup ## ruff, the floors of the house (imports), and its sizes
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-logo --no-cache
+	$(BIN)/python -m scripts.sizes
 
 types: setup ## mypy, strict
 	$(BIN)/mypy

@@ -14,3 +14,9 @@ COLOURS = {
     "dropped": "red",
 }
 SPARKS = "▁▂▃▄▅▆▇█"
+
+
+def sparkline(values: list[float]) -> str:
+    """One character per value, between the smallest and the largest."""
+    low, span = min(values), max(values) - min(values)
+    return "".join(SPARKS[int((value - low) / span * (len(SPARKS) - 1))] if span else SPARKS[3] for value in values)

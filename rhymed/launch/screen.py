@@ -21,7 +21,7 @@ from rhymed.dashboard import listen
 from rhymed.dashboard.auth import TOKEN_FILE
 from rhymed.messages import Queues, StepRow, WorkerRow
 from rhymed.run.layout import RunLayout
-from rhymed.style import COLOURS, ROLES, SPARKS
+from rhymed.style import COLOURS, ROLES, sparkline
 from rhymed.text import SHOWN, grades, step_name
 
 BAR_CELLS = 48
@@ -104,12 +104,6 @@ def _workers(rows: list[WorkerRow]) -> Table:
             f"{row.silent_s:.0f} s",
         )
     return table
-
-
-def sparkline(values: list[float]) -> str:
-    """One character a value, between the smallest and the largest."""
-    low, span = min(values), max(values) - min(values)
-    return "".join(SPARKS[int((value - low) / span * (len(SPARKS) - 1))] if span else SPARKS[3] for value in values)
 
 
 def starting(rows: list[WorkerRow]) -> str:

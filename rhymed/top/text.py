@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
-from rhymed.launch.screen import sparkline
+from rhymed.style import sparkline
 
 UNKNOWN = "-"
 

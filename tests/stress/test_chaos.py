@@ -27,6 +27,7 @@ def audit(folder: Path, *more: object) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.timeout(500)
 def test_whatever_dies_every_sample_is_trained_once_and_the_weights_are_the_same(tmp_path: Path) -> None:
     found = chaos.run(
@@ -47,6 +48,7 @@ def test_whatever_dies_every_sample_is_trained_once_and_the_weights_are_the_same
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.timeout(600)
 def test_other_samples_are_not_passed_for_the_same(tmp_path: Path) -> None:
     """Of two runs whose prompts came in another order: the audit compares something."""

@@ -298,8 +298,9 @@ def test_evaluations_come_when_they_are_due_and_change_no_training_sample(write,
 
 @pytest.mark.slow
 @pytest.mark.timeout(500)
-def test_a_checkpoint_is_evaluated_beside_its_run(write, tmp_path: Path) -> None:
-    file = write("vllm", HELD_OUT)
+@pytest.mark.parametrize("engine", ["trace", pytest.param("vllm", marks=pytest.mark.thorough)])
+def test_a_checkpoint_is_evaluated_beside_its_run(write, tmp_path: Path, engine: str) -> None:
+    file = write(engine, HELD_OUT)
     with started(file, "-o", "trainer.steps=2", "-o", "eval.every=100") as run:
         finish(run, tmp_path / "loop")
     command = [sys.executable, "-m", "rhymed", "eval", str(tmp_path / "loop"), "--checkpoint", "latest", "--json"]

@@ -157,9 +157,12 @@ def test_separate_processes_meet_and_leave_when_the_run_is_over(home: Path, monk
     assert len(metrics(home / "runs/quickstart")) == 2
 
 
+@pytest.mark.parametrize("engine", ["trace", pytest.param("vllm", marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("example", ["gsm8k", "verl"])
-def test_example(home: Path, example: str) -> None:
-    """`arithmetic` is the README's own."""
+def test_example(home: Path, example: str, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`arithmetic` is the README's own, and runs with the real engine."""
+    for key, value in (TRACE if engine == "trace" else {}).items():
+        monkeypatch.setenv(key, value)
     if example == "verl":
         do("python examples/verl/prepare.py", home)
     out = do(f"rhymed run examples/{example}/config.toml -o trainer.steps=1", home)

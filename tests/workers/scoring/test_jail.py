@@ -141,11 +141,13 @@ CAGES = {"namespace": {}, "no_cgroup": {"group": False}, "no_namespace": {"isola
 CAGES["bare"] = CAGES["no_cgroup"] | CAGES["no_namespace"]
 
 
-THOROUGH = bool(os.environ.get("RHYMED_THOROUGH"))
-"""`make test-thorough`: also the cages between the strongest and the weakest."""
+STRONGEST = "namespace" if linux.isolates() else "bare"
+"""`make test` attacks the strongest cage of this machine, `make test-thorough` all the others."""
 
 
-@pytest.fixture(params=[name for name in CAGES if THOROUGH or not name.startswith("no_")])
+@pytest.fixture(
+    params=[pytest.param(name, marks=[] if name == STRONGEST else pytest.mark.thorough) for name in CAGES]
+)
 def cage(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     name = str(request.param)
     isolated = CAGES[name].get("isolate", True)
