@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 JOBS ?= 2
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
-.PHONY: help setup quickstart test test-thorough test-fast test-compose wheels lint types format bench bench-model docs site clean
+.PHONY: help setup quickstart test test-thorough test-fast test-compose wheels lint types format bench bench-model docs stress-chaos stress-soak stress-watch stress-fuzz stress-crash stress-hosts site clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
@@ -52,6 +52,24 @@ format: setup ## put the code into shape
 
 bench: setup ## every benchmark, in full
 	for name in store broker weights index sampler spec pipe; do $(BIN)/rhymed bench $$name || exit 1; done
+
+stress-chaos: setup ## a run with injected faults against a calm one; ARGS="--quick", as for all of these
+	$(BIN)/python -m tests.stress.chaos $(ARGS)
+
+stress-soak: setup ## an hour of a run: what grows?
+	$(BIN)/python -m tests.stress.soak $(ARGS)
+
+stress-watch: setup ## what dashboard pages and `rhymed top` cost a run
+	$(BIN)/python -m tests.stress.observers $(ARGS)
+
+stress-fuzz: setup ## hostile peers against broker, store and weights server
+	$(BIN)/python -m tests.hostile.fuzz $(ARGS)
+
+stress-crash: setup ## thousands of kills of the store under load
+	$(BIN)/python -m tests.hostile.crash $(ARGS)
+
+stress-hosts: setup ## a run over two hosts whose network fails; needs root
+	$(BIN)/python -m tests.hostile.hosts $(ARGS)
 
 bench-model: setup ## the small reasoner that benchmarks run on; about a quarter of an hour
 	$(BIN)/rhymed bench model

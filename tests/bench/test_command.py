@@ -1,10 +1,17 @@
-"""`rhymed bench` as a process: what it started goes with it."""
+"""`rhymed bench`: which benchmarks there are, and that the processes of one end with it."""
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import signal
 import subprocess
 import sys
+
+import pytest
+
+from rhymed.cli import main
+from rhymed.cli.bench import BENCHMARKS, MOVED
 
 ENDLESS = """
 import sys, time, types
@@ -32,3 +39,17 @@ def test_asked_to_end_it_tidies_as_after_ctrl_c() -> None:
         finally:
             bench.kill()
     assert said == "tidied\n"
+
+
+@pytest.mark.parametrize("name", ["chaos", "watch", "hosts"])
+def test_what_is_no_benchmark_any_more_names_its_command(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["bench", name, "--quick"])
+    assert ended.value.code == 2
+    assert f"`rhymed bench {name}` is `python -m {MOVED[name]}` now, in a checkout" in capsys.readouterr().err
+
+
+def test_every_benchmark_takes_its_options() -> None:
+    for name, benchmark in BENCHMARKS.items():
+        run = importlib.import_module(benchmark.module).run
+        assert {"quick", *benchmark.options} == set(inspect.signature(run).parameters), name

@@ -1,9 +1,9 @@
-"""A store that is killed, thousands of times, in the middle of its work: what it acknowledged has to be there.
+"""`python -m tests.hostile.crash`: kill the store thousands of times under load. Acknowledged data must be there.
 
-A real store process, `kill -9` at seeded random moments, also while it starts. Several clients put samples of many
-sizes, parts of samples, scores, marks, and let it forget. After each kill the file is verified, what was
-acknowledged is compared bit for bit, and what was only asked for is there wholly or not at all. A kill
-leaves the operating system alive: what a power cut does to the disk is another question, see tests/store/database/test_power_loss.py.
+A real store process gets `kill -9` at seeded random moments, also while it starts. Several clients put samples of
+many sizes, partial samples, scores and marks, and delete log-probs. After each kill the file is verified,
+acknowledged data is compared bit for bit, and data that was only requested must be there completely or not at all. A
+kill leaves the operating system alive: for power loss see tests/store/database/test_power_loss.py.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from rhymed_store.database.reads import Found
 from rhymed_store.database.tables import Reader
 from rhymed_store.inspect.browse import Browse
 from rhymed_store.integrity.verify import verify
+from tests.stress import command
 
 CUTS, QUICK_CUTS = 3000, 100
 CUTS_A_FOLDER = 25  # then a new one: each kill is followed by a look at every byte
@@ -297,3 +298,14 @@ async def _kill(process: int) -> None:
         pass
     finally:
         os.close(handle)
+
+
+def main() -> int:
+    parser = command.parser("tests.hostile.crash", "kill the store under load and compare what it acknowledged")
+    parser.add_argument("--kills", type=int, metavar="N", help=f"how many (default: {CUTS})")
+    parser.add_argument("--seed", type=int, metavar="N", help="of the moments and the data")
+    return command.call(run, parser)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,9 +1,9 @@
-"""Hostile peers against the real servers: do they live, stay small, and go on serving honest clients?
+"""`python -m tests.hostile.fuzz`: do the real servers survive hostile peers, stay small and keep serving?
 
-Broker, store and a server of weights run as processes of their own; hostile processes send them a seeded series of
-malformed messages (`tests.hostile.malformed`), come with unknown keys, speak no ZMTP at all, connect by the thousand
-and say nothing. Beside that honest clients ask all the time: none may fail. `locked`: TCP with keys; the hostile hold
-those of rollout, reward and viewer. `open`: loopback TCP without keys, as on one machine.
+Broker, store and a weights server run as separate processes. Hostile processes send them a seeded series of malformed
+messages (`tests.hostile.malformed`), connect with unknown keys, send bytes that are not ZMTP, and open thousands of
+silent connections. Honest clients send requests all the while; none may fail. `locked`: TCP with keys, of which the
+hostile peers hold those of rollout, reward and viewer. `open`: loopback TCP without keys, as on one machine.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from rhymed.wire.keys import ROLES, make_keys
 from rhymed.wire.limits import more_files
 from rhymed.wire.sockets import Client
 from rhymed_store.client import NewSample, StoreClient
+from tests.stress import command
 
 FRAMES = 1_000_000
 QUICK = 20_000
@@ -332,3 +333,14 @@ async def _meter(servers: dict[str, subprocess.Popen[bytes]]) -> dict[str, float
                 highest[name] = max(highest[name], _rss(server))
             await asyncio.sleep(0.1)
     return highest
+
+
+def main() -> int:
+    parser = command.parser("tests.hostile.fuzz", "send malformed messages to broker, store and weights server")
+    parser.add_argument("--frames", type=int, metavar="N", help=f"malformed messages (default: {FRAMES})")
+    parser.add_argument("--seed", type=int, metavar="N", help="of the messages")
+    return command.call(run, parser)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

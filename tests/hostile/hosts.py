@@ -1,9 +1,9 @@
-"""`rhymed bench hosts`: a run over two hosts whose network breaks, then the audit against the same run in peace.
+"""`python -m tests.hostile.hosts`: a run over two hosts whose network fails, then an audit against the same run calm.
 
 The first host has store, broker, trainer and one worker of each kind under `rhymed run`; the second has rollout
-workers and a reward worker that are started again when they end, as a container engine would. All links are TCP and
-locked with keys. The cable is cut for less than it takes to count as lost, and for more; loses packets; and the
-second host goes away without a word. Passed when both runs trained the same samples to the same bits.
+workers and a reward worker that are restarted when they end, as a container engine does. All links are TCP with keys.
+The network is cut for shorter and for longer than `schedule.lost_after_s`, loses packets, and the second host
+disappears. The test passes when both runs trained the same samples, bit for bit.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from rhymed.history.compare.runs import against
 from rhymed.history.folder import open_folder
 from rhymed.wire.keys import ROLES, make_keys
 from tests.hostile.network import NEAR, Cable, lacking
+from tests.stress import command
 from tests.stress.run import Living, Shape
 
 PORTS = {"broker": 7750, "store": 7751, "weights": 7752}
@@ -192,3 +193,14 @@ def _kill(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
     except ProcessLookupError:
         return
+
+
+def main() -> int:
+    parser = command.parser("tests.hostile.hosts", "train over two hosts whose network fails; needs root, ip and nft")
+    parser.add_argument("--steps", type=int, metavar="N", help="training steps of each run")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="keep the runs here")
+    return command.call(run, parser)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

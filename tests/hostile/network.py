@@ -1,7 +1,7 @@
 """Two hosts on one machine: network namespaces with an address each, joined by a cable that can be cut or made lossy.
 
-Needs root, `ip`, and `nft` for loss. The second host has an identity of its own (see `rhymed.service.host`), so weights
-travel over the wire as between machines. Leaves nothing behind.
+Needs root, `ip`, and `nft` for loss. The second host has its own identity (see `rhymed.service.host`), so weights are
+sent over the wire as between machines. Everything is removed at the end.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One hostile process of `rhymed bench fuzz`: malformed messages, unknown keys, garbage that is no ZMTP, silence."""
+"""One hostile process of `tests.hostile.fuzz`: malformed messages, unknown keys, bytes that are not ZMTP, silence."""
 
 from __future__ import annotations
 

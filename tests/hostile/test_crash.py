@@ -1,4 +1,4 @@
-"""Some tens of kills in the middle of the work; `rhymed bench crash` does thousands."""
+"""Forty kills under load; `python -m tests.hostile.crash` does thousands."""
 
 from __future__ import annotations
 

@@ -1,16 +1,17 @@
-"""`rhymed bench chaos`: the same run twice, once in peace and once under fire, and then the audit of both.
+"""`python -m tests.stress.chaos`: the same run twice, once calm and once with injected faults, then an audit of both.
 
-A seeded stream of blows falls on a real `rhymed run`: SIGKILL to one process (store, broker, trainer, a rollout or
-reward worker, a scoring process), a pause (SIGSTOP, later SIGCONT: a process that hangs), a polite SIGTERM to a
-worker, and SIGKILL to everything at once, supervisor included, after which the run is resumed. It is passed when both
-runs trained the same samples in the same steps, to the same bits, and nothing acknowledged was lost. SIGKILL leaves
-the kernel's page cache: what a real power loss does to a disk is not shown here.
+A seeded series of faults hits a real `rhymed run`: SIGKILL to one process (store, broker, trainer, a rollout or
+reward worker, a scoring process), a pause (SIGSTOP, later SIGCONT: a process that hangs), SIGTERM to a worker, and
+SIGKILL to everything at once, supervisor included, after which the run is resumed. It passes when both runs trained
+the same samples in the same steps, bit for bit, and nothing acknowledged was lost. SIGKILL leaves the kernel's page
+cache intact, so this does not show what a power loss does to a disk.
 """
 
 from __future__ import annotations
 
 import asyncio
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -18,10 +19,12 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
+from rhymed.cli.options import add_override
 from rhymed.errors import ConfigError
 from rhymed.history.compare.audit import audit
 from rhymed.history.compare.runs import against
 from rhymed.history.folder import open_folder
+from tests.stress import command
 from tests.stress.faults import KINDS, USUAL, Blow, Blows, Outcome, Storm
 from tests.stress.recovery import Pace
 from tests.stress.run import Living, Shape, Watch
@@ -36,18 +39,12 @@ def run(
     rollout: int = 3,
     reward: int = 2,
     kinds: Sequence[str] = USUAL,
-    overhead: bool = False,
     out: Path | None = None,
     override: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """`kills`: at most so many; `every`: seconds between two, on the average. `out`: a folder that keeps the runs."""
+    """`kills`: at most. `every`: mean seconds between two. `out`: a folder that keeps the runs."""
     if unknown := set(kinds) - set(KINDS):
         raise ConfigError(f"--kinds {', '.join(sorted(unknown))}: there are {', '.join(KINDS)}")
-    if overhead:
-        from tests.stress.overhead import run as measure
-
-        found: dict[str, Any] = measure(steps or (20 if quick else 100), rollout, reward, out)
-        return found
     shape = Shape(steps or (30 if quick else 200), rollout, reward, override=override)
     folder = out or Path(tempfile.mkdtemp(prefix="rhymed-chaos-"))
     kills = (12 if quick else 1_000_000) if kills is None else kills
@@ -159,3 +156,23 @@ def _print(result: dict[str, Any]) -> None:
 
 def _number(value: float | None) -> str:
     return "      -" if value is None else f"{value:7.1f}"
+
+
+def main() -> int:
+    parser = command.parser("tests.stress.chaos", "train the same steps without and with faults, and compare")
+    parser.add_argument("--steps", type=int, metavar="N", help="training steps of each run")
+    parser.add_argument("--kills", type=int, metavar="N", help="at most this many faults")
+    parser.add_argument("--every", type=float, metavar="S", help="mean seconds between two faults")
+    parser.add_argument("--seed", type=int, metavar="N", help="of the series of faults")
+    parser.add_argument("--rollout", type=int, metavar="N", help="rollout workers")
+    parser.add_argument("--reward", type=int, metavar="N", help="reward workers")
+    parser.add_argument(
+        "--kinds", type=lambda text: text.split(","), metavar="A,B", help=f"only these, of {', '.join(KINDS)}"
+    )
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="keep the runs here")
+    add_override(parser)
+    return command.call(run, parser)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,15 +1,16 @@
-"""What it costs a run to be watched: many emulated workers at a real broker; in turns without, with pages, with top.
+"""`python -m tests.stress.observers`: what watching costs a run, with many emulated workers at a real broker.
 
-A page is what a browser does: it listens to the events, and asks again every 2 s for what its lists show. The server
-is the broker's own, a process beside it. `top` is the command itself, in a terminal of its own. What counts is how
-late the broker's event loop is, its processor time, and how many samples are scored a second, and the processor time
-of `top`; all of it on the same run, so that a change of the machine's mood hits all.
+Turns without observers, with dashboard pages and with `rhymed top` alternate on the same run, so that changes of the
+machine's speed affect all of them. A page does what a browser does: it listens to the events and fetches its lists
+every 2 s. The server is the one that the broker starts. `top` is the real command in a pseudo-terminal. Measured are
+the lag of the broker's event loop, its CPU time, scored samples per second, and the CPU time of `top`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ from rhymed.config import Config
 from rhymed.dashboard import listen
 from rhymed.run.layout import RunLayout
 from rhymed_store.client import StoreClient
+from tests.stress import command
 from tests.stress.terminal import watching
 
 ASKED = ("queues", "lengths", "prompts?sort=reward", "run", "store")
@@ -160,3 +162,11 @@ async def _poll(session: aiohttp.ClientSession, read: list[int]) -> None:
                 answer.raise_for_status()
                 read[0] += len(await answer.read())
         await asyncio.sleep(EVERY_S)
+
+
+def main() -> int:
+    return command.call(run, command.parser("tests.stress.observers", "measure what watching costs a run"))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,10 +1,10 @@
-"""`rhymed bench soak`: a run of the trace engine for an hour or more: does anything grow that should not?
+"""`python -m tests.stress.soak`: a run of the trace engine for an hour or more. Does anything grow that should not?
 
-Every few seconds each process is looked at (memory, open files, threads), and broker and store are asked something
-as a worker would ask. What was seen goes to a JSONL file and into a picture. After the warm-up a straight line is
-laid through each curve; a process is flat when its memory grows by less than `MOST_MIB` an hour and its files and
-threads by less than `MOST_EACH`. A soak of less than `LEAST_S` is too short to say so: then only the end is judged.
-The end: the run is interrupted, as a person would, and must say how it goes on.
+Every few seconds it records the memory, open files and threads of each process, and times one request to the broker
+and one to the store. The rows go to a JSONL file and into a picture. After the warm-up the slope of each curve is
+estimated; a process is flat when its memory grows by less than `MOST_MIB` per hour and its files and threads by less
+than `MOST_EACH`. Slopes of a soak shorter than `LEAST_S` are not judged. At the end the run is interrupted as a user
+would do it, and must print how to resume.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import sys
 import tempfile
 import time
 from collections import defaultdict
@@ -22,9 +23,11 @@ from typing import Any
 import numpy as np
 import psutil
 
+from rhymed.cli.options import add_override
 from rhymed.errors import RhymedError
 from rhymed.messages import GetQueues, GetStoreStats, Message
 from rhymed.wire.sockets import Client
+from tests.stress import command
 from tests.stress.run import Living, Part, Shape
 
 EVERY_S = 5.0
@@ -217,3 +220,17 @@ def _print(result: Row, picture: Path | None) -> None:
         print(f"wrong: {fault}")
     flat = "flat" if result["minutes"] * 60 >= LEAST_S else "nothing wrong, and too short to tell more"
     print(f"{flat if result['good'] else 'not passed'}; see {picture or result['folder']}")
+
+
+def main() -> int:
+    parser = command.parser("tests.stress.soak", "run for a long time and measure what grows")
+    parser.add_argument("--minutes", type=float, metavar="N", help="how long (default: 60)")
+    parser.add_argument("--rollout", type=int, metavar="N", help="rollout workers")
+    parser.add_argument("--reward", type=int, metavar="N", help="reward workers")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="keep the run, soak.jsonl and soak.png here")
+    add_override(parser)
+    return command.call(run, parser)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
