@@ -52,7 +52,7 @@ class Plan:
         self._seed = seed
         self._prompts = sorted(prompts)
         self._words = np.array([int(prompt, 16) for prompt in self._prompts], dtype=np.uint64)
-        self._orders: list[Order] = []
+        self._delivery: list[Order] = []
 
     def prompts(self, step: int) -> list[str]:
         """The step's prompts, in the order in which they are to be started."""
@@ -74,9 +74,9 @@ class Plan:
         return (step * self.prompts_per_step + (self.prompts_per_step - 1) // 2) // len(self._prompts)
 
     def _order(self, epoch: int) -> Order:
-        while len(self._orders) <= epoch:
-            self._orders.append(self._seamless(len(self._orders)))
-        return self._orders[epoch]
+        while len(self._delivery) <= epoch:
+            self._delivery.append(self._seamless(len(self._delivery)))
+        return self._delivery[epoch]
 
     def _seamless(self, epoch: int) -> Order:
         """The epoch's permutation; what its first step has from the epoch before is moved behind that step."""
@@ -84,7 +84,7 @@ class Plan:
         held = epoch * len(self._prompts) % self.prompts_per_step  # prompts that the seam's step has already
         if not held:
             return drawn
-        clash = np.isin(drawn, self._orders[epoch - 1][-held:])
+        clash = np.isin(drawn, self._delivery[epoch - 1][-held:])
         head = np.flatnonzero(~clash)[: self.prompts_per_step - held]
         rest = np.ones(len(drawn), dtype=bool)
         rest[head] = False

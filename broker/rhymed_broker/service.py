@@ -34,25 +34,25 @@ from rhymed_broker.ledger.actions import (
     FinishRun,
     Load,
     Mark,
-    Rate,
     Recall,
     Release,
+    ScoreSamples,
     Train,
 )
 from rhymed_broker.ledger.ledger import Ledger
 from rhymed_broker.ledger.workers import Worker
 from rhymed_broker.pipe import POLICIES, Policy
 from rhymed_broker.pipe.policy import stay
-from rhymed_broker.shell.delivery import Order, Orders
-from rhymed_broker.shell.liveness import Clock
+from rhymed_broker.shell.delivery import Delivery, Order
+from rhymed_broker.shell.liveness import Liveness
 from rhymed_broker.shell.on_error import forgive
 from rhymed_broker.shell.outbox import Outbox
-from rhymed_broker.shell.recovery import Course, Report
-from rhymed_broker.shell.shutdown import Ending
+from rhymed_broker.shell.recovery import Recovery, Report
+from rhymed_broker.shell.shutdown import Shutdown
 from rhymed_broker.status import snapshot as status
 from rhymed_broker.status.dashboard import Dashboard
-from rhymed_broker.status.latest import Bulletin
-from rhymed_broker.status.writers import Rows, Scribe
+from rhymed_broker.status.latest import Latest
+from rhymed_broker.status.writers import MetricsWriter, TimelineWriter
 from rhymed_broker.telemetry.exports import Abroad
 from rhymed_store.client import StoreClient
 
@@ -84,14 +84,14 @@ class BrokerService(Service):
             forecast=Forecast(config.rollout.max_response_length),
         )
         self.finished = False
-        self.bulletin = Bulletin(config.run.name, self.ledger, self.lag)
+        self.latest = Latest(config.run.name, self.ledger, self.lag)
         self._pass: asyncio.Handle | None = None
         self._over = ""  # why the run is over; empty: it is not
         self._outbox = Outbox()
-        self._rows = Rows(MetricsLog(places.metrics, places.tensorboard))
+        self._metrics_writer = MetricsWriter(MetricsLog(places.metrics, places.tensorboard))
         self._abroad = Abroad(config, places)
-        self._scribe = Scribe(places.folder)
-        self._diary = self._scribe.diary
+        self._timeline_writer = TimelineWriter(places.folder)
+        self._timeline = self._timeline_writer.timeline
         self._handlers: dict[type[messages.Message], Callable[[bytes, Any], messages.Message]] = {
             messages.Join: self._join,
             messages.Heartbeat: self._heartbeat,
@@ -115,16 +115,16 @@ class BrokerService(Service):
             self.places.listens(self.places.broker), messages.ToBroker, self._handle, keys=self.places.keys("broker")
         )  # workers may join while the dataset is read
         self.store = StoreClient(self.places.store, "broker", self.places.keys("broker"))
-        self._orders = Orders(self.server, self.ledger, partial(self._outbox.flush, FLUSH_S), self._wake)
-        self._ending = Ending(self.ledger, self._orders)
-        self._course = Course(self.config, self.places, self.ledger, self.store, self._outbox, self._diary)
+        self._delivery = Delivery(self.server, self.ledger, partial(self._outbox.flush, FLUSH_S), self._wake)
+        self._shutdown = Shutdown(self.ledger, self._delivery)
+        self._recovery = Recovery(self.config, self.places, self.ledger, self.store, self._outbox, self._timeline)
         self.spawn(self._outbox.run())
-        self.spawn(self._rows.run())
+        self.spawn(self._metrics_writer.run())
         self.spawn(self._abroad.run(self.ledger.samples))
-        self.spawn(self._scribe.run())
-        self.spawn(self._course.run(self._apply, self._fail, self._wake))
-        self.spawn(Clock(self.config.schedule, self.ledger, self._orders, self._diary).run(self._wake))
-        self.spawn(self.bulletin.watch(self.store))
+        self.spawn(self._timeline_writer.run())
+        self.spawn(self._recovery.run(self._apply, self._fail, self._wake))
+        self.spawn(Liveness(self.config.schedule, self.ledger, self._delivery, self._timeline).run(self._wake))
+        self.spawn(self.latest.watch(self.store))
         snapshot = partial(self._queues, b"", messages.GetQueues(brief=True))
         self.spawn(Dashboard(self.config.net.http, self.places, snapshot).run(), vital=False)
 
@@ -135,13 +135,13 @@ class BrokerService(Service):
             self.server.close()
         if hasattr(self, "store"):
             self.store.close()
-        await asyncio.gather(self._rows.close(), self._scribe.close())
+        await asyncio.gather(self._metrics_writer.close(), self._timeline_writer.close())
         await self._abroad.close(finished=self.finished, deadline_s=ABROAD_S)
 
     def _restart_at(self, position: int) -> None:
-        self._course.restart_at(position)
-        self._rows.set_back(position)
-        self._ending.set_back()
+        self._recovery.restart_at(position)
+        self._metrics_writer.set_back(position)
+        self._shutdown.set_back()
 
     # -- messages -----------------------------------------------------------------------------------------------
 
@@ -162,15 +162,15 @@ class BrokerService(Service):
             raise MalformedMessage(f"{join.worker} has trained {join.version} steps, it says: there are none below 0")
         now = time.monotonic()
         self._only_trainer(join, now)
-        self._orders.joined(peer, join)
+        self._delivery.joined(peer, join)
         lost = self._held(join.worker, keep=join.holding)
         if self.ledger.join(join, now):
             self._restart_at(join.version)
-        self._diary.joined(join, now, self.ledger.roster.workers[join.worker].rests_until - now)
+        self._timeline.joined(join, now, self.ledger.workers.by_name[join.worker].rests_until - now)
         if self._over:
             self.spawn(self._dismiss([join.worker]))
         elif join.role == "trainer" and self.ledger.finished:
-            self.spawn(self._orders.finish([join.worker], "all steps are trained"))
+            self.spawn(self._delivery.finish([join.worker], "all steps are trained"))
         more: dict[str, Any] = {"event": "joined", "worker": join.worker}
         log.info("%s joined with %d slots, version %d", join.worker, join.slots, join.version, extra=more)
         if lost:
@@ -187,7 +187,7 @@ class BrokerService(Service):
 
     def _only_trainer(self, join: messages.Join, now: float) -> None:
         """A second trainer is turned away as long as the first one is heard."""
-        present = self.ledger.roster.trainer
+        present = self.ledger.workers.trainer
         if join.role != "trainer" or present is None or present.name == join.worker:
             return
         silent_s = now - present.seen
@@ -199,7 +199,7 @@ class BrokerService(Service):
         if worker.role == "trainer" and self.ledger.started and beat.version < self.ledger.version:
             raise PeerGone(f"{worker.name} is at step {beat.version}, not {self.ledger.version}: join first")
         self.ledger.heartbeat(beat.worker, beat.version, beat.phase, beat.holding, beat.stats, time.monotonic())
-        self._diary.heard(beat, time.monotonic())
+        self._timeline.heard(beat, time.monotonic())
         return DONE
 
     def _report(self, peer: bytes, report: Report) -> messages.Message:
@@ -207,7 +207,7 @@ class BrokerService(Service):
         if self.ledger.started:
             self._apply(report)
         else:
-            self._course.keep(report)
+            self._recovery.keep(report)
         self._known(report.worker)
         return DONE
 
@@ -236,37 +236,39 @@ class BrokerService(Service):
     async def _fail(self, error: RhymedError) -> NoReturn:
         """Tell everybody, then end with this error."""
         self.ledger.pause()
-        self._diary.finished(time.monotonic(), f"{FAILED}{error}")
-        await self._orders.finish(list(self.ledger.roster.workers), f"{FAILED}{error}")
+        self._timeline.finished(time.monotonic(), f"{FAILED}{error}")
+        await self._delivery.finish(list(self.ledger.workers.by_name), f"{FAILED}{error}")
         raise error
 
     def _loaded(self, peer: bytes, loaded: messages.Loaded) -> messages.Message:
         self._known(loaded.worker)
         self.ledger.loaded(loaded.worker, loaded.version, time.monotonic())
-        self._diary.event("version", time.monotonic(), worker=loaded.worker, step=loaded.version)
+        self._timeline.event("version", time.monotonic(), worker=loaded.worker, step=loaded.version)
         return DONE
 
     def _trained(self, peer: bytes, trained: messages.Trained) -> messages.Message:
         self._known(trained.worker)
-        self._orders.check_trainer(peer, trained)
+        self._delivery.check_trainer(peer, trained)
         row = self.ledger.train_done(trained.step, time.monotonic())
         if row is None:
-            if trained.step < (self.ledger.version if self._course.position is None else self._course.position):
-                self._rows.trained(trained.step, trained.metrics)  # said twice, or after it has joined again
+            if trained.step < (self.ledger.version if self._recovery.position is None else self._recovery.position):
+                self._metrics_writer.trained(
+                    trained.step, trained.metrics
+                )  # said twice, or after it has joined again
                 return DONE
             self._restart_at(trained.step + 1)  # it was given the step by the broker's earlier life
-        metrics = self.bulletin.trained({**trained.metrics, **(row or {})})
-        self._rows.trained(trained.step, metrics)
-        self._diary.event("trained", time.monotonic(), worker=trained.worker, step=trained.step)
+        metrics = self.latest.trained({**trained.metrics, **(row or {})})
+        self._metrics_writer.trained(trained.step, metrics)
+        self._timeline.event("trained", time.monotonic(), worker=trained.worker, step=trained.step)
         more = {"event": "trained", "step": trained.step}
-        log.info("trained %d/%d   %s", trained.step + 1, self._course.steps, step_line(metrics), extra=more)
+        log.info("trained %d/%d   %s", trained.step + 1, self._recovery.steps, step_line(metrics), extra=more)
         return DONE
 
     def _checkpointed(self, peer: bytes, checkpointed: messages.Checkpointed) -> messages.Message:
         self._known(checkpointed.worker)
-        self._orders.check_trainer(peer, checkpointed)
+        self._delivery.check_trainer(peer, checkpointed)
         step = checkpointed.step
-        self._ending.checkpointed(max(step, checkpointed.newest))
+        self._shutdown.checkpointed(max(step, checkpointed.newest))
         self._schedule()  # what is still to be marked of these steps goes before
         self._outbox.put("forget log-probs", lambda: self.store.forget_logprobs(step))
         return DONE
@@ -274,16 +276,21 @@ class BrokerService(Service):
     def _leave(self, peer: bytes, leave: messages.Leave) -> messages.Message:
         log.info("%s left", leave.worker)
         self.ledger.leave(leave.worker, time.monotonic())
-        self._diary.gone("left", leave.worker, time.monotonic())
-        self._orders.forget(leave.worker)
+        self._timeline.gone("left", leave.worker, time.monotonic())
+        self._delivery.forget(leave.worker)
         return DONE
 
     def _queues(self, peer: bytes, question: messages.GetQueues) -> messages.Message:
-        steps = self._course.steps if self._course.plan else None
-        return self.bulletin.queues(question, steps=steps, finished=self.finished, troubles=self._troubles())
+        steps = self._recovery.steps if self._recovery.plan else None
+        return self.latest.queues(question, steps=steps, finished=self.finished, troubles=self._troubles())
 
     def _troubles(self) -> list[str]:
-        return [self._rows.trouble, self._scribe.trouble, self._abroad.trouble, self._ending.waits]
+        return [
+            self._metrics_writer.trouble,
+            self._timeline_writer.trouble,
+            self._abroad.trouble,
+            self._shutdown.waits,
+        ]
 
     def _group(self, peer: bytes, question: messages.GetGroup) -> messages.Message:
         return status.group(self.ledger, question.step, question.prompt, time.monotonic())
@@ -300,11 +307,11 @@ class BrokerService(Service):
 
     def _held(self, name: str, keep: Sequence[messages.SampleId]) -> list[messages.SampleId]:
         """What a worker has, as far as we know, but for these."""
-        known, kept = self.ledger.roster.workers.get(name), set(keep)
+        known, kept = self.ledger.workers.by_name.get(name), set(keep)
         return [id for id in known.held if id not in kept] if known is not None else []
 
     def _known(self, worker: str) -> Worker:
-        found = self.ledger.roster.workers.get(worker)
+        found = self.ledger.workers.by_name.get(worker)
         if found is None:
             raise PeerGone(f"{worker} is not known here: join first")
         found.seen = time.monotonic()
@@ -330,15 +337,15 @@ class BrokerService(Service):
                     log.warning("%d samples dropped, first %s: %s", len(ids), ids[0], reason, extra=more)
                 self._outbox.put(f"mark {state}", lambda: self.store.mark(ids, state, reason))
             case Evaluated(version, metrics):
-                self.bulletin.evaluated(version, metrics)
+                self.latest.evaluated(version, metrics)
                 log.info("version %d evaluated: %s", version, metrics)
-                self._rows.put(version, metrics)
-                self._diary.event("evaluated", time.monotonic(), step=version)
+                self._metrics_writer.put(version, metrics)
+                self._timeline.event("evaluated", time.monotonic(), step=version)
             case FinishRun(reason):
                 self.spawn(self._finish(reason))
             case Recall(step, prompts):
                 self.spawn(self._recall(step, prompts))
-            case Assign() | Rate() | Cancel() | Release() | Load() | Train():
+            case Assign() | ScoreSamples() | Cancel() | Release() | Load() | Train():
                 self.spawn(self._deliver(action))
 
     async def _recall(self, step: int, prompts: list[str]) -> None:
@@ -352,7 +359,7 @@ class BrokerService(Service):
 
     async def _deliver(self, order: Order) -> None:
         try:
-            await self._orders.deliver(order)
+            await self._delivery.deliver(order)
         except StepRefused as error:
             await self._fail(error)
 
@@ -362,14 +369,16 @@ class BrokerService(Service):
         """The trainer first: if it dies before its last checkpoint, it comes back earlier and the run goes on."""
         log.info("finishing: %s", reason)
         try:
-            if not await self._ending.last_checkpoint(reason):
+            if not await self._shutdown.last_checkpoint(reason):
                 return
         except CheckpointLost as error:
             await self._fail(error)
         self._over = reason
-        self._diary.finished(time.monotonic(), reason)
-        await self._dismiss(list(self.ledger.roster.workers))
-        await asyncio.gather(self._outbox.flush(FLUSH_S), self._rows.flush(FLUSH_S), self._scribe.flush())
+        self._timeline.finished(time.monotonic(), reason)
+        await self._dismiss(list(self.ledger.workers.by_name))
+        await asyncio.gather(
+            self._outbox.flush(FLUSH_S), self._metrics_writer.flush(FLUSH_S), self._timeline_writer.flush()
+        )
         await self._abroad.close(finished=True, deadline_s=FLUSH_S)
         self.finished = True
         if not self._stays:
@@ -378,11 +387,11 @@ class BrokerService(Service):
 
     async def _dismiss(self, names: list[str]) -> None:
         """Workers that have heard of the end say no goodbye; a trainer does."""
-        for name in await self._orders.finish(names, self._over):
-            worker = self.ledger.roster.workers.get(name)
+        for name in await self._delivery.finish(names, self._over):
+            worker = self.ledger.workers.by_name.get(name)
             if worker is not None and worker.role != "trainer":
                 self.ledger.leave(name, time.monotonic())
-                self._orders.forget(name)
+                self._delivery.forget(name)
 
 
 def policy_of(config: Config) -> Policy:

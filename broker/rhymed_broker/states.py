@@ -63,8 +63,8 @@ class Sample:
     """One sample of an open step. Changed by the ledger only."""
 
     __slots__ = (
-        "advanced", "ahead", "begun", "drafting", "furthest", "goal", "handovers", "id", "length", "losses", "oldest",
-        "points", "released", "returns", "reward", "since", "state", "story", "tokens", "worker",
+        "advanced", "ahead", "begun", "drafting", "failures", "furthest", "goal", "handovers", "id", "length", "losses",
+        "oldest", "points", "released", "reward", "since", "state", "story", "tokens", "worker",
     )  # fmt: skip
 
     def __init__(self, id: SampleId) -> None:
@@ -72,7 +72,7 @@ class Sample:
         self.state: State = "new"
         self.since = 0.0  # when it came into this state
         self.worker = ""  # who has it in hand
-        self.returns = 0  # times that a worker failed on it
+        self.failures = 0  # times that a worker failed on it
         self.losses = 0  # times in a row that a worker died with it, while it came no further
         self.furthest = 0  # tokens that it had when a worker died with it
         self.tokens = 0  # generated so far, as its worker told last

@@ -143,7 +143,7 @@ def asked() -> dict[str, set[str]]:
 async def test_all_that_the_dashboard_asks_for_is_there_in_a_real_run(cluster: Cluster) -> None:
     await cluster.everybody()
     broker = cluster.broker
-    await until(lambda: broker.bulletin._metrics and broker.bulletin.store, "a step, and a look at the store")
+    await until(lambda: broker.latest._metrics and broker.latest.store, "a step, and a look at the store")
     queues = broker._queues(b"", GetQueues())
     assert isinstance(queues, Queues)
     assert queues.counts["trained"] >= 1

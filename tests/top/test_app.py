@@ -233,7 +233,7 @@ async def test_a_real_broker_is_paused_and_a_worker_drained(cluster: Cluster) ->
         await seen(app, "4/4")
         await pilot.press("p", "y")
         await seen(app, "‖ PAUSED")
-        assert cluster.broker.ledger.steering.paused
+        assert cluster.broker.ledger.control.paused
         await pilot.press("down", "d", "y")
         await until(lambda: not worker.holding, "everything handed over")
         await seen(app, "DRAINED")

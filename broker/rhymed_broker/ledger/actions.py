@@ -16,7 +16,7 @@ class Assign(NamedTuple):
     begun: Sequence[SampleId] = ()  # of these the store has a beginning
 
 
-class Rate(NamedTuple):
+class ScoreSamples(NamedTuple):
     """Reward worker: score these."""
 
     worker: str
@@ -81,4 +81,4 @@ class FinishRun(NamedTuple):
     reason: str
 
 
-Action = Assign | Rate | Cancel | Release | Recall | Load | Train | Mark | Evaluated | FinishRun
+Action = Assign | ScoreSamples | Cancel | Release | Recall | Load | Train | Mark | Evaluated | FinishRun

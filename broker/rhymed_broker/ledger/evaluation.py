@@ -17,7 +17,7 @@ from rhymed_broker.states import Sample
 
 
 @dataclass(frozen=True)
-class Exam:
+class Evaluation:
     datasets: Mapping[str, Sequence[str]]  # name -> ids of its prompts
     steps: int  # of the run: the last version is always evaluated
     every: int = 1
@@ -78,13 +78,13 @@ def pass_at(k: int, size: int, right: int) -> float:
     return 1.0 - math.comb(size - right, k) / math.comb(size, k)
 
 
-def load_exam(config: Config, datasets: Mapping[str, Sequence[str]], steps: int) -> Exam | None:
+def load_evaluation(config: Config, datasets: Mapping[str, Sequence[str]], steps: int) -> Evaluation | None:
     """The evaluation that the configuration asks for during a run of so many steps; None: none."""
     wanted = config.eval
     if not wanted.every or not datasets:
         return None
     scorers = config.reward.all
-    return Exam(
+    return Evaluation(
         datasets,
         steps,
         every=wanted.every,

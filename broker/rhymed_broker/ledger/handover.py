@@ -11,7 +11,7 @@ from typing import NamedTuple
 from rhymed_broker.ledger.actions import Train
 from rhymed_broker.ledger.meter import rollout_side
 from rhymed_broker.ledger.samples import Samples
-from rhymed_broker.ledger.workers import Roster
+from rhymed_broker.ledger.workers import Workers
 
 REFUSAL_S = 400.0  # two refusals that are further apart have nothing to do with each other
 
@@ -27,11 +27,11 @@ class Refusal(NamedTuple):
         return Refusal(self.since, now, why)
 
 
-class Training:
-    def __init__(self, samples: Samples, roster: Roster) -> None:
+class Handover:
+    def __init__(self, samples: Samples, workers: Workers) -> None:
         self.refusal: Refusal | None = None  # what the trainer said when it did not take a step
         self.last_at: float | None = None  # when a step was trained last
-        self._samples, self._roster = samples, roster
+        self._samples, self._workers = samples, workers
         self._step: int | None = None  # that the trainer has
         self._may = True  # it did not refuse just now
 
@@ -43,17 +43,17 @@ class Training:
 
     def hand_over(self, version: int, now: float) -> list[Train]:
         """The next step, if that is complete and the trainer free."""
-        book, trainer = self._samples.books.get(version), self._roster.trainer
-        if book is None or trainer is None or self._step is not None or not self._may or not book.complete:
+        open_step, trainer = self._samples.open_steps.get(version), self._workers.trainer
+        if open_step is None or trainer is None or self._step is not None or not self._may or not open_step.complete:
             return []
-        self._step = book.step
-        book.handed = True
-        book.meter.handed_at = now
-        ready = [sample for sample in book.samples.values() if sample.state == "scored"]
+        self._step = open_step.step
+        open_step.handed = True
+        open_step.meter.handed_at = now
+        ready = [sample for sample in open_step.samples.values() if sample.state == "scored"]
         self._samples.move_all(ready, "handed", now, trainer.name)
-        book.meter.rollout = rollout_side(book.step, book.meter, book.samples.values())
+        open_step.meter.rollout = rollout_side(open_step.step, open_step.meter, open_step.samples.values())
         ids = sorted([sample.id for sample in ready], key=lambda id: (id.prompt, id.index))
-        return [Train(trainer.name, book.step, ids, book.meter.rollout)]
+        return [Train(trainer.name, open_step.step, ids, open_step.meter.rollout)]
 
     def done(self, now: float) -> None:
         self._step, self.last_at, self.refusal = None, now, None

@@ -8,7 +8,7 @@ EVAL + v) is sampled from version v alone: until it is generated, no worker that
 
 Said twice, or too late, or by somebody who had been given up, a report does no harm: what the store has counts, the
 rest is ignored. Knows no asyncio, socket, clock or logger. Why a sample may move is in `table`, where they all are in
-`samples`, who is here in `roster`; which worker gets what is a policy's decision (`pipe`).
+`samples`, who is here in `workers`; which worker gets what is a policy's decision (`pipe`).
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from rhymed.messages import EVAL, Holding, Join, JournalEntry, SampleId, SampleI
 from rhymed_broker import pipe
 from rhymed_broker.forecast import Forecast
 from rhymed_broker.ledger.actions import Action, Cancel, Evaluated, FinishRun, Load, Mark
-from rhymed_broker.ledger.control import Steering
+from rhymed_broker.ledger.control import Control
 from rhymed_broker.ledger.dispatch import Dispatch, Lengths
-from rhymed_broker.ledger.evaluation import Exam
-from rhymed_broker.ledger.handover import Training
+from rhymed_broker.ledger.evaluation import Evaluation
+from rhymed_broker.ledger.handover import Handover
 from rhymed_broker.ledger.meter import StepMeter, step_side
-from rhymed_broker.ledger.retries import Blame, Returns
+from rhymed_broker.ledger.retries import Blame, Retries
 from rhymed_broker.ledger.samples import Samples
-from rhymed_broker.ledger.workers import Roster, Worker
+from rhymed_broker.ledger.workers import Worker, Workers
 from rhymed_broker.states import State
 
 LONGEST = 1 << 20  # tokens, where nobody says
@@ -61,12 +61,12 @@ class Ledger:
         """`run_ahead`: steps, beyond those that their weights allow, that workers may begin to write."""
         self.max_staleness = max_staleness
         self.lost_after_s = lost_after_s
-        self.roster = Roster()
+        self.workers = Workers()
         self.samples = Samples(max_staleness, run_ahead)
-        self.dispatch = Dispatch(self.samples, self.roster, policy, forecast or Forecast(LONGEST))
-        self.returns = Returns(
+        self.dispatch = Dispatch(self.samples, self.workers, policy, forecast or Forecast(LONGEST))
+        self.retries = Retries(
             self.samples,
-            self.roster,
+            self.workers,
             self._note,
             max_retries=max_retries,
             max_losses=max_losses,
@@ -78,21 +78,21 @@ class Ledger:
         self.started = False
         self.finished = False
         self._plan: Steps | None = None
-        self._exam: Exam | None = None
+        self._evaluation: Evaluation | None = None
         self._actions: list[Action] = []
         self._life = ("", 0)  # of the trainer: its id, and the version that it began with
-        self.training = Training(self.samples, self.roster)
-        self.steering = Steering(self.samples, self.roster)
+        self.handover = Handover(self.samples, self.workers)
+        self.control = Control(self.samples, self.workers)
 
     def drain(self, now: float) -> list[Action]:
         """Hand out work, and return everything that is to be done since the last call."""
         if self.started and not self.finished:
-            if not self.steering.paused:
-                self._actions += self.training.hand_over(self.version, now)
+            if not self.control.paused:
+                self._actions += self.handover.hand_over(self.version, now)
                 self._actions += self.dispatch.place(self.version, now)
             self._grade(now)
             done = self.version >= self.steps and not self.samples.evaluations()
-            if done and self.roster.trainer is not None:
+            if done and self.workers.trainer is not None:
                 self.finished = True
                 self._actions.append(FinishRun(f"all {self.steps} steps are trained"))
         actions = [*self._actions, *self.samples.take_drops()]
@@ -106,18 +106,23 @@ class Ledger:
         self.started = self.finished = False
 
     def start(
-        self, plan: Steps, position: int, journal: Iterable[JournalEntry], now: float, exam: Exam | None = None
+        self,
+        plan: Steps,
+        position: int,
+        journal: Iterable[JournalEntry],
+        now: float,
+        evaluation: Evaluation | None = None,
     ) -> None:
         """Begin at `position` trained steps, or be set back to it. `journal`: what the store has of later steps."""
-        workers = list(self.roster.workers.values())
+        workers = list(self.workers.by_name.values())
         for worker in workers:
             worker.claims = [*worker.claims, *worker.held]
             for sample in list(worker.held.values()):
-                self.roster.release(sample, now)
+                self.workers.release(sample, now)
         self.samples.reset(journal)
-        self._plan, self._exam, self.steps, self.version = plan, exam, plan.steps, position
+        self._plan, self._evaluation, self.steps, self.version = plan, evaluation, plan.steps, position
         self.started, self.finished = True, False
-        self.training.set_back()
+        self.handover.set_back()
         self._open_steps(now)
         for worker in workers:
             if worker.version > position:
@@ -126,32 +131,32 @@ class Ledger:
 
     def _open_steps(self, now: float) -> None:
         assert self._plan is not None, "start comes first"
-        if self._exam is not None and self._exam.due(self.version):
-            self._open(EVAL + self.version, self._exam.ids(self.version), now)
+        if self._evaluation is not None and self._evaluation.due(self.version):
+            self._open(EVAL + self.version, self._evaluation.ids(self.version), now)
         reach = self.max_staleness + self.samples.run_ahead
         for step in range(self.version, min(self.version + reach + 1, self.steps)):
-            if step not in self.samples.books:
+            if step not in self.samples.open_steps:
                 self._open(step, self._plan.samples(step), now)
 
     def _open(self, step: int, ids: list[SampleId], now: float) -> None:
-        self.samples.open(step, ids, StepMeter(now, self.roster.occupancy.read(now)), now)
-        self._actions += self.dispatch.opened(self.samples.books[step])
+        self.samples.open(step, ids, StepMeter(now, self.workers.occupancy.read(now)), now)
+        self._actions += self.dispatch.opened(self.samples.open_steps[step])
         self._note(step, now)
 
     # -- workers come and go ------------------------------------------------------------------------------------
 
     def join(self, join: Join, now: float) -> bool:
         """A worker is here. True: the trainer is at another position than we, `start` is needed."""
-        known = self.roster.workers.get(join.worker)
+        known = self.workers.by_name.get(join.worker)
         useless = known is not None and bool(known.held) and not known.useful
         if known is not None:
             self._remove(known, "it started again", now, keep=frozenset(join.holding))
-        if join.role == "trainer" and self.roster.trainer is not None:
-            self._remove(self.roster.trainer, "another trainer joined", now)
+        if join.role == "trainer" and self.workers.trainer is not None:
+            self._remove(self.workers.trainer, "another trainer joined", now)
         worker = Worker(join, now)
-        self.roster.add(worker, now)
-        self.roster.welcome(worker, now, useless=useless)
-        self.steering.joined(worker)
+        self.workers.add(worker, now)
+        self.workers.welcome(worker, now, useless=useless)
+        self.control.joined(worker)
         if join.role == "trainer":
             if join.life != self._life[0]:
                 self._life = (join.life, join.version)
@@ -163,14 +168,14 @@ class Ledger:
         return False
 
     def _trainer_joined(self, version: int, now: float) -> bool:
-        self.training.try_again()
+        self.handover.try_again()
         if not self.started or version not in (self.version, self.version + 1):
             return True
-        for worker in self.roster.workers.values():
+        for worker in self.workers.by_name.values():
             worker.target = -1  # it was told an address that may be gone
         if version == self.version + 1:
             return self.train_done(self.version, now) is None
-        for worker in self.roster.workers.values():
+        for worker in self.workers.by_name.values():
             self._tell_load(worker, now)
         return False
 
@@ -181,30 +186,30 @@ class Ledger:
 
     def leave(self, name: str, now: float) -> None:
         """It says goodbye: what it held goes to others and does not count as a failure."""
-        if worker := self.roster.workers.get(name):
+        if worker := self.workers.by_name.get(name):
             self._remove(worker, "it left", now, blame="nobody")
 
     def tick(self, now: float) -> dict[str, list[SampleId]]:
-        """Once a second or so. Returns the workers that are lost now, with what each had."""
-        lost = [worker for worker in self.roster.workers.values() if now - worker.seen > self.lost_after_s]
+        """Once a second or so. Retries the workers that are lost now, with what each had."""
+        lost = [worker for worker in self.workers.by_name.values() if now - worker.seen > self.lost_after_s]
         had = {worker.name: list(worker.held) for worker in lost}
         self.samples.counts["lost"] += len(lost)
         for worker in lost:
             self._remove(worker, f"silent for {now - worker.seen:.0f} s", now)
-        for worker in self.roster.workers.values():
+        for worker in self.workers.by_name.values():
             if worker.resting and now >= worker.rests_until:
-                self.roster.rest(worker, False)
+                self.workers.rest(worker, False)
             if worker.target != -1 and now - worker.told_at > LOAD_PATIENCE_S:
                 worker.target = -1
             self._tell_load(worker, now)
         self._abandon(now)
-        self._actions += self.returns.free_stuck(now)
-        self.training.try_again()
+        self._actions += self.retries.free_stuck(now)
+        self.handover.try_again()
         if self.started:
             self.dispatch.look()
-            if not self.steering.paused:
+            if not self.control.paused:
                 self._actions += self.dispatch.move(self.version, now)
-            self._actions += self.steering.recall(now)
+            self._actions += self.control.recall(now)
             self.dispatch.offer_all()
         return had
 
@@ -218,10 +223,10 @@ class Ledger:
         keep: frozenset[SampleId] = frozenset(),
     ) -> None:
         """`keep`: what it has still got."""
-        self.returns.lost(worker, f"{worker.name}: {why}", now, blame, keep)
-        if worker is self.roster.trainer:
-            self.training.failed(now)
-        self.roster.remove(worker, now)
+        self.retries.lost(worker, f"{worker.name}: {why}", now, blame, keep)
+        if worker is self.workers.trainer:
+            self.handover.failed(now)
+        self.workers.remove(worker, now)
 
     # -- what workers have --------------------------------------------------------------------------------------
 
@@ -229,7 +234,7 @@ class Ledger:
         self, name: str, version: int, phase: str, holding: list[Holding], stats: dict[str, float], now: float
     ) -> None:
         """It lives, and tells what it has in hand. Where we differ for long, what it tells is taken for true."""
-        worker = self.roster.workers[name]
+        worker = self.workers.by_name[name]
         if phase != worker.phase:
             worker.phase, worker.phase_at = phase, now
         worker.seen, worker.holding, worker.stats = now, holding, stats
@@ -243,7 +248,7 @@ class Ledger:
         if unknown := told - worker.held.keys():
             self._adopt(worker, sorted(unknown), now)
         if missing := worker.held.keys() - told:
-            self.returns.reclaim(worker, missing, now)
+            self.retries.reclaim(worker, missing, now)
         elif worker.missing:
             worker.missing = {}
 
@@ -254,16 +259,16 @@ class Ledger:
                 if item.tokens != sample.tokens:
                     sample.tokens, sample.advanced = item.tokens, now
                     worker.useful = True
-                    self.returns.clear(sample)
+                    self.retries.clear(sample)
                 if item.parked:
                     parked.add(item.id)
-        self.roster.park(worker, parked, now)
+        self.workers.park(worker, parked, now)
         return {item.id for item in holding}
 
     def parked(self, name: str, ids: Iterable[SampleId], now: float) -> None:
         """Written ahead to the end: they take no slot until newer weights are loaded."""
-        if worker := self.roster.workers.get(name):
-            self.roster.park(worker, worker.parked | set(ids), now)
+        if worker := self.workers.by_name.get(name):
+            self.workers.park(worker, worker.parked | set(ids), now)
 
     def release_failed(self, ids: Iterable[SampleId]) -> None:
         """Their worker could not be asked for them: they stay where they are."""
@@ -285,7 +290,7 @@ class Ledger:
                 cancel.append(id)
             elif sample.state == free and self.dispatch.may_have(worker, id.step, self.version):
                 self.samples.move(sample, "assigned", now, worker.name)
-                self.roster.hold(worker, (sample,), now)
+                self.workers.hold(worker, (sample,), now)
             elif sample.state in ("waiting", "running", "dropped") and sample.worker != worker.name:
                 cancel.append(id)
         if cancel and worker.role == "rollout":
@@ -293,23 +298,23 @@ class Ledger:
 
     def loaded(self, name: str, version: int, now: float) -> None:
         """New tokens of this worker are of this version."""
-        worker = self.roster.workers[name]
+        worker = self.workers.by_name[name]
         worker.version = version
         if worker.target == version:
             worker.target = -1
-        self.roster.park(worker, set(), now)
-        self.roster.refresh(worker)
+        self.workers.park(worker, set(), now)
+        self.workers.refresh(worker)
         self._tell_load(worker, now)
 
     def load_failed(self, name: str) -> None:
         """It could not be told to load: the next tick tells it again."""
-        if worker := self.roster.workers.get(name):
+        if worker := self.workers.by_name.get(name):
             worker.target = -1
 
     def _tell_load(self, worker: Worker, now: float) -> None:
-        if worker.role != "rollout" or not self.started or self.roster.trainer is None:
+        if worker.role != "rollout" or not self.started or self.workers.trainer is None:
             return
-        evaluation = self.samples.books.get(EVAL + worker.version)
+        evaluation = self.samples.open_steps.get(EVAL + worker.version)
         if evaluation is not None and not evaluation.all_generated:
             return  # it is needed as it is
         if worker.version != self.version and worker.target != self.version:
@@ -327,10 +332,10 @@ class Ledger:
                 continue
             if sample.worker and sample.worker != name:
                 self._actions.append(Cancel(sample.worker, [info.id]))
-            self.roster.release(sample, now)
-            if (worker := self.roster.workers.get(name)) is not None:
+            self.workers.release(sample, now)
+            if (worker := self.workers.by_name.get(name)) is not None:
                 worker.made(info)
-            self.returns.acquit(sample)
+            self.retries.acquit(sample)
             sample.length = info.length
             self.samples.counts["tokens"] += info.length
             sample.oldest = min((version for version, _ in info.versions), default=info.id.step)
@@ -350,13 +355,13 @@ class Ledger:
             sample = self.samples.get(score.id)
             if sample is None or sample.state not in ("generated", "scoring"):
                 continue
-            self.roster.release(sample, now)
-            self.samples.books[score.id.step].meter.report(score)
+            self.workers.release(sample, now)
+            self.samples.open_steps[score.id.step].meter.report(score)
             if score.reward is None:
                 self.samples.drop(sample, f"not scored: {score.error}", now)
             else:
                 sample.reward = score.reward
-                sample.points = self._exam.points(score) if self._exam is not None else None
+                sample.points = self._evaluation.points(score) if self._evaluation is not None else None
                 self.samples.move(sample, "scored", now, name)
             touched.add(score.id.step)
         for step in touched:
@@ -377,34 +382,34 @@ class Ledger:
 
         `moved`: it was asked to hand them over, and the store has what it wrote of them.
         """
-        worker = self.roster.workers.get(name)
+        worker = self.workers.by_name.get(name)
         held = [sample for id in ids if (sample := worker.held.get(id))] if worker else []
         for sample in held:
             if retry:
                 sample.handovers += moved
-                self.returns.back(sample, f"{name}: {reason}", now, "nobody" if moved else blame)
+                self.retries.back(sample, f"{name}: {reason}", now, "nobody" if moved else blame)
             else:
-                self.returns.drop(sample, reason, now)
+                self.retries.drop(sample, reason, now)
         if worker and held and retry and not moved:
-            self.roster.rest(worker, True)  # until the next tick, lest it get the same again at once
+            self.workers.rest(worker, True)  # until the next tick, lest it get the same again at once
 
     # -- the trainer --------------------------------------------------------------------------------------------
 
     def train_done(self, step: int, now: float) -> dict[str, float] | None:
-        """Step trained, the next version is published. Returns our metrics of it; None: we never gave it."""
-        book = self.samples.books.get(step)
-        if book is None or step != self.version or not book.handed or not self.started:
+        """Step trained, the next version is published. Retries our metrics of it; None: we never gave it."""
+        open_step = self.samples.open_steps.get(step)
+        if open_step is None or step != self.version or not open_step.handed or not self.started:
             return None
         assert self._plan is not None, "a step was opened"
         epoch = {"training/epoch": float(self._plan.epoch(step))}
-        row = epoch | book.meter.rollout | step_side(book.meter, self.training.last_at, now)
+        row = epoch | open_step.meter.rollout | step_side(open_step.meter, self.handover.last_at, now)
         self.dispatch.closed(step)
         if done := self.samples.finish(step, now):
             self._actions.append(Mark(done, "trained"))
         self.version = step + 1
-        self.training.done(now)
+        self.handover.done(now)
         self._open_steps(now)
-        for worker in self.roster.workers.values():
+        for worker in self.workers.by_name.values():
             self._tell_load(worker, now)
         return row
 
@@ -412,46 +417,49 @@ class Ledger:
 
     def _grade(self, now: float) -> None:
         """Close the evaluations that are complete, and let workers that waited for them load newer weights."""
-        for book in self.samples.evaluations():
-            version = book.step - EVAL
-            if book.all_generated and version < self.version:
-                for worker in self.roster.workers.values():
+        for open_step in self.samples.evaluations():
+            version = open_step.step - EVAL
+            if open_step.all_generated and version < self.version:
+                for worker in self.workers.by_name.values():
                     self._tell_load(worker, now)
-            if book.complete and self._exam is not None:
-                row = {**self._exam.metrics(book.samples.values()), "timing_s/val": now - book.meter.opened_at}
-                self.samples.forget(book.step)
+            if open_step.complete and self._evaluation is not None:
+                row = {
+                    **self._evaluation.metrics(open_step.samples.values()),
+                    "timing_s/val": now - open_step.meter.opened_at,
+                }
+                self.samples.forget(open_step.step)
                 self._actions.append(Evaluated(version, row))
 
     def _abandon(self, now: float) -> None:
         """Drop what nobody can sample any more: its version is past, and no worker has it."""
-        for book in self.samples.evaluations():
-            version = book.step - EVAL
+        for open_step in self.samples.evaluations():
+            version = open_step.step - EVAL
             able = any(
-                worker.role == "rollout" and worker.version == version for worker in self.roster.workers.values()
+                worker.role == "rollout" and worker.version == version for worker in self.workers.by_name.values()
             )
             if version < self.version and not able:
-                for sample in [one for group in book.shelves["waiting"].values() for one in group]:
-                    self.returns.drop(sample, f"no worker has version {version} any more", now)
+                for sample in [one for group in open_step.unassigned["waiting"].values() for one in group]:
+                    self.retries.drop(sample, f"no worker has version {version} any more", now)
 
     # -- what a person says -----------------------------------------------------------------------------------
 
     def pause_run(self, paused: bool, now: float) -> None:
         """A person's word: hand out nothing, or go on. What is in hand is finished."""
-        self.steering.pause(paused, now)
+        self.control.pause(paused, now)
         self.dispatch.offer_all()
 
     def drain_worker(self, name: str, drained: bool, now: float) -> None:
         """A person's word: it gets nothing more, and what it has goes to others. Raises `SteeringError`."""
-        self.steering.drain(name, drained)
-        self._actions += self.steering.recall(now)
+        self.control.drain(name, drained)
+        self._actions += self.control.recall(now)
         self.dispatch.offer_all()
 
     # -- inside -------------------------------------------------------------------------------------------------
 
     def _note(self, step: int, now: float) -> None:
         """Write down when the step's rollout, and when its scoring, came to an end."""
-        book = self.samples.books[step]
-        if book.meter.generated_at is None and book.all_generated:
-            book.meter.generated(now, self.roster.occupancy.read(now))
-        if book.meter.complete_at is None and book.complete:
-            book.meter.complete_at = now
+        open_step = self.samples.open_steps[step]
+        if open_step.meter.generated_at is None and open_step.all_generated:
+            open_step.meter.generated(now, self.workers.occupancy.read(now))
+        if open_step.meter.complete_at is None and open_step.complete:
+            open_step.meter.complete_at = now

@@ -125,7 +125,7 @@ def rollout_side(step: int, meter: StepMeter, samples: Iterable[Sample]) -> dict
         "rollout/bubble_ratio": meter.bubble_ratio(),
         "rollout/samples": float(len(made)),
         "rollout/dropped": float(len(total) - len(made)),
-        "rollout/retries": float(sum(sample.returns for sample in total)),
+        "rollout/retries": float(sum(sample.failures for sample in total)),
         "rollout/losses": float(sum(sample.losses for sample in total)),
         "rollout/moved": float(sum(sample.handovers > 0 for sample in made)),
         "reward/error_rate": meter.errors / max(1, meter.reports),

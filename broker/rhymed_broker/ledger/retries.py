@@ -15,7 +15,7 @@ from typing import Literal
 from rhymed.messages import SampleId
 from rhymed_broker.ledger.actions import Cancel
 from rhymed_broker.ledger.samples import Samples
-from rhymed_broker.ledger.workers import Roster, Worker
+from rhymed_broker.ledger.workers import Worker, Workers
 from rhymed_broker.states import Sample, State
 
 Blame = Literal["sample", "worker", "nobody"]
@@ -25,13 +25,13 @@ PROOFS = 2  # deaths with it as the only suspect
 TAKEN: tuple[State, ...] = ("running", "scoring")
 
 
-class Returns:
+class Retries:
     """`settled` is told of the step of every sample that is dropped."""
 
     def __init__(
         self,
         samples: Samples,
-        roster: Roster,
+        workers: Workers,
         settled: Callable[[int, float], None],
         *,
         max_retries: int,
@@ -39,7 +39,7 @@ class Returns:
         missing_after_s: float,
         stuck_after_s: float,
     ) -> None:
-        self._samples, self._roster, self._settled = samples, roster, settled
+        self._samples, self._workers, self._settled = samples, workers, settled
         self.max_retries = max_retries
         self.max_losses = max_losses
         self.missing_after_s = missing_after_s  # a worker does not mention a sample that it was given: it goes on
@@ -57,16 +57,16 @@ class Returns:
 
     def back(self, sample: Sample, why: str, now: float, blame: Blame) -> None:
         """Others go on with it, unless it is to blame too often."""
-        sample.returns += blame == "sample"
+        sample.failures += blame == "sample"
         if blame == "worker":
             self._suspect(sample)
         sample.begun = True
-        if sample.returns > self.max_retries:
-            self.drop(sample, f"given up after {sample.returns} tries: {why}", now)
+        if sample.failures > self.max_retries:
+            self.drop(sample, f"given up after {sample.failures} tries: {why}", now)
         elif sample.losses >= self.max_losses + PROOFS:
             self.drop(sample, f"given up after {sample.losses} workers died with it: {why}", now)
         else:
-            self._roster.release(sample, now)
+            self._workers.release(sample, now)
             sample.released = 0.0
             self._samples.move(sample, "returned", now, why)
 
@@ -88,7 +88,7 @@ class Returns:
         self._samples.suspects.pop(sample, None)
 
     def drop(self, sample: Sample, reason: str, now: float) -> None:
-        self._roster.release(sample, now)
+        self._workers.release(sample, now)
         self._samples.suspects.pop(sample, None)
         self._samples.drop(sample, reason, now)
         self._settled(sample.id.step, now)
@@ -106,7 +106,7 @@ class Returns:
             for sample in list(self._samples.queues[state]):
                 if now - sample.since <= self.stuck_after_s:
                     break  # they came here in this order
-                worker = self._roster.workers[sample.worker]
+                worker = self._workers.by_name[sample.worker]
                 still_s = now - max(sample.since, sample.advanced)
                 if still_s > self.stuck_after_s and sample.id not in worker.parked:
                     yield state, sample, still_s

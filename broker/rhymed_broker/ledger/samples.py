@@ -1,4 +1,4 @@
-"""All samples of the open steps: their states, the queues these make, and the books of the steps.
+"""All samples of the open steps: their states, the queues these make, and the open_steps of the steps.
 
 Invariants: every sample is in exactly one queue, in the order in which it came there; what the journal had of a step
 counts when the step is opened; a trained step is forgotten. Every move goes through `move`, so through the table.
@@ -15,8 +15,8 @@ from rhymed.messages import EVAL, JournalEntry, SampleId
 from rhymed.staleness import window
 from rhymed_broker.ledger.actions import Mark
 from rhymed_broker.ledger.meter import StepMeter
-from rhymed_broker.ledger.step import StepBook
-from rhymed_broker.pipe.policy import Shelf
+from rhymed_broker.ledger.step import OpenStep
+from rhymed_broker.pipe.policy import StepQueue
 from rhymed_broker.states import NEXT, STATES, STORY_LENGTH, Event, Sample, State
 
 
@@ -37,12 +37,12 @@ class Samples:
     def __init__(self, max_staleness: int, run_ahead: int = 0) -> None:
         self.max_staleness = max_staleness
         self.run_ahead = run_ahead  # steps that may be written before their weights are there
-        self.books: dict[int, StepBook] = {}  # open steps, oldest first
+        self.open_steps: dict[int, OpenStep] = {}  # open steps, oldest first
         self.queues: dict[State, dict[Sample, None]] = {state: {} for state in STATES}
         self.transitions = 0  # ever
         self.counts: Counter[str] = Counter()  # event -> samples that it has happened to; ever
         self.watcher: Watcher | None = None
-        self.suspects: dict[Sample, None] = {}  # workers died with them: see `returns`
+        self.suspects: dict[Sample, None] = {}  # workers died with them: see `retries`
         self.last_drop = ""  # why the newest of the dropped samples was
         self.sparse = (0, 0, 0)  # of the step trained last: number, samples, how many were dropped
         self.arrived = False  # samples came to wait since somebody looked and said no
@@ -54,7 +54,7 @@ class Samples:
         """Forget all steps; what of them is known is in the journal."""
         for queue in self.queues.values():
             queue.clear()
-        self.books.clear()
+        self.open_steps.clear()
         self.suspects.clear()
         self._found.clear()
         for entry in journal:
@@ -63,11 +63,11 @@ class Samples:
             self.watcher.set_back()
 
     def open(self, step: int, ids: list[SampleId], meter: StepMeter, now: float) -> None:
-        book = self.books[step] = StepBook(step, ids, meter)
+        open_step = self.open_steps[step] = OpenStep(step, ids, meter)
         found = self._found.pop(step, {})
-        self.move_all([sample for id, sample in book.samples.items() if id not in found], "opened", now)
+        self.move_all([sample for id, sample in open_step.samples.items() if id not in found], "opened", now)
         for id, entry in found.items():
-            if sample := book.samples.get(id):
+            if sample := open_step.samples.get(id):
                 self._recover(sample, entry, now)
 
     def _recover(self, sample: Sample, entry: JournalEntry, now: float) -> None:
@@ -89,8 +89,8 @@ class Samples:
 
     def get(self, id: SampleId) -> Sample | None:
         """None: its step is not open (yet, or any more), or it is not in the plan."""
-        book = self.books.get(id.step)
-        return book.samples.get(id) if book is not None else None
+        open_step = self.open_steps.get(id.step)
+        return open_step.samples.get(id) if open_step is not None else None
 
     def move(self, sample: Sample, event: Event, now: float, who: str = "") -> None:
         """Raises `InvalidTransition`."""
@@ -98,7 +98,7 @@ class Samples:
 
     def move_all(self, samples: Sequence[Sample], event: Event, now: float, who: str = "") -> None:
         """The same event for many; they may be in different states, of different steps."""
-        queues, books, line = self.queues, self.books, (now, event, who)
+        queues, open_steps, line = self.queues, self.open_steps, (now, event, who)
         for sample in samples:
             source = sample.state
             target = NEXT[source].get(event) or sample.refuse(event)
@@ -113,7 +113,7 @@ class Samples:
             queues[target][sample] = None
             if target == "waiting":
                 self.arrived = True
-            books[sample.id.step].moved(sample, source, target)
+            open_steps[sample.id.step].moved(sample, source, target)
         self.transitions += len(samples)
         self.counts[event] += len(samples)
         if self.watcher is not None:
@@ -138,21 +138,21 @@ class Samples:
         self._drops = {}
         return marks
 
-    def shelves(self, state: State) -> list[Shelf]:
+    def step_queues(self, state: State) -> list[StepQueue]:
         """What is in `state`, by step and group, for a policy."""
         return [
-            Shelf(
+            StepQueue(
                 step,
                 self.earliest(step),
                 *window(step, self.max_staleness),
-                book.shelves[state],
-                book.counts[state],
-                book.deal if state == "waiting" else None,
-                book.expected,
-                book.unprobed,
+                open_step.unassigned[state],
+                open_step.counts[state],
+                open_step.deal if state == "waiting" else None,
+                open_step.expected,
+                open_step.unprobed,
             )
-            for step, book in sorted(self.books.items(), key=lambda item: item[0] < EVAL)
-            if book.counts[state]
+            for step, open_step in sorted(self.open_steps.items(), key=lambda item: item[0] < EVAL)
+            if open_step.counts[state]
         ]
 
     def earliest(self, step: int) -> int:
@@ -162,9 +162,9 @@ class Samples:
 
     def finish(self, step: int, now: float) -> list[SampleId]:
         """The step is trained: returns the samples that were, and forgets all; later reports on them are late."""
-        book = self.books.pop(step)
+        open_step = self.open_steps.pop(step)
         done: list[Sample] = []
-        for sample in book.samples.values():
+        for sample in open_step.samples.values():
             if sample.state != "dropped":
                 if "trained" not in NEXT[sample.state]:
                     sample.refuse("trained")
@@ -173,9 +173,9 @@ class Samples:
             self.suspects.pop(sample, None)
         self.transitions += len(done)
         self.counts["trained"] += len(done)
-        self.sparse = (step, len(book.samples), book.counts["dropped"])
+        self.sparse = (step, len(open_step.samples), open_step.counts["dropped"])
         self._past["trained"] += len(done)
-        self._past["dropped"] += book.counts["dropped"]
+        self._past["dropped"] += open_step.counts["dropped"]
         if self.watcher is not None:
             self.watcher.moved(done, "trained", now, "")
             self.watcher.closed(step)
@@ -183,16 +183,16 @@ class Samples:
 
     def forget(self, step: int) -> None:
         """The evaluation is over: later reports on its samples are late."""
-        book = self.books.pop(step)
-        for sample in book.samples.values():
+        open_step = self.open_steps.pop(step)
+        for sample in open_step.samples.values():
             del self.queues[sample.state][sample]
-        self._past["dropped"] += book.counts["dropped"]
+        self._past["dropped"] += open_step.counts["dropped"]
         if self.watcher is not None:
             self.watcher.closed(step)
 
-    def evaluations(self) -> list[StepBook]:
+    def evaluations(self) -> list[OpenStep]:
         """Those that are open."""
-        return [book for step, book in self.books.items() if step >= EVAL]
+        return [open_step for step, open_step in self.open_steps.items() if step >= EVAL]
 
     def depths(self) -> dict[State, int]:
         """State -> samples; for the last two since the broker started."""

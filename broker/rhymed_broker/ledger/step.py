@@ -1,6 +1,6 @@
 """One open step: its samples, which of them want a worker, and how far its groups are.
 
-Invariant: `counts` sum to the number of samples; `shelves["waiting"]` and `shelves["generated"]` hold exactly the
+Invariant: `counts` sum to the number of samples; `unassigned["waiting"]` and `unassigned["generated"]` hold exactly the
 samples in these states, by group, and no empty group.
 """
 
@@ -17,13 +17,13 @@ from rhymed_broker.states import SETTLED, STATES, Sample, State
 Groups = dict[str, dict[Sample, None]]
 
 
-class StepBook:
+class OpenStep:
     def __init__(self, step: int, ids: list[SampleId], meter: StepMeter) -> None:
         self.step = step
         self.meter = meter
         self.samples = {id: Sample(id) for id in ids}
         self.counts: dict[State, int] = dict.fromkeys(STATES, 0)
-        self.shelves: dict[State, Groups] = {"waiting": {}, "generated": {}}
+        self.unassigned: dict[State, Groups] = {"waiting": {}, "generated": {}}
         self.handed = False  # to a trainer, at least once
         self.forecast: dict[str, float] = {}  # prompt -> response tokens, as its history had it
         self.expected: dict[str, float] = {}  # prompt -> response tokens, when the groups were ranked last
@@ -44,14 +44,14 @@ class StepBook:
             counts[source] -= 1
         counts[target] += 1
         prompt = sample.id.prompt
-        if source in self.shelves:
-            groups = self.shelves[source]
+        if source in self.unassigned:
+            groups = self.unassigned[source]
             group = groups[prompt]
             del group[sample]
             if not group:
                 del groups[prompt]
-        if target in self.shelves:
-            self.shelves[target].setdefault(prompt, {})[sample] = None
+        if target in self.unassigned:
+            self.unassigned[target].setdefault(prompt, {})[sample] = None
         if target in SETTLED and source not in SETTLED:
             self._unsettled[prompt] -= 1
             if not self._unsettled[prompt]:
@@ -60,7 +60,7 @@ class StepBook:
     def row(self, prompt: str, running: Sequence[int] = ()) -> GroupRow:
         """How far a group is, where these of its samples are running: the tokens that each has."""
         unsettled = self._unsettled[prompt]
-        waiting = len(self.shelves["waiting"].get(prompt, ()))
+        waiting = len(self.unassigned["waiting"].get(prompt, ()))
         return GroupRow(
             prompt=prompt,
             waiting=waiting,
@@ -73,21 +73,21 @@ class StepBook:
     def prompts(self) -> Iterator[str]:
         """Of all groups: first those that have samples written and not scored, then who waits, then the others."""
         seen: set[str] = set()
-        for prompt in chain(self.shelves["generated"], self.shelves["waiting"], self._sizes):
+        for prompt in chain(self.unassigned["generated"], self.unassigned["waiting"], self._sizes):
             if prompt not in seen:
                 seen.add(prompt)
                 yield prompt
 
     def rank(self, prompts: Iterable[str]) -> None:
         """The order in which groups that wait are begun."""
-        waiting = self.shelves["waiting"]
-        self.shelves["waiting"] = {prompt: waiting[prompt] for prompt in prompts}
+        waiting = self.unassigned["waiting"]
+        self.unassigned["waiting"] = {prompt: waiting[prompt] for prompt in prompts}
 
     def probed(self, prompt: str) -> None:
         """Some of it is begun: the rest comes after all others, until they are ranked again."""
         if prompt in self.unprobed:
             self.unprobed.discard(prompt)
-            waiting = self.shelves["waiting"]
+            waiting = self.unassigned["waiting"]
             if prompt in waiting:
                 waiting[prompt] = waiting.pop(prompt)
 

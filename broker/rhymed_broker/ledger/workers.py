@@ -67,9 +67,9 @@ LONGEST_REST_S = 300.0
 FADE = 0.9  # a sample: about the last ten count
 
 
-class Roster:
+class Workers:
     def __init__(self) -> None:
-        self.workers: dict[str, Worker] = {}
+        self.by_name: dict[str, Worker] = {}
         self.trainer: Worker | None = None
         self.free: dict[str, dict[str, Worker]] = {"rollout": {}, "reward": {}, "trainer": {}}
         self.changed: dict[
@@ -80,7 +80,7 @@ class Roster:
         self.deaths: dict[str, int] = {}  # worker -> times in a row that it died with work, and had been of no use
 
     def add(self, worker: Worker, now: float) -> None:
-        self.workers[worker.name] = worker
+        self.by_name[worker.name] = worker
         self.lineup += worker.role == "rollout"
         if worker.role == "trainer":
             self.trainer = worker
@@ -101,7 +101,7 @@ class Roster:
     def remove(self, worker: Worker, now: float) -> None:
         """The caller has released what it held."""
         assert not worker.held, f"{worker.name} leaves with samples in hand"
-        del self.workers[worker.name]
+        del self.by_name[worker.name]
         self.changed.pop(worker.name, None)
         self.lineup += worker.role == "rollout"
         self.free[worker.role].pop(worker.name, None)
@@ -119,7 +119,7 @@ class Roster:
 
     def release(self, sample: Sample, now: float) -> None:
         """Out of the hands of who holds it, if anybody does."""
-        worker = self.workers.get(sample.worker)
+        worker = self.by_name.get(sample.worker)
         sample.worker = ""
         if worker is not None and worker.held.pop(sample.id, None) is not None:
             worker.missing.pop(sample.id, None)

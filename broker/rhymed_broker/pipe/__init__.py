@@ -6,9 +6,9 @@ A policy is four functions (`view.Policy`): `rank` is the tier between steps, `d
 
 from rhymed_broker.pipe.fair import FAIR, FIFO, fair
 from rhymed_broker.pipe.flow import FLOW
-from rhymed_broker.pipe.policy import Move, Placement, Policy, Seat, Shelf, Snapshot
+from rhymed_broker.pipe.policy import Move, Placement, Policy, Snapshot, StepQueue, WorkerView
 from rhymed_broker.pipe.rhyme import RHYME
 
 POLICIES: dict[str, Policy] = {"fifo": FIFO, "rhyme": RHYME, "flow": FLOW}
 
-__all__ = ["FAIR", "POLICIES", "Move", "Placement", "Policy", "Seat", "Shelf", "Snapshot", "fair"]
+__all__ = ["FAIR", "POLICIES", "Move", "Placement", "Policy", "Snapshot", "StepQueue", "WorkerView", "fair"]

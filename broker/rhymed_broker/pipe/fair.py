@@ -11,9 +11,9 @@ from rhymed_broker.pipe.policy import (
     Expect,
     Placement,
     Policy,
-    Seat,
-    Shelf,
     Snapshot,
+    StepQueue,
+    WorkerView,
     as_given,
     load,
     stay,
@@ -22,62 +22,62 @@ from rhymed_broker.pipe.policy import (
 
 
 def fair(snapshot: Snapshot) -> list[Placement]:
-    """Shelf after shelf. What is dealt, each worker's own; what is not, least loaded worker first, all to the same
+    """StepQueue after queue. What is dealt, each worker's own; what is not, least loaded worker first, all to the same
     share of their slots.
 
     A group stays on one worker as far as that worker's share goes: siblings share a prefix and draft for each other,
     but nobody idles for it.
     """
-    loads = {seat.name: load(seat) for seat in snapshot.seats}
+    loads = {worker.name: load(worker) for worker in snapshot.workers}
     placed: list[Placement] = []
-    for shelf in snapshot.shelves:
-        able = [seat for seat in snapshot.seats if shelf.fits(seat) and loads[seat.name] < seat.slots]
+    for queue in snapshot.queues:
+        able = [worker for worker in snapshot.workers if queue.fits(worker) and loads[worker.name] < worker.slots]
         if able:
-            placed += share(shelf, able, loads) if shelf.deal is None else _own(shelf, shelf.deal, able, loads)
+            placed += share(queue, able, loads) if queue.deal is None else _own(queue, queue.deal, able, loads)
     return placed
 
 
-def _own(shelf: Shelf, deal: Deal, able: Sequence[Seat], loads: dict[str, int]) -> list[Placement]:
+def _own(queue: StepQueue, deal: Deal, able: Sequence[WorkerView], loads: dict[str, int]) -> list[Placement]:
     placed = []
-    for seat in able:
-        if taken := take(shelf, deal.get(seat.name, ()), seat.slots - loads[seat.name]):
-            placed.append(Placement(seat.name, taken))
-            loads[seat.name] += len(taken)
+    for worker in able:
+        if taken := take(queue, deal.get(worker.name, ()), worker.slots - loads[worker.name]):
+            placed.append(Placement(worker.name, taken))
+            loads[worker.name] += len(taken)
     return placed
 
 
-def share(shelf: Shelf, able: Sequence[Seat], loads: dict[str, int]) -> list[Placement]:
+def share(queue: StepQueue, able: Sequence[WorkerView], loads: dict[str, int]) -> list[Placement]:
     """The groups in their order, each to the least loaded. Keeps `loads` up to date: worker -> samples in slots."""
-    part = (shelf.size + sum(loads[seat.name] for seat in able)) / sum(seat.slots for seat in able)
-    heap = [(loads[seat.name] / seat.slots, order, seat) for order, seat in enumerate(able)]
+    part = (queue.size + sum(loads[worker.name] for worker in able)) / sum(worker.slots for worker in able)
+    heap = [(loads[worker.name] / worker.slots, order, worker) for order, worker in enumerate(able)]
     heapq.heapify(heap)
     placed: list[Placement] = []
-    for group in shelf.groups.values():
+    for group in queue.groups.values():
         left = list(group)
         while left and heap:
-            _, order, seat = heapq.heappop(heap)
-            busy = loads[seat.name]
-            even = math.ceil(part * seat.slots - 1e-9)  # its share in samples
-            take = min(len(left), max(1, min(seat.slots, even) - busy))
-            placed.append(Placement(seat.name, left[:take]))
+            _, order, worker = heapq.heappop(heap)
+            busy = loads[worker.name]
+            even = math.ceil(part * worker.slots - 1e-9)  # its share in samples
+            take = min(len(left), max(1, min(worker.slots, even) - busy))
+            placed.append(Placement(worker.name, left[:take]))
             del left[:take]
-            loads[seat.name] = busy = busy + take
-            if busy < seat.slots:
-                heapq.heappush(heap, (busy / seat.slots, order, seat))
+            loads[worker.name] = busy = busy + take
+            if busy < worker.slots:
+                heapq.heappush(heap, (busy / worker.slots, order, worker))
         if not heap:
             break
     return placed
 
 
-def deal_evenly(prompts: Sequence[str], seats: Sequence[Seat], expect: Expect) -> Deal:
+def deal_evenly(prompts: Sequence[str], workers: Sequence[WorkerView], expect: Expect) -> Deal:
     """As many prompts a worker as its part of the slots, in the order of `prompts`."""
-    slots = sum(seat.slots for seat in seats)
+    slots = sum(worker.slots for worker in workers)
     dealt: dict[str, Sequence[str]] = {}
     begin, passed = 0, 0
-    for seat in seats:
-        passed += seat.slots
+    for worker in workers:
+        passed += worker.slots
         end = round(len(prompts) * passed / slots)
-        dealt[seat.name] = prompts[begin:end]
+        dealt[worker.name] = prompts[begin:end]
         begin = end
     return dealt
 

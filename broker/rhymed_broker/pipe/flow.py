@@ -13,7 +13,18 @@ from collections.abc import Iterator, Sequence
 from itertools import chain, islice
 
 from rhymed_broker.pipe.fair import share
-from rhymed_broker.pipe.policy import Expect, Move, Placement, Policy, Running, Seat, Shelf, Snapshot, load, take
+from rhymed_broker.pipe.policy import (
+    Expect,
+    Move,
+    Placement,
+    Policy,
+    Running,
+    Snapshot,
+    StepQueue,
+    WorkerView,
+    load,
+    take,
+)
 from rhymed_broker.states import Sample
 
 PROBES = 2  # samples of a group of which nothing is known; how they go tells about the others
@@ -30,59 +41,59 @@ def longest_first(step: int, prompts: Sequence[str], expect: Expect) -> list[str
 def pull(snapshot: Snapshot) -> list[Placement]:
     """Who has room takes the next; of several the least loaded takes a group, as far as shares are even."""
     placed: list[Placement] = []
-    loads = {seat.name: load(seat) for seat in snapshot.seats}
-    for shelf in snapshot.shelves:
-        able = [seat for seat in snapshot.seats if loads[seat.name] < seat.slots and shelf.fits(seat)]
+    loads = {worker.name: load(worker) for worker in snapshot.workers}
+    for queue in snapshot.queues:
+        able = [worker for worker in snapshot.workers if loads[worker.name] < worker.slots and queue.fits(worker)]
         if not able:
             continue
-        if shelf.unprobed:
-            placed += _probe(shelf, able, loads)
+        if queue.unprobed:
+            placed += _probe(queue, able, loads)
         elif len(able) > 1:
-            placed += share(shelf, able, loads)
+            placed += share(queue, able, loads)
         else:
-            (seat,) = able
-            found = _next(shelf, seat, seat.slots - loads[seat.name])
-            loads[seat.name] += len(found)
-            placed.append(Placement(seat.name, found))
+            (worker,) = able
+            found = _next(queue, worker, worker.slots - loads[worker.name])
+            loads[worker.name] += len(found)
+            placed.append(Placement(worker.name, found))
     return placed
 
 
-def _next(shelf: Shelf, seat: Seat, room: int) -> list[Sample]:
+def _next(queue: StepQueue, worker: WorkerView, room: int) -> list[Sample]:
     """Longest first; of groups that are nearly as long, siblings of what it has."""
-    near = NEAR * next((shelf.expected.get(prompt, 0.0) for prompt in shelf.groups), 0.0)
+    near = NEAR * next((queue.expected.get(prompt, 0.0) for prompt in queue.groups), 0.0)
     begun = {
         id.prompt: None
-        for id in seat.held
-        if id.step == shelf.step and id.prompt in shelf.groups and shelf.expected.get(id.prompt, 0.0) >= near
+        for id in worker.held
+        if id.step == queue.step and id.prompt in queue.groups and queue.expected.get(id.prompt, 0.0) >= near
     }
-    return take(shelf, chain(begun, (prompt for prompt in shelf.groups if prompt not in begun)), room)
+    return take(queue, chain(begun, (prompt for prompt in queue.groups if prompt not in begun)), room)
 
 
-def _probe(shelf: Shelf, able: Sequence[Seat], loads: dict[str, int]) -> list[Placement]:
+def _probe(queue: StepQueue, able: Sequence[WorkerView], loads: dict[str, int]) -> list[Placement]:
     """Of every group that nobody knows a few samples first, in even shares; then what is left of them."""
-    samples = _probes_first(shelf)
-    slots = sum(seat.slots for seat in able)
+    samples = _probes_first(queue)
+    slots = sum(worker.slots for worker in able)
     placed = []
-    for seat in sorted(able, key=lambda seat: loads[seat.name] / seat.slots):
-        part = math.ceil(shelf.size * seat.slots / slots)
-        found = list(islice(samples, min(part, seat.slots - loads[seat.name])))
+    for worker in sorted(able, key=lambda worker: loads[worker.name] / worker.slots):
+        part = math.ceil(queue.size * worker.slots / slots)
+        found = list(islice(samples, min(part, worker.slots - loads[worker.name])))
         if found:
-            placed.append(Placement(seat.name, found))
-            loads[seat.name] += len(found)
+            placed.append(Placement(worker.name, found))
+            loads[worker.name] += len(found)
     return placed
 
 
-def _probes_first(shelf: Shelf) -> Iterator[Sample]:
-    for prompt, group in shelf.groups.items():
-        yield from islice(group, PROBES if prompt in shelf.unprobed else None)
-    for prompt, group in shelf.groups.items():
-        if prompt in shelf.unprobed:
+def _probes_first(queue: StepQueue) -> Iterator[Sample]:
+    for prompt, group in queue.groups.items():
+        yield from islice(group, PROBES if prompt in queue.unprobed else None)
+    for prompt, group in queue.groups.items():
+        if prompt in queue.unprobed:
             yield from islice(group, PROBES, None)
 
 
 def split_off(running: Running) -> list[Move]:
     """The longest of what is left, from workers with much to workers with little."""
-    loads = {name: load(seat) for name, seat in running.seats.items()}
+    loads = {name: load(worker) for name, worker in running.workers.items()}
     lightest = [(busy, name) for name, busy in loads.items()]
     heapq.heapify(lightest)
     most = LIGHTER * max(loads.values(), default=0)
@@ -95,7 +106,7 @@ def split_off(running: Running) -> list[Move]:
         busy, target = lightest[0]
         if left < WORTH or busy + 1 > most:
             break
-        if busy + 1 <= LIGHTER * loads.get(sample.worker, 0) and busy < running.seats[target].slots:
+        if busy + 1 <= LIGHTER * loads.get(sample.worker, 0) and busy < running.workers[target].slots:
             moves.append(Move(sample, target))
             heapq.heapreplace(lightest, (busy + 1, target))
             loads[target] += 1

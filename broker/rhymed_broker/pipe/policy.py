@@ -1,7 +1,7 @@
 """What policies see and say.
 
-They see live views of the ledger's own books (building a snapshot costs nothing) and must not change them. A sample
-may be placed on a worker that has room and whose version lies between the shelf's earliest and newest; what is left
+They see live views of the ledger's own open_steps (building a snapshot costs nothing) and must not change them. A sample
+may be placed on a worker that has room and whose version lies between the queue's earliest and newest; what is left
 out stays waiting.
 """
 
@@ -17,7 +17,7 @@ Deal = Mapping[str, Sequence[str]]  # worker -> prompts, in the order in which i
 Expect = Callable[[str], float]  # prompt -> expected response tokens of one of its samples
 
 
-class Seat(Protocol):
+class WorkerView(Protocol):
     """A worker, as policies see it; none has newer weights than the run."""
 
     name: str
@@ -34,7 +34,7 @@ class Seat(Protocol):
         """Those of them that are written ahead to their ends and wait, without a slot, for newer weights."""
 
 
-class Shelf(NamedTuple):
+class StepQueue(NamedTuple):
     """One step's samples that want a worker."""
 
     step: int
@@ -47,19 +47,19 @@ class Shelf(NamedTuple):
     expected: Mapping[str, float] = {}  # prompt -> response tokens, when `groups` were ranked
     unprobed: Collection[str] = ()  # prompts of which nothing is known, neither history nor samples that are begun
 
-    def ahead_of(self, seat: Seat) -> bool:
+    def ahead_of(self, worker: WorkerView) -> bool:
         """Would this worker write them ahead?"""
-        return seat.version < self.oldest_version
+        return worker.version < self.oldest_version
 
-    def fits(self, seat: Seat) -> bool:
+    def fits(self, worker: WorkerView) -> bool:
         """May this worker have them? One with as many parked as it has slots writes nothing more ahead."""
-        if seat.role == "reward":
+        if worker.role == "reward":
             return True
-        if not self.earliest_version <= seat.version <= self.newest_version:
+        if not self.earliest_version <= worker.version <= self.newest_version:
             return False
-        return not self.ahead_of(seat) or len(seat.parked) < seat.slots
+        return not self.ahead_of(worker) or len(worker.parked) < worker.slots
 
-    def without(self, some: Collection[Sample]) -> Shelf:
+    def without(self, some: Collection[Sample]) -> StepQueue:
         """All but these."""
         groups = {
             prompt: kept
@@ -72,8 +72,8 @@ class Shelf(NamedTuple):
 class Snapshot(NamedTuple):
     """What a placement is decided on."""
 
-    shelves: Sequence[Shelf]  # evaluations, then steps, oldest first
-    seats: Sequence[Seat]  # with at least one free slot
+    queues: Sequence[StepQueue]  # evaluations, then steps, oldest first
+    workers: Sequence[WorkerView]  # with at least one free slot
 
 
 class Placement(NamedTuple):
@@ -93,7 +93,7 @@ class Running(NamedTuple):
 
     samples: Sequence[Sample]  # of the oldest step that is not generated, none of which waits any more
     size: int  # samples of that step
-    seats: Mapping[str, Seat]  # all rollout workers that may go on with them
+    workers: Mapping[str, WorkerView]  # all rollout workers that may go on with them
     left: Callable[[Sample], float]  # tokens that it will still need
     total: Callable[[Sample], float]  # tokens that were expected of it when its step was opened
 
@@ -101,15 +101,15 @@ class Running(NamedTuple):
 class Policy(NamedTuple):
     rank: Callable[[int, Sequence[str], Expect], list[str]]
     """Inter-step: the order in which a step's prompts are begun. Gets the step's number."""
-    deal: Callable[[Sequence[str], Sequence[Seat], Expect], Deal] | None
+    deal: Callable[[Sequence[str], Sequence[WorkerView], Expect], Deal] | None
     """Intra-step: every worker's own prompts; None: whoever has room takes the next."""
     place: Callable[[Snapshot], list[Placement]]
     move: Callable[[Running], list[Move]]
 
 
-def load(seat: Seat) -> int:
+def load(worker: WorkerView) -> int:
     """Slots in use."""
-    return len(seat.held) - len(seat.parked)
+    return len(worker.held) - len(worker.parked)
 
 
 def as_given(step: int, prompts: Sequence[str], expect: Expect) -> list[str]:
@@ -122,11 +122,11 @@ def stay(running: Running) -> list[Move]:
     return []
 
 
-def take(shelf: Shelf, prompts: Iterable[str], room: int) -> list[Sample]:
+def take(queue: StepQueue, prompts: Iterable[str], room: int) -> list[Sample]:
     """The next samples of these prompts, as many as there is room for."""
     taken: list[Sample] = []
     for prompt in prompts:
-        for sample in shelf.groups.get(prompt, ()):
+        for sample in queue.groups.get(prompt, ()):
             if len(taken) == room:
                 return taken
             taken.append(sample)

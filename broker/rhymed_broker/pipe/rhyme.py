@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from rhymed_broker.pipe.fair import deal_evenly, fair
-from rhymed_broker.pipe.policy import Deal, Expect, Move, Policy, Running, Seat, load
+from rhymed_broker.pipe.policy import Deal, Expect, Move, Policy, Running, WorkerView, load
 
 GROUPS_A_WORKER = 0.5
 LAST = 0.1  # of a step's samples
@@ -27,21 +27,21 @@ def alternate(step: int, prompts: Sequence[str], expect: Expect) -> list[str]:
     return sorted(prompts, key=lambda prompt: (expect(prompt), prompt), reverse=step % 2 == 1)
 
 
-def deal_by_rank(prompts: Sequence[str], seats: Sequence[Seat], expect: Expect) -> Deal:
+def deal_by_rank(prompts: Sequence[str], workers: Sequence[WorkerView], expect: Expect) -> Deal:
     """Consecutive prompts of the ranking for each worker, or for several that share them."""
     if not prompts or max(map(expect, prompts)) < FLAT * min(map(expect, prompts)):
-        return deal_evenly(prompts, seats, expect)  # nothing is known of them yet
-    count = min(len(prompts), max(1, round(GROUPS_A_WORKER * len(seats)) if len(seats) > 2 else len(seats)))
+        return deal_evenly(prompts, workers, expect)  # nothing is known of them yet
+    count = min(len(prompts), max(1, round(GROUPS_A_WORKER * len(workers)) if len(workers) > 2 else len(workers)))
     bounds = [round(len(prompts) * group / count) for group in range(count + 1)]
     groups = [prompts[begin:end] for begin, end in pairwise(bounds)]
     rising = count < 2 or expect(groups[0][0]) <= expect(groups[-1][-1])
     ranked = groups if rising else groups[::-1]
-    workers = workers_by_group([sum(map(expect, group)) for group in ranked], len(seats))
-    dealt: dict[str, list[str]] = {seat.name: [] for seat in seats}
+    counts = workers_by_group([sum(map(expect, group)) for group in ranked], len(workers))
+    dealt: dict[str, list[str]] = {worker.name: [] for worker in workers}
     begin = 0
-    for group, many in zip(groups, workers if rising else workers[::-1], strict=True):
+    for group, many in zip(groups, counts if rising else counts[::-1], strict=True):
         for place, prompt in enumerate(group):
-            dealt[seats[begin + place % many].name].append(prompt)
+            dealt[workers[begin + place % many].name].append(prompt)
         begin += many
     return dealt
 
@@ -68,9 +68,9 @@ def workers_by_group(work: Sequence[float], workers: int) -> list[int]:
 
 def outliers(running: Running) -> list[Move]:
     """To the least loaded workers, each of the samples that outgrow their forecasts at the end of a step."""
-    if len(running.samples) > LAST * running.size or len(running.seats) < 2:
+    if len(running.samples) > LAST * running.size or len(running.workers) < 2:
         return []
-    loads = {name: load(seat) for name, seat in running.seats.items()}
+    loads = {name: load(worker) for name, worker in running.workers.items()}
     moves: list[Move] = []
     for sample in running.samples:
         target = min(loads, key=lambda name: loads[name])
@@ -78,7 +78,7 @@ def outliers(running: Running) -> list[Move]:
         if (
             outgrown
             and loads[target] + 1 < loads.get(sample.worker, 0)
-            and loads[target] < running.seats[target].slots
+            and loads[target] < running.workers[target].slots
         ):
             moves.append(Move(sample, target))
             loads[target] += 1

@@ -15,7 +15,7 @@ from rhymed import messages
 from rhymed.errors import DeadlineExceeded, PeerGone, RhymedError, StepRefused, StoreError
 from rhymed.service.logline import cause
 from rhymed.wire.sockets import Server
-from rhymed_broker.ledger.actions import Assign, Cancel, Load, Rate, Release, Train
+from rhymed_broker.ledger.actions import Assign, Cancel, Load, Release, ScoreSamples, Train
 from rhymed_broker.ledger.ledger import Ledger
 
 log = logging.getLogger(__name__)
@@ -24,10 +24,10 @@ DELIVERY_S = 15.0  # a worker answers that it took something; its work comes lat
 TRAIN_S = 300.0  # the trainer answers when it has read all of the step
 REFUSED_S = 600.0  # as long as others wait for one that does not do what it is asked
 
-Order = Assign | Rate | Cancel | Release | Load | Train
+Order = Assign | ScoreSamples | Cancel | Release | Load | Train
 
 
-class Orders:
+class Delivery:
     def __init__(
         self, server: Server, ledger: Ledger, written: Callable[[], Awaitable[bool]], wake: Callable[[], None]
     ) -> None:
@@ -83,7 +83,7 @@ class Orders:
         match order:
             case Assign(_, ids, begun):
                 return messages.Generate(samples=ids, begun=list(begun))
-            case Rate(_, ids):
+            case ScoreSamples(_, ids):
                 return messages.RateSamples(samples=ids)
             case Cancel(_, ids):
                 return messages.Cancel(samples=ids)
@@ -95,12 +95,12 @@ class Orders:
                 return messages.TrainStep(step=step, samples=ids, metrics=metrics)
 
     def _undelivered(self, order: Order, error: RhymedError) -> None:
-        ids = order.ids if isinstance(order, Assign | Rate | Release) else ()
+        ids = order.ids if isinstance(order, Assign | ScoreSamples | Release) else ()
         more = cause("undelivered", ids, reason=str(error))
         log.warning("%s to %s failed: %s", type(order).__name__, order.worker, error, extra=more)
         now = time.monotonic()
         match order:
-            case Assign(name, ids, _) | Rate(name, ids):
+            case Assign(name, ids, _) | ScoreSamples(name, ids):
                 silent = isinstance(error, PeerGone | DeadlineExceeded)  # then no sample has done anything to it
                 self._ledger.given_back(name, ids, str(error), now, blame="nobody" if silent else "worker")
             case Load(name, _):
@@ -112,8 +112,8 @@ class Orders:
         self._wake()
 
     def _refused(self, step: int, error: RhymedError, now: float) -> None:
-        self._ledger.training.failed(now, str(error))
-        if (tried_s := self._ledger.training.refused_s(now)) > REFUSED_S:
+        self._ledger.handover.failed(now, str(error))
+        if (tried_s := self._ledger.handover.refused_s(now)) > REFUSED_S:
             raise StepRefused(
                 f"step {step + 1} could not be given to the trainer for {tried_s:.0f} s: {error}; put that right,"
                 " then resume the run"

@@ -14,17 +14,17 @@ from collections.abc import Callable
 from rhymed.config import Schedule
 from rhymed.service.logline import cause
 from rhymed_broker.ledger.ledger import Ledger
-from rhymed_broker.shell.delivery import Orders
-from rhymed_broker.status.timeline import Diary
+from rhymed_broker.shell.delivery import Delivery
+from rhymed_broker.status.timeline import TimelineRecorder
 
 log = logging.getLogger(__name__)
 
 LATE_S = 1.0  # a clock that comes later than this had not been running
 
 
-class Clock:
-    def __init__(self, schedule: Schedule, ledger: Ledger, orders: Orders, diary: Diary) -> None:
-        self._schedule, self._ledger, self._orders, self._diary = schedule, ledger, orders, diary
+class Liveness:
+    def __init__(self, schedule: Schedule, ledger: Ledger, delivery: Delivery, timeline: TimelineRecorder) -> None:
+        self._schedule, self._ledger, self._delivery, self._timeline = schedule, ledger, delivery, timeline
 
     async def run(self, wake: Callable[[], None]) -> None:
         """`wake`: the ledger has news."""
@@ -43,10 +43,10 @@ class Clock:
         for name, had in self._ledger.tick(now).items():
             more = cause("lost", had, worker=name)
             log.warning("%s is lost: silent for more than %g s", name, self._schedule.lost_after_s, extra=more)
-            self._orders.forget(name)
-            self._diary.gone("lost", name, now)
+            self._delivery.forget(name)
+            self._timeline.gone("lost", name, now)
 
     def _excuse(self, late_s: float, now: float) -> None:
         log.warning("this process did not run for %.1f s: nobody's silence in that time counts", late_s)
-        for worker in self._ledger.roster.workers.values():
+        for worker in self._ledger.workers.by_name.values():
             worker.seen = min(now, worker.seen + late_s)

@@ -23,11 +23,11 @@ from rhymed.messages import Ahead, Generated, GiveBack, JournalEntry, Scored
 from rhymed.run.folder import identity
 from rhymed.run.layout import RunLayout
 from rhymed.service.retry import retry_store
-from rhymed_broker.ledger.evaluation import Exam, load_exam
+from rhymed_broker.ledger.evaluation import Evaluation, load_evaluation
 from rhymed_broker.ledger.ledger import Ledger
 from rhymed_broker.plan import Plan
 from rhymed_broker.shell.outbox import Outbox
-from rhymed_broker.status.timeline import Diary
+from rhymed_broker.status.timeline import TimelineRecorder
 from rhymed_store.client import StoreClient
 
 log = logging.getLogger(__name__)
@@ -35,15 +35,21 @@ log = logging.getLogger(__name__)
 Report = Generated | Scored | Ahead | GiveBack
 
 
-class Course:
+class Recovery:
     def __init__(
-        self, config: Config, places: RunLayout, ledger: Ledger, store: StoreClient, outbox: Outbox, diary: Diary
+        self,
+        config: Config,
+        places: RunLayout,
+        ledger: Ledger,
+        store: StoreClient,
+        outbox: Outbox,
+        timeline: TimelineRecorder,
     ) -> None:
         self.plan: Plan | None = None  # None: the dataset is not read yet
         self.position: int | None = None  # the trainer's, when the ledger has to start there
         self._config, self._places = config, places
-        self._ledger, self._store, self._outbox, self._diary = ledger, store, outbox, diary
-        self._exam: Exam | None = None
+        self._ledger, self._store, self._outbox, self._timeline = ledger, store, outbox, timeline
+        self._evaluation: Evaluation | None = None
         self._moved = asyncio.Event()  # `position` was set
         self._early: list[Report] = []  # reports while the ledger was not started
 
@@ -92,8 +98,8 @@ class Course:
         if done := [entry.id for entry in kept if entry.id.step < position and entry.state == "scored"]:
             self._outbox.put("mark trained", partial(self._store.mark, done, "trained"))  # a broker died before it
         self.position = None
-        self._ledger.start(self.plan, position, entries, time.monotonic(), self._exam)
-        self._diary.event("begun", time.monotonic(), step=position, text=f"of {self.steps} steps")
+        self._ledger.start(self.plan, position, entries, time.monotonic(), self._evaluation)
+        self._timeline.event("begun", time.monotonic(), step=position, text=f"of {self.steps} steps")
         log.info("%d of %d steps trained, %d samples found in the journal", position, self.steps, len(entries))
 
     async def _prepare(self) -> None:
@@ -109,7 +115,7 @@ class Course:
         self.plan = Plan(
             prompts, rollout.prompts_per_step, rollout.group_size, trainer.epochs, trainer.steps, config.run.seed
         )
-        self._exam = load_exam(config, datasets, self.steps)
+        self._evaluation = load_evaluation(config, datasets, self.steps)
         log.info("%d prompts, %d steps, held out: %s", len(prompts), self.steps, ", ".join(datasets) or "none")
 
     async def _keep_rows(self, rows: list[Row]) -> list[str]:

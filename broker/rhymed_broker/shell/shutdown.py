@@ -12,7 +12,7 @@ import time
 
 from rhymed.errors import CheckpointLost
 from rhymed_broker.ledger.ledger import Ledger
-from rhymed_broker.shell.delivery import Orders
+from rhymed_broker.shell.delivery import Delivery
 
 log = logging.getLogger(__name__)
 
@@ -21,10 +21,10 @@ LEAVE_S = 30.0  # for a trainer that has nothing left to do
 LOOK_S = 0.1
 
 
-class Ending:
-    def __init__(self, ledger: Ledger, orders: Orders) -> None:
+class Shutdown:
+    def __init__(self, ledger: Ledger, delivery: Delivery) -> None:
         self.waits = ""  # what the end waits for, for people
-        self._ledger, self._orders = ledger, orders
+        self._ledger, self._delivery = ledger, delivery
         self._saved = 0  # steps in the newest checkpoint that was told of
         self._told: object = None  # the trainer that knows of the end
 
@@ -44,7 +44,7 @@ class Ending:
         begun = still = time.monotonic()  # `still`: since when there is nothing to wait for
         try:
             while self._ledger.finished:
-                now, trainer = time.monotonic(), self._ledger.roster.trainer
+                now, trainer = time.monotonic(), self._ledger.workers.trainer
                 saved = self._saved >= self._ledger.steps
                 if trainer is None and saved:
                     return True
@@ -71,6 +71,6 @@ class Ending:
         log.warning("the trainer has not left %g s after the last checkpoint", LEAVE_S)
 
     async def _tell(self, reason: str) -> None:
-        trainer = self._ledger.roster.trainer
-        if trainer is not None and trainer is not self._told and await self._orders.finish([trainer.name], reason):
+        trainer = self._ledger.workers.trainer
+        if trainer is not None and trainer is not self._told and await self._delivery.finish([trainer.name], reason):
             self._told = trainer

@@ -15,7 +15,18 @@ from typing import Any, NamedTuple
 from rhymed.messages import EVAL, Holding, Join, SampleId, SampleInfo, Score
 from rhymed.staleness import window
 from rhymed_broker.forecast import Forecast
-from rhymed_broker.ledger.actions import Action, Assign, Cancel, FinishRun, Load, Mark, Rate, Recall, Release, Train
+from rhymed_broker.ledger.actions import (
+    Action,
+    Assign,
+    Cancel,
+    FinishRun,
+    Load,
+    Mark,
+    Recall,
+    Release,
+    ScoreSamples,
+    Train,
+)
 from rhymed_broker.ledger.dispatch import Lengths
 from rhymed_broker.ledger.ledger import Ledger
 from rhymed_broker.pipe import Policy
@@ -147,7 +158,7 @@ class World:
         """Everybody's heartbeat, and the broker's clock."""
         ledger = self.ledger
         for name, engine in self.engines.items():
-            if name in ledger.roster.workers:
+            if name in ledger.workers.by_name:
                 engine.advance(self.now)
                 ahead = self._ahead[name]
                 holding = [Holding(id=id, tokens=one.done(engine.clock)) for id, one in engine.running.items()]
@@ -155,7 +166,7 @@ class World:
                 holding += [Holding(id=id, tokens=tokens, parked=True) for id, tokens in ahead.items()]
                 ledger.heartbeat(name, self._versions[name], "", holding, {}, self.now)
         for name in ("reward", "trainer"):
-            ledger.roster.workers[name].seen = self.now
+            ledger.workers.by_name[name].seen = self.now
         ledger.tick(self.now)
         self._at(self.now + self.cluster.beat_s, self._beat)
 
@@ -231,7 +242,7 @@ class World:
         match action:
             case Assign(name, ids, begun):
                 self._assign(name, ids, set(begun))
-            case Rate(_, ids):
+            case ScoreSamples(_, ids):
                 self._at(self.now + self.cluster.reward_s, self._scored, ids)
             case Load(name, version) if name in self.engines:
                 self._load(name, version)
@@ -284,7 +295,7 @@ class World:
         self._at(self.now + self.cluster.load_s, self._loaded, name, version)
 
     def _loaded(self, name: str, version: int) -> None:
-        if name in self.engines and name in self.ledger.roster.workers:
+        if name in self.engines and name in self.ledger.workers.by_name:
             self.ledger.loaded(name, version, self.now)
             self._touched.add(name)
 

@@ -19,7 +19,7 @@ from rhymed_store.client import StoreClient
 STORE_LOOK_S = 5.0
 
 
-class Bulletin:
+class Latest:
     def __init__(self, run: str, ledger: Ledger, lag: LagMeter) -> None:
         self.store: dict[str, float] = {}  # as it told last
         self._run, self._ledger, self._lag = run, ledger, lag

@@ -19,7 +19,7 @@ from rhymed.messages import (
     WorkerRow,
 )
 from rhymed_broker.ledger.ledger import Ledger
-from rhymed_broker.ledger.step import StepBook
+from rhymed_broker.ledger.step import OpenStep
 from rhymed_broker.ledger.workers import Worker
 from rhymed_broker.states import Sample
 from rhymed_broker.status.diagnostics import troubles
@@ -61,27 +61,29 @@ def queues(
         },
         workers=[
             _worker(worker, now, brief is None or name == brief)
-            for name, worker in sorted(ledger.roster.workers.items())
+            for name, worker in sorted(ledger.workers.by_name.items())
         ],
-        open_steps=[_step(book, now, running.get(book.step, {})) for book in ledger.samples.books.values()],
+        open_steps=[
+            _step(open_step, now, running.get(open_step.step, {})) for open_step in ledger.samples.open_steps.values()
+        ],
         metrics=metrics,
         val=val,
         lag_ms=lag_ms,
         counts=dict(ledger.samples.counts),
         store=store or {},
         troubles=troubles(ledger, now, up_s=now - started_at, ready=ready, others=others),
-        paused=ledger.steering.paused,
+        paused=ledger.control.paused,
     )
 
 
 def group(ledger: Ledger, step: int, prompt: str, now: float) -> Group:
     """One prompt's samples, each with its story."""
-    book = ledger.samples.books.get(step)
-    if book is None:
+    open_step = ledger.samples.open_steps.get(step)
+    if open_step is None:
         return Group(step=step, prompt=prompt, members=[])
-    found = takewhile(bool, (book.samples.get(SampleId(step, prompt, index)) for index in count()))
+    found = takewhile(bool, (open_step.samples.get(SampleId(step, prompt, index)) for index in count()))
     members = [_member(sample, now) for sample in found if sample is not None]
-    return Group(step=step, prompt=prompt, members=members, expected=book.forecast.get(prompt, 0.0))
+    return Group(step=step, prompt=prompt, members=members, expected=open_step.forecast.get(prompt, 0.0))
 
 
 def _member(sample: Sample, now: float) -> Member:
@@ -138,20 +140,20 @@ def _running(ledger: Ledger) -> dict[int, dict[str, list[int]]]:
     return found
 
 
-def _groups(book: StepBook, running: dict[str, list[int]]) -> list[GroupRow]:
+def _groups(open_step: OpenStep, running: dict[str, list[int]]) -> list[GroupRow]:
     """As many as are told: those that run come first, the longest before the others. Costs what runs, not what
     waits."""
     first = heapq.nlargest(GROUPS, running, key=lambda prompt: max(running[prompt]))
-    others = (prompt for prompt in book.prompts() if prompt not in running)
-    return [book.row(prompt, running.get(prompt, ())) for prompt in islice(chain(first, others), GROUPS)]
+    others = (prompt for prompt in open_step.prompts() if prompt not in running)
+    return [open_step.row(prompt, running.get(prompt, ())) for prompt in islice(chain(first, others), GROUPS)]
 
 
-def _step(book: StepBook, now: float, running: dict[str, list[int]]) -> StepRow:
+def _step(open_step: OpenStep, now: float, running: dict[str, list[int]]) -> StepRow:
     return StepRow(
-        step=book.step,
-        states={str(state): count for state, count in book.counts.items() if count},
-        groups_ready=book.groups_ready,
-        groups=book.groups,
-        open_s=now - book.meter.opened_at,
-        rows=_groups(book, running),
+        step=open_step.step,
+        states={str(state): count for state, count in open_step.counts.items() if count},
+        groups_ready=open_step.groups_ready,
+        groups=open_step.groups,
+        open_s=now - open_step.meter.opened_at,
+        rows=_groups(open_step, running),
     )

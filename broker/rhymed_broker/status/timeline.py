@@ -24,7 +24,7 @@ ROWS_A_SECOND = 32.0  # of all workers together
 ROWS = 60_000
 """After as many rows each worker's next row is as long as the run is old, over its share of these: a run grows by as
 many rows whenever its age grows e-fold. About 12 MB, of the 64 MiB that there are."""
-TOGETHER_S = 5.0  # by which a process of this run may have begun before this diary
+TOGETHER_S = 5.0  # by which a process of this run may have begun before this timeline
 JITTER_S = 0.01  # by which a counter of the same process may shrink
 REMEMBERED = 1000  # workers that have gone
 UNREAD = 20_000  # rows that nobody has taken: older ones are let go
@@ -46,7 +46,7 @@ class _Page:
     rates: list[float] = field(default_factory=list)  # tokens a second, of each heartbeat
 
 
-class Diary:
+class TimelineRecorder:
     """`wall` and `now` are the same moment in seconds since 1970 and of a clock that never goes back."""
 
     def __init__(self, wall: float, now: float) -> None:
@@ -118,7 +118,7 @@ class Diary:
         return rows
 
     def _grown(self, page: _Page, counters: Mapping[str, float], now: float) -> dict[str, float]:
-        """Since the last heartbeat. Nothing where it is more than can have passed: it is older than this diary."""
+        """Since the last heartbeat. Nothing where it is more than can have passed: it is older than this timeline."""
         before = page.told
         if any(told < before.get(name, 0.0) - JITTER_S for name, told in counters.items()):
             before = {}  # a new process

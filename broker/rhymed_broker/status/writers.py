@@ -1,4 +1,4 @@
-"""Writes the diary into the run's folder, a little later and off everybody's way.
+"""Writes the timeline into the run's folder, a little later and off everybody's way.
 
 The timeline is for people: rows that cannot be written are dropped, with one warning, and never hold up or end a run.
 """
@@ -13,18 +13,18 @@ from pathlib import Path
 
 from rhymed.run.metrics import MetricsLog
 from rhymed.run.timeline import Writer
-from rhymed_broker.status.timeline import Diary
+from rhymed_broker.status.timeline import TimelineRecorder
 
 log = logging.getLogger(__name__)
 
 EVERY_S = 0.5
 
 
-class Scribe:
-    """`diary` may be written into at any time."""
+class TimelineWriter:
+    """`timeline` may be written into at any time."""
 
     def __init__(self, folder: Path) -> None:
-        self.diary = Diary(time.time(), time.monotonic())
+        self.timeline = TimelineRecorder(time.time(), time.monotonic())
         self.trouble = ""  # why rows were dropped; empty: they were not
         self._writer = Writer(folder)
         self._writing = asyncio.Lock()
@@ -36,9 +36,9 @@ class Scribe:
             await self.flush()
 
     async def flush(self) -> None:
-        """All that the diary has."""
+        """All that the timeline has."""
         async with self._writing:
-            rows = self.diary.drain()
+            rows = self.timeline.drain()
             if not rows:
                 return
             try:
@@ -54,7 +54,7 @@ class Scribe:
         await asyncio.to_thread(self._writer.close)
 
 
-class Rows:
+class MetricsWriter:
     def __init__(self, file: MetricsLog) -> None:
         self.trouble = ""  # why the last row was dropped; empty: it was not
         self._file = file

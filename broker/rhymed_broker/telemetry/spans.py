@@ -120,7 +120,7 @@ class Recorder:
     def _end(self, sample: Sample, life: _Life, event: Event | Literal["graded"], at: int, who: str) -> None:
         step = sample.id.step
         attributes = _identity(sample) | {"rhymed.event": event, "rhymed.tokens": sample.length}
-        attributes |= {"rhymed.version": sample.oldest, "rhymed.retries": sample.returns}
+        attributes |= {"rhymed.version": sample.oldest, "rhymed.retries": sample.failures}
         if sample.reward is not None:
             attributes["rhymed.reward"] = sample.reward
         error = (who or "dropped") if event in DROPS else ""

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 
 from rhymed.messages import Drafting, Holding, Join, Role, SampleId, SampleInfo, Score
 from rhymed_broker.ledger.actions import Action, Recall
-from rhymed_broker.ledger.evaluation import Exam
+from rhymed_broker.ledger.evaluation import Evaluation
 from rhymed_broker.ledger.ledger import Ledger
 from rhymed_broker.states import Sample
 
 
 @dataclass
-class Chair:
+class FakeWorker:
     """A worker as policies see it."""
 
     name: str
@@ -54,10 +54,10 @@ class Story:
         self.recalls: list[Recall] = []
 
     def begin(
-        self, plan: SmallPlan, position: int = 0, journal: Iterable = (), exam: Exam | None = None
+        self, plan: SmallPlan, position: int = 0, journal: Iterable = (), evaluation: Evaluation | None = None
     ) -> list[Action]:
         self.join("trainer", "trainer", version=position)
-        self.ledger.start(plan, position, journal, self.now, exam)
+        self.ledger.start(plan, position, journal, self.now, evaluation)
         return self.drain()
 
     def join(self, name: str, role: Role, slots: int = 8, version: int = 0, holding: Iterable = ()) -> list[Action]:
@@ -114,7 +114,7 @@ def check(ledger: Ledger) -> None:
     """The invariants, whatever has happened."""
     samples = ledger.samples
     held: dict[SampleId, str] = {}
-    for worker in ledger.roster.workers.values():
+    for worker in ledger.workers.by_name.values():
         assert worker.busy == min(worker.slots, len(worker.held) - len(worker.parked))
         assert worker.parked <= worker.held.keys()
         for id, sample in worker.held.items():
@@ -125,13 +125,13 @@ def check(ledger: Ledger) -> None:
     in_hand = {sample.id for state in ("running", "scoring") for sample in samples.queues[state]}
     assert in_hand == held.keys()
     queued = sum(len(queue) for queue in samples.queues.values())
-    assert queued == sum(len(book.samples) for book in samples.books.values())
-    for book in samples.books.values():
-        assert sum(book.counts.values()) == len(book.samples)
-        for state, count in book.counts.items():
-            assert count == sum(sample.state == state for sample in book.samples.values())
-        for state, groups in book.shelves.items():
-            assert sum(len(group) for group in groups.values()) == book.counts[state]
+    assert queued == sum(len(open_step.samples) for open_step in samples.open_steps.values())
+    for open_step in samples.open_steps.values():
+        assert sum(open_step.counts.values()) == len(open_step.samples)
+        for state, count in open_step.counts.items():
+            assert count == sum(sample.state == state for sample in open_step.samples.values())
+        for state, groups in open_step.unassigned.items():
+            assert sum(len(group) for group in groups.values()) == open_step.counts[state]
             assert all(groups.values())
-    busy = sum(worker.busy for worker in ledger.roster.workers.values() if worker.role == "rollout")
-    assert ledger.roster.occupancy.busy == busy
+    busy = sum(worker.busy for worker in ledger.workers.by_name.values() if worker.role == "rollout")
+    assert ledger.workers.occupancy.busy == busy

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rhymed.messages import Holding, SampleId, SampleInfo
-from rhymed_broker.ledger.actions import Assign, Load, Mark, Rate, Release
+from rhymed_broker.ledger.actions import Assign, Load, Mark, Release, ScoreSamples
 from rhymed_broker.ledger.ledger import Ledger
 from rhymed_broker.pipe import POLICIES
 from tests.broker.ledger.stories import SmallPlan, Story
@@ -40,7 +40,7 @@ def test_what_is_written_ahead_needs_no_slot(early: Story) -> None:
     early.begin(SmallPlan(steps=3))
     assert early.join("w", "rollout", slots=2) == [Assign("w", [A0, A1])]
     early.join("r", "reward")
-    assert early.generated("w", A0) == [Assign("w", [NEXT0]), Rate("r", [A0])]
+    assert early.generated("w", A0) == [Assign("w", [NEXT0]), ScoreSamples("r", [A0])]
     early.ledger.parked("w", [NEXT0], early.now)
     assert early.drain() == [Assign("w", [NEXT1])]
     assert early.state(NEXT0) == "running", "it is not generated before it is verified"
@@ -55,7 +55,7 @@ def test_it_counts_when_newer_weights_have_verified_it(early: Story) -> None:
     early.scored("r", A0, A1)
     assert early.trained(0) == [Mark([A0, A1], "trained"), Load("w", 1)]
     early.loaded("w", 1)
-    assert not early.ledger.roster.workers["w"].parked
+    assert not early.ledger.workers.by_name["w"].parked
     early.generated("w", NEXT0, NEXT1, version=1)
     assert early.state(NEXT0) in ("generated", "scoring")
 
@@ -73,7 +73,7 @@ def test_a_worker_parks_no_more_than_it_has_slots(early: Story) -> None:
     early.join("w", "rollout", slots=2)
     for group in "abcd":
         early.generated("w", SampleId(0, group, 0), SampleId(0, group, 1))
-    worker = early.ledger.roster.workers["w"]
+    worker = early.ledger.workers.by_name["w"]
     for _ in range(4):
         early.ledger.parked("w", worker.held.keys() - worker.parked, early.now)
         early.drain()
@@ -95,7 +95,7 @@ def test_a_heartbeat_tells_what_is_parked(early: Story) -> None:
     early.begin(SmallPlan(steps=2))
     early.join("w", "rollout", slots=4)
     holding(early, "w", {A0: 3, A1: 3, NEXT0: 9, NEXT1: 2}, parked=(NEXT0,))
-    worker = early.ledger.roster.workers["w"]
+    worker = early.ledger.workers.by_name["w"]
     assert worker.parked == {NEXT0}
     assert worker.held[NEXT1].tokens == 2
     holding(early, "w", {A0: 3, A1: 3, NEXT0: 9, NEXT1: 2})
@@ -120,7 +120,7 @@ def test_a_straggler_is_split_off_and_goes_on_elsewhere(story: Story) -> None:
     assert story.tick(0) == [], "it is asked for once"
     story.ledger.given_back("w", [moved], "moved", story.now, moved=True)
     assert story.drain() == [Assign("v", [moved], (moved,))]
-    assert story.ledger.samples.get(moved).returns == 0, "moving is no failure"
+    assert story.ledger.samples.get(moved).failures == 0, "moving is no failure"
 
 
 def test_one_that_ends_before_it_moves_is_simply_there(story: Story) -> None:
@@ -189,7 +189,7 @@ def test_what_is_given_back_has_a_place_where_prompts_are_dealt(policy: str) -> 
     story.begin(SmallPlan(steps=3, groups=2))
     story.join("w", "rollout", slots=3)
     story.ledger.recalled({"a": [(-1, 9)], "b": [(-1, 90)]})
-    held = list(story.ledger.roster.workers["w"].held)
+    held = list(story.ledger.workers.by_name["w"].held)
     story.give_back("w", held[0])
     story.tick()
     story.generated("w", *[id for id in held if id != held[0]])

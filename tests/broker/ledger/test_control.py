@@ -18,8 +18,8 @@ from rhymed.launch.supervisor import Supervisor
 from rhymed.messages import EVAL, SampleId
 from rhymed.wire.sockets import Client
 from rhymed_broker import pipe
-from rhymed_broker.ledger.actions import Assign, Load, Rate, Release, Train
-from rhymed_broker.ledger.evaluation import Exam
+from rhymed_broker.ledger.actions import Assign, Load, Release, ScoreSamples, Train
+from rhymed_broker.ledger.evaluation import Evaluation
 from rhymed_broker.ledger.ledger import Ledger
 from rhymed_broker.status.diagnostics import troubles
 from tests.broker.cluster import Cluster, until
@@ -59,7 +59,7 @@ def test_a_paused_run_hands_out_nothing_and_goes_on_where_it_was(story: Story) -
     assert pause(story) == []
     assert story.generated("w", A0) == [], "neither scored nor followed by another"
     assert story.state(A0) == "generated"
-    assert pause(story, False) == [Assign("w", [A1]), Rate("r", [A0])]
+    assert pause(story, False) == [Assign("w", [A1]), ScoreSamples("r", [A0])]
 
 
 def test_a_paused_run_trains_nothing_new_but_finishes_what_it_trains(story: Story) -> None:
@@ -85,13 +85,13 @@ def test_ten_hours_of_pause_cost_no_sample(story: Story) -> None:
     pause(story)
     story.generated("w", A0, A1)
     for _ in range(10):
-        for worker in story.ledger.roster.workers.values():
+        for worker in story.ledger.workers.by_name.values():
             worker.seen = story.now + HOUR  # they beat
         assert story.tick(HOUR) == []
         assert story.lost == {}
     assert [story.state(id) for id in (A0, A1, B0, B1)] == ["generated", "generated", "waiting", "waiting"]
     assert told(story)[0] == "paused by an operator for 36000 s; `rhymed steer resume` goes on"
-    assert pause(story, False) == [Assign("w", [B0, B1]), Rate("r", [A0, A1])]
+    assert pause(story, False) == [Assign("w", [B0, B1]), ScoreSamples("r", [A0, A1])]
     assert told(story) == []
 
 
@@ -110,7 +110,7 @@ def test_a_set_back_does_not_end_a_pause(story: Story) -> None:
     story.ledger.pause()
     story.ledger.start(SmallPlan(), 0, [], story.now)
     assert not any(isinstance(action, Assign) for action in story.drain())
-    assert story.ledger.steering.paused
+    assert story.ledger.control.paused
 
 
 # -- drained workers ------------------------------------------------------------------------------------------------
@@ -123,7 +123,7 @@ def test_what_a_drained_worker_has_goes_to_another(story: Story) -> None:
     assert drain(story, "w") == [Release("w", [A0, A1])]
     assert hand_over(story, "w", A0, A1) == [Assign("v", [A0, A1], begun=(A0, A1))]
     assert story.tick() == []
-    assert story.ledger.samples.get(A0).returns == 0, "no failure of the sample"
+    assert story.ledger.samples.get(A0).failures == 0, "no failure of the sample"
     assert drain(story, "w", False) == []
 
 
@@ -192,11 +192,11 @@ def test_a_drained_reward_worker_finishes_what_it_scores_and_gets_no_more(story:
     assert story.generated("w", A1) == []
     story.scored("r", A0)
     assert story.state(A1) == "generated"
-    assert drain(story, "r", False) == [Rate("r", [A1])]
+    assert drain(story, "r", False) == [ScoreSamples("r", [A1])]
 
 
 def test_an_evaluation_is_not_taken_from_the_only_worker_that_has_its_version(story: Story) -> None:
-    story.begin(SmallPlan(steps=1), exam=Exam({"test": ["x"]}, steps=1, every=1, samples=2))
+    story.begin(SmallPlan(steps=1), evaluation=Evaluation({"test": ["x"]}, steps=1, every=1, samples=2))
     story.join("w", "rollout", slots=2)
     assert {story.state(X0), story.state(X1)} == {"running"}
     assert drain(story, "w") == []
@@ -337,7 +337,7 @@ def test_of_very_many_groups_some_are_told_and_those_in_work_first() -> None:
     story = Story(Ledger(policy=pipe.POLICIES["fifo"]))
     story.begin(Wide())
     story.join("w", "rollout", slots=6)
-    held = list(story.ledger.roster.workers["w"].held)
+    held = list(story.ledger.workers.by_name["w"].held)
     story.ledger.heartbeat("w", 0, "", [messages.Holding(id=held[4], tokens=50)], {}, story.now)
     told = queues(
         story.ledger, story.now, run="", started_at=0, steps=1, finished=False, metrics={}, val={}, lag_ms=0, brief=""

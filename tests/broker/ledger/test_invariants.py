@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from rhymed.messages import Join, JournalEntry, SampleId, SampleInfo, Score
-from rhymed_broker.ledger.actions import Action, Assign, Cancel, Load, Mark, Rate, Train
+from rhymed_broker.ledger.actions import Action, Assign, Cancel, Load, Mark, ScoreSamples, Train
 from rhymed_broker.ledger.ledger import Ledger
 from tests.broker.ledger.stories import SmallPlan, Story, check, info
 
@@ -50,7 +50,7 @@ class Cluster(RuleBasedStateMachine):
                         assert id not in self.stored or id not in self.work[name]
                         assert self.versions[name] >= id.step - self.staleness
                         self.work[name][id] = self.versions[name]
-                case Rate(name, ids):
+                case ScoreSamples(name, ids):
                     for id in ids:
                         assert id in self.stored
                         self.work[name][id] = 0
@@ -111,7 +111,7 @@ class Cluster(RuleBasedStateMachine):
     @rule(name=names)
     def vanish(self, name: str) -> None:
         """Its last words may still arrive later: `work` stays."""
-        if worker := self.story.ledger.roster.workers.get(name):
+        if worker := self.story.ledger.workers.by_name.get(name):
             worker.seen -= 1000
             self._perform(self.story.tick(0.1))
 
@@ -138,18 +138,18 @@ class Cluster(RuleBasedStateMachine):
 
     @rule(name=names)
     def load(self, name: str) -> None:
-        if name in self.loads and name in self.story.ledger.roster.workers:
+        if name in self.loads and name in self.story.ledger.workers.by_name:
             self.versions[name] = self.loads.pop(name)
             self._perform(self.story.loaded(name, self.versions[name]))
 
     @rule(name=names)
     def beat(self, name: str) -> None:
-        if name in self.story.ledger.roster.workers:
+        if name in self.story.ledger.workers.by_name:
             self._perform(self.story.beat(name, list(self.work[name]), self.versions[name]))
 
     @rule(seconds=st.sampled_from([0.5, 3.0, 8.0]))
     def wait(self, seconds: float) -> None:
-        for worker in self.story.ledger.roster.workers.values():
+        for worker in self.story.ledger.workers.by_name.values():
             worker.seen = self.story.now + seconds
         self._perform(self.story.tick(seconds))
 

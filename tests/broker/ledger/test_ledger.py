@@ -8,7 +8,7 @@ import pytest
 
 from rhymed.errors import InvalidTransition
 from rhymed.messages import Drafting, Holding, Join, JournalEntry, SampleId
-from rhymed_broker.ledger.actions import Assign, Cancel, FinishRun, Load, Mark, Rate, Train
+from rhymed_broker.ledger.actions import Assign, Cancel, FinishRun, Load, Mark, ScoreSamples, Train
 from scripts.docs.ledger import page
 from tests.broker.ledger.stories import SmallPlan, Story
 
@@ -30,8 +30,8 @@ def test_one_step_from_waiting_to_trained(story: Story) -> None:
     assert story.begin(SmallPlan()) == []
     assert story.join("w", "rollout") == [Assign("w", [A0, A1])]
     assert story.join("r", "reward") == []
-    assert story.generated("w", A1) == [Rate("r", [A1])]
-    assert story.generated("w", A0) == [Rate("r", [A0])]
+    assert story.generated("w", A1) == [ScoreSamples("r", [A1])]
+    assert story.generated("w", A0) == [ScoreSamples("r", [A0])]
     assert story.scored("r", A1) == []
     assert trains(story.scored("r", A0)) == [(0, [A0, A1])]
     assert story.trained(0) == [Mark([A0, A1], "trained"), Load("w", 1)]
@@ -131,7 +131,7 @@ def test_a_sample_that_comes_further_outlives_any_number_of_workers(story: Story
     story.join("w", "rollout")
     for tokens in range(1, 100):
         assert die(story, tokens, tokens) == [Assign("w", [A0, A1], begun=(A0, A1))]
-    assert story.ledger.samples.get(A0).returns == 0  # type: ignore[union-attr]
+    assert story.ledger.samples.get(A0).failures == 0  # type: ignore[union-attr]
 
 
 def test_a_sample_with_which_every_worker_dies_at_the_same_place_is_dropped(story: Story) -> None:
@@ -146,15 +146,15 @@ def test_a_sample_with_which_every_worker_dies_at_the_same_place_is_dropped(stor
 
 def crash(story: Story, name: str, **tokens: int) -> list:
     """The worker tells how far it is with what it holds, dies, and starts again; its rest is over at once."""
-    held = story.ledger.roster.workers[name].held
+    held = story.ledger.workers.by_name[name].held
     holding = [Holding(id=id, tokens=tokens.get(f"{id.prompt}{id.index}", 0)) for id in held]
     story.ledger.heartbeat(name, 0, "", holding, {}, story.now)
     actions = story.join(name, "rollout")
     story.now += 1000
-    for other in story.ledger.roster.workers:
+    for other in story.ledger.workers.by_name:
         if other != name:
-            story.ledger.roster.workers[other].seen = story.now
-    story.ledger.roster.workers[name].seen = story.now
+            story.ledger.workers.by_name[other].seen = story.now
+    story.ledger.workers.by_name[name].seen = story.now
     return actions + story.tick(0)
 
 
@@ -178,13 +178,13 @@ def test_a_suspect_that_comes_further_is_none_any_more(story: Story) -> None:
     story.join("w", "rollout")
     for _ in range(10):
         crash(story, "w")
-    (held,) = story.ledger.roster.workers["w"].held
+    (held,) = story.ledger.workers.by_name["w"].held
     assert len(story.ledger.samples.suspects) == 4
     story.ledger.heartbeat("w", 0, "", [Holding(id=held, tokens=1)], {}, story.now)
     assert len(story.ledger.samples.suspects) == 3
     story.drain()
     story.tick(0)
-    assert len(story.ledger.roster.workers["w"].held) == 2, "now it may have another"
+    assert len(story.ledger.workers.by_name["w"].held) == 2, "now it may have another"
 
 
 def test_one_that_dies_again_and_again_and_does_nothing_gets_nothing_for_a_while(story: Story) -> None:
@@ -209,22 +209,22 @@ def test_weights_of_a_lost_future_do_not_count(story: Story) -> None:
     join("same", "rollout", 5, "first")  # the checkpoint's: whoever published it
     join("old", "rollout", 7, "first")
     join("new", "rollout", 6, "second")
-    versions = {name: worker.version for name, worker in story.ledger.roster.workers.items()}
+    versions = {name: worker.version for name, worker in story.ledger.workers.by_name.items()}
     assert versions == {"trainer": 5, "same": 5, "old": -1, "new": 6}
 
 
 def test_a_step_that_the_trainer_refuses_again_and_again_is_counted(story: Story) -> None:
     story.begin(SmallPlan())
-    assert story.ledger.training.refused_s(story.now) == 0
+    assert story.ledger.handover.refused_s(story.now) == 0
     for seconds in (0, 1, 30):
         story.now += seconds
-        story.ledger.training.failed(story.now, "no log-probs")
-    assert story.ledger.training.refused_s(story.now) == 31
-    assert story.ledger.training.refused_s(story.now + 401) == 0
+        story.ledger.handover.failed(story.now, "no log-probs")
+    assert story.ledger.handover.refused_s(story.now) == 31
+    assert story.ledger.handover.refused_s(story.now + 401) == 0
     story.now += 410
-    story.ledger.training.failed(story.now, "another")
-    assert story.ledger.training.refused_s(story.now) == 0
-    assert story.ledger.training.refusal.why == "another"
+    story.ledger.handover.failed(story.now, "another")
+    assert story.ledger.handover.refused_s(story.now) == 0
+    assert story.ledger.handover.refusal.why == "another"
 
 
 def test_what_does_not_advance_is_taken_from_its_worker_and_dropped_in_the_end(story: Story) -> None:
@@ -263,7 +263,7 @@ def test_what_waits_for_a_score_for_ever_is_scored_elsewhere(story: Story) -> No
     story.beat("r", [A0, A1])
     actions = story.tick(0)
     assert sorted(id for action in actions for id in action.ids) == [A0, A1]
-    assert {sample.returns for sample in story.ledger.samples.queues["scoring"]} == {1}
+    assert {sample.failures for sample in story.ledger.samples.queues["scoring"]} == {1}
 
 
 def test_given_back_for_good_is_dropped_and_the_group_goes_on(story: Story) -> None:
@@ -350,7 +350,7 @@ def test_a_worker_that_started_again_has_forgotten(story: Story) -> None:
 def test_the_journal_is_taken_up(story: Story) -> None:
     story.join("r", "reward")
     journal = [entry(A0, "generated"), entry(A1, "scored", 1.0), entry(B0, "dropped"), entry(B1, "trained", 1.0)]
-    assert story.begin(SmallPlan(groups=2), journal=journal) == [Rate("r", [A0])]
+    assert story.begin(SmallPlan(groups=2), journal=journal) == [ScoreSamples("r", [A0])]
     assert trains(story.scored("r", A0)) == [(0, [A0, A1, B1])]
 
 
@@ -435,7 +435,7 @@ def test_a_trainer_that_refuses_is_asked_again_at_the_tick(story: Story) -> None
     story.join("w", "rollout")
     story.join("r", "reward")
     run_step(story, 0)
-    story.ledger.training.failed(story.now)
+    story.ledger.handover.failed(story.now)
     assert story.drain() == []
     assert trains(story.tick()) == [(0, [A0, A1])]
 

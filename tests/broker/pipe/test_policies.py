@@ -10,10 +10,10 @@ from rhymed.messages import SampleId
 from rhymed_broker.pipe import POLICIES
 from rhymed_broker.pipe.fair import deal_evenly
 from rhymed_broker.pipe.flow import longest_first, pull, split_off
-from rhymed_broker.pipe.policy import Running, Shelf, Snapshot
+from rhymed_broker.pipe.policy import Running, Snapshot, StepQueue
 from rhymed_broker.pipe.rhyme import alternate, deal_by_rank, outliers, workers_by_group
 from rhymed_broker.states import Sample
-from tests.broker.ledger.stories import Chair
+from tests.broker.ledger.stories import FakeWorker
 
 LENGTHS = {"a": 10.0, "b": 400.0, "c": 90.0, "d": 30.0}
 
@@ -22,10 +22,10 @@ def group(prompt: str, size: int, step: int = 0) -> dict[Sample, None]:
     return {Sample(SampleId(step, prompt, index)): None for index in range(size)}
 
 
-def shelf(prompts: str, size: int, unprobed: str = "") -> Shelf:
+def queue(prompts: str, size: int, unprobed: str = "") -> StepQueue:
     groups = {prompt: group(prompt, size) for prompt in prompts}
     expected = {prompt: LENGTHS[prompt] for prompt in prompts}
-    return Shelf(0, 0, 0, 0, groups, size * len(prompts), None, expected, set(unprobed))
+    return StepQueue(0, 0, 0, 0, groups, size * len(prompts), None, expected, set(unprobed))
 
 
 def names(samples: list[Sample]) -> str:
@@ -34,28 +34,28 @@ def names(samples: list[Sample]) -> str:
 
 def test_flow_begins_with_the_longest() -> None:
     assert longest_first(0, list("abcd"), LENGTHS.__getitem__) == list("bcda")
-    (placed,) = pull(Snapshot([shelf("bcda", 2)], [Chair("w", slots=5)]))
+    (placed,) = pull(Snapshot([queue("bcda", 2)], [FakeWorker("w", slots=5)]))
     assert names(placed.samples) == "bbccd"
 
 
 def test_flow_takes_a_few_of_every_group_that_nobody_knows_first() -> None:
-    (placed,) = pull(Snapshot([shelf("abcd", 3, unprobed="abcd")], [Chair("w", slots=10)]))
+    (placed,) = pull(Snapshot([queue("abcd", 3, unprobed="abcd")], [FakeWorker("w", slots=10)]))
     assert names(placed.samples) == "aabbccdd" + "ab"
 
 
 def test_flow_gives_two_workers_different_samples_of_the_unknown() -> None:
-    placed = pull(Snapshot([shelf("ab", 3, unprobed="ab")], [Chair("v", slots=3), Chair("w", slots=3)]))
+    placed = pull(Snapshot([queue("ab", 3, unprobed="ab")], [FakeWorker("v", slots=3), FakeWorker("w", slots=3)]))
     assert sorted(str(one.id) for placement in placed for one in placement.samples) == [
         f"0/{prompt}/{index}" for prompt in "ab" for index in range(3)
     ]
 
 
 def test_siblings_stay_together_among_the_nearly_as_long_only() -> None:
-    known = shelf("bcda", 2)._replace(expected={"a": 380.0, "b": 400.0, "c": 90.0, "d": 30.0})
-    near = Chair("w", slots=2, held=dict.fromkeys([SampleId(0, "a", 9)]))
+    known = queue("bcda", 2)._replace(expected={"a": 380.0, "b": 400.0, "c": 90.0, "d": 30.0})
+    near = FakeWorker("w", slots=2, held=dict.fromkeys([SampleId(0, "a", 9)]))
     (placed,) = pull(Snapshot([known], [near]))
     assert names(placed.samples) == "a"
-    far = Chair("w", slots=2, held=dict.fromkeys([SampleId(0, "d", 9)]))
+    far = FakeWorker("w", slots=2, held=dict.fromkeys([SampleId(0, "d", 9)]))
     (placed,) = pull(Snapshot([known], [far]))
     assert names(placed.samples) == "b"
 
@@ -69,11 +69,11 @@ def test_two_steps_together_are_the_same_for_every_worker() -> None:
     """That is what alternating is for: a short part in one step, a long part in the next."""
     prompts = [f"{number:03}" for number in range(400)]
     expect = {prompt: 10.0 * 1.01 ** int(prompt) for prompt in prompts}.__getitem__
-    seats = [Chair(f"w{number}") for number in range(10)]
-    times = dict.fromkeys([seat.name for seat in seats], 0.0)
+    workers = [FakeWorker(f"w{number}") for number in range(10)]
+    times = dict.fromkeys([worker.name for worker in workers], 0.0)
     single = []
     for step in (0, 1):
-        dealt = deal_by_rank(alternate(step, prompts, expect), seats, expect)
+        dealt = deal_by_rank(alternate(step, prompts, expect), workers, expect)
         assert sorted(prompt for part in dealt.values() for prompt in part) == prompts
         single.append({name: sum(map(expect, part)) for name, part in dealt.items()})
         for name, seconds in single[-1].items():
@@ -83,8 +83,8 @@ def test_two_steps_together_are_the_same_for_every_worker() -> None:
 
 
 def test_without_history_rhyme_deals_evenly() -> None:
-    seats = [Chair("v"), Chair("w")]
-    assert deal_by_rank(list("abcd"), seats, lambda _: 7.0) == {"v": ["a", "b"], "w": ["c", "d"]}
+    workers = [FakeWorker("v"), FakeWorker("w")]
+    assert deal_by_rank(list("abcd"), workers, lambda _: 7.0) == {"v": ["a", "b"], "w": ["c", "d"]}
 
 
 @given(work=st.lists(st.floats(0.1, 1e6), min_size=1, max_size=20), more=st.integers(0, 60))
@@ -96,22 +96,24 @@ def test_every_group_has_a_worker_and_every_worker_a_group(work: list[float], mo
 
 
 def test_even_parts_are_by_slots() -> None:
-    dealt = deal_evenly([str(number) for number in range(30)], [Chair("v", slots=20), Chair("w", slots=10)], len)
+    dealt = deal_evenly(
+        [str(number) for number in range(30)], [FakeWorker("v", slots=20), FakeWorker("w", slots=10)], len
+    )
     assert {name: len(part) for name, part in dealt.items()} == {"v": 20, "w": 10}
 
 
 def running(**held: dict[str, int]) -> Running:
     """By worker: sample -> tokens left. Each has come as far as it had expected."""
-    seats, samples, left = {}, [], {}
+    workers, samples, left = {}, [], {}
     for name, row in held.items():
-        seats[name] = Chair(name)
+        workers[name] = FakeWorker(name)
         for prompt, tokens in row.items():
             sample = Sample(SampleId(0, prompt, 0))
             sample.worker, sample.tokens = name, 1000
             samples.append(sample)
             left[sample] = float(tokens)
-            seats[name].held[sample.id] = sample
-    return Running(samples, 100, seats, left.__getitem__, lambda _: 100.0)
+            workers[name].held[sample.id] = sample
+    return Running(samples, 100, workers, left.__getitem__, lambda _: 100.0)
 
 
 def test_flow_moves_the_longest_to_the_emptiest() -> None:
@@ -135,23 +137,28 @@ def test_rhyme_moves_outliers_at_the_end_alone() -> None:
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 def test_no_policy_asks_too_much(policy: str) -> None:
     """Nobody gets more than fits, weights that are too old or new get nothing, no sample is given twice."""
-    chairs = [Chair("w", slots=3), Chair("old", version=-1), Chair("new", version=1), Chair("v", slots=2)]
-    given = shelf("bcda", 2)
+    workers = [
+        FakeWorker("w", slots=3),
+        FakeWorker("old", version=-1),
+        FakeWorker("new", version=1),
+        FakeWorker("v", slots=2),
+    ]
+    given = queue("bcda", 2)
     dealt = POLICIES[policy].deal
     if dealt is not None:
-        given = given._replace(deal=dealt(list("bcda"), chairs, LENGTHS.__getitem__))
-    placed = POLICIES[policy].place(Snapshot([given], chairs))
+        given = given._replace(deal=dealt(list("bcda"), workers, LENGTHS.__getitem__))
+    placed = POLICIES[policy].place(Snapshot([given], workers))
     assert {placement.worker for placement in placed} <= {"w", "v"}
     everything = [sample for placement in placed for sample in placement.samples]
     assert len(set(everything)) == len(everything) >= 2
-    for chair in chairs:
-        assert sum(len(one.samples) for one in placed if one.worker == chair.name) <= chair.slots
+    for worker in workers:
+        assert sum(len(one.samples) for one in placed if one.worker == worker.name) <= worker.slots
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 def test_what_is_not_dealt_is_given_once(policy: str) -> None:
     """An evaluation: two workers with room, none of them gets what the other has."""
-    chairs = [Chair("v", slots=3), Chair("w", slots=3)]
-    placed = POLICIES[policy].place(Snapshot([shelf("bcda", 2)], chairs))
+    workers = [FakeWorker("v", slots=3), FakeWorker("w", slots=3)]
+    placed = POLICIES[policy].place(Snapshot([queue("bcda", 2)], workers))
     everything = [sample for placement in placed for sample in placement.samples]
     assert len(set(everything)) == len(everything) == 6

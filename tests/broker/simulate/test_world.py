@@ -35,9 +35,9 @@ class Checked(World):
         check(self.ledger)
 
     def _trained(self, step: int) -> None:
-        book = self.ledger.samples.books.get(step)
-        if book is not None:
-            self.trained += book.samples
+        open_step = self.ledger.samples.open_steps.get(step)
+        if open_step is not None:
+            self.trained += open_step.samples
         super()._trained(step)
 
 

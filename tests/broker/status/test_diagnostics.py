@@ -77,7 +77,7 @@ def test_a_step_that_cannot_be_given_to_the_trainer_is_told_with_the_reason(stor
     story.begin(SmallPlan())
     story.join("w", "rollout")
     for _ in range(12):
-        story.ledger.training.failed(story.now, "no log-probs")
+        story.ledger.handover.failed(story.now, "no log-probs")
         story.now += 1
     story.beat("trainer")
     story.beat("w", [A0, A1])
@@ -107,5 +107,5 @@ def test_weights_that_are_not_loaded_and_a_worker_that_rests_are_told(story: Sto
     story.join("v", "rollout", version=-1)
     story.now += 100
     for name in ("trainer", "v", "w"):
-        story.ledger.roster.workers[name].seen = story.now
+        story.ledger.workers.by_name[name].seen = story.now
     assert told(story)[-1] == "v was told to load version 0 100 s ago"
