@@ -24,7 +24,8 @@ import psutil
 
 from rhymed.bench.actors import Actor, Reward, Rollout, Trainer
 from rhymed.config import Config
-from rhymed.messages import GetQueues, Queues
+from rhymed.messages import Queues
+from rhymed.run.client import ask
 from rhymed.run.layout import RunLayout, layout_of
 from rhymed.service.service import LagMeter
 from rhymed.wire.sockets import Client
@@ -82,7 +83,7 @@ async def _connected(workers: int, seconds: float) -> dict[str, float]:
                 idle = _spawn("idle", str(seconds))
                 while time.monotonic() - started < seconds:
                     await asyncio.sleep(1.0)
-                    snapshot = await ask(where)
+                    snapshot = await snapshot_of(where)
                     lags.append(snapshot.lag_ms)
                 wall_s, cpu_s = time.monotonic() - started, spent_s(broker) - cpu_s
                 idle_lag_ms = float((await asyncio.to_thread(idle.communicate, timeout=PATIENCE_S))[0])
@@ -165,26 +166,21 @@ def spent_s(process: psutil.Process) -> float:
     return float(times.user + times.system)
 
 
-async def ask(where: RunLayout) -> Queues:
-    client = Client(where.broker, peer="broker")
-    try:
-        answer = (await client.request(GetQueues(), deadline_s=30)).message
-    finally:
-        client.close()
-    assert isinstance(answer, Queues)
-    return answer
+async def snapshot_of(layout: RunLayout) -> Queues:
+    with contextlib.closing(Client(layout.broker, peer="broker")) as client:
+        return await ask(client, brief=False, deadline_s=30)
 
 
 async def ready(where: RunLayout) -> None:
     """The dataset is read."""
     async with asyncio.timeout(PATIENCE_S):
-        while (await ask(where)).steps == 0:  # noqa: ASYNC110
+        while (await snapshot_of(where)).steps == 0:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
 
 
 async def until_connected(where: RunLayout, workers: int) -> Queues:
     async with asyncio.timeout(PATIENCE_S):
-        while len((snapshot := await ask(where)).workers) < workers:  # noqa: ASYNC110
+        while len((snapshot := await snapshot_of(where)).workers) < workers:  # noqa: ASYNC110
             await asyncio.sleep(0.2)
     return snapshot
 

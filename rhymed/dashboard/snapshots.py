@@ -16,13 +16,12 @@ from typing import Any, Protocol
 import msgspec
 
 from rhymed.errors import RhymedError
-from rhymed.messages import GetQueues, Queues
+from rhymed.messages import Queues
 from rhymed.run.layout import RunLayout
 from rhymed.wire.addresses import removed
 
 FRESH_S = 0.9
 GONE_S = 3.0  # until one that did not answer is asked again
-ASK_S = 3.0
 OVER_S = 30.0
 PATIENCE_S = 5.0  # with an answer; then what was asked for goes without
 MOST_BYTES = 64 << 20  # of a snapshot
@@ -102,15 +101,16 @@ class Asked:
     async def __call__(self) -> Queues | None:
         if removed(self._where.broker):
             return None
+        from rhymed.run.client import ask  # with zmq, which a dashboard next to its broker does not need
         from rhymed.wire.sockets import Client
 
         try:
             if self._client is None:
                 self._client = Client(self._where.broker, peer="broker", keys=self._where.keys("viewer"))
-            answer = (await self._client.request(GetQueues(brief=True), deadline_s=ASK_S)).message
+            queues = await ask(self._client)
         except RhymedError:
             return None
-        return answer if isinstance(answer, Queues) and answer.run == self._where.folder.name else None
+        return queues if queues.run == self._where.folder.name else None
 
     def over(self) -> bool:
         """`rhymed run` takes the folder of its sockets away; a broker that starts again, only its own socket."""

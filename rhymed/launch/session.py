@@ -12,7 +12,7 @@ from rhymed.config import Config
 from rhymed.launch.screen import Screen
 from rhymed.launch.supervisor import Supervisor, commands
 from rhymed.messages import Queues
-from rhymed.run.client import snapshots
+from rhymed.run.client import poll
 from rhymed.run.layout import RunLayout
 from rhymed.service.service import EX_HOPELESS
 from rhymed.service.stdio import outlive
@@ -88,7 +88,7 @@ async def _watch(
     """Show what the broker tells until the run has finished (True), failed or been interrupted (False)."""
     last: Queues | None = None
     reached = furthest = (0, 0)
-    async for queues in snapshots(where):
+    async for queues in poll(where):
         screen.show(queues)
         last = queues or last
         if queues is not None:

@@ -18,7 +18,7 @@ from rhymed.report.facts import worked_s
 from rhymed.report.summary import summary
 from rhymed.report.write import write
 from rhymed.run import timeline
-from rhymed.run.client import snapshots
+from rhymed.run.client import poll
 from rhymed.run.layout import RunLayout, layout_of
 
 LOOK_S = 2.0
@@ -45,7 +45,7 @@ async def over(where: RunLayout, patience_s: float = PATIENCE_S) -> Queues | Non
     """What the broker said last: that the run is over, or nothing after it for so long; None: it never spoke."""
     last: Queues | None = None
     heard = time.monotonic()
-    async with contextlib.aclosing(snapshots(where, LOOK_S)) as told:
+    async with contextlib.aclosing(poll(where, LOOK_S)) as told:
         async for queues in told:
             now = time.monotonic()
             last, heard = (queues, now) if queues is not None else (last, heard)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from rhymed.config import Config
+from rhymed.config.load import load_run
 from rhymed.errors import ConfigError, RunMismatch
 from rhymed.run.layout import RunLayout, layout_of
 
@@ -69,6 +70,14 @@ def check_same(earlier: Config, config: Config, where: RunLayout) -> None:
             f"{where.folder} belongs to another run: {', '.join(changed)}; take that back to go on with it, or start"
             " a new run with another run.name"
         )
+
+
+def layout_of_folder(folder: Path) -> RunLayout:
+    """The layout of the run in this folder. Raises `ConfigError`."""
+    file = folder / "config.json"
+    if not os.path.exists(file):  # unlike Path.exists, false for a folder that may not be read
+        raise ConfigError(f"{file} does not exist: name the run's folder with --run, or --broker ADDRESS")
+    return layout_of(load_run(folder))
 
 
 @contextlib.contextmanager

@@ -12,7 +12,8 @@ import time
 from collections.abc import Callable
 
 from rhymed.errors import RhymedError
-from rhymed.messages import Drain, GetGroup, GetQueues, Group, Pause, Queues
+from rhymed.messages import Drain, GetGroup, Group, Pause
+from rhymed.run.client import ask
 from rhymed.top.state import Link, Look, State
 from rhymed.wire.addresses import removed
 from rhymed.wire.sockets import Client
@@ -58,9 +59,7 @@ class Poller:
             return
         worker = look.worker if look.view == "worker" else ""
         try:
-            answer = await self._client.request(GetQueues(brief=True, worker=worker), deadline_s=DEADLINE_S)
-            queues = answer.message
-            assert isinstance(queues, Queues), f"the broker answered GetQueues with {type(queues).__name__}"
+            queues = await ask(self._client, worker=worker, deadline_s=DEADLINE_S)
             if look.view == "group":
                 await self._ask_group()
         except RhymedError as error:

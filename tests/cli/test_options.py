@@ -99,7 +99,7 @@ def test_a_broken_configuration_is_told_in_words(
 def test_the_environment_changes_nothing_in_a_run_that_was_begun(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from rhymed.run.client import layout_of_folder
+    from rhymed.run.folder import layout_of_folder
 
     (tmp_path / "config.json").write_text(json.dumps({"net": {"broker": "ipc:///there"}}))
     monkeypatch.setenv("RHYMED_NET__BROKER", "ipc:///elsewhere")

@@ -21,7 +21,7 @@ import aiohttp
 import psutil
 
 from rhymed.bench.actors import Trainer
-from rhymed.bench.broker import PATIENCE_S, ask, cluster, config_of, crowd, prefer, spent_s, until_connected
+from rhymed.bench.broker import PATIENCE_S, cluster, config_of, crowd, prefer, snapshot_of, spent_s, until_connected
 from rhymed.config import Config
 from rhymed.dashboard import listen
 from rhymed.run.layout import RunLayout
@@ -115,7 +115,7 @@ async def _working(where: RunLayout, workers: int) -> AsyncIterator[None]:
             async with Trainer(where.broker, store, "trainer", work_s=0.1):
                 await until_connected(where, workers + 1)
                 async with asyncio.timeout(PATIENCE_S):
-                    while (await ask(where)).counts.get("trained", 0) == 0:
+                    while (await snapshot_of(where)).counts.get("trained", 0) == 0:
                         await asyncio.sleep(0.2)
                 yield
         finally:
@@ -124,9 +124,9 @@ async def _working(where: RunLayout, workers: int) -> AsyncIterator[None]:
 
 async def _look(where: RunLayout, broker: psutil.Process, seconds: float) -> Look:
     await asyncio.sleep(SETTLE_S)
-    first, cpu_s, started = await ask(where), spent_s(broker), time.monotonic()
+    first, cpu_s, started = await snapshot_of(where), spent_s(broker), time.monotonic()
     await asyncio.sleep(seconds)
-    last, cpu_s, wall_s = await ask(where), spent_s(broker) - cpu_s, time.monotonic() - started
+    last, cpu_s, wall_s = await snapshot_of(where), spent_s(broker) - cpu_s, time.monotonic() - started
     scored = last.counts.get("scored", 0) - first.counts.get("scored", 0)
     return Look(last.lag_ms, cpu_s / wall_s, scored / wall_s)
 

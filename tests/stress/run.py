@@ -25,7 +25,8 @@ import psutil
 from rhymed.config import Config
 from rhymed.config.load import load_config
 from rhymed.errors import RhymedError
-from rhymed.messages import GetQueues, Queues
+from rhymed.messages import Queues
+from rhymed.run.client import ask
 from rhymed.run.layout import RunLayout, layout_of
 from rhymed.wire.sockets import Client
 from rhymed_store.database.tables import Reader
@@ -228,7 +229,7 @@ class Watch:
             while True:
                 started = time.monotonic()
                 with contextlib.suppress(RhymedError):
-                    self.queues = (await client.request(GetQueues(), deadline_s=ASK_S)).message
+                    self.queues = await ask(client, brief=False, deadline_s=ASK_S)
                     self.asked_at = started
                 with contextlib.suppress(RhymedError, OSError):
                     self._look()

@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,8 @@ import psutil
 
 from rhymed.cli.options import add_override
 from rhymed.errors import RhymedError
-from rhymed.messages import GetQueues, GetStoreStats, Message
+from rhymed.messages import GetStoreStats
+from rhymed.run.client import ask
 from rhymed.wire.sockets import Client
 from tests.stress import command
 from tests.stress.run import Living, Part, Shape
@@ -83,17 +84,17 @@ async def _watch(living: Living, seconds: float, rows: list[Row], file: Path) ->
     broker = Client(living.where.broker, peer="broker")
     store = Client(living.where.store, peer="store")
     try:
-        await _ask(broker, GetQueues(), START_S)
+        await _timed(ask(broker, brief=False, deadline_s=START_S))
         started = time.monotonic()
         with file.open("w") as lines:
             while time.monotonic() - started < seconds and living.status is None:
                 row: Row = {"at": time.monotonic() - started}
-                row["broker_ms"], queues = await _ask(broker, GetQueues())
-                row["store_ms"], stats = await _ask(store, GetStoreStats())
+                row["broker_ms"], queues = await _timed(ask(broker, brief=False, deadline_s=ASK_S))
+                row["store_ms"], stats = await _timed(store.request(GetStoreStats(), deadline_s=ASK_S))
                 if queues is not None:
                     row |= {"lag_ms": queues.lag_ms, "step": queues.step}
                 if stats is not None:
-                    row |= {"samples": stats.samples, "commit_ms": stats.commit_ms}
+                    row |= {"samples": stats.message.samples, "commit_ms": stats.message.commit_ms}
                 row["parts"] = {part.name: seen for part in living.parts() if (seen := _look(part))}
                 rows.append(row)
                 lines.write(json.dumps(row) + "\n")
@@ -104,11 +105,11 @@ async def _watch(living: Living, seconds: float, rows: list[Row], file: Path) ->
         store.close()
 
 
-async def _ask(client: Client, message: Message, deadline_s: float = ASK_S) -> tuple[float | None, Any]:
+async def _timed(question: Awaitable[Any]) -> tuple[float | None, Any]:
     """Milliseconds that the answer took, and the answer; None: there was none."""
     started = time.perf_counter()
     with contextlib.suppress(RhymedError):
-        answer = (await client.request(message, deadline_s=deadline_s)).message
+        answer = await question
         return 1000 * (time.perf_counter() - started), answer
     return None, None
 

@@ -46,7 +46,7 @@ def add(subparsers: Any) -> None:
 def handle(arguments: argparse.Namespace) -> int:
     import asyncio
 
-    from rhymed.run.client import layout_of_folder
+    from rhymed.run.folder import layout_of_folder
     from rhymed.wire.keys import Keyring
 
     if arguments.broker:
@@ -62,12 +62,12 @@ async def _show(address: str, keys: Keyring, *, watch: bool, raw: bool) -> int:
     from rich.console import Console
     from rich.live import Live
 
-    from rhymed.run.client import queue_snapshots
+    from rhymed.run.client import follow
     from rhymed.wire.sockets import Client
 
     client, console = Client(address, peer="broker", keys=keys), Console()
     try:
-        snapshots = queue_snapshots(client, address, watch)
+        snapshots = follow(client, once=not watch)
         if raw:
             async for snapshot in snapshots:
                 print(msgspec.json.encode(snapshot).decode(), flush=True)

@@ -48,7 +48,7 @@ def where_of(arguments: argparse.Namespace, role: KeyRole | None = None) -> Wher
     Raises `ConfigError` when the operator's key is wanted and is not here.
     """
     from rhymed.errors import ConfigError
-    from rhymed.run.client import layout_of_folder
+    from rhymed.run.folder import layout_of_folder
     from rhymed.wire.keys import Keyring, secret_name
 
     if arguments.broker:
@@ -84,7 +84,7 @@ def handle(arguments: argparse.Namespace) -> int:
 async def _steer(where: Where, act: str, names: list[str]) -> int:
     from rhymed.errors import ConfigError, SteeringError
     from rhymed.messages import Drain, Pause
-    from rhymed.run.client import ask_once
+    from rhymed.run.client import ask_or_explain
     from rhymed.top.poller import done
     from rhymed.wire.sockets import Client
 
@@ -92,7 +92,7 @@ async def _steer(where: Where, act: str, names: list[str]) -> int:
     orders = orders or [Pause(paused=act == "pause")]
     client = Client(where.address, peer="broker", keys=where.keys)
     try:
-        await ask_once(client, where.address)  # says what to do where nobody answers
+        await ask_or_explain(client)  # its errors say what to do if nobody answers
         for order in orders:
             try:
                 await client.request(order, deadline_s=DEADLINE_S, phase=act)

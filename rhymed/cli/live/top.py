@@ -62,14 +62,14 @@ async def _show(where: Where, every_s: float) -> int:
     import signal
     import time
 
-    from rhymed.run.client import ask_once
+    from rhymed.run.client import ask_or_explain
     from rhymed.top.app import Top
     from rhymed.top.state import Link, Look
     from rhymed.wire.sockets import Client
 
     client = Client(where.address, peer="broker", keys=where.keys)
     try:
-        look = Look(queues=(first := await ask_once(client, where.address)))
+        look = Look(queues=(first := await ask_or_explain(client)))
         look.link = Link("live", time.monotonic(), where.address)
         if where.folder not in (None, LATEST):
             look.run = f" --run {where.folder}"
@@ -87,7 +87,6 @@ async def _show(where: Where, every_s: float) -> int:
 
 def _past(folder: Path) -> list[dict[str, Any]]:
     """The steps of a run before we came, as far as its folder is here."""
-    from rhymed.run.client import layout_of_folder
-    from rhymed.run.folder import read_metrics
+    from rhymed.run.folder import layout_of_folder, read_metrics
 
     return read_metrics(layout_of_folder(folder))

@@ -65,16 +65,17 @@ def judge(queues: Any, role: str, host: str, lost_after_s: float) -> tuple[bool,
 
 
 async def _ask(where: RunLayout, role: Any) -> Message:
-    from rhymed.messages import GetQueues, GetStoreStats
+    from rhymed.messages import GetStoreStats
+    from rhymed.run.client import ask
     from rhymed.wire.sockets import Client
 
     store = role == "store"
     peer: KeyRole = "store" if store else "broker"
     client = Client(where.store if store else where.broker, peer=peer, keys=where.keys(role).to(peer))
     try:
-        answer: Message = (
-            await client.request(GetStoreStats() if store else GetQueues(brief=True), deadline_s=DEADLINE_S)
-        ).message
-        return answer
+        if store:
+            answer: Message = (await client.request(GetStoreStats(), deadline_s=DEADLINE_S)).message
+            return answer
+        return await ask(client, deadline_s=DEADLINE_S)
     finally:
         client.close()
