@@ -1,21 +1,18 @@
-"""Settings that cannot be together, each with both keys named. What a file would have to be read for is not here."""
+"""Settings that contradict each other, each message with both keys. Reads no files."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from rhymed.config.config import Config
-    from rhymed.config.sections import Eval
+from rhymed.config.generation import Drafts, Rollout
+from rhymed.config.inputs import Data, Eval
+from rhymed.config.services import Net, Schedule
+from rhymed.config.training import Reward, Trainer
+
+QUEUED = 8  # samples in hand per scoring process, see rhymed_workers.reward.worker
 
 
-QUEUED = 8  # samples in hand for each scoring process, see rhymed_workers.reward.worker
-
-
-def contradictions(config: Config) -> Iterator[str]:
-    """What settings say against each other, a line each, as far as no file has to be read for it."""
-    rollout, trainer, data = config.rollout, config.trainer, config.data
+def step_size(rollout: Rollout, trainer: Trainer, data: Data) -> Iterator[str]:
     samples = rollout.prompts_per_step * rollout.group_size
     if samples % trainer.minibatches:
         yield (
@@ -31,43 +28,51 @@ def contradictions(config: Config) -> Iterator[str]:
             f"trainer.warmup_steps = {trainer.warmup_steps} is more than trainer.steps = {trainer.steps}:"
             " the learning rate would never be reached"
         )
+
+
+def engines(rollout: Rollout, trainer: Trainer, drafts: Drafts, schedule: Schedule) -> Iterator[str]:
     if trainer.engine == "trace" and rollout.engine != "trace":
         yield (
             "trainer.engine = 'trace' publishes no model, so rollout.engine must be 'trace' as well:"
             f" {rollout.engine} would have nothing to load"
         )
-    if config.drafts.method != "none" and rollout.sampler == "vllm" and rollout.min_p:
+    if drafts.method != "none" and rollout.sampler == "vllm" and rollout.min_p:
         yield (
             f"rollout.min_p = {rollout.min_p} with drafts needs rollout.sampler = 'keyed':"
-            " vLLM's own sampler refuses it beside drafts"
+            " vLLM's own sampler refuses min_p with drafts"
         )
-    if config.schedule.run_ahead and (rollout.sampler == "vllm" or config.drafts.method == "none"):
+    if schedule.run_ahead and (rollout.sampler == "vllm" or drafts.method == "none"):
         yield (
             "schedule.run_ahead needs rollout.sampler = 'keyed' and drafts.method = 'history':"
-            " what is written ahead is verified as a draft under the same noise"
+            " tokens generated ahead are verified as a draft under the same noise"
         )
-    yield from _evaluation(config.eval)
-    if config.schedule.lost_after_s <= 2 * config.schedule.heartbeat_s:
-        yield "schedule.lost_after_s must be more than twice schedule.heartbeat_s"
-    scoring_s = QUEUED * len(config.reward.all) * config.reward.timeout_s
-    if scoring_s >= config.schedule.stuck_after_s:
-        yield (
-            f"schedule.stuck_after_s = {config.schedule.stuck_after_s:g} must be more than {scoring_s:g}: {QUEUED}"
-            f" samples wait for a scoring process, and each may take reward.timeout_s = {config.reward.timeout_s:g}"
-        )
-    given = [address for address in (config.net.broker, config.net.store, config.net.weights) if address]
-    if len(set(given)) < len(given):
-        yield "net.broker, net.store and net.weights must be three different addresses"
 
 
-def _evaluation(held_out: Eval) -> Iterator[str]:
-    if held_out.every and not held_out.datasets:
-        yield f"eval.every = {held_out.every} needs at least one of [[eval.datasets]]"
-    names = [one.name for one in held_out.datasets]
+def evaluation(settings: Eval) -> Iterator[str]:
+    if settings.every and not settings.datasets:
+        yield f"eval.every = {settings.every} needs at least one of [[eval.datasets]]"
+    names = [dataset.name for dataset in settings.datasets]
     if len(set(names)) < len(names):
         yield f"eval.datasets: two have the same name ({', '.join(names)})"
-    if held_out.samples > 1 and held_out.temperature == 0:
+    if settings.samples > 1 and settings.temperature == 0:
         yield (
-            f"eval.samples = {held_out.samples} with eval.temperature = 0: greedy responses are all the same;"
+            f"eval.samples = {settings.samples} with eval.temperature = 0: greedy responses are all the same;"
             " set samples = 1 or a temperature"
         )
+
+
+def deadlines(schedule: Schedule, reward: Reward) -> Iterator[str]:
+    if schedule.lost_after_s <= 2 * schedule.heartbeat_s:
+        yield "schedule.lost_after_s must be more than twice schedule.heartbeat_s"
+    scoring_s = QUEUED * len(reward.all) * reward.timeout_s
+    if scoring_s >= schedule.stuck_after_s:
+        yield (
+            f"schedule.stuck_after_s = {schedule.stuck_after_s:g} must be more than {scoring_s:g}: {QUEUED} samples"
+            f" wait for each scoring process, and each may take reward.timeout_s = {reward.timeout_s:g} per scorer"
+        )
+
+
+def addresses(net: Net) -> Iterator[str]:
+    chosen = [address for address in (net.broker, net.store, net.weights) if address]
+    if len(set(chosen)) < len(chosen):
+        yield "net.broker, net.store and net.weights must be three different addresses"

@@ -1,4 +1,4 @@
-"""`Config`: all sections, and what they may not say together."""
+"""`Config`: all sections, and the checks between them."""
 
 from __future__ import annotations
 
@@ -6,23 +6,12 @@ from typing import Any, Self
 
 from pydantic import model_validator
 
-from rhymed.config.sections import (
-    INHERITED,
-    Data,
-    Drafts,
-    Eval,
-    Metrics,
-    Model,
-    Net,
-    Reward,
-    Rollout,
-    Run,
-    Schedule,
-    Section,
-    Store,
-    Trace,
-    Trainer,
-)
+from rhymed.config import checks
+from rhymed.config.base import Section
+from rhymed.config.generation import Drafts, Rollout, Trace
+from rhymed.config.inputs import INHERITED, Data, Eval, Model
+from rhymed.config.services import Metrics, Net, Run, Schedule, Store
+from rhymed.config.training import Reward, Trainer
 
 
 class Config(Section):
@@ -42,39 +31,47 @@ class Config(Section):
 
     @property
     def carries(self) -> bool:
-        """Tokens that a sample made elsewhere, or earlier, can be verified instead of being made again."""
+        """After a move or new weights, a sample's tokens can be verified instead of generated again."""
         rollout = self.rollout
         return rollout.engine == "trace" or (rollout.sampler == "keyed" and self.drafts.method != "none")
 
     @property
     def longest_response(self) -> int:
-        """Tokens of the longest response that is ever asked for, in training or evaluation."""
+        """Limit of response tokens, in training or evaluation, whichever is larger."""
         return max(self.rollout.max_response_length, self.eval.max_response_length or 0)
 
     @model_validator(mode="before")
     @classmethod
-    def _inherit(cls, given: Any) -> Any:
-        """Held-out prompts are asked as those of the training are, unless they say otherwise."""
-        if not isinstance(given, dict):
-            return given
-        data, evaluation = given.get("data"), given.get("eval")
+    def _inherit(cls, tree: Any) -> Any:
+        """Held-out datasets take over `INHERITED` keys of `data`."""
+        if not isinstance(tree, dict):
+            return tree
+        data, evaluation = tree.get("data"), tree.get("eval")
         if not isinstance(data, dict) or not isinstance(evaluation, dict):
-            return given
-        held_out = evaluation.get("datasets")
-        if not isinstance(held_out, list):
-            return given
+            return tree
+        datasets = evaluation.get("datasets")
+        if not isinstance(datasets, list):
+            return tree
         shared = {key: data[key] for key in INHERITED if key in data}
-        for one in held_out:
+        for dataset in datasets:
             for key in INHERITED:
-                if isinstance(one, dict) and key in one and one[key] != data.get(key, Data.model_fields[key].default):
-                    raise ValueError(f"eval.datasets: {key} must be that of data, or left out: both are asked alike")
-        datasets = [{**shared, **one} if isinstance(one, dict) else one for one in held_out]
-        return {**given, "eval": {**evaluation, "datasets": datasets}}
+                default = Data.model_fields[key].default
+                if isinstance(dataset, dict) and key in dataset and dataset[key] != data.get(key, default):
+                    raise ValueError(
+                        f"eval.datasets: {key} must equal data.{key} or be left out: both use the same messages"
+                    )
+        merged = [{**shared, **dataset} if isinstance(dataset, dict) else dataset for dataset in datasets]
+        return {**tree, "eval": {**evaluation, "datasets": merged}}
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
-        from rhymed.config.checks import contradictions
-
-        if found := list(contradictions(self)):
-            raise ValueError("\n".join(found))
+        contradictions = [
+            *checks.step_size(self.rollout, self.trainer, self.data),
+            *checks.engines(self.rollout, self.trainer, self.drafts, self.schedule),
+            *checks.evaluation(self.eval),
+            *checks.deadlines(self.schedule, self.reward),
+            *checks.addresses(self.net),
+        ]
+        if contradictions:
+            raise ValueError("\n".join(contradictions))
         return self

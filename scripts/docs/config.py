@@ -15,9 +15,9 @@ from rhymed.config import Config, HeldOut, Scorer, Section
 
 HEAD = """# Settings
 
-Every key of the TOML file, generated from `rhymed/config/sections.py` (`make docs`). The same keys go with
-`-o section.key=value` and `RHYMED_SECTION__KEY=value`; the later of file, environment and `-o` wins. Unknown keys are
-refused. Relative paths are seen from the folder in which the command runs.
+Every key of the TOML file, generated from `rhymed/config/` (`make docs`). Each key can also be set with
+`-o section.key=value` or `RHYMED_SECTION__KEY=value`; the later of file, environment and `-o` wins. Unknown keys are
+refused. Relative paths are resolved against the current working directory.
 """
 
 LISTS: dict[str, tuple[str, type[Section]]] = {

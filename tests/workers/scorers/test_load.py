@@ -222,7 +222,7 @@ def test_several_scorers_have_their_own_arguments_and_keys(user: Any) -> None:
 
 @pytest.mark.parametrize("key", [{"answer": "tag"}, {"args": {"column": "x"}}, {"scorer": "math"}])
 def test_a_scorer_beside_several_is_refused(key: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=f"{next(iter(key))} beside scorers"):
+    with pytest.raises(ValueError, match=f"{next(iter(key))} cannot be combined with scorers"):
         Config.model_validate({"reward": {"scorers": [{"scorer": "exact"}], **key}})
     several = Config.model_validate({"reward": {"scorers": [{"scorer": "exact"}]}})
     assert Config.model_validate_json(several.model_dump_json()) == several

@@ -17,7 +17,7 @@ from rhymed.config import Scorer
 class Verdict(msgspec.Struct, frozen=True):
     """One scorer's. Neither reward nor error: it does not apply to this sample."""
 
-    label: str = ""  # of the scorer, see rhymed.config.sections.Scorer
+    label: str = ""  # of the scorer, see rhymed.config.Scorer
     reward: float | None = None  # before its weight
     error: str | None = None
     timeout: bool = False

@@ -1,0 +1,71 @@
+"""How responses are generated: sampling, drafts, and the engine without a model."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from rhymed.config.base import Section
+
+
+class Rollout(Section):
+    workers: int = Field(1, ge=0, description="started by `rhymed run`; more can join at any time")
+    engine: Literal["vllm", "trace"] = Field("vllm", description="trace: no model, recorded or synthetic responses")
+    prompts_per_step: int = Field(8, gt=0, description="prompts per training step")
+    group_size: int = Field(8, gt=1, description="samples per prompt")
+    max_prompt_length: int = Field(512, gt=0, description="tokens")
+    max_response_length: int = Field(512, gt=0, description="tokens")
+    max_concurrency: int = Field(64, gt=0, description="samples that one worker decodes at the same time")
+    temperature: float = Field(1.0, gt=0, le=2, description="of training samples")
+    top_p: float = Field(1.0, gt=0, le=1, description="1: off")
+    top_k: int = Field(0, ge=0, description="0: off")
+    min_p: float = Field(0.0, ge=0, lt=1, description="0: off")
+    kv_cache_gib: float = Field(1.0, gt=0, description="CPU engine: memory for the KV cache")
+    sampler: Literal["keyed", "vllm"] = Field(
+        "keyed", description="keyed: tokens do not depend on drafts, batching, migration or restarts; vllm: its own"
+    )
+    save_every_s: float = Field(
+        2.0, ge=0, description="seconds between saves of running samples; 0: samples are saved only when complete"
+    )
+    stall_s: float = Field(
+        300.0, gt=0, description="seconds without a new token after which an engine with work is restarted"
+    )
+
+
+class Drafts(Section):
+    """Speculative decoding from the token history of the same prompt. Changes the speed, never the samples."""
+
+    method: Literal["history", "none"] = Field("history", description="none: plain decoding")
+    budget: Literal["rate", "aimd", "fixed"] = Field(
+        "rate",
+        description="draft tokens per engine step. rate: as many as pay off for the batch; aimd: the paper's rule;"
+        " fixed: max_length",
+    )
+    matching: Literal["history", "paper"] = Field(
+        "history", description="paper: match the last 7 tokens, backing off to 3, in the last epoch's responses"
+    )
+    max_length: int = Field(32, gt=0, le=128, description="tokens per draft")
+    responses: int = Field(16, ge=0, description="earlier responses per prompt; 0: only running samples of the group")
+    memory_mib: int = Field(512, gt=0, description="memory of one worker for its indexes")
+
+
+class Trace(Section):
+    """The engine without a model: recorded or synthetic responses with a cost model, in real time."""
+
+    path: str = Field("", description="JSONL of {prompt, step, tokens}; empty: synthetic")
+    mean_length: float = Field(200.0, gt=0, description="synthetic: median response length over prompts, in tokens")
+    prompt_sigma: float = Field(0.6, ge=0, description="synthetic: log-normal spread between prompts")
+    sample_sigma: float = Field(0.3, ge=0, description="synthetic: log-normal spread within a prompt")
+    step_s: float = Field(0.030, ge=0, description="seconds per forward pass")
+    token_s: float = Field(0.0007, ge=0, description="seconds per token in a forward pass")
+    verify_s: float = Field(
+        0.00007,
+        ge=0,
+        description="seconds to verify a carried token; tokens of one sample share memory reads",
+    )
+    keep: float = Field(
+        1.0, ge=0, le=1, description="probability that a token written ahead is the same under the next weights"
+    )
+    vocabulary: int = Field(49152, gt=1, description="number of token ids")
+    train_s: float = Field(0.05, ge=0, description="trainer.engine = trace: seconds per training step")

@@ -1,0 +1,78 @@
+"""What a run reads: the model, the training data and the held-out data."""
+
+from __future__ import annotations
+
+from pathlib import PurePath
+from typing import Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from rhymed.config.base import Section
+
+SUFFIXES = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".parquet": "parquet"}
+"""Suffix of `data.path` -> `data.source`."""
+
+INHERITED = ("system", "template")
+"""Keys that a held-out dataset takes from `data`."""
+
+
+class Model(Section):
+    path: str = Field(
+        "SmolLM2-135M-Instruct", description="folder, GGUF file, hub id, or a name that `rhymed model` lists"
+    )
+    revision: str = Field("", description="hub id: branch, tag or commit; empty: main")
+    chat_template: str = Field("", description="file with a Jinja chat template; empty: the tokenizer's own")
+    dtype: Literal["bfloat16", "float16", "float32"] = Field("bfloat16", description="of the engine's weights")
+
+
+class Data(Section):
+    """The training data. `source` follows from `path`: `*.jsonl`, `*.parquet`, else a hub id; no path: generated."""
+
+    source: Literal["reasoning_gym", "jsonl", "parquet", "hub"] = Field("reasoning_gym", description="kind of data")
+    task: str = Field("chain_sum", description="reasoning_gym: dataset name")
+    args: dict[str, Any] = Field({}, description="reasoning_gym: arguments of the dataset")
+    size: int = Field(64, gt=0, description="reasoning_gym: number of prompts to generate")
+    path: str = Field("", description="jsonl, parquet: the file; hub: a dataset id or the folder of a local copy")
+    subset: str = Field("", description="hub: configuration of the dataset, e.g. main")
+    split: str = Field("train", description="hub: split of the dataset")
+    revision: str = Field("", description="hub: branch, tag or commit; empty: main")
+    limit: int = Field(0, ge=0, description="use only this many rows, from the first; 0: all")
+    prompt_column: str = Field("", description="empty: prompt, else question, problem, instruction, input or query")
+    system: str = Field("", description="system message before every prompt; empty: none")
+    template: str = Field("{prompt}", description="user message; {column} is replaced by that column of the row")
+    overlong: Literal["error", "drop"] = Field(
+        "error", description="what happens to prompts longer than rollout.max_prompt_length"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _infer_source(cls, value: Any) -> Any:
+        if not isinstance(value, dict) or "source" in value or not value.get("path"):
+            return value
+        suffix = PurePath(str(value["path"])).suffix.lower()
+        return {**value, "source": SUFFIXES.get(suffix, "hub")}
+
+    @model_validator(mode="after")
+    def _has_path(self) -> Self:
+        if self.source != "reasoning_gym" and not self.path:
+            raise ValueError(f"path is needed for source = {self.source!r}")
+        return self
+
+
+class HeldOut(Data):
+    """One dataset to evaluate on. Its prompts use `data.system` and `data.template`."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="in metrics: val/<name>/acc/mean@k")
+
+
+class Eval(Section):
+    """Evaluation on held-out prompts: every `every` steps of training, or by `rhymed eval`."""
+
+    datasets: list[HeldOut] = Field([], description="held-out prompts")
+    every: int = Field(0, ge=0, description="training steps between evaluations; 0: none during training")
+    at_start: bool = Field(True, description="also evaluate before the first step")
+    samples: int = Field(1, gt=0, description="k: responses per prompt")
+    temperature: float = Field(1.0, ge=0, le=2, description="0: greedy")
+    top_p: float = Field(1.0, gt=0, le=1, description="1: off")
+    max_response_length: int | None = Field(None, gt=0, description="tokens; empty: rollout.max_response_length")
+    threshold: float = Field(1.0, description="smallest reward that counts as correct, for pass@k")

@@ -1,0 +1,111 @@
+"""The run as a set of processes: its folder, schedule, store, metrics and addresses."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, field_validator
+
+from rhymed.config.base import Section
+from rhymed.errors import ConfigError
+from rhymed.wire.addresses import parse
+
+
+class Run(Section):
+    name: str = Field("run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="name of the run's folder")
+    folder: str = Field("runs", description="folder that holds the runs' folders")
+    seed: int = Field(0, ge=0, description="of data order, generated data and sampling")
+    log_level: Literal["debug", "info", "warning"] = Field("info", description="of the files in `logs/`")
+    report: bool = Field(True, description="write `report.html` when the run ends")
+
+
+class Schedule(Section):
+    policy: Literal["flow", "rhyme", "fifo"] = Field(
+        "flow",
+        description="flow: longest expected first, to any worker with room; rhyme: the paper's; fifo: equal shares",
+    )
+    run_ahead: int = Field(
+        0,
+        ge=0,
+        le=1,
+        description="steps that idle workers may generate before the weights are ready; the tokens are verified then",
+    )
+    max_staleness: int = Field(
+        0, ge=0, description="steps that a token's policy version may be behind its training step"
+    )
+    max_retries: int = Field(2, ge=0, description="retries of a sample that workers gave back; then it is dropped")
+    max_losses: int = Field(
+        10, ge=0, description="worker crashes without progress after which a sample is treated as suspect"
+    )
+    stuck_after_s: float = Field(
+        900.0,
+        gt=0,
+        description="seconds without a new token or a score after which a sample is taken from its worker",
+    )
+    heartbeat_s: float = Field(1.0, gt=0, description="seconds between heartbeats of a worker")
+    lost_after_s: float = Field(20.0, gt=0, description="seconds without a heartbeat after which a worker is lost")
+
+
+class Store(Section):
+    map_gib: float = Field(8.0, gt=0, description="maximum size of the database; disk space is used as needed")
+    durability: Literal["sync", "async"] = Field(
+        "sync",
+        description="sync: acknowledged means on disk; async: faster, but a power failure may damage the store",
+    )
+    compression: int = Field(1, ge=0, le=19, description="zstd level of token arrays")
+
+
+class Metrics(Section):
+    """Where metrics go in addition to `metrics.jsonl`, TensorBoard and `/metrics`. See docs/watching.md."""
+
+    sinks: list[Literal["wandb", "trackio", "mlflow"]] = Field(
+        [], description="also send metrics to these; each needs its extra, e.g. pip install 'rhymed[wandb]'"
+    )
+    project: str = Field("rhymed", min_length=1, description="project of W&B and trackio, experiment of MLflow")
+    entity: str = Field("", description="W&B: user or team; empty: your default")
+    offline: bool = Field(False, description="W&B: only write files to the run's folder, for `wandb sync`")
+    space: str = Field("", description="trackio: a Hugging Face Space, e.g. me/trackio; empty: on this machine")
+    mlflow: str = Field(
+        "",
+        description="MLflow's tracking server or database; empty: MLFLOW_TRACKING_URI, else mlflow.db in run.folder",
+    )
+    traces: str = Field(
+        "",
+        pattern=r"^(https?://[^\s@]+)?$",
+        description="send sample lifecycles as OpenTelemetry traces to this OTLP/HTTP address, e.g."
+        " http://localhost:4318; needs the extra otel; empty: no traces",
+    )
+    trace_ratio: float = Field(1.0, ge=0, le=1, description="share of samples to trace; steps are always traced")
+
+    @field_validator("sinks", mode="after")
+    @classmethod
+    def _once(cls, sinks: list[str]) -> list[str]:
+        return list(dict.fromkeys(sinks))
+
+
+class Net(Section):
+    """Addresses. `rhymed run` chooses the empty ones: ipc sockets whose paths are derived from the run's folder."""
+
+    broker: str = Field("", description="e.g. tcp://10.0.0.1:5550")
+    store: str = Field("", description="e.g. tcp://10.0.0.1:5551")
+    weights: str = Field("", description="of the trainer, e.g. tcp://10.0.0.1:5552")
+    bind: str = Field(
+        "", description="address that servers bind if it differs from the one above, e.g. 0.0.0.0 in a container"
+    )
+    keys: str = Field(
+        "", description="folder of keys from `rhymed keygen`; locks every tcp:// address; empty: no keys"
+    )
+    insecure: bool = Field(False, description="allow network addresses without keys")
+    http: str = Field(
+        "127.0.0.1:8420", description="of the dashboard; if the port is taken, the next free one; empty: no dashboard"
+    )
+
+    @field_validator("http")
+    @classmethod
+    def _is_address(cls, address: str) -> str:
+        try:
+            if address:
+                parse(address)
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
+        return address

@@ -1,0 +1,101 @@
+"""How responses are scored and trained on."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Self, TypeAlias
+
+from pydantic import Field, model_validator
+
+from rhymed.config.base import Section
+
+Answer: TypeAlias = Literal["full", "tag", "last_number", "boxed"]
+
+
+class Scorer(Section):
+    """One of several scorers."""
+
+    scorer: str = Field(description="as reward.scorer")
+    name: str = Field("", pattern=r"^[A-Za-z0-9._-]*$", description="in metrics; empty: the scorer's own name")
+    weight: float = Field(1.0, description="of this scorer in the sum; may be negative")
+    answer: Answer = Field("full", description="part of the response that is taken as the answer")
+    args: dict[str, Any] = Field({}, description="arguments of the scorer")
+
+    @property
+    def label(self) -> str:
+        """Its name in metrics, e.g. `math`, or `reward` for `my/file.py:reward`."""
+        return self.name or self.scorer.rpartition(":")[2]
+
+
+class Reward(Section):
+    workers: int = Field(1, ge=0, description="started by `rhymed run`; more can join at any time")
+    processes: int = Field(2, gt=0, description="scoring subprocesses per worker")
+    scorer: str = Field(
+        "reasoning_gym",
+        description="reasoning_gym, math, code, exact, regex, format, length_penalty, or file.py:function",
+    )
+    answer: Answer = Field("full", description="part of the response that is taken as the answer")
+    args: dict[str, Any] = Field({}, description="arguments of the scorer")
+    scorers: list[Scorer] = Field([], description="several scorers; the reward is their weighted sum")
+    timeout_s: float = Field(10.0, gt=0, description="time limit per scorer; then the scoring subprocess is killed")
+    memory_gib: float = Field(4.0, ge=0, description="writable memory of a scoring subprocess; 0: no limit")
+    file_mib: int = Field(64, ge=0, description="largest file that a scoring subprocess may write; 0: no limit")
+    open_files: int = Field(256, ge=32, description="files that a scoring subprocess may have open")
+    processes_limit: int = Field(
+        128, ge=2, description="processes and threads of a scoring subprocess, including all that it starts"
+    )
+    on_error: Literal["drop", "zero", "stop"] = Field(
+        "drop", description="what happens to a sample that cannot be scored"
+    )
+
+    @property
+    def all(self) -> list[Scorer]:
+        """At least one."""
+        return self.scorers or [Scorer(scorer=self.scorer, answer=self.answer, args=self.args)]
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Self:
+        fields = type(self).model_fields  # compared with defaults: a config written by another process sets every key
+        single = [name for name in ("scorer", "answer", "args") if getattr(self, name) != fields[name].default]
+        if self.scorers and single:
+            raise ValueError(
+                f"{' and '.join(single)} cannot be combined with scorers: move it into [[reward.scorers]]"
+            )
+        labels = [scorer.label for scorer in self.all]
+        if duplicates := sorted({label for label in labels if labels.count(label) > 1}):
+            raise ValueError(f"two scorers are called {duplicates[0]!r}: give each its own name")
+        return self
+
+
+class Trainer(Section):
+    epochs: int = Field(5, gt=0, description="passes over the data")
+    steps: int | None = Field(
+        None, ge=0, description="stop after this many steps, even inside an epoch; empty: no limit"
+    )
+    engine: Literal["torch", "trace"] = Field(
+        "torch", description="trace: no model; weights are a few numbers that depend on every token trained"
+    )
+    algorithm: Literal["grpo"] = Field("grpo", description="how rewards become a loss")
+    lr: float = Field(1e-6, gt=0, description="learning rate of AdamW")
+    warmup_steps: int = Field(0, ge=0, description="training steps of linear warm-up to lr")
+    betas: tuple[float, float] = Field((0.9, 0.999), description="of AdamW")
+    weight_decay: float = Field(0.0, ge=0, description="of AdamW")
+    max_grad_norm: float = Field(1.0, gt=0, description="gradients are clipped to this norm")
+    clip_eps_low: float = Field(0.2, gt=0, lt=1, description="importance ratios are clipped below 1 - this")
+    clip_eps_high: float = Field(0.28, gt=0, description="and above 1 + this")
+    kl_coef: float = Field(
+        0.0, ge=0, description="weight of the KL term to the initial model; 0: no reference model is loaded"
+    )
+    norm: Literal["token", "sequence"] = Field(
+        "token", description="mean over the batch's tokens, or over its samples"
+    )
+    std_normalise: bool = Field(True, description="divide advantages by the group's standard deviation")
+    tis_cap: float = Field(2.0, gt=0, description="upper limit of the engine/trainer importance ratio")
+    minibatches: int = Field(1, gt=0, description="optimizer steps per training step")
+    micro_tokens: int = Field(4096, gt=0, description="padded tokens per forward and backward pass")
+    checkpoint_every: int = Field(10, gt=0, description="training steps between checkpoints")
+    keep_checkpoints: int = Field(2, gt=0, description="number of checkpoints to keep, the newest ones")
+    threads: int = Field(0, ge=0, description="torch threads; 0: torch's default")
+    stall_s: float = Field(
+        3600.0, gt=0, description="seconds without progress inside a step after which the trainer is restarted"
+    )
+    mismatch_warn: float = Field(0.05, gt=0, description="warn when mismatch_kl is higher (nats per token)")
