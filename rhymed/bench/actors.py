@@ -17,9 +17,10 @@ from typing import Any
 import numpy as np
 
 from rhymed import messages
-from rhymed.errors import MalformedMessage, PeerGone, RhymedError
+from rhymed.errors import MalformedMessage, RhymedError
 from rhymed.wire.sockets import DONE, Client
 from rhymed_store.client import NewSample, StoreClient
+from rhymed_workers.membership import Membership
 
 TOKENS = np.arange(8, dtype=np.uint32)
 LOGPROBS = np.zeros(8, dtype=np.float32)
@@ -42,34 +43,34 @@ class Actor:
         self.version = -1
         self.holding: dict[messages.SampleId, float] = {}
         self.over = asyncio.Event()
-        self.joined = 0  # times
+        self.joined = 0  # Join messages sent
         self._address = broker
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Any:
         self.link = Client(self._address, self.name, peer="broker", accepts=self.accepts, handler=self._handle)
+        self._membership = Membership(self.link, self._join, self._heartbeat)
         try:
-            await self.join()
-        except RhymedError:
+            welcome = await self.join()
+        except BaseException:
             self.link.close()
             raise
-        self.start(self._beat())
+        self.start(self._membership.stay(welcome))
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        with contextlib.suppress(RhymedError):
-            await self.leave(deadline_s=0.5)
+        await self.leave()
         self.link.close()
 
-    async def leave(self, deadline_s: float = 5.0) -> None:
-        """Not a beat after it: a heartbeat of somebody who is not known would join again."""
+    async def leave(self) -> None:
+        """No heartbeat may follow: the broker would not know its sender, which would join again."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self.link.request(messages.Leave(worker=self.name), deadline_s=deadline_s)
+        await self._membership.leave(self.name)
 
     def vanish(self) -> None:
-        """As if killed: without a word."""
+        """As if killed: no message is sent."""
         for task in self._tasks:
             task.cancel()
         self.link.close()
@@ -79,8 +80,15 @@ class Actor:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def join(self) -> None:
-        join = messages.Join(
+    async def join(self) -> messages.Welcome:
+        return await self._membership.join()
+
+    async def report(self, message: messages.Message) -> None:
+        await self._membership.report(message, f"{self.name} reporting {type(message).__name__}")
+
+    def _join(self) -> messages.Join:
+        self.joined += 1
+        return messages.Join(
             role=self.role,
             worker=self.name,
             host=socket.gethostname(),
@@ -90,27 +98,11 @@ class Actor:
             weights=self.weights,
             holding=list(self.holding),
         )
-        self.welcome: messages.Welcome = (await self.link.request(join, deadline_s=30)).message
-        self.joined += 1
 
-    async def tell(self, message: messages.Message) -> None:
-        """As real workers do: a broker that does not know us is joined, then told again."""
-        while True:
-            try:
-                await self.link.request(message, deadline_s=30)
-                return
-            except PeerGone:
-                await self.join()
-
-    async def _beat(self) -> None:
-        while True:
-            await asyncio.sleep(self.welcome.heartbeat_s)
-            now = time.monotonic()
-            holding = [messages.Holding(id=id, seconds=now - since) for id, since in self.holding.items()]
-            with contextlib.suppress(RhymedError):
-                await self.tell(
-                    messages.Heartbeat(worker=self.name, version=self.version, phase="busy", holding=holding)
-                )
+    def _heartbeat(self) -> messages.Heartbeat:
+        now = time.monotonic()
+        holding = [messages.Holding(id=id, seconds=now - since) for id, since in self.holding.items()]
+        return messages.Heartbeat(worker=self.name, version=self.version, phase="busy", holding=holding)
 
     async def _handle(self, peer: bytes, message: Any, frames: Sequence[bytes]) -> messages.Message:
         if isinstance(message, messages.Finish):
@@ -138,10 +130,10 @@ class Rollout(Actor):
     def take(self, message: Any) -> None:
         if isinstance(message, messages.LoadVersion):
             self.version = message.version
-            self.start(self.tell(messages.Loaded(worker=self.name, version=self.version, seconds=0.0)))
+            self.start(self.report(messages.Loaded(worker=self.name, version=self.version, seconds=0.0)))
         elif isinstance(message, messages.Release):
             released = [id for id in message.samples if self.holding.pop(id, None) is not None]
-            self.start(self.tell(messages.GiveBack(worker=self.name, samples=released, reason="moved", moved=True)))
+            self.start(self.report(messages.GiveBack(worker=self.name, samples=released, reason="moved", moved=True)))
         else:
             self.hold(message.samples)
             self.start(self.generate(message.samples))
@@ -161,7 +153,7 @@ class Rollout(Actor):
         ]
         if self.store is not None:
             await self.store.put_samples([NewSample(info, TOKENS[:1], TOKENS, LOGPROBS) for info in infos])
-        await self.tell(messages.Generated(worker=self.name, samples=infos))
+        await self.report(messages.Generated(worker=self.name, samples=infos))
         for info in infos:
             self.holding.pop(info.id, None)
 
@@ -183,7 +175,7 @@ class Reward(Actor):
         if self.store is not None:
             await self.store.put_scores([score for score in scores if score.error is None])
         with contextlib.suppress(RhymedError):
-            await self.tell(messages.Scored(worker=self.name, scores=scores))
+            await self.report(messages.Scored(worker=self.name, scores=scores))
         for id in ids:
             self.holding.pop(id, None)
 
@@ -205,5 +197,5 @@ class Trainer(Actor):
     async def train(self, task: messages.TrainStep) -> None:
         await asyncio.sleep(self.work_s)
         self.version = task.step + 1
-        await self.tell(messages.Trained(worker=self.name, step=task.step, metrics={"reward/mean": 1.0}))
-        await self.tell(messages.Checkpointed(worker=self.name, step=task.step + 1))
+        await self.report(messages.Trained(worker=self.name, step=task.step, metrics={"reward/mean": 1.0}))
+        await self.report(messages.Checkpointed(worker=self.name, step=task.step + 1))

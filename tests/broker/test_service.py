@@ -28,7 +28,7 @@ async def test_a_whole_run(cluster: Cluster) -> None:
     assert len(set(ids)) == len(ids) == 24
     assert len({id.prompt for id in ids}) == 6
     assert trainer.steps[0].samples == sorted(trainer.steps[0].samples)
-    await trainer.tell(messages.Checkpointed(worker=trainer.name, step=3))
+    await trainer.report(messages.Checkpointed(worker=trainer.name, step=3))
     await trainer.leave()
     await until(lambda: cluster.broker.finished, "finish")
     rows = [json.loads(line) for line in cluster.where.metrics.read_text().splitlines()]
@@ -68,7 +68,7 @@ class StuckAtTwo(Trainer):
         """Without a checkpoint: what is after the first step may still be needed."""
         if task.step < 2:
             self.version = task.step + 1
-            await self.tell(messages.Trained(worker=self.name, step=task.step, metrics={}))
+            await self.report(messages.Trained(worker=self.name, step=task.step, metrics={}))
 
 
 async def test_a_trainer_comes_back_from_an_older_checkpoint(cluster: Cluster) -> None:

@@ -43,7 +43,10 @@ class Membership:
 
     async def run(self) -> None:
         """Join, then send heartbeats until cancelled."""
-        welcome = await self.join()
+        await self.stay(await self.join())
+
+    async def stay(self, welcome: messages.Welcome) -> None:
+        """Send heartbeats until cancelled."""
         while True:
             await asyncio.sleep(welcome.heartbeat_s)
             heartbeat = self._heartbeat()

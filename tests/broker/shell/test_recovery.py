@@ -29,7 +29,7 @@ class Unsaved(Trainer):
 
     async def train(self, task: messages.TrainStep) -> None:
         self.version = task.step + 1
-        await self.tell(messages.Trained(worker=self.name, step=task.step, metrics={"reward/mean": 1.0}))
+        await self.report(messages.Trained(worker=self.name, step=task.step, metrics={"reward/mean": 1.0}))
 
 
 async def troubles(link: Client) -> list[str]:
@@ -66,7 +66,7 @@ async def test_a_run_is_finished_when_its_last_checkpoint_is_written_and_not_bef
     again.version = 3
     async with again:
         await asyncio.wait_for(again.over.wait(), 60)
-        await again.tell(messages.Checkpointed(worker="again", step=1, newest=3))
+        await again.report(messages.Checkpointed(worker="again", step=1, newest=3))
         assert not cluster.broker.finished
     await until(lambda: cluster.broker.finished, "finish")
 
@@ -194,7 +194,7 @@ class JoinsFirst(Trainer):
         self.version = task.step + 1
         await self.join()
         for _ in range(2):
-            await self.tell(
+            await self.report(
                 messages.Trained(worker=self.name, step=task.step, metrics={"reward/mean": task.step + 0.5})
             )
 
@@ -202,7 +202,7 @@ class JoinsFirst(Trainer):
 async def test_every_step_has_its_row_of_metrics_once(cluster: Cluster) -> None:
     trainer = await trained(cluster, JoinsFirst)
     with contextlib.suppress(RhymedError):
-        await trainer.tell(messages.Checkpointed(worker=trainer.name, step=3))
+        await trainer.report(messages.Checkpointed(worker=trainer.name, step=3))
     await until(lambda: len(rows(cluster)) >= 3, "three rows")
     assert [(row["step"], row["reward/mean"]) for row in rows(cluster)] == [(0, 0.5), (1, 1.5), (2, 2.5)]
 

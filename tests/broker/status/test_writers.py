@@ -16,7 +16,7 @@ from tests.broker.cluster import Cluster, until
 async def test_a_run_in_events(cluster: Cluster) -> None:
     trainer = await cluster.everybody()
     await asyncio.wait_for(trainer.over.wait(), 60)
-    await trainer.tell(messages.Checkpointed(worker=trainer.name, step=3))
+    await trainer.report(messages.Checkpointed(worker=trainer.name, step=3))
     await trainer.leave()
     await until(lambda: cluster.broker.finished, "finish")
     events = read(cluster.where.folder).events

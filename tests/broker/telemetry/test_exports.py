@@ -45,7 +45,7 @@ async def test_a_sink_has_all_metrics_of_a_run_when_that_is_over(
         cluster = await Cluster(changed(config, metrics={"sinks": ["trackio"]}), stack).open()
         trainer = await cluster.everybody()
         await asyncio.wait_for(trainer.over.wait(), 60)
-        await trainer.tell(messages.Checkpointed(worker=trainer.name, step=3))
+        await trainer.report(messages.Checkpointed(worker=trainer.name, step=3))
         await trainer.leave()
         await until(lambda: cluster.broker.finished, "the end")
         taken = [json.loads(line) for line in (tmp_path / "taken").read_text().splitlines()]
