@@ -53,7 +53,7 @@ from rhymed_broker.status import snapshot as status
 from rhymed_broker.status.dashboard import Dashboard
 from rhymed_broker.status.latest import Latest
 from rhymed_broker.status.writers import MetricsWriter, TimelineWriter
-from rhymed_broker.telemetry.exports import Abroad
+from rhymed_broker.telemetry.exports import Exports
 from rhymed_store.client import StoreClient
 
 log = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ log = logging.getLogger(__name__)
 RECALLED = 256  # prompts in one question for their lengths
 LINGER_S = 3.0  # after the end, for those who watch
 FLUSH_S = 30.0  # for the last marks and metrics
-ABROAD_S = 6.0  # for what is still to go to other people's systems, when the run is stopped
+EXPORTS_S = 6.0  # for unsent metrics and traces, when the run is stopped
 
 
 class BrokerService(Service):
@@ -89,7 +89,7 @@ class BrokerService(Service):
         self._over = ""  # why the run is over; empty: it is not
         self._outbox = Outbox()
         self._metrics_writer = MetricsWriter(MetricsLog(places.metrics, places.tensorboard))
-        self._abroad = Abroad(config, places)
+        self._exports = Exports(config, places)
         self._timeline_writer = TimelineWriter(places.folder)
         self._timeline = self._timeline_writer.timeline
         self._handlers: dict[type[messages.Message], Callable[[bytes, Any], messages.Message]] = {
@@ -120,7 +120,7 @@ class BrokerService(Service):
         self._recovery = Recovery(self.config, self.places, self.ledger, self.store, self._outbox, self._timeline)
         self.spawn(self._outbox.run())
         self.spawn(self._metrics_writer.run())
-        self.spawn(self._abroad.run(self.ledger.samples))
+        self.spawn(self._exports.run(self.ledger.samples))
         self.spawn(self._timeline_writer.run())
         self.spawn(self._recovery.run(self._apply, self._fail, self._wake))
         self.spawn(Liveness(self.config.schedule, self.ledger, self._delivery, self._timeline).run(self._wake))
@@ -136,7 +136,7 @@ class BrokerService(Service):
         if hasattr(self, "store"):
             self.store.close()
         await asyncio.gather(self._metrics_writer.close(), self._timeline_writer.close())
-        await self._abroad.close(finished=self.finished, deadline_s=ABROAD_S)
+        await self._exports.close(finished=self.finished, deadline_s=EXPORTS_S)
 
     def _restart_at(self, position: int) -> None:
         self._recovery.restart_at(position)
@@ -288,7 +288,7 @@ class BrokerService(Service):
         return [
             self._metrics_writer.trouble,
             self._timeline_writer.trouble,
-            self._abroad.trouble,
+            self._exports.trouble,
             self._shutdown.waits,
         ]
 
@@ -379,7 +379,7 @@ class BrokerService(Service):
         await asyncio.gather(
             self._outbox.flush(FLUSH_S), self._metrics_writer.flush(FLUSH_S), self._timeline_writer.flush()
         )
-        await self._abroad.close(finished=True, deadline_s=FLUSH_S)
+        await self._exports.close(finished=True, deadline_s=FLUSH_S)
         self.finished = True
         if not self._stays:
             await asyncio.sleep(LINGER_S)

@@ -151,7 +151,9 @@ async def test_all_that_the_dashboard_asks_for_is_there_in_a_real_run(cluster: C
     assert queues.store["used_bytes"] > 0
     seen = set(re.findall(r"^# TYPE (\S+)", exposition(queues).decode(), re.MULTILINE))
     seen |= {f"rhymed_{prometheus.allowed(name)}" for name in FROM_AN_ENGINE}
-    seen |= {f"rhymed_worker_{name}" for name, _, _ in prometheus.TOLD.values()} | {"rhymed_worker_seconds_total"}
+    seen |= {f"rhymed_worker_{name}" for name, _, _ in prometheus.WORKER_STATS.values()} | {
+        "rhymed_worker_seconds_total"
+    }
     for title, wanted in asked().items():
         assert wanted <= seen, title
 

@@ -1,7 +1,7 @@
-"""What of a run goes to other people's systems: metrics to sinks, lives of samples as traces.
+"""Exports to third-party systems: metrics to sinks, the lives of samples as traces.
 
-Owns the sinks' processes and the traces' thread. Invariant: none of it holds up the run, and none of it ends it; what
-is missing is told before the run begins.
+Owns the sinks' processes and the traces' thread. Invariant: neither delays or ends the run; a missing package is
+reported before the run begins.
 """
 
 from __future__ import annotations
@@ -18,34 +18,34 @@ from rhymed_broker.telemetry.otlp import Exporter, otlp
 from rhymed_broker.telemetry.processes import Keeper
 from rhymed_broker.telemetry.spans import Recorder
 
-TRACES_S = 3.0  # at the end, for spans that wait
+TRACES_S = 3.0  # at the end, for queued spans
 
 
-class Abroad:
-    def __init__(self, config: Config, where: RunLayout) -> None:
+class Exports:
+    def __init__(self, config: Config, layout: RunLayout) -> None:
         self._config = config
-        self._sinks = Keeper(config, where)
+        self._sinks = Keeper(config, layout)
         self._exporter: Exporter | None = None
 
     async def run(self, samples: Samples) -> None:
         """Until cancelled. Raises `ConfigError` at once if a package is missing."""
-        if lacking := missing(self._config):
-            raise ConfigError("\n".join(lacking))
-        if address := self._config.metrics.traces:
-            self._exporter = Exporter(otlp(address, self._config.run.name))
+        if problems := missing(self._config):
+            raise ConfigError("\n".join(problems))
+        run, metrics = self._config.run.name, self._config.metrics
+        if metrics.traces:
+            self._exporter = Exporter(otlp(metrics.traces), run)
             epoch_ns = time.time_ns() - time.monotonic_ns()
-            ratio = self._config.metrics.trace_ratio
-            samples.watcher = Recorder(self._config.run.name, self._exporter.put, ratio=ratio, epoch_ns=epoch_ns)
+            samples.watcher = Recorder(run, self._exporter.put, ratio=metrics.trace_ratio, epoch_ns=epoch_ns)
         await self._sinks.run()
 
     @property
     def trouble(self) -> str:
-        """For people; empty: there is none."""
+        """Empty: there is none."""
         traces = self._exporter.trouble if self._exporter is not None else ""
         return "; ".join(filter(None, (self._sinks.trouble, traces)))
 
     async def close(self, *, finished: bool, deadline_s: float) -> None:
-        """What is left is sent, as far as the time allows. Again: does nothing."""
+        """Sends what is left, within the deadline. Idempotent."""
         exporter, self._exporter = self._exporter, None
         await self._sinks.close(finished=finished, deadline_s=deadline_s)
         if exporter is not None:

@@ -1,134 +1,130 @@
-"""Sends finished spans to an OTLP/HTTP address, on a thread of its own.
+"""Sends finished spans to an OTLP/HTTP address through OpenTelemetry's `BatchSpanProcessor`, on that one's thread.
 
-What waits is bounded: when the address is slow or away, spans are dropped and counted, and the run does not notice.
-Why is told once, until it works again. OpenTelemetry is imported on the thread, so nobody waits for that either; its
-own environment variables hold (OTEL_EXPORTER_OTLP_HEADERS, for one).
+Invariant: the run does not notice a slow or unreachable address. The queue is bounded; spans that do not fit or do not
+arrive are dropped and counted, and the reason is logged once until sending works again. OpenTelemetry's environment
+variables apply (for example OTEL_EXPORTER_OTLP_HEADERS).
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rhymed_broker.telemetry.spans import Span
 
 log = logging.getLogger(__name__)
 
-WAITING = 16384  # spans
-BATCH = 512
-LOOK_S = 0.2  # the thread notices its end so late
-LINGER_S = 1.0  # others may join a batch, or an address come back
+QUEUE_SPANS = 16384
+BATCH_SPANS = 512
+LINGER_S = 1.0  # more spans may join a batch
 TIMEOUT_S = 10.0
 
-Send = Callable[[list[Span]], bool]
-"""Blocking; may raise. Whether they have arrived."""
+Send = Callable[[Sequence[Any]], bool]
+"""Blocking; may raise. Takes OpenTelemetry's `ReadableSpan`s; whether they have arrived."""
 
 
 class Exporter:
-    def __init__(self, connect: Callable[[], Send], *, waiting: int = WAITING, linger_s: float = LINGER_S) -> None:
+    """A `SpanExporter` and the processor that calls it: `put` is for the event loop, `export` for the thread."""
+
+    def __init__(
+        self, connect: Callable[[], Send], run: str, *, queue_spans: int = QUEUE_SPANS, linger_s: float = LINGER_S
+    ) -> None:
         """`connect` is called on the thread, again after it raised."""
-        self.trouble = ""  # why spans do not arrive just now
-        self.dropped = 0
-        self._slow = False  # some had no room
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+        logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # failures are logged here, once
+        self.trouble = ""  # why spans do not arrive now
         self._connect = connect
-        self._linger_s = linger_s
         self._send: Send | None = None
-        self._waiting: queue.Queue[Span] = queue.Queue(waiting)
-        self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="traces", daemon=True)
-        self._thread.start()
+        self._queue_spans = queue_spans
+        self._put = self._taken = self._overflowed = self._failed = 0  # spans
+        self._reported = 0  # of those that overflowed
+        self._closing: threading.Thread | None = None
+        self._resource = Resource.create({"service.name": "rhymed", "rhymed.run": run})
+        self._processor: Any = BatchSpanProcessor(
+            self,  # type: ignore[arg-type,unused-ignore]
+            max_queue_size=queue_spans,
+            schedule_delay_millis=1000 * linger_s,
+            max_export_batch_size=min(BATCH_SPANS, queue_spans),
+        )
+
+    @property
+    def dropped(self) -> int:
+        """Spans that did not arrive."""
+        return self._overflowed + self._failed
 
     def put(self, span: Span) -> None:
-        """Never waits."""
-        try:
-            self._waiting.put_nowait(span)
-        except queue.Full:
-            self.dropped += 1
-            self._slow = True
+        """Never waits. When the queue is full, the processor drops its oldest span."""
+        if self._put - self._taken - self._overflowed >= self._queue_spans:
+            self._overflowed += 1
+        self._put += 1
+        self._processor.on_end(readable(span, self._resource))
 
     def close(self, deadline_s: float) -> None:
-        """Blocking: what waits is sent, but for no longer than this; then the thread is left to itself."""
-        self._closing.set()
-        self._thread.join(deadline_s)
+        """Blocking: sends what is queued, for at most this long; after that the thread is left behind."""
+        if self._closing is None:
+            self._closing = threading.Thread(target=self._processor.shutdown, name="traces", daemon=True)
+            self._closing.start()
+        self._closing.join(deadline_s)
 
-    def _work(self) -> None:
-        while not (self._closing.is_set() and self._waiting.empty()):
-            if batch := self._batch():
-                self._deliver(batch)
-
-    def _batch(self) -> list[Span]:
-        """The first that comes, and those that come soon after it; empty: none came."""
-        batch: list[Span] = []
-        with contextlib.suppress(queue.Empty):
-            batch.append(self._waiting.get(timeout=LOOK_S))
-            if self._waiting.qsize() < BATCH:
-                self._closing.wait(self._linger_s)
-            while len(batch) < BATCH:
-                batch.append(self._waiting.get_nowait())
-        return batch
-
-    def _deliver(self, batch: list[Span]) -> None:
+    def export(self, batch: Sequence[Any]) -> None:
+        """Called by the processor, on its thread."""
+        self._taken += len(batch)
         try:
             if self._send is None:
                 self._send = self._connect()
-            reason = "" if self._send(batch) else "they were not taken"
-        except Exception as error:  # of other people's packages
+            reason = "" if self._send(batch) else "they were not accepted"
+        except Exception as error:  # of third-party packages
             reason = f"{type(error).__name__}: {error}"
         if reason:
-            self.dropped += len(batch)
-            self._tell(f"traces do not arrive, and are dropped, {self.dropped:,} spans by now: {reason}")
-            self._closing.wait(self._linger_s)
-        elif self._slow:
-            self._slow = False
-            self._tell(
-                f"traces arrive too slowly, and some are dropped, {self.dropped:,} spans by now:"
-                " lower metrics.trace_ratio"
+            self._failed += len(batch)
+            self._report(f"traces do not arrive, {self.dropped:,} spans dropped so far: {reason}")
+        elif self._overflowed > self._reported:
+            self._reported = self._overflowed
+            self._report(
+                f"traces arrive too slowly, {self.dropped:,} spans dropped so far: lower metrics.trace_ratio"
             )
         else:
             self.trouble = ""
 
-    def _tell(self, trouble: str) -> None:
+    def shutdown(self) -> None:
+        """Part of `SpanExporter`: there is nothing to close."""
+
+    def _report(self, trouble: str) -> None:
         if not self.trouble:
             log.warning(trouble)
         self.trouble = trouble
 
 
-def otlp(address: str, run: str) -> Callable[[], Send]:
+def otlp(address: str) -> Callable[[], Send]:
     """To `address`/v1/traces, as protobuf over HTTP. Needs `rhymed[otel]`."""
 
     def connect() -> Send:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
-        logging.getLogger("opentelemetry.exporter").setLevel(logging.CRITICAL)  # we tell, once
-        return sender(OTLPSpanExporter(endpoint=endpoint(address), timeout=TIMEOUT_S), run)
+        return sender(OTLPSpanExporter(endpoint=endpoint(address), timeout=TIMEOUT_S))
 
     return connect
 
 
 def endpoint(address: str) -> str:
-    """Where traces are taken at an OTLP/HTTP address; the path may be there already."""
+    """The URL for traces of an OTLP/HTTP address, which may include the path already."""
     address = address.rstrip("/")
     return address if address.endswith("/v1/traces") else f"{address}/v1/traces"
 
 
-def sender(exporter: Any, run: str) -> Send:
-    """Spans through one of OpenTelemetry's exporters; `run` is told as a property of where they come from."""
-    from opentelemetry.sdk.resources import Resource
+def sender(exporter: Any) -> Send:
+    """Through one of OpenTelemetry's `SpanExporter`s."""
     from opentelemetry.sdk.trace.export import SpanExportResult
 
-    resource = Resource.create({"service.name": "rhymed", "rhymed.run": run})
-
-    def send(batch: list[Span]) -> bool:
-        return bool(exporter.export([_readable(span, resource) for span in batch]) is SpanExportResult.SUCCESS)
-
-    return send
+    return lambda batch: exporter.export(batch) is SpanExportResult.SUCCESS
 
 
-def _readable(span: Span, resource: Any) -> Any:
+def readable(span: Span, resource: Any) -> Any:
+    """OpenTelemetry's `ReadableSpan`."""
     from opentelemetry.sdk.trace import ReadableSpan
     from opentelemetry.trace import SpanContext, Status, StatusCode, TraceFlags
 
