@@ -8,15 +8,15 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rhymed.cli import upkeep
-from rhymed.cli.options import add_override, add_run, example, refuse_run
+from rhymed.cli import integrity
+from rhymed.cli.options import add_override, add_run, make_parser, refuse_run
 
 if TYPE_CHECKING:
     from rhymed.config import Config
 
 
 def add(commands: Any) -> None:
-    top = _parser(
+    top = make_parser(
         commands,
         "history",
         "look into the store of a run, export it, import it",
@@ -35,14 +35,7 @@ def add(commands: Any) -> None:
     _add_show(verbs)
     _add_export(verbs)
     _add_import(verbs)
-    _add_compare(verbs)
-    _add_audit(verbs)
-    upkeep.add(verbs, _parser)
-
-
-def _parser(commands: Any, name: str, about: str, *examples: str) -> Any:
-    description = f"{about[0].upper()}{about[1:]}."
-    return commands.add_parser(name, help=about, description=description, **example(*examples))
+    integrity.add(verbs)
 
 
 def _count(text: str) -> int:
@@ -53,7 +46,7 @@ def _count(text: str) -> int:
 
 
 def _add_stats(verbs: Any) -> None:
-    parser = _parser(
+    parser = make_parser(
         verbs,
         "stats",
         "samples, lengths and rewards of each epoch, and how alike epochs are",
@@ -70,7 +63,7 @@ def _add_stats(verbs: Any) -> None:
 
 
 def _add_show(verbs: Any) -> None:
-    parser = _parser(
+    parser = make_parser(
         verbs,
         "show",
         "list the prompts, or show one with its responses side by side",
@@ -89,7 +82,7 @@ def _add_show(verbs: Any) -> None:
 
 
 def _add_export(verbs: Any) -> None:
-    parser = _parser(
+    parser = make_parser(
         verbs,
         "export",
         "write every sample as a row of a parquet or JSONL file",
@@ -103,7 +96,7 @@ def _add_export(verbs: Any) -> None:
 
 
 def _add_import(verbs: Any) -> None:
-    parser = _parser(
+    parser = make_parser(
         verbs,
         "import",
         "an earlier run's responses as history of a run that is to come",
@@ -117,35 +110,6 @@ def _add_import(verbs: Any) -> None:
     parser.add_argument("--all", action="store_true", help="also prompts that are not in the run's data")
     add_override(parser)
     parser.set_defaults(handler=bring)
-
-
-def _add_compare(verbs: Any) -> None:
-    parser = _parser(
-        verbs,
-        "compare",
-        "hold every sample of two runs against each other; exit status 1 where they differ",
-        "rhymed history compare runs/plain runs/fast",
-    )
-    parser.add_argument("first", type=Path, metavar="RUN", help="a run's folder")
-    parser.add_argument("second", type=Path, metavar="OTHER", help="another one's")
-    parser.add_argument("--json", action="store_true", help="as one JSON object, with every sample that differs")
-    parser.set_defaults(handler=compare)
-
-
-def _add_audit(verbs: Any) -> None:
-    parser = _parser(
-        verbs,
-        "audit",
-        "was every sample trained exactly once, or dropped with a reason? exit status 1 where not",
-        "rhymed history audit runs/quickstart",
-        "rhymed history audit runs/killed --against runs/calm",
-    )
-    add_run(parser)
-    parser.add_argument(
-        "--against", type=Path, metavar="OTHER", help="another run that should have trained the same, to the bit"
-    )
-    parser.add_argument("--json", action="store_true", help="as one JSON object")
-    parser.set_defaults(handler=audit)
 
 
 def show_stats(arguments: argparse.Namespace) -> int:
@@ -284,39 +248,3 @@ def _tell(arguments: argparse.Namespace, config: Config, report: Any) -> None:
         print(f"left out {some(count, 'sample')}: {reason}")
     if not where.config.exists():
         print(f"`rhymed run {arguments.config}` starts with this history, as run {config.run.name}")
-
-
-def compare(arguments: argparse.Namespace) -> int:
-    """Exit status 1 where more than near ties differ."""
-    from rhymed.errors import ConfigError
-    from rhymed.history.compare.samples import compare as both
-    from rhymed.history.compare.samples import render
-    from rhymed.history.folder import open_folder
-
-    if arguments.first.resolve() == arguments.second.resolve():
-        raise ConfigError(f"{arguments.first} and {arguments.second} are the same run: name another one's folder")
-    with open_folder(arguments.first) as first, open_folder(arguments.second) as second:
-        found = both(first, second)
-        print(json.dumps(found.json(), indent=2) if arguments.json else render(found, first.name, second.name))
-    return int(not found.same)
-
-
-def audit(arguments: argparse.Namespace) -> int:
-    """Exit status 1 where a sample is not accounted for, or the two runs differ."""
-    from rhymed.history.compare import runs
-    from rhymed.history.compare.audit import audit as look
-    from rhymed.history.compare.audit import render
-    from rhymed.history.folder import open_folder
-
-    with open_folder(arguments.run) as folder:
-        found = look(folder)
-        told = {"audit": found.json()}
-        text = render(found, folder.name)
-    both = None
-    if arguments.against is not None:
-        with open_folder(arguments.against) as other:
-            both = runs.against(folder.folder, other.folder)
-            told["against"] = both.json()
-            text += "\n" + runs.render(both, folder.name, other.name)
-    print(json.dumps(told, indent=2) if arguments.json else text)
-    return int(bool(found.wrong or (both is not None and both.wrong)))

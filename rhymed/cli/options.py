@@ -109,3 +109,9 @@ def read_config(arguments: argparse.Namespace) -> Config:
         if not path.exists():
             raise ConfigError(f"no CONFIG given, and there is no {path}; name a TOML file")
     return load_config(path, arguments.override)
+
+
+def make_parser(commands: Any, name: str, about: str, *examples: str) -> Any:
+    """A subcommand whose description is its help text as a sentence."""
+    description = f"{about[0].upper()}{about[1:]}."
+    return commands.add_parser(name, help=about, description=description, **example(*examples))

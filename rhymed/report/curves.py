@@ -1,7 +1,7 @@
-"""A run's metrics over its steps, a small picture a question. Rows in, PNG files out; with matplotlib, where that is.
+"""A run's metrics over its steps as curves: one PNG file per question for the report. Needs matplotlib.
 
-What no row has a number for has no picture. Rows count steps from 0, axes from 1. Colours are those of
-`rhymed.report.overview`.
+A question without any number gets no picture. Rows count steps from 0, axes from 1. `overview` draws some of the same
+curves into one picture.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rhymed.report.overview import MOST_LINES
 from rhymed.run.totals import Row, epochs
 
 SIZE = (6.2, 2.9)  # inches
@@ -18,6 +17,7 @@ DPI = 110
 SMOOTH = 5  # steps
 MEBI = 2**20
 HEALTH = "Training health: "
+MOST_LINES = 40  # epochs beyond which their boundaries would cover the curves
 BLUE, PALE, GREEN, PURPLE, ORANGE, GREY = "#1f5f8b", "#9db4c8", "#6a994e", "#8e5572", "#d08c3f", "#888888"
 
 
@@ -30,19 +30,19 @@ class Panel(NamedTuple):
 class Picture(NamedTuple):
     file: Path
     title: str
-    about: str  # for those who do not see it
+    about: str  # alternative text
 
 
 def draw(rows: Sequence[Row], evaluations: Sequence[Row], folder: Path) -> list[Picture] | None:
-    """What there is to see, written into `folder`. None without matplotlib."""
+    """Write one picture per panel that has data into `folder`. None without matplotlib."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
         return None
-    found = []
+    pictures = []
     panels = [
         *PANELS,
-        Panel("evaluation", "Evaluation on held-out prompts", lambda axis, _: _exams(axis, evaluations)),
+        Panel("evaluation", "Evaluation on held-out prompts", lambda axis, _: evaluation_curves(axis, evaluations)),
     ]
     for panel in panels:
         figure = Figure(figsize=SIZE)
@@ -57,44 +57,43 @@ def draw(rows: Sequence[Row], evaluations: Sequence[Row], folder: Path) -> list[
         axis.locator_params(axis="x", integer=True)
         if axis.get_legend_handles_labels()[1]:
             axis.legend(frameon=False, fontsize=8)
-        _boundaries(axis, rows if panel.name != "evaluation" else ())
+        epoch_boundaries(axis, rows if panel.name != "evaluation" else ())
         file = folder / f"{panel.name}.png"
         figure.savefig(file, dpi=DPI)
-        found.append(Picture(file, panel.title, _about(panel, rows)))
-    return found
+        pictures.append(Picture(file, panel.title, _about(panel, rows)))
+    return pictures
 
 
 def _about(panel: Panel, rows: Sequence[Row]) -> str:
-    steps = _steps(rows)
+    steps = step_numbers(rows)
     return f"{panel.title}, steps {steps[0]} to {steps[-1]}" if steps else panel.title
 
 
-def _steps(rows: Sequence[Row]) -> list[int]:
+def step_numbers(rows: Sequence[Row]) -> list[int]:
+    """Counted from 1: step *k* then ends with policy version *k*, by which evaluations are numbered."""
     return [row["step"] + 1 for row in rows]
 
 
 def _line(axis: Any, rows: Sequence[Row], key: str, **style: Any) -> bool:
-    """Whether there was anything."""
+    """Draw the rows that have the metric. False if none has."""
     known = [row for row in rows if row.get(key) is not None]
-    return bool(known) and _points(axis, _steps(known), [row[key] for row in known], **style)
+    if known:
+        marker = "." if len(known) < 40 else ""
+        axis.plot(step_numbers(known), [row[key] for row in known], marker=marker, **style)
+    return bool(known)
 
 
-def _points(axis: Any, places: Sequence[int], values: Sequence[float], **style: Any) -> bool:
-    axis.plot(places, values, **{"marker": "." if len(values) < 40 else "", **style})
-    return True
-
-
-def _reward(axis: Any, rows: Sequence[Row]) -> bool:
+def reward(axis: Any, rows: Sequence[Row]) -> bool:
     known = [row for row in rows if row.get("reward/mean") is not None]
     values = [row["reward/mean"] for row in known]
     smooth = [_mean(values[max(0, place - SMOOTH + 1) : place + 1]) for place in range(len(values))]
     there = _line(axis, rows, "reward/mean", color=PALE, label="step")
     if there:
-        axis.plot(_steps(known), smooth, color=BLUE, linewidth=2, label=f"mean of {SMOOTH} steps")
+        axis.plot(step_numbers(known), smooth, color=BLUE, linewidth=2, label=f"mean of {SMOOTH} steps")
     return there
 
 
-def _lengths(axis: Any, rows: Sequence[Row]) -> bool:
+def lengths(axis: Any, rows: Sequence[Row]) -> bool:
     axis.set(ylabel="tokens")
     there = _line(axis, rows, "response_length/mean", color=GREEN, label="mean")
     return _line(axis, rows, "response_length/max", color=PALE, label="longest") or there
@@ -103,15 +102,14 @@ def _lengths(axis: Any, rows: Sequence[Row]) -> bool:
 def _acceptance(axis: Any, rows: Sequence[Row]) -> bool:
     axis.set(ylim=(0, 1.02))
     there = _line(axis, rows, "rollout/spec_accept_rate", color=PURPLE, label="drafts accepted")
-    return _line(axis, rows, "rollout/ahead_kept_ratio", color=ORANGE, label="written ahead, kept") or there
+    return _line(axis, rows, "rollout/ahead_kept_ratio", color=ORANGE, label="run-ahead tokens kept") or there
 
 
-def _gain(axis: Any, rows: Sequence[Row]) -> bool:
+def gain(axis: Any, rows: Sequence[Row]) -> bool:
     """Both are 1 in plain decoding."""
-    there = _line(axis, rows, "rollout/spec_accept_length", color=PURPLE, label="tokens a forward")
-    there = _line(axis, rows, "rollout/spec_net_speedup", color=ORANGE, label="net speed-up, estimated") or there
     axis.axhline(1, color=GREY, linewidth=0.8, linestyle=":")
-    return there
+    there = _line(axis, rows, "rollout/spec_accept_length", color=PURPLE, label="tokens per forward")
+    return _line(axis, rows, "rollout/spec_net_speedup", color=ORANGE, label="net speed-up, estimated") or there
 
 
 def _bubble(axis: Any, rows: Sequence[Row]) -> bool:
@@ -125,12 +123,12 @@ def _staleness(axis: Any, rows: Sequence[Row]) -> bool:
     return _line(axis, rows, "staleness/mean", color=BLUE, label="mean") or there
 
 
-def _seconds(axis: Any, rows: Sequence[Row]) -> bool:
+def seconds(axis: Any, rows: Sequence[Row]) -> bool:
     phases = ("rollout", "reward", "train")
     columns = [[row.get(f"timing_s/{phase}") or 0.0 for row in rows] for phase in phases]
     if not any(map(any, columns)):
         return False
-    steps = _steps(rows)
+    steps = step_numbers(rows)
     if len(rows) < 3:  # too few for an area
         for place, (phase, column) in enumerate(zip(phases, columns, strict=True)):
             below = [sum(values) for values in zip(*columns[:place], strict=True)] if place else 0
@@ -142,7 +140,7 @@ def _seconds(axis: Any, rows: Sequence[Row]) -> bool:
 
 
 def _store(axis: Any, rows: Sequence[Row]) -> bool:
-    """Where the size is not told, the tokens that the run has added."""
+    """The store's size; without that metric, the sum of the tokens that the run has added."""
     sizes = [
         {**row, "size": row["store/used_bytes"] / MEBI} for row in rows if row.get("store/used_bytes") is not None
     ]
@@ -158,8 +156,8 @@ def _store(axis: Any, rows: Sequence[Row]) -> bool:
 
 
 def _policy(axis: Any, rows: Sequence[Row]) -> bool:
-    """Loss and entropy are of the same size, the gradient's norm may be of any: it has the axis on the right."""
-    axis.set(ylabel="entropy (nats a token), loss")
+    """Loss and entropy have similar magnitudes; the gradient norm may have any, so it has its own axis."""
+    axis.set(ylabel="entropy (nats per token), loss")
     there = _line(axis, rows, "actor/entropy", color=BLUE, label="entropy")
     there = _line(axis, rows, "actor/loss", color=ORANGE, label="loss") or there
     if not any(row.get("actor/grad_norm") is not None for row in rows):
@@ -177,24 +175,24 @@ def _policy(axis: Any, rows: Sequence[Row]) -> bool:
 
 
 def _distance(axis: Any, rows: Sequence[Row]) -> bool:
-    axis.set(ylabel="nats a token; share")
+    axis.set(ylabel="nats per token; share")
     there = _line(axis, rows, "mismatch_kl/mean", color=PURPLE, label="mismatch: engine to trainer")
     there = _line(axis, rows, "actor/kl", color=GREEN, label="KL to the reference model") or there
     return _line(axis, rows, "actor/pg_clipfrac", color=ORANGE, label="share of tokens clipped") or there
 
 
-def _exams(axis: Any, rows: Sequence[Row]) -> bool:
-    keys = sorted({key for row in rows for key in row if "/acc/mean@" in key or key.endswith("/reward/mean")})
-    known = [key for key in keys if key.startswith("val/") and any(row.get(key) is not None for row in rows)]
-    for key in known:
-        there = [row for row in rows if row.get(key) is not None]  # by policy version, which is no step
-        values = [row[key] for row in there]
-        _points(axis, [row["step"] for row in there], values, marker="o", label=key.removeprefix("val/"))
-    return bool(known)
+def evaluation_curves(axis: Any, evaluations: Sequence[Row], **style: Any) -> bool:
+    """Accuracy and mean reward of each held-out dataset by policy version. False if there are none."""
+    keys = sorted({key for row in evaluations for key in row if "/acc/mean@" in key or key.endswith("/reward/mean")})
+    for key in (key for key in keys if key.startswith("val/")):
+        known = [row for row in evaluations if row.get(key) is not None]
+        label = key.removeprefix("val/")
+        axis.plot([row["step"] for row in known], [row[key] for row in known], marker="o", label=label, **style)
+    return any(key.startswith("val/") for key in keys)
 
 
-def _boundaries(axis: Any, rows: Sequence[Row]) -> None:
-    """A thin line where an epoch begins."""
+def epoch_boundaries(axis: Any, rows: Sequence[Row]) -> None:
+    """A thin line at the start of each epoch but the first."""
     begins = [epoch["first_step"] for epoch in epochs(rows)[1:]]
     if len(begins) <= MOST_LINES:
         for step in begins:
@@ -206,14 +204,14 @@ def _mean(values: Sequence[float]) -> float:
 
 
 PANELS = (
-    Panel("reward", "Reward", _reward),
-    Panel("length", "Response length", _lengths),
+    Panel("reward", "Reward", reward),
+    Panel("length", "Response length", lengths),
     Panel("policy", f"{HEALTH}entropy, loss, gradient norm", _policy),
     Panel("distance", f"{HEALTH}mismatch, KL, clip fraction", _distance),
     Panel("acceptance", "Share of drafted tokens that were accepted", _acceptance),
-    Panel("gain", "What drafting gained", _gain),
-    Panel("bubble", "Bubble: slot time without a sample", _bubble),
+    Panel("gain", "Speed-up by drafting", gain),
+    Panel("bubble", "Bubble: share of slot time without a sample", _bubble),
     Panel("staleness", "Staleness: age of the oldest token at training", _staleness),
-    Panel("seconds", "Where a step's time goes", _seconds),
+    Panel("seconds", "Where a step's time goes", seconds),
     Panel("store", "The store", _store),
 )

@@ -1,0 +1,144 @@
+"""`rhymed history compare`, `audit`, `verify`, `repair` and `backup`: is a run's store what it should be?"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from rhymed.cli.options import add_run, make_parser
+
+
+def add(verbs: Any) -> None:
+    _add_compare(verbs)
+    _add_audit(verbs)
+    _add_verify(verbs)
+    _add_repair(verbs)
+    _add_backup(verbs)
+
+
+def _add_compare(verbs: Any) -> None:
+    parser = make_parser(
+        verbs,
+        "compare",
+        "hold every sample of two runs against each other; exit status 1 where they differ",
+        "rhymed history compare runs/plain runs/fast",
+    )
+    parser.add_argument("first", type=Path, metavar="RUN", help="a run's folder")
+    parser.add_argument("second", type=Path, metavar="OTHER", help="another one's")
+    parser.add_argument("--json", action="store_true", help="as one JSON object, with every sample that differs")
+    parser.set_defaults(handler=compare)
+
+
+def _add_audit(verbs: Any) -> None:
+    parser = make_parser(
+        verbs,
+        "audit",
+        "was every sample trained exactly once, or dropped with a reason? exit status 1 where not",
+        "rhymed history audit runs/quickstart",
+        "rhymed history audit runs/killed --against runs/calm",
+    )
+    add_run(parser)
+    parser.add_argument(
+        "--against", type=Path, metavar="OTHER", help="another run that should have trained the same, to the bit"
+    )
+    parser.add_argument("--json", action="store_true", help="as one JSON object")
+    parser.set_defaults(handler=audit)
+
+
+def _add_verify(verbs: Any) -> None:
+    parser = make_parser(
+        verbs,
+        "verify",
+        "read every byte of a run's store and tell what is damaged; exit status 1 where something is",
+        "rhymed history verify runs/quickstart",
+    )
+    parser.add_argument("run", type=Path, metavar="RUN", help="a run's folder; the run may be alive")
+    parser.add_argument("--json", action="store_true", help="as one JSON object, with all that is damaged")
+    parser.set_defaults(handler=verify)
+
+
+def _add_repair(verbs: Any) -> None:
+    parser = make_parser(
+        verbs,
+        "repair",
+        "leave out what is damaged in a run's store and save the rest; the damaged file is kept",
+        "rhymed history repair runs/quickstart",
+    )
+    parser.add_argument("run", type=Path, metavar="RUN", help="the folder of a run that is not alive")
+    parser.set_defaults(handler=repair)
+
+
+def _add_backup(verbs: Any) -> None:
+    parser = make_parser(
+        verbs,
+        "backup",
+        "copy a run's store, while it is written, to a folder that opens as a run's",
+        "rhymed history backup runs/latest /mnt/copies/tuesday",
+    )
+    parser.add_argument("run", type=Path, metavar="RUN", help="a run's folder; the run may be alive")
+    parser.add_argument("target", type=Path, metavar="DEST", help="a folder that is not there yet")
+    parser.set_defaults(handler=backup)
+
+
+def verify(arguments: argparse.Namespace) -> int:
+    """Exit status 1 where something is damaged."""
+    from rhymed.history.maintenance import as_json, render_verify, verify_run
+
+    report, file_bytes = verify_run(arguments.run)
+    print(
+        json.dumps(as_json(report), indent=2) if arguments.json else render_verify(report, arguments.run, file_bytes)
+    )
+    return int(not report.sound)
+
+
+def repair(arguments: argparse.Namespace) -> int:
+    from rhymed.history.maintenance import render_repair, repair_run
+
+    print(render_repair(*repair_run(arguments.run), arguments.run))
+    return 0
+
+
+def backup(arguments: argparse.Namespace) -> int:
+    from rhymed.history.maintenance import backup_run, render_backup
+
+    report = backup_run(arguments.run, arguments.target)
+    print(render_backup(report, arguments.run, arguments.target))
+    return 0
+
+
+def compare(arguments: argparse.Namespace) -> int:
+    """Exit status 1 where more than near ties differ."""
+    from rhymed.errors import ConfigError
+    from rhymed.history.compare.samples import compare as both
+    from rhymed.history.compare.samples import render
+    from rhymed.history.folder import open_folder
+
+    if arguments.first.resolve() == arguments.second.resolve():
+        raise ConfigError(f"{arguments.first} and {arguments.second} are the same run: name another one's folder")
+    with open_folder(arguments.first) as first, open_folder(arguments.second) as second:
+        found = both(first, second)
+        print(json.dumps(found.json(), indent=2) if arguments.json else render(found, first.name, second.name))
+    return int(not found.same)
+
+
+def audit(arguments: argparse.Namespace) -> int:
+    """Exit status 1 where a sample is not accounted for, or the two runs differ."""
+    from rhymed.history.compare import runs
+    from rhymed.history.compare.audit import audit as look
+    from rhymed.history.compare.audit import render
+    from rhymed.history.folder import open_folder
+
+    with open_folder(arguments.run) as folder:
+        found = look(folder)
+        told = {"audit": found.json()}
+        text = render(found, folder.name)
+    both = None
+    if arguments.against is not None:
+        with open_folder(arguments.against) as other:
+            both = runs.against(folder.folder, other.folder)
+            told["against"] = both.json()
+            text += "\n" + runs.render(both, folder.name, other.name)
+    print(json.dumps(told, indent=2) if arguments.json else text)
+    return int(bool(found.wrong or (both is not None and both.wrong)))
