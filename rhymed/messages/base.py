@@ -1,4 +1,4 @@
-"""The envelope, and the answers that every receiver may give."""
+"""The envelope, and the answers that every receiver may send."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 PROTOCOL = 7
-"""Version of these messages. A peer of another version is turned away when it joins."""
+"""Version of these messages. A peer with another version is refused when it joins."""
 
 
 class Message(msgspec.Struct, frozen=True, tag_field="type", forbid_unknown_fields=True, omit_defaults=True):
@@ -15,7 +15,7 @@ class Message(msgspec.Struct, frozen=True, tag_field="type", forbid_unknown_fiel
 
 
 class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Base of what stands inside a body."""
+    """Base of the structs inside a body."""
 
 
 class Envelope(Part, frozen=True, kw_only=True):
@@ -23,15 +23,15 @@ class Envelope(Part, frozen=True, kw_only=True):
 
     kind: Literal["request", "reply", "event"]
     id: int = 0  # pairs a reply with its request; 0 in an event
-    deadline_s: float = 0.0  # how long the asker will wait; the answerer may give up after it
+    deadline_s: float = 0.0  # how long the sender waits; the receiver may give up after it
 
 
 class Done(Message, frozen=True, tag="done"):
-    """Answer: it happened (for the store: it is durable as configured)."""
+    """Answer: the request succeeded (store: the data is durable as configured)."""
 
 
 class Failure(Message, frozen=True, kw_only=True, tag="failure"):
-    """Answer: it did not happen, and why."""
+    """Answer: the request failed, and why."""
 
     error: str  # class name in rhymed.errors
     message: str

@@ -1,4 +1,4 @@
-"""To a worker or the trainer, all from the broker."""
+"""From the broker to a worker or the trainer."""
 
 from __future__ import annotations
 
@@ -7,54 +7,54 @@ from rhymed.messages.samples import SampleId
 
 
 class Generate(Message, frozen=True, kw_only=True, tag="generate"):
-    """Broker -> rollout worker: take these. Done means taken; Generated follows when they are stored."""
+    """Broker -> rollout worker: generate these. Done means accepted; Generated follows when they are stored."""
 
     samples: list[SampleId]
-    begun: list[SampleId] = []  # of these the store has a beginning, see PutPartials
+    begun: list[SampleId] = []  # those with saved tokens in the store, see PutPartials
 
 
 class Cancel(Message, frozen=True, kw_only=True, tag="cancel"):
-    """Broker -> rollout worker: forget these; what they have so far is not kept."""
+    """Broker -> rollout worker: abort these; their tokens are discarded."""
 
     samples: list[SampleId]
 
 
 class Release(Message, frozen=True, kw_only=True, tag="release"):
-    """Broker -> rollout worker: hand these over: what they have goes to the store, then they are given back."""
+    """Broker -> rollout worker: save the tokens of these to the store, then return them with GiveBack."""
 
     samples: list[SampleId]
 
 
 class LoadVersion(Message, frozen=True, kw_only=True, tag="load_version"):
-    """Broker -> rollout worker: load these weights in place. Done means begun; Loaded follows."""
+    """Broker -> rollout worker: load these weights in place. Done means started; Loaded follows."""
 
     version: int
     weights: str  # address that serves them
-    life: str = ""  # of the trainer that made them: one that was set back makes a version of the same number again
+    life: str = ""  # of the trainer process that published them: after a rollback, version numbers repeat
 
 
-class RateSamples(Message, frozen=True, kw_only=True, tag="score"):
-    """Broker -> reward worker: take these. Done means taken; Scored follows."""
+class ScoreSamples(Message, frozen=True, kw_only=True, tag="score"):
+    """Broker -> reward worker: score these. Done means accepted; Scored follows."""
 
     samples: list[SampleId]
 
 
 class TrainStep(Message, frozen=True, kw_only=True, tag="train_step"):
-    """Broker -> trainer: train one step on these whole groups. Done means taken; Trained follows."""
+    """Broker -> trainer: train one step on these complete groups. Done means accepted; Trained follows."""
 
     step: int
-    samples: list[SampleId]  # sorted: the order is part of what makes a step reproducible
-    metrics: dict[str, float] = {}  # rollout's side of the step, for the trainer's log
+    samples: list[SampleId]  # sorted: a step is reproducible only in a fixed order
+    metrics: dict[str, float] = {}  # of the step's rollouts, for the trainer's log
 
 
 class Finish(Message, frozen=True, kw_only=True, tag="finish"):
-    """Broker -> everybody: the run is over; leave. Trainer: write the last checkpoint first."""
+    """Broker -> all workers: the run is over; leave. Trainer: write the last checkpoint first."""
 
     reason: str
 
 
 ToRollout = Generate | Cancel | Release | LoadVersion | Finish
 
-ToReward = RateSamples | Finish
+ToReward = ScoreSamples | Finish
 
 ToTrainer = TrainStep | Finish

@@ -1,4 +1,4 @@
-"""The broker's answers: who it is, and snapshots of what it has."""
+"""The broker's answers: the run, and snapshots of its state."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ class Welcome(Message, frozen=True, kw_only=True, tag="welcome"):
 
     run: str  # the run's name
     heartbeat_s: float
-    lost_after_s: float  # silence after which what the worker holds goes to others
-    step: int  # trainer: first step that the broker will ask for
+    lost_after_s: float  # seconds without a heartbeat after which the worker's samples go to others
+    step: int  # trainer: first step that it will get
 
 
 class WorkerRow(Part, frozen=True, kw_only=True):
@@ -26,21 +26,21 @@ class WorkerRow(Part, frozen=True, kw_only=True):
     silent_s: float  # since the last heartbeat
     holding: list[Holding]  # empty in a brief answer
     stats: dict[str, float] = {}
-    held: int = 0  # samples in hand
-    parked: int = 0  # of these, written ahead to their ends
-    accept_length: float = 0.0  # tokens a forward of its last samples, 1 without drafts; 0: not known
-    drained: bool = False  # it gets no more work, see Drain
+    held: int = 0  # number of samples it holds
+    parked: int = 0  # of these, complete but waiting for newer weights
+    accept_length: float = 0.0  # tokens per forward pass in its last samples, 1 without drafts; 0: unknown
+    drained: bool = False  # gets no new work, see Drain
 
 
 class GroupRow(Part, frozen=True, kw_only=True):
-    """How far one prompt's samples are. Its sizes sum to the group's."""
+    """Progress of one prompt's samples. The four counts sum to the group size."""
 
     prompt: str
     waiting: int
     running: int
-    written: int  # or being scored
+    written: int  # generated, or being scored
     settled: int  # scored, or dropped
-    longest: int = 0  # tokens, of those that run
+    longest: int = 0  # tokens, among running samples
 
 
 class StepRow(Part, frozen=True, kw_only=True):
@@ -49,7 +49,7 @@ class StepRow(Part, frozen=True, kw_only=True):
     groups_ready: int
     groups: int
     open_s: float
-    rows: list[GroupRow] = []  # some of the groups: what runs, the longest first, then what waits, then what is ready
+    rows: list[GroupRow] = []  # some groups: running ones, longest first, then waiting, then complete ones
 
 
 class Queues(Message, frozen=True, kw_only=True, tag="queues"):
@@ -58,39 +58,39 @@ class Queues(Message, frozen=True, kw_only=True, tag="queues"):
     run: str
     uptime_s: float
     version: int  # newest published policy version
-    step: int  # next step to be trained
-    steps: int  # steps of the whole run
+    step: int  # next step to train
+    steps: int  # steps in the whole run
     finished: bool
     queues: dict[str, int]  # waiting, running, generated, scoring, scored, training, trained, dropped
     oldest_s: dict[str, float]  # queue -> age of its oldest sample in that state
     workers: list[WorkerRow]
-    open_steps: list[StepRow]  # evaluations, too: their step is EVAL + version
-    metrics: dict[str, float] = {}  # of the step trained last
-    val: dict[str, float] = {}  # of the newest evaluation; val/version: which policy version it was
+    open_steps: list[StepRow]  # includes evaluations: their step is EVAL + version
+    metrics: dict[str, float] = {}  # of the last trained step
+    val: dict[str, float] = {}  # of the newest evaluation; val/version: its policy version
     lag_ms: float = 0.0  # event-loop lag, 99th percentile of the last seconds
-    counts: dict[str, int] = {}  # since the broker began, only growing: tokens, lost (workers); event -> samples
-    store: dict[str, float] = {}  # numbers of StoreStats, a few seconds old; empty: it has not been heard yet
-    troubles: list[str] = []  # what keeps the run from going on just now, for people
+    counts: dict[str, int] = {}  # counters since the broker started: tokens, lost (workers); event -> samples
+    store: dict[str, float] = {}  # numbers of StoreStats, a few seconds old; empty: none received yet
+    troubles: list[str] = []  # reasons why the run makes no progress, as sentences
     paused: bool = False  # see Pause
 
 
 class Moment(Part, frozen=True, kw_only=True):
-    """Something that has happened to a sample."""
+    """An event in the life of a sample."""
 
     ago_s: float
-    event: str  # of the ledger's table, docs/ledger.md
-    who: str = ""  # a worker, or why
+    event: str  # of the ledger's transition table, docs/ledger.md
+    who: str = ""  # a worker, or a reason
 
 
 class Member(Part, frozen=True, kw_only=True):
-    """A sample of a group, as the broker knows it."""
+    """The broker's view of one sample of a group."""
 
     index: int
-    state: str  # of the ledger's table
-    worker: str  # who has it in hand; empty: nobody
-    tokens: int  # so far; of a written one: all
+    state: str  # of the ledger's transition table
+    worker: str  # that holds it; empty: none
+    tokens: int  # generated so far
     reward: float | None = None
-    story: list[Moment] = []  # its first moment and the newest ones
+    story: list[Moment] = []  # its first event and the newest ones
 
 
 class Group(Message, frozen=True, kw_only=True, tag="group"):
@@ -99,4 +99,4 @@ class Group(Message, frozen=True, kw_only=True, tag="group"):
     step: int
     prompt: str
     members: list[Member]  # empty: the step is not open, or has no such prompt
-    expected: float = 0.0  # response tokens that were expected of a sample when its step was opened; 0: not known
+    expected: float = 0.0  # response tokens per sample, forecast when the step was opened; 0: unknown

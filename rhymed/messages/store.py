@@ -9,10 +9,10 @@ from rhymed.messages.samples import JournalEntry, SampleId, SampleInfo, Score
 
 
 class OpenRun(Message, frozen=True, kw_only=True, tag="open_run"):
-    """Broker -> store: this folder is that run's. Another name or fingerprint than the recorded one is refused."""
+    """Broker -> store: claim the store's folder for this run. Refused if another name or fingerprint is recorded."""
 
     run: str
-    fingerprint: str  # of what must not change in a run: model, data, seed
+    fingerprint: str  # of the settings that must not change within a run: model, data, seed
 
 
 class PromptRow(Part, frozen=True, kw_only=True):
@@ -21,7 +21,7 @@ class PromptRow(Part, frozen=True, kw_only=True):
 
 
 class PutPrompts(Message, frozen=True, kw_only=True, tag="put_prompts"):
-    """Broker -> store: the rows of the dataset. Writing one twice does no harm. Answered by Done."""
+    """Broker -> store: rows of the dataset. Idempotent. Answered by Done."""
 
     rows: list[PromptRow]
 
@@ -35,32 +35,32 @@ class GetPrompts(Message, frozen=True, kw_only=True, tag="get_prompts"):
 class PutSamples(Message, frozen=True, kw_only=True, tag="put_samples"):
     """Rollout worker -> store. Arrays: prompt tokens, response tokens (uint32), behaviour log-probs (float32).
 
-    Done means durable. A sample that is there already keeps its first record: then the answer is Kept. Imported
-    samples (step < 0) have no log-probs: the third array covers the others only. They never enter the journal. Of
-    evaluations (step >= EVAL) the journal tells, but their log-probs are not kept: they are never trained.
+    Done means durable. A sample that already exists keeps its first record: then the answer is Kept. Imported samples
+    (step < 0) have no log-probs, so the third array covers only the others; they never enter the journal. Evaluations
+    (step >= EVAL) enter the journal, but their log-probs are not kept: they are never trained.
 
-    With `drafted` there is a fourth array: of each sample that is True there, which tokens were accepted drafts. One
-    bit a token, the first one the highest of the first byte; every sample begins a byte.
+    With `drafted` there is a fourth array: a bit mask of accepted draft tokens for each sample that is True in it.
+    One bit per token, most significant bit first; every sample starts at a byte boundary.
     """
 
     samples: list[SampleInfo]
-    drafted: list[bool] = []  # in the same order; empty: of none it is known
+    drafted: list[bool] = []  # in the same order; empty: unknown for all
 
 
 class PutPartials(Message, frozen=True, kw_only=True, tag="put_partials"):
-    """Rollout worker -> store: more of samples that are being written, so that nobody has to begin again without it.
+    """Rollout worker -> store: tokens of running samples, so that another worker can continue them.
 
-    Array: tokens (uint32). They take the place of all that was there from `starts` on; the finished sample removes
-    everything. Done means as durable as a sample is. What would lie behind a hole is not kept: the answer is Missing.
+    Array: tokens (uint32). They replace all tokens from `starts` on; storing the complete sample removes them. Done
+    means as durable as a sample. Tokens that would leave a gap are not kept: then the answer is Missing.
     """
 
     samples: list[SampleId]
-    starts: list[int]  # position of the first of these tokens, in the same order; 0: from the sample's beginning
+    starts: list[int]  # position of the first token sent, in the same order; 0: start of the response
     lengths: list[int]  # tokens
 
 
 class GetPartials(Message, frozen=True, kw_only=True, tag="get_partials"):
-    """Rollout worker -> store. Answered by Partials; what the store does not have is left out."""
+    """Rollout worker -> store. Answered by Partials; samples without saved tokens are left out."""
 
     samples: list[SampleId]
 
@@ -68,7 +68,7 @@ class GetPartials(Message, frozen=True, kw_only=True, tag="get_partials"):
 class GetSamples(Message, frozen=True, kw_only=True, tag="get_samples"):
     """Reward worker, trainer -> store. Answered by Samples; an unknown id fails the whole request.
 
-    So does, with `logprobs`, a sample that has none (any more): imported, an evaluation, or of a step forgotten.
+    With `logprobs`, so does a sample without log-probs: imported, an evaluation, or of a step below ForgetLogprobs.
     """
 
     samples: list[SampleId]
@@ -77,13 +77,13 @@ class GetSamples(Message, frozen=True, kw_only=True, tag="get_samples"):
 
 
 class PutScores(Message, frozen=True, kw_only=True, tag="put_scores"):
-    """Reward worker -> store. Only scores with a reward. Done means durable."""
+    """Reward worker -> store. Only scores with a reward are sent. Done means durable."""
 
     scores: list[Score]
 
 
 class MarkSamples(Message, frozen=True, kw_only=True, tag="mark_samples"):
-    """Broker -> store: journal these as trained or dropped. Done means durable."""
+    """Broker -> store: record these in the journal as trained or dropped. Done means durable."""
 
     samples: list[SampleId]
     state: Literal["trained", "dropped"]
@@ -91,9 +91,9 @@ class MarkSamples(Message, frozen=True, kw_only=True, tag="mark_samples"):
 
 
 class ForgetLogprobs(Message, frozen=True, kw_only=True, tag="forget_logprobs"):
-    """Broker -> store: steps below this one are checkpointed; their log-probs and journal lines may go.
+    """Broker -> store: steps below this one are checkpointed; delete their log-probs and journal entries.
 
-    So may the journal lines of evaluations below EVAL + below_step.
+    Also the journal entries of evaluations below EVAL + below_step.
     """
 
     below_step: int
@@ -108,20 +108,20 @@ class GetHistory(Message, frozen=True, kw_only=True, tag="get_history"):
 
 
 class GetLengths(Message, frozen=True, kw_only=True, tag="get_lengths"):
-    """Broker -> store: response lengths, without touching tokens. Answered by Lengths."""
+    """Broker -> store: response lengths, without reading tokens. Answered by Lengths."""
 
     prompts: list[str]
     before_step: int
 
 
 class GetJournal(Message, frozen=True, kw_only=True, tag="get_journal"):
-    """Broker -> store, when it starts: what of these steps is there already. Answered by Journal."""
+    """Broker -> store, at start: journal entries from this step on. Answered by Journal."""
 
     from_step: int
 
 
 class GetStoreStats(Message, frozen=True, tag="get_store_stats"):
-    """Anybody -> store. Answered by StoreStats."""
+    """Any peer -> store. Answered by StoreStats."""
 
 
 ToStore = (
@@ -143,31 +143,31 @@ ToStore = (
 
 
 class Prompts(Message, frozen=True, kw_only=True, tag="prompts"):
-    rows: list[PromptRow]  # in the order asked
+    rows: list[PromptRow]  # in the order requested
 
 
 class Samples(Message, frozen=True, kw_only=True, tag="samples"):
-    """Arrays: response tokens; then, if asked: log-probs; then, if asked: prompt tokens."""
+    """Arrays: response tokens; then log-probs, if requested; then prompt tokens, if requested."""
 
-    samples: list[SampleInfo]  # in the order asked
+    samples: list[SampleInfo]  # in the order requested
 
 
 class Kept(Message, frozen=True, kw_only=True, tag="kept"):
-    """Answer to PutSamples: durable, but of these an earlier record was there, which counts."""
+    """Answer to PutSamples: durable, but these samples already had a record, which stays."""
 
-    samples: list[SampleInfo]  # as the store has them
+    samples: list[SampleInfo]  # as stored
 
 
 class Missing(Message, frozen=True, kw_only=True, tag="missing"):
-    """Answer to PutPartials: the rest is durable, but of these the store lacks what was before. Begin again at 0."""
+    """Answer to PutPartials: durable, except for these: the store lacks their earlier tokens. Send them from 0."""
 
     samples: list[SampleId]
 
 
 class Partials(Message, frozen=True, kw_only=True, tag="partials"):
-    """Array: their tokens."""
+    """Array: tokens."""
 
-    samples: list[SampleId]  # in the order asked
+    samples: list[SampleId]  # in the order requested
     lengths: list[int]  # tokens
 
 
@@ -177,12 +177,12 @@ class LengthRow(Part, frozen=True, kw_only=True):
 
 
 class Lengths(Message, frozen=True, kw_only=True, tag="lengths"):
-    rows: list[LengthRow]  # in the order asked
+    rows: list[LengthRow]  # in the order requested
 
 
 class Journal(Message, frozen=True, kw_only=True, tag="journal"):
     entries: list[JournalEntry]
-    forgotten: int = 0  # steps below this one have neither lines nor log-probs any more: a checkpoint holds them
+    forgotten: int = 0  # steps below this one have no entries and no log-probs any more: a checkpoint covers them
 
 
 class StoreStats(Message, frozen=True, kw_only=True, tag="store_stats"):
@@ -193,4 +193,4 @@ class StoreStats(Message, frozen=True, kw_only=True, tag="store_stats"):
     map_bytes: int
     commits: int
     commit_ms: float  # mean of the last commits
-    full: str = ""  # why new data is refused just now
+    full: str = ""  # why new data is refused; empty: it is not

@@ -6,10 +6,10 @@ from rhymed.messages.base import Message
 
 
 class GetManifest(Message, frozen=True, kw_only=True, tag="get_manifest"):
-    """Rollout worker -> trainer: where is this version? Answered by Manifest."""
+    """Rollout worker -> trainer: location of this version's file. Answered by Manifest."""
 
     version: int
-    host: str = ""  # the asker's machine, see rhymed.service.host; on the trainer's own it needs no digest
+    host: str = ""  # the worker's machine, see rhymed.service.host; no digest is needed on the trainer's own
 
 
 class GetWeights(Message, frozen=True, kw_only=True, tag="get_weights"):
@@ -24,10 +24,10 @@ ToWeights = GetManifest | GetWeights
 
 
 class Manifest(Message, frozen=True, kw_only=True, tag="manifest"):
-    """One safetensors file a version. `path` serves a reader on `host`; others fetch `size` bytes by slices."""
+    """One safetensors file per version. Workers on `host` read `path`; others fetch `size` bytes in slices."""
 
     version: int
     host: str  # identity of the machine (its boot id), not a name to connect to
     path: str
     size: int  # bytes
-    digest: str  # blake2b-128 of the file, hex; empty for a reader on `host`: it would cost more than publishing
+    digest: str  # blake2b-128 of the file, hex; empty for a worker on `host`: hashing would cost more than publishing

@@ -1,4 +1,4 @@
-"""docs/config.md: every setting, from the configuration's own fields (`python -m scripts.docs.config`)."""
+"""Writes docs/config.md from the fields of rhymed.config: `make docs`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LISTS: dict[str, tuple[str, type[Section]]] = {
     "reward": ("[[reward.scorers]]", Scorer),
     "eval": ("[[eval.datasets]]", HeldOut),
 }
-"""Sections that hold a list of tables."""
+"""Sections with a list of tables: its header and its entries' class."""
 
 
 def page() -> str:
@@ -55,27 +55,29 @@ def _table(title: str, section: type[Section]) -> Iterator[str]:
 def _default(field: FieldInfo) -> str:
     value = field.get_default(call_default_factory=True)
     if value is PydanticUndefined:
-        return "needed"
+        return "required"
     if value is None or value in ("", [], {}):
         return ""
     return f"`{json.dumps(value)}`"
 
 
 def _kind(annotation: Any) -> str:
-    """Choices in full; else the type, where the default does not show it."""
+    """The choices of a Literal, else the name of the type."""
     origin, args = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is typing.Literal:
         return "one of " + ", ".join(f"`{choice}`" for choice in args)
     if origin is UnionType and NoneType in args:
-        return _kind(next(one for one in args if one is not NoneType))
+        return _kind(next(kind for kind in args if kind is not NoneType))
     names = {int: "whole number", float: "number", bool: "true or false", str: "text"}
     return names.get(annotation, {list: "list", dict: "table", tuple: "list"}.get(origin or annotation, ""))
 
 
 def _bounds(field: FieldInfo) -> str:
     signs = (("gt", ">"), ("ge", ">="), ("lt", "<"), ("le", "<="))
-    found = [f"{sign} {getattr(one, name):g}" for one in field.metadata for name, sign in signs if hasattr(one, name)]
-    return " and ".join(found)
+    bounds = [
+        f"{sign} {getattr(rule, name):g}" for rule in field.metadata for name, sign in signs if hasattr(rule, name)
+    ]
+    return " and ".join(bounds)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,20 @@ import msgspec
 import pytest
 
 from rhymed import messages
-from rhymed.messages import Anything, Message, Part, SampleId
+from rhymed.messages import (
+    Message,
+    Part,
+    Reply,
+    SampleId,
+    ToBroker,
+    ToReward,
+    ToRollout,
+    ToStore,
+    ToTrainer,
+    ToWeights,
+)
+
+Anything = ToBroker | ToRollout | ToReward | ToTrainer | ToStore | ToWeights | Reply
 
 STRUCTS = [
     kind

@@ -79,4 +79,4 @@ def test_only_the_operator_steers_and_about_any_worker() -> None:
 
 
 def test_a_receiver_without_a_table_takes_nothing() -> None:
-    assert not allowed(messages.ToReward, "broker", messages.RateSamples(samples=[]))
+    assert not allowed(messages.ToReward, "broker", messages.ScoreSamples(samples=[]))

@@ -25,8 +25,8 @@ from rhymed.messages import (
     GetQueues,
     Leave,
     Message,
-    RateSamples,
     SampleId,
+    ScoreSamples,
     ToBroker,
     ToReward,
 )
@@ -168,7 +168,7 @@ async def test_the_server_asks_its_peers(address: str) -> None:
     server = Server(address, Loose, Counter())
     client = Client(address, "reward-0", peer="broker", accepts=ToReward, handler=take)
     await client.request(GetQueues())
-    rate = RateSamples(samples=[SampleId(0, "a", 1)])
+    rate = ScoreSamples(samples=[SampleId(0, "a", 1)])
     assert (await server.request(b"reward-0", rate, deadline_s=60)).message == Done()
     server.notify(b"reward-0", Finish(reason="over"))
     await until(lambda: len(heard) == 2)

@@ -84,7 +84,7 @@ class Delivery:
             case Assign(_, ids, begun):
                 return messages.Generate(samples=ids, begun=list(begun))
             case ScoreSamples(_, ids):
-                return messages.RateSamples(samples=ids)
+                return messages.ScoreSamples(samples=ids)
             case Cancel(_, ids):
                 return messages.Cancel(samples=ids)
             case Release(_, ids):

@@ -20,11 +20,11 @@ from rhymed.messages import (
     Join,
     Leave,
     Message,
-    RateSamples,
     SampleId,
     SampleInfo,
     Score,
     Scored,
+    ScoreSamples,
     ToBroker,
     Welcome,
 )
@@ -87,7 +87,7 @@ class Desk:
         return defaultdict(float, self.last.stats)
 
     async def rate(self, *ids: SampleId) -> None:
-        await self.server.request(b"reward-0", RateSamples(samples=list(ids)), deadline_s=60)
+        await self.server.request(b"reward-0", ScoreSamples(samples=list(ids)), deadline_s=60)
 
 
 async def until(condition: Callable[[], Any], deadline_s: float = 60.0) -> None:

@@ -31,10 +31,10 @@ from rhymed.messages import (
     Holding,
     Join,
     Message,
-    RateSamples,
     SampleId,
     Score,
     Scored,
+    ScoreSamples,
     ToReward,
 )
 from rhymed.run.layout import RunLayout
@@ -107,7 +107,7 @@ class RewardWorker(Service):
 
     async def _handle(self, peer: bytes, message: Any, frames: Sequence[bytes]) -> Message:
         match message:
-            case RateSamples():
+            case ScoreSamples():
                 fresh = [sample for sample in message.samples if sample not in self._holding]
                 for sample in fresh:
                     self._holding[sample] = time.monotonic()

@@ -1,0 +1,25 @@
+"""Every answer that a request may get."""
+
+from __future__ import annotations
+
+from rhymed.messages.base import Done, Failure
+from rhymed.messages.queues import Group, Queues, Welcome
+from rhymed.messages.store import Journal, Kept, Lengths, Missing, Partials, Prompts, Samples, StoreStats
+from rhymed.messages.weights import Manifest
+
+Reply = (
+    Done
+    | Failure
+    | Welcome
+    | Queues
+    | Group
+    | Prompts
+    | Samples
+    | Kept
+    | Missing
+    | Partials
+    | Lengths
+    | Journal
+    | StoreStats
+    | Manifest
+)
