@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import parse_qsl, urlencode
 
+from rhymed import atomic
 from rhymed.errors import ConfigError
 
 TOKEN_FILE = "dashboard.token"
@@ -138,11 +139,6 @@ def _read(file: Path) -> str:
 
 
 def _make(file: Path) -> str:
-    """Whole or not at all, and with its mode from the first moment."""
     token = secrets.token_urlsafe(32)
-    fresh = file.with_name(f".{file.name}.{os.getpid()}")
-    fresh.unlink(missing_ok=True)
-    with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as stream:
-        stream.write(token + "\n")
-    fresh.replace(file)
+    atomic.write(file, token + "\n", mode=0o600)
     return token

@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
-import os
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from rhymed import atomic
 from rhymed.errors import ConfigError
 from rhymed.run.layout import ADDRESS_FILE
 from rhymed.wire.addresses import Address, parse
@@ -77,10 +77,7 @@ def _bind(host: str, port: int) -> socket.socket:
 
 def write(folder: Path, address: Address) -> None:
     """Tell others where it is; without the token."""
-    file = folder / ADDRESS_FILE
-    fresh = file.with_name(f".{file.name}.{os.getpid()}")
-    fresh.write_text(json.dumps({"url": address.url}) + "\n")
-    fresh.replace(file)
+    atomic.write(folder / ADDRESS_FILE, json.dumps({"url": address.url}) + "\n")
 
 
 class Turnstile:

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rhymed import atomic
 from rhymed.errors import ConfigError, StoreDamaged
 from rhymed.history.folder import RunFolder
 from rhymed_store.inspect.browse import Response
@@ -81,8 +80,12 @@ def export(folder: RunFolder, out: Path, *, force: bool = False) -> Exported:
         raise ConfigError(f"{out} exists: name another file, or replace it with --force")
     if not out.parent.is_dir():
         raise ConfigError(f"{out.parent} is not a folder: make it first")
-    with _whole(out) as made, kinds[out.suffix](folder, made) as write:
-        return _copy(folder, write)
+    with contextlib.ExitStack() as stack:
+        try:
+            part = stack.enter_context(atomic.new_file(out, 0o644))
+        except OSError as error:
+            raise ConfigError(f"{out}: {error.strerror}") from None
+        return _copy(folder, stack.enter_context(kinds[out.suffix](folder, part)))
 
 
 def _copy(folder: RunFolder, write: Write) -> Exported:
@@ -145,23 +148,6 @@ def _row(response: Response, row: str | None, epoch: int, text: str | None) -> d
 def plain(row: dict[str, Any]) -> dict[str, Any]:
     """The row as JSON can have it."""
     return {name: value.tolist() if hasattr(value, "tolist") else value for name, value in row.items()}
-
-
-@contextlib.contextmanager
-def _whole(out: Path) -> Iterator[Path]:
-    """A name beside `out` that becomes `out` at the end, and goes when something fails."""
-    try:
-        descriptor, name = tempfile.mkstemp(prefix=f".{out.name}-", dir=out.parent)
-    except OSError as error:
-        raise ConfigError(f"{out}: {error.strerror}") from None
-    os.close(descriptor)
-    made = Path(name)
-    try:
-        yield made
-        made.chmod(0o644)
-        made.replace(out)
-    finally:
-        made.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

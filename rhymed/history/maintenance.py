@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 from typing import Any
 
+from rhymed import atomic
 from rhymed.errors import ConfigError, StoreError
 from rhymed.history.folder import find
 from rhymed.text import size, some
 from rhymed_store.database.transactions import is_open
 from rhymed_store.integrity.findings import Report
-from rhymed_store.integrity.repair import copy, flush, repair
+from rhymed_store.integrity.repair import copy, repair
 from rhymed_store.integrity.verify import verify
 
 SHOWN = 20  # findings on a terminal
@@ -56,20 +56,17 @@ def backup_run(run: Path, target: Path) -> Report:
     if target.exists() or target.is_symlink():
         raise ConfigError(f"{target} is there already, and a backup replaces nothing: name another folder")
     target.parent.mkdir(parents=True, exist_ok=True)
-    making = target.parent / f".{target.name}.{os.getpid()}.tmp"
     try:
-        (making / "store").mkdir(parents=True)
-        report = copy(store, making / "store")
-        for name in ALSO:
-            if (folder / name).is_file():
-                shutil.copyfile(folder / name, making / name)
-        flush(making)
-        os.rename(making, target)
-        flush(target.parent, files=False)
+        with atomic.new_folder(target) as part:
+            (part / "store").mkdir()
+            report = copy(store, part / "store")
+            for name in ALSO:
+                if (folder / name).is_file():
+                    shutil.copyfile(folder / name, part / name)
+            atomic.sync_folder(part)
+        atomic.sync(target.parent)
     except OSError as error:
         raise StoreError(f"{target} cannot be written: {error}") from None
-    finally:
-        shutil.rmtree(making, ignore_errors=True)
     return report
 
 

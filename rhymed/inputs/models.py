@@ -12,12 +12,11 @@ import hashlib
 import importlib.util
 import json
 import os
-import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from rhymed import atomic
 from rhymed.config import Config
 from rhymed.errors import ConfigError
 from rhymed.inputs.files import beside
@@ -167,16 +166,13 @@ def _make(name: str, maker: Callable[[Path], None]) -> Path:
     if (folder / "config.json").is_file():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
-    made = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=folder.parent))
     try:
-        maker(made)
-        made.chmod(0o755)
-        made.rename(folder)
+        with atomic.new_folder(folder) as part:
+            maker(part)
+            part.chmod(0o755)
     except OSError:
         if not (folder / "config.json").is_file():  # else another process was faster
             raise
-    finally:
-        shutil.rmtree(made, ignore_errors=True)
     return folder
 
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 from pathlib import Path
 
+from rhymed import atomic
 from rhymed.config import Config, Data
 from rhymed.errors import DataError
 from rhymed.inputs.datasets import load_rows
@@ -33,13 +33,8 @@ def prepare(config: Config, folder: Path, data: Data) -> int:
     rows = load_rows(config, data)
     file = file_of(config, folder, data)
     file.parent.mkdir(parents=True, exist_ok=True)
-    part = file.with_name(f".{file.name}.{os.getpid()}")
-    try:
-        with part.open("w", encoding="utf-8") as stream:
-            stream.writelines(json.dumps(row) + "\n" for row in rows)
-        part.replace(file)
-    finally:
-        part.unlink(missing_ok=True)
+    with atomic.new_file(file) as part, part.open("w", encoding="utf-8") as stream:
+        stream.writelines(json.dumps(row) + "\n" for row in rows)
     return len(rows)
 
 

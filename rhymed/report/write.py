@@ -6,10 +6,9 @@ A report that is there is replaced in one move, so whoever opens it finds a whol
 from __future__ import annotations
 
 import base64
-import contextlib
-import os
 from pathlib import Path
 
+from rhymed import atomic
 from rhymed.config import Config
 from rhymed.dashboard.data.source import shown
 from rhymed.errors import ConfigError
@@ -45,13 +44,7 @@ def _write(facts: Facts, place: Path) -> Path:
         facts, inline, _gantt(facts, place / "report" / "gantt.png"), Config().model_dump(mode="json"), note
     )
     file = place / "report.html"
-    fresh = place / f".report-{os.getpid()}.html"
-    try:
-        fresh.write_text(text, encoding="utf-8", errors="replace")
-        fresh.replace(file)
-    finally:
-        with contextlib.suppress(OSError):
-            fresh.unlink(missing_ok=True)
+    atomic.write(file, text.encode(errors="replace"))
     return file
 
 

@@ -10,13 +10,13 @@ import contextlib
 import hashlib
 import json
 import logging
-import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from rhymed.atomic import sync
 from rhymed.errors import CheckpointError, CheckpointLost
 
 log = logging.getLogger(__name__)
@@ -142,12 +142,3 @@ def all_in(folder: Path) -> list[Checkpoint]:
 def _digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
-
-
-def sync(path: Path) -> None:
-    """Make a file, or a folder's names, durable."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

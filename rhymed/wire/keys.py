@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, TypeAlias, get_args
 
+from rhymed import atomic
 from rhymed.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -177,7 +178,7 @@ def make_keys(folder: Path, roles: Iterable[KeyRole], rotate: Iterable[KeyRole] 
     if made:  # the public keys first: a secret whose public half nobody knows opens nothing
         _write_public(folder, public)
     for role, secret in secrets.items():
-        _write(folder / secret_name(role), secret.decode() + "\n", 0o600)
+        atomic.write(folder / secret_name(role), secret.decode() + "\n", mode=0o600, synced=True)
     return made
 
 
@@ -213,20 +214,4 @@ def _read(file: Path, forbidden: int, why: str) -> str:
 
 def _write_public(folder: Path, keys: dict[str, KeyRole]) -> None:
     lines = [f"{role} {key}\n" for role in ROLES for key, owner in keys.items() if owner == role]
-    _write(folder / PUBLIC, HEAD + "".join(lines), 0o644)
-
-
-def _write(file: Path, text: str, mode: int) -> None:
-    """Whole or not at all, and never readable by more people than `mode` says."""
-    part = file.with_name(f".{file.name}.{os.getpid()}")
-    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    try:
-        with os.fdopen(descriptor, "w") as stream:
-            os.fchmod(stream.fileno(), mode)
-            stream.write(text)
-            stream.flush()
-            os.fsync(stream.fileno())
-        part.replace(file)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
+    atomic.write(folder / PUBLIC, HEAD + "".join(lines), mode=0o644, synced=True)

@@ -15,6 +15,7 @@ import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
+from rhymed import atomic
 from rhymed_broker.telemetry import Line
 
 LARGEST = 1 << 24  # bytes that are read at once
@@ -45,9 +46,7 @@ class Bookmark:
     def put(self, offset: int) -> None:
         """All before this byte is sent."""
         self.offset = offset
-        new = self._file.with_suffix(".new")
-        new.write_text(json.dumps({"id": self.id, "offset": offset, "works": self._works}) + "\n")
-        os.replace(new, self._file)
+        atomic.write(self._file, json.dumps({"id": self.id, "offset": offset, "works": self._works}) + "\n")
 
     def close(self) -> None:
         self._lock.close()

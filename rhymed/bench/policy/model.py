@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 import random
 import shutil
-import tempfile
 from pathlib import Path
 from typing import Any
 
+from rhymed import atomic
 from rhymed.bench.policy import problems as arithmetic
 from rhymed.bench.policy import training
 
@@ -64,8 +64,7 @@ def draw(name: str, seed: int = 0) -> list[arithmetic.Problem]:
 
 def _write(folder: Path, network: Any, tokenizer: Any, seed: int) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
-    made = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-    try:
+    with atomic.new_folder(folder) as made:
         training.save(network, tokenizer, made)
         for part in PROMPTS:
             rows = [
@@ -75,9 +74,6 @@ def _write(folder: Path, network: Any, tokenizer: Any, seed: int) -> None:
             (made / f"{part}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         made.chmod(0o755)
         shutil.rmtree(folder, ignore_errors=True)
-        made.rename(folder)
-    finally:
-        shutil.rmtree(made, ignore_errors=True)
 
 
 def measure(network: Any, tokenizer: Any, problems: list[arithmetic.Problem], longest: int) -> dict[str, Any]:

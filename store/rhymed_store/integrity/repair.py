@@ -15,6 +15,7 @@ from typing import Any
 
 import lmdb
 
+from rhymed.atomic import sync_folder
 from rhymed.errors import StoreDamaged, StoreError
 from rhymed_store.codec.records import SCHEMA
 from rhymed_store.database.pages import Broken
@@ -44,11 +45,11 @@ def repair(folder: Path) -> tuple[Report, Path | None]:
         left = verify(new)
         if not left.sound:
             raise StoreDamaged(f"{new} is damaged as soon as it is written ({left.findings[0]}): check the disk")
-        flush(new)
+        sync_folder(new)
         kept = _keep(folder)
         os.replace(new / "data.mdb", folder / "data.mdb")
         (folder / "lock.mdb").unlink(missing_ok=True)  # it tells of the old file's transactions
-        flush(folder)
+        sync_folder(folder)
     return report, kept
 
 
@@ -70,7 +71,7 @@ def copy(folder: Path, target: Path) -> Report:
     if not report.sound:
         table, name, why = report.findings[0]
         raise damaged(folder, f"table {table!r}: {name}: {why}")
-    flush(target)
+    sync_folder(target)
     return report
 
 
@@ -133,13 +134,3 @@ def _keep(folder: Path) -> Path:
     except OSError:  # a file system without links
         shutil.copyfile(folder / "data.mdb", kept)
     return kept
-
-
-def flush(folder: Path, *, files: bool = True) -> None:
-    """Its files and its own list of them, to the disk."""
-    for path in (*(path for path in folder.iterdir() if files and path.is_file()), folder):
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

@@ -11,8 +11,9 @@ import shutil
 from pathlib import Path
 from typing import Literal
 
+from rhymed.atomic import sync
 from rhymed.errors import CheckpointError
-from rhymed.run.checkpoint import MANIFEST, Checkpoint, all_in, newest, of_step, sync
+from rhymed.run.checkpoint import MANIFEST, Checkpoint, all_in, newest, of_step
 
 OURS = {MANIFEST, "trainer.json", "optimizer.state", "lineage.jsonl"}
 INDEX = "model.safetensors.index.json"

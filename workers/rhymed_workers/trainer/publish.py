@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from rhymed import atomic
 from rhymed.errors import MalformedMessage, TrainerError
 from rhymed.messages import GetManifest, GetWeights, Manifest, Message, ToWeights
 from rhymed.service.host import host_id
@@ -75,14 +76,12 @@ class Publisher:
         header, starts, size = _header(kept, DTYPES[self._dtype], version)
         folder = self._place(size)
         path = folder / f"version-{version:06d}.safetensors"
-        part = path.with_suffix(".part")
-        with part.open("wb", buffering=0) as file:
+        with atomic.new_file(path) as part, part.open("wb", buffering=0) as file:
             file.write(header)
             if plain:
                 _write_plain(file.fileno(), kept, starts, self._dtype)
             else:
                 _write(file.fileno(), kept, starts, self._dtype)
-        part.rename(path)
         self._digests.pop(version, None)
         self._kept[version] = published = Published(version, path, size)
         for old in sorted(self._kept)[:-KEEP]:
