@@ -19,7 +19,7 @@ def test_a_file_is_replaced_as_a_whole_and_nothing_is_left_next_to_it(tmp_path: 
         part.write_text("a half")
         raise ValueError("half")
     assert target.read_text() == "new"
-    assert os.listdir(tmp_path) == ["file.json"]
+    assert [path.name for path in tmp_path.iterdir()] == ["file.json"]
 
 
 def test_a_mode_that_is_named_does_not_depend_on_the_umask(tmp_path: Path) -> None:
@@ -40,4 +40,4 @@ def test_a_folder_appears_when_it_is_complete(tmp_path: Path) -> None:
     assert (tmp_path / "made" / "one").read_text() == "1"
     with pytest.raises(OSError, match="not empty"), atomic.new_folder(tmp_path / "made"):
         pass
-    assert os.listdir(tmp_path) == ["made"]
+    assert [path.name for path in tmp_path.iterdir()] == ["made"]
