@@ -1,43 +1,13 @@
-"""How counts, sizes and foreign texts are written on a terminal. Pure."""
+"""How counts, sizes, durations and foreign texts are written for people. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from rhymed.messages import EVAL
 
-
-def some(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'s' * (count != 1)}"
-
-
-def whose(step: int) -> str:
-    """What a sample with this step in its id belongs to; people count steps from 1, ids from 0."""
-    if step >= EVAL:
-        return f"the evaluation of version {step - EVAL}"
-    return step_name(step) if step >= 0 else "an earlier run"
-
-
-def number(value: float | None, form: str) -> str:
-    """`form` as for `format`; a dash where there is nothing to tell."""
-    return "-" if value is None else format(value, form)
-
-
-def size(count: float) -> str:
-    """Of so many bytes."""
-    for unit in ("B", "KiB", "MiB"):
-        if count < 1024:
-            return f"{count:.4g} {unit}"
-        count /= 1024
-    return f"{count:.1f} GiB"
-
-
-def visible(text: str) -> str:
-    """Without what would steer the terminal: a response may hold any character."""
-    return "".join(c if c.isprintable() or c == "\n" else " " if c == "\t" else "\ufffd" for c in text)
-
-
-SHOWN = (
+STEP_COLUMNS = (
     ("reward/mean", "reward", "{:.3f}"),
     ("response_length/mean", "length", "{:.1f}"),
     ("rollout/tokens_per_s", "tok/s", "{:.0f}"),
@@ -49,18 +19,30 @@ SHOWN = (
 """(metric, heading, format) of a step's line."""
 
 
-def step_name(step: int) -> str:
-    """An open step, as people call it: counted from 1. Only ids and what programs read count from 0."""
-    return f"eval v{step - EVAL}" if step >= EVAL else f"step {step + 1}"
+def counted(number: float, noun: str, plural: str = "") -> str:
+    """`1 step`, `1,204 steps`, `2.5 epochs`."""
+    if number == 1:
+        return f"1 {noun}"
+    digits = f"{number:,.0f}" if number == int(number) else f"{number:,.2f}".rstrip("0").rstrip(".")
+    return f"{digits} {plural or noun + 's'}"
 
 
-def step_line(metrics: Mapping[str, float]) -> str:
-    """A step's line where it has no heading above it."""
-    return "   ".join(f"{name} {form.format(metrics[key])}" for key, name, form in SHOWN if key in metrics)
+def number(value: float | None, form: str) -> str:
+    """`form` as for `format`; None is a dash."""
+    return "-" if value is None else format(value, form)
+
+
+def size(count: float) -> str:
+    """Of a number of bytes: `812 B`, `14.3 MiB`, `2.0 GiB`."""
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.4g} {unit}"
+        count /= 1024
+    return f"{count:.1f} GiB"
 
 
 def age(seconds: float) -> str:
-    """At most six characters: `0.4s`, `59s`, `3m02s`, `4h07m`, `12d03h`."""
+    """For narrow columns, at most six characters: `0.4s`, `59s`, `3m02s`, `4h07m`, `12d03h`."""
     if seconds < 10:
         return f"{max(0.0, seconds):.1f}s"
     minutes, rest = divmod(int(seconds), 60)
@@ -72,14 +54,59 @@ def age(seconds: float) -> str:
     return f"{minutes}m{rest:02}s" if minutes else f"{rest}s"
 
 
-def grades(val: Mapping[str, float]) -> list[str]:
-    """One line a dataset of an evaluation's metrics; samples that were dropped are told of where there are any."""
-    by_name: dict[str, list[str]] = {}
-    for key, value in sorted(val.items(), key=lambda item: item[0].endswith("/dropped")):
+def duration(seconds: float) -> str:
+    """For sentences: `90 s`, `12 min`, `2.5 h`."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def clock(seconds: float) -> str:
+    """Time since a start: `0:07`, `59:03`, `1:00:02`."""
+    minutes, rest = divmod(max(0, int(seconds)), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}" if minutes >= 60 else f"{minutes}:{rest:02}"
+
+
+def short(value: Any, length: int = 80) -> str:
+    """A value as an error quotes it."""
+    return truncated(repr(value), length)
+
+
+def truncated(text: str, length: int) -> str:
+    return text if len(text) <= length else text[: length - 3] + "..."
+
+
+def visible(text: str) -> str:
+    """Without characters that steer a terminal: a response may hold any character."""
+    return "".join(c if c.isprintable() or c == "\n" else " " if c == "\t" else "\ufffd" for c in text)
+
+
+def step_name(step: int) -> str:
+    """An open step for people, who count from 1; ids and files count from 0."""
+    return f"eval v{step - EVAL}" if step >= EVAL else f"step {step + 1}"
+
+
+def step_phrase(step: int) -> str:
+    """The step in a sample's id, within a sentence."""
+    if step >= EVAL:
+        return f"the evaluation of version {step - EVAL}"
+    return step_name(step) if step >= 0 else "an earlier run"
+
+
+def step_line(metrics: Mapping[str, float]) -> str:
+    """A step's metrics in one line that has no heading above it."""
+    return "   ".join(f"{name} {form.format(metrics[key])}" for key, name, form in STEP_COLUMNS if key in metrics)
+
+
+def evaluation_lines(metrics: Mapping[str, float]) -> list[str]:
+    """An evaluation's metrics, one line per dataset; dropped samples are named if there are any."""
+    by_dataset: dict[str, list[str]] = {}
+    for key, value in sorted(metrics.items(), key=lambda item: item[0].endswith("/dropped")):
         head, _, rest = key.partition("/")
-        name, _, metric = rest.partition("/")
+        dataset, _, metric = rest.partition("/")
         if head == "val" and (metric.startswith("acc/") or metric == "reward/mean"):
-            by_name.setdefault(name, []).append(f"{metric.removeprefix('acc/').removesuffix('/mean')} {value:.3f}")
+            label = metric.removeprefix("acc/").removesuffix("/mean")
+            by_dataset.setdefault(dataset, []).append(f"{label} {value:.3f}")
         elif head == "val" and metric == "dropped" and value:
-            by_name.setdefault(name, []).append(f"dropped {value:.0f}")
-    return [f"{name}   {'   '.join(texts)}" for name, texts in by_name.items()]
+            by_dataset.setdefault(dataset, []).append(f"dropped {value:.0f}")
+    return [f"{dataset}   {'   '.join(texts)}" for dataset, texts in by_dataset.items()]

@@ -10,8 +10,9 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from rhymed.check.report import Section, count
+from rhymed.check.report import Section
 from rhymed.config import Config
+from rhymed.text import counted
 
 PACK_TOKENS = 1024
 """Rows of a micro-batch are filled up to this (rhymed_workers.trainer.packing)."""
@@ -83,19 +84,19 @@ def describe(config: Config, load: Workload, held_out: Sequence[int]) -> tuple[S
     section = Section("batch")
     prompts, epoch = rollout.prompts_per_step, load.prompts / rollout.prompts_per_step
     over = "" if epoch == int(epoch) else "; what an epoch leaves over opens the next one"
-    section.add("prompts", f"{load.prompts:,}, {prompts} a step: {count(epoch, 'step')} an epoch{over}")
+    section.add("prompts", f"{load.prompts:,}, {prompts} a step: {counted(epoch, 'step')} an epoch{over}")
     section.add("samples", f"{prompts} prompts x {rollout.group_size} (group_size) = {load.samples} a step")
     cut = f", cut at trainer.steps = {trainer.steps}" if trainer.steps == load.steps else ""
-    section.add("steps", f"{count(trainer.epochs, 'epoch')} = {count(load.steps, 'step')}{cut}")
+    section.add("steps", f"{counted(trainer.epochs, 'epoch')} = {counted(load.steps, 'step')}{cut}")
     tokens = load.steps * load.samples * rollout.max_response_length
     section.add("in all", f"{load.steps * load.samples:,} samples, at most {tokens:,} response tokens")
     section.add("rollout", _rounds(config, load))
-    updates, each = count(trainer.minibatches, "optimizer step"), load.samples // trainer.minibatches
+    updates, each = counted(trainer.minibatches, "optimizer step"), load.samples // trainer.minibatches
     section.add("updates", f"{updates} a step (trainer.minibatches), on {each} samples each")
     section.add("passes", _passes(config, load))
     section.add("staleness", _staleness(config, load))
     saved = math.ceil(load.steps / trainer.checkpoint_every)
-    section.add("saved", f"{count(saved, 'checkpoint')}, every {trainer.checkpoint_every} steps and at the end")
+    section.add("saved", f"{counted(saved, 'checkpoint')}, every {trainer.checkpoint_every} steps and at the end")
     if config.eval.every:
         section.add("evaluation", _evaluation(config, load, held_out))
     return section, list(_warnings(config, load))
@@ -107,15 +108,15 @@ def _rounds(config: Config, load: Workload) -> str:
         return "no worker is started here (rollout.workers = 0): start some with `rhymed worker --role rollout`"
     slots = rollout.workers * rollout.max_concurrency
     return (
-        f"{count(rollout.workers, 'worker')} x {rollout.max_concurrency} at once (max_concurrency) = {slots} slots:"
-        f" {count(math.ceil(load.samples / slots), 'round')} a step"
+        f"{counted(rollout.workers, 'worker')} x {rollout.max_concurrency} at once (max_concurrency) = {slots} slots:"
+        f" {counted(math.ceil(load.samples / slots), 'round')} a step"
     )
 
 
 def _passes(config: Config, load: Workload) -> str:
     return (
-        f"at most {load.passes} forward and backward a step; the largest has {count(load.rows, 'row')} of"
-        f" {load.width} tokens (a prompt of {load.prompt_length} and {count(load.responses, 'response')} at full"
+        f"at most {load.passes} forward and backward a step; the largest has {counted(load.rows, 'row')} of"
+        f" {load.width} tokens (a prompt of {load.prompt_length} and {counted(load.responses, 'response')} at full"
         f" length), {load.pass_tokens:,} of trainer.micro_tokens = {config.trainer.micro_tokens:,}"
     )
 
@@ -128,8 +129,8 @@ def _staleness(config: Config, load: Workload) -> str:
             " trainer trains"
         )
     return (
-        f"{lag}: while a step trains, the {load.samples * lag} samples of the next {count(lag, 'step')} are sampled"
-        f" with weights up to {count(lag, 'update step')} old; engines do not wait"
+        f"{lag}: while a step trains, the {load.samples * lag} samples of the next {counted(lag, 'step')} are sampled"
+        f" with weights up to {counted(lag, 'update step')} old; engines do not wait"
     )
 
 
@@ -154,11 +155,11 @@ def _warnings(config: Config, load: Workload) -> Iterator[str]:
         )
     if trainer.warmup_steps > load.steps:
         yield (
-            f"trainer.warmup_steps = {trainer.warmup_steps}, but the run has {count(load.steps, 'step')}:"
+            f"trainer.warmup_steps = {trainer.warmup_steps}, but the run has {counted(load.steps, 'step')}:"
             " trainer.lr is never reached"
         )
     if rollout.workers > load.samples:
         yield f"rollout.workers = {rollout.workers}, but a step has {load.samples} samples: some have nothing to do"
     if config.eval.every > load.steps:
-        run = count(load.steps, "step")
+        run = counted(load.steps, "step")
         yield f"eval.every = {config.eval.every} is more than the {run} of the run: only its end is evaluated"

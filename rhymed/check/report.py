@@ -71,12 +71,3 @@ def gib(size: float) -> str:
     if size < GIB / 10:
         return f"{size / (1 << 20):.{0 if size > 10 << 20 else 1}f} MiB"
     return f"{size / GIB:.1f} GiB"
-
-
-def count(number: float, one: str, many: str = "") -> str:
-    """`3 steps`, `1 step`."""
-    return f"{number:,.4g} {one}" if number == 1 else f"{_number(number)} {many or one + 's'}"
-
-
-def _number(number: float) -> str:
-    return f"{number:,.0f}" if number == int(number) else f"{number:,.2f}".rstrip("0").rstrip(".")

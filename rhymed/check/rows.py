@@ -12,6 +12,7 @@ from rhymed.inputs.datasets import place
 from rhymed.inputs.lengths import Measured
 from rhymed.inputs.render import Renderer
 from rhymed.inputs.rows import Row
+from rhymed.text import truncated
 
 SHOWN = 2
 SHOWN_CHARS = (700, 200)  # of a prompt: from its beginning, and from its end
@@ -56,7 +57,7 @@ def _prompt(row: Row) -> str:
 def _cell(value: Any) -> str:
     shown = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     shown = " ".join(shown.split())
-    return shown if len(shown) <= COLUMN_CHARS else shown[: COLUMN_CHARS - 3] + "..."
+    return truncated(shown, COLUMN_CHARS)
 
 
 def _short(prompt: str) -> str:

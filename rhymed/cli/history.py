@@ -183,16 +183,16 @@ def _epochs(text: str | None) -> list[int] | None:
 def export(arguments: argparse.Namespace) -> int:
     from rhymed.history.export import export as write
     from rhymed.history.folder import open_folder
-    from rhymed.text import some
+    from rhymed.text import counted
 
     with open_folder(arguments.run) as folder:
         done = write(folder, arguments.out, force=arguments.force)
-        of = f"{some(done.samples, 'sample')} of {some(done.prompts, 'prompt')}"
-        print(f"{arguments.out}: {of}, {some(done.tokens, 'token')}")
+        of = f"{counted(done.samples, 'sample')} of {counted(done.prompts, 'prompt')}"
+        print(f"{arguments.out}: {of}, {counted(done.tokens, 'token')}")
         if folder.missing:
             print(f"without text: {folder.missing}", file=sys.stderr)
         if done.damaged:
-            damaged = some(len(done.damaged), "damaged prompt")
+            damaged = counted(len(done.damaged), "damaged prompt")
             print(f"left out {damaged}; the first is {done.damaged[0]}", file=sys.stderr)
         return int(bool(done.damaged))
 
@@ -238,13 +238,15 @@ def _target(arguments: argparse.Namespace) -> Config:
 
 def _tell(arguments: argparse.Namespace, config: Config, report: Any) -> None:
     from rhymed.run.layout import layout_of
-    from rhymed.text import some
+    from rhymed.text import counted
 
     where = layout_of(config)
     epochs = "step -1" if report.epochs == 1 else f"steps -{report.epochs} to -1"
-    print(f"{where.folder}: {some(report.samples, 'sample')} of {some(report.prompts, 'prompt')} imported", end="")
+    print(
+        f"{where.folder}: {counted(report.samples, 'sample')} of {counted(report.prompts, 'prompt')} imported", end=""
+    )
     print(f", {report.tokens:,} tokens, as {epochs}" if report.samples else "")
     for reason, count in report.left_out.most_common():
-        print(f"left out {some(count, 'sample')}: {reason}")
+        print(f"left out {counted(count, 'sample')}: {reason}")
     if not where.config.exists():
         print(f"`rhymed run {arguments.config}` starts with this history, as run {config.run.name}")

@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from rhymed.config.config import Config
+from rhymed.text import short
 
 CUTOFF = 0.5  # similarity from which a name is suggested: fp32 is meant for float32
 
@@ -118,5 +119,4 @@ def _is_number(text: str) -> bool:
 
 
 def _short(value: Any) -> str:
-    text = str(value).lower() if isinstance(value, bool) else repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+    return str(value).lower() if isinstance(value, bool) else short(value, 60)

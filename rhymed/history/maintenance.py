@@ -9,7 +9,7 @@ from typing import Any
 from rhymed import atomic
 from rhymed.errors import ConfigError, StoreError
 from rhymed.history.folder import find
-from rhymed.text import size, some
+from rhymed.text import counted, size
 from rhymed_store.database.transactions import is_open
 from rhymed_store.integrity.findings import Report
 from rhymed_store.integrity.repair import copy, repair
@@ -27,15 +27,15 @@ def verify_run(run: Path) -> tuple[Report, int]:
 
 
 def render_verify(report: Report, run: Path, file_bytes: int) -> str:
-    counts = ", ".join(some(report.counts[table], noun) for table, noun in NOUNS.items())
-    read = f"{run}: {counts}, {some(report.tokens, 'token')} in {size(file_bytes)}"
+    counts = ", ".join(counted(report.counts[table], noun) for table, noun in NOUNS.items())
+    read = f"{run}: {counts}, {counted(report.tokens, 'token')} in {size(file_bytes)}"
     if report.sound:
         return f"{read}: all as they were written"
     shown = [f"  {table}: {name}: {why}" for table, name, why in report.findings[:SHOWN]]
     more = len(report.findings) - SHOWN
     end = f"`rhymed history repair {run}` leaves that out and saves the rest, while no run is alive"
     rest = [f"  and {more:,} more: --json shows all"] if more > 0 else []
-    return "\n".join([f"{read} are sound", f"{some(len(report.findings), 'thing')} damaged:", *shown, *rest, end])
+    return "\n".join([f"{read} are sound", f"{counted(len(report.findings), 'thing')} damaged:", *shown, *rest, end])
 
 
 def as_json(report: Report) -> dict[str, Any]:
@@ -71,7 +71,7 @@ def backup_run(run: Path, target: Path) -> Report:
 
 
 def render_backup(report: Report, run: Path, target: Path) -> str:
-    held = f"{some(report.counts['samples'], 'sample')}, {some(report.tokens, 'token')}"
+    held = f"{counted(report.counts['samples'], 'sample')}, {counted(report.tokens, 'token')}"
     written = size((target / "store" / "data.mdb").stat().st_size)
     return f"{target}: {held} of {run}, {written}, verified; `rhymed history` and --resume take it as a run's folder"
 
@@ -91,7 +91,7 @@ def render_repair(report: Report, kept: Path | None, run: Path) -> str:
     if len(report.findings) > SHOWN:
         lost.append(f"  and {len(report.findings) - SHOWN} more: `rhymed history verify` of a copy of it tells all")
     saved = ", ".join(
-        some(report.counts[table], noun) for table, noun in (("samples", "sample"), ("prompts", "prompt"))
+        counted(report.counts[table], noun) for table, noun in (("samples", "sample"), ("prompts", "prompt"))
     )
-    end = f"saved {saved}, {some(report.tokens, 'token')}; the damaged file is {kept}: remove it when all is well"
+    end = f"saved {saved}, {counted(report.tokens, 'token')}; the damaged file is {kept}: remove it when all is well"
     return "\n".join([f"{run}: damaged, and left out or written anew:", *lost, end])

@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from rhymed.history.similarity import predicted
-from rhymed.text import number, some
+from rhymed.text import counted, number
 from rhymed_store.inspect.browse import Response
 from rhymed_store.inspect.epochs import epochs_of, is_trained
 
@@ -82,7 +82,7 @@ def render(rows: Sequence[PromptRow], most: int = SHOWN) -> list[RenderableType]
         tables = [_table("prompt", ranked)]
     else:
         tables = [_table("most predictable", ranked[:most]), _table("least predictable", ranked[: -most - 1 : -1])]
-    of = f"epoch by epoch; {some(len(rows), 'prompt')} ranked by the last one"
+    of = f"epoch by epoch; {counted(len(rows), 'prompt')} ranked by the last one"
     return [*tables, f"predicted   {of}\nlength      and reward: of the last epoch"]
 
 

@@ -15,7 +15,7 @@ from rhymed.errors import DataError
 from rhymed.history.folder import RunFolder, prompt_text
 from rhymed.history.pieces import pieces
 from rhymed.history.prompts import by_epoch
-from rhymed.text import number, visible, whose
+from rhymed.text import number, step_phrase, visible
 from rhymed_store.inspect.browse import Browse, Response
 from rhymed_store.inspect.epochs import epochs_of, is_trained, title
 
@@ -126,7 +126,7 @@ def _side_by_side(folder: RunFolder, shown: dict[int, list[Response]], limit: in
     for epoch, responses in shown.items():
         rewards = [response.info.reward for response in responses if response.info.reward is not None]
         reward = f", reward {fmean(rewards):.3f}" if rewards else ""
-        table.add_column(f"{title(epoch)} ({whose(responses[0].info.id.step)}){reward}", ratio=1)
+        table.add_column(f"{title(epoch)} ({step_phrase(responses[0].info.id.step)}){reward}", ratio=1)
     most = max(len(responses) for responses in shown.values())
     for line in range(min(limit, most)):
         table.add_row(*(_cell(folder, one[line]) if line < len(one) else "" for one in shown.values()))

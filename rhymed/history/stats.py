@@ -15,7 +15,7 @@ from rhymed.errors import StoreDamaged
 from rhymed.history.prompts import SHOWN, PromptRow, by_epoch, likeness, prompt_row
 from rhymed.history.prompts import render as render_prompts
 from rhymed.history.similarity import rank_correlation
-from rhymed.text import number, size, some
+from rhymed.text import counted, number, size
 from rhymed_store.database.reads import Found
 from rhymed_store.inspect.browse import Browse, Totals
 from rhymed_store.inspect.epochs import epochs_of, is_trained, title
@@ -173,8 +173,8 @@ def render(stats: Stats, name: str, most: int = SHOWN) -> RenderableType:
 def _head(stats: Stats, name: str, epochs: int) -> list[str]:
     totals = stats.totals
     lines = [
-        f"{name}: {some(stats.prompts, 'prompt')}, {some(totals.samples, 'sample')},"
-        f" {some(totals.tokens, 'response token')}, {some(epochs, 'epoch')}"
+        f"{name}: {counted(stats.prompts, 'prompt')}, {counted(totals.samples, 'sample')},"
+        f" {counted(totals.tokens, 'response token')}, {counted(epochs, 'epoch')}"
     ]
     used = f"{size(totals.used_bytes)} used"
     if stats.bytes_a_token is not None:
@@ -188,9 +188,9 @@ def _head(stats: Stats, name: str, epochs: int) -> list[str]:
             f"   reward: mean {number(stats.reward_mean, '.3f')}"
         )
     if stats.prompts_read < stats.prompts:
-        lines.append(f"from here on, and for lengths and reward: a sample of {some(stats.prompts_read, 'prompt')}")
+        lines.append(f"from here on, and for lengths and reward: a sample of {counted(stats.prompts_read, 'prompt')}")
     if stats.damaged:
-        lines.append(f"damaged: {some(len(stats.damaged), 'prompt')}; the first: {stats.damaged[0]}")
+        lines.append(f"damaged: {counted(len(stats.damaged), 'prompt')}; the first: {stats.damaged[0]}")
     return lines
 
 
@@ -217,7 +217,7 @@ def _table(rows: list[EpochRow]) -> RenderableType:
 
 def _legend(stats: Stats) -> str:
     partly = stats.prompts_compared < stats.prompts_read
-    of = f"\n            (of {some(stats.prompts_compared, 'prompt')})" if partly else ""
+    of = f"\n            (of {counted(stats.prompts_compared, 'prompt')})" if partly else ""
     return (
         f"predicted   tokens that a simple drafter has right from the epoch before{of}\n"
         "rank corr.  of prompts' mean lengths with the epoch before; 1: the same order"

@@ -19,7 +19,7 @@ from rhymed.history.folder import RunFolder, open_folder, prompt_text
 from rhymed.logs.filter import stamp
 from rhymed.logs.read import Entry, entries, logs
 from rhymed.messages import EVAL, SampleId
-from rhymed.text import some, whose
+from rhymed.text import counted, step_phrase
 from rhymed_store.inspect.browse import Response
 
 WHOLE = re.compile(r"-?\d+/[0-9a-f]{16}/\d+")
@@ -91,7 +91,7 @@ def parsed(id: str) -> SampleId:
 def told(folder: Path, sample: str) -> list[str]:
     """What the store has of it, in a few lines."""
     id = parsed(sample)
-    head = f"sample {sample}, of {whose(id.step)}"
+    head = f"sample {sample}, of {step_phrase(id.step)}"
     try:
         with open_folder(folder) as run:
             return [head, *_kept(run, id)]
@@ -126,7 +126,7 @@ def own(entry: Entry, sample: str) -> Entry:
     if sample not in entry.samples:
         return entry
     place, others = entry.samples.index(sample), len(entry.samples) - 1
-    beside = f", with {some(others, 'other')}" if others else ""
+    beside = f", with {counted(others, 'other')}" if others else ""
     of_step = "" if entry.step is None else f" in step {entry.step + 1}"
 
     def value(of: list[int] | list[float] | int | None) -> float:

@@ -14,6 +14,7 @@ from typing import Any
 from rhymed.config import Data
 from rhymed.errors import ConfigError, DataError
 from rhymed.inputs.rows import Row
+from rhymed.text import short
 
 PROMPTS = ("question", "problem", "instruction", "input", "query")
 """Columns that are a prompt where there is none of that name; the first that holds text."""
@@ -145,9 +146,3 @@ def _unstorable(value: Any) -> str:
     except (TypeError, ValueError, RecursionError) as error:
         return f"cannot be JSON ({error}): drop it or store it as text"
     return ""
-
-
-def short(value: Any) -> str:
-    """Enough of a value for an error."""
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."

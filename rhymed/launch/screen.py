@@ -22,7 +22,7 @@ from rhymed.dashboard.auth import TOKEN_FILE
 from rhymed.messages import Queues, StepRow, WorkerRow
 from rhymed.run.layout import RunLayout
 from rhymed.style import COLOURS, ROLES, sparkline
-from rhymed.text import SHOWN, grades, step_name
+from rhymed.text import STEP_COLUMNS, clock, evaluation_lines, step_name
 
 BAR_CELLS = 48
 MOST_NAMED = 3  # workers that a line has room for
@@ -36,14 +36,14 @@ DRAFTED = ("rollout/spec_accept_length", "tok/fwd", "{:.2f}")
 
 def heading() -> str:
     """The first line of the plain output."""
-    return "step   " + "".join(f"{name:>9}" for _, name, _ in SHOWN)[1:] + "    time"
+    return "step   " + "".join(f"{name:>9}" for _, name, _ in STEP_COLUMNS)[1:] + "    time"
 
 
 def line(queues: Queues, elapsed_s: float) -> str:
     """One trained step, for people and for `grep`."""
-    cells = [form.format(queues.metrics[key]) if key in queues.metrics else "-" for key, _, form in SHOWN]
+    cells = [form.format(queues.metrics[key]) if key in queues.metrics else "-" for key, _, form in STEP_COLUMNS]
     step = f"{queues.step}/{queues.steps}"
-    return f"{step:<7}" + "".join(f"{cell:>9}" for cell in cells)[1:] + f"{_minutes(elapsed_s):>8}"
+    return f"{step:<7}" + "".join(f"{cell:>9}" for cell in cells)[1:] + f"{clock(elapsed_s):>8}"
 
 
 def render(queues: Queues | None, rewards: list[float], events: list[str], elapsed_s: float) -> RenderableType:
@@ -52,12 +52,12 @@ def render(queues: Queues | None, rewards: list[float], events: list[str], elaps
     if queues is None:
         parts.append(Text(f"starting … {elapsed_s:.0f} s", style="bold"))
     else:
-        title = f"step {queues.step}/{queues.steps}   policy v{queues.version}   {_minutes(elapsed_s)}"
+        title = f"step {queues.step}/{queues.steps}   policy v{queues.version}   {clock(elapsed_s)}"
         parts.append(Text(f"rhymed {queues.run}   {title}", style="bold"))
         parts.extend(_step(row) for row in queues.open_steps[:2])
         parts.append(_workers(queues.workers))
         parts.append(Text(_metrics(queues)))
-        parts.extend(Text(f"eval   {text}") for text in grades(queues.val))
+        parts.extend(Text(f"eval   {text}") for text in evaluation_lines(queues.val))
     if rewards:
         parts.append(Text(f"reward  {sparkline(rewards[-60:])}  {rewards[-1]:.3f}"))
     if queues is not None:
@@ -68,7 +68,9 @@ def render(queues: Queues | None, rewards: list[float], events: list[str], elaps
 
 def _metrics(queues: Queues) -> str:
     known = [
-        (name, form.format(queues.metrics[key])) for key, name, form in (*SHOWN, DRAFTED) if key in queues.metrics
+        (name, form.format(queues.metrics[key]))
+        for key, name, form in (*STEP_COLUMNS, DRAFTED)
+        if key in queues.metrics
     ]
     return "last step   " + "   ".join(f"{name} {value}" for name, value in known) if known else ""
 
@@ -114,10 +116,6 @@ def starting(rows: list[WorkerRow]) -> str:
     return ", ".join(f"{count} {role}: {phase}" for (role, phase), count in counts.items())
 
 
-def _minutes(seconds: float) -> str:
-    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
-
-
 class Screen:
     """The terminal of one run."""
 
@@ -156,7 +154,7 @@ class Screen:
 
     def tell(self, event: str) -> None:
         """Something happened that a person should read."""
-        self._events.append(f"{_minutes(self._elapsed())} {event}")
+        self._events.append(f"{clock(self._elapsed())} {event}")
         if not self._live:
             self._say(f"-- {event}")
 
@@ -199,7 +197,7 @@ class Screen:
         version = queues.val.get("val/version", self._shown_val)
         if version > self._shown_val:
             self._shown_val = version
-            for text in grades(queues.val):
+            for text in evaluation_lines(queues.val):
                 self._say(f"{self._evaluated or f'eval v{version:.0f}'}   {text}")
 
     def _watch_mismatch(self, mean: float) -> None:
@@ -232,7 +230,7 @@ class Screen:
         kind = NUMBERS.sub("", phase.replace("/", " "))
         if phase and kind != self._phase:
             self._phase = kind
-            self._say(f"{_minutes(self._elapsed()):>6}   {phase}")
+            self._say(f"{clock(self._elapsed()):>6}   {phase}")
 
     def _elapsed(self) -> float:
         return time.monotonic() - self._started

@@ -22,7 +22,7 @@ from rhymed.run import provenance, timeline
 from rhymed.run.layout import RunLayout
 from rhymed.run.timeline import Timeline
 from rhymed.run.totals import Row
-from rhymed.text import some, whose
+from rhymed.text import counted, step_phrase
 from rhymed_store.database.reads import Found
 from rhymed_store.database.tables import Reader
 from rhymed_store.inspect.browse import Browse, Totals
@@ -98,11 +98,11 @@ def _without_numbers(found: Facts) -> Iterator[str]:
     if lost and not lines:
         there = (found.folder / "metrics.jsonl").exists()
         file = "metrics.jsonl has no line of a step" if there else "There is no metrics.jsonl"
-        yield f"{file}: of {some(len(lost), 'trained step')} the timeline tells; curves and sums are missing."
+        yield f"{file}: of {counted(len(lost), 'trained step')} the timeline tells; curves and sums are missing."
     elif lost:
         yield (
-            f"metrics.jsonl lacks {some(len(lost), 'step')} that the timeline has as trained, the first of them"
-            f" {whose(lost[0])}: curves and sums are of the others."
+            f"metrics.jsonl lacks {counted(len(lost), 'step')} that the timeline has as trained, the first of them"
+            f" {step_phrase(lost[0])}: curves and sums are of the others."
         )
 
 
@@ -171,7 +171,7 @@ def _samples(run: RunFolder, columns: Survey, missing: list[str]) -> Iterator[tu
         try:
             yield pick, sample_page(run, ids.of(pick))
         except RhymedError as error:
-            missing.append(f"A sample of {whose(pick.step)}, prompt {pick.prompt}, cannot be read: {error}.")
+            missing.append(f"A sample of {step_phrase(pick.step)}, prompt {pick.prompt}, cannot be read: {error}.")
 
 
 class Ids:

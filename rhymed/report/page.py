@@ -18,7 +18,7 @@ from rhymed.report.highlights import MOST, Pick
 from rhymed.report.style import CSS
 from rhymed.run.provenance import LARGEST, Start
 from rhymed.run.totals import drafting, totals
-from rhymed.text import size, some, whose
+from rhymed.text import clock, counted, duration, size, step_phrase
 
 HEAD, TAIL = 1600, 1200  # characters of a response
 ASKED = 1200  # of a prompt
@@ -62,7 +62,7 @@ def page(
 
 def _head(facts: Facts) -> str:
     count = len(facts.rows) or len(facts.trained)
-    steps = some(count, "step") if count else "no step trained"
+    steps = counted(count, "step") if count else "no step trained"
     begun = f", begun {_day(facts.starts[0].t)}" if facts.starts else ""
     return f"<h1>{html.text(facts.name)}</h1>\n" + html.paragraph(f"{facts.state}, {steps}{begun}", "soft")
 
@@ -78,7 +78,7 @@ def _headline(facts: Facts) -> Iterator[tuple[str, str]]:
         yield "reward, first to last steps", f"{sums['reward_first']:.3f} → {sums['reward_last']:.3f}"
         yield "steps", f"{len(rows):,}"
     if facts.elapsed_s:
-        yield "time", _duration(facts.elapsed_s)
+        yield "time", duration(facts.elapsed_s)
     if rows:
         yield "response tokens", f"{sums['tokens']:,.0f}"
         yield "tokens a second, rollout", f"{sums['tokens_per_s']:,.0f}"
@@ -99,12 +99,6 @@ def _drafts(rows: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str]]:
     yield "tokens a forward", f"{found['accept_length'] or 1:.2f}"
     if found["net_speedup"] is not None:
         yield "net speed-up, estimated", f"{found['net_speedup']:.2f}x"
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def _exams(facts: Facts) -> str:
@@ -137,17 +131,12 @@ def _incidents(facts: Facts) -> str:
         elif what in ("left", "lost"):
             here[worker] = False
         if what in (*INCIDENTS, "started again", "came back"):
-            rows.append((_clock(event.t - start), worker, what, event.text or ""))
+            rows.append((clock(event.t - start), worker, what, event.text or ""))
     if facts.state != "running":
         while rows and rows[-1][2] == "left":  # everybody leaves in the end
             rows.pop()
     more = html.paragraph(f"and {len(rows) - MOST_INCIDENTS:,} more", "soft") if len(rows) > MOST_INCIDENTS else ""
     return html.table(("after", "who", "what", ""), rows[:MOST_INCIDENTS]) + more
-
-
-def _clock(seconds: float) -> str:
-    whole = max(0, int(seconds))
-    return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
 
 
 # -- samples ----------------------------------------------------------------------------------------------------
@@ -175,7 +164,7 @@ def _sample(pick: Pick, row: dict[str, Any]) -> str:
     reward = "no reward" if row["reward"] is None else f"reward {row['reward']:g}"
     drafted = "" if row["drafted"] is None else f", {row['drafted']:,} of them drafts"
     tokens = f"{row['length']:,} tokens{drafted} ({row['finish_reason']})"
-    facts = f"{row['state']}, {reward}, {tokens}, of {whose(row['step'])}"
+    facts = f"{row['state']}, {reward}, {tokens}, of {step_phrase(row['step'])}"
     reason = html.paragraph(f"dropped: {row['reason']}", "bad") if row["reason"] else ""
     prompt = row["prompt"] or ""
     return (

@@ -8,7 +8,7 @@ from rhymed.config import Config, Run
 from rhymed.launch.screen import Screen, heading, line, render, sparkline
 from rhymed.messages import EVAL, Queues, StepRow, WorkerRow
 from rhymed.run.layout import layout_of
-from rhymed.text import grades
+from rhymed.text import evaluation_lines
 
 
 def queues(step: int, **metrics: float) -> Queues:
@@ -118,8 +118,10 @@ def test_an_evaluation_is_a_line_a_dataset_once(tmp_path: Path) -> None:
 
 def test_an_evaluation_tells_what_was_dropped_even_when_nothing_is_left() -> None:
     some = {"val/sums/dropped": 3.0, "val/sums/acc/mean@2": 0.5, "val/all/dropped": 0.0, "val/all/acc/mean@2": 1.0}
-    assert grades(some) == ["sums   mean@2 0.500   dropped 3", "all   mean@2 1.000"]
-    assert grades({"val/version": 0.0, "val/sums/prompts": 0.0, "val/sums/dropped": 8.0}) == ["sums   dropped 8"]
+    assert evaluation_lines(some) == ["sums   mean@2 0.500   dropped 3", "all   mean@2 1.000"]
+    assert evaluation_lines({"val/version": 0.0, "val/sums/prompts": 0.0, "val/sums/dropped": 8.0}) == [
+        "sums   dropped 8"
+    ]
 
 
 def test_on_plain_lines_a_trouble_is_told_when_it_begins_and_when_all_are_over(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from rhymed.history.folder import RunFolder
 from rhymed.messages import EVAL, SampleId
 from rhymed.run import checkpoint
 from rhymed.staleness import window
-from rhymed.text import some, step_name
+from rhymed.text import counted, step_name
 from rhymed_broker.plan import Plan
 from rhymed_store.inspect.browse import Response
 from rhymed_workers.trainer import lineage
@@ -70,11 +70,11 @@ def audit(folder: RunFolder) -> Audit:
 def render(found: Audit, name: str) -> str:
     """In words, line by line."""
     lines = [
-        f"{name}: {found.steps} of {some(found.planned, 'step')} in the newest checkpoint"
-        f" ({found.epochs:.2f} epochs of {some(found.prompts, 'prompt')})",
-        f"trained: {some(found.trained, 'sample')}, {some(found.tokens, 'token')},"
-        f" at most {some(found.staleness, 'step')} stale",
-        f"dropped: {some(found.dropped, 'sample')}",
+        f"{name}: {found.steps} of {counted(found.planned, 'step')} in the newest checkpoint"
+        f" ({found.epochs:.2f} epochs of {counted(found.prompts, 'prompt')})",
+        f"trained: {counted(found.trained, 'sample')}, {counted(found.tokens, 'token')},"
+        f" at most {counted(found.staleness, 'step')} stale",
+        f"dropped: {counted(found.dropped, 'sample')}",
     ]
     lines += [f"  {count:,} x {reason}" for reason, count in Counter(found.reasons).most_common(SHOWN)]
     if found.dropped_length is not None and found.kept_length is not None:
@@ -84,7 +84,7 @@ def render(found: Audit, name: str) -> str:
     if found.never:
         lines.append(f"dropped before they were written, so of no known length: {found.never:,}")
     if found.later:
-        lines.append(f"of later steps, in work: {some(found.later, 'sample')}")
+        lines.append(f"of later steps, in work: {counted(found.later, 'sample')}")
     if not found.wrong:
         return "\n".join([*lines, "every sample is accounted for, exactly once"])
     return "\n".join([*lines, *listed(found.wrong)])
@@ -242,7 +242,7 @@ class _Check:
 def differ(one: Line, other: Line) -> str:
     """How two lines of one step differ; empty: they do not."""
     if (one.samples, one.tokens) != (other.samples, other.tokens):
-        counts = (f"{some(line.samples, 'sample')} of {some(line.tokens, 'token')}" for line in (one, other))
+        counts = (f"{counted(line.samples, 'sample')} of {counted(line.tokens, 'token')}" for line in (one, other))
         return " against ".join(counts)
     if one.digest != other.digest:
         return f"as many samples and tokens ({one.samples:,}, {one.tokens:,}), but other tokens or rewards"

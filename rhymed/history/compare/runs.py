@@ -14,7 +14,7 @@ from typing import Any
 from rhymed.history.compare.audit import differ, listed, newest
 from rhymed.history.compare.weights import apart
 from rhymed.run import checkpoint
-from rhymed.text import some, step_name
+from rhymed.text import counted, step_name
 
 EQUAL = "the two are equal"
 NEARLY = "the two are equal but for the last bits of their weights"
@@ -50,7 +50,7 @@ def against(first: Path, second: Path) -> Against:
         found.wrong.append(f"{first.name} has {a} steps in its newest checkpoint, {second.name} has {b}")
     if lonely := sorted(one.keys() ^ other.keys()):
         found.wrong.append(
-            f"{step_name(lonely[0])} is in one of the lineages only ({some(len(lonely), 'such step')})"
+            f"{step_name(lonely[0])} is in one of the lineages only ({counted(len(lonely), 'such step')})"
         )
     exact = any(line.weights for line in ours)  # the trace engine's: nothing else enters than the samples
     _weights(first, second, a if a == b else 0, found, exact=exact)
@@ -58,7 +58,9 @@ def against(first: Path, second: Path) -> Against:
 
 
 def render(found: Against, first: str, second: str) -> str:
-    lines = [f"{first} and {second}: {found.equal} of {some(found.both, 'common step')} trained on the same samples"]
+    lines = [
+        f"{first} and {second}: {found.equal} of {counted(found.both, 'common step')} trained on the same samples"
+    ]
     lines += [found.weights] if found.weights else []
     return "\n".join([*lines, *(listed(found.wrong) if found.wrong else [NEARLY if found.near else EQUAL])])
 
@@ -69,7 +71,7 @@ def _weights(first: Path, second: Path, step: int, found: Against, *, exact: boo
     if not step or not all(files):
         found.weights = "weights: not compared, for there is no checkpoint of one step in both"
     elif files[0] == files[1]:
-        found.weights = f"weights: the same, bit for bit, after {some(step, 'step')}"
+        found.weights = f"weights: the same, bit for bit, after {counted(step, 'step')}"
     else:
         _measure(first, second, step, found, 0.0 if exact else NEAR)
 
@@ -79,7 +81,7 @@ def _measure(first: Path, second: Path, step: int, found: Against, near: float) 
     folders = [_place(folder, step) for folder in (first, second)]
     by = apart(*(folder.glob("*.safetensors") for folder in folders))
     told = (
-        f"the weights after {some(step, 'step')} differ: by {by.most:.1g} at most, in {by.differing:,} of"
+        f"the weights after {counted(step, 'step')} differ: by {by.most:.1g} at most, in {by.differing:,} of"
         f" {by.numbers:,} numbers"
     )
     if by.most <= near:

@@ -17,7 +17,7 @@ from rhymed.errors import StoreDamaged, UnknownSample
 from rhymed.history.folder import RunFolder
 from rhymed.histospec.sampling.noise import gumbel
 from rhymed.messages import GetSamples, SampleId
-from rhymed.text import some
+from rhymed.text import counted
 from rhymed_store.inspect.browse import Response
 
 NEAR = {"float32": 1e-3, "float16": 0.03, "bfloat16": 0.25}  # of scores: below it a last bit of a logit decides
@@ -80,16 +80,16 @@ def compare(first: RunFolder, second: RunFolder) -> Comparison:
 
 def render(found: Comparison, first: str, second: str) -> str:
     """In words, line by line."""
-    lines = [f"{first} and {second}: {some(found.both, 'sample')} in both, {some(found.tokens, 'token')}"]
+    lines = [f"{first} and {second}: {counted(found.both, 'sample')} in both, {counted(found.tokens, 'token')}"]
     counts = {
         f"only in {first}": found.only_first,
         f"only in {second}": found.only_second,
         "asked with another prompt": found.prompts,
         "the same tokens and another reward": found.rewards,
     }
-    lines += [f"{what}: {some(count, 'sample')}" for what, count in counts.items() if count]
+    lines += [f"{what}: {counted(count, 'sample')}" for what, count in counts.items() if count]
     if found.damaged:
-        lines.append(f"left out {some(len(found.damaged), 'damaged prompt')}; the first is {found.damaged[0]}")
+        lines.append(f"left out {counted(len(found.damaged), 'damaged prompt')}; the first is {found.damaged[0]}")
     if not found.different:
         what = "the others have" if found.prompts else "all of these have" if found.both else ""
         return "\n".join([*lines, f"{what} the same tokens" if what else "nothing to compare"])

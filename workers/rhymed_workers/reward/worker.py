@@ -43,7 +43,7 @@ from rhymed.service.logline import cause
 from rhymed.service.retry import retry
 from rhymed.service.service import Service
 from rhymed.service.stopwatch import Seconds
-from rhymed.text import some
+from rhymed.text import counted
 from rhymed.wire.sockets import DONE, Client
 from rhymed_store.client import StoreClient, StoredSample
 from rhymed_workers.membership import Membership
@@ -113,7 +113,7 @@ class RewardWorker(Service):
                     self._holding[sample] = time.monotonic()
                     self._taken.put_nowait(sample)
                 if fresh:
-                    count = some(len(fresh), "sample")
+                    count = counted(len(fresh), "sample")
                     log.info("takes %s, first %s", count, fresh[0], extra=cause("scoring", fresh))
             case Finish():
                 log.info("%s: the run is over: %s", self.name, message.reason)
@@ -221,7 +221,7 @@ def _tell_of(scores: Sequence[Score]) -> None:
     scored = [score for score in scores if score.reward is not None]
     if scored:
         more = cause("scored", [score.id for score in scored], rewards=[score.reward for score in scored])
-        count = some(len(scored), "sample")
+        count = counted(len(scored), "sample")
         log.info("%s scored, first %s: %g", count, scored[0].id, scored[0].reward, extra=more)
 
 

@@ -27,7 +27,7 @@ from rhymed.service import stall
 from rhymed.service.logline import cause
 from rhymed.service.retry import retry
 from rhymed.service.service import Service
-from rhymed.text import some
+from rhymed.text import counted
 from rhymed.wire.sockets import DONE, Client
 from rhymed_store.client import NewSample, StoreClient
 from rhymed_workers.engines.base import Engine, Output
@@ -131,17 +131,19 @@ class RolloutWorker(Service):
                     hand = self._holding[id] = Hand(id, time.monotonic(), id in begun)
                     self.spawn(self._sample(hand))
                 if fresh:
-                    log.info("takes %s, first %s", some(len(fresh), "sample"), fresh[0], extra=cause("taken", fresh))
+                    log.info(
+                        "takes %s, first %s", counted(len(fresh), "sample"), fresh[0], extra=cause("taken", fresh)
+                    )
             case messages.Cancel():
                 for id in message.samples:
                     if id in self._holding:
                         self._holding.pop(id).cancelled = True
                     self.engine.cancel(id)
-                gone = some(len(message.samples), "sample")
+                gone = counted(len(message.samples), "sample")
                 log.info("forgets %s, first %s", gone, message.samples[0], extra=cause("cancelled", message.samples))
                 await self._writing.stir()
             case messages.Release():
-                away, more = some(len(message.samples), "sample"), cause("released", message.samples)
+                away, more = counted(len(message.samples), "sample"), cause("released", message.samples)
                 log.info("is to hand over %s, first %s", away, message.samples[0], extra=more)
                 for id in message.samples:
                     taken = self._holding.get(id)
@@ -289,10 +291,10 @@ class RolloutWorker(Service):
         more = cause("stored", [info.id for info in infos], tokens=tokens, accepted=accepted)
         log.info(
             "%s written and stored, %s, %d of them drafts, first %s",
-            some(len(infos), "sample"), some(sum(tokens), "token"), sum(accepted), infos[0].id, extra=more,
+            counted(len(infos), "sample"), counted(sum(tokens), "token"), sum(accepted), infos[0].id, extra=more,
         )  # fmt: skip
         if earlier:
-            log.info("the store had a record of %s", some(len(earlier), "sample"), extra=cause("kept", earlier))
+            log.info("the store had a record of %s", counted(len(earlier), "sample"), extra=cause("kept", earlier))
 
     def _forget(self, hands: Sequence[Hand]) -> None:
         for hand in hands:

@@ -19,6 +19,7 @@ from typing import Any
 
 from rhymed.errors import RewardError
 from rhymed.inputs.rows import Row
+from rhymed.text import short
 from rhymed_workers.scorers.answer import ground_truth
 from rhymed_workers.scorers.builtin import Raw
 from rhymed_workers.scorers.explain import defined_at, describe, raised_at
@@ -131,12 +132,6 @@ class Custom:
             place = raised_at(error, self._file)
             what = f"{self._short} raised {describe(error)}" if place else f"{self.title} raised {describe(error)}"
             raise RewardError(f"{what} ({place})" if place else what) from error
-
-
-def short(value: Any) -> str:
-    """For errors."""
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
 
 
 def _ignore(*_: Any, **__: Any) -> None:

@@ -17,9 +17,10 @@ from typing import Any, Protocol
 from rhymed.config import Config
 from rhymed.errors import RewardError
 from rhymed.inputs.rows import Row
+from rhymed.text import short
 from rhymed_workers.scorers.answer import extract
 from rhymed_workers.scorers.builtin import BUILT_IN
-from rhymed_workers.scorers.custom import load_function, short
+from rhymed_workers.scorers.custom import load_function
 from rhymed_workers.scorers.setting import Setting
 
 
