@@ -4,6 +4,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 JOBS ?= 2
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+PRETTIER := npx --yes prettier@3.10.1 --log-level warn
+PAGE := rhymed/dashboard/static
 
 .PHONY: help setup quickstart test test-thorough test-fast test-compose wheels lint types format bench bench-model docs stress-chaos stress-soak stress-watch stress-fuzz stress-crash stress-hosts site clean
 
@@ -49,6 +51,7 @@ types: setup ## mypy, strict
 format: setup ## put the code into shape
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+	@if command -v npx >/dev/null; then $(PRETTIER) --write $(PAGE); else echo "skipped: $(PAGE) (npx is not installed)"; fi
 
 bench: setup ## every benchmark, in full
 	for name in store broker weights index sampler spec pipe; do $(BIN)/rhymed bench $$name || exit 1; done

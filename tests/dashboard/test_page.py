@@ -225,7 +225,7 @@ def test_every_queue_is_shown_as_long_as_the_run_lives(show, server):
     assert page.read(widths) == "50%,31.25%,18.75%"
     many = [open_step(20 + step, waiting=4) for step in range(9)]
     world.tell(server.loop, "queues", world.queues() | {"open_steps": many})
-    page.wait(f"{steps}.at(-1)", "and 3 steps more")
+    page.wait(f"{steps}.at(-1)", "and 3 more steps")
     world.live = False
     world.tell(server.loop, "end", world.run(None))
     page.wait("document.getElementById('connection').textContent", "run ended")
@@ -257,7 +257,7 @@ def test_of_many_epochs_some_lengths_are_drawn_and_the_newest_always(show):
     x, y, _, tall = page.rest(".ridges canvas")
     for line, epoch in ((0, 0), (1, 4), (11, 39)):
         page.mouse("mouseMoved", x, y - tall / 2 + (line + 0.5) * 154 / 12)
-        page.wait(f"document.querySelector('.said').textContent.startsWith('Epoch {epoch},')")
+        page.wait(f"document.querySelector('.status').textContent.startsWith('Epoch {epoch},')")
     tops = "['Reward', 'Length distribution'].map(e => document.querySelector(`[data-chart='${e}']`).offsetHeight)"
     assert len(set(page.read(tops))) == 1
 
@@ -576,7 +576,7 @@ def test_a_worker_that_joins_appears_at_once(show, server):
 
 def test_seconds_in_the_columns_of_the_gantt_are_those_that_were_told(plain):
     sums = plain.read(
-        """import('./static/charts/bands.js').then(({ Timeline, columns, shares, at }) => {
+        """import('./static/charts/timeline.js').then(({ Timeline, columns, shares, at }) => {
             const line = new Timeline();
             const span = (worker, t, inside) => ({ worker, role: worker.split('-')[0], t, s: 2, in: inside });
             const spans = [span('rollout-10', 12, { verify: 1.5, idle: 0.5 }),
@@ -603,7 +603,7 @@ def test_seconds_in_the_columns_of_the_gantt_are_those_that_were_told(plain):
 
 def test_a_page_that_is_open_for_weeks_keeps_the_newest_events_of_each_kind(plain):
     kept = plain.read(
-        """import('./static/charts/bands.js').then(({ Timeline }) => {
+        """import('./static/charts/timeline.js').then(({ Timeline }) => {
             const line = new Timeline();
             line.add({ events: [{ t: 1, event: 'lost', worker: 'rollout-9' }] });
             for (let t = 2; t < 30002; t++) line.add({ events: [{ t, event: 'version', worker: 'rollout-1' }] });

@@ -1,27 +1,30 @@
-// Questions to the server. Owns the addresses (relative: the page also works behind a proxy's path) and how an
-// answer that is an error becomes an Error with a sentence in it. Knows nothing of the page.
+// Requests to the server. Owns the addresses (relative, so that the page works behind a proxy's path) and turns error
+// answers into Errors with a sentence. Knows nothing of the page.
 
 const PATIENCE_MS = 30_000;
 
-/** Throws an Error whose message is for the user; `status` is the HTTP status, 0 when nobody answered. */
+/** Throws an Error whose message is for the user; `status` is the HTTP status, 0 if the server did not answer. */
 export async function ask(path, parameters = {}, signal = undefined) {
-  const query = new URLSearchParams(Object.entries(parameters).filter(([, value]) => value != null && value !== ""));
-  const address = query.size ? `${path}?${query}` : path;
-  const patience = AbortSignal.timeout(PATIENCE_MS);
-  let response;
-  try {
-    response = await fetch(address, { signal: signal ? AbortSignal.any([signal, patience]) : patience });
-  } catch (error) {
-    if (error.name === "AbortError") throw error;
-    throw failure("The dashboard's server does not answer.", 0);
-  }
-  const answer = await response.json().catch(() => null);
-  if (!response.ok) throw failure(answer?.error ?? `The server answers with status ${response.status}.`, response.status);
-  return answer;
+    const query = new URLSearchParams(
+        Object.entries(parameters).filter(([, value]) => value != null && value !== ""),
+    );
+    const address = query.size ? `${path}?${query}` : path;
+    const patience = AbortSignal.timeout(PATIENCE_MS);
+    let response;
+    try {
+        response = await fetch(address, { signal: signal ? AbortSignal.any([signal, patience]) : patience });
+    } catch (error) {
+        if (error.name === "AbortError") throw error;
+        throw failure("The dashboard's server does not answer.", 0);
+    }
+    const answer = await response.json().catch(() => null);
+    if (!response.ok)
+        throw failure(answer?.error ?? `The server answers with status ${response.status}.`, response.status);
+    return answer;
 }
 
 function failure(message, status) {
-  return Object.assign(new Error(message), { status });
+    return Object.assign(new Error(message), { status });
 }
 
 export const run = () => ask("api/run");
@@ -32,4 +35,5 @@ export const lengths = () => ask("api/lengths");
 export const store = () => ask("api/store");
 export const prompts = (wanted, signal) => ask("api/prompts", wanted, signal);
 export const prompt = (id, signal) => ask(`api/prompts/${encodeURIComponent(id)}`, {}, signal);
-export const sample = (id, signal) => ask(`api/samples/${id.split("/").map(encodeURIComponent).join("/")}`, {}, signal);
+export const sample = (id, signal) =>
+    ask(`api/samples/${id.split("/").map(encodeURIComponent).join("/")}`, {}, signal);

@@ -1,7 +1,7 @@
-// A response's text, accepted drafts marked. Owns how much of it is in the page: a response may have 100,000 tokens, the
-// page gets a part at a time. Text is only ever inserted as text.
+// A response's text with accepted drafts marked. A response may have 100,000 tokens, so the page gets a part at a time. Text
+// is only inserted as text.
 
-import { h, say } from "./dom.js";
+import { h, setText } from "./dom.js";
 import { percent, plural, whole } from "./format.js";
 
 const PART_CHARACTERS = 40_000;
@@ -9,57 +9,57 @@ const PART_PIECES = 3_000;
 
 /** An element with the text, growing on demand. `pieces`: [{text, drafted: true, false or null when it is not known}]. */
 export function responseText(pieces, label) {
-  const text = h("pre", { class: "response", tabindex: "0", "aria-label": label, dir: "auto" });
-  const said = h("span", { class: "muted" });
-  const more = h("button", { type: "button", onclick: () => grow() }, "Show more");
-  const bar = h("div", { class: "bar more" }, more, said);
-  const whole_ = pieces.reduce((sum, piece) => sum + piece.text.length, 0);
-  let shown = 0;
-  let rest = pieces;
+    const text = h("pre", { class: "response", tabindex: "0", "aria-label": label, dir: "auto" });
+    const status = h("span", { class: "muted" });
+    const more = h("button", { type: "button", onclick: () => grow() }, "Show more");
+    const bar = h("div", { class: "bar more" }, more, status);
+    const total = pieces.reduce((sum, piece) => sum + piece.text.length, 0);
+    let shown = 0;
+    let rest = pieces;
 
-  function grow() {
-    const [now, later] = part(rest);
-    text.append(...now.map(mark));
-    shown += now.reduce((sum, piece) => sum + piece.text.length, 0);
-    rest = later;
-    bar.hidden = rest.length === 0;
-    say(said, `${whole(shown)} of ${whole(whole_)} characters are shown`);
-  }
+    function grow() {
+        const [now, later] = part(rest);
+        text.append(...now.map(mark));
+        shown += now.reduce((sum, piece) => sum + piece.text.length, 0);
+        rest = later;
+        bar.hidden = rest.length === 0;
+        setText(status, `${whole(shown)} of ${whole(total)} characters are shown`);
+    }
 
-  grow();
-  if (!whole_) text.append(h("span", { class: "muted" }, "(an empty response)"));
-  return h("div", {}, text, bar);
+    grow();
+    if (!total) text.append(h("span", { class: "muted" }, "(an empty response)"));
+    return h("div", {}, text, bar);
 }
 
-/** What of a sample were accepted drafts, in words. */
+/** How many tokens of a sample were accepted drafts. */
 export function draftedSentence(row) {
-  if (row.drafted == null) return "Which tokens were accepted drafts is not known.";
-  return `${whole(row.drafted)} of ${plural(row.length, "token")} (${percent(row.length ? row.drafted / row.length : 0)}) were accepted drafts`;
+    if (row.drafted == null) return "It is not known which tokens were accepted drafts.";
+    return `${whole(row.drafted)} of ${plural(row.length, "token")} (${percent(row.length ? row.drafted / row.length : 0)}) were accepted drafts`;
 }
 
 function mark(piece) {
-  if (piece.drafted) return h("mark", { title: "accepted draft" }, piece.text);
-  return document.createTextNode(piece.text);
+    if (piece.drafted) return h("mark", { title: "accepted draft" }, piece.text);
+    return document.createTextNode(piece.text);
 }
 
-/** The next pieces to show, and those behind; a piece that is too long is cut between two characters. */
+/** The next pieces to show, and those after them; a piece that is too long is cut between two characters. */
 function part(pieces) {
-  const now = [];
-  let room = PART_CHARACTERS;
-  let i = 0;
-  for (; i < pieces.length && room > 0 && now.length < PART_PIECES; i++) {
-    const { text, drafted } = pieces[i];
-    if (text.length <= room) now.push(pieces[i]);
-    else {
-      const cut = isLow(text.charCodeAt(room)) ? room - 1 : room;
-      now.push({ text: text.slice(0, cut), drafted });
-      return [now, [{ text: text.slice(cut), drafted }, ...pieces.slice(i + 1)]];
+    const now = [];
+    let room = PART_CHARACTERS;
+    let i = 0;
+    for (; i < pieces.length && room > 0 && now.length < PART_PIECES; i++) {
+        const { text, drafted } = pieces[i];
+        if (text.length <= room) now.push(pieces[i]);
+        else {
+            const cut = isLow(text.charCodeAt(room)) ? room - 1 : room;
+            now.push({ text: text.slice(0, cut), drafted });
+            return [now, [{ text: text.slice(cut), drafted }, ...pieces.slice(i + 1)]];
+        }
+        room -= text.length;
     }
-    room -= text.length;
-  }
-  return [now, pieces.slice(i)];
+    return [now, pieces.slice(i)];
 }
 
 function isLow(code) {
-  return code >= 0xdc00 && code <= 0xdfff;
+    return code >= 0xdc00 && code <= 0xdfff;
 }

@@ -10,59 +10,60 @@ const listeners = new Set();
 let cache = new Map();
 
 export function onTheme(work) {
-  listeners.add(work);
+    listeners.add(work);
 }
 
 /** The value of a colour of the style sheet, `--c1` and so on, in the theme that is shown. */
 export function colour(name) {
-  if (!cache.has(name)) cache.set(name, getComputedStyle(document.documentElement).getPropertyValue(name).trim());
-  return cache.get(name);
+    if (!cache.has(name))
+        cache.set(name, getComputedStyle(document.documentElement).getPropertyValue(name).trim());
+    return cache.get(name);
 }
 
 function choose(theme) {
-  if (theme === "system") delete document.documentElement.dataset.theme;
-  else document.documentElement.dataset.theme = theme;
-  try {
-    localStorage.setItem(KEY, theme);
-  } catch {
-    // A browser that keeps nothing still shows the theme.
-  }
-  changed();
+    if (theme === "system") delete document.documentElement.dataset.theme;
+    else document.documentElement.dataset.theme = theme;
+    try {
+        localStorage.setItem(KEY, theme);
+    } catch {
+        // A browser that keeps nothing still shows the theme.
+    }
+    changed();
 }
 
 export function themeSwitch() {
-  const button = h("button", { class: "theme", type: "button", onclick: () => choose(next()) });
-  const told = () => {
-    const theme = chosen();
-    button.textContent = { system: "◐", light: "○", dark: "●" }[theme];
-    button.title = `Theme: ${theme}`;
-    button.setAttribute("aria-label", `Theme: ${theme}. Change to ${next()}`);
-  };
-  onTheme(told);
-  told();
-  return button;
+    const button = h("button", { class: "theme", type: "button", onclick: () => choose(next()) });
+    const update = () => {
+        const theme = chosen();
+        button.textContent = { system: "◐", light: "○", dark: "●" }[theme];
+        button.title = `Theme: ${theme}`;
+        button.setAttribute("aria-label", `Theme: ${theme}. Change to ${next()}`);
+    };
+    onTheme(update);
+    update();
+    return button;
 }
 
 export function begin() {
-  let theme = "system";
-  try {
-    theme = localStorage.getItem(KEY) ?? "system";
-  } catch {
-    // as above
-  }
-  if (NAMES.includes(theme) && theme !== "system") document.documentElement.dataset.theme = theme;
-  dark.addEventListener("change", changed);
+    let theme = "system";
+    try {
+        theme = localStorage.getItem(KEY) ?? "system";
+    } catch {
+        // as above
+    }
+    if (NAMES.includes(theme) && theme !== "system") document.documentElement.dataset.theme = theme;
+    dark.addEventListener("change", changed);
 }
 
 function chosen() {
-  return document.documentElement.dataset.theme ?? "system";
+    return document.documentElement.dataset.theme ?? "system";
 }
 
 function next() {
-  return NAMES[(NAMES.indexOf(chosen()) + 1) % NAMES.length];
+    return NAMES[(NAMES.indexOf(chosen()) + 1) % NAMES.length];
 }
 
 function changed() {
-  cache = new Map();
-  for (const work of listeners) work();
+    cache = new Map();
+    for (const work of listeners) work();
 }

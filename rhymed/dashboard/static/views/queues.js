@@ -1,52 +1,98 @@
-// What is where right now: every queue with its depth and the age of its oldest sample, and where the samples of the open
-// steps are. Owns its panel, which is there only while the run lives. Knows the broker's newest snapshot and nothing else.
+// Every queue with its depth and the age of its oldest sample, and the states of the samples of the open steps. Owns its
+// panel, which is shown only while the run is alive. Knows only the broker's newest snapshot.
 
-import { fill, framed, h } from "../lib/dom.js";
+import { fill, onFrame, h } from "../lib/dom.js";
 import { age, plural, stepName, whole } from "../lib/format.js";
 
-const MOST = 6; // open steps: the first to be trained, and the last
+const MOST = 6; // open steps shown: those trained next, and the last
 /** state -> what its samples wait for, in the words of `rhymed queues`, and its colour. */
 const QUEUES = {
-  waiting: ["for a rollout worker", "--c8"], running: ["being generated", "--c1"], generated: ["for a reward worker", "--c6"],
-  scoring: ["being scored", "--c5"], scored: ["for the rest of the step", "--c2"], training: ["with the trainer", "--c3"],
+    waiting: ["for a rollout worker", "--c8"],
+    running: ["being generated", "--c1"],
+    generated: ["for a reward worker", "--c6"],
+    scoring: ["being scored", "--c5"],
+    scored: ["for the rest of the step", "--c2"],
+    training: ["with the trainer", "--c3"],
 };
-const OVER = { trained: "--c3", dropped: "--bad" }; // states of an open step's samples that are no queue
+const FINAL = { trained: "--c3", dropped: "--bad" }; // states that no sample leaves
 
 export class QueuePanel {
-  constructor(state) {
-    this.state = state;
-    this.queues = h("ul", { class: "queues", "aria-label": "Queues" });
-    this.steps = h("ul", { class: "open-steps", "aria-label": "Open steps" });
-    this.element = h("section", { class: "panel now", "aria-labelledby": "now-title", hidden: true }, h("h3", { id: "now-title" }, "What is where right now"), this.queues, this.steps);
-    this.draw = framed(() => this.paint());
-    state.on("queues connection", this.draw);
-    this.draw();
-  }
+    constructor(state) {
+        this.state = state;
+        this.queues = h("ul", { class: "queues", "aria-label": "Queues" });
+        this.steps = h("ul", { class: "open-steps", "aria-label": "Open steps" });
+        this.element = h(
+            "section",
+            { class: "panel now", "aria-labelledby": "now-title", hidden: true },
+            h("h3", { id: "now-title" }, "Queues"),
+            this.queues,
+            this.steps,
+        );
+        this.draw = onFrame(() => this.paint());
+        state.on("queues connection", this.draw);
+        this.draw();
+    }
 
-  paint() {
-    const { queues, connection } = this.state;
-    this.element.hidden = !queues || queues.finished || connection === "lost";
-    if (this.element.hidden) return;
-    fill(this.queues, Object.entries(QUEUES).map(([name, [purpose, colour]]) => queue(name, purpose, colour, queues)));
-    const open = queues.open_steps.slice().sort((one, other) => one.step - other.step);
-    const shown = open.filter((one, at) => at < MOST - 1 || at === open.length - 1); // an evaluation is the last
-    const left = open.length - shown.length;
-    fill(this.steps, shown.map(openStep), left > 0 && h("li", { class: "muted" }, `and ${plural(left, "step")} more`),
-      open.length === 0 && h("li", { class: "muted" }, "no step is open"));
-  }
+    paint() {
+        const { queues, connection } = this.state;
+        this.element.hidden = !queues || queues.finished || connection === "lost";
+        if (this.element.hidden) return;
+        fill(
+            this.queues,
+            Object.entries(QUEUES).map(([name, [purpose, colour]]) => queue(name, purpose, colour, queues)),
+        );
+        const open = queues.open_steps.slice().sort((a, b) => a.step - b.step);
+        const shown = open.filter((_, at) => at < MOST - 1 || at === open.length - 1); // an evaluation is the last
+        const left = open.length - shown.length;
+        fill(
+            this.steps,
+            shown.map(openStep),
+            left > 0 && h("li", { class: "muted" }, `and ${whole(left)} more step${left === 1 ? "" : "s"}`),
+            open.length === 0 && h("li", { class: "muted" }, "no step is open"),
+        );
+    }
 }
 
 function queue(name, purpose, colour, { queues, oldest_s: oldest }) {
-  const depth = queues[name] ?? 0;
-  return h("li", { "data-queue": name, class: depth ? "" : "none-there" },
-    h("span", {}, h("i", { class: "swatch", style: { "background-color": `var(${colour})` }, "aria-hidden": "true" }), ` ${name}`),
-    h("strong", {}, whole(depth)), h("span", { class: "muted" }, purpose), h("span", { class: "muted" }, oldest[name] == null ? "" : `oldest ${age(oldest[name])}`));
+    const depth = queues[name] ?? 0;
+    return h(
+        "li",
+        { "data-queue": name, class: depth ? "" : "none-there" },
+        h(
+            "span",
+            {},
+            h("i", {
+                class: "swatch",
+                style: { "background-color": `var(${colour})` },
+                "aria-hidden": "true",
+            }),
+            ` ${name}`,
+        ),
+        h("strong", {}, whole(depth)),
+        h("span", { class: "muted" }, purpose),
+        h("span", { class: "muted" }, oldest[name] == null ? "" : `oldest ${age(oldest[name])}`),
+    );
 }
 
 function openStep({ step, states, groups, groups_ready: ready, open_s: open }) {
-  const sum = Object.values(states).reduce((one, other) => one + other, 0);
-  const there = [...Object.keys(QUEUES), ...Object.keys(OVER)].filter((name) => states[name] > 0);
-  const part = (name) => h("i", { style: { width: `${(100 * states[name]) / sum}%`, "background-color": `var(${QUEUES[name]?.[1] ?? OVER[name]})` } });
-  return h("li", { "data-step": step }, h("b", {}, stepName(step)), h("span", { class: "stack", "aria-hidden": "true" }, there.map(part)),
-    h("span", { class: "share-text" }, `${whole(ready)} of ${plural(groups, "group")} ready, open for ${age(open)}: ${there.map((name) => `${whole(states[name])} ${name}`).join(", ")}`));
+    const sum = Object.values(states).reduce((a, b) => a + b, 0);
+    const there = [...Object.keys(QUEUES), ...Object.keys(FINAL)].filter((name) => states[name] > 0);
+    const part = (name) =>
+        h("i", {
+            style: {
+                width: `${(100 * states[name]) / sum}%`,
+                "background-color": `var(${QUEUES[name]?.[1] ?? FINAL[name]})`,
+            },
+        });
+    return h(
+        "li",
+        { "data-step": step },
+        h("b", {}, stepName(step)),
+        h("span", { class: "stack", "aria-hidden": "true" }, there.map(part)),
+        h(
+            "span",
+            { class: "share-text" },
+            `${whole(ready)} of ${plural(groups, "group")} ready, open for ${age(open)}: ${there.map((name) => `${whole(states[name])} ${name}`).join(", ")}`,
+        ),
+    );
 }
