@@ -76,10 +76,10 @@ ENTRYPOINT ["rhymed"]
 
 FROM base AS worker
 COPY --from=worker-installed /opt/rhymed /opt/rhymed
-# Of vLLM's libraries the one that is not in its wheel.
+# libnuma1: vLLM needs it, and its wheel does not contain it. bubblewrap: the sandbox of the scorer `code`.
 RUN --mount=type=bind,source=docker/debs,target=/debs \
-    dpkg --install /debs/libnuma1_*.deb 2> /dev/null \
- || (apt-get update && apt-get install --yes --no-install-recommends libnuma1 && rm -rf /var/lib/apt/lists/*)
+    dpkg --install /debs/libnuma1_*.deb /debs/bubblewrap_*.deb 2> /dev/null \
+ || (apt-get update && apt-get install --yes --no-install-recommends libnuma1 bubblewrap && rm -rf /var/lib/apt/lists/*)
 COPY --from=own /opt/own /opt/own
 COPY configs configs
 USER 10001:10001

@@ -27,7 +27,7 @@ quickstart: setup ## train a real model on this machine, about ten minutes
 test: setup ## the tests, two files at a time (JOBS)
 	$(PYTEST) -m "not thorough"
 
-test-thorough: setup ## what proves rather than checks: whole runs bit for bit, chaos, sieges, every cage of scorers
+test-thorough: setup ## what proves rather than checks: whole runs bit for bit, chaos, sieges, every jail of scorers
 	$(PYTEST) -m thorough
 
 test-fast: setup ## the tests that need no model

@@ -5,7 +5,6 @@ Every problem is collected; what needs something that could not be read is left 
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -37,9 +36,11 @@ class Inputs:
 
 def early(config: Config, *, resume: bool = False) -> Report:
     """In seconds, without loading a model: model, data, prompts, scorers, addresses, memory and disk."""
+    from rhymed_workers.reward.preview import load_scorers
+
     report = Report(wrong=missing(config))
     with report.listening():
-        loading = _beside(lambda: _load_scorers(config)) if config.reward.workers else None
+        loading = _in_thread(lambda: load_scorers(config)) if config.reward.workers else None
         _places(config, report, resume=resume)
         inputs = read(config, report)
         if inputs.size and inputs.training:
@@ -154,8 +155,8 @@ def _places(config: Config, report: Report, *, resume: bool = False) -> None:
     report.wrong += wrong
 
 
-def _beside(work: Callable[[], None]) -> Future[None]:
-    """On a thread that nobody waits for when the user interrupts."""
+def _in_thread(work: Callable[[], None]) -> Future[None]:
+    """On a daemon thread, so that an interrupt does not wait for it."""
     future: Future[None] = Future()
 
     def run() -> None:
@@ -167,14 +168,3 @@ def _beside(work: Callable[[], None]) -> Future[None]:
 
     Thread(target=run, name="scorers", daemon=True).start()
     return future
-
-
-def _load_scorers(config: Config) -> None:
-    """Raises `RewardError` if they cannot be."""
-    from rhymed_workers.reward.process import Child
-
-    async def load() -> None:
-        child = await Child.start_patiently(config)
-        await child.kill()
-
-    asyncio.run(load())

@@ -90,7 +90,7 @@ def write(folder: Path, prompt: Sequence[int], limit: int) -> Answer:
 
 def describe(config: Config, row: Row, given: Sequence[Answer]) -> tuple[Section, list[str], list[str]]:
     """The section, what must be changed, what is worth a warning. Raises `RewardError` if no scorer can be loaded."""
-    from rhymed_workers.reward.preview import try_scorers
+    from rhymed_workers.reward.preview import preview
     from rhymed_workers.scoring.verdict import combine
 
     # A scoring process that ends by itself may be reaped before asyncio looks: it warns, and there is no log yet.
@@ -100,9 +100,8 @@ def describe(config: Config, row: Row, given: Sequence[Answer]) -> tuple[Section
     total: dict[str, float] = {}
     scored = [answer for answer in given if answer.counts]
     section.rows += [(answer.label, answer.text) for answer in given if not answer.counts]
-    said: list[str] = []
-    found = try_scorers(config, row, [(answer.text, answer.tokens) for answer in scored], said)
-    for answer, verdicts in zip(scored, found, strict=True):
+    result = preview(config, row, [(answer.text, answer.tokens) for answer in scored])
+    for answer, verdicts in zip(scored, result.verdicts, strict=True):
         outcome = combine(config.reward.all, verdicts)
         section.add(answer.label, _short(answer.text) or "(nothing)")
         section.add("  reward", _told(config, verdicts, outcome.reward))
@@ -116,8 +115,8 @@ def describe(config: Config, row: Row, given: Sequence[Answer]) -> tuple[Section
                 f"reward: scoring {answer.text!r} for row 1 fails: {outcome.error}; reward.on_error ="
                 f" {config.reward.on_error!r}: {fate.get(config.reward.on_error, 'the run would stop')}"
             )
-    section.rows += [("held by" if number == 0 else "", line) for number, line in enumerate(said)]
-    return section, wrong, [*warnings, *_doubts(config, total, given[-1].text)]
+    section.rows += [("isolation" if number == 0 else "", note) for number, note in enumerate(result.notes)]
+    return section, wrong, [*result.warnings, *warnings, *_doubts(config, total, given[-1].text)]
 
 
 def _doubts(config: Config, total: dict[str, float], nonsense_text: str) -> Iterator[str]:

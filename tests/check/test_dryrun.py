@@ -12,6 +12,7 @@ import pytest
 from rhymed.check.dryrun import early, examine
 from rhymed.check.report import Report
 from rhymed.config import Config
+from rhymed_workers.sandbox.choose import choose
 
 REWARD = """
 def right(completions, answer, **columns):
@@ -63,9 +64,9 @@ def test_a_good_configuration_is_told_whole_and_nothing_is_left_behind(make: Mak
     assert prompts["template"].startswith("no chat template")
     assert rows(report, "reward")[:2] == [("right answer", "0"), ("  reward", "1 (by right)")]
     assert rows(report, "reward")[2:4] == [("nonsense", "banana"), ("  reward", "0 (by right)")]
-    ((held, by),) = rows(report, "reward")[4:]
-    assert held == "held by"
-    assert by.startswith("scoring processes run")
+    ((label, note),) = rows(report, "reward")[4:]
+    assert label == "isolation"
+    assert note.startswith("scoring processes run")
     assert [path for path in sorted(tmp_path.rglob("*")) if "__pycache__" not in str(path)] == before
 
 
@@ -107,6 +108,20 @@ def test_a_reward_that_fails_must_be_changed(make: Make) -> None:
     assert len(report.wrong) == 1
     assert "scoring 'right answer' of row 1 fails" in report.wrong[0]
     assert "no idea" in report.wrong[0]
+
+
+@pytest.mark.skipif(choose("bubblewrap") is not None, reason="bubblewrap works here")
+@pytest.mark.parametrize("look", [early, lambda config: examine(config, generate=False)])
+def test_programs_that_run_without_bubblewrap_are_a_warning(
+    make: Make, tmp_path: Path, look: Callable[[Config], Report]
+) -> None:
+    tests = {"inputs": ["1"], "outputs": ["2"]}
+    (tmp_path / "code.jsonl").write_text(
+        "".join(f'{{"prompt": "{n}", "tests": {json.dumps(tests)}}}\n' for n in "ab")
+    )
+    report = look(make(data={"path": str(tmp_path / "code.jsonl")}, reward={"scorer": "code"}))
+    assert report.wrong == []
+    assert "no bubblewrap works here" in report.warnings[0]
 
 
 def test_several_scorers_are_shown_with_their_weights(make: Make, tmp_path: Path) -> None:

@@ -15,10 +15,10 @@ from rhymed.errors import RewardError
 from rhymed_workers.reward import pool as pool_module
 from rhymed_workers.reward import process
 from rhymed_workers.reward.pool import Pool
-from rhymed_workers.reward.process import Child
+from rhymed_workers.reward.process import ScoringProcess
 from rhymed_workers.scoring.child import item
 from rhymed_workers.scoring.verdict import Outcome
-from tests.workers.scoring.processes import caged, running, wait_for
+from tests.workers.scoring.processes import jailed, running, wait_for
 
 SCORER = """
 import ctypes, os, signal, subprocess, sys, time
@@ -99,7 +99,7 @@ async def test_long_responses_and_integers_of_any_size_pass(make: Callable[..., 
 async def test_a_hanging_scorer_is_killed_and_replaced(
     make: Callable[..., Config], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, work: str
 ) -> None:
-    monkeypatch.setattr(process, "LOOK_S", 60.0)
+    monkeypatch.setattr(process, "TRACEBACK_S", 60.0)
     async with Pool(make(timeout_s=2)) as pool:
         outcome = await ask(pool, work)
         assert outcome.timeout
@@ -133,7 +133,7 @@ async def test_what_a_scorer_started_is_killed_with_it(make: Callable[..., Confi
 async def test_a_failure_hurts_its_own_sample_only(
     make: Callable[..., Config], monkeypatch: pytest.MonkeyPatch, work: str, message: str
 ) -> None:
-    monkeypatch.setattr(process, "AUTOPSY_S", 60.0)
+    monkeypatch.setattr(process, "EXIT_STATUS_S", 60.0)
     async with Pool(make(processes=2, memory_gib=2.0)) as pool:
         outcomes = await asyncio.gather(ask(pool, "reward 1"), ask(pool, work), ask(pool, "reward 3"))
     assert [outcome.reward for outcome in outcomes] == [1.0, None, 3.0]
@@ -165,7 +165,7 @@ async def test_an_alarm_left_behind_does_not_hit_the_next(make: Callable[..., Co
 async def test_a_child_killed_while_idle_costs_no_sample(make: Callable[..., Config]) -> None:
     async with Pool(make()) as pool:
         await ask(pool, "reward 1")
-        for victim in caged():
+        for victim in jailed():
             with contextlib.suppress(ProcessLookupError):  # one takes others with it
                 os.kill(victim, 9)
         assert (await ask(pool, "reward 2")).reward == 2.0
@@ -184,8 +184,8 @@ async def test_a_cancelled_score_frees_its_place(make: Callable[..., Config]) ->
 async def test_closing_leaves_no_process(make: Callable[..., Config]) -> None:
     async with Pool(make(processes=2)) as pool:
         await asyncio.gather(*(ask(pool, "reward 1") for _ in range(4)))
-        assert len(caged()) >= 3 * len(pool.pids) > 0
-    assert not caged()
+        assert len(jailed()) >= 3 * len(pool.pids) > 0
+    assert not jailed()
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ async def test_a_scorer_that_cannot_be_loaded_ends_the_pool_at_once(
 async def test_loading_has_a_deadline_of_its_own(make: Callable[..., Config], tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text("import time; time.sleep(60)\n")
     with pytest.raises(RewardError, match=r"was not loaded within 0\.5 s"):
-        await Child.start(make(scorer=f"{tmp_path}/slow.py:score"), deadline_s=0.5)
+        await ScoringProcess.start(make(scorer=f"{tmp_path}/slow.py:score"), deadline_s=0.5)
 
 
 async def test_loading_slowly_is_no_time_out(make: Callable[..., Config], tmp_path: Path) -> None:
@@ -262,14 +262,14 @@ async def test_a_start_that_is_cancelled_while_the_child_dies_leaves_nothing(
     file.write_text(
         f"import os, pathlib, time\npathlib.Path({str(told)!r}).touch()\nos.closerange(0, 64)\ntime.sleep(60)\n"
     )
-    monkeypatch.setattr(process, "AUTOPSY_S", 60.0)
-    starting = asyncio.create_task(Child.start(make(scorer=f"{file}:score")))
+    monkeypatch.setattr(process, "EXIT_STATUS_S", 60.0)
+    starting = asyncio.create_task(ScoringProcess.start(make(scorer=f"{file}:score")))
     assert await wait_for(told.exists)
     await asyncio.sleep(0.2)
     starting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await starting
-    assert not caged()
+    assert not jailed()
 
 
 KILLED_AT_IMPORT = """

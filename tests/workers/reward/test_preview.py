@@ -6,7 +6,7 @@ import pytest
 
 from rhymed.config import Config
 from rhymed.errors import RewardError
-from rhymed_workers.reward.preview import try_scorers
+from rhymed_workers.reward.preview import preview
 
 SCORERS = """
 import os, time
@@ -25,9 +25,9 @@ def test_every_scorer_has_its_verdict_also_after_a_crash(tmp_path: Path) -> None
     names = [f"{tmp_path}/mine.py:{name}" for name in ("crash", "hang", "skip", "tokens")]
     scorers = [*({"scorer": name} for name in names), {"scorer": "exact"}, {"scorer": "length_penalty"}]
     config = Config.model_validate({"reward": {"scorers": scorers, "timeout_s": 2.0}})
-    crash, hang, skip, tokens, exact, penalty = try_scorers(
+    crash, hang, skip, tokens, exact, penalty = preview(
         config, {"prompt": "q", "answer": "4"}, [("4", [70000, 5])]
-    )[0]
+    ).verdicts[0]
     assert "crash: the scoring process ended with exit status 3" in str(crash.error)
     assert hang.timeout
     assert "hang took longer than reward.timeout_s = 2 s" in str(hang.error)
@@ -38,4 +38,4 @@ def test_every_scorer_has_its_verdict_also_after_a_crash(tmp_path: Path) -> None
 def test_what_cannot_be_loaded_is_raised(tmp_path: Path) -> None:
     config = Config.model_validate({"reward": {"scorers": [{"scorer": "exact"}, {"scorer": "maths"}]}})
     with pytest.raises(RewardError, match=r"reward\.scorers\[1\]\.scorer: no scorer 'maths'; did you mean math"):
-        try_scorers(config, {"prompt": "q", "answer": "4"}, [("4", ())])
+        preview(config, {"prompt": "q", "answer": "4"}, [("4", ())])

@@ -17,7 +17,7 @@ from rhymed_workers.scorers.cases import same_text, same_value
 from rhymed_workers.scorers.code import program
 from rhymed_workers.scoring.child import item
 from tests.workers.scorers.test_load import config, load_scorer
-from tests.workers.scoring.processes import caged, running, wait_for
+from tests.workers.scoring.processes import jailed, running, wait_for
 
 SUMS = {"inputs": ["1 2\n", "3 4\n", "10 -4\n"], "outputs": ["3\n", "7", "6\n"]}
 RIGHT = "print(sum(map(int, input().split())))"
@@ -212,7 +212,7 @@ def test_a_sandbox_that_does_not_start_is_an_error(kind: str, monkeypatch: pytes
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ({"sandbox": "docker"}, "it is one of auto, bubblewrap, namespace, rlimits"),
+        ({"sandbox": "docker"}, "it is one of auto, bubblewrap, rlimits"),
         ({"timeout_s": 0}, "must be a positive number"),
         ({"timeout_s": 60}, "must hold all of a sample"),
         ({"partial": 1}, "must be true or false"),
@@ -226,9 +226,16 @@ def test_arguments_are_checked(args: dict[str, Any], message: str) -> None:
 
 def test_a_sandbox_that_is_not_there_is_an_error_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choose, "works", lambda one: one.kind == "rlimits")
-    with pytest.raises(RewardError, match="'bubblewrap' does not work here; install bubblewrap"):
+    monkeypatch.setattr(choose.shutil, "which", lambda *_, **__: None)
+    with pytest.raises(RewardError, match="'bubblewrap' does not work here: install bubblewrap"):
         load_scorer(config("code", args={"sandbox": "bubblewrap"}))
-    assert "resource limits only" in vars(load_scorer(config("code")))["note"]
+    score = load_scorer(config("code"))
+    assert "resource limits only" in vars(score)["note"]
+    assert "no bubblewrap works here: install bubblewrap" in vars(score)["warning"]
+
+
+def test_limits_that_were_asked_for_are_no_warning() -> None:
+    assert "warning" not in vars(load_scorer(config("code", args={"sandbox": "rlimits"})))
 
 
 @pytest.mark.parametrize(
@@ -275,7 +282,7 @@ def test_what_counts_as_the_same() -> None:
 
 
 async def test_in_a_cage_the_sandbox_works_and_ends_with_it(kind: str, tmp_path: Path) -> None:
-    """Nested: the limits of the cage hold, and its time limit ends the program."""
+    """Nested: the limits of the jail hold, and its time limit ends the program."""
     chosen = config("code", args={"sandbox": kind, "timeout_s": 2}, timeout_s=60.0, processes_limit=32, processes=1)
     row = {"prompt": "q", "ground_truth": SUMS}
     async with Pool(chosen) as pool:
@@ -284,5 +291,5 @@ async def test_in_a_cage_the_sandbox_works_and_ends_with_it(kind: str, tmp_path:
             outcome = await pool.score(item(source, row))
             assert outcome.error is None or kind == "rlimits"
         assert (await pool.score(item(RIGHT, row))).reward == 1.0
-    assert not caged()
-    assert await wait_for(lambda: not running("rhymed_workers.sandbox.isolate"))
+    assert not jailed()
+    assert await wait_for(lambda: not running("rhymed_workers.sandbox.limits"))

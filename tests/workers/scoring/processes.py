@@ -1,4 +1,4 @@
-"""Looking for processes, as this machine numbers them: inside a cage they have other ids."""
+"""Looking for processes, as this machine numbers them: inside a jail they have other ids."""
 
 import asyncio
 import os
@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 
-def caged() -> list[int]:
-    """Warden, keeper and scorer of all cages of this test, and what scorers forked without running something else."""
+def jailed() -> list[int]:
+    """Guard, init and scoring process of all jails of this test, and forks of scorers that executed nothing else."""
     return running(f'"parent": {os.getpid()},')
 
 

@@ -1,4 +1,4 @@
-"""Attacks by a scorer, each through a real pool, on every kind of cage that this machine can make."""
+"""Attacks by a scorer, each through a real pool, on every kind of jail that this machine can make."""
 
 import asyncio
 import os
@@ -15,7 +15,7 @@ from rhymed_workers.sandbox import linux
 from rhymed_workers.scoring import cgroup
 from rhymed_workers.scoring.child import item
 from rhymed_workers.scoring.verdict import Outcome
-from tests.workers.scoring.processes import alive, caged, running, wait_for
+from tests.workers.scoring.processes import alive, jailed, running, wait_for
 
 ATTACKS = """
 import ctypes, faulthandler, os, resource, signal, subprocess, sys, tempfile, threading, time
@@ -137,25 +137,25 @@ KEPT = []
 SERVER = subprocess.Popen(["sh", "-c", "while read line; do echo 7; done"], stdin=-1, stdout=-1)
 """
 
-CAGES = {"namespace": {}, "no_cgroup": {"group": False}, "no_namespace": {"isolate": False}}
-CAGES["bare"] = CAGES["no_cgroup"] | CAGES["no_namespace"]
+JAILS = {"namespace": {}, "no_cgroup": {"group": False}, "no_namespace": {"isolate": False}}
+JAILS["bare"] = JAILS["no_cgroup"] | JAILS["no_namespace"]
 
 
 STRONGEST = "namespace" if linux.isolates() else "bare"
-"""`make test` attacks the strongest cage of this machine, `make test-thorough` all the others."""
+"""`make test` attacks the strongest jail of this machine, `make test-thorough` all the others."""
 
 
 @pytest.fixture(
-    params=[pytest.param(name, marks=[] if name == STRONGEST else pytest.mark.thorough) for name in CAGES]
+    params=[pytest.param(name, marks=[] if name == STRONGEST else pytest.mark.thorough) for name in JAILS]
 )
-def cage(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+def jail(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     name = str(request.param)
-    isolated = CAGES[name].get("isolate", True)
+    isolated = JAILS[name].get("isolate", True)
     if isolated and not linux.isolates():
         pytest.skip("the kernel refuses namespaces here")
     if name in ("namespace", "no_namespace") and not grouped():
         pytest.skip("no pids cgroup can be made here")
-    monkeypatch.setattr(process, "ALLOWED", CAGES[name])
+    monkeypatch.setattr(process, "JAIL_OPTIONS", JAILS[name])
     return name
 
 
@@ -167,10 +167,10 @@ def grouped() -> bool:
 
 
 @pytest.fixture
-async def pool(tmp_path: Path, cage: str) -> AsyncIterator[Pool]:
+async def pool(tmp_path: Path, jail: str) -> AsyncIterator[Pool]:
     async with Pool(config(tmp_path)) as made:
         yield made
-    assert not caged()
+    assert not jailed()
 
 
 def config(folder: Path, **reward: Any) -> Config:
@@ -215,7 +215,7 @@ async def test_an_attack_hurts_its_own_sample_only(
     pool: Pool, monkeypatch: pytest.MonkeyPatch, work: str, message: str
 ) -> None:
     if work not in ("close", "garbage", "length"):  # these live on, and are not waited for
-        monkeypatch.setattr(process, "AUTOPSY_S", 60.0)
+        monkeypatch.setattr(process, "EXIT_STATUS_S", 60.0)
     outcome = await attack(pool, work)
     assert outcome.reward is None
     assert message in str(outcome.error)
@@ -223,20 +223,20 @@ async def test_an_attack_hurts_its_own_sample_only(
     assert not outcome.timeout
 
 
-async def test_an_endless_loop_is_ended(tmp_path: Path, cage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_endless_loop_is_ended(tmp_path: Path, jail: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async with Pool(config(tmp_path, timeout_s=5)) as pool:
         with monkeypatch.context() as patient:
-            patient.setattr(process, "LOOK_S", 60.0)
+            patient.setattr(process, "TRACEBACK_S", 60.0)
             outcome = await attack(pool, "spin")
         line = 1 + ATTACKS.splitlines().index("    while True: pass")
         assert outcome.timeout
         assert f"reward.timeout_s = 5 s and was killed, at {tmp_path}/attacks.py, line {line}" in str(outcome.error)
         deaf = await attack(pool, "deaf")
         assert deaf.timeout
-    assert not caged()
+    assert not jailed()
 
 
-async def test_a_bomb_that_waits_for_its_time_limit_is_named(tmp_path: Path, cage: str) -> None:
+async def test_a_bomb_that_waits_for_its_time_limit_is_named(tmp_path: Path, jail: str) -> None:
     async with Pool(config(tmp_path, timeout_s=4)) as pool:
         outcome = await attack(pool, "caught_bomb")
         assert "it tried to start more than 24 processes (reward.processes_limit)" in str(outcome.error)
@@ -246,18 +246,18 @@ async def test_threads_count_as_processes(pool: Pool) -> None:
     assert "it tried to start more than 24 processes" in str((await attack(pool, "threads")).error)
 
 
-async def test_the_worker_cannot_be_signalled(pool: Pool, cage: str) -> None:
-    """In a namespace only the keeper is to be seen, which the kernel protects; without one the keeper is hurt."""
-    for work in ("kill_parent", "term_parent", "kill_all") if cage in ("namespace", "no_cgroup") else ():
+async def test_the_worker_cannot_be_signalled(pool: Pool, jail: str) -> None:
+    """In a namespace only init is visible, which the kernel protects; without one init is hurt."""
+    for work in ("kill_parent", "term_parent", "kill_all") if jail in ("namespace", "no_cgroup") else ():
         outcome = await attack(pool, work)
         assert outcome.reward == 1.0 or work == "kill_all"
-    if cage in ("no_namespace", "bare"):
+    if jail in ("no_namespace", "bare"):
         assert "ended with signal SIGKILL" in str((await attack(pool, "kill_parent")).error)
 
 
-async def test_only_its_own_processes_are_to_be_seen(pool: Pool, cage: str) -> None:
+async def test_only_its_own_processes_are_to_be_seen(pool: Pool, jail: str) -> None:
     seen = (await ask(pool, "peers")).reward
-    assert (seen == 3.0) == (cage in ("namespace", "no_cgroup"))  # keeper, scorer, and the server it has
+    assert (seen == 3.0) == (jail in ("namespace", "no_cgroup"))  # init, the scoring process, and its server
 
 
 async def test_a_forged_answer_is_no_other_samples(pool: Pool) -> None:
@@ -266,7 +266,7 @@ async def test_a_forged_answer_is_no_other_samples(pool: Pool) -> None:
 
 
 @pytest.mark.parametrize("how", ["daemon", "background"])
-async def test_what_is_left_to_itself_ends_with_the_item(pool: Pool, cage: str, how: str) -> None:
+async def test_what_is_left_to_itself_ends_with_the_item(pool: Pool, jail: str, how: str) -> None:
     mark = f"61.0{os.getpid()}"
     assert (await attack(pool, f"{how} {mark}")).reward == 1.0
     assert not running(mark)
@@ -283,7 +283,7 @@ async def test_many_children_wear_a_process_out(pool: Pool) -> None:
         assert len(running(mark)) <= 3 * 20
 
 
-async def test_what_is_printed_is_bounded(tmp_path: Path, cage: str, capfd: pytest.CaptureFixture[str]) -> None:
+async def test_what_is_printed_is_bounded(tmp_path: Path, jail: str, capfd: pytest.CaptureFixture[str]) -> None:
     async with Pool(config(tmp_path)) as pool:
         assert (await attack(pool, "print")).reward == 1.0
     said = capfd.readouterr().err
@@ -293,7 +293,7 @@ async def test_what_is_printed_is_bounded(tmp_path: Path, cage: str, capfd: pyte
     assert sum(int(line.split()[4].replace(",", "")) for line in left_out) > 900_000_000
 
 
-async def test_folder_umask_environment_and_streams_are_put_back(tmp_path: Path, cage: str) -> None:
+async def test_folder_umask_environment_and_streams_are_put_back(tmp_path: Path, jail: str) -> None:
     async with Pool(config(tmp_path, processes=1)) as pool:
         for _ in range(3):
             assert (await ask(pool, "move")).reward == 1.0
@@ -301,12 +301,12 @@ async def test_folder_umask_environment_and_streams_are_put_back(tmp_path: Path,
             assert (outcome.reward, outcome.error) == (1.0, None)
 
 
-async def test_signal_handlers_are_put_back(tmp_path: Path, cage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_signal_handlers_are_put_back(tmp_path: Path, jail: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async with Pool(config(tmp_path, processes=1, timeout_s=3)) as pool:
         for _ in range(3):
             assert (await ask(pool, "deaf_once")).error is None
             assert (await ask(pool, "hearing")).reward == 1.0
-        monkeypatch.setattr(process, "LOOK_S", 60.0)
+        monkeypatch.setattr(process, "TRACEBACK_S", 60.0)
         assert "attacks.py, line" in str((await ask(pool, "spin")).error)
 
 
@@ -321,7 +321,7 @@ async def test_work_that_goes_on_ends_with_its_process(pool: Pool, work: str) ->
     assert not before <= set(pool.pids)
 
 
-async def test_an_inherited_death_costs_a_second_try_only(tmp_path: Path, cage: str) -> None:
+async def test_an_inherited_death_costs_a_second_try_only(tmp_path: Path, jail: str) -> None:
     async with Pool(config(tmp_path, processes=1)) as pool:
         assert (await ask(pool, "bequeath")).reward == 1.0
         assert (await ask(pool, "slow 3")).reward == 3.0
@@ -339,25 +339,25 @@ async def test_no_group_is_left_behind(tmp_path: Path) -> None:
     async with Pool(config(tmp_path)) as pool:
         await ask(pool, "os_exit")
         await wait_for(lambda: pool.pids)
-        wardens = pool.pids
-        assert all(group_of(pid) for pid in wardens)
-        os.kill(wardens[0], 9)  # it cannot remove its own: the next one does
-        assert await wait_for(lambda: not alive(wardens[0]))
+        guards = pool.pids
+        assert all(group_of(pid) for pid in guards)
+        os.kill(guards[0], 9)  # it cannot remove its own: the next one does
+        assert await wait_for(lambda: not alive(guards[0]))
         assert (await ask(pool, "good 1")).reward == 1.0
     group = cgroup.make(8)
     assert group is not None
     group.remove()
-    assert not any(group_of(pid) for pid in wardens)
+    assert not any(group_of(pid) for pid in guards)
 
 
 def group_of(pid: int) -> list[Path]:
     return list(Path("/sys/fs/cgroup").rglob(f"{cgroup.PREFIX}{pid}"))
 
 
-async def test_what_holds_the_scorers_is_said(tmp_path: Path, cage: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_what_holds_the_scorers_is_said(tmp_path: Path, jail: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     async with Pool(config(tmp_path)):
         pass
     (line,) = [one.getMessage() for one in caplog.records if "scoring processes run" in one.getMessage()]
-    assert ("PID namespaces of their own" in line) == (cage in ("namespace", "no_cgroup"))
-    assert ("bounded by a cgroup" in line) == (cage in ("namespace", "no_namespace"))
+    assert ("PID namespaces of their own" in line) == (jail in ("namespace", "no_cgroup"))
+    assert ("limited by a cgroup" in line) == (jail in ("namespace", "no_namespace"))

@@ -1,10 +1,10 @@
-"""A pool of scoring subprocesses.
+"""A pool of scoring processes.
 
-A scorer runs user code and symbolic algebra over whatever a model wrote: it may hang, crash, print, exit, fork or
-eat memory. Each runs in a process of its own (rhymed_workers.reward.process); at `reward.timeout_s` it and all that it started
-are killed. A child that died or is worn is replaced, and one more than is used at a time is kept warm, since
-importing a scorer takes seconds. Every item ends in exactly one `Outcome`, and what one item does to its child hurts
-no other: an item whose child dies, perhaps of what an earlier one left behind, gets a second try in a fresh one.
+A scorer runs user code and symbolic algebra on model output: it may hang, crash, print, exit, fork or exhaust memory.
+So each runs in a process of its own (rhymed_workers.reward.process), which is killed, with all that it started, at
+`reward.timeout_s`. A process that died or has a defect is replaced, and one spare is kept ready, since importing a
+scorer takes seconds. Every item ends in exactly one `Outcome`, and no item harms another: if a process dies that had
+scored earlier items, which may have caused it, the item is tried once more in a fresh process.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Self
 
 from rhymed.config import Config
 from rhymed.errors import RewardError
-from rhymed_workers.reward.process import MAX_STARTS, RESTART_S, Child
+from rhymed_workers.reward.process import MAX_STARTS, RESTART_S, ScoringProcess
 from rhymed_workers.scoring.child import Item
 from rhymed_workers.scoring.verdict import Outcome, Verdict, combine
 
@@ -26,87 +26,89 @@ class Pool:
     """`async with Pool(config) as pool: outcome = await pool.score(item(text, row))`."""
 
     def __init__(self, config: Config) -> None:
-        self._config = config
-        self._idle: asyncio.Queue[Child] = asyncio.Queue()
+        self._config = config  # the scoring processes receive all of it
+        self._idle: asyncio.Queue[ScoringProcess] = asyncio.Queue()
         self._slots = asyncio.Semaphore(config.reward.processes)
-        self._children: set[Child] = set()
-        self._replacing: set[asyncio.Task[None]] = set()
+        self._processes: set[ScoringProcess] = set()
+        self._starting: set[asyncio.Task[None]] = set()
         self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def __aenter__(self) -> Self:
-        """Raises `RewardError` if a scorer cannot be loaded. The spare follows later."""
+        """Raises `RewardError` if a scorer cannot be loaded. The spare process follows later."""
         try:
-            first = await Child.start_patiently(self._config)  # alone: one error, not one a process
-            for line in first.said:
-                log.info("%s", line)
+            first = await ScoringProcess.start_with_retries(self._config)  # alone: one error, not one per process
+            for note in first.notes:
+                log.info("%s", note)
+            for warning in first.warnings:
+                log.warning("%s", warning)
             self._add(first)
             for _ in range(self._config.reward.processes):
-                self._replace()
+                self._start_another()
         except BaseException:
             await self.__aexit__()
             raise
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        for task in self._replacing:
+        for task in self._starting:
             task.cancel()
-        await asyncio.gather(*self._replacing, return_exceptions=True)
-        await asyncio.gather(*(child.kill() for child in self._children))
-        self._children.clear()
+        await asyncio.gather(*self._starting, return_exceptions=True)
+        await asyncio.gather(*(process.kill() for process in self._processes))
+        self._processes.clear()
         if self._broken.done():
-            self._broken.exception()  # seen
+            self._broken.exception()  # else asyncio logs that it was never retrieved
         else:
             self._broken.cancel()
 
     @property
     def pids(self) -> list[int]:
-        """Process ids of the living children."""
-        return [child.pid for child in self._children if child.usable]
+        """Process ids of the usable processes."""
+        return [process.pid for process in self._processes if process.usable]
 
     async def score(self, item: Item) -> Outcome:
-        """Wait for a free child, then at most `reward.timeout_s` a scorer; the first error ends it.
+        """Wait for a free process, then at most `reward.timeout_s` per scorer; the first error ends it.
 
-        Raises `RewardError` only if the pool is broken.
+        Raises `RewardError` only if no process can be started any more.
         """
         scorers = self._config.reward.all
         verdicts: list[Verdict] = []
         async with self._slots:
-            child = await self._take()
-            fresh = child.fresh
+            process = await self._take()
+            fresh = process.fresh
             try:
-                for number in range(len(scorers)):
-                    verdict = await child.score(item, number)
-                    if not (child.usable or verdict.timeout or fresh):
-                        child, fresh = await self._renew(child), True
-                        verdict = await child.score(item, number) if child.usable else verdict
+                for scorer in range(len(scorers)):
+                    verdict = await process.score(item, scorer)
+                    if not (process.usable or verdict.timeout or fresh):
+                        process, fresh = await self._replace(process), True
+                        verdict = await process.score(item, scorer) if process.usable else verdict
                     verdicts.append(verdict)
                     if verdict.error is not None:
                         break
                 return combine(scorers, verdicts)
             finally:
-                await self._give_back(child)
+                await self._give_back(process)
 
-    async def _renew(self, dead: Child) -> Child:
-        """A fresh one in its place; the dead one if none can be started."""
+    async def _replace(self, dead: ScoringProcess) -> ScoringProcess:
+        """A fresh process in place of the dead one; the dead one if none can be started."""
         try:
-            child = await Child.start(self._config)
+            process = await ScoringProcess.start(self._config)
         except (RewardError, OSError) as error:
             log.warning("scoring process not started: %s", error)
             return dead
-        self._children.discard(dead)
-        self._children.add(child)
-        return child
+        self._processes.discard(dead)
+        self._processes.add(process)
+        return process
 
-    async def _give_back(self, child: Child) -> None:
-        if child.worn and child.usable:
-            log.info("a scoring process is replaced: %s", child.worn)
-            await child.kill()
-        if child.usable:
-            self._idle.put_nowait(child)
+    async def _give_back(self, process: ScoringProcess) -> None:
+        if process.defect and process.usable:
+            log.info("a scoring process is replaced: %s", process.defect)
+            await process.kill()
+        if process.usable:
+            self._idle.put_nowait(process)
         else:
-            self._bury(child)
+            self._remove(process)
 
-    async def _take(self) -> Child:
+    async def _take(self) -> ScoringProcess:
         while True:
             getting = asyncio.ensure_future(self._idle.get())
             either: set[asyncio.Future[Any]] = {getting, self._broken}
@@ -119,28 +121,28 @@ class Pool:
             if not getting.done():
                 getting.cancel()
                 self._broken.result()
-            child = getting.result()
-            if child.usable:
-                return child
-            self._bury(child)  # it died while it had nothing to do: nobody's fault that we know
+            process = getting.result()
+            if process.usable:
+                return process
+            self._remove(process)  # it died while idle: no sample's fault
 
-    def _add(self, child: Child) -> None:
-        self._children.add(child)
-        self._idle.put_nowait(child)
+    def _add(self, process: ScoringProcess) -> None:
+        self._processes.add(process)
+        self._idle.put_nowait(process)
 
-    def _bury(self, child: Child) -> None:
-        self._children.discard(child)
-        self._replace()
+    def _remove(self, process: ScoringProcess) -> None:
+        self._processes.discard(process)
+        self._start_another()
 
-    def _replace(self) -> None:
-        task = asyncio.get_running_loop().create_task(self._start_one())
-        self._replacing.add(task)
-        task.add_done_callback(self._replacing.discard)
+    def _start_another(self) -> None:
+        task = asyncio.get_running_loop().create_task(self._start())
+        self._starting.add(task)
+        task.add_done_callback(self._starting.discard)
 
-    async def _start_one(self) -> None:
+    async def _start(self) -> None:
         for attempt in range(1, MAX_STARTS + 1):
             try:
-                self._add(await Child.start(self._config))
+                self._add(await ScoringProcess.start(self._config))
                 return
             except (RewardError, OSError) as error:
                 log.warning("scoring process not started (%d of %d): %s", attempt, MAX_STARTS, error)

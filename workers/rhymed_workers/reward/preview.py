@@ -1,6 +1,6 @@
-"""Answers to one row through every scorer of a configuration, for people who want to see it before a run.
+"""Scores answers to one row with every scorer of a configuration, for `rhymed check`.
 
-Uses the same subprocess as a run does, so that a scorer that hangs or crashes does here what it would do there.
+Uses the scoring process of a run, so a scorer that hangs or crashes behaves here as it would there.
 """
 
 from __future__ import annotations
@@ -8,42 +8,52 @@ from __future__ import annotations
 import asyncio
 from array import array
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from rhymed.config import Config
 from rhymed.inputs.rows import Row
-from rhymed_workers.reward.process import Child
+from rhymed_workers.reward.process import ScoringProcess
 from rhymed_workers.scoring.child import item
 from rhymed_workers.scoring.verdict import Verdict
 
 
-def try_scorers(
-    config: Config, row: Row, answers: Sequence[tuple[str, Sequence[int]]], said: list[str] | None = None
-) -> list[list[Verdict]]:
-    """For each answer a verdict of each of `config.reward.all`, in their order, also when one of them fails.
+@dataclass(frozen=True)
+class Preview:
+    verdicts: list[list[Verdict]]  # of each answer, of each scorer of `reward.all`
+    notes: list[str]  # how the scorers are isolated, and what they report about themselves
+    warnings: list[str]
 
-    An answer is a response's text and its tokens. What holds the scorers, and what they say about themselves, is
-    added to `said`. Raises `RewardError` when a scorer cannot be loaded. Takes as long
-    as importing the scorers does, and at most `reward.timeout_s` a scorer and answer after that. Not for use on an
-    event loop.
+
+def preview(config: Config, row: Row, answers: Sequence[tuple[str, Sequence[int]]]) -> Preview:
+    """Scores every answer (text, tokens) with every scorer, also after one has failed.
+
+    Raises `RewardError` when a scorer cannot be loaded. Blocking, not for use on an event loop: takes as long as
+    importing the scorers, then at most `reward.timeout_s` per scorer and answer.
     """
-    return asyncio.run(_try(config, row, answers, [] if said is None else said))
+    return asyncio.run(_preview(config, row, answers))
 
 
-async def _try(
-    config: Config, row: Row, answers: Sequence[tuple[str, Sequence[int]]], said: list[str]
-) -> list[list[Verdict]]:
-    """In one process as long as no scorer kills it."""
-    child = await Child.start_patiently(config)
-    said += child.said
-    found: list[list[Verdict]] = []
+async def _preview(config: Config, row: Row, answers: Sequence[tuple[str, Sequence[int]]]) -> Preview:
+    process = await ScoringProcess.start_with_retries(config)
+    result = Preview([], process.notes, process.warnings)
     try:
         for response, tokens in answers:
             work = item(response, row, array("I", tokens).tobytes())
-            found.append([])
-            for number in range(len(config.reward.all)):
-                if not child.usable:
-                    child = await Child.start_patiently(config)
-                found[-1].append(await child.score(work, number))
+            result.verdicts.append([])
+            for scorer in range(len(config.reward.all)):
+                if not process.usable:
+                    process = await ScoringProcess.start_with_retries(config)
+                result.verdicts[-1].append(await process.score(work, scorer))
     finally:
-        await child.kill()
-    return found
+        await process.kill()
+    return result
+
+
+def load_scorers(config: Config) -> None:
+    """Blocking. Raises `RewardError` if the scorers cannot be loaded."""
+
+    async def load() -> None:
+        process = await ScoringProcess.start_with_retries(config)
+        await process.kill()
+
+    asyncio.run(load())

@@ -1,1 +1,1 @@
-"""Where programs that a model wrote are run."""
+"""Where programs written by a model run."""

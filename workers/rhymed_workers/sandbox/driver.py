@@ -1,8 +1,8 @@
-"""Inside the sandbox: runs one program against its tests, and reports each end as a line of JSON.
+"""Inside the sandbox: runs one program against its tests, and reports the result of each test as a line of JSON.
 
-Its source is handed to `python -c` where the package is not to be seen: it needs the standard library alone. The job
-comes on stdin, reports go to stdout. Each test is a fork: the program cannot see the next test from the last one, and
-what it leaves running is killed. The driver never knows what is right: results are compared outside.
+Imports the standard library only: where the package is not visible, this source is the argument of `python -c`. Reads
+its job from stdin and writes reports to stdout. Each test runs in a fork, so no test sees another, and what a test
+leaves running is killed. The driver does not know the expected results: they are compared outside the sandbox.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ def main() -> None:
     job = json.loads(sys.stdin.buffer.read())
     report = os.dup(1)
     prctl = libc.prctl
-    prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)  # else the program could open our end of the report
-    prctl(PR_SET_SUBREAPER, 1, 0, 0, 0)  # what it leaves to itself falls to us
-    tell(report, {"ready": True})
+    prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)  # else the program could open our end of the pipe
+    prctl(PR_SET_SUBREAPER, 1, 0, 0, 0)  # orphans of the program become our children
+    send(report, {"ready": True})
     folder = os.getcwd()
     for number, test in enumerate(job["tests"]):
-        os.makedirs(f"{folder}/{number}", exist_ok=True)  # an earlier test may have guessed its name
+        os.makedirs(f"{folder}/{number}", exist_ok=True)  # an earlier test may have made it
         os.chdir(f"{folder}/{number}")
         how, text = run(job, test, report)
-        tell(report, {"how": how, "text": text.decode(errors="replace")})
+        send(report, {"how": how, "text": text.decode(errors="replace")})
 
 
-def tell(report: int, what: dict[str, object]) -> None:
-    line = json.dumps(what).encode() + b"\n"
+def send(report: int, content: dict[str, object]) -> None:
+    line = json.dumps(content).encode() + b"\n"
     while line:
         line = line[os.write(report, line) :]
 
 
 def run(job: dict[str, object], test: dict[str, object], report: int) -> tuple[str, bytes]:
-    """How it ended (`ok`: by itself, without an error), and its result."""
-    result, told = os.pipe()
+    """How it ended (`ok`: without an error), and its result."""
+    result, output = os.pipe()
     driver = os.getpid()
     child = os.fork()
     if child == 0:
@@ -59,11 +59,11 @@ def run(job: dict[str, object], test: dict[str, object], report: int) -> tuple[s
             os.close(result)
             libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
             if os.getppid() != driver:
-                os._exit(1)  # it was killed before we asked to be, too
-            become(job, test, told)
+                os._exit(1)  # the driver died before the call
+            become(job, test, output)
             code = 0
-        except SystemExit as ended:
-            code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+        except SystemExit as exit:
+            code = exit.code if isinstance(exit.code, int) else int(exit.code is not None)
         except BaseException:
             code = 1
         finally:
@@ -72,24 +72,24 @@ def run(job: dict[str, object], test: dict[str, object], report: int) -> tuple[s
             except BaseException:
                 code = 1
             os._exit(code & 255)
-    os.close(told)
+    os.close(output)
     how, text = collect(child, result, float(str(job["timeout_s"])))
     os.close(result)
     return how, text
 
 
-def become(job: dict[str, object], test: dict[str, object], told: int) -> None:
-    """The program, with its limits and nothing open but its own."""
+def become(job: dict[str, object], test: dict[str, object], output: int) -> None:
+    """Turn this process into the program: its limits, and no descriptor but its own."""
     os.setsid()
     quiet = os.open(os.devnull, os.O_RDWR)
-    given = os.memfd_create("stdin")
-    os.write(given, str(test.get("stdin", "")).encode())
-    os.lseek(given, 0, os.SEEK_SET)
-    os.dup2(given, 0)
-    os.dup2(told if "stdin" in test else quiet, 1)
+    stdin = os.memfd_create("stdin")
+    os.write(stdin, str(test.get("stdin", "")).encode())
+    os.lseek(stdin, 0, os.SEEK_SET)
+    os.dup2(stdin, 0)
+    os.dup2(output if "stdin" in test else quiet, 1)
     os.dup2(quiet, 2)
-    if told != 3:
-        os.dup2(told, 3)
+    if output != 3:
+        os.dup2(output, 3)
     os.closerange(4, 256)
     if "stdin" in test:
         os.close(3)
@@ -128,16 +128,16 @@ def execute(program: str, test: dict[str, object]) -> None:
 
 
 def collect(child: int, result: int, timeout_s: float) -> tuple[str, bytes]:
-    """Until it ends, or has run, said or started too much. Then nothing of it is left."""
+    """Read its result until it ends or exceeds a limit, then kill what is left of it."""
     deadline, text, how, ended = time.monotonic() + timeout_s, b"", "", 0
     while not how:
         if select.select([result], [], [], POLL_S)[0]:
             more = os.read(result, 1 << 16)
             text += more
-            if not more:  # closed; it may go on for a while
+            if not more:  # output closed; it may still be running
                 time.sleep(0.001)
-        found, status = os.waitpid(child, os.WNOHANG)
-        if found:
+        pid, status = os.waitpid(child, os.WNOHANG)
+        if pid:
             ended = 1
             how = "ok" if status == 0 else "failed"
         elif time.monotonic() > deadline:
@@ -146,7 +146,7 @@ def collect(child: int, result: int, timeout_s: float) -> tuple[str, bytes]:
             how = "long"
         elif len(family(os.getpid())) > TASKS:
             how = "many"
-    bury()
+    kill_all()
     while ended and len(text) <= OUTPUT_BYTES and select.select([result], [], [], 0)[0]:
         more = os.read(result, 1 << 16)
         if not more:
@@ -155,8 +155,8 @@ def collect(child: int, result: int, timeout_s: float) -> tuple[str, bytes]:
     return ("long", b"") if len(text) > OUTPUT_BYTES else (how, text)
 
 
-def bury() -> None:
-    """Kill and reap until we have no descendant."""
+def kill_all() -> None:
+    """Kill and reap all descendants."""
     for _ in range(1000):
         for pid in family(os.getpid()):
             try:
@@ -172,16 +172,16 @@ def bury() -> None:
 
 
 def family(root: int) -> list[int]:
-    """All that descends from it."""
-    found = [root]
-    for pid in found:
+    """All its descendants."""
+    pids = [root]
+    for pid in pids:
         try:
             for thread in os.listdir(f"/proc/{pid}/task"):
                 with open(f"/proc/{pid}/task/{thread}/children") as file:
-                    found += map(int, file.read().split())
+                    pids += map(int, file.read().split())
         except OSError:
             continue
-    return found[1:]
+    return pids[1:]
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
 """The scorer `code`: runs the Python program in a response against the tests of its row.
 
-A program that is wrong, crashes, loops, prints without end or attacks its sandbox has the reward 0 of the tests that
-it fails, and is no error. A row without tests that can be read is one, and a sandbox that does not start.
+A program that is wrong, crashes, loops, prints without end or attacks its sandbox fails its tests and gets reward 0;
+that is no error. A row without readable tests is an error, and so is a sandbox that does not start.
 
-What is right is compared here, outside the sandbox (rhymed_workers.sandbox.choose): the program never sees it. Only tests
-that are themselves code (`assert`) run beside the program, and believe what it does to them.
+Results are compared here, outside the sandbox (rhymed_workers.sandbox.choose), so the program never sees the expected
+ones. Only tests that are themselves code (`assert`) run next to the program, which can manipulate them.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def program(text: str) -> str:
 
 
 class Code:
-    """`note` says which sandbox is in force."""
+    """`note`: which sandbox is used. `warning`: what is open because bubblewrap does not work; mostly empty."""
 
     def __init__(self, setting: Setting) -> None:
         setting.only("timeout_s", "memory_mib", "partial", "tests", "sandbox")
@@ -60,24 +60,30 @@ class Code:
                 f" {reward.timeout_s:g} must hold all of a sample: set reward.timeout_s to the time of all its tests"
                 f" and {MARGIN_S:g} s"
             )
-        self._sandbox = _sandbox(setting, str(args.get("sandbox", "auto")))
-        self.note = f"scorer {setting.scorer.label}: {self._sandbox.words}"
+        kind = str(args.get("sandbox", "auto"))
+        self._sandbox = _sandbox(setting, kind)
+        self.note = f"scorer {setting.scorer.label}: {self._sandbox.description}"
+        self.warning = ""
+        if (kind, self._sandbox.kind) == ("auto", "rlimits"):
+            self.warning = (
+                f"scorer {setting.scorer.label}: programs of the model can use the network and the files of this"
+                f" machine, because no bubblewrap works here: {choose.advice()}"
+            )
 
     def __call__(self, answer: str, row: Row, tokens: Sequence[int]) -> float:
-        wanted = cases(row, self._column)
+        tests = cases(row, self._column)
         source = program(answer)
         if not source.strip():
             return 0.0
-        passed = sum(self._passes(source, wanted))
-        return passed / len(wanted) if self._partial else float(passed == len(wanted))
+        passed = sum(self._passes(source, tests))
+        return passed / len(tests) if self._partial else float(passed == len(tests))
 
-    def _passes(self, source: str, wanted: Sequence[Case]) -> Iterator[bool]:
-        """As far as it matters: where all must pass, the first that does not ends it."""
+    def _passes(self, source: str, tests: Sequence[Case]) -> Iterator[bool]:
+        """Whether each test passes; where all must pass, ends after the first failure."""
         deadline = time.monotonic() + self._total_s
-        token = secrets.token_hex(16)  # what a test that is code ends with, so that leaving early is no success
-        tests = [{**case.test, "token": token} for case in wanted]
-        with self._running(source, tests) as reports:
-            for case in wanted:
+        token = secrets.token_hex(16)  # result of a test that is code, so that leaving early is no success
+        with self._running(source, [{**case.test, "token": token} for case in tests]) as reports:
+            for case in tests:
                 report = reports.next(deadline)
                 right = report.get("how") == "ok" and case.right(str(report.get("text")), token)
                 yield right
@@ -86,7 +92,7 @@ class Code:
 
     @contextmanager
     def _running(self, source: str, tests: list[dict[str, Any]]) -> Iterator[Reports]:
-        """What the driver says, when it has said that it is ready. Afterwards nothing is left of it."""
+        """The driver's reports, once it is ready. Afterwards nothing of it is left."""
         with tempfile.TemporaryDirectory(prefix="rhymed-code-", ignore_cleanup_errors=True) as folder:
             process = self._sandbox.start(folder)
             try:
@@ -109,7 +115,7 @@ class Reports:
         self._text = b""
 
     def next(self, deadline: float) -> dict[str, Any]:
-        """Empty when the driver is dead or late, or what it says is no report."""
+        """The next report; empty when the driver is dead or late, or its line is no report."""
         while b"\n" not in self._text:
             left = deadline - time.monotonic()
             if left <= 0 or len(self._text) > LINE_BYTES or not select.select([self._pipe], [], [], left)[0]:
@@ -120,10 +126,10 @@ class Reports:
             self._text += more
         line, _, self._text = self._text.partition(b"\n")
         try:
-            found = json.loads(line)
+            report = json.loads(line)
         except ValueError:
             return {}
-        return found if isinstance(found, dict) else {}
+        return report if isinstance(report, dict) else {}
 
 
 def _positive(setting: Setting, name: str, default: float) -> float:
@@ -133,19 +139,19 @@ def _positive(setting: Setting, name: str, default: float) -> float:
     return value
 
 
-def _sandbox(setting: Setting, wanted: str) -> choose.Sandbox:
-    if wanted not in ("auto", *choose.KINDS):
+def _sandbox(setting: Setting, kind: str) -> choose.Sandbox:
+    if kind not in ("auto", *choose.KINDS):
         known = ", ".join(("auto", *choose.KINDS))
-        raise RewardError(f"{setting.key}.args.sandbox = {wanted!r}: it is one of {known}")
-    if (found := choose.choose(wanted)) is None:
-        hint = "; install bubblewrap, or" if wanted == "bubblewrap" else ":"
-        raise RewardError(f"{setting.key}.args.sandbox = {wanted!r} does not work here{hint} set it to 'auto'")
-    return found
+        raise RewardError(f"{setting.key}.args.sandbox = {kind!r}: it is one of {known}")
+    if (sandbox := choose.choose(kind)) is None:
+        hint = f": {choose.advice()}, or" if kind == "bubblewrap" else ":"
+        raise RewardError(f"{setting.key}.args.sandbox = {kind!r} does not work here{hint} set it to 'auto'")
+    return sandbox
 
 
 def _send(process: subprocess.Popen[bytes], body: bytes) -> None:
     assert process.stdin is not None, "it is a pipe"
-    with suppress(BrokenPipeError):  # it did not start, which its silence tells
+    with suppress(BrokenPipeError):  # it did not start, which `Reports.next` notices
         process.stdin.write(body)
         process.stdin.close()
     process.stdin = None
@@ -153,6 +159,6 @@ def _send(process: subprocess.Popen[bytes], body: bytes) -> None:
 
 def _complaint(process: subprocess.Popen[bytes]) -> str:
     process.kill()
-    _, said = process.communicate()
-    lines = said.decode(errors="replace").strip().splitlines()
-    return lines[-1] if lines else "it said nothing"
+    _, output = process.communicate()
+    lines = output.decode(errors="replace").strip().splitlines()
+    return lines[-1] if lines else "it printed nothing"

@@ -59,8 +59,7 @@ def _load(setting: Setting) -> RewardFunction:
         value = raw(extract(response, answer), row, tokens)
         return None if optional and _given(value, name) is None else finite(value, name)
 
-    if note := getattr(raw, "note", ""):
-        vars(score)["note"] = note  # what it has to say about itself, once
+    vars(score).update({name: text for name in ("note", "warning") if (text := getattr(raw, name, ""))})
     return score
 
 

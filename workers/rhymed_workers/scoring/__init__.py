@@ -1,1 +1,1 @@
-"""The scoring process and its jail, as the child sees them."""
+"""The scoring process and the jail around it."""

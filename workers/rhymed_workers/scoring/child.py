@@ -1,10 +1,11 @@
-"""The scoring subprocess: loads the scorers, then answers one item after the other until its parent closes the pipe.
+"""The scoring process: loads the scorers, then answers one item after another until its pool closes the pipe.
 
-Parent and child speak frames of four length bytes and a MessagePack body over two pipes that user code does not see
-(its stdout is stderr). The first frame down is the configuration (JSON), the first one up is `Ready`; then each
-`Item` gets its `Answer`: the `Verdict` of the one scorer that it asks, so the parent knows which of them hangs;
-SIGUSR1 then makes the child write, as plain text, where it is. Scorers run in the main thread: `signal.alarm` works
-there, and only there. The process lives in a cage (rhymed_workers.scoring.jail); the limits of a process are set here.
+The pool (rhymed_workers.reward.process) and this process exchange frames of four length bytes and a MessagePack body
+over two pipes that user code does not see (its stdout is stderr). The first frame down is the configuration (JSON),
+the first one up is `Ready`. Then each `Item` names one scorer and gets an `Answer` with its `Verdict`, so the pool
+knows which scorer hangs; at SIGUSR1 the process writes its traceback as plain text. Scorers run in the main thread,
+the only one in which `signal.alarm` works. The limits of one process are set here, those of all in the jail
+(rhymed_workers.scoring.jail).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from rhymed.errors import RewardError
 from rhymed.inputs.rows import Row
 from rhymed_workers.sandbox import linux
 from rhymed_workers.scorers.explain import ERROR_CHARS, describe, overrun
-from rhymed_workers.scoring.cleanup import Tidy
+from rhymed_workers.scoring.cleanup import Cleanup
 from rhymed_workers.scoring.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -36,37 +37,36 @@ HEAD = struct.Struct("<I")
 
 
 class Item(msgspec.Struct, frozen=True):
-    """What is to be scored, and by which scorer."""
+    """A response to score, and by which scorer."""
 
     response: str
     row: str  # JSON object: MessagePack has no integers above 64 bits, rows of reasoning_gym do
     tokens: bytes  # of the response, uint32
     scorer: int = 0  # index in reward.all
-    number: int = 0  # of the question, drawn by lot: an answer left behind by user code is none to the next
+    number: int = 0  # random: the answer repeats it, so user code cannot answer a later item in advance
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """To an `Item`."""
-
-    number: int
+    number: int  # of the `Item`
     verdict: Verdict
-    worn: str = ""  # why this process should get no other item
+    defect: str = ""  # why this process must not get another item
 
 
 class Ready(msgspec.Struct, frozen=True):
-    """A child's first words: how loading the scorers went, and what it said about itself."""
+    """First frame of the scoring process: whether the scorers could be loaded, and what they report about themselves."""
 
     error: str | None = None
     notes: list[str] = []
+    warnings: list[str] = []
 
 
 def item(response: str, row: Row, tokens: bytes = b"") -> Item:
-    """For `Pool.score`; `tokens` as in `Item`."""
+    """Argument of `Pool.score`. `tokens` as in `Item`."""
     return Item(response, json.dumps(row, ensure_ascii=False), tokens)
 
 
 def main() -> None:
-    """Load the scorers, then answer items until the parent closes the pipe."""
+    """Load the scorers, then answer items until the pool closes the pipe."""
     requests, answers = _claim_pipes()
     faulthandler.register(signal.SIGUSR1, file=answers, all_threads=False)
     config = Config.model_validate_json(_get(requests) or b"{}")
@@ -75,22 +75,24 @@ def main() -> None:
         from rhymed_workers.scorers.load import load_scorers
 
         functions = list(load_scorers(config).values())
-        notes = [note for function in functions if (note := getattr(function, "note", ""))]
+        notes, warnings = (
+            [text for function in functions if (text := getattr(function, name, ""))] for name in ("note", "warning")
+        )
     except BaseException as error:
-        _put(answers, msgspec.msgpack.encode(Ready(error=_tell(error))))
+        _put(answers, msgspec.msgpack.encode(Ready(error=_in_words(error))))
         return
     _limit(resource.RLIMIT_FSIZE, config.reward.file_mib << 20)
     _limit(resource.RLIMIT_NOFILE, config.reward.open_files)
-    tidy = Tidy()
-    _put(answers, msgspec.msgpack.encode(Ready(notes=notes)))
+    cleanup = Cleanup()
+    _put(answers, msgspec.msgpack.encode(Ready(notes=notes, warnings=warnings)))
     while (body := _get(requests)) is not None:
-        tidy.wake()
+        cleanup.end_wait()
         work = msgspec.msgpack.decode(body, type=Item)
         verdict = _judge(functions[work.scorer], work, config.reward)
-        answer = Answer(work.number, verdict, tidy.after())
+        answer = Answer(work.number, verdict, cleanup.run())
         faulthandler.register(signal.SIGUSR1, file=answers, all_threads=False)
         _put(answers, msgspec.msgpack.encode(answer))
-        tidy.rest()
+        cleanup.begin_wait()
 
 
 def _judge(function: RewardFunction, work: Item, limits: Reward) -> Verdict:
@@ -98,11 +100,11 @@ def _judge(function: RewardFunction, work: Item, limits: Reward) -> Verdict:
     try:
         reward = function(work.response, json.loads(work.row), array("I", work.tokens).tolist())
         return Verdict(reward=reward, seconds=time.monotonic() - began)
-    except BaseException as error:  # SystemExit and math-verify's TimeoutException are no Exceptions
-        late = any(_is_late(one) for one in (error, error.__cause__))
+    except BaseException as error:  # SystemExit and math-verify's TimeoutException are not Exceptions
+        late = any(_is_late(raised) for raised in (error, error.__cause__))
         crowded = 2 * linux.tasks(linux.family([os.getppid()])) > limits.processes_limit
         reason = overrun(error, limits, crowded)
-        text = f"{_tell(error)}: {reason}" if reason else _tell(error)
+        text = f"{_in_words(error)}: {reason}" if reason else _in_words(error)
         return Verdict(error=text, timeout=late, seconds=time.monotonic() - began)
 
 
@@ -113,21 +115,21 @@ def _is_late(error: BaseException | None) -> bool:
 def _claim_pipes() -> tuple[BinaryIO, BinaryIO]:
     """Move the pipes out of reach of print and of grandchildren (a duplicate is not inherited)."""
     requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
     os.dup2(2, 1)
     return requests, answers
 
 
 def _limit(kind: int, most: float) -> None:
-    """0: none. Memory is private and writable: a runaway expression gets a MemoryError before the machine suffers."""
+    """`most` 0: no limit. RLIMIT_DATA bounds private writable memory: a runaway expression gets a MemoryError."""
     if most:
         _, hard = resource.getrlimit(kind)
         resource.setrlimit(kind, (int(most) if hard < 0 else min(int(most), hard), hard))
 
 
-def _tell(error: BaseException) -> str:
+def _in_words(error: BaseException) -> str:
     text = str(error) if isinstance(error, RewardError) else describe(error)
     return text[:ERROR_CHARS].encode(errors="replace").decode()
 

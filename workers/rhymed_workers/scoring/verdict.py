@@ -1,7 +1,7 @@
-"""What scoring a sample came to: each scorer's verdict, and the one reward or error that they make together.
+"""The result of scoring a sample: each scorer's verdict, and the one reward or error that they combine to.
 
-The reward is the weighted sum of the parts. A scorer that does not apply to a sample has no part in it; one scorer's
-error is the sample's. Pure; knows no process and no user code.
+The reward is the weighted sum of the parts. A scorer that does not apply to a sample adds nothing; one scorer's error
+is the sample's error. Pure; knows no process and no user code.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rhymed.config import Scorer
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """One scorer's. Neither reward nor error: it does not apply to this sample."""
+    """One scorer's result. Neither reward nor error: it does not apply to this sample."""
 
     label: str = ""  # of the scorer, see rhymed.config.Scorer
     reward: float | None = None  # before its weight
@@ -25,18 +25,18 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """The sample's. Exactly one of reward and error is given."""
+    """The sample's result: either reward or error."""
 
     reward: float | None = None
     error: str | None = None
     timeout: bool = False
     seconds: float = 0.0
-    parts: dict[str, float] = {}  # label -> what the scorer gave, before its weight
-    failed: str = ""  # label of the scorer that the error is about
+    parts: dict[str, float] = {}  # label -> reward of that scorer, before its weight
+    failed: str = ""  # label of the scorer that failed
 
 
 def combine(scorers: Sequence[Scorer], verdicts: Sequence[Verdict]) -> Outcome:
-    """`verdicts` are of the first scorers, in their order; the last of them may be an error that ended it."""
+    """`verdicts` are those of the first scorers, in order; scoring ends at the first error."""
     parts = {verdict.label: verdict.reward for verdict in verdicts if verdict.reward is not None}
     seconds = sum(verdict.seconds for verdict in verdicts)
     for verdict in verdicts:
