@@ -21,7 +21,7 @@ from rhymed.bench.replay import Arctic, Ours, Score, arctic_is_there, replay
 from rhymed.bench.traces import Trace, load, record, synthetic
 from rhymed.histospec.drafts.calibration import Calibration
 from rhymed.histospec.drafts.trust import Trust
-from rhymed.histospec.drafts.types import Settings
+from rhymed.histospec.drafts.types import Matching
 
 LONGEST = 32
 FLOORS = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05, 0.02)
@@ -57,8 +57,8 @@ def run(
     return result
 
 
-def _settings(floor: float, backoff: bool = False) -> Settings:
-    return Settings(longest=LONGEST, floor=floor, backoff=backoff)
+def _settings(floor: float, backoff: bool = False) -> Matching:
+    return Matching(longest=LONGEST, floor=floor, backoff=backoff)
 
 
 def _learn(trace: Trace, backoff: bool = False, **options: Any) -> dict[str, Any]:

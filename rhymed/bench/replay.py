@@ -110,12 +110,12 @@ class Ours:
     def __init__(self, trace: Trace, responses: Sequence[Response], epoch: int, **options: Any) -> None:
         from rhymed.histospec.drafts.calibration import Calibration
         from rhymed.histospec.drafts.trust import Trust
-        from rhymed.histospec.drafts.types import Settings
+        from rhymed.histospec.drafts.types import Matching
         from rhymed.histospec.index.index import Index
 
         self._calibration = options.pop("calibration", None) or Calibration()
         self._trust = options.pop("trust", None) or Trust()
-        self._settings = options.pop("settings", None) or Settings(longest=LONGEST, floor=0.01)
+        self._settings = options.pop("settings", None) or Matching(longest=LONGEST, floor=0.01)
         back = options.pop("back", 1)
         self.build_s = self.draft_s = 0.0
         self.built = 0

@@ -1,6 +1,6 @@
-"""HistoSpec: the same prompt's earlier responses and running siblings as drafts, verified exactly.
+"""HistoSpec: a prompt's earlier responses and running siblings as drafts, verified exactly.
 
-`index` and `draft` find drafts, `budget` decides how many of them a step verifies, `drafter` puts both together for
-a batch of running requests. `noise`, `keyed` and `sampler` draw tokens from position-keyed noise. `plugin` and
-`proposer` are how all of it gets into vLLM.
+`index` holds a prompt's history, `drafts` finds drafts in it and decides how many a step verifies, `drafter` does both
+for a batch of running requests. `sampling` draws tokens with position-keyed noise. `plugin` and `proposer` connect it
+to vLLM.
 """

@@ -1,8 +1,8 @@
-"""A store folder of one engine's own: what it generates, kept from one process to the next without a store process.
+"""A store folder that belongs to one engine: keeps its responses across processes, without a store process.
 
-All calls come from one thread. The folder is an ordinary store (`rhymed history` shows it); responses lie there with
-negative steps, from ROUNDS on, that count how often a prompt was asked. A folder that cannot be written, for instance
-because another engine writes it, is read only. What belongs to another tokenizer or model is refused.
+All calls come from one thread. The folder is an ordinary store (`rhymed history` shows it). Its responses have
+negative steps, from ROUNDS on, which count how often a prompt was asked. A folder that cannot be written,
+for instance because another engine writes it, is read only. Histories of another tokenizer or model are refused.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 
 from rhymed.errors import RhymedError, RunMismatch, StoreDamaged
-from rhymed.histospec.index.builder import Past
+from rhymed.histospec.index.builder import PastResponse
 from rhymed.messages import GetHistory, OpenRun, PutSamples, SampleId, SampleInfo
 from rhymed_store.database.reads import Reads
 from rhymed_store.database.tables import Reader
@@ -30,18 +30,18 @@ from rhymed_store.inspect.epochs import ROUNDS
 log = logging.getLogger(__name__)
 
 RUN = "engine"
-MAP_BYTES = 64 << 30  # of address space; disk is taken as needed
+MAP_BYTES = 64 << 30  # of address space; the file grows as needed
 LEVEL = 1  # of zstd
 UNUSABLE = (RhymedError, OSError, lmdb.Error, ValueError)
-"""What a folder may answer that is damaged, full, or not ours."""
+"""Errors of a folder that is damaged, full, or not ours."""
 
 
 class LocalStore:
-    """Raises one of UNUSABLE when the folder cannot be read, `RunMismatch` when it is of another model."""
+    """Raises one of UNUSABLE if the folder cannot be read, `RunMismatch` if it belongs to another model."""
 
     def __init__(self, folder: Path, fingerprint: str, responses: int) -> None:
         self._responses = responses
-        self._steps: dict[str, tuple[int, int]] = {}  # prompt -> step to write next, responses it has
+        self._steps: dict[str, tuple[int, int]] = {}  # prompt -> step to write next, responses it has already
         self._database: History | Reader
         self._writes: Writes | None = None
         there = (folder / "data.mdb").exists()
@@ -53,7 +53,7 @@ class LocalStore:
         except UNUSABLE as error:
             if not there:
                 raise
-            log.warning("%s is read, and not added to: %s", folder, error)
+            log.warning("%s is opened read-only: %s", folder, error)
             self._database = Reader(folder)
         self._reads = Reads(self._database)
 
@@ -67,7 +67,7 @@ class LocalStore:
             raise
         return writes
 
-    def read(self, prompt: str) -> list[Past]:
+    def read(self, prompt: str) -> list[PastResponse]:
         """Its earlier responses; from now on what `write` brings counts as one epoch more."""
         try:
             found, arrays = self._reads.history(GetHistory(prompt=prompt, before_step=0, limit=self._responses or 1))
@@ -75,13 +75,13 @@ class LocalStore:
             raise StoreDamaged(str(error)) from None
         past, at = [], 0
         for info in found.samples:
-            past.append(Past(arrays[0][at : at + info.length].astype(np.int32), info.id.step, info.reward))
+            past.append(PastResponse(arrays[0][at : at + info.length].astype(np.int32), info.id.step, info.reward))
             at += info.length
-        self._steps[prompt] = (max((one.step for one in past), default=ROUNDS - 1) + 1, 0)
+        self._steps[prompt] = (max((response.step for response in past), default=ROUNDS - 1) + 1, 0)
         return past[: self._responses]
 
     def write(self, prompt: str, context: Sequence[int], tokens: Sequence[int]) -> None:
-        """A finished response. What cannot be written is told once, and nothing is written any more."""
+        """Adds a finished response. After the first failed write, which is logged, nothing more is written."""
         writes = self._writes
         if writes is None or not len(tokens):
             return
@@ -99,10 +99,10 @@ class LocalStore:
         frames = [np.asarray(context, "<u4").tobytes(), np.asarray(tokens, "<u4").tobytes(), b""]
         rows = prepare(PutSamples(samples=[info]), frames, LEVEL)
         try:
-            assert isinstance(self._database, History), "who writes has opened it so"
+            assert isinstance(self._database, History), "it was opened for writing"
             _commit(self._database, lambda batch: writes.put_samples(batch, rows))
         except UNUSABLE as error:
-            log.warning("from now on responses are not kept: %s", error)
+            log.warning("responses are no longer stored: %s", error)
             self._writes = None
 
     def close(self) -> None:
@@ -113,16 +113,16 @@ class LocalStore:
 
 
 def _check(folder: Path, fingerprint: str) -> None:
-    """Raises `RunMismatch`; `StoreDamaged` for a file that was cut, for who writes does not look at that."""
+    """Raises `RunMismatch`, or `StoreDamaged` for a truncated file, which opening for writing would not notice."""
     with Reader(folder) as reader, reader.read() as txn:
         found = txn.get(b"run", db=reader.tables["meta"])
         if found is None:
             return
         run, before = msgspec.json.decode(bytes(found), type=tuple[str, str])
     if run != RUN:
-        raise RunMismatch(f"it is the store of the run {run!r}; name a folder that is only the engine's")
+        raise RunMismatch(f"it is the store of run {run!r}: choose a folder that only the engine uses")
     if before != fingerprint:
-        raise RunMismatch(f"it is of another model, {before}, not {fingerprint}; name another folder")
+        raise RunMismatch(f"it belongs to another model, {before}, not {fingerprint}: choose another folder")
 
 
 def _commit(history: History, operation: Operation) -> None:
@@ -132,22 +132,22 @@ def _commit(history: History, operation: Operation) -> None:
 
 
 def fingerprint(model_config: Any) -> str:
-    """Of what must be the same for token ids to mean the same: the tokenizer and the kind of model."""
+    """Identifies the meaning of token ids: the tokenizer and the model's architecture."""
     tokenizer = Path(str(model_config.tokenizer))
     file = tokenizer / "tokenizer.json"
     digest = hashlib.blake2b(file.read_bytes(), digest_size=8).hexdigest() if file.is_file() else str(tokenizer)
-    told = {
+    identity = {
         "tokenizer": digest,
         "vocabulary": int(model_config.get_vocab_size()),
         "model": list(getattr(model_config.hf_config, "architectures", None) or []),
     }
-    return json.dumps(told, sort_keys=True)
+    return json.dumps(identity, sort_keys=True)
 
 
 def open_local(folder: str, model_config: Any, responses: int) -> LocalStore | None:
-    """None, with a warning, when it cannot be used."""
+    """None, with a warning, if it cannot be used."""
     try:
         return LocalStore(Path(folder), fingerprint(model_config), responses)
     except UNUSABLE as error:
-        log.warning("drafting goes on without the history in %s: %s", folder, error)
+        log.warning("drafting continues without the history in %s: %s", folder, error)
         return None

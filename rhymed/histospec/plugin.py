@@ -1,9 +1,9 @@
-"""How keyed sampling gets into vLLM: the one module that names what it replaces there.
+"""Patches keyed sampling into vLLM: the only module that names vLLM's internals.
 
-`install` wraps the moment at which a model runner is whole (its key-value cache is made); `attach` then gives that
-runner keyed samplers and shows it to its drafter. A version of vLLM whose insides are not known is left alone, with
-a warning. `additional_config={"rhymed": {"keyed": true}}` asks for keyed sampling, or refuses it; without a word it
-comes with rhymed's own drafter.
+`install` wraps the last step of a model runner's construction (its key-value cache); `attach` then gives that runner
+keyed samplers and binds its drafter to it. Other versions of vLLM are left alone, with a warning.
+`additional_config={"rhymed": {"keyed": true}}` switches keyed sampling on, false switches it off; by default it is on
+with rhymed's own drafter.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ NEEDED = {
     "sampler": ("logprobs_mode", "apply_logits_processors", "compute_logprobs", "gather_logprobs"),
     "rejection_sampler": ("apply_logits_processors",),
 }
-"""Attributes of a model runner, and of its parts; a part may be absent."""
+"""Attributes of a model runner and of its parts; a part may be missing."""
 
 _state = {"keyed": False, "warned": False}
 
 
 def install(keyed: bool = False) -> bool:
-    """Once a process, before vLLM makes a model runner; again does nothing. False: this vLLM stays as it is.
+    """Call it before vLLM creates a model runner; more calls do nothing. False: this vLLM is not patched.
 
-    `keyed`: what engines do that do not say, and do not draft with a drafter of ours.
+    `keyed`: the default for engines whose drafter is not rhymed's.
     """
     _state["keyed"] |= keyed
     import vllm
@@ -63,14 +63,14 @@ def _attaching(original: Any) -> Any:
 
 
 def attach(runner: Any) -> bool:
-    """Gives a whole model runner keyed samplers, where that is wanted and possible; then shows it to its drafter.
+    """Gives a complete model runner keyed samplers if they are wanted and possible; then binds its drafter to it.
 
-    May be called again, since vLLM may make a runner's batch anew. False: vLLM's own samplers stay.
+    May be called again, since vLLM may recreate a runner's batch. False: vLLM's own samplers stay.
     """
     drafter = getattr(runner, "drafter", None)
     attached = _wanted(runner, drafter) and _attach_samplers(runner)
     if drafter is not None and hasattr(drafter, "bind") and not hasattr(runner, "rhymed_bound"):
-        # vLLM throws every request's drafts away when the longest one comes near the end; ours end each by itself.
+        # vLLM drops all drafts when the longest request comes near the model's limit; our drafter limits each one.
         runner.effective_drafter_max_model_len = 2**31
         drafter.bind(runner)
         runner.rhymed_bound = True
@@ -78,9 +78,9 @@ def attach(runner: Any) -> bool:
 
 
 def _wanted(runner: Any, drafter: Any) -> bool:
-    asked = (getattr(runner.vllm_config, "additional_config", None) or {}).get(KEY) or {}
+    options = (getattr(runner.vllm_config, "additional_config", None) or {}).get(KEY) or {}
     ours = type(drafter).__module__.startswith("rhymed.")
-    return bool(asked.get("keyed", ours or _state["keyed"]))
+    return bool(options.get("keyed", ours or _state["keyed"]))
 
 
 def _attach_samplers(runner: Any) -> bool:
@@ -89,7 +89,7 @@ def _attach_samplers(runner: Any) -> bool:
         _warn(f"vLLM's model runner has no {', '.join(missing)}")
         return False
     if runner.use_async_scheduling and getattr(runner, "num_spec_tokens", 0):
-        _warn("asynchronous scheduling with drafts does not know where in its sample a token stands")
+        _warn("with asynchronous scheduling and drafts the position of a token is not known")
         return False
     from rhymed.histospec.sampling.sampler import Keyed, KeyedRejectionSampler, KeyedSampler
 
@@ -100,12 +100,12 @@ def _attach_samplers(runner: Any) -> bool:
         if rejection is not None:
             runner.rejection_sampler = KeyedRejectionSampler(keyed, rejection)
         _compile()
-    runner.input_batch.generators = _Forgetful()
+    runner.input_batch.generators = _NoGenerators()
     return True
 
 
-class _Forgetful(dict[int, Any]):
-    """Generators of seeded requests: keyed sampling needs none, and rewinding one on a CPU is an error."""
+class _NoGenerators(dict[int, Any]):
+    """Stores no generators of seeded requests: keyed sampling needs none, and vLLM's rewinding fails on a CPU."""
 
     def __setitem__(self, row: int, generator: Any) -> None:
         pass
@@ -121,25 +121,25 @@ def _missing(runner: Any) -> list[str]:
 
 
 def _compile() -> None:
-    """Before the first request waits for it."""
+    """Compiles the sampler before a request has to wait for it."""
     from rhymed.histospec.sampling.cpu import Rows, verify
 
-    one = np.zeros(1, np.int64)
+    zero = np.zeros(1, np.int64)
     logits = np.zeros((1, 1), np.float32)
-    verify(Rows(logits, np.arange(2), one[:0], one.view(np.uint64), one, np.ones(1, np.float32)), True)
+    verify(Rows(logits, np.arange(2), zero[:0], zero.view(np.uint64), zero, np.ones(1, np.float32)), True)
 
 
 def _warn(why: str) -> None:
     if not _state["warned"]:
-        log.warning("keyed sampling is off, tokens come from vLLM's own sampler: %s", why)
+        log.warning("keyed sampling is off, vLLM's own sampler is used: %s", why)
     _state["warned"] = True
 
 
 def repair_expand() -> None:
-    """For drafters that vLLM's own rejection sampler verifies: its issue 55005.
+    """Works around vLLM's issue 55005 for drafts that its own rejection sampler verifies.
 
-    On CPUs without Triton the stand-in of a kernel writes into a copy, so verification sees whatever lay in memory in
-    place of temperature, top-k and top-p.
+    On CPUs without Triton the replacement of a kernel writes into a copy, so verification reads uninitialized memory
+    instead of temperature, top-k and top-p.
     """
     import torch
     from vllm.v1.sample import rejection_sampler

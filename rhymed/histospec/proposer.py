@@ -1,8 +1,8 @@
 """What vLLM loads as a drafter: `"method": "custom_class", "model": "rhymed.histospec.proposer.HistoSpec"`.
 
-A proposer lives in the engine's worker process and is asked for drafts after every step. It reads the running
-requests from the model runner that `plugin` binds it to. Whatever goes wrong here stops the drafting, with a
-warning, and never the engine.
+A proposer lives in the engine's worker process, which asks it for drafts after every step. It reads the running
+requests from the model runner that `plugin` binds it to. An error in here is logged and ends the drafting, never the
+engine.
 """
 
 from __future__ import annotations
@@ -19,62 +19,62 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rhymed.histospec import plugin
-from rhymed.histospec.drafter import Batch, Drafter, rehearse
-from rhymed.histospec.drafts.requests import Asked
+from rhymed.histospec.drafter import Batch, Drafter, warm_up
+from rhymed.histospec.drafts.requests import RequestInfo
 from rhymed.histospec.drafts.stats import Account
 from rhymed.histospec.drafts.types import Noise
-from rhymed.histospec.index.builder import Library, Past
+from rhymed.histospec.index.builder import Builder, PastResponse
 from rhymed.histospec.local import open_local
 from rhymed.histospec.settings import KEY, read_settings
 
 log = logging.getLogger(__name__)
 
-NEVER = 1 << 30  # tokens: no limit
-TELL_S = 60.0  # between two lines in the log
-PATIENCE_S = 3.0  # for what is still to be written at the end; vLLM kills its processes soon after
+NO_LIMIT = 1 << 30  # tokens
+LOG_EVERY_S = 60.0
+CLOSE_S = 3.0  # to write the last responses; vLLM kills its processes soon after
 
 
 class HistoSpec:
-    """Settings come with `additional_config = {"rhymed": {...}}`, see `settings.Settings`."""
+    """Configured by `additional_config = {"rhymed": {...}}`, see `settings.Settings`."""
 
     def __init__(self, vllm_config: Any) -> None:
-        _be_heard()
+        _log_with_vllm()
         self._settings = settings = read_settings(vllm_config.additional_config)
         model, parallel = vllm_config.model_config, vllm_config.parallel_config
-        alone = parallel.rank % parallel.tensor_parallel_size == 0  # of ranks that draft the same
-        self._local = open_local(settings.store, model, settings.responses) if settings.store and alone else None
+        first = parallel.rank % parallel.tensor_parallel_size == 0  # of the ranks that draft the same
+        self._local = open_local(settings.store, model, settings.responses) if settings.store and first else None
         self._longest = int(model.max_model_len)
-        self._library = Library(int(model.get_vocab_size()), settings.orders)
+        self._builder = Builder(int(model.get_vocab_size()), settings.orders)
         self._drafter = Drafter(
             settings,
-            self._library,
+            self._builder,
             self._describe,
             width=int(vllm_config.speculative_config.num_speculative_tokens),
             largest=int(vllm_config.scheduler_config.max_num_batched_tokens),
-            seen=self._seen if self._local else None,
-            ended=self._ended if self._local else None,
+            on_prompt=self._on_prompt if self._local else None,
+            on_end=self._on_end if self._local else None,
         )
-        self._told, self._told_s = Account(), time.monotonic()
-        Finalize(None, self.close, exitpriority=100)  # atexit is not for child processes that were forked
+        self._logged, self._logged_s = Account(), time.monotonic()
+        Finalize(None, self.close, exitpriority=100)  # atexit does not run in forked child processes
         self._runner: Any = None
-        self._requests: list[str] = []  # in the order of what follows
+        self._ids: list[str] = []  # of the batch's requests; what follows is in this order
         self._stops: list[set[int]] = []  # tokens that end a request
-        self._ends = np.zeros(0, np.int64)  # tokens of prompt and response that a request may have
-        self._starts = np.zeros(0, np.int64)  # tokens of its prompt
-        self._keys, self._keyed = np.zeros(0, np.uint64), np.zeros(0, np.bool_)  # of its noise, where it is known
+        self._ends = np.zeros(0, np.int64)  # most tokens of prompt and response
+        self._starts = np.zeros(0, np.int64)  # tokens of the prompt
+        self._keys, self._keyed = np.zeros(0, np.uint64), np.zeros(0, np.bool_)  # of the noise; False: not keyed
         self._broken = self._closed = False
         plugin.install()
 
     def load_model(self, *_: Any, **__: Any) -> None:
-        """There is no model; what drafts is made ready instead."""
+        """There is no model to load: compiles the drafting code instead."""
         try:
-            rehearse(self._settings)
+            warm_up(self._settings)
         except Exception:
-            log.exception("drafting cannot start; generation goes on without it")
+            log.exception("drafting cannot start; generation continues without it")
             self._broken = True
 
     def bind(self, runner: Any) -> None:
-        """The model runner whose requests these are. When it is shut down, so is this."""
+        """The model runner that has the requests. Closes when the runner is shut down."""
         self._runner = runner
         shutdown = getattr(runner, "shutdown", None)
         if shutdown is not None:
@@ -92,118 +92,119 @@ class HistoSpec:
         token_ids_cpu: NDArray[np.int32],
         slot_mappings: Any = None,
     ) -> list[list[int]]:
-        """Drafts by request in batch order; `sampled_token_ids[i]` is empty while a prompt is prefilled."""
+        """One draft per request, in batch order; `sampled_token_ids[i]` is empty while a prompt is prefilled."""
         if self._broken or self._closed or self._runner is None:
             return [[] for _ in sampled_token_ids]
         try:
             drafts = self._drafter.step(self._batch(sampled_token_ids, num_tokens_no_spec))
-            if time.monotonic() > self._told_s + TELL_S:
-                self._tell()
+            if time.monotonic() > self._logged_s + LOG_EVERY_S:
+                self._log_total()
             return drafts
         except Exception:
-            log.exception("drafting failed and stops; generation goes on without it")
+            log.exception("drafting failed and stops; generation continues without it")
             self._broken = True
             return [[] for _ in sampled_token_ids]
 
-    def remember(self, prompt: str, context: Sequence[int], past: Sequence[Past]) -> None:
-        """A prompt's earlier responses; they draft from the next step after they are indexed."""
-        self._library.bring(_named(prompt), context, lambda: past)
+    def remember(self, prompt: str, context: Sequence[int], past: Sequence[PastResponse]) -> None:
+        """Gives a prompt's earlier responses, which are used as drafts once they are indexed."""
+        self._builder.submit(prompt_key(prompt), context, lambda: past)
 
     def interrupted(self) -> None:
-        """Others had the machine since the engine's last step, see `Drafter.interrupted`."""
+        """The engine was stopped since its last step, see `Drafter.interrupted`."""
         self._drafter.interrupted()
 
     def accounts(self, requests: Sequence[str]) -> list[Account | None]:
-        """What drafting did for these requests, by the names that they were given in `extra_args`."""
+        """What drafting did for these requests, by their `name` in `extra_args`."""
         return [self._drafter.account(request) for request in requests]
 
     def take_yields(self, requests: Sequence[str]) -> list[bytes | None]:
-        """How many tokens each forward of these requests made, see `yields`; told once."""
+        """How many tokens each forward of these requests made, see `yields`. Returned once."""
         return [self._drafter.take_yields(request) for request in requests]
 
     def close(self) -> None:
-        """What was generated is in the local store; nothing is drafted any more."""
+        """Stops drafting and writes the last responses to the local store."""
         if self._closed:
             return
         self._closed = True
         self._drafter.close()
-        self._tell()
-        in_time = self._library.close(PATIENCE_S)
+        self._log_total()
+        in_time = self._builder.close(CLOSE_S)
         if self._local and in_time:
             self._local.close()
 
-    def _tell(self) -> None:
+    def _log_total(self) -> None:
         total = self._drafter.total
-        if total.forwards > self._told.forwards:
-            log.info("drafts: %s", total - self._told)
-        self._told, self._told_s = total, time.monotonic()
+        if total.forwards > self._logged.forwards:
+            log.info("drafts: %s", total - self._logged)
+        self._logged, self._logged_s = total, time.monotonic()
 
-    def _seen(self, asked: Asked) -> None:
+    def _on_prompt(self, info: RequestInfo) -> None:
         local = self._local
         if local:
-            self._library.bring(asked.prompt, asked.context, lambda: local.read(asked.prompt))
+            self._builder.submit(info.prompt, info.context, lambda: local.read(info.prompt))
 
-    def _ended(self, asked: Asked) -> None:
-        local, tokens = self._local, list(asked.made)
+    def _on_end(self, info: RequestInfo) -> None:
+        local, tokens = self._local, list(info.response)
         if local:
-            self._library.do(lambda: local.write(asked.prompt, asked.context, tokens))
+            self._builder.run(lambda: local.write(info.prompt, info.context, tokens))
 
-    def _batch(self, made: list[list[int]], counts: NDArray[np.int32]) -> Batch:
-        runner, size = self._runner, len(made)
-        requests = runner.input_batch.req_ids
-        joined = requests != self._requests
-        if joined:
-            self._requests = list(requests)
-            self._stops = [_stops(runner.requests[request].sampling_params) for request in requests]
-            bounds = [self._bounds(request) for request in requests]
+    def _batch(self, new_tokens: list[list[int]], counts: NDArray[np.int32]) -> Batch:
+        runner, size = self._runner, len(new_tokens)
+        ids = runner.input_batch.req_ids
+        changed = ids != self._ids
+        if changed:
+            self._ids = list(ids)
+            self._stops = [_stops(runner.requests[id].sampling_params) for id in ids]
+            bounds = [self._bounds(id) for id in ids]
             self._starts = np.array([start for start, _ in bounds], np.int64)
             self._ends = np.array([end for _, end in bounds], np.int64)
             self._keys, self._keyed = self._noise(size)
         lengths = counts[:size] - self._starts
         left = self._ends - counts[:size]
-        limits = np.where([bool(one) for one in made], left - 1, 0).clip(0).astype(np.int32)
-        over = [
+        limits = np.where([bool(tokens) for tokens in new_tokens], left - 1, 0).clip(0).astype(np.int32)
+        ended = [
             row
-            for row, (tokens, stops) in enumerate(zip(made, self._stops, strict=True))
+            for row, (tokens, stops) in enumerate(zip(new_tokens, self._stops, strict=True))
             if tokens and (left[row] <= 0 or not stops.isdisjoint(tokens))
         ]
-        limits[over] = 0
-        verified = [len(one) for one in runner.input_batch.spec_token_ids[:size]]
-        decoded_only = not joined and all(made)
+        limits[ended] = 0
+        verified = [len(draft) for draft in runner.input_batch.spec_token_ids[:size]]
+        decoded_only = not changed and all(new_tokens)
         noise = Noise(self._keys, counts[:size].astype(np.int64), self._keyed)
-        return Batch(self._requests, made, lengths.tolist(), verified, limits, over, decoded_only, noise)
+        return Batch(self._ids, new_tokens, lengths.tolist(), verified, limits, ended, decoded_only, noise)
 
     def _noise(self, requests: int) -> tuple[NDArray[np.uint64], NDArray[np.bool_]]:
-        """Keys, and whether a request is drawn by one: not when vLLM's own sampler draws, or takes the largest."""
+        """Keys, and whether a request is sampled with its key: not by vLLM's own sampler, nor greedily."""
         keyed = getattr(self._runner.sampler, "keyed", None)
         batch = keyed.batch() if keyed else None
         if batch is None or len(batch) != requests:
             return np.zeros(requests, np.uint64), np.zeros(requests, np.bool_)
         return batch.key_B, batch.scale_B > 0
 
-    def _bounds(self, request: str) -> tuple[int, int]:
-        state = self._runner.requests[request]
+    def _bounds(self, id: str) -> tuple[int, int]:
+        """(tokens of the prompt, most tokens of prompt and response)."""
+        state = self._runner.requests[id]
         start = state.num_prompt_tokens
-        return start, min(self._longest, start + (state.sampling_params.max_tokens or NEVER))
+        return start, min(self._longest, start + (state.sampling_params.max_tokens or NO_LIMIT))
 
-    def _describe(self, request: str) -> Asked | None:
-        state = self._runner.requests.get(request)
+    def _describe(self, id: str) -> RequestInfo | None:
+        state = self._runner.requests.get(id)
         if state is None:
             return None
-        told = (state.sampling_params.extra_args or {}).get(KEY, {})
+        extra = (state.sampling_params.extra_args or {}).get(KEY, {})
         context = state.prompt_token_ids
-        return Asked(
-            told.get("name", request),
-            _named(told.get("prompt")) or prompt_of(context),
-            int(told.get("step", 0)),
+        return RequestInfo(
+            extra.get("name", id),
+            prompt_key(extra.get("prompt")) or prompt_of(context),
+            int(extra.get("step", 0)),
             context,
             state.output_token_ids,
-            told.get("carried", ()),
+            extra.get("carried", ()),
         )
 
 
-def _be_heard() -> None:
-    """Where nobody has said what becomes of our log lines, they go where vLLM's go."""
+def _log_with_vllm() -> None:
+    """Unless logging is configured for rhymed, its lines go where vLLM's go."""
     ours, theirs = logging.getLogger("rhymed"), logging.getLogger("vllm")
     if not ours.hasHandlers():
         ours.handlers, ours.propagate = theirs.handlers, False
@@ -214,8 +215,8 @@ def _stops(params: Any) -> set[int]:
     return set() if params.ignore_eos else {*params.all_stop_token_ids, *(params.stop_token_ids or ())}
 
 
-def _named(given: Any) -> str:
-    """A store's key for a name that somebody has given."""
+def prompt_key(given: Any) -> str:
+    """The store's key for a name from `extra_args`; empty without one."""
     name = str(given or "")
     if not name or re.fullmatch(r"[0-9a-f]{16}", name):
         return name
@@ -223,5 +224,5 @@ def _named(given: Any) -> str:
 
 
 def prompt_of(tokens: Sequence[int]) -> str:
-    """The name of a prompt that nobody has named: a hash of its tokens, 16 hex digits."""
+    """The key of a prompt without a name: a hash of its tokens, 16 hex digits."""
     return hashlib.blake2b(np.asarray(tokens, np.uint32).tobytes(), digest_size=8).hexdigest()

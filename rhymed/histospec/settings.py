@@ -1,4 +1,4 @@
-"""What can be set about drafting inside an engine. It travels as `additional_config = {"rhymed": {...}}` of vLLM."""
+"""Settings of drafting inside an engine, passed as `additional_config = {"rhymed": {...}}` of vLLM."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ KEY = "rhymed"
 
 @dataclass(frozen=True)
 class Settings:
-    """`extra_args = {"rhymed": {"prompt": str, "step": int, "key": int, "carried": [int]}}` tells of one request, all
-    of it optional: whose history it has (else: of the same prompt tokens), for which training step it is, its noise,
-    and the response tokens that it made under this noise before, with other weights or elsewhere."""
+    """`extra_args = {"rhymed": {"prompt": str, "step": int, "key": int, "carried": [int]}}` describes one request;
+    all of it is optional: whose history it uses (default: that of the same prompt tokens), its training step, the key
+    of its noise, and response tokens that were made before under this noise, with other weights or another engine."""
 
     budget: Literal["rate", "aimd", "fixed"] = "rate"  # how many drafted tokens a step verifies
     matching: Literal["history", "paper"] = "history"  # how drafts are found
-    store: str = ""  # folder of a local store, read and written; empty: what `remember` is told
-    responses: int = 16  # earlier responses a prompt
+    store: str = ""  # folder of a local store, read and written; empty: history comes from `remember`
+    responses: int = 16  # earlier responses per prompt
     memory_mib: int = 512  # of all indexes
     keyed: bool = True  # position-keyed sampling
 
@@ -42,11 +42,11 @@ class Settings:
 
 
 def read_settings(additional: Mapping[str, Any] | None) -> Settings:
-    """From vLLM's `additional_config`. Raises `ConfigError` for what is not known or not possible."""
-    given = (additional or {}).get(KEY, {})
-    if not isinstance(given, Mapping):
-        raise ConfigError(f"additional_config[{KEY!r}] must be a table, not {given!r}")
-    known = [field.name for field in fields(Settings)]
-    if strange := sorted(set(given) - set(known)):
-        raise ConfigError(f"additional_config[{KEY!r}] knows no {strange[0]!r}; it knows {', '.join(known)}")
-    return Settings(**given)
+    """From vLLM's `additional_config`. Raises `ConfigError` for unknown options and invalid values."""
+    options = (additional or {}).get(KEY, {})
+    if not isinstance(options, Mapping):
+        raise ConfigError(f"additional_config[{KEY!r}] must be a table, not {options!r}")
+    names = [field.name for field in fields(Settings)]
+    if unknown := sorted(set(options) - set(names)):
+        raise ConfigError(f"additional_config[{KEY!r}] has no option {unknown[0]!r}; it has {', '.join(names)}")
+    return Settings(**options)

@@ -7,7 +7,7 @@ import logging
 import random
 from typing import Any
 
-from rhymed.histospec.drafts.requests import Asked
+from rhymed.histospec.drafts.requests import RequestInfo
 from rhymed.histospec.proposer import HistoSpec
 from rhymed_workers.engines import extension
 
@@ -60,7 +60,7 @@ class Adversary(HistoSpec):
     def carry(self, carried: dict[int, Any]) -> None:
         self._carried = carried
 
-    def _describe(self, request: str) -> Asked | None:
+    def _describe(self, request: str) -> RequestInfo | None:
         asked = super()._describe(request)
         if asked is None or not self._carried:
             return asked

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from rhymed.histospec.drafter import Batch, Drafter
-from rhymed.histospec.drafts.requests import Asked
-from rhymed.histospec.index.builder import Library, Past
+from rhymed.histospec.drafts.requests import RequestInfo
+from rhymed.histospec.index.builder import Builder, PastResponse
 from rhymed.histospec.settings import Settings
 
 PROMPT = [5, 6, 7]
@@ -19,47 +19,47 @@ class Engine:
     """Accepts the drafted tokens that its script goes on with, and makes one more, like a real one."""
 
     def __init__(self, **settings: object) -> None:
-        self.library = Library(1000)
+        self.builder = Builder(1000)
         self.ended: list[tuple[str, list[int]]] = []
         self.seen: list[str] = []
-        self.requests: dict[str, Asked] = {}
+        self.requests: dict[str, RequestInfo] = {}
         self.scripts: dict[str, list[int]] = {}
         self.waiting: set[str] = set()
         self.drafts: dict[str, list[int]] = {}
         self.forwards = 0
         self.drafter = Drafter(
             Settings(**settings),  # type: ignore[arg-type]
-            self.library,
+            self.builder,
             self.requests.get,
             width=8,
             largest=512,
-            seen=lambda asked: self.seen.append(asked.prompt),
-            ended=lambda asked: self.ended.append((asked.name, list(asked.made))),
+            on_prompt=lambda info: self.seen.append(info.prompt),
+            on_end=lambda info: self.ended.append((info.name, list(info.response))),
         )
 
     def add(self, name: str, script: list[int], prompt: str = "p", step: int = 0, carried: Any = ()) -> None:
-        self.requests[name] = Asked(name, prompt, step, PROMPT, [], carried)
+        self.requests[name] = RequestInfo(name, prompt, step, PROMPT, [], carried)
         self.scripts[name] = script
 
     def step(self) -> None:
         running = [name for name in self.requests if name not in self.waiting]
         made, verified = [], []
         for name in running:
-            asked, script = self.requests[name], self.scripts[name]
+            info, script = self.requests[name], self.scripts[name]
             drafted = self.drafts.pop(name, [])
-            rest = script[len(asked.made) :]
+            rest = script[len(info.response) :]
             right = 0
             while right < min(len(drafted), len(rest) - 1) and drafted[right] == rest[right]:
                 right += 1
             verified.append(len(drafted))
             made.append(rest[: right + 1])
-            asked.made.extend(made[-1])  # type: ignore[attr-defined]
+            info.response.extend(made[-1])  # type: ignore[attr-defined]
             self.forwards += 1
-        left = [len(self.scripts[name]) - len(self.requests[name].made) for name in running]
+        left = [len(self.scripts[name]) - len(self.requests[name].response) for name in running]
         batch = Batch(
             running,
             made,
-            [len(self.requests[name].made) for name in running],
+            [len(self.requests[name].response) for name in running],
             verified,
             np.array([max(0, one - 1) for one in left], np.int32),
             [row for row, one in enumerate(left) if one == 0],
@@ -77,9 +77,9 @@ class Engine:
         assert most, "the engine ends"
 
     def remember(self, *past: list[int], prompt: str = "p") -> None:
-        self.library.bring(prompt, PROMPT, lambda: [Past(np.array(one, np.int32), 0, None) for one in past])
+        self.builder.submit(prompt, PROMPT, lambda: [PastResponse(np.array(one, np.int32), 0, None) for one in past])
         brought = threading.Event()
-        self.library.do(brought.set)  # in turn
+        self.builder.run(brought.set)  # in turn
         assert brought.wait(60)
 
 

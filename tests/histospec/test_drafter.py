@@ -13,10 +13,10 @@ import pytest
 from numpy.typing import NDArray
 
 from rhymed.histospec.drafts.budget import Budget
-from rhymed.histospec.drafts.requests import Asked
+from rhymed.histospec.drafts.requests import RequestInfo
 from rhymed.histospec.drafts.yields import accepted
 from rhymed.histospec.index import arena
-from rhymed.histospec.index.builder import Library, Past
+from rhymed.histospec.index.builder import Builder, PastResponse
 from rhymed.histospec.settings import Settings
 from tests.histospec.scripted import PROMPT, Engine, words
 
@@ -26,7 +26,7 @@ def engine() -> Iterator[Engine]:
     made = Engine(budget="fixed")
     yield made
     made.drafter.close()
-    made.library.close()
+    made.builder.close()
 
 
 def test_history_that_repeats_is_drafted_and_accepted(engine: Engine) -> None:
@@ -41,7 +41,7 @@ def test_history_that_repeats_is_drafted_and_accepted(engine: Engine) -> None:
     assert account.accepted == len(script) - account.forwards
     assert account.drafted >= account.accepted
     assert engine.drafter.total == account
-    assert f"{len(script) / account.forwards:.2f} tokens a step and request" in str(account)
+    assert f"{len(script) / account.forwards:.2f} tokens per step and request" in str(account)
     assert str(account - account) == "nothing decoded"
 
 
@@ -71,7 +71,7 @@ def test_a_second_request_of_a_sample_tells_of_itself_alone(engine: Engine) -> N
     for _ in range(5):
         engine.step()
     del engine.requests["first"]
-    engine.requests["again"] = Asked("first", "p", 0, PROMPT, [], script[:5])
+    engine.requests["again"] = RequestInfo("first", "p", 0, PROMPT, [], script[:5])
     engine.scripts["again"] = script
     engine.finish()
     yields = engine.drafter.take_yields("first")
@@ -173,7 +173,7 @@ def test_tokens_that_the_engine_took_back_are_taken_back(engine: Engine) -> None
     engine.add("a", script)
     for _ in range(3):
         engine.step()
-    made = engine.requests["a"].made
+    made = engine.requests["a"].response
     del made[-2:]  # type: ignore[attr-defined]
     engine.drafts.clear()
     engine.finish()
@@ -208,7 +208,7 @@ def test_drafts_stop_at_the_limit(engine: Engine) -> None:
         engine.step()
         for name, drafted in engine.drafts.items():
             if name in engine.requests:
-                assert len(drafted) < len(script) - len(engine.requests[name].made)
+                assert len(drafted) < len(script) - len(engine.requests[name].response)
 
 
 @pytest.mark.parametrize("settings", [{"budget": "aimd", "matching": "paper"}, {"budget": "rate"}, {}])
@@ -221,7 +221,7 @@ def test_every_rule_leaves_the_tokens_alone(settings: dict[str, object]) -> None
     engine.finish()
     assert dict(engine.ended) == scripts
     engine.drafter.close()
-    engine.library.close()
+    engine.builder.close()
 
 
 def test_history_of_another_vocabulary_is_told_and_left_out(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
@@ -230,23 +230,23 @@ def test_history_of_another_vocabulary_is_told_and_left_out(engine: Engine, capl
     engine.add("a", script)
     engine.finish()
     assert engine.forwards == len(script)
-    assert "goes without history: token id 5000" in caplog.text
-    assert engine.library.failed == 1
+    assert "has no history: token id 5000" in caplog.text
+    assert engine.builder.failed == 1
 
 
 def test_a_history_that_cannot_be_read_is_told_and_left_out(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
-    def broken() -> list[Past]:
+    def broken() -> list[PastResponse]:
         raise OSError("no such disk")
 
     for _ in range(9):
-        engine.library.bring("p", PROMPT, broken)
+        engine.builder.submit("p", PROMPT, broken)
     tried = threading.Event()
-    engine.library.do(tried.set)  # in turn: what still waits when it closes is not read
+    engine.builder.run(tried.set)  # in turn: what still waits when it closes is not read
     engine.add("a", words(23))
     engine.finish()
     assert tried.wait(60)
-    assert caplog.text.count("goes without history: no such disk") == 5
-    assert engine.library.failed == 9
+    assert caplog.text.count("has no history: no such disk") == 5
+    assert engine.builder.failed == 9
 
 
 REHEARSAL = """
@@ -255,7 +255,7 @@ from rhymed.histospec.drafts import budget, calibration, voting
 from rhymed.histospec.index import index
 from tests.histospec import scripted as told
 
-drafter.rehearse(told.Settings())
+drafter.warm_up(told.Settings())
 modules = (budget, calibration, voting, index)
 compiled = [one for module in modules for one in vars(module).values() if hasattr(one, "overloads")]
 before = [len(one.overloads) for one in compiled]
@@ -265,17 +265,17 @@ for name in "abc":
 engine.remember(told.words(2), told.words(3))
 engine.finish()
 assert sum(before) and [len(one.overloads) for one in compiled] == before, before
-engine.library.close()
+engine.builder.close()
 """
 
 
 def test_the_papers_matching_has_its_own_context_lengths() -> None:
-    library, brought = Library(1000, Settings(matching="paper").orders), threading.Event()
-    library.bring("p", PROMPT, lambda: [Past(np.array([1, 2, 3], np.int32), 0, None)])
-    library.do(brought.set)  # in turn
+    builder, brought = Builder(1000, Settings(matching="paper").orders), threading.Event()
+    builder.submit("p", PROMPT, lambda: [PastResponse(np.array([1, 2, 3], np.int32), 0, None)])
+    builder.run(brought.set)  # in turn
     assert brought.wait(60)
-    ((_, index),) = library.arrived()
-    library.close()
+    ((_, index),) = builder.finished()
+    builder.close()
     assert index.array[[arena.LONG, arena.SHORT]].tolist() == [7, 3]
 
 
@@ -307,4 +307,4 @@ def test_drafts_teach_where_none_is_verified(monkeypatch: pytest.MonkeyPatch, ri
         assert np.mean(promised[-200:]) > 0.95 if right else np.mean(promised[-200:]) < 0.65
     finally:
         engine.drafter.close()
-        engine.library.close()
+        engine.builder.close()

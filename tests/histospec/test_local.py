@@ -98,7 +98,7 @@ def test_no_responses_wanted_still_counts_the_rounds(folder):
 
 def test_what_another_process_writes_is_read_only(held, caplog):
     store = opened(held)
-    assert "is read, and not added to" in caplog.text
+    assert "is opened read-only" in caplog.text
     assert past(store) == [(ROUNDS, [3, 4, 5]), (ROUNDS, [6])]
     store.write(PROMPT, [1, 2], [9])
     assert len(past(store)) == 2
@@ -107,7 +107,7 @@ def test_what_another_process_writes_is_read_only(held, caplog):
 
 def test_another_models_folder_is_refused_also_where_it_is_only_read(held, caplog):
     assert open_local(str(held), model(400), 4) is None
-    assert "drafting goes on without the history" in caplog.text
+    assert "drafting continues without the history" in caplog.text
     assert '"vocabulary": 400' in caplog.text
 
 
@@ -121,7 +121,7 @@ def test_who_was_refused_leaves_the_folder_to_others(folder):
 
 def test_the_store_of_a_run_is_refused(folder, monkeypatch):
     monkeypatch.setattr(local, "RUN", "somebody's")
-    with pytest.raises(RunMismatch, match="store of the run 'engine'"):
+    with pytest.raises(RunMismatch, match="store of run 'engine'"):
         LocalStore(folder, local.fingerprint(model()), 4)
 
 
@@ -138,14 +138,14 @@ def test_a_folder_that_cannot_be_used_is_told_and_done_without(folder, what, cap
         folder = Path("/proc/rhymed/history")
     assert open_local(str(folder), model(), 4) is None
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
-    assert "drafting goes on without the history" in caplog.text
+    assert "drafting continues without the history" in caplog.text
 
 
 def test_a_folder_that_cannot_be_written_is_read(folder, caplog):
     (folder / "writer.lock").unlink()
     (folder / "writer.lock").mkdir()
     store = opened(folder)
-    assert "is read, and not added to" in caplog.text
+    assert "is opened read-only" in caplog.text
     assert len(past(store)) == 2
     store.close()
 
@@ -157,6 +157,6 @@ def test_a_full_store_is_told_once_and_goes_on_being_read(tmp_path, monkeypatch,
     for _ in range(12):
         store.write(PROMPT, [1, 2], rng.integers(0, 300, 100_000).tolist())
     assert len(caplog.records) == 1
-    assert "from now on responses are not kept" in caplog.text
+    assert "responses are no longer stored" in caplog.text
     assert past(store)
     store.close()

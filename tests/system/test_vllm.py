@@ -30,7 +30,7 @@ ENVIRONMENT = {
     "TORCHDYNAMO_DISABLE": "1",
     "OMP_WAIT_POLICY": "passive",
 }
-TOLD = re.compile(r"drafts: ([\d.]+) tokens a step and request, (\d+)% of [\d,]+ drafted tokens accepted")
+TOLD = re.compile(r"drafts: ([\d.]+) tokens per step and request, (\d+)% of [\d,]+ drafted tokens accepted")
 
 
 @pytest.fixture

@@ -189,9 +189,9 @@ class Served:
 
         drafter: Any = getattr(self._runner, "drafter", None)
         if hasattr(drafter, "remember"):
-            from rhymed.histospec.index.builder import Past
+            from rhymed.histospec.index.builder import PastResponse
 
-            drafter.remember(prompt, context, [Past(np.array(one, np.int32), 0, None) for one in past])
+            drafter.remember(prompt, context, [PastResponse(np.array(one, np.int32), 0, None) for one in past])
         elif hasattr(drafter, "suffix_cache"):
             for number, one in enumerate(past):
                 name = f"{prompt}-{number}"

@@ -1,1 +1,1 @@
-"""Which tokens are drafted and how many of them are verified: votes, calibration, budget."""
+"""Which tokens are drafted, and how many of them a step verifies: votes, calibration, budget."""

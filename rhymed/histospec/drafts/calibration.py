@@ -1,24 +1,20 @@
-"""How probable it is that a drafted token is accepted, given the evidence for it; learned from verification.
+"""The probability that a drafted token is accepted, given the evidence for it; learned from verification.
 
-Evidence is one of `CELLS` cells: how far the best of the places that agree is trusted, which share of the votes the
-token has (or how probable its lead is, see `draft`), how many places agree, and how well the request could be drafted
-lately. A cell starts with a guess; its counts fade, so that it follows a policy that changes.
+The evidence is one of `CELLS` cells: the trust in the best match that agrees, the token's share of the votes (with
+noise: the probability that it is drawn, see `voting`), how many matches agree, and the request's *form*, how well its
+drafts did lately. A cell starts with a prior; its counts fade, so that it follows a changing policy.
 """
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rhymed.histospec.drafts.frequencies import Tally, note, tally
+from rhymed.histospec.drafts.types import Drafts
 from rhymed.histospec.index import arena
 from rhymed.histospec.index.arena import FORM, ONE
 from rhymed.histospec.jit import native
-
-if TYPE_CHECKING:
-    from rhymed.histospec.drafts.types import Drafts
 
 # Lower ends of the classes.
 TRUSTS = np.array([0.0, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.95], np.float32)
@@ -26,12 +22,12 @@ SHARES = np.array([0.0, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995,
 COUNTS = np.array([1, 2, 3, 5], np.int32)
 FORMS = 3
 CELLS = len(TRUSTS) * len(SHARES) * len(COUNTS) * FORMS
-INERTIA = 1 / 16  # of a request's form, for each token
-BAD, GOOD = -0.08, 0.04  # form: by how much more often than expected its drafted tokens were accepted
+INERTIA = 1 / 16  # weight of one token in a request's form
+BAD, GOOD = -0.08, 0.04  # form: acceptance rate minus expected acceptance rate
 
 
 class Calibration:
-    """`table` [CELLS]: the probability of each cell's evidence. One thread at a time."""
+    """`table` [CELLS]: the probability of acceptance. For one thread at a time."""
 
     def __init__(self) -> None:
         self._tally = tally(_guess())
@@ -40,7 +36,7 @@ class Calibration:
     def observe(self, drafts: Drafts, verified: NDArray[np.int32], accepted: NDArray[np.int32]) -> None:
         """Of request i the first `verified[i]` drafted tokens were verified, and the first `accepted[i]` accepted.
 
-        To be called before the next batch is drafted: it also notes in the rows how well they go.
+        Call it before the next batch is drafted: it also updates the form of the requests.
         """
         addresses = np.array([index.address for index in drafts.indexes], np.int64)
         _learn(addresses, drafts.rows, drafts.evidence, verified, accepted, self._tally)
@@ -66,7 +62,7 @@ def _learn(
 
 
 def _guess() -> NDArray[np.float64]:
-    """Before anything was observed: a trusted place that nothing contradicts holds, another one may."""
+    """The prior: high for a trusted match that no other contradicts."""
     trust, share, count, form = np.ix_(TRUSTS, np.clip(SHARES, 0.3, 0.99), np.arange(len(COUNTS)), np.arange(FORMS))
     logit = -1.2 + 2.5 * trust + 3.0 * (share - 0.5) + 0.25 * count + 0.5 * (form - 1)
     return np.asarray(1 / (1 + np.exp(-logit))).reshape(-1)
@@ -74,7 +70,7 @@ def _guess() -> NDArray[np.float64]:
 
 @native
 def cell(trust: float, share: float, count: int, form: int) -> int:
-    """The cell of this evidence; `form` as it stands in a row."""
+    """The cell of this evidence; `form` as the sequence table has it."""
     d = 0 if form < BAD * ONE else 2 if form > GOOD * ONE else 1
     a = len(TRUSTS) - 1
     while a > 0 and trust < TRUSTS[a]:

@@ -1,4 +1,4 @@
-"""How often something of a class was right: counted against a prior guess, the old fading behind the new."""
+"""How often observations of a class were right: counts with a prior, in which older observations fade."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 
 from rhymed.histospec.jit import native
 
-# Compiled into others' functions, whose cache on disk (`__pycache__/*.nb?`) does not notice a change here.
-PRIOR = 6.0  # observations that the guess is worth
-MEMORY = 2_000.0  # observations of a class after which older ones have lost their weight
+# Other modules' compiled functions contain these; their cache (`__pycache__/*.nb?`) does not notice a change here.
+PRIOR = 6.0  # observations that the prior counts as
+MEMORY = 2_000.0  # observations of a class after which the older ones are halved
 
 
 class Tally(NamedTuple):
@@ -24,13 +24,13 @@ class Tally(NamedTuple):
 
 
 def tally(guess: NDArray[np.float64]) -> Tally:
-    """Nothing observed yet. `guess` [classes]: probabilities."""
+    """Without observations. `guess` [classes]: prior probabilities."""
     return Tally(np.zeros(len(guess)), np.zeros(len(guess)), guess, guess.astype(np.float32))
 
 
 @native
 def note(of: Tally, at: int, right: float) -> float:
-    """One more of class `at` that was right (1) or not (0); the estimate with it."""
+    """Counts an observation of class `at` that was right (1) or wrong (0). Returns the new estimate."""
     if of.tried[at] >= MEMORY:
         of.tried[at] *= 0.5
         of.taken[at] *= 0.5

@@ -1,8 +1,8 @@
-"""Which running request has which live sequence in which prompt's index.
+"""The running requests and their sequences in their prompts' indexes.
 
-Requests of one prompt share one index. A request that waits, preempted, keeps its sequence; one that has ended leaves
-its text to its siblings. Invariant: an index with open sequences is never dropped, and `Row.tokens` tokens of the
-request lie in its sequence.
+Requests of one prompt share one index. A preempted request keeps its sequence; the text of one that has ended stays
+in the index for its siblings. Invariant: an index with open sequences is never dropped, and a request's sequence
+holds `Request.tokens` of its tokens.
 """
 
 from __future__ import annotations
@@ -18,159 +18,160 @@ from numpy.typing import NDArray
 from rhymed.histospec.drafts.carried import Carried
 from rhymed.histospec.drafts.stats import Account
 from rhymed.histospec.drafts.yields import Yields
-from rhymed.histospec.index.builder import Library
-from rhymed.histospec.index.cache import Shelf
+from rhymed.histospec.index.builder import Builder
+from rhymed.histospec.index.cache import IndexCache
 from rhymed.histospec.index.index import Index, extend
 
-REMEMBERED = 8192  # accounts
-REMEMBERED_YIELDS = 2048  # a byte a forward each; they are asked for once
+KEPT_ACCOUNTS = 8192
+KEPT_YIELDS = 2048  # one byte per forward each; they are read once
 
 
-class Asked(NamedTuple):
+class RequestInfo(NamedTuple):
     """What the engine knows of a request."""
 
-    name: str  # by which its account is asked for
-    prompt: str  # whose history it has
-    step: int  # training step that it is for
+    name: str  # under which its account is kept
+    prompt: str  # whose history it uses
+    step: int  # training step
     context: Sequence[int]  # prompt tokens
-    made: Sequence[int]  # the engine's own list of response tokens, which grows
-    carried: Any = ()  # response tokens that it made before, as somebody has told it
+    response: Sequence[int]  # the engine's own list of response tokens, which grows
+    carried: Any = ()  # earlier response tokens, unchecked
 
 
 @dataclass(eq=False)
-class Row:
+class Request:
     """A running request."""
 
-    asked: Asked
+    info: RequestInfo
     index: Index
-    live: int  # its sequence in the index
+    row: int  # of its sequence in the index
     carried: Carried
-    tokens: int = 0  # that the sequence has
-    over: bool = False
+    tokens: int = 0  # in the sequence
+    ended: bool = False
     account: Account = field(default_factory=Account)
     yields: Yields = field(default_factory=Yields)
 
     def reopen(self, length: int) -> Sequence[int]:
-        """A new sequence, for the engine and we are of two minds about the old one. Returns all it must have."""
+        """Starts a new sequence because the old one differs from the engine's tokens. Returns all its tokens."""
         if self.tokens:
-            self.index.close(self.live)
-            self.live = self.index.open()
-        return self.asked.made[:length]
+            self.index.close(self.row)
+            self.row = self.index.open()
+        return self.info.response[:length]
 
 
 @dataclass
 class Prompt:
-    """What the requests of one prompt have in common."""
+    """What the requests of one prompt share."""
 
     step: int
-    rows: set[Row] = field(default_factory=set)
-    ended: list[NDArray[np.int32]] = field(default_factory=list)  # finished while others ran: history lacks them
+    requests: set[Request] = field(default_factory=set)
+    ended: list[NDArray[np.int32]] = field(default_factory=list)  # ended siblings, which new history does not contain
 
 
-class Seats:
+class Requests:
     def __init__(
         self,
-        library: Library,
-        describe: Callable[[str], Asked | None],
-        take: Callable[[str, Any], Carried],
+        builder: Builder,
+        describe: Callable[[str], RequestInfo | None],
+        take_carried: Callable[[str, Any], Carried],
         budget_bytes: int,
-        seen: Callable[[Asked], None] | None,
-        ended: Callable[[Asked], None] | None,
+        on_prompt: Callable[[RequestInfo], None] | None,
+        on_end: Callable[[RequestInfo], None] | None,
     ) -> None:
         """See `drafter.Drafter`."""
-        self._library, self._describe, self._take = library, describe, take
-        self._seen, self._ended = seen, ended
-        self._shelf = Shelf(budget_bytes)
+        self._builder, self._describe, self._take_carried = builder, describe, take_carried
+        self._on_prompt, self._on_end = on_prompt, on_end
+        self._indexes = IndexCache(budget_bytes)
         self._prompts: dict[str, Prompt] = {}
-        self._rows: dict[str, Row] = {}  # by request, those included that wait
-        self._order: list[str] = []
-        self._seated: list[Row] = []
+        self._requests: dict[str, Request] = {}  # by id, with the preempted ones
+        self._batch_ids: list[str] = []
+        self._batch: list[Request] = []
         self._accounts: OrderedDict[str, Account] = OrderedDict()  # by name
-        self._yields: OrderedDict[str, Yields] = OrderedDict()  # likewise
+        self._yields: OrderedDict[str, Yields] = OrderedDict()  # by name
 
-    def seat(self, requests: list[str]) -> list[Row]:
-        """Their rows, in this order; the list is ours. Histories that arrived are in place."""
-        self._receive()
-        if requests != self._order:
-            here = set(requests)
-            self._leave([one for one in self._rows if one not in here and self._describe(one) is None])
-            self._seated = [self._rows.get(request) or self._join(request) for request in requests]
-            self._order = requests.copy()
-        return self._seated
+    def update(self, ids: list[str]) -> list[Request]:
+        """The requests of the engine's batch, in its order; the list must not be changed. Installs built indexes."""
+        self._install_indexes()
+        if ids != self._batch_ids:
+            running = set(ids)
+            self._leave([id for id in self._requests if id not in running and self._describe(id) is None])
+            self._batch = [self._requests.get(id) or self._join(id) for id in ids]
+            self._batch_ids = ids.copy()
+        return self._batch
 
-    def end(self, row: Row) -> None:
-        """It makes no more tokens, though the engine may know it for another step."""
-        if not row.over:
-            row.over = True
-            if self._ended:
-                self._ended(row.asked)
+    def end(self, request: Request) -> None:
+        """It makes no more tokens, though the engine may keep it for another step."""
+        if not request.ended:
+            request.ended = True
+            if self._on_end:
+                self._on_end(request.info)
 
     def account(self, name: str) -> Account | None:
         return self._accounts.get(name)
 
     def take_yields(self, name: str) -> bytes | None:
-        """See `yields`. Not remembered any more."""
-        found = self._yields.pop(name, None)
-        return None if found is None else bytes(found)
+        """See `yields`. Forgets them."""
+        yields = self._yields.pop(name, None)
+        return None if yields is None else bytes(yields)
 
     def close(self) -> None:
-        self._leave(list(self._rows))
-        self._order, self._seated = [], []
+        self._leave(list(self._requests))
+        self._batch_ids, self._batch = [], []
 
-    def _receive(self) -> None:
-        for prompt, index in self._library.arrived():
-            shared = self._prompts.get(prompt)
-            for tokens in shared.ended if shared else ():
-                live = index.open()
-                extend([index], np.array([live], np.int32), tokens, np.array([0, len(tokens)], np.int32))
-                index.close(live)
-            for row in shared.rows if shared else ():
-                row.index.close(row.live)
-                row.index, row.live, row.tokens = index, _open(index, row.carried), 0
-            self._shelf.drop(prompt)
-            self._shelf.put(prompt, index)  # without room only those who run now keep it
+    def _install_indexes(self) -> None:
+        for name, index in self._builder.finished():
+            prompt = self._prompts.get(name)
+            for tokens in prompt.ended if prompt else ():
+                row = index.open()
+                extend([index], np.array([row], np.int32), tokens, np.array([0, len(tokens)], np.int32))
+                index.close(row)
+            for request in prompt.requests if prompt else ():
+                request.index.close(request.row)
+                request.index, request.row, request.tokens = index, _open(index, request.carried), 0
+            self._indexes.drop(name)
+            self._indexes.put(name, index)  # if it is refused, only the running requests use it
 
-    def _join(self, request: str) -> Row:
-        asked = self._describe(request)
-        assert asked is not None, "the engine knows what it runs"
-        shared = self._prompts.get(asked.prompt)
-        if shared is None:
-            shared = self._prompts[asked.prompt] = Prompt(asked.step)
-            if self._seen:
-                self._seen(asked)
-        index = self._shelf.get(asked.prompt)
+    def _join(self, id: str) -> Request:
+        info = self._describe(id)
+        assert info is not None, "the engine knows the requests that it runs"
+        prompt = self._prompts.get(info.prompt)
+        if prompt is None:
+            prompt = self._prompts[info.prompt] = Prompt(info.step)
+            if self._on_prompt:
+                self._on_prompt(info)
+        index = self._indexes.get(info.prompt)
         if index is None:
-            index = Index(np.asarray(asked.context, np.int32))
-            self._shelf.put(asked.prompt, index)
-        carried = self._take(asked.name, asked.carried)
-        row = self._rows[request] = Row(asked, index, _open(index, carried), carried)
-        shared.rows.add(row)
-        self._accounts[asked.name] = row.account
-        self._yields[asked.name] = row.yields
-        self._yields.move_to_end(asked.name)  # it may be a sample's second request
-        while len(self._accounts) > REMEMBERED:
+            index = Index(np.asarray(info.context, np.int32))
+            self._indexes.put(info.prompt, index)
+        carried = self._take_carried(info.name, info.carried)
+        request = self._requests[id] = Request(info, index, _open(index, carried), carried)
+        prompt.requests.add(request)
+        self._accounts[info.name] = request.account
+        self._yields[info.name] = request.yields
+        self._yields.move_to_end(info.name)  # it may be a sample's second request
+        while len(self._accounts) > KEPT_ACCOUNTS:
             self._accounts.popitem(last=False)
-        while len(self._yields) > REMEMBERED_YIELDS:
+        while len(self._yields) > KEPT_YIELDS:
             self._yields.popitem(last=False)
-        return row
+        return request
 
-    def _leave(self, requests: Sequence[str]) -> None:
-        for request in requests:
-            row = self._rows.pop(request)
-            self.end(row)
-            row.index.close(row.live)
-            shared = self._prompts[row.asked.prompt]
-            shared.rows.discard(row)
-            if shared.rows:
-                shared.ended.append(np.array(row.asked.made, np.int32))
+    def _leave(self, ids: Sequence[str]) -> None:
+        for id in ids:
+            request = self._requests.pop(id)
+            self.end(request)
+            request.index.close(request.row)
+            name = request.info.prompt
+            prompt = self._prompts[name]
+            prompt.requests.discard(request)
+            if prompt.requests:
+                prompt.ended.append(np.array(request.info.response, np.int32))
             else:
-                del self._prompts[row.asked.prompt]
-                self._shelf.count(row.asked.prompt)
+                del self._prompts[name]
+                self._indexes.measure(name)
 
 
 def _open(index: Index, carried: Carried) -> int:
-    """A request's sequence, with the carried text before it as of the last epoch: a text often goes on alike behind
-    a difference, and of responses that stand in front of it a sequence keeps the place from its start on."""
+    """A request's sequence. Carried text is indexed before it, as of the last epoch: texts usually realign after a
+    difference, and a sequence tracks its position only in responses that were indexed before it."""
     if carried.tokens:
         index.add(np.array(carried.tokens, np.int32), age=1)
     return index.open()

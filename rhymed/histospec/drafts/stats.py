@@ -1,4 +1,4 @@
-"""What drafting brought and what it cost: per request, and added up."""
+"""Gain and cost of drafting: per request, and summed."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from operator import add, sub
 
 @dataclass
 class Account:
-    """Times are of steps that only decoded; `plain_s` is what plain decoding had taken for their tokens: for each
-    token a step without drafts, as the cost curve says, but none that is longer than the step was. A step that had
-    no drafts is its own measure.
+    """Times are of steps that only decoded; a request gets an equal share of each of its steps.
 
-    A request's times are its equal share of its steps.
+    `plain_s` estimates plain decoding of the same tokens: one step without drafts for each token, as long as the cost
+    curve predicts, but not longer than the real step. A step without drafts counts as it is.
     """
 
     forwards: int = 0  # steps that decoded it
@@ -20,9 +19,9 @@ class Account:
     accepted: int = 0
     timed_s: float = 0.0
     plain_s: float = 0.0
-    draft_s: float = 0.0  # part of `timed_s`; histories are not in it, they are indexed beside the engine
-    carried: int = 0  # tokens that it made before, elsewhere or with other weights
-    kept: int = 0  # of these, from the first on, came out again
+    draft_s: float = 0.0  # part of `timed_s`; without indexing histories, which another thread does
+    carried: int = 0  # tokens that were made before, in another engine or with other weights
+    kept: int = 0  # of these, sampled again before the first difference
 
     def __add__(self, other: Account) -> Account:
         return Account(*map(add, vars(self).values(), vars(other).values()))
@@ -31,12 +30,12 @@ class Account:
         return Account(*map(sub, vars(self).values(), vars(other).values()))
 
     def __str__(self) -> str:
-        """What it comes to, in words."""
+        """One line for the log."""
         if not self.forwards:
             return "nothing decoded"
-        tokens = f"{1 + self.accepted / self.forwards:.2f} tokens a step and request"
+        tokens = f"{1 + self.accepted / self.forwards:.2f} tokens per step and request"
         if self.carried:
-            tokens += f", {self.kept / self.carried:.0%} of {self.carried:,} carried tokens came out again"
+            tokens += f", {self.kept / self.carried:.0%} of {self.carried:,} carried tokens kept"
         if not self.drafted:
             return f"{tokens}, nothing drafted"
         gain = f", about {self.plain_s / self.timed_s:.2f} times as fast as without" if self.timed_s else ""

@@ -1,9 +1,9 @@
-"""What the vote of a place weighs: how often places like it were right, learned from every token that is made.
+"""The weight of a match's vote: how often matches of its class were right, learned from every new token.
 
-A place is of a class: how many tokens match behind it, how alike the two texts were lately, and whose text it is in.
-The next token tells of every place that voted whether it was right, verified drafts or not. A vote weighs the odds of
-its class to the power `POWER`: in some texts a long match says all, in others only that the texts were alike, and a
-policy that changes its ways changes this, too.
+The class of a match is how many tokens match, how similar the two texts were lately, and whose text it is in. The
+next token shows for every match that voted whether it was right, verified or not. A vote weighs the odds of its class
+to the power `POWER`. It is learned because texts differ (in some a long match proves much, in others similarity does)
+and because the policy changes.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from rhymed.histospec.jit import native
 
 MATCHES = np.array([0, 2, 3, 4, 5, 7, 10, 15, 21], np.int32)  # lower ends of the classes
 MATCH_CLASS = np.searchsorted(MATCHES, np.arange(LONGEST + 1), side="right") - 1
-LIKENESSES = 16
-OWN, PROMPT, OTHER = range(3)  # whose text: the request's, its prompt's, another response's
+SIMILARITIES = 16
+OWN, PROMPT, OTHER = range(3)  # the text of the request, of its prompt, of another response
 KINDS = 3
-CLASSES = len(MATCHES) * LIKENESSES * KINDS
+CLASSES = len(MATCHES) * SIMILARITIES * KINDS
 POWER = 2.0
 
 
 class Votes(NamedTuple):
-    """The places that voted for the next tokens. Rows are requests; of their columns `counts` are filled."""
+    """The matches that voted for the next tokens. Rows are requests; the first `counts` columns are filled."""
 
-    tokens: NDArray[np.int32]  # [R, PLACES]
-    classes: NDArray[np.int16]  # [R, PLACES]
+    tokens: NDArray[np.int32]  # [R, MAX_MATCHES]
+    classes: NDArray[np.int16]  # [R, MAX_MATCHES]
     counts: NDArray[np.int32]  # [R]
 
 
 class Trust:
-    """`right` [CLASSES]: how probable it is that a place of the class is right; `weight` [CLASSES]: of its vote."""
+    """`right` [CLASSES]: probability that a match of the class is right; `weight` [CLASSES]: of its vote."""
 
     def __init__(self) -> None:
         self._tally = tally(_guess())
@@ -43,7 +43,7 @@ class Trust:
         self.weight: NDArray[np.float32] = (self.right / (1 - self.right)) ** np.float32(POWER)
 
     def observe(self, votes: Votes, tokens: NDArray[np.int32]) -> None:
-        """`tokens` [R]: what came behind the places that voted; -1 where that is not known."""
+        """`tokens` [R]: the tokens that were made; -1 if unknown."""
         _learn(*votes, tokens, self._tally, self.weight)
 
 
@@ -66,15 +66,17 @@ def _learn(
 
 
 def _guess() -> NDArray[np.float64]:
-    """Before anything was observed: the longer the match and the more alike the texts, the better."""
-    match, alike, kind = np.ix_(np.arange(len(MATCHES)), (np.arange(LIKENESSES) + 0.5) / LIKENESSES, np.arange(KINDS))
-    logit = -1.8 + 0.4 * match + 2.5 * alike - 0.2 * (kind != OTHER)
+    """The prior: the longer the match and the more similar the texts, the better."""
+    match, similarity, kind = np.ix_(
+        np.arange(len(MATCHES)), (np.arange(SIMILARITIES) + 0.5) / SIMILARITIES, np.arange(KINDS)
+    )
+    logit = -1.8 + 0.4 * match + 2.5 * similarity - 0.2 * (kind != OTHER)
     return np.asarray(1 / (1 + np.exp(-logit))).reshape(-1)
 
 
 @native
-def class_of(match: int, alike: int, kind: int) -> int:
-    """`match` up to `LONGEST`, `alike` in units of 1 / `ONE`."""
+def class_of(match: int, similarity: int, kind: int) -> int:
+    """`match` up to `LONGEST`, `similarity` in units of 1 / `ONE`."""
     a = int(MATCH_CLASS[match])
-    b = min(alike * LIKENESSES // ONE, LIKENESSES - 1)
-    return (a * LIKENESSES + b) * KINDS + kind
+    b = min(similarity * SIMILARITIES // ONE, SIMILARITIES - 1)
+    return (a * SIMILARITIES + b) * KINDS + kind

@@ -1,4 +1,4 @@
-"""Drafts, Noise, Matching: what the parts of drafting hand each other."""
+"""Types that the parts of drafting share: `Matching`, `Noise`, `Drafts`."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from rhymed.histospec.index.index import Index
 
 
 @dataclass(frozen=True)
-class Settings:
-    """`backoff` is the rule of the RhymeRL paper: only matches of the long order vote where there are any, only
-    those of the short order otherwise, and only the last epoch's responses.
+class Matching:
+    """How drafts are found. `backoff` is the rule of the RhymeRL paper: if there are matches of the long order only
+    these vote, otherwise only those of the short order, and only in the last epoch's responses.
     """
 
     longest: int = 16  # tokens of a draft
-    floor: float = 0.05  # survival below which no token is drafted
+    floor: float = 0.05  # least survival of a drafted token
     backoff: bool = False
 
 
 class Noise(NamedTuple):
-    """What the requests' next tokens will be drawn by, see `rhymed.histospec.sampling.noise`."""
+    """The noise that the requests' next tokens will be drawn with, see `rhymed.histospec.sampling.noise`."""
 
     keys: NDArray[np.uint64]  # [R]
-    positions: NDArray[np.int64]  # [R], of the next token
-    known: NDArray[np.bool_]  # [R]; False: the largest logit is taken, or noise that is not known
+    positions: NDArray[np.int64]  # [R]: of the next token
+    known: NDArray[np.bool_]  # [R]; False: sampled greedily or with other noise
 
     @staticmethod
     def none(requests: int) -> Noise:
@@ -38,12 +38,12 @@ class Noise(NamedTuple):
 
 @dataclass(frozen=True)
 class Drafts:
-    """Rows are requests, columns are depths; what lies behind a request's length means nothing."""
+    """Rows are requests, columns are depths; values beyond a request's length are undefined."""
 
     indexes: Sequence[Index]
     rows: NDArray[np.int32]  # [R]
     tokens: NDArray[np.int32]  # [R, K]
     lengths: NDArray[np.int32]  # [R]
-    survival: NDArray[np.float32]  # [R, K]: the probability that tokens 0..j are all accepted
+    survival: NDArray[np.float32]  # [R, K]: probability that tokens 0..j are all accepted
     evidence: NDArray[np.int16]  # [R, K]: for `Calibration.observe`
     votes: Votes  # for `Trust.observe`

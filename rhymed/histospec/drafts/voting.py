@@ -1,14 +1,14 @@
-"""Continuations of running requests from their prompts' indexes: one compiled call for the whole batch.
+"""Drafts for running requests from their prompts' indexes: one compiled call for the whole batch.
 
-The places where a request may be going on (see `places`) vote for the next token, then all go on and vote for the one
-behind it: those that agreed with a longer match, other responses also when they did not, for what is said in other
-words is still said there. Nothing is drafted past the end of a sequence.
+The matches of a request (see `matches`) vote for the next token. Then they advance and vote for the token after it:
+those that agreed with a longer match, those in other responses even if they disagreed, since texts usually realign
+after a difference. Nothing is drafted past the end of a sequence.
 
-The shares of the votes, q, estimate the policy's distribution p. Greedily, the most probable token is drafted. What
-is sampled by position-keyed noise will be `argmax log p[v] + noise[v]`, and that noise is known before p is: so
-`argmax log q[v] + noise[v]` is drafted. It is right more often than the most probable token, and how far it leads
-tells how sure that is (the coupling of Daliri et al., "Coupling without communication and drafter-invariant
-speculative decoding", 2024). Drafts change nothing but speed, whatever they are made of.
+The shares of the votes, q, estimate the policy's distribution p. With greedy sampling the most probable token is
+drafted. With position-keyed noise the sampler will draw `argmax log p[v] + noise[v]`, and the noise is known before
+p: so `argmax log q[v] + noise[v]` is drafted. It is right more often than the most probable token, and its lead says
+how certain it is (the coupling of Daliri et al., "Coupling without communication and drafter-invariant speculative
+decoding", 2024). Drafts change nothing but speed.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rhymed.histospec.drafts.calibration import Calibration, cell
-from rhymed.histospec.drafts.matches import PLACES, Places, collect
+from rhymed.histospec.drafts.matches import MAX_MATCHES, Matches, find_matches
 from rhymed.histospec.drafts.trust import OTHER, Trust, Votes, class_of
-from rhymed.histospec.drafts.types import Drafts, Noise, Settings
+from rhymed.histospec.drafts.types import Drafts, Matching, Noise
 from rhymed.histospec.index import arena
 from rhymed.histospec.index.arena import FADE, FORM, LONGEST, ONE, Array, following
 from rhymed.histospec.index.index import Index, extend
 from rhymed.histospec.jit import native
 from rhymed.histospec.sampling.cpu import gumbel, row_word
 
-FLAT = 1.5  # power of a share that estimates q best beside the noise
-UNSEEN = 0.05  # of q, for all tokens that nobody votes for
+SHARE_POWER = 1.5  # fitted: q is the shares to this power
+UNSEEN = 0.05  # probability under q of all tokens without a vote
 
 
 def draft(
@@ -40,17 +40,14 @@ def draft(
     fresh: NDArray[np.int32],
     offsets: NDArray[np.int32],
     limits: NDArray[np.int32],
-    settings: Settings,
+    settings: Matching,
     calibration: Calibration,
     trust: Trust,
     noise: Noise | None = None,
 ) -> Drafts:
-    """Appends `fresh[offsets[i]:offsets[i + 1]]` to row i (see `index.extend`), drafts at most `limits[i]` tokens.
-
-    `noise`: none is known without it.
-    """
+    """Appends `fresh[offsets[i]:offsets[i + 1]]` to row i (see `index.extend`), drafts at most `limits[i]` tokens."""
     addresses, count = extend(indexes, rows, fresh, offsets), len(rows)
-    shape, voters = (count, settings.longest), (count, PLACES)
+    shape, voters = (count, settings.longest), (count, MAX_MATCHES)
     votes = Votes(np.empty(voters, np.int32), np.empty(voters, np.int16), np.zeros(count, np.int32))
     drafts = Drafts(
         indexes,
@@ -61,13 +58,15 @@ def draft(
         np.empty(shape, np.int16),
         votes,
     )
-    known = Known(settings.floor, settings.backoff, trust.right, trust.weight, calibration.table)
-    made = Made(drafts.tokens, drafts.lengths, drafts.survival, drafts.evidence)
-    _batch(addresses, rows, limits, noise or Noise.none(count), known, made, votes)
+    learned = Learned(settings.floor, settings.backoff, trust.right, trust.weight, calibration.table)
+    output = Output(drafts.tokens, drafts.lengths, drafts.survival, drafts.evidence)
+    _batch(addresses, rows, limits, noise or Noise.none(count), learned, output, votes)
     return drafts
 
 
-class Known(NamedTuple):
+class Learned(NamedTuple):
+    """The settings and learned tables that drafting reads."""
+
     floor: float
     backoff: bool
     right: NDArray[np.float32]  # of `Trust`
@@ -75,8 +74,8 @@ class Known(NamedTuple):
     table: NDArray[np.float32]  # of `Calibration`
 
 
-class Made(NamedTuple):
-    """Of `Drafts`."""
+class Output(NamedTuple):
+    """The arrays of `Drafts` that are filled in."""
 
     tokens: NDArray[np.int32]
     lengths: NDArray[np.int32]
@@ -85,108 +84,119 @@ class Made(NamedTuple):
 
 
 class Voting(NamedTuple):
-    """Where one request's votes are counted."""
+    """Scratch space to count one request's votes."""
 
-    said: Array  # [PLACES]: of each place, the token
+    choices: Array  # [MAX_MATCHES]: the token that each match votes for
     classes: Array
     weights: NDArray[np.float32]
-    tokens: Array  # [PLACES]: the different ones
+    tokens: Array  # [MAX_MATCHES]: the different tokens among these
     votes: NDArray[np.float32]
 
 
 @native
 def _batch(
-    addresses: NDArray[np.int64], rows: Array, limits: Array, noise: Noise, known: Known, made: Made, votes: Votes
+    addresses: NDArray[np.int64],
+    rows: Array,
+    limits: Array,
+    noise: Noise,
+    learned: Learned,
+    output: Output,
+    votes: Votes,
 ) -> None:
-    whole, parts = np.empty((7, PLACES), np.int32), np.empty((3, PLACES), np.float32)
-    places = Places(whole[0], whole[1], whole[2], whole[3], parts[0])
+    whole, parts = np.empty((7, MAX_MATCHES), np.int32), np.empty((3, MAX_MATCHES), np.float32)
+    matches = Matches(whole[0], whole[1], whole[2], whole[3], parts[0])
     voting = Voting(whole[4], whole[5], parts[1], whole[6], parts[2])
     for i in range(len(rows)):
-        limit = min(limits[i], made.tokens.shape[1])
+        limit = min(limits[i], output.tokens.shape[1])
         if limit <= 0:
             continue
-        count = collect(addresses[i], rows[i], known.backoff, places)
+        count = find_matches(addresses[i], rows[i], learned.backoff, matches)
         tokens = arena.views(addresses[i])[1]
         for j in range(count):
-            votes.tokens[i, j] = tokens[places.slots[j]]
-            votes.classes[i, j] = class_of(places.matches[j], places.alikes[j], places.kinds[j])
+            votes.tokens[i, j] = tokens[matches.slots[j]]
+            votes.classes[i, j] = class_of(matches.lengths[j], matches.similarities[j], matches.kinds[j])
         votes.counts[i] = count
-        made.lengths[i] = _follow(addresses[i], i, rows[i], limit, noise, known, count, places, voting, made)
+        output.lengths[i] = _draft_one(
+            addresses[i], i, rows[i], limit, noise, learned, count, matches, voting, output
+        )
 
 
 @native
-def _follow(
+def _draft_one(
     address: int,
     i: int,
     row: int,
     limit: int,
     noise: Noise,
-    known: Known,
+    learned: Learned,
     count: int,
-    places: Places,
+    matches: Matches,
     voting: Voting,
-    made: Made,
+    output: Output,
 ) -> int:
-    """Votes, step by step. How many tokens were drafted."""
+    """Drafts for request i token by token. Returns how many tokens."""
     _, tokens, _, _, _, _, after, _, _, sequences = arena.views(address)
-    form, alive = sequences[row, FORM], np.float32(1.0)
+    form, survival = sequences[row, FORM], np.float32(1.0)
     for depth in range(limit):
         if count == 0:
             return depth
         for j in range(count):
-            at = class_of(places.matches[j], places.alikes[j], places.kinds[j])
-            voting.said[j], voting.classes[j] = tokens[places.slots[j]], at
-            voting.weights[j] = places.weights[j] * known.weight[at]
+            at = class_of(matches.lengths[j], matches.similarities[j], matches.kinds[j])
+            voting.choices[j], voting.classes[j] = tokens[matches.slots[j]], at
+            voting.weights[j] = matches.weights[j] * learned.weight[at]
         word = row_word(noise.keys[i], noise.positions[i] + depth)
-        best, share = _elect(count, voting, word, noise.known[i])
+        best, share = _choose(count, voting, word, noise.known[i])
         trusted, agreeing = np.float32(0.0), 0
         for j in range(count):
-            if voting.said[j] == best:
+            if voting.choices[j] == best:
                 agreeing += 1
-                trusted = max(trusted, known.right[voting.classes[j]])
+                trusted = max(trusted, learned.right[voting.classes[j]])
         where = cell(float(trusted), share, agreeing, form)
-        alive *= known.table[where]
-        if alive < known.floor:
+        survival *= learned.table[where]
+        if survival < learned.floor:
             return depth
-        made.tokens[i, depth], made.survival[i, depth], made.evidence[i, depth] = best, alive, where
-        count = _go_on(best, count, voting, known.backoff, tokens, after, places)
+        output.tokens[i, depth], output.survival[i, depth], output.evidence[i, depth] = best, survival, where
+        count = _advance(best, count, voting, learned.backoff, tokens, after, matches)
     return limit
 
 
 @native
-def _go_on(best: int, count: int, voting: Voting, backoff: bool, tokens: Array, after: Array, places: Places) -> int:
-    """Moves the places one token on, and leaves out those that end or are not to go on. How many are left."""
+def _advance(
+    best: int, count: int, voting: Voting, backoff: bool, tokens: Array, after: Array, matches: Matches
+) -> int:
+    """Moves the matches by one token and drops those that end or disagree. Returns how many are left."""
     kept = 0
     for j in range(count):
-        agrees = voting.said[j] == best
-        if not agrees and (backoff or places.kinds[j] != OTHER):
+        agrees = voting.choices[j] == best
+        if not agrees and (backoff or matches.kinds[j] != OTHER):
             continue
-        slot = following(places.slots[j], after)
+        slot = following(matches.slots[j], after)
         if slot >= 0 and tokens[slot] >= 0:
-            places.slots[kept], places.weights[kept] = slot, places.weights[j]
-            places.matches[kept] = min(places.matches[j] + 1, LONGEST) if agrees else 0
-            places.alikes[kept] = places.alikes[j] + (ONE // FADE if agrees else 0) - places.alikes[j] // FADE
-            places.kinds[kept] = places.kinds[j]
+            matches.slots[kept], matches.weights[kept] = slot, matches.weights[j]
+            matches.lengths[kept] = min(matches.lengths[j] + 1, LONGEST) if agrees else 0
+            similarity = matches.similarities[j]
+            matches.similarities[kept] = similarity + (ONE // FADE if agrees else 0) - similarity // FADE
+            matches.kinds[kept] = matches.kinds[j]
             kept += 1
     return kept
 
 
 @native
-def _elect(count: int, voting: Voting, word: np.uint64, keyed: bool) -> tuple[int, float]:
-    """The token to draft, and what speaks for it: without noise its share, with noise how probable its lead is."""
+def _choose(count: int, voting: Voting, word: np.uint64, keyed: bool) -> tuple[int, float]:
+    """The token to draft and its evidence: without noise its share, with noise the probability that it is drawn."""
     different, total = 0, np.float32(0.0)
     for j in range(count):
         k = 0
-        while k < different and voting.tokens[k] != voting.said[j]:
+        while k < different and voting.tokens[k] != voting.choices[j]:
             k += 1
         if k == different:
-            voting.tokens[k], voting.votes[k] = voting.said[j], np.float32(0.0)
+            voting.tokens[k], voting.votes[k] = voting.choices[j], np.float32(0.0)
             different += 1
         voting.votes[k] += voting.weights[j]
         total += voting.weights[j]
     best, highest, second, share = -1, -np.inf, -np.inf, np.float32(0.0)
     for k in range(different):
-        score = FLAT * math.log(voting.votes[k] / total)
+        score = SHARE_POWER * math.log(voting.votes[k] / total)
         if keyed:
             score += gumbel(word, voting.tokens[k])
         if score > highest:

@@ -1,7 +1,7 @@
 """How many tokens each forward of a request made, and so which of them were accepted drafts.
 
-A forward makes its accepted drafts, and behind these one token without a draft. One byte a forward; a forward of 255
-tokens or more is bytes of 255, and behind them the one byte below that. Pure: knows neither drafts nor engines.
+A forward makes its accepted drafts and then one token without a draft. One byte per forward; a forward of 255 tokens
+or more is one or more bytes of 255 and then one smaller byte. Pure: knows neither drafts nor engines.
 """
 
 from __future__ import annotations
@@ -22,35 +22,35 @@ class Yields:
     def add(self, made: int, length: int) -> None:
         """A forward made the last `made` of now `length` response tokens."""
         if self.tokens + made != length:
-            self._stand_at(max(0, length - made))
+            self._rewind(max(0, length - made))
         self.tokens += made
         while made >= MOST:
             self._made.append(MOST)
             made -= MOST
         self._made.append(made)
 
-    def _stand_at(self, place: int) -> None:
-        """Tokens behind it were taken back; those before it that nobody has told of count as made without a draft."""
-        while self.tokens > place:
+    def _rewind(self, length: int) -> None:
+        """Tokens after `length` were discarded; unreported ones before it count as made without a draft."""
+        while self.tokens > length:
             self.tokens -= self._made.pop()
-        while self._made and self._made[-1] == MOST:  # its end is gone
+        while self._made and self._made[-1] == MOST:  # its last byte was discarded
             self.tokens -= self._made.pop()
-        self._made += b"\x01" * (place - self.tokens)
-        self.tokens = place
+        self._made += b"\x01" * (length - self.tokens)
+        self.tokens = length
 
     def __bytes__(self) -> bytes:
         return bytes(self._made)
 
 
 def accepted(yields: bytes, length: int) -> NDArray[np.bool_]:
-    """Which of a response's `length` tokens were accepted drafts; none of those that the yields do not reach.
+    """Mask of a response's `length` tokens: which were accepted drafts. False for tokens beyond the yields.
 
-    Tokens that the last forward made behind the response's end do not count.
+    Tokens that the last forward made after the response's end are ignored.
     """
     made = np.frombuffer(yields, np.uint8)
     ends = np.cumsum(made, dtype=np.int64)
     mask = np.zeros(length, np.bool_)
     mask[: ends[-1] if len(ends) else 0] = True
-    alone = ends[made < MOST] - 1
-    mask[alone[(alone >= 0) & (alone < length)]] = False
+    undrafted = ends[made < MOST] - 1
+    mask[undrafted[(undrafted >= 0) & (undrafted < length)]] = False
     return mask

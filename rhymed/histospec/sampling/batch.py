@@ -42,7 +42,7 @@ class Batch:
 
     def __init__(self, metadata: Any, runner: Any, keys: Keys) -> None:
         self.metadata = metadata
-        asked = [Asked(runner, id, keys) for id in runner.input_batch.req_ids]
+        asked = [SamplingRequest(runner, id, keys) for id in runner.input_batch.req_ids]
         self.key_B = np.array([a.key for a in asked], np.uint64)
         self.scale_B = np.array([a.scale for a in asked], np.float32)  # 1 / temperature; 0: the largest logit
         self.filtered_B: NDArray[np.bool_] = np.array([a.filtered for a in asked], bool)  # by min-p, top-k or top-p
@@ -55,7 +55,7 @@ class Batch:
         return len(self.key_B)
 
 
-class Asked:
+class SamplingRequest:
     """`key`: of a request's noise. `scale`: 1 / temperature; with 0 there is no noise."""
 
     def __init__(self, runner: Any, id: str, keys: Keys) -> None:

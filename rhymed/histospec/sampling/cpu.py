@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rhymed.histospec.jit import Function, native
-from rhymed.histospec.sampling.threads import Crew
+from rhymed.histospec.sampling.threads import ThreadTeam
 
 BLOCK = 256  # tokens
 LN2 = math.log(2)
@@ -200,7 +200,9 @@ def _verify(rows: Rows, share: int, shares: int, want: bool, tokens_BT: Any, log
                 break
 
 
-def verify(rows: Rows, want: bool, crew: Crew | None = None) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+def verify(
+    rows: Rows, want: bool, threads: ThreadTeam | None = None
+) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
     """Tokens and log-probs of every request, up to its first token that differs from its draft, that one included.
 
     Shape: both [B, most rows of a request]; what is not sampled is -1 and 0. Without `want` all log-probs are 0.
@@ -208,14 +210,14 @@ def verify(rows: Rows, want: bool, crew: Crew | None = None) -> tuple[NDArray[np
     width = int(np.diff(rows.first_B).max(initial=1))
     tokens_BT = np.full((len(rows.key_B), width), -1, np.int32)
     logprobs_BT = np.zeros((len(rows.key_B), width), np.float32)
-    worth = crew is not None and crew.size > 1 and rows.logits_NV.size >= WORTH_SHARING
-    shares = min(4 * crew.size, len(rows.key_B)) if crew and worth else 1
+    worth = threads is not None and threads.size > 1 and rows.logits_NV.size >= WORTH_SHARING
+    shares = min(4 * threads.size, len(rows.key_B)) if threads and worth else 1
 
     def work(share: int) -> None:
         _verify(rows, share, shares, want, tokens_BT, logprobs_BT)
 
-    if crew and shares > 1:
-        crew.run(work, shares)
+    if threads and shares > 1:
+        threads.run(work, shares)
     else:
         work(0)
     return tokens_BT, logprobs_BT

@@ -28,7 +28,7 @@ from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 
 from rhymed.histospec.sampling import cpu, device
 from rhymed.histospec.sampling.batch import Batch, Keys
-from rhymed.histospec.sampling.threads import Crew
+from rhymed.histospec.sampling.threads import ThreadTeam
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class Keyed:
         self._rejection = rejection
         self._batch: Batch | None = None
         self._keys = Keys(runner.model_config.seed)
-        self._crew = Crew(torch.get_num_threads())
+        self._threads = ThreadTeam(torch.get_num_threads())
         self._told: set[str] = set()
 
     def sample(self, logits: torch.Tensor, metadata: Any, spec: Any | None) -> SamplerOutput | None:
@@ -168,7 +168,7 @@ class Keyed:
     def _verify(self, rows: cpu.Rows, z: torch.Tensor, want: bool) -> tuple[torch.Tensor, torch.Tensor]:
         if z.device.type != "cpu":
             return device.verify(rows, z, want)
-        tokens, logprobs = cpu.verify(rows, want, self._crew)
+        tokens, logprobs = cpu.verify(rows, want, self._threads)
         return torch.from_numpy(tokens), torch.from_numpy(logprobs)
 
     def _many(self, values: torch.Tensor, metadata: Any, tokens: torch.Tensor, first_B: NDArray[np.int64]) -> Any:

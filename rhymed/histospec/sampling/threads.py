@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 
-class Crew:
+class ThreadTeam:
     """`size` threads, the caller among them."""
 
     def __init__(self, size: int) -> None:

@@ -3,7 +3,7 @@ import pytest
 
 from rhymed.histospec.drafts.calibration import CELLS, Calibration
 from rhymed.histospec.drafts.trust import Trust
-from rhymed.histospec.drafts.types import Settings
+from rhymed.histospec.drafts.types import Matching
 from rhymed.histospec.drafts.voting import draft
 from rhymed.histospec.index.index import Index
 
@@ -21,7 +21,7 @@ def test_survival_converges_to_what_a_source_accepts(rate):
     index = Index(np.arange(8, dtype=np.int32))
     index.add(np.arange(100, 140, dtype=np.int32), age=1)
     rows = np.array([index.open() for _ in range(16)], np.int32)
-    calibration, settings = Calibration(), Settings(longest=4, floor=0.0)
+    calibration, settings = Calibration(), Matching(longest=4, floor=0.0)
     none, empty = np.zeros(len(rows) + 1, np.int32), np.zeros(0, np.int32)
     limits = np.full(len(rows), 4, np.int32)
     for _ in range(300):
@@ -41,6 +41,6 @@ def test_what_was_not_verified_teaches_nothing():
     rows, calibration = np.array([index.open()], np.int32), Calibration()
     before = calibration.table.copy()
     offsets, limits = np.zeros(2, np.int32), np.full(1, 8, np.int32)
-    drafts = draft([index], rows, np.zeros(0, np.int32), offsets, limits, Settings(), calibration, Trust())
+    drafts = draft([index], rows, np.zeros(0, np.int32), offsets, limits, Matching(), calibration, Trust())
     calibration.observe(drafts, np.zeros(1, np.int32), np.zeros(1, np.int32))
     assert (calibration.table == before).all()

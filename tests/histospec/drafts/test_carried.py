@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rhymed.histospec.drafts.carried import PRIOR, Carried, Carrying
+from rhymed.histospec.drafts.carried import PRIOR, Carried, CarriedDrafts
 from rhymed.histospec.drafts.stats import Account
 from tests.histospec.scripted import Engine, words
 
@@ -20,7 +20,7 @@ def engine() -> Iterator[Engine]:
     made = Engine(budget="fixed")
     yield made
     made.drafter.close()
-    made.library.close()
+    made.builder.close()
 
 
 def account(engine: Engine, name: str = "a") -> Account:
@@ -63,7 +63,7 @@ def test_a_response_that_is_told_anew_is_compared_from_its_beginning() -> None:
 
 
 def test_the_rate_starts_with_a_guess_and_follows_what_happens() -> None:
-    carrying = Carrying(1000)
+    carrying = CarriedDrafts(1000)
     assert carrying.rate == pytest.approx(PRIOR)
     tokens = words(0, 20)
     for _ in range(400):
@@ -76,30 +76,30 @@ def test_the_rate_starts_with_a_guess_and_follows_what_happens() -> None:
 
 @pytest.mark.parametrize("nothing", [None, [], (), np.zeros(0, np.int64)])
 def test_nothing_carried_is_nothing(nothing: Any, caplog: pytest.LogCaptureFixture) -> None:
-    assert Carrying(1000).take("a", nothing).tokens == []
+    assert CarriedDrafts(1000).take("a", nothing).tokens == []
     assert not caplog.text
 
 
 @pytest.mark.parametrize("given", [[5, 6], (5, 6), np.array([5, 6], np.uint32)])
 def test_tokens_come_as_any_row_of_integers(given: Any) -> None:
-    taken = Carrying(1000).take("a", given).tokens
+    taken = CarriedDrafts(1000).take("a", given).tokens
     assert taken == [5, 6]
     assert {type(token) for token in taken} == {int}
 
 
 @pytest.mark.parametrize("strange", [1000, -1, 2**40])
 def test_from_a_token_of_another_vocabulary_on_nothing_is_carried(strange: int) -> None:
-    assert Carrying(1000).take("a", [5, 999, strange, 7]).tokens == [5, 999]
+    assert CarriedDrafts(1000).take("a", [5, 999, strange, 7]).tokens == [5, 999]
 
 
 @pytest.mark.parametrize(
     "given", ["5 6", b"56", {"a": 5}, {5, 6}, [5.0], ["5"], [[5]], [[5], [6, 7]], [2**70], [None], 5, object(), True]
 )
 def test_what_are_no_tokens_is_told_once_and_left_out(given: Any, caplog: pytest.LogCaptureFixture) -> None:
-    carrying = Carrying(1000)
+    carrying = CarriedDrafts(1000)
     assert carrying.take("a", given).tokens == []
     assert carrying.take("b", given).tokens == []
-    assert caplog.text.count("what it carries is not used") == 1
+    assert caplog.text.count("its carried tokens are ignored") == 1
     assert carrying.refused == 2
 
 
@@ -115,10 +115,10 @@ def test_right_tokens_are_verified_by_the_width_of_a_draft(settings: dict[str, A
     told = account(engine)
     assert (told.carried, told.kept) == (100, 100)
     assert told == engine.drafter.total
-    assert "100% of 100 carried tokens came out again" in str(told)
+    assert "100% of 100 carried tokens kept" in str(told)
     assert {type(value) for value in vars(told).values()} == {int, float}
     engine.drafter.close()
-    engine.library.close()
+    engine.builder.close()
 
 
 def test_the_budget_weighs_them_with_all_others() -> None:
@@ -131,7 +131,7 @@ def test_the_budget_weighs_them_with_all_others() -> None:
     assert account(engine, "a").forwards < 200  # whether more of it pays, the clock of this engine does not say
     assert account(engine, "c").forwards == 200
     engine.drafter.close()
-    engine.library.close()
+    engine.builder.close()
 
 
 @pytest.mark.parametrize("place", [0, 1, 40, 41, 99])
@@ -160,8 +160,8 @@ def test_a_part_of_the_response_and_more_than_the_response(engine: Engine) -> No
     engine.add("more", script[:60], prompt="q", carried=script)
     while engine.requests:
         engine.step()
-        for name, asked in engine.requests.items():
-            assert len(engine.drafts[name]) < len(engine.scripts[name]) - len(asked.made)
+        for name, info in engine.requests.items():
+            assert len(engine.drafts[name]) < len(engine.scripts[name]) - len(info.response)
     assert dict(engine.ended) == {"part": script, "more": script[:60]}
     assert (account(engine, "part").carried, account(engine, "part").kept) == (50, 50)
     assert (account(engine, "more").carried, account(engine, "more").kept) == (100, 60)
@@ -208,7 +208,7 @@ def test_tokens_that_were_taken_back_come_again(engine: Engine) -> None:
     engine.add("a", script, carried=altered(script, 70))
     for _ in range(4):
         engine.step()
-    made = engine.requests["a"].made
+    made = engine.requests["a"].response
     del made[-12:]  # type: ignore[attr-defined]
     engine.drafts.clear()
     engine.step()
@@ -237,7 +237,7 @@ def test_an_aborted_request_and_the_one_that_carries_its_tokens(engine: Engine) 
     engine.add("a", script)
     for _ in range(40):
         engine.step()
-    partial = list(engine.requests.pop("a").made)
+    partial = list(engine.requests.pop("a").response)
     engine.forwards = 0
     engine.add("again", script, carried=partial)
     engine.finish()
@@ -290,4 +290,4 @@ def test_the_papers_draft_length_neither_limits_nor_learns_from_them() -> None:
     assert engine.ended == [("a", script)]
     assert drafted[:8] == [8, 8, 8, 8, 8, 2, 4, 6]  # the sixth is the first one from history
     engine.drafter.close()
-    engine.library.close()
+    engine.builder.close()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 
 from rhymed.histospec.drafts.matches import RECENT
-from rhymed.histospec.drafts.trust import LIKENESSES, MATCHES, OTHER, OWN, PROMPT
-from rhymed.histospec.drafts.types import Settings
-from rhymed.histospec.drafts.voting import FLAT, UNSEEN
+from rhymed.histospec.drafts.trust import MATCHES, OTHER, OWN, PROMPT, SIMILARITIES
+from rhymed.histospec.drafts.types import Matching
+from rhymed.histospec.drafts.voting import SHARE_POWER, UNSEEN
 from rhymed.histospec.index.arena import FADE, LONGEST, ONE, TRACKS
 from rhymed.histospec.index.index import Weights
 from rhymed.histospec.sampling.noise import gumbel
@@ -119,9 +119,9 @@ class Naive:
     def class_of(self, row, other, match, alike):
         kind = PROMPT if other == 0 else OWN if other == row else OTHER
         at = max(i for i, least in enumerate(MATCHES) if match >= least)
-        return (at * LIKENESSES + min(LIKENESSES * alike // ONE, LIKENESSES - 1)) * 3 + kind
+        return (at * SIMILARITIES + min(SIMILARITIES * alike // ONE, SIMILARITIES - 1)) * 3 + kind
 
-    def draft(self, row, limit, settings: Settings, trust, key=None):
+    def draft(self, row, limit, settings: Matching, trust, key=None):
         """[(token, scores by token, what speaks for it, how many agree, trust in the best of them)], one a step."""
         places, steps = self.places(row, settings), []
         self.voted = len(places)
@@ -134,7 +134,7 @@ class Naive:
                 right[token] = max(right.get(token, 0.0), trust.right[at])
             total = sum(shares.values())
             noise = gumbel(key, start + len(steps), 200) if key is not None else [0.0] * 200
-            scores = {token: FLAT * math.log(vote / total) + noise[token] for token, vote in shares.items()}
+            scores = {token: SHARE_POWER * math.log(vote / total) + noise[token] for token, vote in shares.items()}
             best = max(scores, key=lambda token: scores[token])
             share = shares[best] / total
             if key is not None:

@@ -4,9 +4,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rhymed.histospec.drafts.calibration import SHARES, TRUSTS, Calibration, cell
-from rhymed.histospec.drafts.matches import PLACES, WALK
+from rhymed.histospec.drafts.matches import MAX_MATCHES, WALK
 from rhymed.histospec.drafts.trust import Trust
-from rhymed.histospec.drafts.types import Noise, Settings
+from rhymed.histospec.drafts.types import Matching, Noise
 from rhymed.histospec.drafts.voting import draft
 from rhymed.histospec.index import arena
 from rhymed.histospec.index.index import Index, Weights, extend
@@ -23,7 +23,7 @@ def proposed(indexes, rows, fresh=None, limit=16, settings=None, trust=None, noi
     offsets = np.cumsum([0, *map(len, fresh)]).astype(np.int32)
     flat = np.array([t for part in fresh for t in part], np.int32)
     limits = np.full(len(rows), limit, np.int32)
-    settings = settings or Settings(floor=0.0)
+    settings = settings or Matching(floor=0.0)
     return draft(indexes, tokens(*rows), flat, offsets, limits, settings, Calibration(), trust or Trust(), noise)
 
 
@@ -59,7 +59,7 @@ def test_drafts_are_those_of_the_naive_index(prompt, steps, orders, backoff, key
     """Whatever was added, opened, extended, drafted and closed: the same places, votes and drafts."""
     weights = Weights(recency=0.5, reward=1.0)
     index, naive = Index(tokens(*prompt), orders=orders, weights=weights), Naive(prompt, orders, weights)
-    settings, trust = Settings(floor=0.0, backoff=backoff), Trust()
+    settings, trust = Matching(floor=0.0, backoff=backoff), Trust()
     rows, lost = [], set()  # rows that met a limit keep other places from then on
     for step in [*steps, ("draft",)]:
         if step[0] == "add":
@@ -96,7 +96,7 @@ def same(naive, row, drafts, i, settings, trust, key):
     end = len(naive.texts[row]) - 1
     alike = sum(naive.matched(row, end, *at) > 0 for at in naive.written)
     expected = naive.draft(row, 16, settings, trust, key)
-    if alike > WALK or naive.voted > PLACES:
+    if alike > WALK or naive.voted > MAX_MATCHES:
         return False
     survival, table = 1.0, Calibration().table
     for depth, (token, scores, share, count, trusted) in enumerate(expected):
@@ -197,9 +197,9 @@ def test_the_papers_rule_sees_the_last_epoch_only():
     index = Index(tokens(1), orders=(7, 3))
     index.add(tokens(5, 6, 7, 8, 9), age=2)
     row = index.open()
-    assert drafted(proposed([index], [row], settings=Settings(backoff=True))) == []
+    assert drafted(proposed([index], [row], settings=Matching(backoff=True))) == []
     index.add(tokens(5, 6, 7, 8, 10), age=1)
-    assert drafted(proposed([index], [row], [(5, 6, 7)], settings=Settings(backoff=True, floor=0.0))) == [8, 10]
+    assert drafted(proposed([index], [row], [(5, 6, 7)], settings=Matching(backoff=True, floor=0.0))) == [8, 10]
 
 
 def test_nothing_is_drafted_past_an_end_nor_past_a_limit():

@@ -7,7 +7,7 @@ import pytest
 
 from rhymed.histospec.sampling import noise
 from rhymed.histospec.sampling.cpu import Rows, verify
-from rhymed.histospec.sampling.threads import Crew
+from rhymed.histospec.sampling.threads import ThreadTeam
 
 RNG = np.random.default_rng(0)
 V = 3001  # no multiple of anything
@@ -141,9 +141,9 @@ def test_neither_threads_nor_company_change_a_bit(monkeypatch):
     x, lengths, drafts, keys, positions = make_drafts(17)
     together = verify(drafted(x, lengths, drafts, keys, positions), True)
     for size in (1, 2, 3, 40):
-        crew = Crew(size)
-        shared = verify(drafted(x, lengths, drafts, keys, positions), True, crew)
-        crew.close()
+        threads = ThreadTeam(size)
+        shared = verify(drafted(x, lengths, drafts, keys, positions), True, threads)
+        threads.close()
         assert (shared[0] == together[0]).all()
         assert (shared[1].view(np.int32) == together[1].view(np.int32)).all()
     at = 0

@@ -137,9 +137,9 @@ class Extension:
         """A prompt's earlier responses: (step, reward, tokens as int32)."""
         import numpy as np
 
-        from rhymed.histospec.index.builder import Past
+        from rhymed.histospec.index.builder import PastResponse
 
-        past = [Past(np.frombuffer(data, "<i4"), step, reward) for step, reward, data in rows]
+        past = [PastResponse(np.frombuffer(data, "<i4"), step, reward) for step, reward, data in rows]
         self.model_runner.drafter.remember(prompt, tokens, past)
 
     def accounts(self, names: list[str]) -> list[tuple[tuple[float, ...] | None, bytes | None]]:
