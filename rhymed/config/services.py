@@ -8,7 +8,7 @@ from pydantic import Field, field_validator
 
 from rhymed.config.base import Section
 from rhymed.errors import ConfigError
-from rhymed.wire.addresses import parse
+from rhymed.wire.addresses import parse_http
 
 
 class Run(Section):
@@ -105,7 +105,7 @@ class Net(Section):
     def _is_address(cls, address: str) -> str:
         try:
             if address:
-                parse(address)
+                parse_http(address)
         except ConfigError as error:
             raise ValueError(str(error)) from None
         return address

@@ -24,7 +24,7 @@ async def work(folder: Path, address: str) -> None:
     from rhymed.dashboard import listen
     from rhymed.dashboard.server import serving
     from rhymed.dashboard.snapshots import Live, Piped
-    from rhymed.wire.addresses import parse
+    from rhymed.wire.addresses import parse_http
 
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader(limit=1 << 20)
@@ -33,7 +33,7 @@ async def work(folder: Path, address: str) -> None:
     broker, stop = Piped(reader, writer), asyncio.Event()
     live = Live(broker)
     loop.add_signal_handler(signal.SIGTERM, stop.set)
-    async with serving(folder, parse(address), live, again=True) as taken:
+    async with serving(folder, parse_http(address), live, again=True) as taken:
         await asyncio.to_thread(listen.write, folder, taken)
         tell(taken.url)
         while not (stop.is_set() or broker.gone.is_set() or reader.at_eof()):

@@ -16,7 +16,7 @@ from pathlib import Path
 from rhymed import atomic
 from rhymed.errors import ConfigError
 from rhymed.run.layout import ADDRESS_FILE
-from rhymed.wire.addresses import Address, parse
+from rhymed.wire.addresses import HttpAddress, parse_http
 
 TRIES = 20  # ports after the wanted one
 MOST_CONNECTIONS = 128
@@ -26,18 +26,18 @@ BACKLOG = 64
 Socket = socket.socket
 
 
-def read(folder: Path, since: float = 0.0) -> Address | None:
+def read(folder: Path, since: float = 0.0) -> HttpAddress | None:
     """Where the run's dashboard is, or was; None: nobody told, or before this time (Unix seconds)."""
     file = folder / ADDRESS_FILE
     try:
         if file.stat().st_mtime < since:
             return None
-        return parse(str(json.loads(file.read_text())["url"]))
+        return parse_http(str(json.loads(file.read_text())["url"]))
     except (OSError, ValueError, TypeError, KeyError, ConfigError):
         return None
 
 
-def listen(wanted: Address, earlier: int = 0) -> tuple[socket.socket, Address]:
+def listen(wanted: HttpAddress, earlier: int = 0) -> tuple[socket.socket, HttpAddress]:
     """A listening socket and where it is. Raises `ConfigError` where nothing can be bound."""
     trouble: OSError | None = None
     for port in _ports(wanted.port, earlier):
@@ -48,7 +48,7 @@ def listen(wanted: Address, earlier: int = 0) -> tuple[socket.socket, Address]:
             if error.errno not in (errno.EADDRINUSE, errno.EACCES):
                 break
             continue
-        return bound, Address(wanted.host, bound.getsockname()[1])
+        return bound, HttpAddress(wanted.host, bound.getsockname()[1])
     assert trouble is not None, "one port was tried"
     raise ConfigError(f"the dashboard cannot listen at {wanted.host}:{wanted.port}: {trouble.strerror or trouble}")
 
@@ -75,7 +75,7 @@ def _bind(host: str, port: int) -> socket.socket:
     return made
 
 
-def write(folder: Path, address: Address) -> None:
+def write(folder: Path, address: HttpAddress) -> None:
     """Tell others where it is; without the token."""
     atomic.write(folder / ADDRESS_FILE, json.dumps({"url": address.url}) + "\n")
 

@@ -16,14 +16,16 @@ from rhymed.dashboard.data.source import Desk, Source
 from rhymed.dashboard.listen import Turnstile
 from rhymed.dashboard.routes import App
 from rhymed.dashboard.snapshots import Live
-from rhymed.wire.addresses import Address
+from rhymed.wire.addresses import HttpAddress
 
 SHUTDOWN_S = 1.0  # for answers on their way
 HANDOVER_S = 3.0  # for one that had the port, and dies
 
 
 @contextlib.asynccontextmanager
-async def serving(folder: Path, wanted: Address, live: Live, *, again: bool = False) -> AsyncIterator[Address]:
+async def serving(
+    folder: Path, wanted: HttpAddress, live: Live, *, again: bool = False
+) -> AsyncIterator[HttpAddress]:
     """Inside, it can be looked at there. `again`: on the port that the run's dashboard had. Raises `ConfigError`."""
     guard = Guard("" if wanted.is_local else await asyncio.to_thread(token_of, folder))
     earlier = listen.read(folder) if again else None
@@ -49,7 +51,7 @@ async def serving(folder: Path, wanted: Address, live: Live, *, again: bool = Fa
         desk.close()
 
 
-async def _listen(wanted: Address, earlier: int) -> tuple[listen.Socket, Address]:
+async def _listen(wanted: HttpAddress, earlier: int) -> tuple[listen.Socket, HttpAddress]:
     """Who had the port may be about to end: it is waited for."""
     until = time.monotonic() + HANDOVER_S
     while True:

@@ -18,7 +18,7 @@ import msgspec
 from rhymed.errors import RhymedError
 from rhymed.messages import Queues
 from rhymed.run.layout import RunLayout
-from rhymed.wire.addresses import removed
+from rhymed.wire.addresses import is_removed
 
 FRESH_S = 0.9
 GONE_S = 3.0  # until one that did not answer is asked again
@@ -99,7 +99,7 @@ class Asked:
         self._client: Any = None
 
     async def __call__(self) -> Queues | None:
-        if removed(self._where.broker):
+        if is_removed(self._where.broker):
             return None
         from rhymed.run.client import ask  # with zmq, which a dashboard next to its broker does not need
         from rhymed.wire.sockets import Client

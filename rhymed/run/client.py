@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator
 from rhymed.errors import ConfigError, DeadlineExceeded, PeerGone, WireError
 from rhymed.messages import GetQueues, Queues
 from rhymed.run.layout import RunLayout
-from rhymed.wire.addresses import removed
+from rhymed.wire.addresses import is_removed
 from rhymed.wire.sockets import Client
 
 DEADLINE_S = 5.0
@@ -33,7 +33,7 @@ async def ask(client: Client, *, brief: bool = True, worker: str = "", deadline_
 
 async def ask_or_explain(client: Client) -> Queues:
     """One full snapshot. If there is none, the error says how to name another run."""
-    if removed(client.address):
+    if is_removed(client.address):
         raise ConfigError(
             f"no run is alive at {client.address}: it ended or has not started; --run FOLDER names another"
         )
@@ -60,7 +60,7 @@ async def follow(client: Client, *, once: bool = False) -> AsyncGenerator[Queues
         try:
             snapshot = await _ask_in_full(client)
         except (DeadlineExceeded, PeerGone):
-            if removed(client.address):
+            if is_removed(client.address):
                 return
             if time.monotonic() - answered > PATIENCE_S:
                 raise

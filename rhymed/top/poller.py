@@ -15,7 +15,7 @@ from rhymed.errors import RhymedError
 from rhymed.messages import Drain, GetGroup, Group, Pause
 from rhymed.run.client import ask
 from rhymed.top.state import Link, Look, State
-from rhymed.wire.addresses import removed
+from rhymed.wire.addresses import is_removed
 from rhymed.wire.sockets import Client
 
 log = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ class Poller:
 
     async def ask(self) -> None:
         look = self._look
-        if removed(look.link.address):
+        if is_removed(look.link.address):
             self._turn("ended")
             return
         worker = look.worker if look.view == "worker" else ""
@@ -64,7 +64,7 @@ class Poller:
                 await self._ask_group()
         except RhymedError as error:
             log.debug("no answer: %s", error)
-            self._turn("ended" if removed(look.link.address) else "silent" if look.queues else "waiting")
+            self._turn("ended" if is_removed(look.link.address) else "silent" if look.queues else "waiting")
             return
         look.queues = queues
         look.history.add(queues)

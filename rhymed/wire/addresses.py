@@ -1,7 +1,7 @@
-"""Where a link may be: which addresses are this machine's own, and what is looked at before one is bound.
+"""Addresses of links and of the dashboard: which are local, and the checks before one is bound.
 
-Invariant: nothing is bound that others can reach unless its links are locked (`rhymed.wire.keys`) or the user said
-insecure; nobody takes over the socket of a living process. Knows no zmq and no messages.
+Invariant: an address that other machines can reach is bound only if its links are locked (`rhymed.wire.keys`) or
+`insecure` is set; the socket of a living process is never taken over. Knows no zmq and no messages.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from rhymed.errors import AddressRefused, ConfigError
 CLAIM_TRIES = 20
 
 REMEDY = (
-    "make keys with `rhymed keygen FOLDER` and name the folder in net.keys, use a loopback or ipc address,"
-    " or, in a network you trust, say --insecure (net.insecure = true)"
+    "make keys with `rhymed keygen FOLDER` and set net.keys to the folder, use a loopback or ipc address,"
+    " or, in a network that you trust, use --insecure (net.insecure = true)"
 )
-"""What can be done about an address that is open to the network; the end of a sentence."""
+"""How to fix an address that is open to the network; the end of a sentence."""
 
 
 def is_local(address: str) -> bool:
@@ -40,41 +40,41 @@ def is_local(address: str) -> bool:
 
 
 def is_lockable(address: str) -> bool:
-    """True where keys are used when there are any: all TCP, loopback too, for other users can connect to that."""
+    """Whether keys apply: all TCP addresses, loopback too, because other users of the machine can connect to it."""
     return address.startswith("tcp://")
 
 
 def check_open(address: str, *, locked: bool, insecure: bool) -> None:
-    """Raises `AddressRefused` for a link that others could listen to or join."""
+    """Raises `AddressRefused` for a link that other machines could read or join."""
     if not (locked or insecure or is_local(address)):
         raise AddressRefused(f"{address} is open to the network and there are no keys: {REMEDY}")
 
 
 def check_port(address: str) -> None:
-    """zmq takes a port modulo 65536 and says nothing."""
+    """zmq would silently take the port modulo 65536."""
     port = address.rpartition(":")[2]
     if address.startswith("tcp://") and port.isdigit() and int(port) > 65535:
         raise AddressRefused(f"{address}: there is no port {port}")
 
 
 def check_owner(path: str) -> None:
-    """The folder of a socket must be ours or the system's: another user who made it could stand in for our peer."""
+    """The folder of a socket must be ours or root's: another owner could impersonate our peer."""
     folder = os.path.dirname(path) or "."
     try:
         owner = os.stat(folder).st_uid
     except OSError:
-        return  # it is not there: nobody listens in it
+        return  # no folder, so no socket in it
     if os.geteuid() not in (0, owner) and owner != 0:
         raise AddressRefused(f"ipc://{path}: {folder} belongs to another user (uid {owner}); choose another address")
 
 
-def removed(address: str) -> bool:
-    """Nobody is at this address any more: `rhymed run` takes its sockets away when it ends."""
+def is_removed(address: str) -> bool:
+    """Whether an ipc socket is gone: `rhymed run` removes its sockets when it ends."""
     return address.startswith("ipc://") and not Path(address.removeprefix("ipc://")).exists()
 
 
 def claim(path: str) -> None:
-    """zmq would silently take over the socket file of a living server; a dead one's file is removed."""
+    """Make way for a socket. zmq would silently take over a living server's; a dead server's file is removed."""
     os.makedirs(os.path.dirname(path) or ".", mode=0o700, exist_ok=True)
     check_owner(path)
     if not os.path.exists(path):
@@ -86,11 +86,11 @@ def claim(path: str) -> None:
             except OSError:
                 Path(path).unlink(missing_ok=True)
                 return
-        time.sleep(0.005)  # a socket that was closed just now listens until zmq's own thread has heard of it
-    raise AddressRefused(f"ipc://{path} is served by a living process already")
+        time.sleep(0.005)  # a socket that was just closed listens until zmq's own thread closes it
+    raise AddressRefused(f"ipc://{path} is already served by a living process")
 
 
-class Address(NamedTuple):
+class HttpAddress(NamedTuple):
     host: str
     port: int  # 0: any
 
@@ -105,20 +105,20 @@ class Address(NamedTuple):
 
     @property
     def url(self) -> str:
-        """As a browser takes it; where all addresses are listened to, by this machine's name."""
+        """For a browser; with this machine's name if the server binds all interfaces."""
         host = self.host
         if host in ("0.0.0.0", "::", ""):
             host = socket.gethostname()
         return f"http://[{host}]:{self.port}/" if ":" in host else f"http://{host}:{self.port}/"
 
 
-def parse(text: str) -> Address:
-    """`HOST:PORT`, `:PORT`, `[HOST]:PORT`. Raises `ConfigError`."""
+def parse_http(text: str) -> HttpAddress:
+    """`HOST:PORT`, `:PORT` or `[HOST]:PORT`. Raises `ConfigError`."""
     host, colon, port = text.removeprefix("http://").rstrip("/").rpartition(":")
     host = host.removeprefix("[").removesuffix("]") if host.startswith("[") else host
     if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535 or not _is_host(host):
         raise ConfigError(f"net.http = {text!r}: HOST:PORT is expected, e.g. 127.0.0.1:8420")
-    return Address(host or "127.0.0.1", int(port))
+    return HttpAddress(host or "127.0.0.1", int(port))
 
 
 def _is_host(host: str) -> bool:

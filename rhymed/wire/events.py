@@ -1,4 +1,4 @@
-"""What libzmq tells of a socket's connection, on the event loop. Knows zmq's events, not what they mean."""
+"""A socket's connection events on the event loop. Knows zmq's events, not what they mean."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ from zmq.utils.monitor import parse_monitor_message
 
 
 class Monitor:
-    """`told` is called with each event. Closed before the socket is."""
+    """Calls `on_event` with each event. Close it before the socket."""
 
-    def __init__(self, socket: zmq.Socket[bytes], events: int, told: Callable[[int], None]) -> None:
-        self._socket, self._told = socket, told
+    def __init__(self, socket: zmq.Socket[bytes], events: int, on_event: Callable[[int], None]) -> None:
+        self._socket, self._on_event = socket, on_event
         self._monitor = socket.get_monitor_socket(events)
         self._loop = asyncio.get_running_loop()
         self._fd = int(self._monitor.getsockopt(zmq.FD))
-        self._loop.add_reader(self._fd, self._look)
-        self._first = self._loop.call_soon(self._look)  # the descriptor is edge-triggered: nobody tells of what was
+        self._loop.add_reader(self._fd, self._read)
+        self._first = self._loop.call_soon(
+            self._read
+        )  # the descriptor is edge-triggered: earlier events do not wake it
 
     def close(self) -> None:
         self._loop.remove_reader(self._fd)
@@ -26,14 +28,14 @@ class Monitor:
         self._socket.disable_monitor()
         self._monitor.close(linger=0)
 
-    def forget(self) -> None:
-        """What is told already, and nobody has heard."""
+    def discard(self) -> None:
+        """Drop the events that libzmq has queued."""
         for _ in self._events():
             pass
 
-    def _look(self) -> None:
+    def _read(self) -> None:
         for event in self._events():
-            self._told(event)
+            self._on_event(event)
 
     def _events(self) -> Iterator[int]:
         while not self._monitor.closed:

@@ -1,9 +1,8 @@
-"""Keys of a run's processes: one pair a role, in one folder, `net.keys`.
+"""Keys of a run's processes: one pair per role, in one folder, `net.keys`.
 
-The folder holds `public`, a line `role key` for every key that counts, and `ROLE.secret`, which only its owner may
-read. A process needs `public` and its own role's secret, nothing else. A role may have several public keys at a time,
-the newest last: so keys are changed while a run goes on. Knows no sockets; secrets are read when they are used, and
-stand in no attribute, no message and no log.
+The folder holds `public`, one line `role key` per valid key, and `ROLE.secret`, readable only by its owner. A process
+needs `public` and its own role's secret, nothing else. A role may have several public keys, the newest last, so keys
+can be changed during a run. Knows no sockets. Secrets are read when used; no attribute, message or log holds one.
 """
 
 from __future__ import annotations
@@ -27,21 +26,21 @@ KeyRole: TypeAlias = Literal["broker", "store", "trainer", "rollout", "reward", 
 ROLES: tuple[KeyRole, ...] = get_args(KeyRole)
 PUBLIC = "public"
 KEY_LENGTH = 40  # characters: 32 bytes in Z85
-LOOK_S = 1.0  # a change of the public keys counts after so long
+REFRESH_S = 1.0  # delay after which a change of the public keys takes effect
 HEAD = "# Public keys of a run: role and key, a role's newest last. Every machine of the run has this file.\n"
 
 
 @dataclass(frozen=True)
 class Keyring:
-    """What one process has of a run's keys. Without a folder: none, and open addresses need `insecure`."""
+    """One process's access to the run's keys. Without a folder there are none, and open addresses need `insecure`."""
 
     role: KeyRole = "viewer"
     folder: Path | None = None
     insecure: bool = False
-    server: KeyRole = "broker"  # whose socket a client means; no other key is accepted from there
+    server: KeyRole = "broker"  # role of the server that a client connects to; only its keys are accepted
 
     def to(self, server: KeyRole) -> Keyring:
-        """For a client of that role's socket."""
+        """For a client of a server of that role."""
         return replace(self, server=server)
 
     def secret(self) -> bytes:
@@ -49,70 +48,70 @@ class Keyring:
         return read_secret(self._folder(), self.role)
 
     def own_public(self) -> bytes:
-        """The public half of our secret. Raises `ConfigError` when it is not among those that count."""
-        mine = public_of(self.secret())
-        if read_public(self._folder()).get(mine.decode()) != self.role:
+        """The public key of our secret. Raises `ConfigError` if it is not among the valid ones."""
+        public = public_of(self.secret())
+        if read_public(self._folder()).get(public.decode()) != self.role:
             raise ConfigError(
                 f"{self._folder() / secret_name(self.role)} does not belong to a key of {self._folder() / PUBLIC}:"
                 " copy both from the folder where the keys were made"
             )
-        return mine
+        return public
 
     def server_keys(self) -> list[bytes]:
-        """Public keys that the server may have, newest first; never empty. Raises `ConfigError`."""
-        found = [key.encode() for key, role in read_public(self._folder()).items() if role == self.server]
-        if not found:
+        """Valid public keys of the server, newest first; never empty. Raises `ConfigError`."""
+        keys = [key.encode() for key, role in read_public(self._folder()).items() if role == self.server]
+        if not keys:
             raise ConfigError(
                 f"{self._folder() / PUBLIC} has no key of role {self.server}: `rhymed keygen` makes one"
             )
-        return found[::-1]
+        return keys[::-1]
 
-    def known(self) -> Known:
-        return Known(self._folder())
+    def known(self) -> KnownKeys:
+        return KnownKeys(self._folder())
 
     def _folder(self) -> Path:
-        assert self.folder is not None, "asked for keys where there are none"
+        assert self.folder is not None, "no folder of keys is configured"
         return self.folder
 
 
 OPEN = Keyring()
-"""No keys: ipc and loopback only."""
+"""No keys: only ipc and loopback addresses."""
 
 
-class Known:
-    """Whose key is it? Follows the file of public keys; one that cannot be read changes nothing."""
+class KnownKeys:
+    """The role of each valid public key. Follows the file; while that cannot be read, the old keys stay valid."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._roles = read_public(folder)
-        self._stamp = self._look()
-        self._looked = time.monotonic()
+        self._stamp = self._file_stamp()
+        self._refreshed = time.monotonic()
 
     def role(self, key: str) -> KeyRole | None:
-        """`None`: a stranger's, or one that does not count any more. `key` in Z85."""
+        """`None`: unknown or retired. `key` in Z85."""
         now = time.monotonic()
-        if now - self._looked > LOOK_S:
-            self._looked = now
+        if now - self._refreshed > REFRESH_S:
+            self._refreshed = now
             self._refresh()
         return self._roles.get(key)
 
     def _refresh(self) -> None:
-        stamp = self._look()
+        stamp = self._file_stamp()
         if stamp == self._stamp:
             return
         self._stamp = stamp
         try:
             self._roles = read_public(self._folder)
-            log.info("public keys read again: %d", len(self._roles))
+            log.info("public keys changed: %d valid keys", len(self._roles))
         except ConfigError as error:
-            log.warning("the public keys stay as they were: %s", error)
+            log.warning("changed public keys ignored: %s", error)
 
-    def _look(self) -> tuple[int, int, int]:
+    def _file_stamp(self) -> tuple[int, int, int]:
         try:
-            found = os.stat(self._folder / PUBLIC)
+            stat_result = os.stat(self._folder / PUBLIC)
         except OSError:
             return (0, 0, 0)
-        return (found.st_mtime_ns, found.st_ino, found.st_size)
+        return (stat_result.st_mtime_ns, stat_result.st_ino, stat_result.st_size)
 
 
 def secret_name(role: KeyRole) -> str:
@@ -129,8 +128,8 @@ def public_of(secret: bytes) -> bytes:
 def read_public(folder: Path) -> dict[str, KeyRole]:
     """key (Z85) -> role, a role's newest key last. Raises `ConfigError`."""
     file = folder / PUBLIC
-    text = _read(file, stat.S_IWGRP | stat.S_IWOTH, "can be changed by others: chmod go-w it")
-    found: dict[str, KeyRole] = {}
+    text = _read(file, stat.S_IWGRP | stat.S_IWOTH, "can be changed by others: run chmod go-w on it")
+    roles: dict[str, KeyRole] = {}
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip() or line.startswith("#"):
             continue
@@ -138,16 +137,16 @@ def read_public(folder: Path) -> dict[str, KeyRole]:
         key = key.strip()
         if role not in ROLES or not _is_key(key):
             raise ConfigError(f"{file}, line {number}: not a role ({', '.join(ROLES)}) and a key")
-        if found.setdefault(key, role) != role:
-            raise ConfigError(f"{file}, line {number}: the key of {role} is that of {found[key]}, too")
-    return found
+        if roles.setdefault(key, role) != role:
+            raise ConfigError(f"{file}, line {number}: the key of {role} is also the key of {roles[key]}")
+    return roles
 
 
 def read_secret(folder: Path, role: KeyRole) -> bytes:
-    """Raises `ConfigError`, which never shows the file's content."""
+    """Raises `ConfigError`, which never contains the file's content."""
     file = folder / secret_name(role)
     key = _read(
-        file, stat.S_IRWXG | stat.S_IRWXO, "can be read by others: chmod 600 it, better make a new one"
+        file, stat.S_IRWXG | stat.S_IRWXO, "can be read by others: run chmod 600 on it, or better make a new one"
     ).strip()
     if not _is_key(key):
         raise ConfigError(f"{file} holds no secret key: copy it again, or make a new one with `rhymed keygen`")
@@ -155,35 +154,35 @@ def read_secret(folder: Path, role: KeyRole) -> bytes:
 
 
 def make_keys(folder: Path, roles: Iterable[KeyRole], rotate: Iterable[KeyRole] = ()) -> list[KeyRole]:
-    """Make the pairs of `roles` that are missing, and new ones for `rotate`; the roles that got one.
+    """Make the missing pairs of `roles`, and new pairs for `rotate`; returns the roles with a new pair.
 
-    Old public keys go on counting until `retire`. A secret is overwritten only by `rotate`.
+    Old public keys stay valid until `retire`. Only `rotate` overwrites a secret.
     """
     import zmq
 
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     public = read_public(folder) if (folder / PUBLIC).exists() else {}
     rotated = set(rotate)
-    made = [role for role in ROLES if role in rotated or (role in set(roles) and role not in public.values())]
-    for role in made:
+    new = [role for role in ROLES if role in rotated or (role in set(roles) and role not in public.values())]
+    for role in new:
         if role not in rotated and (folder / secret_name(role)).exists():
             raise ConfigError(
-                f"{folder / secret_name(role)} is there, but {folder / PUBLIC} has no key of {role}: bring the file"
-                f" back, or make a new pair with --rotate {role}"
+                f"{folder / secret_name(role)} exists, but {folder / PUBLIC} has no key of {role}: restore the file,"
+                f" or make a new pair with --rotate {role}"
             )
     secrets: dict[KeyRole, bytes] = {}
-    for role in made:
+    for role in new:
         key, secrets[role] = zmq.curve_keypair()
         public[key.decode()] = role
-    if made:  # the public keys first: a secret whose public half nobody knows opens nothing
+    if new:  # public keys first: a secret whose public key is not listed is refused
         _write_public(folder, public)
     for role, secret in secrets.items():
         atomic.write(folder / secret_name(role), secret.decode() + "\n", mode=0o600, synced=True)
-    return made
+    return new
 
 
 def retire(folder: Path, roles: Iterable[KeyRole]) -> int:
-    """Only the newest public key of these roles goes on counting; how many were taken out."""
+    """Remove all but the newest public key of these roles; returns the number removed."""
     public, retired = read_public(folder), set(roles)
     newest = {role: key for key, role in public.items()}
     kept = {key: role for key, role in public.items() if role not in retired or newest[role] == key}

@@ -1,8 +1,8 @@
-"""One end of a link: pairs replies with requests, and turns whatever goes wrong into an answer.
+"""One end of a link: pairs replies with requests and turns every failure into an answer.
 
-Every request has a deadline and ends in exactly one of: a reply, the peer's error by its name, or `DeadlineExceeded`
-naming peer and phase. Owns a socket on the event loop; how that is bound or connected, and who may ask what, is
-`rhymed.wire.sockets`'s.
+Every request has a deadline and ends in exactly one of: a reply, the peer's error under its name, or
+`DeadlineExceeded` naming peer and phase. Owns a socket on the event loop; `rhymed.wire.sockets` binds or connects it
+and decides who may send what.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ import zmq
 
 from rhymed import errors
 from rhymed.messages import Envelope, Failure, Message, Reply
-from rhymed.wire.limits import Hush
+from rhymed.wire.limits import LogThrottle
 
 log = logging.getLogger(__name__)
 
-BURST = 256  # messages taken from a socket before the event loop gets its turn
+BURST = 256  # messages read from a socket before other callbacks of the event loop run
 
 UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""What msgspec raises for bytes that are not what was agreed: not all of it is its own."""
+"""Errors that msgspec raises for invalid bytes; not all are its own classes."""
 
 Buffer: TypeAlias = Any  # bytes, memoryview or a contiguous numpy array
 
@@ -40,7 +40,7 @@ class Parcel(NamedTuple):
 
 
 Handler: TypeAlias = Callable[[bytes, Any, Sequence[bytes]], Awaitable[Message | Parcel]]
-"""(peer, message, frames) -> answer. For an event the answer is ignored."""
+"""(peer, message, frames) -> answer. The answer to an event is ignored."""
 
 _encoder = msgspec.msgpack.Encoder()
 _envelopes = msgspec.msgpack.Decoder(Envelope)
@@ -48,19 +48,19 @@ _replies: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
 
 
 async def _refuse(peer: bytes, message: Any, frames: Sequence[bytes]) -> Message:
-    raise errors.MalformedMessage("this end of the link takes no requests")
+    raise errors.MalformedMessage("this end of the link accepts no requests")
 
 
 class Incoming(NamedTuple):
-    """A message as it arrived."""
+    """A message as received."""
 
-    peer: bytes  # routing id; empty where there is only one peer
-    key: str  # that the connection was made with (Z85); empty on a link without keys
+    peer: bytes  # routing id; empty on a client, which has one peer
+    key: str  # public key of the connection (Z85); empty on a link without keys
     parts: list[bytes]
 
 
-class Asked(NamedTuple):
-    """A request without an answer yet."""
+class PendingRequest(NamedTuple):
+    """A request without a reply yet."""
 
     peer: bytes
     future: asyncio.Future[Parcel]
@@ -76,29 +76,29 @@ class Link:
         self._socket = socket
         self._requests = msgspec.msgpack.Decoder(accepts) if accepts is not None else None
         self._handler = handler or _refuse
-        self._pending: dict[int, Asked] = {}
-        self._doubtful: set[int] = set()  # of the pending: asked over a connection that has ended
+        self._pending: dict[int, PendingRequest] = {}
+        self._unconfirmed: set[int] = set()  # pending requests that were sent over a connection that has ended
         self._ids = itertools.count(1)
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop = asyncio.get_running_loop()
         self._wakeup: asyncio.Handle | None = None
         self._closed = False
-        self._hush = Hush()
+        self._throttle = LogThrottle()
         self._fd = int(socket.getsockopt(zmq.FD))
         self._loop.add_reader(self._fd, self._drain)
         self._wake()
 
-    # What a server does otherwise
+    # Overridden by servers
 
-    def _take(self) -> Incoming:
+    def _recv(self) -> Incoming:
         """The next message. Raises `zmq.Again`."""
         return Incoming(b"", "", self._socket.recv_multipart(zmq.NOBLOCK))
 
-    def _listens(self, peer: bytes) -> bool:
-        return True
+    def _ignores(self, peer: bytes) -> bool:
+        return False
 
     def _admit(self, peer: bytes, body: bytes, frames: list[bytes]) -> int:
-        """Raises what the asker is told when it is too much; the size in bytes, for `_done`."""
+        """Check the limits; returns the size in bytes, for `_done`. Raises the error that answers the peer."""
         return 0
 
     def _done(self, peer: bytes, size: int) -> None:
@@ -107,8 +107,8 @@ class Link:
     def _permit(self, key: str, message: Any) -> None:
         """Raises `NotAllowed`."""
 
-    def _blame(self, peer: bytes) -> None:
-        """The peer sent what cannot be understood."""
+    def _penalize(self, peer: bytes) -> None:
+        """The peer sent an invalid message."""
 
     # Sending
 
@@ -118,7 +118,7 @@ class Link:
         number = next(self._ids)
         future: asyncio.Future[Parcel] = self._loop.create_future()
         envelope = Envelope(kind="request", id=number, deadline_s=deadline_s)
-        self._pending[number] = Asked(peer, future, envelope, message, frames)
+        self._pending[number] = PendingRequest(peer, future, envelope, message, frames)
         try:
             self._send(peer, envelope, message, frames)
             async with asyncio.timeout(deadline_s):
@@ -145,7 +145,7 @@ class Link:
         self._wake()
 
     def _wake(self) -> None:
-        # The descriptor is edge-triggered: any call on the socket may swallow the edge, so look again soon.
+        # The descriptor is edge-triggered, and any call on the socket may consume the edge: read again soon.
         if self._wakeup is None and not self._closed:
             self._wakeup = self._loop.call_soon(self._drain)
 
@@ -159,7 +159,7 @@ class Link:
             if self._closed:
                 return
             try:
-                incoming = self._take()
+                incoming = self._recv()
             except zmq.Again:
                 return
             self._receive(incoming)
@@ -167,14 +167,14 @@ class Link:
 
     def _receive(self, incoming: Incoming) -> None:
         peer, key, parts = incoming
-        if not self._listens(peer):
+        if self._ignores(peer):
             return
         try:
             envelope = _envelopes.decode(parts[0])
             body, frames = parts[1], parts[2:]
         except (*UNREADABLE, IndexError) as error:
-            self._blame(peer)
-            self._say(logging.WARNING, "message without a readable envelope from %r ignored: %s", peer, error)
+            self._penalize(peer)
+            self._log(logging.WARNING, "message without a readable envelope from %r ignored: %s", peer, error)
             return
         if envelope.kind == "reply":
             self._settle(peer, envelope, body, frames)
@@ -183,10 +183,10 @@ class Link:
             size = self._admit(peer, body, frames)
         except errors.WireError as error:
             if isinstance(error, errors.MalformedMessage):
-                self._blame(peer)
+                self._penalize(peer)
             self._reply(peer, envelope, self._failure(peer, envelope, error))
             return
-        try:  # here and not in the task: who sends nonsense costs no task, and is noticed before its next message
+        try:  # before a task is made: an invalid message costs none, and counts before the peer's next one is read
             message = self._decode(peer, body)
             self._permit(key, message)
         except errors.WireError as error:
@@ -198,10 +198,10 @@ class Link:
         task.add_done_callback(self._tasks.discard)
 
     def _settle(self, peer: bytes, envelope: Envelope, body: bytes, frames: list[bytes]) -> None:
-        asked = self._pending.get(envelope.id)
-        if asked is None or asked.future.done() or asked.peer != peer:
-            return  # later than its deadline, or not asked
-        future = asked.future
+        request = self._pending.get(envelope.id)
+        if request is None or request.future.done() or request.peer != peer:
+            return  # after its deadline, or never requested
+        future = request.future
         try:
             reply = _replies.decode(body)
         except UNREADABLE as error:
@@ -213,13 +213,13 @@ class Link:
             future.set_result(Parcel(reply, frames))
 
     async def _answer(self, peer: bytes, envelope: Envelope, message: Any, frames: list[bytes], size: int) -> None:
-        """The service's edge: whatever happens inside becomes an answer, and a traceback in our own log."""
+        """The service's edge: any exception of the handler becomes an answer; unexpected ones are logged."""
         try:
             answer = await self._handler(peer, message, frames)
         except errors.RhymedError as error:
             answer = self._failure(peer, envelope, error)
         except Exception as error:
-            self._say(logging.ERROR, "request from %r failed", peer, exc_info=error)
+            self._log(logging.ERROR, "request from %r failed", peer, exc_info=error)
             answer = Failure(error="RemoteFailure", message=f"{type(error).__name__}: {error}")
         finally:
             self._done(peer, size)
@@ -228,9 +228,9 @@ class Link:
     def _failure(self, peer: bytes, envelope: Envelope, error: errors.RhymedError) -> Failure:
         log.debug("%r answered with %s: %s", peer, type(error).__name__, error)
         if isinstance(error, errors.NotAllowed):
-            self._say(logging.WARNING, "refused %r: %s", peer, error)
+            self._log(logging.WARNING, "refused %r: %s", peer, error)
         elif envelope.kind == "event":
-            self._say(logging.WARNING, "event from %r: %s", peer, error)
+            self._log(logging.WARNING, "event from %r: %s", peer, error)
         return Failure(error=type(error).__name__, message=str(error))
 
     def _reply(self, peer: bytes, envelope: Envelope, answer: Message | Parcel) -> None:
@@ -240,45 +240,45 @@ class Link:
         try:
             self._send(peer, Envelope(kind="reply", id=envelope.id), message, arrays)
         except errors.WireError as error:
-            self._say(logging.INFO, "answer to %r not delivered: %s", peer, error)
+            self._log(logging.INFO, "answer to %r not delivered: %s", peer, error)
 
     def _decode(self, peer: bytes, body: bytes) -> Any:
         if self._requests is None:
-            raise errors.MalformedMessage("this end of the link takes no requests")
+            raise errors.MalformedMessage("this end of the link accepts no requests")
         try:
             return self._requests.decode(body)
         except UNREADABLE as error:
-            self._blame(peer)
+            self._penalize(peer)
             raise errors.MalformedMessage(f"{error} in {body[:80]!r}") from None
 
-    def _say(self, level: int, text: str, *values: Any, exc_info: BaseException | None = None) -> None:
-        """To the log, but no more than a few lines of a flood."""
-        if (more := self._hush.may(time.monotonic())) is not None:
-            log.log(level, text + "%s", *values, more, exc_info=exc_info)
+    def _log(self, level: int, text: str, *values: Any, exc_info: BaseException | None = None) -> None:
+        """Log at most a few lines of a flood."""
+        if (suffix := self._throttle.permit(time.monotonic())) is not None:
+            log.log(level, text + "%s", *values, suffix, exc_info=exc_info)
 
-    def _lost(self) -> None:
-        """The connection has ended, and with it every question and answer that was on its way."""
-        self._doubtful.update(self._pending)
+    def _disconnected(self) -> None:
+        """The connection has ended; requests and replies in transit are lost."""
+        self._unconfirmed.update(self._pending)
 
-    def _found(self) -> None:
-        """There is a connection again: what nobody can answer any more is asked anew; twice does no harm."""
-        for number in sorted(self._doubtful & self._pending.keys()):
-            asked = self._pending[number]
-            with contextlib.suppress(errors.Overloaded):  # then the deadline tells
-                self._send(asked.peer, asked.envelope, asked.message, asked.frames)
-        self._doubtful.clear()
+    def _connected(self) -> None:
+        """Reconnected: resend all requests that were in flight. Requests are idempotent."""
+        for number in sorted(self._unconfirmed & self._pending.keys()):
+            request = self._pending[number]
+            with contextlib.suppress(errors.Overloaded):  # then it ends with its deadline
+                self._send(request.peer, request.envelope, request.message, request.frames)
+        self._unconfirmed.clear()
 
     def close(self) -> None:
-        """Let go of the socket; what is still to be sent gets 0.2 s. Open requests end with `PeerGone`."""
+        """Close the socket; queued messages get 0.2 s to be sent. Open requests end with `PeerGone`."""
         if self._closed:
             return
         self._closed = True
         self._loop.remove_reader(self._fd)
         if self._wakeup is not None:
             self._wakeup.cancel()
-        for asked in self._pending.values():
-            if not asked.future.done():
-                asked.future.set_exception(errors.PeerGone("the link was closed"))
+        for request in self._pending.values():
+            if not request.future.done():
+                request.future.set_exception(errors.PeerGone("the link was closed"))
         for task in list(self._tasks):
             if task is not asyncio.current_task():
                 task.cancel()

@@ -1,6 +1,6 @@
-"""Which role may ask what. Pure: a table by receiver, and one question to it.
+"""Which role may send which message. Pure: one table per receiver, and `check`.
 
-Holds on links with keys. Where there are none (ipc, loopback without net.keys) whoever can connect is trusted.
+Applies to links with keys. Without keys (ipc, loopback without net.keys) every peer that can connect is trusted.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ TO_STORE: Permits = {
     messages.ForgetLogprobs: _BROKER,
     messages.GetLengths: _BROKER,
     messages.GetJournal: _BROKER,
-    messages.PutSamples: _ROLLOUT | _BROKER,  # the broker's key also imports an earlier run's
+    messages.PutSamples: _ROLLOUT | _BROKER,  # the broker also imports samples of an earlier run
     messages.PutPartials: _ROLLOUT,
     messages.GetPartials: _ROLLOUT,
     messages.GetHistory: _ROLLOUT | _BROKER,
     messages.GetPrompts: _WORKERS | _BROKER,
     messages.GetSamples: _WORKERS | _BROKER,
-    messages.PutScores: _REWARD | _BROKER,  # the broker's: zeros, when reward.on_error says so
+    messages.PutScores: _REWARD | _BROKER,  # the broker writes zeros if reward.on_error = "zero"
     messages.GetStoreStats: _ALL,
 }
 
@@ -62,27 +62,27 @@ RECEIVERS: dict[Any, Permits] = {
     messages.ToStore: TO_STORE,
     messages.ToWeights: TO_WEIGHTS,
 }
-"""By the union of what a receiver takes. Of another receiver nobody may ask anything."""
+"""By the union of messages that a receiver accepts. Any other receiver refuses everything."""
 
 
 ABOUT_OTHERS = (messages.GetQueues, messages.Drain)
-"""Their `worker` is not who speaks."""
+"""Messages whose `worker` is not the sender."""
 
 
 def check(accepts: Any, role: KeyRole | None, message: Any) -> None:
-    """Raises `NotAllowed` unless the holder of such a key may send this. `role` is None for a key that has none."""
-    what = type(message).__name__
+    """Raises `NotAllowed` unless a key of this role may send the message. `role` is None for a key without a role."""
+    kind = type(message).__name__
     if role is None:
-        raise NotAllowed(f"{what}: this key does not count any more; take the newest from where the keys are made")
+        raise NotAllowed(f"{kind}: this key is not valid any more; copy the newest one from where the keys are made")
     if role not in RECEIVERS.get(accepts, {}).get(type(message), ()):
-        raise NotAllowed(f"a {role} key may not send {what}")
+        raise NotAllowed(f"a {role} key may not send {kind}")
     if isinstance(message, messages.Join) and message.role != role:
         raise NotAllowed(f"a {role} key may not join as {message.role}")
     worker = None if isinstance(message, ABOUT_OTHERS) else getattr(message, "worker", None)
-    if worker is not None and not _named(worker, role):
-        raise NotAllowed(f"with a {role} key a worker's name begins with {role}- or {role}@, and {worker!r} does not")
+    if worker is not None and not _name_fits(worker, role):
+        raise NotAllowed(f"with a {role} key a worker's name begins with {role}- or {role}@, but {worker!r} does not")
 
 
-def _named(worker: str, role: str) -> bool:
-    """A key of one role must not speak in the name of a worker of another."""
+def _name_fits(worker: str, role: str) -> bool:
+    """A key must not send messages in the name of another role's worker."""
     return worker == role or worker.startswith((f"{role}-", f"{role}@"))

@@ -16,11 +16,11 @@ from rhymed.dashboard.server import serving
 from rhymed.dashboard.snapshots import Live, never
 from rhymed.messages import Queues, SampleId
 from rhymed.run.timeline import Event, Writer
-from rhymed.wire.addresses import Address
+from rhymed.wire.addresses import HttpAddress
 from tests.dashboard.folders import NOW, row, span
 from tests.history.folders import APPLES, two_epochs, write_store, write_tokenizer
 
-ANY = Address("127.0.0.1", 0)
+ANY = HttpAddress("127.0.0.1", 0)
 
 
 @pytest.fixture(scope="session")
@@ -68,7 +68,7 @@ def look(monkeypatch: pytest.MonkeyPatch) -> Open:
 
     @contextlib.asynccontextmanager
     async def opened(
-        folder: Path, told: Callable[[], Queues | None] | None = None, address: Address = ANY
+        folder: Path, told: Callable[[], Queues | None] | None = None, address: HttpAddress = ANY
     ) -> AsyncIterator[Any]:
         async def ask() -> Queues | None:
             return told() if told else None

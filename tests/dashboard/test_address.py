@@ -20,7 +20,7 @@ from rhymed.config import Config
 from rhymed.dashboard import listen
 from rhymed.launch.screen import Screen
 from rhymed.run.layout import RunLayout, layout_of
-from rhymed.wire.addresses import Address
+from rhymed.wire.addresses import HttpAddress
 
 
 def screen(where: RunLayout, config: Config) -> tuple[Screen, io.StringIO]:
@@ -28,7 +28,7 @@ def screen(where: RunLayout, config: Config) -> tuple[Screen, io.StringIO]:
     return Screen(config, where, plain=True, console=Console(file=said, width=80)), said
 
 
-def told(run: Path, address: Address) -> None:
+def told(run: Path, address: HttpAddress) -> None:
     """Where it is, now. A file's own time is some milliseconds late: it may seem older than what was before it."""
     listen.write(run, address)
     os.utime(run / listen.ADDRESS_FILE, (time.time(), time.time()))
@@ -36,12 +36,12 @@ def told(run: Path, address: Address) -> None:
 
 def test_the_address_is_told_once(run: Path) -> None:
     config = Config.model_validate_json((run / "config.json").read_text())
-    listen.write(run, Address("127.0.0.1", 1))
+    listen.write(run, HttpAddress("127.0.0.1", 1))
     os.utime(run / listen.ADDRESS_FILE, (1, 1))  # of an earlier start
     shown, said = screen(layout_of(config), config)
     shown.show(None)
     assert "http:" not in said.getvalue()
-    told(run, Address("127.0.0.1", 8421))
+    told(run, HttpAddress("127.0.0.1", 8421))
     shown.show(None)
     shown.show(None)
     assert said.getvalue().count("watch    http://127.0.0.1:8421/\n") == 1
@@ -50,7 +50,7 @@ def test_the_address_is_told_once(run: Path) -> None:
 def test_where_the_token_is_but_not_the_token(run: Path) -> None:
     config = Config.model_validate_json((run / "config.json").read_text())
     shown, said = screen(layout_of(config), config)
-    told(run, Address("10.0.0.1", 8421))
+    told(run, HttpAddress("10.0.0.1", 8421))
     shown.show(None)
     assert f"http://10.0.0.1:8421/?token=…   (the token stands in {run / 'dashboard.token'})" in said.getvalue()
 

@@ -11,10 +11,10 @@ import pytest
 
 from rhymed.dashboard.auth import TOKEN_FILE, Enter, Guard, Refused, is_local_name, token_of
 from rhymed.errors import ConfigError
-from rhymed.wire.addresses import Address
+from rhymed.wire.addresses import HttpAddress
 
 TOKEN = "t" * 43
-EVERYWHERE = Address("0.0.0.0", 0)
+EVERYWHERE = HttpAddress("0.0.0.0", 0)
 HERE = ["localhost", "localhost:8420", "127.0.0.1:1", "127.9.9.9", "[::1]:80", "A.LocalHost"]
 ELSEWHERE = [
     "",

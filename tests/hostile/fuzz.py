@@ -29,7 +29,7 @@ from rhymed.config import Config
 from rhymed.errors import RhymedError
 from rhymed.run.layout import RunLayout, layout_of
 from rhymed.wire.keys import ROLES, make_keys
-from rhymed.wire.limits import more_files
+from rhymed.wire.limits import raise_file_limit
 from rhymed.wire.sockets import Client
 from rhymed_store.client import NewSample, StoreClient
 from tests.stress import command
@@ -102,7 +102,7 @@ def serve(target: str, config: str) -> None:
 
 
 async def _siege(mode: str, frames: int, seed: int, half_open: int) -> dict[str, Any]:
-    more_files()
+    raise_file_limit()
     with tempfile.TemporaryDirectory(prefix="rhymed-fuzz-") as folder:
         config = _config(Path(folder), locked=mode == "locked")
         where = layout_of(config)

@@ -281,7 +281,7 @@ def test_a_living_run_keeps_strangers_out_and_goes_on(config: Path) -> None:
             second = rhymed("run", "--resume", folder)
             assert (second.returncode, "is in use by a running `rhymed run`" in second.stdout) == (2, True)
             assert "is open in another store process" in rhymed("store", folder / "config.json").stdout
-            assert "is served by a living process" in rhymed("broker", folder / "config.json").stdout
+            assert "is already served by a living process" in rhymed("broker", folder / "config.json").stdout
             rubbish(load_config(folder / "config.json"))
             log, end = folder / "logs" / "broker.log", time.monotonic() + 60
             while "message without a readable envelope" not in log.read_text():

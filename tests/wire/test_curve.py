@@ -24,7 +24,7 @@ LOCAL = "tcp://127.0.0.1:*"
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files are looked at for every message, and a refused caller tries again soon."""
-    monkeypatch.setattr(keys, "LOOK_S", 0.0)
+    monkeypatch.setattr(keys, "REFRESH_S", 0.0)
     monkeypatch.setattr(curve, "PAUSE_S", 0.2)
 
 
@@ -125,7 +125,7 @@ async def test_an_unknown_key_is_turned_away_and_named_once(
                 await honest.request(GetQueues(), deadline_s=60)
     assert heard.messages == [GetQueues()]
     told = [record.message for record in caplog.records]
-    assert any("unknown key" in line and "turned away" in line for line in told)
+    assert any("unknown key" in line and "refused" in line for line in told)
     assert sum("no handshake" in line for line in told) <= 2  # one a try would be many
 
 
@@ -216,7 +216,7 @@ async def test_a_workers_key_changes_while_the_run_goes_on(server: Server, folde
         await answered(before)
         await answered(after)
         retire(folder, ["rollout"])
-        with pytest.raises(errors.NotAllowed, match="does not count any more"):  # on a link that is open
+        with pytest.raises(errors.NotAllowed, match="is not valid any more"):  # on a link that is open
             await before.request(GetQueues())
         await answered(after)
         async with calling(server, old) as again:
@@ -252,12 +252,12 @@ async def test_a_servers_key_changes_while_its_callers_stay(folder: Path, tmp_pa
 async def test_what_waits_without_a_connection_outlives_a_retry(folder: Path, heard: Heard) -> None:
     address = f"tcp://127.0.0.1:{_port()}"
     client = Client(address, peer="broker", keys=Keyring("rollout", folder))
-    caller = client._caller
-    assert isinstance(caller, curve.Caller)
+    connector = client._connection
+    assert isinstance(connector, curve.Connector)
     asked = asyncio.ensure_future(client.request(GetQueues(), deadline_s=60))
     await asyncio.sleep(0.1)  # it is queued; nobody is there
-    caller._refused(ours=False)  # as after a server that went away when it had refused us
-    await until(lambda: caller._tries)
+    connector._refused(our_key=False)  # as after a server that went away when it had refused us
+    await until(lambda: connector._tries)
     server = await bound(lambda: Server(address, ToBroker, heard, keys=Keyring("broker", folder)))
     assert (await asked).message == Done()
     client.close()
@@ -315,6 +315,38 @@ async def test_servers_of_one_process_have_their_own_keys(folder: Path, tmp_path
     async with calling(two, Keyring("viewer", tmp_path / "b")) as b:
         await answered(b)
     two.close()
+
+
+async def test_a_key_that_cannot_be_looked_up_is_refused(
+    server: Server, folder: Path, heard: Heard, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: Any) -> None:
+        raise OSError("no such device")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(keys.KnownKeys, "role", fail)
+        async with calling(server, Keyring("viewer", folder)) as client:
+            await silent(client)
+        assert not heard.messages
+        assert "could not be looked up" in caplog.text
+    async with calling(server, Keyring("viewer", folder)) as client:
+        await answered(client)
+
+
+async def test_an_authenticator_that_fails_is_started_again(
+    server: Server, folder: Path, heard: Heard, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def fail(*_: Any) -> None:
+        raise RuntimeError("out of order")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(curve.Authenticator, "handle_zap_message", fail)
+        async with calling(server, Keyring("viewer", folder)) as client:
+            await silent(client)
+        assert not heard.messages
+    async with calling(server, Keyring("viewer", folder)) as client:
+        await answered(client)
+    assert "the authenticator failed and is started again" in caplog.text
 
 
 def _port() -> int:

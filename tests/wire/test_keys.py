@@ -9,7 +9,7 @@ import pytest
 from rhymed.cli import main
 from rhymed.errors import ConfigError
 from rhymed.wire import keys
-from rhymed.wire.keys import ROLES, Keyring, Known, make_keys, read_public, read_secret, retire
+from rhymed.wire.keys import ROLES, Keyring, KnownKeys, make_keys, read_public, read_secret, retire
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def test_making_twice_changes_nothing(folder: Path) -> None:
 
 def test_a_lost_public_key_is_not_made_up_for_silently(folder: Path) -> None:
     (folder / "public").unlink()
-    with pytest.raises(ConfigError, match=r"broker\.secret is there, but .*public has no key of broker"):
+    with pytest.raises(ConfigError, match=r"broker\.secret exists, but .*public has no key of broker"):
         make_keys(folder, ROLES)
 
 
@@ -111,15 +111,15 @@ def test_one_key_has_one_role(folder: Path) -> None:
     key = next(key for key, role in read_public(folder).items() if role == "viewer")
     with (folder / "public").open("a") as stream:
         stream.write(f"broker {key}\n")
-    with pytest.raises(ConfigError, match="the key of broker is that of viewer, too"):
+    with pytest.raises(ConfigError, match="the key of broker is also the key of viewer"):
         read_public(folder)
 
 
 def test_changes_of_the_file_count_soon_and_damage_changes_nothing(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keys, "LOOK_S", 0.0)
-    known = Known(folder)
+    monkeypatch.setattr(keys, "REFRESH_S", 0.0)
+    known = KnownKeys(folder)
     old = Keyring("reward", folder).own_public().decode()
     make_keys(folder, [], ["reward"])
     new = Keyring("reward", folder).own_public().decode()

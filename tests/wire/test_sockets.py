@@ -192,7 +192,7 @@ async def test_a_client_without_a_handler_refuses_requests(address: str) -> None
     server = Server(address, Loose, Counter())
     client = Client(address, "deaf", peer="broker")
     await client.request(GetQueues())
-    with pytest.raises(errors.MalformedMessage, match="takes no requests"):
+    with pytest.raises(errors.MalformedMessage, match="accepts no requests"):
         await server.request(b"deaf", Finish(reason="x"), deadline_s=60)
     client.close()
     server.close()

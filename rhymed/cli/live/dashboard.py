@@ -10,7 +10,7 @@ from rhymed.cli.options import add_run, example
 
 if TYPE_CHECKING:
     from rhymed.dashboard.snapshots import Asked
-    from rhymed.wire.addresses import Address
+    from rhymed.wire.addresses import HttpAddress
 
 ADDRESS = "127.0.0.1:8430"
 MOST = 8  # runs that are named
@@ -37,9 +37,9 @@ def add(commands: Any) -> None:
 def handle(arguments: argparse.Namespace) -> int:
     import asyncio
 
-    from rhymed.wire.addresses import parse
+    from rhymed.wire.addresses import parse_http
 
-    folder, address = folder_of(arguments.run), parse(arguments.http)
+    folder, address = folder_of(arguments.run), parse_http(arguments.http)
     try:
         asyncio.run(_serve(folder, address, browser=arguments.open))
     except KeyboardInterrupt:
@@ -69,7 +69,7 @@ def _instead(folder: Path) -> str:
     return f"it holds runs, the newest first: {names}; name one, e.g. rhymed view {runs[0]}"
 
 
-async def _serve(folder: Path, address: Address, *, browser: bool) -> None:
+async def _serve(folder: Path, address: HttpAddress, *, browser: bool) -> None:
     import asyncio
     import os
     import signal
