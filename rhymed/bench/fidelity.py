@@ -44,7 +44,7 @@ class Booked:
         prompts = [prompt_id(row) for row in rows]
         self.plan = Plan(prompts, rollout.prompts_per_step, rollout.group_size, trainer.epochs, trainer.steps)
         self.cap = rollout.max_response_length
-        self._book = TraceBook(config)
+        self._book = TraceBook(config.trace, config.rollout)
         self._lengths: dict[messages.SampleId, int] = {}
 
     def length(self, id: messages.SampleId) -> int:
@@ -123,7 +123,7 @@ async def _really(config: Config, workers: int, train_s: float) -> tuple[float, 
         stack.callback(store.close)
         await stack.enter_async_context(Reward(where.broker, store, "reward", slots=100_000))
         await ready(where)
-        engines = [TraceEngine(config) for _ in range(workers)]
+        engines = [TraceEngine(config.trace, config.rollout) for _ in range(workers)]
         for number, engine in enumerate(engines):
             worker = RolloutWorker(config, where, f"w{number:04d}", engine)
             await stack.enter_async_context(worker.running())

@@ -125,7 +125,9 @@ class _Bench:
         from rhymed_workers.engines.base import Task, sampling_for
 
         id = SampleId(step=0, prompt="0" * 16, index=index)
-        sampling = replace(sampling_for(self._config, id), max_tokens=tokens)
+        sampling = replace(
+            sampling_for(self._config.rollout, self._config.eval, self._config.run.seed, id), max_tokens=tokens
+        )
         return await self._engine.generate(Task(id, PROMPT, sampling))
 
 

@@ -40,7 +40,7 @@ def held(watch: Watch, config: Config, pids: Collection[int]) -> list[tuple[Samp
     if watch.queues is None:
         return []
     clocked = config.rollout.engine == "trace"
-    age_s, book, found = time.monotonic() - watch.asked_at, TraceBook(config), []
+    age_s, book, found = time.monotonic() - watch.asked_at, TraceBook(config.trace, config.rollout), []
     for row in watch.queues.workers:
         silent_s = age_s + row.silent_s
         if row.role == "rollout" and row.pid in pids and silent_s < KNOWN_S:

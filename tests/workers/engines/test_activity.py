@@ -12,25 +12,25 @@ from typing import Any
 
 import pytest
 
-from rhymed_workers.engines.activity import BUSY, KINDS, Beat, Pulse, kind_of
+from rhymed_workers.engines.activity import BUSY, KINDS, ActivityReader, ActivityWriter, kind_of
 
 WRITER = """
 import select, sys, time
 from pathlib import Path
-from rhymed_workers.engines.activity import KINDS, Beat
+from rhymed_workers.engines.activity import KINDS, ActivityWriter
 began = last = time.monotonic()
-beat = Beat(Path(sys.argv[1]))
+writer = ActivityWriter(Path(sys.argv[1]))
 idle = longest = 0.0
 print(began, flush=True)
 while not select.select([sys.stdin], [], [], 0)[0]:
     for kind in range(len(KINDS)):
-        beat.enter(kind)
+        writer.enter(kind)
         now = time.monotonic()
         longest = max(longest, now - last)
         idle += now - last if kind < 2 else 0.0
         last = now
 whole = time.monotonic() - began
-beat.enter(0)
+writer.enter(0)
 print(whole, idle, longest, flush=True)
 """
 """Until its input ends. Tells when it began; at the end: how long that was, how much of it it was idle, at the most,
@@ -39,42 +39,42 @@ and the longest time between two records.
 
 
 @pytest.fixture
-def pulse() -> Any:
-    pulse = Pulse()
-    yield pulse
-    pulse.close()
-    assert not pulse.path.exists()
+def reader() -> Any:
+    reader = ActivityReader()
+    yield reader
+    reader.close()
+    assert not reader.path.exists()
 
 
-def test_seconds_of_the_present_activity_count_up_to_now(pulse: Pulse) -> None:
-    assert Path(pulse.path).stat().st_mode & 0o077 == 0, "nobody else may write it"
+def test_seconds_of_the_present_activity_count_up_to_now(reader: ActivityReader) -> None:
+    assert Path(reader.path).stat().st_mode & 0o077 == 0, "nobody else may write it"
     began = time.monotonic()
-    beat = Beat(pulse.path)
-    assert set(pulse.seconds()) == set(BUSY)
-    assert sum(pulse.seconds().values()) == 0
-    beat.enter(KINDS.index("verify"))
+    writer = ActivityWriter(reader.path)
+    assert set(reader.seconds()) == set(BUSY)
+    assert sum(reader.seconds().values()) == 0
+    writer.enter(KINDS.index("verify"))
     time.sleep(0.05)
-    first = pulse.seconds()
+    first = reader.seconds()
     assert first["verify"] >= 0.05
-    before = beat.enter(KINDS.index("draft"))
-    assert beat.enter(before) == KINDS.index("draft")
-    beat.enter(KINDS.index("idle"))
-    assert not pulse.path.exists(), "nothing is left behind by who is killed"
-    last = pulse.seconds()
+    before = writer.enter(KINDS.index("draft"))
+    assert writer.enter(before) == KINDS.index("draft")
+    writer.enter(KINDS.index("idle"))
+    assert not reader.path.exists(), "nothing is left behind by who is killed"
+    last = reader.seconds()
     time.sleep(0.02)
-    assert pulse.seconds() == last, "idle is not busy"
+    assert reader.seconds() == last, "idle is not busy"
     assert first["verify"] <= last["verify"] <= time.monotonic() - began
 
 
-def test_a_reader_never_sees_half_a_record(pulse: Pulse) -> None:
-    command = [sys.executable, "-c", WRITER, str(pulse.path)]
+def test_a_reader_never_sees_half_a_record(reader: ActivityReader) -> None:
+    command = [sys.executable, "-c", WRITER, str(reader.path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as writer:
         assert writer.stdout is not None
         began, back, late = float(writer.stdout.readline()), 0.0, 0.0
-        before = pulse.seconds()
+        before = reader.seconds()
         until = time.monotonic() + 0.5
         for look in itertools.count():
-            asked, told, now = time.monotonic(), pulse.seconds(), time.monotonic()
+            asked, told, now = time.monotonic(), reader.seconds(), time.monotonic()
             back, late = max(back, *(before[name] - told[name] for name in BUSY)), max(late, now - asked)
             assert sum(told.values()) <= now - began + 1e-3
             before = told
@@ -82,16 +82,16 @@ def test_a_reader_never_sees_half_a_record(pulse: Pulse) -> None:
                 break
         whole, idle, longest = map(float, writer.communicate(timeout=60)[0].split())
     assert back <= longest + late + 1e-3, "a reader is ahead by what either end was stopped, and no more"
-    assert whole - idle - 1e-3 <= sum(pulse.seconds().values()) <= time.monotonic() - began
+    assert whole - idle - 1e-3 <= sum(reader.seconds().values()) <= time.monotonic() - began
 
 
-def test_where_nobody_writes_a_request_counts_as_decoding(pulse: Pulse) -> None:
-    assert pulse.seconds() == {"decode": 0}
-    with pulse.working(), pulse.working():
+def test_where_nobody_writes_a_request_counts_as_decoding(reader: ActivityReader) -> None:
+    assert reader.seconds() == {"decode": 0}
+    with reader.working(), reader.working():
         time.sleep(0.01)
-    told = pulse.seconds()["decode"]
+    told = reader.seconds()["decode"]
     assert told >= 0.01
-    assert pulse.seconds() == {"decode": told}
+    assert reader.seconds() == {"decode": told}
 
 
 def step(scheduled: dict[str, int], drafts: dict[str, list[int]] | None = None) -> Any:

@@ -1,4 +1,4 @@
-"""What the configuration says of drafts, as the plug-in in the engine reads it; and what an engine leaves behind."""
+"""The configuration of drafts as the plug-in in the engine reads it, and the environment that an engine leaves."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from rhymed.histospec.settings import Settings, read_settings
 from rhymed_workers.engines.launch import LOGGING, _speculation, end_children, environment
 
 
-def given(**sections: Any) -> dict[str, Any]:
-    return _speculation(Config.model_validate(sections))
+def speculation(**sections: Any) -> dict[str, Any]:
+    config = Config.model_validate(sections)
+    return _speculation(config.drafts, keyed=config.rollout.sampler == "keyed")
 
 
 def test_drafts_are_on_from_the_start() -> None:
-    settings = given()
+    settings = speculation()
     assert settings["speculative_config"]["num_speculative_tokens"] == 32
     assert settings["speculative_config"]["model"] == "rhymed.histospec.proposer.HistoSpec"
     assert read_settings(settings["additional_config"]) == Settings()
@@ -28,14 +29,14 @@ def test_drafts_are_on_from_the_start() -> None:
 @pytest.mark.parametrize("matching", ["history", "paper"])
 def test_every_choice_reaches_the_engine(budget: str, matching: str) -> None:
     drafts = {"budget": budget, "matching": matching, "memory_mib": 64, "max_length": 7}
-    settings = given(drafts=drafts, rollout={"sampler": "vllm"})
+    settings = speculation(drafts=drafts, rollout={"sampler": "vllm"})
     assert settings["speculative_config"]["num_speculative_tokens"] == 7
     read = read_settings(settings["additional_config"])
     assert (read.budget, read.matching, read.memory_mib, read.keyed) == (budget, matching, 64, False)
 
 
 def test_plain_decoding_has_no_speculation_and_keeps_its_noise() -> None:
-    settings = given(drafts={"method": "none"})
+    settings = speculation(drafts={"method": "none"})
     assert "speculative_config" not in settings
     assert read_settings(settings["additional_config"]).keyed
 

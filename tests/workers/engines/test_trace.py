@@ -16,7 +16,7 @@ from rhymed.config import Config
 from rhymed.errors import DataError
 from rhymed.histospec.drafts.yields import accepted
 from rhymed.messages import SampleId
-from rhymed_workers.engines.base import Output, Task, Told, sampling_for
+from rhymed_workers.engines.base import DraftReport, Output, Task, sampling_for
 from rhymed_workers.engines.trace import TraceBook, TraceEngine
 
 
@@ -26,17 +26,26 @@ def config(limit: int = 512, slots: int = 64, **trace: object) -> Config:
     )
 
 
+def book_of(settings: Config) -> TraceBook:
+    return TraceBook(settings.trace, settings.rollout)
+
+
+def engine_of(settings: Config) -> TraceEngine:
+    return TraceEngine(settings.trace, settings.rollout)
+
+
 def task(settings: Config, id: SampleId, carried: Sequence[int] = ()) -> Task:
-    return Task(id, [1, 2, 3], sampling_for(settings, id), carried)
+    return Task(id, [1, 2, 3], sampling_for(settings.rollout, settings.eval, settings.run.seed, id), carried)
 
 
 def test_a_response_is_a_function_of_the_sample_alone() -> None:
     id = SampleId(step=3, prompt="00ff00ff00ff00ff", index=2)
-    tokens, logprobs, reason = TraceBook(config()).response(id)
+    tokens, logprobs, reason = book_of(config()).response(id)
     code = (
         "from rhymed.config import Config; from rhymed.messages import SampleId;"
         " from rhymed_workers.engines.trace import TraceBook;"
-        " t, p, r = TraceBook(Config()).response(SampleId(step=3, prompt='00ff00ff00ff00ff', index=2));"
+        " book = TraceBook(Config().trace, Config().rollout);"
+        " t, p, r = book.response(SampleId(step=3, prompt='00ff00ff00ff00ff', index=2));"
         " print(t.tolist(), p.tolist(), r)"
     )
     other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
@@ -46,7 +55,7 @@ def test_a_response_is_a_function_of_the_sample_alone() -> None:
 
 
 def test_samples_differ_and_lengths_follow_the_configuration() -> None:
-    book = TraceBook(config(limit=100_000, mean_length=100, prompt_sigma=0.5, sample_sigma=0.1))
+    book = book_of(config(limit=100_000, mean_length=100, prompt_sigma=0.5, sample_sigma=0.1))
     lengths = [
         [len(book.response(SampleId(step=step, prompt=f"{prompt:016x}", index=0))[0]) for step in range(4)]
         for prompt in range(200)
@@ -58,7 +67,7 @@ def test_samples_differ_and_lengths_follow_the_configuration() -> None:
 
 
 def test_length_limit_cuts_and_says_so() -> None:
-    book = TraceBook(config(limit=5, mean_length=200))
+    book = book_of(config(limit=5, mean_length=200))
     tokens, logprobs, reason = book.response(SampleId(step=0, prompt="0" * 16, index=0))
     assert (len(tokens), len(logprobs), reason) == (5, 5, "length")
 
@@ -74,7 +83,7 @@ def test_no_torch_is_imported() -> None:
 
 async def test_engine_runs_batches_and_records_versions() -> None:
     settings = config(limit=40, slots=3, mean_length=30, sample_sigma=0, prompt_sigma=0, step_s=0.001, token_s=0)
-    engine = TraceEngine(settings)
+    engine = engine_of(settings)
     await engine.open()
     try:
         await engine.load(0, Path("unused"))
@@ -98,7 +107,7 @@ async def test_engine_runs_batches_and_records_versions() -> None:
 
 async def test_cancel_ends_with_what_there_is() -> None:
     settings = config(limit=10_000, slots=1, mean_length=5000, prompt_sigma=0, step_s=0.001, token_s=0)
-    engine = TraceEngine(settings)
+    engine = engine_of(settings)
     await engine.open()
     try:
         running, waiting = (SampleId(step=0, prompt="b" * 16, index=index) for index in range(2))
@@ -120,7 +129,7 @@ def test_recorded_responses_are_replayed(tmp_path: Path) -> None:
     rows = [("p" * 16, 0, [1, 2]), ("p" * 16, 0, [3]), ("p" * 16, 4, [4, 5, 6])]
     file = tmp_path / "trace.jsonl"
     file.write_text("\n".join(json.dumps({"prompt": p, "step": s, "tokens": t}) for p, s, t in rows))
-    book = TraceBook(config(path=str(file)))
+    book = book_of(config(path=str(file)))
 
     def tokens(step: int, index: int, prompt: str = "p" * 16) -> list[int]:
         return book.response(SampleId(step=step, prompt=prompt, index=index))[0].tolist()
@@ -135,7 +144,7 @@ def test_a_damaged_trace_names_file_and_line(tmp_path: Path) -> None:
     file = tmp_path / "trace.jsonl"
     file.write_text('{"prompt": "a", "step": 0, "tokens": [1]}\n{"prompt": "a", "step": 0}\n')
     with pytest.raises(DataError, match=r"trace\.jsonl:2: "):
-        TraceBook(config(path=str(file)))
+        book_of(config(path=str(file)))
 
 
 class Hurried(asyncio.SelectorEventLoop):
@@ -165,7 +174,7 @@ async def verifying(
     settings: Config, ids: Sequence[SampleId], cut: int, version: int = 1
 ) -> tuple[list[Output], float]:
     """What becomes of the first `cut` tokens of each, and how many seconds it takes."""
-    engine, book = TraceEngine(settings), TraceBook(settings)
+    engine, book = engine_of(settings), book_of(settings)
     await engine.open()
     try:
         await engine.load(version, Path("unused"))
@@ -188,17 +197,17 @@ IDS = [SampleId(step=0, prompt="d" * 16, index=index) for index in range(16)]
 
 async def test_accepted_drafts_are_those_carried_tokens_that_held() -> None:
     settings, (id, other) = long(step_s=0), IDS[:2]
-    engine = TraceEngine(settings)
+    engine = engine_of(settings)
     await engine.open()
     try:
         await engine.load(1, Path("unused"))
-        tokens = TraceBook(settings).response(id)[0].tolist()
+        tokens = book_of(settings).response(id)[0].tolist()
         for carried in (0, 1, 300, 400):
             await engine.generate(task(settings, id, tokens[:carried]))
-            (told, nothing) = await engine.drafting([id, other])
-            assert (told.drafting, nothing) == (None, Told())
-            assert accepted(told.yields, 400).tolist() == [place < carried for place in range(400)]
-        assert await engine.drafting([id]) == [Told()], "it is told once"
+            (report, nothing) = await engine.drafting([id, other])
+            assert (report.drafting, nothing) == (None, DraftReport())
+            assert accepted(report.yields, 400).tolist() == [place < carried for place in range(400)]
+        assert await engine.drafting([id]) == [DraftReport()], "a report is given once"
     finally:
         await engine.close()
 
@@ -208,7 +217,7 @@ def test_carried_tokens_are_verified_and_not_written() -> None:
     part, part_s = verified(long(step_s=0.01), IDS, 300)
     assert (whole_s, part_s) == pytest.approx((0.01, 1.0))  # 1 and 100 forward passes; it would be 400
     for id, one, other in zip(IDS, whole, part, strict=True):
-        tokens, logprobs, reason = TraceBook(long()).response(id)
+        tokens, logprobs, reason = book_of(long()).response(id)
         for output in (one, other):
             assert output.tokens.tolist() == tokens.tolist()
             assert output.logprobs.tolist() == logprobs.tolist()
@@ -222,10 +231,10 @@ def test_verifying_takes_its_time() -> None:
 
 async def test_tokens_of_another_response_are_not_kept() -> None:
     settings = long()
-    engine = TraceEngine(settings)
+    engine = engine_of(settings)
     await engine.open()
     try:
-        tokens = TraceBook(settings).response(IDS[0])[0]
+        tokens = book_of(settings).response(IDS[0])[0]
         other = np.concatenate([tokens[:100], tokens[:900]]).tolist()  # and more than there are
         wait = asyncio.ensure_future(engine.generate(task(settings, IDS[0], other)))
         while not engine.progress().get(IDS[0]):
@@ -239,7 +248,7 @@ async def test_tokens_of_another_response_are_not_kept() -> None:
 async def kept(keep: float, version: int) -> list[int]:
     """Of each sample's 400 tokens: what the first pass leaves, without the token that comes beside them."""
     settings = long(keep, step_s=0.2)
-    engine, book = TraceEngine(settings), TraceBook(settings)
+    engine, book = engine_of(settings), book_of(settings)
     await engine.open()
     try:
         await engine.load(version, Path("unused"))
@@ -266,7 +275,7 @@ async def test_what_is_kept_is_drawn_from_sample_and_version() -> None:
 
 async def test_a_cancelled_sample_goes_on_elsewhere() -> None:
     settings = long()
-    engine, expected = TraceEngine(settings), TraceBook(settings).response(IDS[0])
+    engine, expected = engine_of(settings), book_of(settings).response(IDS[0])
     await engine.open()
     try:
         wait = asyncio.ensure_future(engine.generate(task(settings, IDS[0])))
@@ -286,7 +295,7 @@ async def test_a_cancelled_sample_goes_on_elsewhere() -> None:
 
 async def test_seconds_are_of_the_passes_that_there_were() -> None:
     settings = config(limit=20, slots=2, mean_length=20, sample_sigma=0, prompt_sigma=0, step_s=0.005, verify_s=0.001)
-    engine = TraceEngine(settings)
+    engine = engine_of(settings)
     await engine.open()
     try:
         await engine.load(0, Path("unused"))
@@ -296,10 +305,10 @@ async def test_seconds_are_of_the_passes_that_there_were() -> None:
         tokens = (await engine.generate(task(settings, id))).tokens
         assert engine.seconds().keys() == {"decode"}
         await engine.generate(task(settings, id, carried=tokens[:10].tolist()))
-        told, passed = engine.seconds(), time.monotonic() - began
-        assert told.keys() == {"decode", "verify"}
-        assert 0.005 * 20 <= told["decode"] <= sum(told.values()) <= passed
-        assert told["verify"] >= 0.005 + 10 * 0.001
+        seconds, passed = engine.seconds(), time.monotonic() - began
+        assert seconds.keys() == {"decode", "verify"}
+        assert 0.005 * 20 <= seconds["decode"] <= sum(seconds.values()) <= passed
+        assert seconds["verify"] >= 0.005 + 10 * 0.001
         while engine.seconds() != engine.seconds():
             await asyncio.sleep(0.001)
     finally:

@@ -19,7 +19,7 @@ from rhymed.config import Config
 from rhymed.errors import DataError, EngineError
 from rhymed.histospec.drafts.yields import accepted
 from rhymed.messages import SampleId
-from rhymed_workers.engines.base import Output, Task, sampling_for
+from rhymed_workers.engines.base import Output, Sampling, Task, sampling_for
 
 pytest.importorskip("vllm")
 torch = pytest.importorskip("torch")
@@ -68,11 +68,15 @@ async def engine(tiny_model: Path) -> AsyncIterator[Any]:
     await engine.close()
 
 
+def sampling_of(config: Config, id: SampleId) -> Sampling:
+    return sampling_for(config.rollout, config.eval, config.run.seed, id)
+
+
 def task(
     engine: Any, index: int, *, step: int = 0, prompt: list[int] | None = None, carried: Sequence[int] = ()
 ) -> Task:
     id = SampleId(step=step, prompt="0123456789abcdef", index=index)
-    return Task(id, prompt or PROMPT, sampling_for(engine._config, id), carried)
+    return Task(id, prompt or PROMPT, sampling_of(engine._config, id), carried)
 
 
 def expected(model: Path, weights: Path, output: Output, rollout: Any, start: int = 0) -> np.ndarray:
@@ -183,7 +187,7 @@ async def test_cancel_gives_what_there_is(engine: Any) -> None:
 async def afresh(engine: Any, job: Task) -> tuple[Output, int]:
     """What becomes of it where its prompt has no history, and in how many steps."""
     other = SampleId(step=0, prompt="fedcba9876543210", index=0)
-    await engine.generate(Task(other, PROMPT, sampling_for(engine._config, other)))  # all of its prompt have left
+    await engine.generate(Task(other, PROMPT, sampling_of(engine._config, other)))  # all of its prompt have left
     await engine.remember(job.id.prompt, PROMPT, [])
     await asyncio.sleep(2)  # the empty index takes the place of the one that knows the answer
     output = await engine.generate(job)

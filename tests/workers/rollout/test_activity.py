@@ -30,14 +30,14 @@ def test_what_the_engine_leaves_is_idle() -> None:
     desk = Desk()
     desk.spend(2)
     assert desk.told() == {"idle": 2}, "there is no engine yet"
-    desk.sheet.account = lambda: desk.engine
+    desk.sheet.engine_seconds = lambda: desk.engine
     desk.spend(3, decode=1.5, draft=0.5)
     assert desk.told() == {"decode": 1.5, "draft": 0.5, "idle": 3}
 
 
 def test_an_update_is_as_the_worker_sees_it() -> None:
     desk = Desk()
-    desk.sheet.account = lambda: desk.engine
+    desk.sheet.engine_seconds = lambda: desk.engine
     desk.spend(1, decode=1)
     with desk.sheet.during("fetching"):
         desk.spend(2, decode=1.5)
@@ -65,7 +65,7 @@ def test_a_load_that_fails_has_ended() -> None:
 
 def test_the_sum_is_the_time_and_nothing_shrinks_whatever_the_engine_tells() -> None:
     desk, choose = Desk(), random.Random(3)
-    desk.sheet.account = lambda: desk.engine
+    desk.sheet.engine_seconds = lambda: desk.engine
     before: dict[str, float] = {}
     for _ in range(300):
         desk.spend(choose.random(), **{choose.choice(["decode", "verify"]): choose.uniform(-0.2, 1.5)})

@@ -1,8 +1,9 @@
-"""Writing with an engine that does what a test says: every order of cancel, release, load and end."""
+"""Generation with a scripted engine: every order of cancel, release, load and end."""
 
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,8 +11,8 @@ import pytest
 
 from rhymed.config import Config
 from rhymed.messages import SampleId
-from rhymed_workers.engines.base import Output, Task
-from rhymed_workers.rollout.generation import Hand, Writing
+from rhymed_workers.engines.base import Output, Task, sampling_for
+from rhymed_workers.rollout.generation import ActiveSample, Generation
 
 TEXT = list(range(100, 150))
 
@@ -55,21 +56,22 @@ class Scene:
     def __init__(self, step: int, begun: Sequence[int] = ()) -> None:
         self.engine = Scripted()
         self.parked: list[SampleId] = []
-        self.hand = Hand(SampleId(step, "p", 0), 0.0, begun=bool(begun), prompt=[1])
+        self.sample = ActiveSample(SampleId(step, "p", 0), 0.0, has_partial=bool(begun), prompt=[1])
 
-        async def beginning(id: SampleId) -> Sequence[int]:
+        async def read_partial(id: SampleId) -> Sequence[int]:
             return begun
 
         async def park(id: SampleId) -> None:
             self.parked.append(id)
 
-        self.writing = Writing(Config(), self.engine, beginning, park)  # type: ignore[arg-type]
-        self.task = asyncio.get_running_loop().create_task(self.writing.write(self.hand))
+        sampling = functools.partial(sampling_for, Config().rollout, Config().eval, 0)
+        self.generation = Generation(self.engine, sampling, 0, read_partial, park)  # type: ignore[arg-type]
+        self.task = asyncio.get_running_loop().create_task(self.generation.run(self.sample))
 
     async def load(self, version: int) -> None:
-        self.writing.set_back([self.hand])
+        self.generation.interrupt([self.sample])
         self.engine.version = version
-        await self.writing.stir()
+        await self.generation.notify()
         await settled()
 
     async def out(self) -> Output:
@@ -82,7 +84,7 @@ async def test_a_release_that_comes_too_late_hands_over_what_is_stale() -> None:
     """It ended under the old weights in the same moment: stored as it is it were dropped."""
     scene = Scene(step=1)
     await settled()
-    scene.hand.released = True
+    scene.sample.released = True
     await scene.engine.answer(TEXT)
     output = await scene.out()
     assert (output.finish_reason, output.tokens.tolist()) == ("abort", TEXT)
@@ -91,7 +93,7 @@ async def test_a_release_that_comes_too_late_hands_over_what_is_stale() -> None:
 async def test_a_release_that_comes_too_late_keeps_what_is_good() -> None:
     scene = Scene(step=0)
     await settled()
-    scene.hand.released = True
+    scene.sample.released = True
     await scene.engine.answer(TEXT)
     output = await scene.out()
     assert (output.finish_reason, output.versions) == ("stop", [(0, 50)])
@@ -102,7 +104,7 @@ async def test_a_release_in_the_middle_of_verification_loses_nothing(came: list[
     scene = Scene(step=0, begun=TEXT)
     await settled()
     assert list(scene.engine.tasks[0].carried) == TEXT
-    scene.hand.released = True
+    scene.sample.released = True
     await scene.engine.answer(came, "abort")
     assert (await scene.out()).tokens.tolist() == handed
 
@@ -111,30 +113,30 @@ async def test_what_is_written_ahead_is_parked_and_then_verified() -> None:
     scene = Scene(step=1)
     await settled()
     await scene.engine.answer(TEXT)
-    assert scene.parked == [scene.hand.id]
+    assert scene.parked == [scene.sample.id]
     await scene.load(1)
     assert list(scene.engine.tasks[1].carried) == TEXT
     await scene.engine.answer([*TEXT[:9], 7, 8])
     assert (await scene.out()).versions == [(1, 11)]
-    assert scene.hand.ahead == (50, 9)
+    assert scene.sample.ahead == (50, 9)
 
 
 async def test_what_runs_ahead_is_stopped_for_the_load_and_goes_on() -> None:
     scene = Scene(step=1)
     await settled()
     await scene.load(1)
-    assert scene.engine.cancelled == [scene.hand.id]
+    assert scene.engine.cancelled == [scene.sample.id]
     await scene.engine.answer(TEXT[:5], "abort", version=0)
     assert list(scene.engine.tasks[1].carried) == TEXT[:5]
     await scene.engine.answer(TEXT)
     assert (await scene.out()).tokens.tolist() == TEXT
     assert scene.parked == []
-    assert scene.hand.ahead == (5, 5)
+    assert scene.sample.ahead == (5, 5)
 
 
 async def test_one_that_is_released_before_it_begins_is_never_begun() -> None:
     scene = Scene(step=0, begun=TEXT)
-    scene.hand.released = True
+    scene.sample.released = True
     assert (await scene.out()).tokens.tolist() == TEXT
     assert scene.engine.tasks == []
 
@@ -143,6 +145,6 @@ async def test_a_cancelled_one_leaves_without_a_word() -> None:
     scene = Scene(step=1)
     await settled()
     await scene.engine.answer(TEXT)
-    scene.hand.cancelled = True
-    await scene.writing.stir()
+    scene.sample.cancelled = True
+    await scene.generation.notify()
     assert await asyncio.wait_for(scene.task, 60) is None

@@ -1,4 +1,4 @@
-"""Bringing history: once a prompt and step, never in anybody's way, and told in words where it fails."""
+"""History is loaded once per prompt and step; nothing waits for it, and failures are logged."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rhymed.errors import EngineError, PeerGone
 from rhymed.messages import SampleId, SampleInfo
 from rhymed_store.client import StoredSample
 from rhymed_workers.rollout import history
-from rhymed_workers.rollout.history import Recall
+from rhymed_workers.rollout.history import HistoryLoader
 
 PROMPT = [1, 2, 3]
 
@@ -34,7 +34,7 @@ class Ends:
         self.error: Exception | None = None
         self.refusal: Exception | None = None
         self.asked: list[tuple[str, int]] = []
-        self.told: list[tuple[str, Sequence[int], list[StoredSample]]] = []
+        self.remembered: list[tuple[str, Sequence[int], list[StoredSample]]] = []
         self.open = asyncio.Event()
         self.open.set()
         self.reading = self.most = 0
@@ -51,10 +51,10 @@ class Ends:
             raise self.error
         return self.past
 
-    async def tell(self, prompt: str, tokens: Sequence[int], past: list[StoredSample]) -> None:
+    async def remember(self, prompt: str, tokens: Sequence[int], past: list[StoredSample]) -> None:
         if self.refusal:
             raise self.refusal
-        self.told.append((prompt, tokens, past))
+        self.remembered.append((prompt, tokens, past))
 
 
 @pytest.fixture
@@ -63,10 +63,10 @@ async def ends() -> Ends:
 
 
 @pytest.fixture
-def recall(ends: Ends) -> Iterator[Recall]:
-    made = Recall(ends.read, ends.tell)
-    yield made
-    made.close()
+def loader(ends: Ends) -> Iterator[HistoryLoader]:
+    loader = HistoryLoader(ends.read, ends.remember)
+    yield loader
+    loader.close()
 
 
 async def settle() -> None:
@@ -81,93 +81,95 @@ def warnings(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
     return lambda: [record.getMessage() for record in caplog.records]
 
 
-async def test_history_is_brought_once_a_prompt_and_step(ends: Ends, recall: Recall, warnings: Any) -> None:
+async def test_history_is_brought_once_a_prompt_and_step(ends: Ends, loader: HistoryLoader, warnings: Any) -> None:
     for index in range(4):
-        recall.bring(SampleId(2, "a", index), PROMPT)
-    recall.bring(SampleId(2, "b", 0), PROMPT)
+        loader.load(SampleId(2, "a", index), PROMPT)
+    loader.load(SampleId(2, "b", 0), PROMPT)
     await settle()
-    recall.bring(SampleId(2, "a", 5), PROMPT)
-    recall.bring(SampleId(3, "a", 0), PROMPT)
+    loader.load(SampleId(2, "a", 5), PROMPT)
+    loader.load(SampleId(3, "a", 0), PROMPT)
     await settle()
     assert ends.asked == [("a", 2), ("b", 2), ("a", 3)]
-    assert ends.told == [("a", PROMPT, ends.past), ("b", PROMPT, ends.past), ("a", PROMPT, ends.past)]
+    assert ends.remembered == [("a", PROMPT, ends.past), ("b", PROMPT, ends.past), ("a", PROMPT, ends.past)]
     assert warnings() == []
 
 
 async def test_what_was_brought_is_forgotten_oldest_first(
-    ends: Ends, recall: Recall, monkeypatch: pytest.MonkeyPatch
+    ends: Ends, loader: HistoryLoader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(history, "REMEMBERED", 2)
     for prompt in "abcca":
-        recall.bring(SampleId(0, prompt, 0), PROMPT)
+        loader.load(SampleId(0, prompt, 0), PROMPT)
     await settle()
     assert [prompt for prompt, _ in ends.asked] == ["a", "b", "c", "a"]
 
 
-async def test_nobody_waits_and_few_ask_at_once(ends: Ends, recall: Recall) -> None:
+async def test_nobody_waits_and_few_ask_at_once(ends: Ends, loader: HistoryLoader) -> None:
     ends.open.clear()
     for number in range(20):
-        recall.bring(SampleId(0, str(number), 0), PROMPT)  # returns
+        loader.load(SampleId(0, str(number), 0), PROMPT)  # returns
     await settle()
-    assert (ends.told, ends.most) == ([], history.READERS)
+    assert (ends.remembered, ends.most) == ([], history.READERS)
     ends.open.set()
     await settle()
-    assert (len(ends.told), ends.most) == (20, history.READERS)
+    assert (len(ends.remembered), ends.most) == (20, history.READERS)
 
 
-async def test_a_prompt_without_history_is_not_told_of(ends: Ends, recall: Recall, warnings: Any) -> None:
+async def test_a_prompt_without_history_is_not_told_of(ends: Ends, loader: HistoryLoader, warnings: Any) -> None:
     ends.past = []
-    recall.bring(SampleId(0, "a", 0), PROMPT)
+    loader.load(SampleId(0, "a", 0), PROMPT)
     await settle()
-    assert (ends.told, warnings()) == ([], [])
+    assert (ends.remembered, warnings()) == ([], [])
 
 
-async def test_history_of_another_tokenizer_is_not_drafted_from(ends: Ends, recall: Recall, warnings: Any) -> None:
+async def test_history_of_another_tokenizer_is_not_drafted_from(
+    ends: Ends, loader: HistoryLoader, warnings: Any
+) -> None:
     ends.past = [stored(1, prompt_length=9), stored(0, prompt_length=9)]
-    recall.bring(SampleId(2, "a", 0), PROMPT)
+    loader.load(SampleId(2, "a", 0), PROMPT)
     await settle()
-    assert ends.told == []
+    assert ends.remembered == []
     (warning,) = warnings()
     assert warning.startswith("prompt a: 2 of 2 earlier responses were to 9 prompt tokens, now there are 3")
 
 
-async def test_of_mixed_history_the_fitting_part_is_told(ends: Ends, recall: Recall, warnings: Any) -> None:
+async def test_of_mixed_history_the_fitting_part_is_told(ends: Ends, loader: HistoryLoader, warnings: Any) -> None:
     ends.past = [fitting, _] = [stored(1), stored(-1, prompt_length=9)]
-    recall.bring(SampleId(2, "a", 0), PROMPT)
+    loader.load(SampleId(2, "a", 0), PROMPT)
     await settle()
-    assert ends.told == [("a", PROMPT, [fitting])]
+    assert ends.remembered == [("a", PROMPT, [fitting])]
     (warning,) = warnings()
     assert warning.startswith("prompt a: 1 of 2 earlier responses were to 9 prompt tokens, now there are 3")
 
 
-async def test_a_store_that_goes_and_comes_is_a_word_each(ends: Ends, recall: Recall, warnings: Any) -> None:
+async def test_a_store_that_goes_and_comes_is_a_word_each(ends: Ends, loader: HistoryLoader, warnings: Any) -> None:
     ends.error = PeerGone("the store went away")
     for prompt in "abc":
-        recall.bring(SampleId(0, prompt, 0), PROMPT)
+        loader.load(SampleId(0, prompt, 0), PROMPT)
         await settle()
-    assert warnings() == ["history is not drafted from while it cannot be read: the store went away"]
+    assert warnings() == ["no drafts from history while the store cannot be read: the store went away"]
     ends.error = None
     for prompt in "de":
-        recall.bring(SampleId(0, prompt, 0), PROMPT)
+        loader.load(SampleId(0, prompt, 0), PROMPT)
         await settle()
     assert warnings()[1:] == ["history can be read again"]
-    assert [prompt for prompt, _, _ in ends.told] == ["d", "e"]
+    assert [prompt for prompt, _, _ in ends.remembered] == ["d", "e"]
 
 
-async def test_a_dead_engine_is_for_others_to_tell(ends: Ends, recall: Recall, warnings: Any) -> None:
+async def test_a_dead_engine_is_for_others_to_tell(ends: Ends, loader: HistoryLoader, warnings: Any) -> None:
     ends.refusal = EngineError("the engine died")
-    recall.bring(SampleId(0, "a", 0), PROMPT)
+    loader.load(SampleId(0, "a", 0), PROMPT)
     await settle()
     assert warnings() == []
 
 
 async def test_closing_ends_what_is_on_its_way(ends: Ends) -> None:
-    made = Recall(ends.read, ends.tell)
+    loader = HistoryLoader(ends.read, ends.remember)
     ends.open.clear()
-    made.bring(SampleId(0, "a", 0), PROMPT)
+    loader.load(SampleId(0, "a", 0), PROMPT)
     await settle()
-    made.close()
+    loader.close()
     await settle()
     ends.open.set()
     await settle()
-    assert (ends.reading, ends.told) == (0, [])
+    assert (ends.reading, ends.remembered) == (0, [])

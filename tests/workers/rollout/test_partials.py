@@ -37,12 +37,12 @@ def long(slow: Config) -> Config:
 
 def by_length(config: Config) -> list[messages.SampleId]:
     """Samples whose responses are of many lengths, the shortest first."""
-    book = TraceBook(config)
+    book = TraceBook(config.trace, config.rollout)
     return sorted(ids(count=16), key=lambda id: len(book.response(id)[0]))
 
 
 def is_beginning(part: Any, config: Config, id: messages.SampleId) -> bool:
-    tokens, _, _ = TraceBook(config).response(id)
+    tokens, _, _ = TraceBook(config.trace, config.rollout).response(id)
     return 0 < len(part) <= len(tokens) and bool(np.array_equal(part, tokens[: len(part)]))
 
 
@@ -112,7 +112,7 @@ async def test_the_next_worker_goes_on_where_a_dead_one_was(long: Config, scene:
         await desk.ask(messages.Generate(samples=[asked], begun=[asked]))
         await until(lambda: asked in desk.generated)
     (whole,) = await client.get_samples([asked])
-    np.testing.assert_array_equal(whole.tokens, TraceBook(quick).response(asked)[0])
+    np.testing.assert_array_equal(whole.tokens, TraceBook(quick.trace, quick.rollout).response(asked)[0])
     assert desk.generated[asked].ahead == (len(saved), len(saved))
 
 
@@ -127,7 +127,7 @@ async def test_a_store_that_is_away_does_not_stop_the_engine(
             raise partials.RhymedError("away")
         return await put(self, parts, **given)
 
-    monkeypatch.setattr(partials, "AGAIN_S", 0.05)
+    monkeypatch.setattr(partials, "RETRY_S", 0.05)
     monkeypatch.setattr(StoreClient, "put_partials", refuse)
     (asked,) = ids(count=1)
     async with at_work(long, where, desk):
@@ -141,7 +141,7 @@ async def test_a_store_that_is_away_does_not_stop_the_engine(
                 assert asked not in desk.generated
                 await asyncio.sleep(0.01)
         assert len(parts[asked]) > 5, "what had come meanwhile, too"
-    assert sum("is not saved: away" in record.getMessage() for record in caplog.records) == 1
+    assert sum("are not saved: away" in record.getMessage() for record in caplog.records) == 1
 
 
 async def test_a_store_that_refuses_is_left_alone_for_a_while(slow: Config, scene: Any, monkeypatch: Any) -> None:
@@ -152,7 +152,7 @@ async def test_a_store_that_refuses_is_left_alone_for_a_while(slow: Config, scen
         asked += 1
         raise StoreFull("no room")
 
-    monkeypatch.setattr(partials, "AGAIN_S", 3600.0)
+    monkeypatch.setattr(partials, "RETRY_S", 3600.0)
     monkeypatch.setattr(StoreClient, "put_partials", refuse)
     where, desk, _, _ = scene
     async with at_work(slow, where, desk):
@@ -164,7 +164,7 @@ async def test_a_store_that_refuses_is_left_alone_for_a_while(slow: Config, scen
 async def test_a_beginning_that_another_worker_cut_is_saved_again(long: Config, scene: Any) -> None:
     where, desk, _, client = scene
     (asked,) = ids(count=1)
-    whole, _, _ = TraceBook(long).response(asked)
+    whole, _, _ = TraceBook(long.trace, long.rollout).response(asked)
 
     async def saved() -> int:
         return len((await client.get_partials([asked])).get(asked, ()))
@@ -249,7 +249,7 @@ class Stuck(TraceEngine):
 async def test_an_engine_that_makes_no_token_ends_its_worker(config: Config, scene: Any) -> None:
     where, desk, _, _ = scene
     impatient = config.model_copy(update={"rollout": config.rollout.model_copy(update={"stall_s": 0.5})})
-    worker = RolloutWorker(impatient, where, NAME, Stuck(impatient))
+    worker = RolloutWorker(impatient, where, NAME, Stuck(impatient.trace, impatient.rollout))
     life = asyncio.ensure_future(worker.run())
     await until(lambda: desk.all(messages.Join))
     await desk.ask(messages.LoadVersion(version=0, weights=where.weights))

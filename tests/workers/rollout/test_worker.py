@@ -1,4 +1,4 @@
-"""The rollout worker with the trace engine, between a real store and a broker that only keeps what it is told."""
+"""The rollout worker with the trace engine, between a real store and a broker that only records messages."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from rhymed_store.client import StoreClient
 from rhymed_store.database.tables import Reader
 from rhymed_store.inspect.browse import Browse
 from rhymed_store.service import StoreService
-from rhymed_workers.engines.base import Told
+from rhymed_workers.engines.base import DraftReport
 from rhymed_workers.engines.trace import LOAD_S, TraceBook, TraceEngine
 from rhymed_workers.rollout import weights
 from rhymed_workers.rollout import worker as rollout
@@ -42,7 +42,7 @@ async def test_samples_are_stored_then_reported(config: Config, scene: Any) -> N
         await until(lambda: len(desk.generated) == 4)
         stored = await client.get_samples(ids(), logprobs=True, prompt_tokens=True)
         await until(lambda: desk.got[-1].holding == [] if isinstance(desk.got[-1], messages.Heartbeat) else False)
-    book = TraceBook(config)
+    book = TraceBook(config.trace, config.rollout)
     for id, sample in zip(ids(), stored, strict=True):
         tokens, logprobs, reason = book.response(id)
         assert sample.info == desk.generated[id]
@@ -116,7 +116,7 @@ async def test_weights_that_cannot_be_had_end_the_worker_after_its_patience(
     config: Config, scene: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(weights, "PATIENCE_S", 0.2)
-    monkeypatch.setattr(weights, "AGAIN_S", 0.05)
+    monkeypatch.setattr(weights, "RETRY_S", 0.05)
     where, desk, shelf, _ = scene
     shelf.missing.add(5)
     worker = RolloutWorker(config, where, NAME)
@@ -184,18 +184,21 @@ async def test_a_store_that_is_away_for_a_while_costs_nothing(config: Config, tm
 
 
 class Drafting(TraceEngine):
-    """A trace engine that keeps what it was told to remember, and tells of drafts."""
+    """A trace engine that keeps the history it was given, and reports drafts."""
 
     def __init__(self, config: Config) -> None:
-        super().__init__(config)
-        self.told: list[tuple[str, list[int], list[messages.SampleId]]] = []
+        super().__init__(config.trace, config.rollout)
+        self.remembered: list[tuple[str, list[int], list[messages.SampleId]]] = []
 
     async def remember(self, prompt: str, tokens: Any, past: Any) -> None:
-        self.told.append((prompt, list(tokens), [sample.info.id for sample in past]))
+        self.remembered.append((prompt, list(tokens), [sample.info.id for sample in past]))
 
-    async def drafting(self, ids: Any) -> list[Told]:
-        told = messages.Drafting(3, 2, 1, 0.5, 0.75, 0.25)
-        return [Told(msgspec.structs.replace(told, forwards=id.index), b"\1\3") if id.index else Told() for id in ids]
+    async def drafting(self, ids: Any) -> list[DraftReport]:
+        account = messages.Drafting(3, 2, 1, 0.5, 0.75, 0.25)
+        return [
+            DraftReport(msgspec.structs.replace(account, forwards=id.index), b"\1\3") if id.index else DraftReport()
+            for id in ids
+        ]
 
 
 @pytest.fixture
@@ -212,13 +215,13 @@ async def test_history_goes_to_the_engine_and_what_it_brought_to_the_broker(spec
     async with at_work(speculating, where, desk, engine=engine):
         await desk.ask(messages.Generate(samples=ids()))
         await until(lambda: len(desk.generated) == 4)
-        assert engine.told == []
+        assert engine.remembered == []
         await desk.ask(messages.LoadVersion(version=1, weights=where.weights))
         await desk.ask(messages.Generate(samples=ids(step=1)))
-        await until(lambda: len(desk.generated) == 8 and engine.told)
-    (told,) = engine.told
-    assert told[:2] == (prompt_id(ROWS[0]), list(b"count to 0"))
-    assert sorted(told[2]) == ids()
+        await until(lambda: len(desk.generated) == 8 and engine.remembered)
+    (past,) = engine.remembered
+    assert past[:2] == (prompt_id(ROWS[0]), list(b"count to 0"))
+    assert sorted(past[2]) == ids()
     drafting = [desk.generated[id].drafting for id in ids()]
     assert drafting == [None, *(messages.Drafting(index, 2, 1, 0.5, 0.75, 0.25) for index in (1, 2, 3))]
     assert [sample.info.drafting for sample in await client.get_samples(ids())] == [None] * 4
@@ -240,8 +243,8 @@ async def test_history_that_cannot_be_read_harms_no_sample(
     async with at_work(speculating, where, desk, engine=engine):
         await desk.ask(messages.Generate(samples=[*ids(), *ids(ROWS[1])]))
         await until(lambda: len(desk.generated) == 8)
-    assert engine.told == []
-    assert sum("history is not drafted from" in record.getMessage() for record in caplog.records) == 1
+    assert engine.remembered == []
+    assert sum("no drafts from history while" in record.getMessage() for record in caplog.records) == 1
 
 
 async def test_without_drafts_no_history_is_read(
@@ -266,7 +269,7 @@ class Dying(TraceEngine):
 
 async def test_the_worker_ends_with_its_engine(config: Config, scene: Any) -> None:
     where, desk, _, _ = scene
-    worker = RolloutWorker(config, where, NAME, Dying(config))
+    worker = RolloutWorker(config, where, NAME, Dying(config.trace, config.rollout))
     ended = asyncio.ensure_future(worker.run())
     await until(lambda: desk.all(messages.Join))
     await desk.ask(messages.LoadVersion(version=0, weights=where.weights))
@@ -299,7 +302,7 @@ async def test_what_is_written_ahead_waits_and_is_verified(config: Config, scene
         await desk.ask(messages.LoadVersion(version=1, weights=where.weights))
         await until(lambda: len(desk.generated) == 4)
         stored = await client.get_samples(asked)
-    book = TraceBook(config)
+    book = TraceBook(config.trace, config.rollout)
     for id, sample in zip(asked, stored, strict=True):
         tokens, _, _ = book.response(id)
         np.testing.assert_array_equal(sample.tokens, tokens)
@@ -337,7 +340,7 @@ async def test_a_running_sample_is_handed_over_with_what_it_has(config: Config, 
         back = desk.all(messages.GiveBack)[0]
         assert (back.samples, back.retry) == ([asked], True)
         partial = (await client.get_partials([asked]))[asked]
-        tokens, _, _ = TraceBook(slow).response(asked)
+        tokens, _, _ = TraceBook(slow.trace, slow.rollout).response(asked)
         assert 2 < len(partial) < len(tokens)
         np.testing.assert_array_equal(partial, tokens[: len(partial)])
 
@@ -361,7 +364,7 @@ async def test_a_parked_sample_is_handed_over_or_cancelled_at_once(config: Confi
         await until(lambda: desk.all(messages.GiveBack))
         await until(lambda: not beat(desk))
         assert [message.samples for message in desk.all(messages.GiveBack)] == [[first]]
-        tokens, _, _ = TraceBook(config).response(first)
+        tokens, _, _ = TraceBook(config.trace, config.rollout).response(first)
         np.testing.assert_array_equal((await client.get_partials([first]))[first], tokens)
 
 
@@ -384,11 +387,11 @@ async def test_every_second_is_told_as_some_activity(config: Config, scene: Any)
         await desk.ask(messages.LoadVersion(version=1, weights=where.weights))
         await until(lambda: len(desk.all(messages.Loaded)) == 2)
         before = time.monotonic()
-        told = seconds_of("rollout", worker._heartbeat().stats)
-        assert before - late <= sum(told.values()) <= time.monotonic() - early
-        await until(lambda: seconds_of("rollout", desk.all(messages.Heartbeat)[-1].stats)["idle"] > told["idle"])
-    assert tuple(told) == ACTIVITIES["rollout"]
-    assert min(told["decode"], told["idle"]) > 0
-    assert told["update"] >= 2 * LOAD_S
+        seconds = seconds_of("rollout", worker._heartbeat().stats)
+        assert before - late <= sum(seconds.values()) <= time.monotonic() - early
+        await until(lambda: seconds_of("rollout", desk.all(messages.Heartbeat)[-1].stats)["idle"] > seconds["idle"])
+    assert tuple(seconds) == ACTIVITIES["rollout"]
+    assert min(seconds["decode"], seconds["idle"]) > 0
+    assert seconds["update"] >= 2 * LOAD_S
     beats = [seconds_of("rollout", beat.stats) for beat in desk.all(messages.Heartbeat)]
     assert all(one[name] <= other[name] for one, other in pairwise(beats) for name in one), "they only grow"

@@ -1,14 +1,14 @@
-"""What vLLM's worker process does, second by second, told through a few bytes of shared memory.
+"""What vLLM's worker process is doing, counted in seconds and shared through a few bytes of memory.
 
-The worker process writes whenever its activity changes, a few times a step; whoever started the engine reads, when
-it likes, without a word to the engine. Written are the seconds of all activities and since when the present one
-lasts, so a reader is exact up to its own now: both processes have the same monotonic clock. A record that is read
-while it is written does not add up, and is read again.
+The worker process writes at every change of activity, a few times per step; the process that started the engine reads
+at any time without a request to the engine. A record has the seconds of all activities and the start of the present
+one, so a reading is exact up to the reader's own clock: both processes have the same monotonic clock. A record that
+is read while it is written does not add up, and is read again.
 
-A step is `prefill` when it holds a token of a prompt, or one that has to be read again; else `verify` when it checks
-drafted tokens; else `decode`. It lasts until the next one begins, so scheduling is part of it. The engine's last step
-before it rests holds no token. This module names what it wraps of vLLM's model runner; one that it does not know is
-left alone, and nothing is ever written: then an engine with a request counts as decoding.
+A step is `prefill` if it computes tokens of a prompt, or tokens that have to be computed again; else `verify` if it
+checks drafted tokens; else `decode`. It lasts until the next step starts, so scheduling is part of it. The engine's
+last step before it rests has no token. This module names the methods of vLLM's model runner that it wraps; an unknown
+runner is left alone and nothing is written: then an engine with a request counts as decoding.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from rhymed.service.stopwatch import Seconds
 
 log = logging.getLogger(__name__)
 
-PULSE = "RHYMED_ENGINE_PULSE"
+ACTIVITY_FILE = "RHYMED_ENGINE_ACTIVITY"
 """Environment variable with the path of the shared file."""
 BUSY = ("prefill", "decode", "verify", "draft")
 KINDS = ("idle", *BUSY)
-RECORD = struct.Struct(f"={len(KINDS) + 3}d")  # begun, seconds of each kind, number of the present kind, since when
+RECORD = struct.Struct(f"={len(KINDS) + 3}d")  # start, seconds of each kind, index of the present kind, since when
 TRIES = 20
 
 
-class Pulse:
-    """The reader's end: makes the file, and takes it away."""
+class ActivityReader:
+    """Creates the shared file and removes it."""
 
     def __init__(self) -> None:
         shared = Path("/dev/shm")
         folder = shared if os.access(shared, os.W_OK) else Path(tempfile.gettempdir())
-        descriptor, name = tempfile.mkstemp(prefix=f"rhymed-pulse-{os.getpid()}-", dir=folder)
+        descriptor, name = tempfile.mkstemp(prefix=f"rhymed-activity-{os.getpid()}-", dir=folder)
         try:
             os.ftruncate(descriptor, RECORD.size)
             self._map = mmap.mmap(descriptor, RECORD.size, prot=mmap.PROT_READ)
@@ -54,24 +54,24 @@ class Pulse:
         self._own = Seconds("idle")
 
     def working(self) -> AbstractContextManager[None]:
-        """A request is in the engine within the block: all that is known where the other end does not write."""
+        """A request is in the engine within the block. Counts only if the worker process does not write."""
         return self._own.during("decode")
 
     def seconds(self) -> dict[str, float]:
         """Busy seconds by activity up to now."""
-        told = self._read()
-        return {"decode": self._own.read().get("decode", 0.0)} if told is None else told
+        seconds = self._read()
+        return {"decode": self._own.read().get("decode", 0.0)} if seconds is None else seconds
 
     def _read(self) -> dict[str, float] | None:
-        """None while nothing has been written."""
+        """None before the first write."""
         for _ in range(TRIES):
-            begun, *seconds, kind, since = RECORD.unpack(self._map[:])
+            start, *seconds, kind, since = RECORD.unpack(self._map[:])
             if not since:
                 return None
-            if math.isclose(begun + sum(seconds), since, rel_tol=0, abs_tol=1e-3) and 0 <= kind < len(KINDS):
+            if math.isclose(start + sum(seconds), since, rel_tol=0, abs_tol=1e-3) and 0 <= kind < len(KINDS):
                 seconds[int(kind)] += max(0.0, time.monotonic() - since)
                 if not self._last:
-                    self.close()  # both ends have it open: should we be killed, nothing is left behind
+                    self.close()  # both processes have it open: if this one is killed, no file is left
                 self._last = dict(zip(KINDS[1:], seconds[1:], strict=True))
                 break
         return self._last
@@ -80,19 +80,19 @@ class Pulse:
         self.path.unlink(missing_ok=True)
 
 
-class Beat:
-    """The writer's end, in vLLM's worker process: the file that the environment names, written by one process."""
+class ActivityWriter:
+    """In vLLM's worker process. Only one process may write a file."""
 
     def __init__(self, path: Path) -> None:
         with path.open("r+b") as file:
             self._map = mmap.mmap(file.fileno(), RECORD.size)
-        self._begun = self._since = time.monotonic()
+        self._start = self._since = time.monotonic()
         self._seconds = [0.0] * len(KINDS)
         self._kind = 0
         self._write()
 
     def enter(self, kind: int) -> int:
-        """From now on it is this, a place in `KINDS`; what it was before."""
+        """The present activity, an index into `KINDS`. Returns the one before."""
         now, before = time.monotonic(), self._kind
         self._seconds[before] += now - self._since
         self._kind, self._since = kind, now
@@ -100,11 +100,11 @@ class Beat:
         return before
 
     def _write(self) -> None:
-        self._map[:] = RECORD.pack(self._begun, *self._seconds, self._kind, self._since)
+        self._map[:] = RECORD.pack(self._start, *self._seconds, self._kind, self._since)
 
 
 def kind_of(step: Any) -> int:
-    """Of vLLM's `SchedulerOutput`: what a step with these tokens does, a place in `KINDS`."""
+    """Activity of a step, an index into `KINDS`. `step`: vLLM's `SchedulerOutput`."""
     tokens = step.total_num_scheduled_tokens
     if not tokens:
         return KINDS.index("idle")
@@ -115,63 +115,61 @@ def kind_of(step: Any) -> int:
 
 
 def install() -> bool:
-    """Once a process, before its model runner runs. False: nobody listens, or this vLLM's runner is another one."""
-    path = os.environ.get(PULSE, "")
+    """Once per process, before its model runner runs. False: there is no reader, or the model runner is unknown."""
+    path = os.environ.get(ACTIVITY_FILE, "")
     if not path:
         return False
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-    run, draft = (
-        getattr(GPUModelRunner, "execute_model", None),
-        getattr(GPUModelRunner, "propose_draft_token_ids", None),
-    )
+    run = getattr(GPUModelRunner, "execute_model", None)
+    draft = getattr(GPUModelRunner, "propose_draft_token_ids", None)
     if run is None or draft is None:
-        log.warning("vLLM's GPUModelRunner is not the one that is known: what its steps do is not counted")
+        log.warning("this version of vLLM's GPUModelRunner is unknown: the engine's activities are not counted")
         return False
     if not hasattr(run, "rhymed"):
-        beats = _Beats(Path(path))
-        GPUModelRunner.execute_model = _counting(run, beats)
-        GPUModelRunner.propose_draft_token_ids = _drafting(draft, beats)
+        rank_zero = _RankZero(Path(path))
+        GPUModelRunner.execute_model = _counting_steps(run, rank_zero)
+        GPUModelRunner.propose_draft_token_ids = _counting_drafts(draft, rank_zero)
     return True
 
 
-class _Beats:
-    """Of the one runner whose steps are counted: of several ranks, the first."""
+class _RankZero:
+    """Only the first of several ranks writes."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._beat: Beat | None = None
+        self._writer: ActivityWriter | None = None
 
-    def of(self, runner: Any) -> Beat | None:
-        if self._beat is None and not runner.parallel_config.rank:
-            self._beat = Beat(self._path)
-        return self._beat
+    def of(self, runner: Any) -> ActivityWriter | None:
+        if self._writer is None and not runner.parallel_config.rank:
+            self._writer = ActivityWriter(self._path)
+        return self._writer
 
 
-def _counting(original: Any, beats: _Beats) -> Any:
+def _counting_steps(original: Any, rank_zero: _RankZero) -> Any:
     @functools.wraps(original)
     def execute_model(runner: Any, step: Any, *arguments: Any, **named: Any) -> Any:
-        beat = beats.of(runner)
-        if beat is not None:
-            beat.enter(kind_of(step))
+        writer = rank_zero.of(runner)
+        if writer is not None:
+            writer.enter(kind_of(step))
         return original(runner, step, *arguments, **named)
 
     execute_model.rhymed = True  # type: ignore[attr-defined]
     return execute_model
 
 
-def _drafting(original: Any, beats: _Beats) -> Any:
+def _counting_drafts(original: Any, rank_zero: _RankZero) -> Any:
     drafting = KINDS.index("draft")
 
     @functools.wraps(original)
     def propose_draft_token_ids(runner: Any, *arguments: Any, **named: Any) -> Any:
-        beat = beats.of(runner)
-        if beat is None:
+        writer = rank_zero.of(runner)
+        if writer is None:
             return original(runner, *arguments, **named)
-        before = beat.enter(drafting)
+        before = writer.enter(drafting)
         try:
             return original(runner, *arguments, **named)
         finally:
-            beat.enter(before)
+            writer.enter(before)
 
     return propose_draft_token_ids

@@ -1,13 +1,8 @@
-"""The engine that the configuration names."""
+"""Chooses the engine. A module of its own, so that `base` imports no engine."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from rhymed.config import Config
-
-if TYPE_CHECKING:
-    pass
 from rhymed_workers.engines.base import Engine
 
 
@@ -16,7 +11,7 @@ def build_engine(config: Config) -> Engine:
     if config.rollout.engine == "trace":
         from rhymed_workers.engines.trace import TraceEngine
 
-        return TraceEngine(config)
+        return TraceEngine(config.trace, config.rollout)
     from rhymed.inputs.models import resolve_model
     from rhymed_workers.engines.vllm import VllmEngine
 

@@ -1,9 +1,8 @@
-"""What runs inside vLLM's own processes: weights from a file, and an end when our process ends.
+"""Runs inside vLLM's own processes: loads weights from a file, and ends them when the process that started them ends.
 
 vLLM imports this module in every worker process because it is named as `worker_extension_cls`; importing it
 registers the weight-transfer backend `BACKEND`. Weights go through vLLM's layerwise reload: loading into the live
-parameters instead would ruin layers whose weights were repacked. Knows nothing of versions, requests or rhymed's
-messages.
+parameters would corrupt layers whose weights were repacked. Knows no versions, requests or rhymed messages.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ OWNER = "RHYMED_ENGINE_OWNER"
 
 
 def end_with_owner() -> None:
-    """When the owner is gone, kill this process and the engine's processes between the two, at once.
+    """When the owner ends, kill this process and the engine's processes between the two.
 
-    A signal on the parent's death (PR_SET_PDEATHSIG) would come too early: it follows the parent's thread.
+    PR_SET_PDEATHSIG would signal too early: when the parent's thread ends.
     """
     owner = int(os.environ.get(OWNER, "0"))
     if not owner or not hasattr(os, "pidfd_open"):
@@ -34,7 +33,7 @@ def end_with_owner() -> None:
     try:
         descriptor = os.pidfd_open(owner)
     except ProcessLookupError:
-        raise RuntimeError(f"process {owner}, which wanted this engine, is gone") from None
+        raise RuntimeError(f"process {owner}, which started this engine, is gone") from None
     chain = _between(owner)
 
     def watch() -> None:
@@ -51,16 +50,16 @@ def end_with_owner() -> None:
 
 
 def _between(owner: int) -> list[int]:
-    """Pids from below the owner down to our parent; empty when the owner is not above us."""
+    """Pids between the owner and this process, the uppermost first; empty if the owner is no ancestor."""
     import psutil
 
-    above = [process.pid for process in psutil.Process().parents()]
-    return above[: above.index(owner)][::-1] if owner in above else []
+    ancestors = [process.pid for process in psutil.Process().parents()]
+    return ancestors[: ancestors.index(owner)][::-1] if owner in ancestors else []
 
 
 @dataclass
 class NoInit:
-    """Nothing has to be agreed on before files are read."""
+    """Reading files needs no initialisation."""
 
 
 @dataclass
@@ -69,7 +68,7 @@ class File:
 
 
 def _repack_tied_heads(model: Any) -> None:
-    """The layerwise reload leaves out a head without weights of its own, and with it the copy that a CPU repacked."""
+    """The layerwise reload skips a head that shares its weights, and with it the head's copy repacked for the CPU."""
     from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 
     layers = [layer for layer in model.modules() if isinstance(layer, VocabParallelEmbedding)]
@@ -83,7 +82,7 @@ def _register() -> None:
     from vllm.distributed.weight_transfer import base, factory
 
     class FileWeights(base.WeightTransferEngine[Any, Any]):
-        """Every rank reads the file by mmap and keeps its own shard."""
+        """Every rank maps the file and keeps its own shard."""
 
         init_info_cls = NoInit
         update_info_cls = File
@@ -115,8 +114,8 @@ def _register() -> None:
         factory.WeightTransferEngineFactory.register_engine(BACKEND, FileWeights)
 
 
-def _leave_out_ranks() -> None:
-    """vLLM ranks every sampled token among all; nobody asks for it, and on a CPU it takes a fifth of a step."""
+def _skip_ranks() -> None:
+    """vLLM ranks every sampled token in the vocabulary. It is not used here, and takes a fifth of a step on a CPU."""
     import torch
     from vllm.platforms import current_platform
     from vllm.v1.sample import sampler
@@ -129,7 +128,7 @@ def _leave_out_ranks() -> None:
 
 
 class Extension:
-    """Mixed into vLLM's worker class: what the engine asks of its worker processes."""
+    """Mixed into vLLM's worker class: what the engine calls in its worker processes."""
 
     model_runner: Any
 
@@ -143,7 +142,7 @@ class Extension:
         self.model_runner.drafter.remember(prompt, tokens, past)
 
     def accounts(self, names: list[str]) -> list[tuple[tuple[float, ...] | None, bytes | None]]:
-        """What drafting did for these samples, and how many tokens each of their forwards made."""
+        """For each sample, its drafting account and the number of tokens of each of its forward passes."""
         from dataclasses import astuple
 
         drafter = self.model_runner.drafter
@@ -153,7 +152,7 @@ class Extension:
 
 if os.environ.get(OWNER):
     _register()
-    _leave_out_ranks()
+    _skip_ranks()
     install()
     activity.install()
     end_with_owner()

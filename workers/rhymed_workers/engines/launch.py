@@ -1,6 +1,6 @@
-"""How vLLM is started: its arguments, its environment, its log, and what is left of it when it must go.
+"""Starts and ends vLLM: its arguments, environment, log, and the processes that it leaves.
 
-All that depends on the machine (CPU or GPU) is decided here. Knows nothing of samples.
+Everything that depends on the machine (CPU or GPU) is decided here. Knows nothing of samples.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rhymed.config import Config
+from rhymed.config import Config, Drafts
 from rhymed.histospec.settings import KEY
 from rhymed.service import logfile
 from rhymed_workers.engines.extension import BACKEND, OWNER
 
 log = logging.getLogger(__name__)
 
-BATCH_TOKENS = 2048  # in one forward pass, at least; on a CPU more would only make running samples wait longer
+BATCH_TOKENS = 2048  # in one forward pass, at least; more would only make running samples wait longer on a CPU
 LOGGING = "VLLM_LOGGING_CONFIG_PATH"
 RELOAD = "vllm.model_executor.model_loader.reload.layerwise"
 T = TypeVar("T")
@@ -42,22 +42,22 @@ def arguments(config: Config, folder: Path) -> dict[str, Any]:
         "max_model_len": length,
         "max_num_seqs": rollout.max_concurrency,
         "skip_tokenizer_init": True,  # tokens in, tokens out
-        "generation_config": "vllm",  # only what the configuration says shapes the distribution
+        "generation_config": "vllm",  # only our configuration shapes the distribution
         "logprobs_mode": "processed_logprobs",
         "enable_prefix_caching": True,  # a group's samples share their prompt
         "disable_log_stats": True,
         "use_tqdm_on_load": sys.stderr.isatty(),
         "worker_extension_cls": "rhymed_workers.engines.extension.Extension",
         "weight_transfer_config": WeightTransferConfig(backend=BACKEND),
-        **_speculation(config),
+        **_speculation(config.drafts, keyed=rollout.sampler == "keyed"),
     }
     if current_platform.is_cpu():
-        _warn_of_slow_bfloat16(config)
+        _warn_of_slow_bfloat16(config.model.dtype)
         chosen |= {
             "kv_cache_memory_bytes": int(rollout.kv_cache_gib * 2**30),
             "block_size": 32,  # tokens; siblings share only whole blocks of their prompt, and 128 is longer than many
-            "enforce_eager": True,  # compiling costs minutes at the start and gains nothing that shows
-            "distributed_executor_backend": "uni",  # one process less to start and to talk to
+            "enforce_eager": True,  # compiling takes minutes at the start without a measurable gain
+            "distributed_executor_backend": "uni",  # one process less
             # A request that is prefilled in chunks rewinds its seed's generator, which CPU generators cannot.
             "enable_chunked_prefill": False,
             "max_num_batched_tokens": max(length, BATCH_TOKENS),
@@ -65,8 +65,7 @@ def arguments(config: Config, folder: Path) -> dict[str, Any]:
     return chosen
 
 
-def _speculation(config: Config) -> dict[str, Any]:
-    drafts, keyed = config.drafts, config.rollout.sampler == "keyed"
+def _speculation(drafts: Drafts, *, keyed: bool) -> dict[str, Any]:
     if drafts.method == "none":
         return {"additional_config": {KEY: {"keyed": keyed}}}
     return {
@@ -86,18 +85,18 @@ def _speculation(config: Config) -> dict[str, Any]:
     }
 
 
-def _warn_of_slow_bfloat16(config: Config) -> None:
+def _warn_of_slow_bfloat16(dtype: str) -> None:
     import torch
     from vllm.platforms import CpuArchEnum, current_platform
 
-    if config.model.dtype != "bfloat16" or current_platform.get_cpu_architecture() != CpuArchEnum.X86:
+    if dtype != "bfloat16" or current_platform.get_cpu_architecture() != CpuArchEnum.X86:
         return
     if not (torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()):
-        log.warning("this CPU has no bfloat16 arithmetic: model.dtype = 'float32' is several times faster here")
+        log.warning("this CPU has no bfloat16 arithmetic: model.dtype = 'float32' is several times faster")
 
 
 def environment() -> None:
-    """For vLLM and the child processes it will start; what the user has set stays."""
+    """For vLLM and its child processes; variables that the user has set stay."""
     values = {
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
@@ -107,8 +106,8 @@ def environment() -> None:
     }
     if not _has_gpu():
         values |= {
-            # Threads that spin at a barrier while trainer and scorers have the cores wait for whole time slices:
-            # measured 1.3 against 8 tokens/s with 2 cores shared by 5 busy threads.
+            # Threads that spin at a barrier while trainer and scorers use the cores waste whole time slices:
+            # measured 1.3 instead of 8 tokens/s with 2 cores shared by 5 busy threads.
             "OMP_WAIT_POLICY": "passive",
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # lets vLLM accept the executor "uni"
             "TORCHDYNAMO_DISABLE": "1",  # the sampler's one compiled function costs seconds at the first token
@@ -123,7 +122,7 @@ def _has_gpu() -> bool:
 
 
 def _logging_file() -> Path:
-    """vLLM's log lines go where ours go, from its child processes too."""
+    """A logging configuration that sends the log lines of vLLM and its child processes to our log."""
     ours = logfile.current()
     handler: dict[str, Any] = {"class": "logging.StreamHandler", "formatter": "line", "level": "WARNING"}
     if ours is not None:
@@ -135,7 +134,7 @@ def _logging_file() -> Path:
         "handlers": {"out": handler},
         "loggers": {
             "vllm": {"handlers": ["out"], "level": "INFO", "propagate": False},
-            RELOAD: {"level": "ERROR"},  # at every update it warns of layers that have no weights to be loaded
+            RELOAD: {"level": "ERROR"},  # it warns at every update of layers without weights of their own
         },
     }
     path = _logging_path()
@@ -148,7 +147,7 @@ def _logging_path() -> Path:
 
 
 def in_daemon_thread(work: Callable[[], T]) -> asyncio.Future[T]:
-    """Like `asyncio.to_thread`, but a process that ends does not wait for it."""
+    """Like `asyncio.to_thread`, but does not delay the end of the process."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 
@@ -174,11 +173,11 @@ def in_daemon_thread(work: Callable[[], T]) -> asyncio.Future[T]:
 
 
 def end_children() -> None:
-    """Whatever vLLM has left, at any point of its start."""
+    """Kill the processes that vLLM has left, and remove its logging configuration."""
     path = _logging_path()
     path.unlink(missing_ok=True)
     if os.environ.get(LOGGING) == str(path):
-        del os.environ[LOGGING]  # other processes that we start would look for it
+        del os.environ[LOGGING]  # other child processes would look for the file
     if "multiprocessing" not in sys.modules:
         return
     import multiprocessing

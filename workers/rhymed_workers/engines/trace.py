@@ -1,9 +1,9 @@
 """The engine without a model: recorded or synthetic responses, in real time, by a cost curve.
 
-All a response is made of is a pure function of the sample's id, so any process at any time gives the same. A forward
-pass of b running samples takes `step_s + token_s * b`; prefill is not charged. A task that carries tokens has those
-that hold verified in its first pass, which takes `verify_s` longer for each; no other drafts are accepted. Waiting
-tasks enter in order of arrival as slots become free. Needs neither torch nor a tokenizer.
+A response is a pure function of the sample's id, so every process generates the same at any time. A forward pass of b
+running samples takes `step_s + token_s * b`; prefill is free. The carried tokens of a task that agree with its
+response are verified in its first pass, which takes `verify_s` longer for each of them; there are no other drafts.
+Waiting tasks enter in order of arrival as slots become free. Needs neither torch nor a tokenizer.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from rhymed.config import Config
+from rhymed.config import Rollout, Trace
 from rhymed.errors import DataError
 from rhymed.histospec.drafts.yields import Yields
 from rhymed.messages import FinishReason, SampleId
 from rhymed.service.stopwatch import Seconds
-from rhymed_workers.engines.base import NO_VERSION, Output, Rate, Task, Told
+from rhymed_workers.engines.base import NO_VERSION, DraftReport, Output, Task, Throughput
 
 if TYPE_CHECKING:
     from rhymed_store.client import StoredSample
 
 LOAD_S = 0.02
 MEAN_SURPRISE = 0.8  # nats a token, about what a small model has at temperature 1
-REMEMBERED = 4096  # samples that have ended, and whose yields nobody has asked for
+REMEMBERED = 4096  # finished samples whose yields `drafting` has not returned
 
 
 class Recorded(msgspec.Struct, frozen=True):
@@ -45,11 +45,11 @@ class Recorded(msgspec.Struct, frozen=True):
 
 
 class TraceBook:
-    """What each sample's response is. `path`: JSONL of `Recorded`; None: synthetic."""
+    """Maps samples to responses: recorded in the file `trace.path` (lines of `Recorded`), or else synthetic."""
 
-    def __init__(self, config: Config) -> None:
-        self._trace = config.trace
-        self._limit = config.rollout.max_response_length
+    def __init__(self, trace: Trace, rollout: Rollout) -> None:
+        self._trace = trace
+        self._limit = rollout.max_response_length
         self._recorded = _read(Path(self._trace.path)) if self._trace.path else None
 
     def response(self, id: SampleId) -> tuple[NDArray[np.uint32], NDArray[np.float32], FinishReason]:
@@ -61,15 +61,15 @@ class TraceBook:
         return tokens, logprobs.astype(np.float32), reason
 
     def _synthetic(self, id: SampleId) -> NDArray[np.uint32]:
-        """Log-normal lengths: a prompt is long or short by nature, its samples scatter around that."""
+        """Log-normal lengths: each prompt has a typical length, and its samples scatter around it."""
         trace, noise = self._trace, _noise("sample", str(id))
-        nature = _noise("prompt", id.prompt).standard_normal()
-        spread = trace.prompt_sigma * nature + trace.sample_sigma * noise.standard_normal()
+        level = _noise("prompt", id.prompt).standard_normal()
+        spread = trace.prompt_sigma * level + trace.sample_sigma * noise.standard_normal()
         length = max(1, min(self._limit + 1, round(trace.mean_length * math.exp(spread))))
         return noise.integers(0, trace.vocabulary, length, dtype=np.uint32)
 
     def _replayed(self, id: SampleId) -> NDArray[np.uint32]:
-        """The responses recorded for this step, or else for the latest step before it; index counts through them."""
+        """Of the responses recorded for this step, or the latest step before it, the one at the sample's index."""
         assert self._recorded is not None, "a trace was read"
         steps = self._recorded.get(id.prompt)
         if not steps:
@@ -90,7 +90,7 @@ class _Running:
     yields: Yields = field(default_factory=Yields)
 
     def kept(self, version: int, keep: float) -> int:
-        """How many of the carried tokens these weights write again; 0 once it runs."""
+        """How many of the carried tokens hold under these weights; 0 after the first pass."""
         if self.done or not len(self.task.carried):
             return 0
         carried = np.asarray(self.task.carried)[: len(self.tokens)]
@@ -99,9 +99,9 @@ class _Running:
         return len(carried) if same.all() else int(same.argmin())
 
     def advance(self, version: int, kept: int) -> int:
-        """The kept tokens, and one more if there is one. Returns how many these are."""
+        """Add the kept tokens and one more, up to the end. Returns how many were added."""
         count = min(kept + 1, len(self.tokens) - self.done)
-        self.yields.add(kept + 1, self.done + kept + 1)  # behind the last token, too, as an engine does
+        self.yields.add(kept + 1, self.done + kept + 1)  # past the end too, as a real engine does
         self.done += count
         if self.versions and self.versions[-1][0] == version:
             self.versions[-1] = (version, self.versions[-1][1] + count)
@@ -118,17 +118,16 @@ class _Running:
 class TraceEngine:
     """Follows a `TraceBook` with `rollout.max_concurrency` slots."""
 
-    def __init__(self, config: Config) -> None:
-        self._config = config
-        self._slots = config.rollout.max_concurrency
+    def __init__(self, trace: Trace, rollout: Rollout) -> None:
+        self._trace, self._rollout = trace, rollout
         self._version = NO_VERSION
         self._waiting: deque[_Running] = deque()
         self._running: dict[SampleId, _Running] = {}
         self._work = asyncio.Event()
         self._loading = asyncio.Lock()
         self._generated = 0
-        self._yields: dict[SampleId, bytes] = {}  # of what has ended
-        self._rate = Rate()
+        self._yields: dict[SampleId, bytes] = {}  # of finished samples
+        self._throughput = Throughput()
         self._seconds = Seconds("idle")
         self._loop: asyncio.Task[None] | None = None
 
@@ -137,7 +136,7 @@ class TraceEngine:
         return self._version
 
     async def open(self) -> None:
-        self._book = await asyncio.to_thread(TraceBook, self._config)
+        self._book = await asyncio.to_thread(TraceBook, self._trace, self._rollout)
         self._loop = asyncio.get_running_loop().create_task(self._steps())
 
     async def close(self) -> None:
@@ -152,7 +151,7 @@ class TraceEngine:
         self._work.set()
         try:
             return await entry.future
-        finally:  # also when whoever waits is cancelled
+        finally:  # also if the caller is cancelled
             self._forget(entry)
 
     def cancel(self, id: SampleId) -> None:
@@ -168,10 +167,10 @@ class TraceEngine:
         return {"load": LOAD_S}
 
     async def remember(self, prompt: str, tokens: Sequence[int], past: Sequence[StoredSample]) -> None:
-        """It needs no drafts."""
+        """This engine does not draft from history."""
 
-    async def drafting(self, ids: Sequence[SampleId]) -> list[Told]:
-        return [Told(yields=self._yields.pop(id, None)) for id in ids]
+    async def drafting(self, ids: Sequence[SampleId]) -> list[DraftReport]:
+        return [DraftReport(yields=self._yields.pop(id, None)) for id in ids]
 
     def progress(self) -> dict[SampleId, int]:
         waiting = {entry.task.id: 0 for entry in self._waiting}
@@ -183,14 +182,14 @@ class TraceEngine:
 
     def stats(self) -> dict[str, float]:
         return {
-            "rollout/tokens_per_s": self._rate.look(self._generated),
+            "rollout/tokens_per_s": self._throughput.update(self._generated),
             "rollout/running": float(len(self._running)),
             "rollout/waiting": float(len(self._waiting)),
         }
 
     def seconds(self) -> Mapping[str, float]:
-        """A pass that verifies carried tokens is `verify`, any other `decode`."""
-        return {name: told for name, told in self._seconds.read().items() if name != "idle"}
+        """A pass that verifies carried tokens is `verify`, every other pass `decode`."""
+        return {name: seconds for name, seconds in self._seconds.read().items() if name != "idle"}
 
     def _forget(self, entry: _Running) -> None:
         if self._running.get(entry.task.id) is entry:
@@ -199,7 +198,7 @@ class TraceEngine:
             self._waiting.remove(entry)
 
     async def _steps(self) -> None:
-        """Forward passes, one after the other, on a clock of their own so that late wake-ups do not add up."""
+        """Forward passes, each due a fixed time after the one before, so that late wake-ups do not add up."""
         clock = asyncio.get_running_loop().time
         due = clock()
         while True:
@@ -208,7 +207,7 @@ class TraceEngine:
                 self._seconds.enter("idle")
                 await self._work.wait()
                 due = clock()
-            while self._waiting and len(self._running) < self._slots:
+            while self._waiting and len(self._running) < self._rollout.max_concurrency:
                 entry = self._waiting.popleft()
                 self._running[entry.task.id] = entry
             due = max(due, clock() - 1.0)
@@ -218,13 +217,13 @@ class TraceEngine:
                 self._advance()
 
     def _pass_s(self) -> float:
-        trace, version = self._config.trace, self._version
+        trace, version = self._trace, self._version
         kept = sum(entry.kept(version, trace.keep) for entry in self._running.values())
         self._seconds.enter("verify" if kept else "decode")
         return trace.step_s + trace.token_s * len(self._running) + trace.verify_s * kept
 
     def _advance(self) -> None:
-        version, keep = self._version, self._config.trace.keep
+        version, keep = self._version, self._trace.keep
         for entry in list(self._running.values()):
             self._generated += entry.advance(version, entry.kept(version, keep))
             if entry.done == len(entry.tokens):
@@ -236,7 +235,8 @@ class TraceEngine:
 
 
 def _read(path: Path) -> dict[str, dict[int, list[NDArray[np.uint32]]]]:
-    found: dict[str, dict[int, list[NDArray[np.uint32]]]] = defaultdict(lambda: defaultdict(list))
+    """Prompt -> step -> responses. Raises `DataError`."""
+    responses: dict[str, dict[int, list[NDArray[np.uint32]]]] = defaultdict(lambda: defaultdict(list))
     try:
         lines = path.read_bytes().splitlines()
     except OSError as error:
@@ -249,8 +249,8 @@ def _read(path: Path) -> dict[str, dict[int, list[NDArray[np.uint32]]]]:
             raise DataError(f"{path}:{number}: not a line of {{prompt, step, tokens}}: {error}") from None
         if not len(tokens):
             raise DataError(f"{path}:{number}: a response has at least one token")
-        found[row.prompt][row.step].append(tokens)
-    return found
+        responses[row.prompt][row.step].append(tokens)
+    return responses
 
 
 def _noise(*key: str) -> np.random.Generator:

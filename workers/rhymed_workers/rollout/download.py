@@ -1,7 +1,7 @@
 """From a version number to a local file of weights.
 
-On the trainer's own machine that is the trainer's file; elsewhere a copy, fetched by slices and checked by its
-digest before anybody sees its path. A copy lives until the next one is complete. Does not know what is in the file.
+On the trainer's own machine this is the trainer's file; elsewhere it is a copy, fetched in slices and verified by its
+digest before its path is returned. A copy is kept until the next one is complete. Does not read the file's content.
 """
 
 from __future__ import annotations
@@ -21,30 +21,31 @@ from rhymed.wire.keys import OPEN, Keyring
 from rhymed.wire.sockets import Client
 
 SLICE_BYTES = 8 << 20
-IN_FLIGHT = 4  # slices: enough to hide a round trip, little enough to be answered well before the deadline
+IN_FLIGHT = 4  # slices: enough to hide a round trip, few enough to be answered well before the deadline
 DEADLINE_S = 30.0
 PREFIX = "rhymed-weights-"
 
 
 class Fetcher:
-    """One per worker; `name` is unique among the trainer's clients."""
+    """One per worker. `name` is unique among the trainer's clients."""
 
     def __init__(self, name: str, *, host: str | None = None, base: Path | None = None, keys: Keyring = OPEN) -> None:
         self._name = name
         self._keys = keys.to("trainer")
         self._host = host or host_id()
         self._base = base
-        self._folder: Path | None = None  # of copies, made when the first one is needed
+        self._folder: Path | None = None  # of copies; created for the first one
         self._link: Client | None = None
 
     async def fetch(self, version: int, address: str) -> Path:
-        """The file of this version. Raises the trainer's error, or `WireError` when the copy is not what it says."""
+        """The file of this version. Raises the trainer's error, or `WireError` if the copy does not match its digest."""
         link = self._connect(address)
-        local = await self._manifest(link, version, self._host)
-        if local.host == self._host and _size(Path(local.path)) == local.size:
-            return Path(local.path)
-        # Elsewhere, or here behind a wall: a container has its host's boot id, but not its files.
-        return await self._copy(link, local if local.digest else await self._manifest(link, version, ""))
+        manifest = await self._manifest(link, version, self._host)
+        if manifest.host == self._host and _size(Path(manifest.path)) == manifest.size:
+            return Path(manifest.path)
+        if not manifest.digest:  # the same host, but another container, which does not see the file
+            manifest = await self._manifest(link, version, "")
+        return await self._copy(link, manifest)
 
     async def _manifest(self, link: Client, version: int, host: str) -> Manifest:
         answer = (await link.request(GetManifest(version=version, host=host), deadline_s=DEADLINE_S)).message
@@ -75,7 +76,7 @@ class Fetcher:
             if digest != manifest.digest:
                 raise WireError(
                     f"weights of version {manifest.version} from {link.address} arrived damaged: digest {digest},"
-                    f" announced {manifest.digest}"
+                    f" expected {manifest.digest}"
                 )
         except BaseException:
             part.unlink(missing_ok=True)
@@ -90,7 +91,7 @@ class Fetcher:
         offsets = iter(range(0, manifest.size, SLICE_BYTES))
         with part.open("wb") as stream:
 
-            async def take() -> None:
+            async def fetch_slices() -> None:
                 for offset in offsets:
                     length = min(SLICE_BYTES, manifest.size - offset)
                     ask = GetWeights(version=manifest.version, offset=offset, length=length)
@@ -100,17 +101,17 @@ class Fetcher:
                         raise MalformedMessage(f"{link.address} did not send {phase}")
                     await asyncio.to_thread(os.pwrite, stream.fileno(), frames[0], offset)
 
-            takers = [asyncio.ensure_future(take()) for _ in range(IN_FLIGHT)]
+            tasks = [asyncio.ensure_future(fetch_slices()) for _ in range(IN_FLIGHT)]
             try:
-                await asyncio.gather(*takers)
-            finally:  # nobody may write any more when the file is closed
-                for taker in takers:
-                    taker.cancel()
-                await asyncio.gather(*takers, return_exceptions=True)
+                await asyncio.gather(*tasks)
+            finally:  # no task may write after the file is closed
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _size(path: Path) -> int:
-    """-1: not there, or not for us to read."""
+    """-1: missing, or not readable."""
     with contextlib.suppress(OSError):
         if os.access(path, os.R_OK):
             return path.stat().st_size
@@ -123,7 +124,7 @@ def _digest(path: Path) -> str:
 
 
 def _make_folder(base: Path | None, size: int) -> Path:
-    """In shared memory where it has room for two versions, else in the temporary folder; named after our pid."""
+    """In shared memory if it has room for three versions, else in the temporary folder. Named after our pid."""
     if base is None:
         base = Path(tempfile.gettempdir())
         memory = Path("/dev/shm")

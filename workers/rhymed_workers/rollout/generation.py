@@ -1,8 +1,8 @@
-"""Has a sample written to its end under weights that its step allows; what was written before is verified.
+"""Generates a sample to its end under weights that its step allows; tokens of older weights are verified.
 
-Noise is a function of sample and position, so tokens that were written under older weights, or by another worker,
-come out again almost all, many a step: they are handed to the engine as `Task.carried`. Invariant: an output that
-leaves here has no token of weights older than the staleness contract allows. Knows neither broker nor messages.
+Noise is a function of sample and position, so tokens that were generated under older weights, or by another worker,
+mostly come out again, several per forward pass: they are handed to the engine as `Task.carried`. Invariant: an output
+that leaves here has no token of weights older than the staleness contract allows. Knows neither broker nor messages.
 """
 
 from __future__ import annotations
@@ -14,115 +14,124 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rhymed.config import Config
 from rhymed.messages import SampleId
 from rhymed.staleness import window
-from rhymed_workers.engines.base import Engine, Output, Task, sampling_for
-
-Begun = Callable[[SampleId], Awaitable[Sequence[int]]]
+from rhymed_workers.engines.base import Engine, Output, Sampling, Task
 
 
 @dataclass(eq=False)
-class Hand:
-    """A sample in hand. Taken again after a cancel it is another one."""
+class ActiveSample:
+    """A sample assigned to this worker. A sample that is assigned again after a cancel gets a new object."""
 
     id: SampleId
-    since: float
-    begun: bool = False  # the store has its beginning
+    assigned_at: float  # monotonic
+    has_partial: bool = False  # the store has its first tokens
     cancelled: bool = False
     released: bool = False  # it goes to another worker
-    parked: bool = False  # written ahead to its end: it waits for newer weights, without a slot
-    set_back: bool = False  # stopped, to go on under weights that are about to come
+    parked: bool = False  # complete under old weights: it waits for newer ones and needs no slot
+    interrupted: bool = False  # stopped because newer weights are about to be loaded; it continues under them
     prompt: list[int] | None = None
-    written: Output | None = None  # under weights that are too old
+    stale_output: Output | None = None  # generated under weights that are too old
     output: Output | None = None
-    ahead: tuple[int, int] = (0, 0)  # tokens that were written before; of these, kept
-    saved: int = 0  # tokens, of those that it has now, that the store has as well
+    ahead: tuple[int, int] = (0, 0)  # tokens generated earlier; of these, kept
+    saved: int = 0  # the first tokens of the current response that the store has too
     saved_at: float = 0.0
 
     @property
     def tokens(self) -> int:
-        """Of what is whole, so far; 0: nothing is."""
-        whole = self.output or self.written
-        return len(whole.tokens) if whole else 0
+        """Length of the complete response; 0 while there is none."""
+        complete = self.output or self.stale_output
+        return len(complete.tokens) if complete else 0
 
 
-class Writing:
-    """`begun` reads what another worker wrote of a sample; `parked` tells that one needs no slot for a while."""
+class Generation:
+    """`read_partial` reads what another worker generated of a sample; `report_parked` reports that a sample needs no
+    slot for now."""
 
     def __init__(
-        self, config: Config, engine: Engine, begun: Begun, parked: Callable[[SampleId], Awaitable[None]]
+        self,
+        engine: Engine,
+        sampling: Callable[[SampleId], Sampling],
+        max_staleness: int,
+        read_partial: Callable[[SampleId], Awaitable[Sequence[int]]],
+        report_parked: Callable[[SampleId], Awaitable[None]],
     ) -> None:
-        self._config, self._engine = config, engine
-        self._begun, self._parked = begun, parked
-        self._news = asyncio.Condition()  # newer weights, or somebody's wait is over
+        self._engine, self._sampling, self._max_staleness = engine, sampling, max_staleness
+        self._read_partial, self._report_parked = read_partial, report_parked
+        self._changed = asyncio.Condition()  # weights were loaded, or a sample was cancelled or released
 
-    async def write(self, hand: Hand) -> Output | None:
-        """None: it was cancelled. "abort": the engine did that, or it was released; then only the tokens count."""
-        assert hand.prompt is not None, "the caller has rendered it"
-        oldest, sampling = self._oldest(hand), sampling_for(self._config, hand.id)
-        carried = await self._begun(hand.id) if hand.begun else ()
-        while not (hand.cancelled or hand.released):
-            hand.saved = 0  # what the store has may be of other weights
-            output = await self._engine.generate(Task(hand.id, hand.prompt, sampling, carried))
+    async def run(self, sample: ActiveSample) -> Output | None:
+        """None: it was cancelled. Finish reason "abort": it was released, or the engine aborted it."""
+        assert sample.prompt is not None, "the caller has rendered it"
+        oldest, sampling = self._oldest(sample), self._sampling(sample.id)
+        carried = await self._read_partial(sample.id) if sample.has_partial else ()
+        while not (sample.cancelled or sample.released):
+            sample.saved = 0  # the store's tokens may be of other weights
+            output = await self._engine.generate(Task(sample.id, sample.prompt, sampling, carried))
             kept = _common(carried, output.tokens)
-            hand.ahead = (hand.ahead[0] + len(carried), hand.ahead[1] + kept)
+            sample.ahead = (sample.ahead[0] + len(carried), sample.ahead[1] + kept)
             stale = bool(output.versions) and output.versions[0][0] < oldest
-            stopped = (hand.set_back or hand.released) and output.finish_reason == "abort"
-            hand.set_back = False
+            stopped = (sample.interrupted or sample.released) and output.finish_reason == "abort"
+            sample.interrupted = False
             if not (stale or stopped):
-                return None if hand.cancelled else output
-            if len(output.tokens) > kept or not len(carried):  # else it was stopped while it was being verified
+                return None if sample.cancelled else output
+            if len(output.tokens) > kept or not len(carried):  # else it was stopped during verification
                 carried = output.tokens.tolist()
-            hand.written = output
-            await self._wait(hand, oldest)
-            hand.written = None
-        return None if hand.cancelled else _unfinished(carried)
+            sample.stale_output = output
+            await self._wait_for_weights(sample, oldest)
+            sample.stale_output = None
+        return None if sample.cancelled else _unfinished(carried)
 
-    def unsaved(self, hands: Iterable[Hand]) -> dict[Hand, NDArray[np.uint32]]:
-        """Of unfinished samples the tokens behind the first `hand.saved`, where there are some."""
-        open_ = [hand for hand in hands if hand.output is None and not hand.cancelled]
-        running = {hand.id: hand.saved for hand in open_ if hand.written is None}
-        found = self._engine.written(running)
+    def unsaved(self, samples: Iterable[ActiveSample]) -> dict[ActiveSample, NDArray[np.uint32]]:
+        """The tokens after the first `saved` of each unfinished sample that has any."""
+        unfinished = [sample for sample in samples if sample.output is None and not sample.cancelled]
+        starts = {sample.id: sample.saved for sample in unfinished if sample.stale_output is None}
+        running = self._engine.written(starts)
         parts = {
-            hand: found.get(hand.id) if hand.written is None else hand.written.tokens[hand.saved :] for hand in open_
+            sample: running.get(sample.id)
+            if sample.stale_output is None
+            else sample.stale_output.tokens[sample.saved :]
+            for sample in unfinished
         }
-        return {hand: part for hand, part in parts.items() if part is not None and len(part)}
+        return {sample: part for sample, part in parts.items() if part is not None and len(part)}
 
-    def set_back(self, hands: Iterable[Hand]) -> None:
-        """Newer weights are about to come: what runs ahead of its weights stops here."""
-        for hand in hands:
-            if hand.prompt is not None and hand.written is None and self._oldest(hand) > self._engine.version:
-                hand.set_back = True
-                self._engine.cancel(hand.id)
+    def interrupt(self, samples: Iterable[ActiveSample]) -> None:
+        """Stop the samples that run ahead of the loaded weights: newer weights are about to be loaded."""
+        for sample in samples:
+            started = sample.prompt is not None and sample.stale_output is None
+            if started and self._oldest(sample) > self._engine.version:
+                sample.interrupted = True
+                self._engine.cancel(sample.id)
 
-    async def stir(self) -> None:
-        """Who waits looks again: weights are loaded, or a hand was cancelled or released."""
-        async with self._news:
-            self._news.notify_all()
+    async def notify(self) -> None:
+        """Weights were loaded, or a sample was cancelled or released: waiting samples check again."""
+        async with self._changed:
+            self._changed.notify_all()
 
-    def _oldest(self, hand: Hand) -> int:
-        return window(hand.id.step, self._config.schedule.max_staleness)[0]
+    def _oldest(self, sample: ActiveSample) -> int:
+        return window(sample.id.step, self._max_staleness)[0]
 
-    async def _wait(self, hand: Hand, oldest: int) -> None:
-        """For weights that its step allows; without a slot, when it is written to its end."""
-        if self._engine.version >= oldest or hand.released or hand.cancelled:
+    async def _wait_for_weights(self, sample: ActiveSample, oldest: int) -> None:
+        """Wait for weights that the sample's step allows. A complete response gives up its slot."""
+        if self._engine.version >= oldest or sample.released or sample.cancelled:
             return
-        if hand.written is not None and hand.written.finish_reason != "abort":
-            hand.parked = True
-            await self._parked(hand.id)
-        async with self._news:
-            await self._news.wait_for(lambda: self._engine.version >= oldest or hand.cancelled or hand.released)
-        hand.parked = False
+        if sample.stale_output is not None and sample.stale_output.finish_reason != "abort":
+            sample.parked = True
+            await self._report_parked(sample.id)
+        async with self._changed:
+            await self._changed.wait_for(
+                lambda: self._engine.version >= oldest or sample.cancelled or sample.released
+            )
+        sample.parked = False
 
 
 def _unfinished(tokens: Sequence[int]) -> Output:
-    """What goes to another worker: it needs nothing but the tokens."""
+    """For another worker, which needs only the tokens."""
     return Output(np.asarray(tokens, np.uint32), np.zeros(len(tokens), np.float32), "abort", [])
 
 
 def _common(first: Sequence[int], second: NDArray[np.uint32]) -> int:
-    """Tokens until they differ."""
+    """Length of the common prefix."""
     size = min(len(first), len(second))
     differ = np.flatnonzero(np.asarray(first[:size]) != np.asarray(second[:size]))
     return int(differ[0]) if len(differ) else size

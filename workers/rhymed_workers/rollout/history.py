@@ -1,7 +1,7 @@
-"""Brings a prompt's earlier responses from the store to the engine, once a prompt and step, while others decode.
+"""Loads a prompt's earlier responses from the store into the engine, once per prompt and step, in the background.
 
-Nobody waits for it: what does not come is not drafted from. A store that is gone is told once, and again when it is
-back. Knows nothing of what the engine does with history.
+Nothing waits for it: a response that does not arrive is not drafted from. An unreachable store is logged once, and
+once more when it is back. Knows nothing of how the engine uses history.
 """
 
 from __future__ import annotations
@@ -18,70 +18,72 @@ from rhymed_store.client import StoredSample
 log = logging.getLogger(__name__)
 
 REMEMBERED = 16384  # (prompt, step) pairs
-WARNINGS = 5  # of history that does not fit
-READERS = 4  # questions to the store at once
+WARNINGS = 5  # about history with another prompt length
+READERS = 4  # concurrent requests to the store
 
-Read = Callable[[str, int], Awaitable[list[StoredSample]]]  # prompt, before this step
-Tell = Callable[[str, Sequence[int], list[StoredSample]], Awaitable[None]]  # prompt, its tokens, newest step first
+Read = Callable[[str, int], Awaitable[list[StoredSample]]]
+"""(prompt, step) -> responses of earlier steps, newest step first."""
+Remember = Callable[[str, Sequence[int], list[StoredSample]], Awaitable[None]]
+"""(prompt, its tokens, responses): the engine's `remember`."""
 
 
-class Recall:
-    def __init__(self, read: Read, tell: Tell) -> None:
-        self._read, self._tell = read, tell
-        self._brought: OrderedDict[tuple[str, int], None] = OrderedDict()
-        self._turns = asyncio.Semaphore(READERS)
-        self._working: set[asyncio.Task[None]] = set()
-        self._gone = False
-        self._strangers = 0  # prompts with history that does not fit
+class HistoryLoader:
+    def __init__(self, read: Read, remember: Remember) -> None:
+        self._read, self._remember = read, remember
+        self._requested: OrderedDict[tuple[str, int], None] = OrderedDict()
+        self._readers = asyncio.Semaphore(READERS)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._unreachable = False  # the store, at the last attempt
+        self._mismatches = 0  # prompts with history of another prompt length
 
-    def bring(self, id: SampleId, prompt: Sequence[int]) -> None:
-        """Start, unless a sibling of this sample has done so."""
+    def load(self, id: SampleId, prompt: Sequence[int]) -> None:
+        """Start loading, unless a sibling of this sample has done so."""
         key = (id.prompt, id.step)
-        if key in self._brought:
+        if key in self._requested:
             return
-        self._brought[key] = None
-        while len(self._brought) > REMEMBERED:
-            self._brought.popitem(last=False)
-        task = asyncio.get_running_loop().create_task(self._bring(id, prompt))
-        self._working.add(task)
-        task.add_done_callback(self._working.discard)
+        self._requested[key] = None
+        while len(self._requested) > REMEMBERED:
+            self._requested.popitem(last=False)
+        task = asyncio.get_running_loop().create_task(self._load(id, prompt))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def close(self) -> None:
-        for task in self._working:
+        for task in self._tasks:
             task.cancel()
 
-    async def _bring(self, id: SampleId, prompt: Sequence[int]) -> None:
+    async def _load(self, id: SampleId, prompt: Sequence[int]) -> None:
         try:
-            async with self._turns:
+            async with self._readers:
                 past = await self._read(id.prompt, id.step)
-            fitting = [one for one in past if one.info.prompt_length == len(prompt)]
-            if len(fitting) < len(past):
-                self._tell_of_strangers(id.prompt, len(prompt), past)
-            if fitting:
-                await self._tell(id.prompt, prompt, fitting)
+            matching = [sample for sample in past if sample.info.prompt_length == len(prompt)]
+            if len(matching) < len(past):
+                self._warn_of_mismatch(id.prompt, len(prompt), past)
+            if matching:
+                await self._remember(id.prompt, prompt, matching)
         except EngineError:
-            return  # whoever generates will hear of it
+            return  # `generate` raises it too
         except RhymedError as error:
-            self._brought.pop((id.prompt, id.step), None)  # its next sample tries again
-            if not self._gone:
-                log.warning("history is not drafted from while it cannot be read: %s", error)
-            self._gone = True
+            self._requested.pop((id.prompt, id.step), None)  # its next sample tries again
+            if not self._unreachable:
+                log.warning("no drafts from history while the store cannot be read: %s", error)
+            self._unreachable = True
         except Exception:
-            log.exception("prompt %s goes without history", id.prompt)
+            log.exception("prompt %s: no drafts from history", id.prompt)
         else:
-            if self._gone:
+            if self._unreachable:
                 log.warning("history can be read again")
-            self._gone = False
+            self._unreachable = False
 
-    def _tell_of_strangers(self, prompt: str, length: int, past: Sequence[StoredSample]) -> None:
-        """A few times, for an imported run may be wholly of another tokenizer."""
-        self._strangers += 1
-        if self._strangers > WARNINGS:
+    def _warn_of_mismatch(self, prompt: str, length: int, past: Sequence[StoredSample]) -> None:
+        """A few times only: every prompt of an imported run may be of another tokenizer."""
+        self._mismatches += 1
+        if self._mismatches > WARNINGS:
             return
-        others = [one.info.prompt_length for one in past if one.info.prompt_length != length]
+        others = [sample.info.prompt_length for sample in past if sample.info.prompt_length != length]
         log.warning(
-            "prompt %s: %d of %d earlier responses were to %d prompt tokens, now there are %d: history of another"
-            " tokenizer or template, not drafted from%s",
+            "prompt %s: %d of %d earlier responses were to %d prompt tokens, now there are %d: they are of another"
+            " tokenizer or template and are not used as drafts%s",
             prompt, len(others), len(past), others[0], length,
-            "; further prompts like it are not told" if self._strangers == WARNINGS else "",
+            "; further prompts like it are not logged" if self._mismatches == WARNINGS else "",
         )  # fmt: skip

@@ -1,9 +1,9 @@
-"""Keeps the store abreast of what is being written, so that a worker's death costs nobody more than a few tokens.
+"""Saves the tokens of running samples to the store, so that a worker's death costs only the last few tokens.
 
-Every running sample's new tokens go to the store when there are `MOST` of them, or after `rollout.save_every_s`;
-whoever goes on with the sample begins with them (`PutPartials`). What cannot be saved now is saved the next time,
-with what has come since: nothing here ever holds up an engine, or ends a worker. What the store lacks the beginning
-of, because another worker wrote there meanwhile, is saved from its first token on.
+A sample's new tokens are saved when there are `MOST` of them, or after `rollout.save_every_s`; the worker that
+continues the sample begins with them (`PutPartials`). What cannot be saved now is saved the next time, with what has
+come since: nothing here delays an engine or ends a worker. If the store lacks a sample's earlier tokens, because
+another worker wrote there meanwhile, it is saved again from its first token.
 """
 
 from __future__ import annotations
@@ -15,88 +15,72 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from rhymed.errors import RhymedError
-from rhymed.histospec.drafts.yields import accepted
-from rhymed.messages import SampleId, SampleInfo
-from rhymed_store.client import NewSample, StoreClient
-from rhymed_workers.engines.base import Told
-from rhymed_workers.rollout.generation import Hand, Writing
+from rhymed.messages import SampleId
+from rhymed_store.client import StoreClient
+from rhymed_workers.rollout.generation import ActiveSample, Generation
 
 log = logging.getLogger(__name__)
 
-MOST = 24  # tokens of one sample that wait; about as many again come until the next look, at 250 a second
-LOOK_S = 0.1
-AGAIN_S = 5.0  # after a failure: a full or ailing store is not to get all unsaved tokens ten times a second
+MOST = 24  # unsaved tokens of one sample; about as many again arrive before the next check, at 250 per second
+CHECK_S = 0.1
+RETRY_S = 5.0  # after a failure: a full or ailing store must not get all unsaved tokens ten times per second
 PUT_S = 10.0
 
 Parts = Mapping[SampleId, tuple[int, Any]]
-"""Sample -> position of the first token, tokens."""
+"""Sample -> (position of the first token, tokens)."""
 
 
-class Saving:
-    """`hands`: what is in hand at the moment of the call."""
+class PartialSaver:
+    """`active` returns the samples that the worker has now."""
 
     def __init__(
-        self, every_s: float, store: StoreClient, writing: Writing, hands: Callable[[], Iterable[Hand]]
+        self,
+        every_s: float,
+        store: StoreClient,
+        generation: Generation,
+        active: Callable[[], Iterable[ActiveSample]],
     ) -> None:
         self._every_s = every_s
-        self._store, self._writing, self._hands = store, writing, hands
-        self._failed = False  # the last time
+        self._store, self._generation, self._active = store, generation, active
+        self._failed = False  # the last attempt
 
     async def run(self) -> None:
         """Until cancelled."""
         while True:
-            await asyncio.sleep(AGAIN_S if self._failed else min(LOOK_S, self._every_s / 2))
+            await asyncio.sleep(RETRY_S if self._failed else min(CHECK_S, self._every_s / 2))
             await self.save(everything=False)
 
     async def save(self, *, everything: bool = True) -> None:
-        """What is new, or what is due."""
+        """Save all unsaved tokens, or only those of samples that are due."""
         now = time.monotonic()
-        fresh = self._writing.unsaved(self._hands())
-        due = {hand: part for hand, part in fresh.items() if everything or self._is_due(hand, len(part), now)}
+        unsaved = self._generation.unsaved(self._active())
+        due = {sample: part for sample, part in unsaved.items() if everything or self._is_due(sample, len(part), now)}
         if not due:
             return
-        parts = {hand.id: (hand.saved, part) for hand, part in due.items()}
+        parts = {sample.id: (sample.saved, part) for sample, part in due.items()}
         missing = await self._put(parts)
         if missing is None:
             return
-        for hand, part in due.items():
-            start = parts[hand.id][0]
-            if hand.id in missing:
-                hand.saved = 0
-            elif hand.saved == start:  # else it has begun anew meanwhile
-                hand.saved, hand.saved_at = start + len(part), now
+        for sample, part in due.items():
+            start = parts[sample.id][0]
+            if sample.id in missing:
+                sample.saved = 0
+            elif sample.saved == start:  # else it was started again meanwhile
+                sample.saved, sample.saved_at = start + len(part), now
 
-    def _is_due(self, hand: Hand, count: int, now: float) -> bool:
-        return count >= MOST or now - max(hand.saved_at, hand.since) >= self._every_s
+    def _is_due(self, sample: ActiveSample, count: int, now: float) -> bool:
+        return count >= MOST or now - max(sample.saved_at, sample.assigned_at) >= self._every_s
 
     async def _put(self, parts: Parts) -> Collection[SampleId] | None:
-        """Of which the store lacks what was before; None: nothing is saved."""
+        """Ids whose earlier tokens the store does not have; None if the write failed."""
         try:
             missing = await self._store.put_partials(parts, deadline_s=PUT_S)
         except RhymedError as error:
             if not self._failed:
-                log.warning("what %d samples have so far is not saved: %s", len(parts), error)
+                log.warning("the tokens so far of %d samples are not saved: %s", len(parts), error)
             self._failed = True
             return None
         if self._failed:
-            log.info("what samples have so far is saved again")
+            log.info("tokens of running samples are saved again")
         self._failed = False
         return missing
-
-
-def new_sample(hand: Hand, told: Told) -> NewSample:
-    """The record of what is written to its end."""
-    output, prompt = hand.output, hand.prompt
-    assert output is not None, "only finished samples are stored"
-    assert prompt is not None, "what is finished had a prompt"
-    info = SampleInfo(
-        id=hand.id,
-        prompt_length=len(prompt),
-        length=len(output.tokens),
-        finish_reason=output.finish_reason,
-        versions=output.versions,
-        drafting=told.drafting,
-        ahead=hand.ahead,
-    )
-    drafted = None if told.yields is None else accepted(told.yields, len(output.tokens))
-    return NewSample(info, prompt, output.tokens, output.logprobs, drafted)

@@ -1,4 +1,4 @@
-"""Tokens of prompts in a rollout worker: each fetched and rendered once. Knows no engine."""
+"""Tokens of prompts in a rollout worker: each is fetched and rendered once. Knows no engine."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ CACHED_PROMPTS = 8192
 
 
 class PromptCache:
-    """Tokens of prompts, each fetched and rendered once while it is among the last `CACHED_PROMPTS` used."""
+    """The `CACHED_PROMPTS` most recently used prompts."""
 
     def __init__(self, fetch: Callable[[Sequence[str]], Awaitable[list[Row]]], render: Render) -> None:
         self._fetch = fetch
         self._render = render
-        self._known: OrderedDict[str, asyncio.Task[list[int]]] = OrderedDict()
+        self._tasks: OrderedDict[str, asyncio.Task[list[int]]] = OrderedDict()
 
     async def tokens(self, prompt: str) -> list[int]:
-        """Raises what fetching or rendering raised; that is not remembered."""
-        task = self._known.get(prompt)
+        """Raises what fetching or rendering raised; an error is not cached."""
+        task = self._tasks.get(prompt)
         if task is None:
-            task = self._known[prompt] = asyncio.get_running_loop().create_task(self._make(prompt))
-            while len(self._known) > CACHED_PROMPTS:
-                self._known.popitem(last=False)
-        self._known.move_to_end(prompt)
+            task = self._tasks[prompt] = asyncio.get_running_loop().create_task(self._load(prompt))
+            while len(self._tasks) > CACHED_PROMPTS:
+                self._tasks.popitem(last=False)
+        self._tasks.move_to_end(prompt)
         try:
-            return await asyncio.shield(task)  # siblings wait for the same one
+            return await asyncio.shield(task)  # siblings wait for the same task
         except BaseException:
-            if task.done() and self._known.get(prompt) is task:
-                del self._known[prompt]
+            if task.done() and self._tasks.get(prompt) is task:
+                del self._tasks[prompt]
             raise
 
-    async def _make(self, prompt: str) -> list[int]:
+    async def _load(self, prompt: str) -> list[int]:
         rows = await self._fetch([prompt])
         return await asyncio.to_thread(self._render, f"prompt {prompt}", rows[0])
 
     def close(self) -> None:
-        for task in self._known.values():
+        for task in self._tasks.values():
             task.cancel()

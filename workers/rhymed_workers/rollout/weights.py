@@ -1,7 +1,7 @@
-"""Brings the wanted policy version into the engine: fetched, loaded in place, reported. Of several only the newest.
+"""Loads the newest wanted policy version into the engine: download, load in place, report.
 
-What runs ahead of its weights is stopped before, and goes on after. Weights are the same only when the number and the
-life of the trainer that made them agree. Knows neither samples' fates nor the broker.
+Samples that run ahead of their weights are interrupted before a load and continue after it. Two weights are the same
+only if both the version number and the life of the trainer that made them agree. Knows no samples and no broker.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from rhymed_workers.rollout.download import Fetcher
 
 log = logging.getLogger(__name__)
 
-AGAIN_S = 1.0
+RETRY_S = 1.0
 
 
-class Loading:
-    """`before` stops what must not be loaded under; `told` reports a version and the seconds that it took."""
+class WeightLoader:
+    """`before_load` interrupts samples; `report` gets a loaded version and the seconds that it took."""
 
     def __init__(
         self,
         name: str,
         engine: Engine,
         fetcher: Fetcher,
-        before: Callable[[], None],
-        told: Callable[[int, float], Awaitable[None]],
-        sheet: Timesheet,
+        before_load: Callable[[], None],
+        report: Callable[[int, float], Awaitable[None]],
+        timesheet: Timesheet,
     ) -> None:
-        self._name, self._engine, self._fetcher, self._sheet = name, engine, fetcher, sheet
-        self._before, self._told = before, told
+        self._name, self._engine, self._fetcher, self._timesheet = name, engine, fetcher, timesheet
+        self._before_load, self._report = before_load, report
         self._wanted: LoadVersion | None = None
-        self._news = asyncio.Event()  # a version is wanted
-        self._failing: tuple[LoadVersion, float] | None = None  # what was not fetched, and since when
+        self._changed = asyncio.Event()  # another version is wanted
+        self._failing: tuple[LoadVersion, float] | None = None  # the order that fails, and since when
         self.life = ""  # of the trainer whose weights are loaded
         self.ready = asyncio.Event()  # a published version is loaded
         self.busy = False
@@ -47,36 +47,33 @@ class Loading:
 
     def want(self, order: LoadVersion) -> None:
         self._wanted = order
-        self._news.set()
+        self._changed.set()
 
     async def run(self) -> None:
-        """Until cancelled. Raises `EngineError` when the engine has died of it.
-
-        And `DeadlineExceeded` when what is wanted could not be fetched for `PATIENCE_S`.
-        """
+        """Until cancelled. Raises `EngineError`, and `DeadlineExceeded` if a version cannot be fetched."""
         while True:
-            await self._news.wait()
-            self._news.clear()
+            await self._changed.wait()
+            self._changed.clear()
             wanted = self._wanted
-            assert wanted is not None, "news is a wanted version"
+            assert wanted is not None, "a change is a wanted version"
             self.busy = True
             try:
                 seconds = await self._load(wanted)
             except EngineError:
                 raise
             except RhymedError as error:
-                self._bear(wanted, error)
-                log.warning("%s: version %d not fetched: %s; again soon", self._name, wanted.version, error)
-                await asyncio.sleep(AGAIN_S)
-                self._news.set()
+                self._check_patience(wanted, error)
+                log.warning("%s: version %d not fetched: %s; retrying soon", self._name, wanted.version, error)
+                await asyncio.sleep(RETRY_S)
+                self._changed.set()
                 continue
             finally:
                 self.busy = False
             self._failing = None
-            await self._told(wanted.version, seconds)
+            await self._report(wanted.version, seconds)
 
-    def _bear(self, wanted: LoadVersion, error: RhymedError) -> None:
-        """A failure to fetch, unless what is wanted has failed for too long."""
+    def _check_patience(self, wanted: LoadVersion, error: RhymedError) -> None:
+        """Raises `DeadlineExceeded` if this version has failed for too long."""
         now = time.monotonic()
         if self._failing is None or self._failing[0] != wanted:
             self._failing = wanted, now
@@ -90,11 +87,11 @@ class Loading:
         if (wanted.version, wanted.life) == (self._engine.version, self.life):
             return 0.0
         start = time.monotonic()
-        with self._sheet.during("fetching"):
+        with self._timesheet.during("fetching"):
             path = await self._fetcher.fetch(wanted.version, wanted.weights)
         fetch_s = time.monotonic() - start
-        self._before()
-        with self._sheet.during("loading"):
+        self._before_load()
+        with self._timesheet.during("loading"):
             splits = await self._engine.load(wanted.version, path)
         self.life = wanted.life
         seconds = time.monotonic() - start

@@ -1,17 +1,17 @@
-"""The rollout worker: takes samples, lets the engine write them, stores them, then tells the broker.
+"""The rollout worker: receives samples, lets the engine generate them, stores them, then reports them to the broker.
 
-A sample is in `_holding` from the moment it is taken until the broker has acknowledged it as generated, or given
-back. Storing and telling twice do no harm, so both are repeated until they are acknowledged; store, broker and
-trainer may restart meanwhile. What is being written is saved as it grows (`saving`), so whoever goes on after us goes
-on from there; a worker that is told to stop saves the rest and leaves. Nothing is sampled before the first published
-version is loaded. When the engine dies, or stalls, the worker ends with `EngineError`: whoever supervises it starts
-it again, clean.
+A sample is in `_active` from its assignment until the broker has acknowledged it as generated or given back. Store,
+broker and trainer may restart meanwhile. Running samples are saved as they grow (`partials`), so the next worker
+continues where this one ended; a worker that is told to stop saves the rest and leaves. Nothing is sampled before the
+first published version is loaded. If the engine dies or stalls, the worker ends with `EngineError`, and its
+supervisor starts it again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import os
 import socket
@@ -29,61 +29,58 @@ from rhymed.service.retry import retry
 from rhymed.service.service import Service
 from rhymed.text import counted
 from rhymed.wire.sockets import DONE, Client
-from rhymed_store.client import NewSample, StoreClient
-from rhymed_workers.engines.base import Engine, Output
+from rhymed_store.client import StoreClient
+from rhymed_workers.engines.base import Engine, sampling_for
 from rhymed_workers.engines.build import build_engine
 from rhymed_workers.membership import Membership
 from rhymed_workers.rollout.activity import Timesheet
 from rhymed_workers.rollout.download import Fetcher
-from rhymed_workers.rollout.generation import Hand, Writing
-from rhymed_workers.rollout.history import Recall
-from rhymed_workers.rollout.partials import Saving, new_sample
+from rhymed_workers.rollout.generation import ActiveSample, Generation
+from rhymed_workers.rollout.history import HistoryLoader
+from rhymed_workers.rollout.partials import PartialSaver
 from rhymed_workers.rollout.prompts import PromptCache
-from rhymed_workers.rollout.weights import Loading
+from rhymed_workers.rollout.reports import Reporter
+from rhymed_workers.rollout.weights import WeightLoader
 
 log = logging.getLogger(__name__)
 
-BATCH = 256  # samples in one message
-
 
 class RolloutWorker(Service):
-    """`name` is unique in the run. `engine` is given in tests; otherwise the configuration names it."""
+    """`name` is unique in the run. Tests pass an `engine`; otherwise the configuration names it."""
 
     def __init__(self, config: Config, where: RunLayout, name: str, engine: Engine | None = None) -> None:
         super().__init__(name)
         self._config = config
         self._where = where
         self._engine = engine
-        self._holding: dict[messages.SampleId, Hand] = {}
-        self._finished: asyncio.Queue[Hand] = asyncio.Queue()
-        self._reported = asyncio.Event()
-        self._stored = 0
-        self._sheet = Timesheet()
-        self._saving: Saving | None = None
+        self._active: dict[messages.SampleId, ActiveSample] = {}
+        self._timesheet = Timesheet()
+        self._saver: PartialSaver | None = None
         self._closing = contextlib.AsyncExitStack()
+
+    # -- life ---------------------------------------------------------------------------------------------------
 
     async def open(self) -> None:
         self._store = StoreClient(self._where.store, self.name, self._where.keys("rollout"))
         self._closing.callback(self._store.close)
         self._fetcher = Fetcher(self.name, keys=self._where.keys("rollout"))
         self._closing.callback(self._fetcher.close)
-        self.spawn(self._work())  # beside: an engine takes long to start, and a signal must not wait for it
+        self.spawn(
+            self._start()
+        )  # in the background: an engine takes long to start, and a signal must not wait for it
 
-    async def _work(self) -> None:
-        if self._engine is None:
-            self._engine = await asyncio.to_thread(build_engine, self._config)
-        self._closing.push_async_callback(self._engine.close)
-        # One after the other: two threads that import transformers at once meet half-imported modules.
-        render = await asyncio.to_thread(load_renderer, self._config)
-        await self._engine.open()
-        self._sheet.account = self._engine.seconds
-        self._prompts = PromptCache(self._rows, render)
-        self._closing.callback(self._prompts.close)
-        self._recall = self._make_recall()
-        if self._recall is not None:
-            self._closing.callback(self._recall.close)
-        self._writing = Writing(self._config, self._engine, self._beginning, self._park)
-        self._loading = Loading(self.name, self._engine, self._fetcher, self._set_back, self._loaded, self._sheet)
+    async def _start(self) -> None:
+        await self._start_engine()
+        self._generation = Generation(
+            self.engine,
+            functools.partial(sampling_for, self._config.rollout, self._config.eval, self._config.run.seed),
+            self._config.schedule.max_staleness,
+            self._read_partial,
+            self._report_parked,
+        )
+        self._weights = WeightLoader(
+            self.name, self.engine, self._fetcher, self._interrupt, self._report_loaded, self._timesheet
+        )
         keys = self._where.keys("rollout").to("broker")
         link = Client(
             self._where.broker, self.name, peer="broker", accepts=messages.ToRollout, handler=self._handle, keys=keys
@@ -91,68 +88,64 @@ class RolloutWorker(Service):
         self._closing.callback(link.close)
         self._membership = Membership(link, self._join, self._heartbeat)
         self._closing.push_async_callback(self._membership.leave, self.name)
-        for work in (self._membership.run(), self._loading.run(), self._report()):
+        self._reporter = Reporter(self.name, self.engine, self._store, self._membership, self._active)
+        for work in (self._membership.run(), self._weights.run(), self._reporter.run(), self._watch_engine()):
             self.spawn(work)
-        stall_s = self._config.rollout.stall_s
-        stuck = errors.EngineError(
-            f"the engine has work, and has made no token for {stall_s:g} s (rollout.stall_s): it is ended"
-        )
-        self.spawn(stall.watch(self._state, stall_s, stuck))
         if self._config.carries and (every_s := self._config.rollout.save_every_s):
-            self._saving = Saving(every_s, self._store, self._writing, self._holding.values)
-            self.spawn(self._saving.run())
+            self._saver = PartialSaver(every_s, self._store, self._generation, self._active.values)
+            self.spawn(self._saver.run())
+
+    async def _start_engine(self) -> None:
+        if self._engine is None:
+            self._engine = await asyncio.to_thread(build_engine, self._config)
+        self._closing.push_async_callback(self._engine.close)
+        # One after the other: two threads that import transformers at the same time see half-imported modules.
+        render = await asyncio.to_thread(load_renderer, self._config)
+        await self._engine.open()
+        self._timesheet.engine_seconds = self._engine.seconds
+        self._prompts = PromptCache(self._read_rows, render)
+        self._closing.callback(self._prompts.close)
+        self._history = self._history_loader()
+        if self._history is not None:
+            self._closing.callback(self._history.close)
+
+    def _history_loader(self) -> HistoryLoader | None:
+        drafts = self._config.drafts
+        if self._config.rollout.engine != "vllm" or drafts.method == "none" or not drafts.responses:
+            return None
+        return HistoryLoader(
+            lambda prompt, step: self._store.history(prompt, step, drafts.responses), self.engine.remember
+        )
 
     async def drain(self) -> None:
-        """What is being written is saved, so that others go on with it; what is done is reported."""
-        if self._saving is not None:
-            await self._saving.save()
-        while any(hand.output is not None for hand in self._holding.values()):
-            self._reported.clear()
-            await self._reported.wait()
-        if self._saving is not None:  # what has come meanwhile
-            await self._saving.save()
+        """Save running samples, so that other workers continue them, and report finished ones."""
+        if self._saver is not None:
+            await self._saver.save()
+        if self._active:
+            await self._reporter.wait_until_reported()
+        if self._saver is not None:  # tokens of the meantime
+            await self._saver.save()
 
     async def close(self) -> None:
         await self._closing.aclose()
 
     @property
     def engine(self) -> Engine:
-        assert self._engine is not None, "the engine is there before anybody can ask for it"
+        assert self._engine is not None, "the engine is started before it is used"
         return self._engine
+
+    # -- orders of the broker -----------------------------------------------------------------------------------
 
     async def _handle(self, peer: bytes, message: Any, frames: Sequence[bytes]) -> messages.Message:
         match message:
             case messages.Generate():
-                if self.stopping:
-                    raise errors.PeerGone(f"{self.name} leaves: it takes no more samples")
-                begun = set(message.begun)
-                fresh = [id for id in message.samples if id not in self._holding]
-                for id in fresh:
-                    hand = self._holding[id] = Hand(id, time.monotonic(), id in begun)
-                    self.spawn(self._sample(hand))
-                if fresh:
-                    log.info(
-                        "takes %s, first %s", counted(len(fresh), "sample"), fresh[0], extra=cause("taken", fresh)
-                    )
+                self._accept(message)
             case messages.Cancel():
-                for id in message.samples:
-                    if id in self._holding:
-                        self._holding.pop(id).cancelled = True
-                    self.engine.cancel(id)
-                gone = counted(len(message.samples), "sample")
-                log.info("forgets %s, first %s", gone, message.samples[0], extra=cause("cancelled", message.samples))
-                await self._writing.stir()
+                await self._cancel(message.samples)
             case messages.Release():
-                away, more = counted(len(message.samples), "sample"), cause("released", message.samples)
-                log.info("is to hand over %s, first %s", away, message.samples[0], extra=more)
-                for id in message.samples:
-                    taken = self._holding.get(id)
-                    if taken is not None and taken.output is None:
-                        taken.released = True
-                        self.engine.cancel(id)
-                await self._writing.stir()
+                await self._release(message.samples)
             case messages.LoadVersion():
-                self._loading.want(message)
+                self._weights.want(message)
             case messages.Finish():
                 log.info("%s: the run is over: %s", self.name, message.reason)
                 self._membership.dismissed()
@@ -161,7 +154,36 @@ class RolloutWorker(Service):
                 raise errors.MalformedMessage(f"a rollout worker does not take {type(message).__name__}")
         return DONE
 
-    # -- belonging to the run -----------------------------------------------------------------------------------
+    def _accept(self, order: messages.Generate) -> None:
+        if self.stopping:
+            raise errors.PeerGone(f"{self.name} leaves: it takes no more samples")
+        with_partial = set(order.begun)
+        fresh = [id for id in order.samples if id not in self._active]
+        for id in fresh:
+            sample = self._active[id] = ActiveSample(id, time.monotonic(), id in with_partial)
+            self.spawn(self._generate(sample))
+        if fresh:
+            log.info("received %s, first %s", counted(len(fresh), "sample"), fresh[0], extra=cause("taken", fresh))
+
+    async def _cancel(self, ids: Sequence[messages.SampleId]) -> None:
+        for id in ids:
+            if id in self._active:
+                self._active.pop(id).cancelled = True
+            self.engine.cancel(id)
+        log.info("cancelled %s, first %s", counted(len(ids), "sample"), ids[0], extra=cause("cancelled", ids))
+        await self._generation.notify()
+
+    async def _release(self, ids: Sequence[messages.SampleId]) -> None:
+        more = cause("released", ids)
+        log.info("asked to hand over %s, first %s", counted(len(ids), "sample"), ids[0], extra=more)
+        for id in ids:
+            sample = self._active.get(id)
+            if sample is not None and sample.output is None:
+                sample.released = True
+                self.engine.cancel(id)
+        await self._generation.notify()
+
+    # -- membership of the run ----------------------------------------------------------------------------------
 
     def _join(self) -> messages.Join:
         return messages.Join(
@@ -171,151 +193,96 @@ class RolloutWorker(Service):
             pid=os.getpid(),
             slots=self._config.rollout.max_concurrency,
             version=self.engine.version,
-            life=self._loading.life,
-            holding=list(self._holding),
+            life=self._weights.life,
+            holding=list(self._active),
         )
 
     def _heartbeat(self) -> messages.Heartbeat:
         now, progress = time.monotonic(), self.engine.progress()
-        held = [
+        holding = [
             messages.Holding(
-                id=hand.id,
-                tokens=hand.tokens or progress.get(hand.id, 0),
-                parked=hand.parked,
-                seconds=now - hand.since,
+                id=sample.id,
+                tokens=sample.tokens or progress.get(sample.id, 0),
+                parked=sample.parked,
+                seconds=now - sample.assigned_at,
             )
-            for hand in self._holding.values()
+            for sample in self._active.values()
         ]
-        stats = {**self.engine.stats(), **self._loading.timings, **self._sheet.stats()}
-        stats["rollout/stored"] = float(self._stored)
-        phase = "update" if self._loading.busy else "decode" if held else "idle"
-        version, life = self.engine.version, self._loading.life
+        stats = {**self.engine.stats(), **self._weights.timings, **self._timesheet.stats()}
+        stats["rollout/stored"] = float(self._reporter.stored)
         return messages.Heartbeat(
-            worker=self.name, version=version, life=life, phase=phase, holding=held, stats=stats
+            worker=self.name,
+            version=self.engine.version,
+            life=self._weights.life,
+            phase="update" if self._weights.busy else "decode" if holding else "idle",
+            holding=holding,
+            stats=stats,
         )
 
-    # -- the way of a sample ------------------------------------------------------------------------------------
+    # -- a sample -----------------------------------------------------------------------------------------------
 
-    async def _rows(self, prompts: Sequence[str]) -> list[Any]:
-        rows: list[Any] = await retry(lambda: self._store.get_prompts(prompts), "reading prompts")
-        return rows
-
-    def _make_recall(self) -> Recall | None:
-        drafts = self._config.drafts
-        if self._config.rollout.engine != "vllm" or drafts.method == "none" or not drafts.responses:
-            return None
-        return Recall(lambda prompt, step: self._store.history(prompt, step, drafts.responses), self.engine.remember)
-
-    async def _sample(self, hand: Hand) -> None:
+    async def _generate(self, sample: ActiveSample) -> None:
         try:
-            hand.prompt = await self._prompts.tokens(hand.id.prompt)
-            if self._recall is not None:
-                self._recall.bring(hand.id, hand.prompt)
-            await self._loading.ready.wait()
-            output = await self._writing.write(hand)
+            sample.prompt = await self._prompts.tokens(sample.id.prompt)
+            if self._history is not None:
+                self._history.load(sample.id, sample.prompt)
+            await self._weights.ready.wait()
+            output = await self._generation.run(sample)
         except (errors.DataError, errors.UnknownSample) as error:
-            await self._give_back(hand, str(error))
+            await self._reporter.give_back(sample, str(error))
             return
         except errors.EngineError:
             if self.stopping:
-                return  # the signal that ends us ends the engine as well
+                return  # the signal that ends this process also ends the engine
             raise
-        if output is None or self._holding.get(hand.id) is not hand:
+        if output is None or self._active.get(sample.id) is not sample:
             return  # cancelled
-        if hand.released and output.finish_reason == "abort":
-            await self._hand_over(hand, output)
+        if sample.released and output.finish_reason == "abort":
+            await self._reporter.hand_over(sample, output)
         elif output.finish_reason == "abort":
-            await self._give_back(hand, "the engine aborted it", retry=True)
+            await self._reporter.give_back(sample, "the engine aborted it", retry=True)
         else:
-            hand.output = output
-            self._finished.put_nowait(hand)
+            self._reporter.add(sample, output)
 
-    async def _beginning(self, id: messages.SampleId) -> Sequence[int]:
-        """What was written of it before, here or elsewhere; nothing, where the store has none."""
+    async def _read_rows(self, prompts: Sequence[str]) -> list[Any]:
+        rows: list[Any] = await retry(lambda: self._store.get_prompts(prompts), "reading prompts")
+        return rows
+
+    async def _read_partial(self, id: messages.SampleId) -> Sequence[int]:
+        """The tokens that this or another worker has saved of it; empty if the store has none."""
         if not self._config.carries:
             return ()
-        found = await retry(lambda: self._store.get_partials([id]), "reading a sample's beginning")
-        tokens = found[id].tolist() if id in found else ()
+        partials = await retry(lambda: self._store.get_partials([id]), "reading a partial sample")
+        tokens = partials[id].tolist() if id in partials else ()
         more = cause("begun", [id], tokens=len(tokens))
-        log.info("sample %s begins with %d tokens from the store", id, len(tokens), extra=more)
+        log.info("sample %s continues from %d tokens in the store", id, len(tokens), extra=more)
         return tokens
 
-    async def _park(self, id: messages.SampleId) -> None:
-        await self._membership.report(
-            messages.Ahead(worker=self.name, samples=[id]), "reporting a sample written ahead"
-        )
-
-    async def _hand_over(self, hand: Hand, output: Output) -> None:
-        """To another worker, with what it has."""
-        if len(output.tokens):
-            await retry(lambda: self._store.put_partials({hand.id: (0, output.tokens)}), "storing a beginning")
-        back = messages.GiveBack(worker=self.name, samples=[hand.id], reason="moved", moved=True)
-        await self._membership.report(back, "handing a sample over")
-        more = cause("moved", [hand.id], tokens=len(output.tokens))
-        log.info("sample %s is handed over with %d tokens", hand.id, len(output.tokens), extra=more)
-        self._forget([hand])
-
-    async def _give_back(self, hand: Hand, reason: str, *, retry: bool = False) -> None:
-        if self._holding.get(hand.id) is not hand:
-            return
-        more = cause("returned", [hand.id], reason=reason)
-        log.warning("%s: sample %s given back: %s", self.name, hand.id, reason, extra=more)
-        back = messages.GiveBack(worker=self.name, samples=[hand.id], reason=reason, retry=retry)
-        await self._membership.report(back, "giving a sample back")
-        self._forget([hand])
-
-    async def _report(self) -> None:
-        while True:
-            hands = [await self._finished.get()]
-            while len(hands) < BATCH and not self._finished.empty():
-                hands.append(self._finished.get_nowait())
-            await self._deliver(hands)
-            self._forget(hands)
-
-    async def _deliver(self, hands: Sequence[Hand]) -> None:
-        """Where the store has an earlier record, of another worker or life, that one is what is reported."""
-        told = await self.engine.drafting([hand.id for hand in hands])
-        samples = [new_sample(hand, one) for hand, one in zip(hands, told, strict=True)]
-        earlier = await retry(lambda: self._store.put_samples(samples), "storing samples")
-        self._stored += len(samples)
-        self._tell_of(samples, [info.id for info in earlier])
-        infos = {sample.info.id: sample.info for sample in samples} | {info.id: info for info in earlier}
-        generated = messages.Generated(worker=self.name, samples=list(infos.values()))
-        await self._membership.report(generated, "reporting samples")
-
-    def _tell_of(self, samples: Sequence[NewSample], earlier: Sequence[messages.SampleId]) -> None:
-        """One line for all that the store has acknowledged."""
-        infos = [sample.info for sample in samples]
-        tokens = [info.length for info in infos]
-        accepted = [0 if one.drafted is None else int(one.drafted.sum()) for one in samples]
-        more = cause("stored", [info.id for info in infos], tokens=tokens, accepted=accepted)
-        log.info(
-            "%s written and stored, %s, %d of them drafts, first %s",
-            counted(len(infos), "sample"), counted(sum(tokens), "token"), sum(accepted), infos[0].id, extra=more,
-        )  # fmt: skip
-        if earlier:
-            log.info("the store had a record of %s", counted(len(earlier), "sample"), extra=cause("kept", earlier))
-
-    def _forget(self, hands: Sequence[Hand]) -> None:
-        for hand in hands:
-            if self._holding.get(hand.id) is hand:
-                del self._holding[hand.id]
-        self._reported.set()
+    async def _report_parked(self, id: messages.SampleId) -> None:
+        await self._membership.report(messages.Ahead(worker=self.name, samples=[id]), "reporting a parked sample")
 
     # -- the engine ---------------------------------------------------------------------------------------------
 
-    def _set_back(self) -> None:
-        self._writing.set_back(self._holding.values())
+    def _interrupt(self) -> None:
+        self._generation.interrupt(self._active.values())
 
-    async def _loaded(self, version: int, seconds: float) -> None:
-        await self._writing.stir()
-        await self._membership.report(
-            messages.Loaded(worker=self.name, version=version, seconds=seconds), "reporting a loaded version"
+    async def _report_loaded(self, version: int, seconds: float) -> None:
+        await self._generation.notify()
+        loaded = messages.Loaded(worker=self.name, version=version, seconds=seconds)
+        await self._membership.report(loaded, "reporting a loaded version")
+
+    async def _watch_engine(self) -> None:
+        """Raises `EngineError` when the engine stalls."""
+        stall_s = self._config.rollout.stall_s
+        stalled = errors.EngineError(
+            f"the engine has had work and made no token for {stall_s:g} s (rollout.stall_s): ending it"
         )
+        await stall.watch(self._engine_state, stall_s, stalled)
 
-    def _state(self) -> object:
-        """Changes with every token and every change of weights; None: the engine has nothing to do."""
+    def _engine_state(self) -> object:
+        """Changes with every token and every change of weights; None if the engine has nothing to do."""
         progress = self.engine.progress()
-        if not progress or self._loading.busy:
+        if not progress or self._weights.busy:
             return None
-        return self.engine.version, self._stored, sorted((str(id), tokens) for id, tokens in progress.items())
+        tokens = sorted((str(id), count) for id, count in progress.items())
+        return self.engine.version, self._reporter.stored, tokens

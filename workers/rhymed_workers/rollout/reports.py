@@ -1,0 +1,132 @@
+"""Stores finished samples and reports them to the broker; hands unfinished ones back.
+
+Storing and reporting twice is harmless, so both are repeated until they are acknowledged. Invariant: a sample is
+removed from `active` only when the broker has acknowledged it as generated or given back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+from rhymed import messages
+from rhymed.histospec.drafts.yields import accepted
+from rhymed.service.logline import cause
+from rhymed.service.retry import retry
+from rhymed.text import counted
+from rhymed_store.client import NewSample, StoreClient
+from rhymed_workers.engines.base import DraftReport, Engine, Output
+from rhymed_workers.membership import Membership
+from rhymed_workers.rollout.generation import ActiveSample
+
+log = logging.getLogger(__name__)
+
+BATCH = 256  # samples in one message
+
+
+class Reporter:
+    """`active`: the worker's samples by id; shared with the worker, which adds to it."""
+
+    def __init__(
+        self,
+        name: str,
+        engine: Engine,
+        store: StoreClient,
+        membership: Membership,
+        active: dict[messages.SampleId, ActiveSample],
+    ) -> None:
+        self._name, self._engine, self._store = name, engine, store
+        self._membership, self._active = membership, active
+        self._finished: asyncio.Queue[ActiveSample] = asyncio.Queue()
+        self._removed = asyncio.Event()
+        self.stored = 0  # samples
+
+    def add(self, sample: ActiveSample, output: Output) -> None:
+        """`sample` is finished: `run` stores and reports it."""
+        sample.output = output
+        self._finished.put_nowait(sample)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            samples = [await self._finished.get()]
+            while len(samples) < BATCH and not self._finished.empty():
+                samples.append(self._finished.get_nowait())
+            await self._store_and_report(samples)
+            self._remove(samples)
+
+    async def wait_until_reported(self) -> None:
+        """Until no finished sample is left."""
+        while any(sample.output is not None for sample in self._active.values()):
+            self._removed.clear()
+            await self._removed.wait()
+
+    async def hand_over(self, sample: ActiveSample, output: Output) -> None:
+        """Give the sample back for another worker, which continues with its tokens."""
+        if len(output.tokens):
+            await retry(lambda: self._store.put_partials({sample.id: (0, output.tokens)}), "storing a partial sample")
+        back = messages.GiveBack(worker=self._name, samples=[sample.id], reason="moved", moved=True)
+        await self._membership.report(back, "handing a sample over")
+        more = cause("moved", [sample.id], tokens=len(output.tokens))
+        log.info("handed over sample %s with %d tokens", sample.id, len(output.tokens), extra=more)
+        self._remove([sample])
+
+    async def give_back(self, sample: ActiveSample, reason: str, *, retry: bool = False) -> None:
+        """`retry`: another attempt may succeed."""
+        if self._active.get(sample.id) is not sample:
+            return
+        more = cause("returned", [sample.id], reason=reason)
+        log.warning("%s: sample %s given back: %s", self._name, sample.id, reason, extra=more)
+        back = messages.GiveBack(worker=self._name, samples=[sample.id], reason=reason, retry=retry)
+        await self._membership.report(back, "giving a sample back")
+        self._remove([sample])
+
+    async def _store_and_report(self, samples: Sequence[ActiveSample]) -> None:
+        """If the store has an earlier record of a sample, by another worker or process, that record is reported."""
+        drafts = await self._engine.drafting([sample.id for sample in samples])
+        records = [new_record(sample, report) for sample, report in zip(samples, drafts, strict=True)]
+        earlier = await retry(lambda: self._store.put_samples(records), "storing samples")
+        self.stored += len(records)
+        _log_stored(records, [info.id for info in earlier])
+        infos = {record.info.id: record.info for record in records} | {info.id: info for info in earlier}
+        generated = messages.Generated(worker=self._name, samples=list(infos.values()))
+        await self._membership.report(generated, "reporting samples")
+
+    def _remove(self, samples: Sequence[ActiveSample]) -> None:
+        for sample in samples:
+            if self._active.get(sample.id) is sample:
+                del self._active[sample.id]
+        self._removed.set()
+
+
+def new_record(sample: ActiveSample, drafts: DraftReport) -> NewSample:
+    """What is stored of a finished sample."""
+    output, prompt = sample.output, sample.prompt
+    assert output is not None, "only finished samples are stored"
+    assert prompt is not None, "a finished sample had a prompt"
+    info = messages.SampleInfo(
+        id=sample.id,
+        prompt_length=len(prompt),
+        length=len(output.tokens),
+        finish_reason=output.finish_reason,
+        versions=output.versions,
+        drafting=drafts.drafting,
+        ahead=sample.ahead,
+    )
+    drafted = None if drafts.yields is None else accepted(drafts.yields, len(output.tokens))
+    return NewSample(info, prompt, output.tokens, output.logprobs, drafted)
+
+
+def _log_stored(records: Sequence[NewSample], earlier: Sequence[messages.SampleId]) -> None:
+    """One line for all that the store has acknowledged."""
+    infos = [record.info for record in records]
+    tokens = [info.length for info in infos]
+    drafted = [0 if record.drafted is None else int(record.drafted.sum()) for record in records]
+    more = cause("stored", [info.id for info in infos], tokens=tokens, accepted=drafted)
+    log.info(
+        "generated and stored %s, %s, %d of them accepted drafts, first %s",
+        counted(len(infos), "sample"), counted(sum(tokens), "token"), sum(drafted), infos[0].id, extra=more,
+    )  # fmt: skip
+    if earlier:
+        log.info("the store had a record of %s", counted(len(earlier), "sample"), extra=cause("kept", earlier))
