@@ -125,7 +125,7 @@ def _reliability(trace: Trace, **learned: Any) -> list[dict[str, float]]:
 
 
 def _compare(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> dict[str, float]:
-    """Ratios, ours to theirs; tokens a forward where as much is verified for each token.
+    """Ratios, ours to theirs; tokens per forward where as much is verified for each token.
 
     Their settings that verify less, or more, than any of ours have nothing to be compared with.
     """

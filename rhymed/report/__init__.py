@@ -1,1 +1,1 @@
-"""What is left of a run for people: a summary on the terminal, and a report as one file with its pictures."""
+"""A run's results for people: the summary on the terminal, and the report as one HTML file with its pictures."""

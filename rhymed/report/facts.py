@@ -1,6 +1,6 @@
-"""Everything that a report tells of, read from a run's folder: nothing in it has to be there, or whole.
+"""Reads everything for the report from a run's folder. Any file may be missing or damaged.
 
-What cannot be read is told in `missing`, a sentence each, and left out. Reads only; draws nothing.
+What cannot be read is left out and listed in `missing`, one sentence each. Reads only; draws nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from rhymed.errors import RhymedError, UnknownSample
 from rhymed.history.folder import RunFolder, find
 from rhymed.messages import SampleId
-from rhymed.report.highlights import Pick, telling
+from rhymed.report.highlights import Pick, select
 from rhymed.run import folder as runs
 from rhymed.run import provenance, timeline
 from rhymed.run.layout import RunLayout
@@ -28,7 +28,7 @@ from rhymed_store.database.tables import Reader
 from rhymed_store.inspect.browse import Browse, Totals
 from rhymed_store.inspect.columns import Survey, survey
 
-MOST_SAMPLES = 1_000_000  # in the store, beyond which looking at all of them would take many seconds
+MOST_SAMPLES = 1_000_000  # in the store; reading more would take many seconds
 INCIDENTS = ("lost", "rests", "left")
 
 
@@ -43,15 +43,13 @@ class Facts:
     timeline: Timeline
     starts: list[provenance.Start]
     store: Totals | None = None
-    samples: list[tuple[Pick, dict[str, Any]]] = field(
-        default_factory=list
-    )  # see rhymed.dashboard.data.samples.sample_page
-    textless: str = ""  # why responses are token ids
+    samples: list[tuple[Pick, dict[str, Any]]] = field(default_factory=list)  # pages of rhymed.dashboard.data.samples
+    textless: str = ""  # why responses are token ids instead of text
     missing: list[str] = field(default_factory=list)
 
     @property
     def trained(self) -> set[int]:
-        """Steps, from 0, that the timeline knows to be trained."""
+        """Steps (from 0) that the timeline records as trained."""
         return {event.step for event in self.timeline.events if event.event == "trained" and event.step is not None}
 
     @property
@@ -61,9 +59,9 @@ class Facts:
 
 
 def gather(folder: Path, *, ended: bool = False) -> Facts:
-    """`ended`: whoever asks knows that the run is over, though its folder is still held."""
+    """`ended`: the caller knows that the run is over although its folder is still locked."""
     where = _stub(folder)
-    found = Facts(
+    facts = Facts(
         folder=folder,
         state="stopped",
         config=_config(folder),
@@ -73,87 +71,87 @@ def gather(folder: Path, *, ended: bool = False) -> Facts:
         timeline=timeline.read(folder),
         starts=provenance.read(folder),
     )
-    found.state = _state(found, ended)
-    found.elapsed_s = _elapsed(found)
-    if not found.config:
-        found.missing.append("There is no config.json that can be read.")
-    found.missing += _without_numbers(found)
-    _look_into_store(found)
-    return found
+    facts.state = _state(facts, ended)
+    facts.elapsed_s = _elapsed(facts)
+    if not facts.config:
+        facts.missing.append("There is no config.json that can be read.")
+    facts.missing += _without_numbers(facts)
+    _look_into_store(facts)
+    return facts
 
 
 def _config(folder: Path) -> dict[str, Any]:
     with contextlib.suppress(OSError, ValueError):
-        found = json.loads((folder / "config.json").read_text())
-        return found if isinstance(found, dict) else {}
+        facts = json.loads((folder / "config.json").read_text())
+        return facts if isinstance(facts, dict) else {}
     return {}
 
 
-def _without_numbers(found: Facts) -> Iterator[str]:
-    """Trained steps without metrics. Of a run that goes on, the newest one's may be about to be written."""
-    lines = {int(row["step"]) for row in found.rows}
-    lost = sorted(found.trained - lines)
-    if found.state == "running":
-        lost = [step for step in lost if step != max(found.trained)]
+def _without_numbers(facts: Facts) -> Iterator[str]:
+    """Trained steps without metrics. In a living run the newest step's may not be written yet."""
+    lines = {int(row["step"]) for row in facts.rows}
+    lost = sorted(facts.trained - lines)
+    if facts.state == "running":
+        lost = [step for step in lost if step != max(facts.trained)]
     if lost and not lines:
-        there = (found.folder / "metrics.jsonl").exists()
-        file = "metrics.jsonl has no line of a step" if there else "There is no metrics.jsonl"
-        yield f"{file}: of {counted(len(lost), 'trained step')} the timeline tells; curves and sums are missing."
+        there = (facts.folder / "metrics.jsonl").exists()
+        file = "metrics.jsonl has no steps" if there else "There is no metrics.jsonl"
+        yield f"{file}: the timeline has {counted(len(lost), 'trained step')}; curves and sums are missing."
     elif lost:
         yield (
-            f"metrics.jsonl lacks {counted(len(lost), 'step')} that the timeline has as trained, the first of them"
-            f" {step_phrase(lost[0])}: curves and sums are of the others."
+            f"metrics.jsonl lacks {counted(len(lost), 'step')} that the timeline has as trained, starting with"
+            f" {step_phrase(lost[0])}: curves and sums cover the other steps."
         )
 
 
-def _state(found: Facts, ended: bool) -> str:
-    if found.timeline.finished:
+def _state(facts: Facts, ended: bool) -> str:
+    if facts.timeline.finished:
         return "finished"
-    with contextlib.suppress(OSError):  # a folder that may only be read is nobody's who could tell
-        if not ended and runs.holder(found.folder) is not None:
+    with contextlib.suppress(OSError):  # a read-only folder cannot be locked, so its holder is unknown
+        if not ended and runs.holder(facts.folder) is not None:
             return "running"
     return "stopped"
 
 
 def _stub(folder: Path) -> RunLayout:
-    """Enough to read the folder; the configuration may be of another release."""
+    """Enough to read the folder; its configuration may be unreadable."""
     return RunLayout(folder=folder, broker="", store="", weights="", sockets=folder)
 
 
-def _elapsed(found: Facts) -> float:
-    """Seconds of all its parts, as far as they are known."""
-    summed, until = 0.0, 0.0  # what the parts took that came to their end, and when the last of them did
+def _elapsed(facts: Facts) -> float:
+    """Seconds of all parts of the run, as far as they are known."""
+    summed, until = 0.0, 0.0  # of the parts that ended, and when the last one did
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        file = found.folder / "summary.json"
+        file = facts.folder / "summary.json"
         summed, until = float(json.loads(file.read_text())["elapsed_s"]), file.stat().st_mtime
-    if summed or found.timeline.spans:
-        return summed + worked_s(found.timeline, until)
-    return float(sum(row.get("timing_s/step") or 0.0 for row in found.rows))
+    if summed or facts.timeline.spans:
+        return summed + worked_s(facts.timeline, until)
+    return float(sum(row.get("timing_s/step") or 0.0 for row in facts.rows))
 
 
 def worked_s(line: Timeline, since: float) -> float:
-    """Seconds from `since` on; a run that was resumed was away in between."""
+    """Seconds covered by spans after `since`, without the pauses between the parts of a resumed run."""
     times = sorted({round(span.t) for span in line.spans if span.t > since})
     return float(sum(after - before for before, after in pairwise(times) if after - before < 60))
 
 
-def _look_into_store(found: Facts) -> None:
+def _look_into_store(facts: Facts) -> None:
     try:
-        folder, store = find(found.folder)
+        folder, store = find(facts.folder)
         with Reader(store) as reader:
             run = RunFolder(folder, Browse(reader))
-            found.store = run.browse.totals()
-            if found.store.samples > MOST_SAMPLES:
-                found.missing.append(
-                    f"The store has {found.store.samples:,} samples: too many to choose the most telling ones from"
-                    f" in seconds. `rhymed history show --run {found.folder}` looks at them one prompt at a time."
+            facts.store = run.browse.totals()
+            if facts.store.samples > MOST_SAMPLES:
+                facts.missing.append(
+                    f"The store has {facts.store.samples:,} samples: too many to select from within seconds."
+                    f" `rhymed history show --run {facts.folder}` shows them prompt by prompt."
                 )
-            elif found.store.samples:
-                found.samples = list(_samples(run, survey(reader), found.missing))
-            if found.samples and run.missing:
-                found.textless = run.missing
+            elif facts.store.samples:
+                facts.samples = list(_samples(run, survey(reader), facts.missing))
+            if facts.samples and run.missing:
+                facts.textless = run.missing
     except RhymedError as error:
-        found.missing.append(f"The store cannot be read: {error}.")
+        facts.missing.append(f"The store cannot be read: {error}.")
 
 
 def _samples(run: RunFolder, columns: Survey, missing: list[str]) -> Iterator[tuple[Pick, dict[str, Any]]]:
@@ -167,7 +165,7 @@ def _samples(run: RunFolder, columns: Survey, missing: list[str]) -> Iterator[tu
         drafted = ids.drafted(pick)
         return None if drafted is None or not len(drafted) else float(drafted.mean())
 
-    for pick in telling(columns, share):
+    for pick in select(columns, share):
         try:
             yield pick, sample_page(run, ids.of(pick))
         except RhymedError as error:
@@ -175,7 +173,7 @@ def _samples(run: RunFolder, columns: Survey, missing: list[str]) -> Iterator[tu
 
 
 class Ids:
-    """From what a survey knows of a sample to the sample; each prompt's headers are read once."""
+    """Finds the samples behind rows of a survey; the headers of each prompt are read once."""
 
     def __init__(self, run: RunFolder) -> None:
         self._browse = run.browse
@@ -185,17 +183,17 @@ class Ids:
         return self._found(pick).sample
 
     def drafted(self, pick: Pick) -> Any:
-        """Of each of its tokens whether it was an accepted draft; None: not known."""
+        """For each token, whether it was an accepted draft. None if unknown."""
         try:
             return self._browse.drafted([self._found(pick)])[0]
         except RhymedError:
-            return None  # damaged; it is told where the sample is shown
+            return None  # damaged: reported where the sample is shown
 
     def _found(self, pick: Pick) -> Found:
-        """Raises `UnknownSample` where the store has changed since it was surveyed."""
+        """Raises `UnknownSample` if the store has changed since the survey."""
         if pick.prompt not in self._read:
             self._read[pick.prompt] = self._browse.headers(pick.prompt)
         own = [row for row in self._read[pick.prompt] if row.sample.step == pick.step]
         if pick.nth >= len(own):
-            raise UnknownSample("it is not there any more")
+            raise UnknownSample("it no longer exists")
         return own[pick.nth]

@@ -1,10 +1,9 @@
-"""The ten most telling samples of a run: a stated rule, so that the same run always shows the same ones.
+"""Selects ten notable samples of a run by fixed rules, so that the same run always shows the same ones.
 
-The rules stand in their order in `telling`: each names samples by what they are the most of, in words that the reader
-sees. Of those that it fits, mostly equals in the order of prompt, step and index, the first one is taken whose prompt
-is not told of yet, else the first one that is not. Training samples are looked at; where a run has none, those of its
-evaluations. Pure, over the columns of a survey; whose answer was drafted the columns do not know, so the most drafted
-one is looked for among the `LOOKED` longest.
+`select` applies the rules in order; each gives candidates and a reason that the reader sees. The first candidate whose
+prompt is not shown yet is taken, else the first that is not shown yet. Candidates are training samples; a run
+without any shows samples of its evaluations. Pure, over the columns of a survey. The columns do not contain drafts, so
+the most drafted sample is searched among the `LOOKED` longest.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ from rhymed_store.inspect.columns import Survey
 
 MOST = 10
 LOOKED = 24
-SHORTEST = 8  # tokens, below which all being drafted says nothing
+SHORTEST = 8  # tokens; a share of drafts means nothing in shorter responses
 
 Rows = NDArray[np.int64]
-Rule = tuple[Rows, str]  # those that it fits, in the order in which they count, and why
+Rule = tuple[Rows, str]  # candidates in order of preference, and the reason
 
 
 class Pick(NamedTuple):
-    """`nth`: of its prompt's samples of its step that have a record, by index."""
+    """`nth`: position among the recorded samples of its prompt and step, by index."""
 
     row: int
     prompt: str
@@ -36,22 +35,22 @@ class Pick(NamedTuple):
     why: str
 
 
-def telling(survey: Survey, share: Callable[[Pick], float | None] = lambda pick: None) -> list[Pick]:
-    """At most `MOST`, each once. `share`: which part of a sample's tokens were accepted drafts; None: not known."""
+def select(survey: Survey, share: Callable[[Pick], float | None] = lambda pick: None) -> list[Pick]:
+    """At most `MOST` samples. `share`: share of accepted drafts in a sample's tokens; None if unknown."""
     rows = _eligible(survey)
-    found: list[Pick] = []
+    picks: list[Pick] = []
     rules = [*_extremes(survey, rows), *_changes(survey, rows), *_drafted(survey, rows, share), *_dropped(survey)]
     for order, why in [*rules, *_more(survey, rows)]:
-        row = _first_new(survey, order, [one.row for one in found]) if len(found) < MOST else None
+        row = _first_new(survey, order, [chosen.row for chosen in picks]) if len(picks) < MOST else None
         if row is not None:
-            found.append(pick(survey, row, why))
-    return found
+            picks.append(pick(survey, row, why))
+    return picks
 
 
-def _first_new(survey: Survey, order: Rows, told: list[int]) -> int | None:
-    fresh = order[~np.isin(order, told)]
-    apart = fresh[~np.isin(survey.prompt[fresh], survey.prompt[told])]
-    return next((int(rows[0]) for rows in (apart, fresh) if len(rows)), None)
+def _first_new(survey: Survey, order: Rows, chosen: list[int]) -> int | None:
+    fresh = order[~np.isin(order, chosen)]
+    other_prompts = fresh[~np.isin(survey.prompt[fresh], survey.prompt[chosen])]
+    return next((int(rows[0]) for rows in (other_prompts, fresh) if len(rows)), None)
 
 
 def pick(survey: Survey, row: int, why: str) -> Pick:
@@ -82,7 +81,7 @@ def _extremes(survey: Survey, rows: Rows) -> Iterator[Rule]:
 
 
 def _changes(survey: Survey, rows: Rows) -> Iterator[Rule]:
-    """The prompts whose mean reward rose and fell most from their first step to their last: an answer of the last."""
+    """The prompts whose mean reward rose and fell most between first and last step: a response of the last."""
     scored = rows[~np.isnan(survey.reward[rows])]
     if not len(scored):
         return
@@ -98,11 +97,11 @@ def _changes(survey: Survey, rows: Rows) -> Iterator[Rule]:
         own = [scored[slice(*groups[number])] for by, number in changed if by == change]
         best = np.argmax if change > 0 else np.argmin
         equals = np.array([one[best(survey.reward[one])] for one in own])
-        yield equals, f"its prompt's mean reward changed by {change:+.3g} from its first step to its last"
+        yield equals, f"the mean reward of its prompt changed by {change:+.3g} from first to last step"
 
 
 def _groups(survey: Survey, rows: Rows) -> list[tuple[int, int]]:
-    """Where in `rows` the samples of one prompt and step lie."""
+    """(start, end) in `rows` of each run of samples of one prompt and step."""
     new = np.ones(len(rows), bool)
     new[1:] = (survey.prompt[rows[1:]] != survey.prompt[rows[:-1]]) | (
         survey.step[rows[1:]] != survey.step[rows[:-1]]
@@ -121,25 +120,25 @@ def _drafted(survey: Survey, rows: Rows, share: Callable[[Pick], float | None]) 
     if known and max(known)[0] > 0:
         part = max(known)[0]
         equals = np.array(sorted(row for found, row in known if found == part))
-        yield equals, f"{part:.0%} of it were accepted drafts, the most among the {len(longest)} longest"
+        yield equals, f"{part:.0%} accepted drafts, the most among the {len(longest)} longest"
 
 
 def _dropped(survey: Survey) -> Iterator[Rule]:
-    """The first and the last, by step."""
+    """The first and the last dropped sample, by step."""
     gone = np.flatnonzero(survey.dropped)
     if len(gone):
         steps = survey.step[gone]
-        yield gone[steps == steps.min()], f"the first of {len(gone):,} that were written and then dropped"
-        yield gone[steps == steps.max()][::-1], f"the last of {len(gone):,} that were written and then dropped"
+        yield gone[steps == steps.min()], f"the first of {len(gone):,} that were generated and then dropped"
+        yield gone[steps == steps.max()][::-1], f"the last of {len(gone):,} that were generated and then dropped"
 
 
 def _more(survey: Survey, rows: Rows) -> Iterator[Rule]:
-    """To fill the ten: the next best, worst and longest in turn."""
+    """Fills up: the next best, worst and longest in turn."""
     scored = rows[~np.isnan(survey.reward[rows])]
     best = scored[np.lexsort((scored, -survey.reward[scored]))]
     worst = scored[np.lexsort((scored, survey.reward[scored]))]
     longest = rows[np.lexsort((rows, -survey.length[rows]))]
     orders = ((best, "highest rewards"), (worst, "lowest rewards"), (longest, "longest responses"))
     for _ in range(MOST):
-        for order, what in orders:
-            yield order, f"among the {what}"
+        for order, kind in orders:
+            yield order, f"among the {kind}"

@@ -1,7 +1,6 @@
-"""HTML out of plain data. Invariant: whatever text comes in, a model's too, comes out as text and never as markup.
+"""HTML from plain data. Invariant: any text, a model's included, is escaped and never becomes markup.
 
-Pure. Everything goes through `text`, which also shows what cannot be seen: control characters, and marks that turn
-the direction of writing.
+Pure. All values go through `text`, which also makes control characters and bidirectional marks visible.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ SEEN = {"\n", "\t", " "}
 
 
 def text(value: object) -> str:
-    """Safe inside an element, and inside a quoted attribute."""
+    """Escaped for use inside an element or a quoted attribute."""
     return html.escape("".join(_shown(c) for c in str(value)), quote=True)
 
 
@@ -25,7 +24,7 @@ def _shown(c: str) -> str:
 
 
 def section(title: str, *parts: str) -> str:
-    """Nothing, where there is nothing in it."""
+    """Empty if all parts are empty."""
     body = "\n".join(part for part in parts if part)
     return f"<section>\n<h2>{text(title)}</h2>\n{body}\n</section>" if body else ""
 
@@ -39,8 +38,8 @@ def paragraph(value: object, kind: str = "") -> str:
 
 
 def numbers(values: Iterable[tuple[str, str]]) -> str:
-    """(what, value) as tiles."""
-    tiles = "\n".join(f"<div><b>{text(value)}</b>{text(what)}</div>" for what, value in values)
+    """(label, value) pairs as tiles."""
+    tiles = "\n".join(f"<div><b>{text(value)}</b>{text(label)}</div>" for label, value in values)
     return f'<div class="numbers">\n{tiles}\n</div>' if tiles else ""
 
 
@@ -52,8 +51,8 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     return f'<div class="wide"><table>\n<tr>{titles}</tr>\n{body}\n</table></div>'
 
 
-def typed(lines: Iterable[str]) -> str:
-    """Commands, as one types them."""
+def commands(lines: Iterable[str]) -> str:
+    """Commands to copy."""
     body = "\n".join(map(text, lines))
     return f'<pre class="type">{body}</pre>' if body else ""
 
@@ -63,7 +62,7 @@ def figure(source: str, title: str, about: str) -> str:
 
 
 def page(title: str, style: str, body: str) -> str:
-    """A whole document that loads nothing and runs nothing, whatever stands in it."""
+    """A whole document. Its content security policy forbids scripts and any request."""
     policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
     return f"""<!doctype html>
 <html lang="en">

@@ -1,6 +1,6 @@
-"""The report as one page: what the run came to, how it went, its most telling samples, how to do it again.
+"""The report as one page: results, curves, notable samples, and how to reproduce the run.
 
-Pure: facts and pictures in, HTML out. Sections about which nothing is known are left out.
+Pure: facts and pictures in, HTML out. Sections without content are left out.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from rhymed.text import clock, counted, duration, size, step_phrase
 HEAD, TAIL = 1600, 1200  # characters of a response
 ASKED = 1200  # of a prompt
 MOST_INCIDENTS = 60
-TOO_LARGE = f"not known: larger than {size(LARGEST)}"
+TOO_LARGE = f"unknown: larger than {size(LARGEST)}"
 HIDDEN = ("run.name", "run.folder")
 
 
 class Shown(NamedTuple):
-    """A picture, as it is put into the page."""
+    """A picture for the page."""
 
     source: str  # a data: address
     title: str
@@ -38,24 +38,24 @@ class Shown(NamedTuple):
 def page(
     facts: Facts, pictures: Sequence[Shown], gantt: Shown | None, defaults: dict[str, Any], note: str = ""
 ) -> str:
-    """`defaults`: the configuration in which nothing was said; `note`: why there are no pictures."""
-    told = [html.paragraph(text, "bad") for text in facts.missing]
+    """`defaults`: the default configuration; `note`: why there are no pictures."""
+    missing = [html.paragraph(text, "bad") for text in facts.missing]
     curves = "\n".join(html.figure(*one) for one in pictures)
     body = [
         _head(facts),
         html.numbers(_headline(facts)),
-        *told,
+        *missing,
         html.section(
             "Curves",
             f'<div class="pictures">\n{curves}\n</div>' if curves else html.paragraph(note, "soft") if note else "",
         ),
-        html.section("Who did what, when", html.figure(*gantt) if gantt else ""),
-        html.section("Evaluation", _exams(facts)),
+        html.section("Timeline of the workers", html.figure(*gantt) if gantt else ""),
+        html.section("Evaluation", _evaluations(facts)),
         html.section("Incidents", _incidents(facts)),
-        html.section("The most telling samples", *_samples(facts)),
+        html.section("Notable samples", *_samples(facts)),
         html.section("Configuration", *_config(facts.config, defaults)),
         html.section("Versions and hardware", _versions(facts)),
-        html.section("How to reproduce", *_again(facts)),
+        html.section("How to reproduce", *_reproduce(facts)),
     ]
     return html.page(f"{facts.name}: run report", CSS, "\n".join(part for part in body if part))
 
@@ -63,8 +63,8 @@ def page(
 def _head(facts: Facts) -> str:
     count = len(facts.rows) or len(facts.trained)
     steps = counted(count, "step") if count else "no step trained"
-    begun = f", begun {_day(facts.starts[0].t)}" if facts.starts else ""
-    return f"<h1>{html.text(facts.name)}</h1>\n" + html.paragraph(f"{facts.state}, {steps}{begun}", "soft")
+    started = f", started {_day(facts.starts[0].t)}" if facts.starts else ""
+    return f"<h1>{html.text(facts.name)}</h1>\n" + html.paragraph(f"{facts.state}, {steps}{started}", "soft")
 
 
 def _day(seconds: float) -> str:
@@ -81,10 +81,10 @@ def _headline(facts: Facts) -> Iterator[tuple[str, str]]:
         yield "time", duration(facts.elapsed_s)
     if rows:
         yield "response tokens", f"{sums['tokens']:,.0f}"
-        yield "tokens a second, rollout", f"{sums['tokens_per_s']:,.0f}"
+        yield "tokens per second, rollout", f"{sums['tokens_per_s']:,.0f}"
         yield from _drafts(rows)
         if bubbles := [row["rollout/bubble_ratio"] for row in rows if row.get("rollout/bubble_ratio") is not None]:
-            yield "mean bubble", f"{sum(bubbles) / len(bubbles):.0%}"
+            yield "mean bubble ratio", f"{sum(bubbles) / len(bubbles):.0%}"
         yield "samples dropped", f"{sums['dropped']:,.0f}"
     if facts.store is not None:
         yield "samples in the store", f"{facts.store.samples:,}"
@@ -96,13 +96,13 @@ def _drafts(rows: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str]]:
     if not found or not found["drafted"]:
         return
     yield "drafted tokens accepted", f"{found['accept_rate'] or 0:.0%}"
-    yield "tokens a forward", f"{found['accept_length'] or 1:.2f}"
+    yield "tokens per forward", f"{found['accept_length'] or 1:.2f}"
     if found["net_speedup"] is not None:
         yield "net speed-up, estimated", f"{found['net_speedup']:.2f}x"
 
 
-def _exams(facts: Facts) -> str:
-    """First and last value of every metric of an evaluation."""
+def _evaluations(facts: Facts) -> str:
+    """First and last value of every evaluation metric."""
     if not facts.evaluations:
         return ""
     first, last = facts.evaluations[0], facts.evaluations[-1]
@@ -118,10 +118,10 @@ def _value(value: float | None) -> str:
 
 
 def _incidents(facts: Facts) -> str:
-    """What went otherwise than planned: who was lost, who left, who had to rest, who came back."""
-    begun = [event.t for event in facts.timeline.events[:1]] + [span.t - span.s for span in facts.timeline.spans]
-    start = min(begun, default=0.0)
-    here: dict[str, bool] = {}  # everybody who ever was
+    """Workers that were lost, left, had to rest, came back or were started again."""
+    times = [event.t for event in facts.timeline.events[:1]] + [span.t - span.s for span in facts.timeline.spans]
+    start = min(times, default=0.0)
+    here: dict[str, bool] = {}  # every worker that ever joined
     rows = []
     for event in facts.timeline.events:
         worker, what = event.worker or "", str(event.event)
@@ -133,10 +133,10 @@ def _incidents(facts: Facts) -> str:
         if what in (*INCIDENTS, "started again", "came back"):
             rows.append((clock(event.t - start), worker, what, event.text or ""))
     if facts.state != "running":
-        while rows and rows[-1][2] == "left":  # everybody leaves in the end
+        while rows and rows[-1][2] == "left":  # all workers leave at the end
             rows.pop()
     more = html.paragraph(f"and {len(rows) - MOST_INCIDENTS:,} more", "soft") if len(rows) > MOST_INCIDENTS else ""
-    return html.table(("after", "who", "what", ""), rows[:MOST_INCIDENTS]) + more
+    return html.table(("after", "worker", "event", ""), rows[:MOST_INCIDENTS]) + more
 
 
 # -- samples ----------------------------------------------------------------------------------------------------
@@ -147,15 +147,15 @@ def _samples(facts: Facts) -> Iterator[str]:
         return
     marked = any(piece["drafted"] for _, row in facts.samples for piece in row["pieces"])
     yield html.paragraph(
-        f"At most {MOST}, chosen by a fixed rule: the extremes of reward and length, the prompts that changed most,"
-        " the most drafted, the first and last dropped, then the next best, worst and longest. Steps are counted from"
-        " 1; in a sample's id, from 0.",
+        f"At most {MOST}, selected by fixed rules: extremes of reward and length, the prompts that changed most, the"
+        " most drafted, the first and last dropped, then the next best, worst and longest. Steps count from 1; in"
+        " sample ids from 0.",
         "soft",
     )
     if facts.textless:
         yield html.paragraph(f"Responses are token ids, not text: {facts.textless}.", "soft")
     if marked:
-        yield f'<p class="soft"><mark>Marked</mark> {html.text("tokens were accepted drafts.")}</p>'
+        yield f'<p class="soft"><mark>Marked</mark> {html.text("text: accepted drafts.")}</p>'
     for pick, row in facts.samples:
         yield _sample(pick, row)
 
@@ -176,7 +176,7 @@ def _sample(pick: Pick, row: dict[str, Any]) -> str:
 
 
 def _pieces(pieces: Iterable[dict[str, Any]]) -> str:
-    """The middle of a long response is left out."""
+    """Without the middle of a long response."""
     cut = _cut([(piece["text"], bool(piece["drafted"])) for piece in pieces])
     return "".join(f"<mark>{html.text(part)}</mark>" if drafted else html.text(part) for part, drafted in cut)
 
@@ -200,16 +200,16 @@ def _cut(pieces: list[tuple[str, bool]]) -> list[tuple[str, bool]]:
     return found
 
 
-# -- how it was made --------------------------------------------------------------------------------------------
+# -- how to reproduce it --------------------------------------------------------------------------------------------
 
 
 def _config(config: dict[str, Any], defaults: dict[str, Any]) -> Iterator[str]:
     flat, usual = dict(_flat(config)), dict(_flat(defaults))
     changed = [(key, _toml(value)) for key, value in flat.items() if key not in HIDDEN and usual.get(key) != value]
     if flat:
-        yield html.paragraph("What differs from the defaults:", "soft") if changed else ""
+        yield html.paragraph("Settings that differ from the defaults:", "soft") if changed else ""
         yield html.table(("setting", "value"), changed)
-        yield html.folded("Every setting", html.table(("setting", "value"), [(k, _toml(v)) for k, v in flat.items()]))
+        yield html.folded("All settings", html.table(("setting", "value"), [(k, _toml(v)) for k, v in flat.items()]))
 
 
 def _flat(tree: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
@@ -231,34 +231,34 @@ def _versions(facts: Facts) -> str:
     return html.table(("", ""), [*last.machine.items(), *last.versions.items()])
 
 
-def _again(facts: Facts) -> Iterator[str]:
+def _reproduce(facts: Facts) -> Iterator[str]:
     folder = facts.folder.resolve()
     if facts.starts:
         yield from _code(facts.starts[-1])
-        yield html.paragraph("As it was started:")
-        yield html.typed(f"{one.command}   # {_day(one.t)}, in {one.folder}{_at(one)}" for one in facts.starts)
+        yield html.paragraph("It was started by:")
+        yield html.commands(f"{one.command}   # {_day(one.t)}, in {one.folder}{_at(one)}" for one in facts.starts)
         files = [(file, sha or TOO_LARGE) for file, sha in _files(facts.starts)]
-        yield html.table(("file", "SHA-256 at that time"), files)
+        yield html.table(("file", "SHA-256 at the start"), files)
     if facts.config:
-        seen = f" (relative paths in it were seen from {facts.starts[-1].folder})" if facts.starts else ""
-        yield html.paragraph(
-            f"The same run again, from the configuration that it kept{seen}, into runs where you are:"
+        base = f" (its relative paths are based on {facts.starts[-1].folder})" if facts.starts else ""
+        yield html.paragraph(f"The same run again, from its stored configuration{base}, into ./runs:")
+        yield html.commands([f"rhymed run {_quote(folder / 'config.json')} -o run.folder=runs"])
+        yield html.paragraph("Compare the two sample by sample, and audit this one:")
+        yield html.commands(
+            [f"rhymed history compare {_quote(folder)} OTHER", f"rhymed history audit {_quote(folder)}"]
         )
-        yield html.typed([f"rhymed run {_quote(folder / 'config.json')} -o run.folder=runs"])
-        yield html.paragraph("Whether it came out the same, sample by sample, and whether this one is whole:")
-        yield html.typed([f"rhymed history compare {_quote(folder)} OTHER", f"rhymed history audit {_quote(folder)}"])
-        yield html.paragraph("This page again:")
-        yield html.typed([f"rhymed report {_quote(folder)}"])
+        yield html.paragraph("Write this page again:")
+        yield html.commands([f"rhymed report {_quote(folder)}"])
 
 
 def _code(start: Start) -> Iterator[str]:
-    """How to come by what it ran on."""
+    """How to get the code that it ran on."""
     if start.commit:
-        but = ", but for changes that were in no commit" if start.changed else ""
-        yield html.paragraph(f"The code as it was, in a clone of rhymed{but}. What it ran with stands above.")
+        but = ", without its uncommitted changes" if start.changed else ""
+        yield html.paragraph(f"The same code, in a clone of rhymed{but}. Its packages are listed above.")
     else:
-        yield html.paragraph("Which commit it ran on is not known. In a clone of rhymed at the version above:")
-    yield html.typed([*([f"git checkout {start.commit}"] if start.commit else []), "make setup"])
+        yield html.paragraph("The commit is not known. In a clone of rhymed at the version above:")
+    yield html.commands([*([f"git checkout {start.commit}"] if start.commit else []), "make setup"])
 
 
 def _at(start: Start) -> str:
@@ -266,7 +266,7 @@ def _at(start: Start) -> str:
 
 
 def _files(starts: Iterable[Start]) -> list[tuple[str, str]]:
-    """Each once, and again where it had become another."""
+    """Each file once per content."""
     return list(dict.fromkeys(pair for start in starts for pair in start.files.items()))
 
 

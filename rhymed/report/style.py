@@ -1,4 +1,4 @@
-"""How the report looks: on a light and on a dark ground, on paper, and on a narrow screen. No script."""
+"""The report's style sheet: light and dark, print, narrow screens. No script."""
 
 CSS = """
 :root { --ink: #1c2024; --soft: #5d666f; --ground: #fff; --card: #f6f7f9; --line: #dfe3e8;

@@ -1,4 +1,4 @@
-"""What stands at the end of a run: a summary in words, the numbers as JSON, the curves as a picture."""
+"""The end of a run: a summary for the terminal, the numbers as JSON, the curves as a picture."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ def summary(config: Config, where: RunLayout, elapsed_s: float) -> str:
     """Text for the terminal; also writes `summary.json` and, with matplotlib, `reward.png` into the run's folder."""
     rows, evaluations = read_metrics(where), read_evaluations(where)
     if config.trainer.steps == 0:
-        return _graded(config, where)
+        return _evaluation_summary(config, where)
     if not rows:
         return f"no step was trained; logs are in {where.folder / 'logs'}"
     elapsed_s += _elapsed_before(where)
     numbers, drafted = totals(rows, elapsed_s), drafting(rows)
     known = {name: None if math.isnan(value) else value for name, value in numbers.items()}
-    whole = {**known, "drafting": drafted, "epochs": epochs(rows)}
-    (where.folder / "summary.json").write_text(json.dumps(whole, indent=2) + "\n")
+    numbers_json = {**known, "drafting": drafted, "epochs": epochs(rows)}
+    (where.folder / "summary.json").write_text(json.dumps(numbers_json, indent=2) + "\n")
     picture = draw(rows, where.folder / "reward.png", title=config.run.name, evaluations=evaluations)
     lines = [
         "",
         f"{len(rows)} steps in {elapsed_s / 60:.1f} min, {numbers['tokens']:.0f} response tokens",
         f"reward   first {numbers['edge']} steps {numbers['reward_first']:.3f}   last {numbers['edge']} steps"
         f" {numbers['reward_last']:.3f}   gain {numbers['reward_gain']:+.3f}",
-        f"a step   {numbers['step_s']:.1f} s: rollout {numbers['rollout_s']:.1f}, reward {numbers['reward_s']:.1f},"
+        f"per step {numbers['step_s']:.1f} s: rollout {numbers['rollout_s']:.1f}, reward {numbers['reward_s']:.1f},"
         f" train {numbers['train_s']:.1f}",
         f"rollout  {numbers['tokens_per_s']:.0f} tokens/s, mismatch_kl {number(known['mismatch_kl'], '.5f')},"
         f" dropped samples {numbers['dropped']:.0f}",
@@ -45,10 +45,10 @@ def summary(config: Config, where: RunLayout, elapsed_s: float) -> str:
 
 
 def _drafts(found: dict[str, float | None] | None) -> list[str]:
-    """One line, where there were drafts."""
+    """One line if there were drafts."""
     if not found or not found["drafted"]:
         return []
-    line = f"drafts   {found['accept_length']:.2f} tokens a forward, {found['accept_rate']:.0%} accepted"
+    line = f"drafts   {found['accept_length']:.2f} tokens per forward, {found['accept_rate']:.0%} accepted"
     if found["net_speedup"] is None:
         return [line]
     saved, spent = f"{found['saved_s']:.1f} s saved", f"{found['draft_s']:.1f} s spent"
@@ -56,7 +56,7 @@ def _drafts(found: dict[str, float | None] | None) -> list[str]:
 
 
 def _elapsed_before(where: RunLayout) -> float:
-    """Seconds of the parts that a resumed run had before."""
+    """Seconds of the earlier parts of a resumed run."""
     try:
         return float(json.loads((where.folder / "summary.json").read_text())["elapsed_s"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -64,7 +64,7 @@ def _elapsed_before(where: RunLayout) -> float:
 
 
 def evaluation(config: Config, where: RunLayout) -> dict[str, Any]:
-    """What the newest evaluation found, by dataset: metrics as in docs/metrics.md, without `val/<dataset>/`."""
+    """Metrics of the newest evaluation by dataset, named as in docs/metrics.md without `val/<dataset>/`."""
     rows = read_evaluations(where)
     row = rows[-1] if rows else {}
     datasets = {
@@ -78,7 +78,7 @@ def evaluation(config: Config, where: RunLayout) -> dict[str, Any]:
     return {"model": config.model.path, "samples": config.eval.samples, "datasets": datasets}
 
 
-def _graded(config: Config, where: RunLayout) -> str:
+def _evaluation_summary(config: Config, where: RunLayout) -> str:
     """The summary of a run that only evaluates; also writes `eval.json`."""
     found = evaluation(config, where)
     (where.folder / "eval.json").write_text(json.dumps(found, indent=2) + "\n")

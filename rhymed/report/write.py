@@ -1,6 +1,6 @@
-"""From a run's folder to the report: `report.html`, whole in itself, and its pictures as files in `report/`.
+"""Writes the report of a run's folder: `report.html`, self-contained, and its pictures as files in `report/`.
 
-A report that is there is replaced in one move, so whoever opens it finds a whole one.
+An existing report is replaced atomically, so a reader never sees half of one.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ NO_METRICS = "There is nothing to draw: metrics.jsonl has no step."
 
 
 def write(folder: Path, out: Path | None = None, *, ended: bool = False) -> Path:
-    """Returns the page's file. `out`: another place than the run's folder. Raises `ConfigError`."""
+    """Returns the file of the page. `out`: a folder other than the run's. Raises `ConfigError`."""
     if not folder.is_dir():
         raise ConfigError(f"{folder} does not exist: name a run's folder, e.g. runs/quickstart")
     if not any((folder / name).exists() for name in ("config.json", "metrics.jsonl", "logs", "store")):
-        raise ConfigError(f"{folder} is no run's folder: name one, e.g. runs/quickstart")
+        raise ConfigError(f"{folder} is not a run's folder: name one, e.g. runs/quickstart")
     folder = folder.resolve()
-    place = (out or folder).expanduser()
+    target = (out or folder).expanduser()
     try:
-        (place / "report").mkdir(parents=True, exist_ok=True)
-        return _write(gather(folder, ended=ended), place)
+        (target / "report").mkdir(parents=True, exist_ok=True)
+        return _write(gather(folder, ended=ended), target)
     except OSError as error:
-        hint = "" if out else "; name another place with --out FOLDER"
-        raise ConfigError(f"{place}: the report cannot be written there: {error.strerror or error}{hint}") from None
+        hint = "" if out else "; name another folder with --out"
+        raise ConfigError(f"{target}: the report cannot be written there: {error.strerror or error}{hint}") from None
 
 
-def _write(facts: Facts, place: Path) -> Path:
-    pictures = curves.draw(facts.rows, facts.evaluations, place / "report")
+def _write(facts: Facts, target: Path) -> Path:
+    pictures = curves.draw(facts.rows, facts.evaluations, target / "report")
     note = NO_PICTURES if pictures is None else "" if pictures else NO_METRICS
     inline = [page.Shown(_inline(one.file), one.title, one.about) for one in pictures or ()]
     facts.config = shown(facts.config)
     text = page.page(
-        facts, inline, _gantt(facts, place / "report" / "gantt.png"), Config().model_dump(mode="json"), note
+        facts, inline, _gantt(facts, target / "report" / "gantt.png"), Config().model_dump(mode="json"), note
     )
-    file = place / "report.html"
+    file = target / "report.html"
     atomic.write(file, text.encode(errors="replace"))
     return file
 
@@ -51,12 +51,12 @@ def _write(facts: Facts, place: Path) -> Path:
 def _gantt(facts: Facts, file: Path) -> page.Shown | None:
     from rhymed.report.gantt import draw
 
-    made = draw(facts.timeline, file)
-    if made is None:
+    picture = draw(facts.timeline, file)
+    if picture is None:
         return None
     return page.Shown(
-        _inline(made),
-        "A bar a worker; pale is waiting, a line is a trained step",
+        _inline(picture),
+        "One bar per worker; pale: waiting; line: step trained",
         "Activities of all workers over time",
     )
 

@@ -56,7 +56,7 @@ def _card(row: WorkerRow) -> Text:
     if row.parked:
         text.append(f"  {row.parked} written ahead")
     if row.accept_length:
-        text.append(f"  {row.accept_length:.2f} tokens a forward")
+        text.append(f"  {row.accept_length:.2f} tokens per forward")
     text.append(f"  heard {age(row.silent_s)} ago  {clean(row.phase)}")
     if row.drained:
         text.append("  DRAINED", style="bold yellow")

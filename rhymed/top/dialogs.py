@@ -23,7 +23,7 @@ HELP = (
     "bars            █ settled  ▓ written  ▒ running  · waiting",
     "ver             yellow: older weights than the run's",
     "idle            share of the last minute without work",
-    "accept          tokens a forward of its last samples",
+    "accept          tokens per forward of its last samples",
 )
 
 

@@ -194,7 +194,7 @@ def test_a_crashed_run_is_told_as_far_as_it_is_there(make_run: Made) -> None:
     found = Found(write(run))
     assert found.has("stopped, 2 steps")
     assert found.has("There is no config.json that can be read.")
-    assert found.has("The first of 1 that were written and then dropped")
+    assert found.has("The first of 1 that were generated and then dropped")
     assert found.has("dropped: scorer timed out")
 
 
@@ -203,12 +203,12 @@ def test_steps_whose_metrics_are_gone_are_told(run: Path) -> None:
     trained = [Event(t=110.0 + step, event="trained", step=step) for step in range(6)]
     diary(run, Event(t=99.0, event="begun", step=0), *trained, Event(t=119.0, event="finished"))
     found = Found(write(run))
-    assert found.has("There is no metrics.jsonl: of 6 trained steps the timeline tells")
+    assert found.has("There is no metrics.jsonl: the timeline has 6 trained steps")
     assert found.has("finished, 6 steps")
     (run / "metrics.jsonl").touch()
-    assert Found(write(run)).has("metrics.jsonl has no line of a step: of 6 trained steps")
+    assert Found(write(run)).has("metrics.jsonl has no steps: the timeline has 6 trained steps")
     metrics(run, 4)
-    lacks = "metrics.jsonl lacks 2 steps that the timeline has as trained, the first of them step 5"
+    lacks = "metrics.jsonl lacks 2 steps that the timeline has as trained, starting with step 5"
     assert Found(write(run)).has(lacks)
     metrics(run)
     assert not Found(write(run)).has("metrics.jsonl lacks")
@@ -246,12 +246,12 @@ def test_how_to_come_by_the_code_and_the_files(run: Path) -> None:
     found = Found(write(run))
     assert found.has(f", at {commit[:12]}, changed"), "each start with its own"
     assert found.has("git checkout fedcba9876543210"), "the last one"
-    assert not found.has("but for changes"), "of the first"
-    assert found.has("The code as it was, in a clone of rhymed. What")
+    assert not found.has("without its uncommitted changes"), "of the first"
+    assert found.has("The same code, in a clone of rhymed. Its")
     assert found.texts["td"][-6:] == ["rows.jsonl", "aa" * 32, "big", TOO_LARGE, "rows.jsonl", "bb" * 32]
     provenance.note(run, msgspec.structs.replace(first, commit="", changed=False))
     found = Found(write(run))
-    assert found.has("Which commit it ran on is not known")
+    assert found.has("The commit is not known")
     assert not found.has("git checkout")
 
 
@@ -275,7 +275,7 @@ def test_a_run_that_only_evaluates_shows_what_it_found(make_run: Made) -> None:
 
 def test_a_folder_that_is_no_runs_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", str(tmp_path)]) == 2
-    assert "is no run's folder" in capsys.readouterr().err
+    assert "is not a run's folder" in capsys.readouterr().err
     assert main(["report", str(tmp_path / "gone")]) == 2
     assert not list(tmp_path.iterdir())
 

@@ -30,7 +30,7 @@ def test_drafting_is_a_line_and_the_epochs_stand_in_the_numbers(tmp_path: Path) 
     rows = [row(0, 0.5) | {"training/epoch": 0.0}, row(1, 0.5) | told | {"training/epoch": 1.0}]
     where.metrics.write_text("".join(json.dumps(one) + "\n" for one in rows))
     text = summary(config, where, 30.0)
-    line = "drafts   2.41 tokens a forward, 70% accepted, about 1.80x: 35.2 s saved, 0.6 s spent"
+    line = "drafts   2.41 tokens per forward, 70% accepted, about 1.80x: 35.2 s saved, 0.6 s spent"
     assert line in text.splitlines()
     numbers = json.loads((where.folder / "summary.json").read_text())
     assert numbers["drafting"]["accept_length"] == numbers["epochs"][1]["accept_length"] == 2.41
