@@ -40,7 +40,7 @@ async def session(config: Config, where: RunLayout, *, plain: bool) -> int:
         print(f"run failed: {supervisor.failure}", flush=True)
         if again:
             print(f"what is stored is kept{again}", flush=True)
-        return EX_HOPELESS if supervisor.mistake else 1
+        return EX_HOPELESS if supervisor.hopeless else 1
     if not finished:
         print(f"interrupted{again}{_from_where(where) if again else ''}", flush=True)
     return 0 if finished else 130
@@ -94,10 +94,12 @@ async def _watch(
         if queues is not None:
             before, reached = reached, _reached(queues)
             if reached > before:
-                supervisor.moved(further=reached > furthest)
+                supervisor.progressed(further=reached > furthest)
             furthest = max(furthest, reached)
             if queues.paused:
-                supervisor.moved(further=True)  # it stands because a person said so: no death is held against anybody
+                supervisor.progressed(
+                    further=True
+                )  # it stands because a person said so: no death is held against anybody
         if queues is not None and queues.finished:
             return True
         if supervisor.left("broker"):  # between two looks of ours

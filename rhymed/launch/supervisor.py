@@ -1,38 +1,35 @@
-"""Starts the processes of a run on this machine, starts again what dies, and leaves nothing behind.
+"""Starts the processes of a run on this machine, restarts those that end, and leaves none behind.
 
-Owns child processes, each in a session of its own so that an engine's children go with it. One that keeps dying is
-given up, and the run with it, but only while the run does not move (`moved`): what gets on, however often something
-dies, is not ended by us. Knows nothing of samples: what a restarted process has to do it learns from the broker and
-the store.
+Owns child processes, each in a session of its own so that an engine's children end with it. A process that keeps
+failing ends the run, but only if the run makes no progress meanwhile (`progressed`). Knows nothing of samples: a
+restarted process learns its work from the broker and the store.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import logging
 import os
 import shutil
-import signal
 import sys
 import time
+from asyncio.subprocess import DEVNULL, Process, create_subprocess_exec
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from rhymed.config import Config
 from rhymed.config.load import is_setting
+from rhymed.service.children import exit_reason, kill_session, last_lines, restart_pause_s, terminate
 from rhymed.service.service import EX_HOPELESS
 
-log = logging.getLogger(__name__)
-
 STOP_S = 12.0  # from SIGTERM to SIGKILL
-WORKERS = ("rollout", "reward")  # whose deaths never set a run back
-MAX_RESTARTS = 5  # in a row, while the run does not move
-QUICK_S = 10.0  # one that dies sooner waits longer before it is started again
+WORKERS = ("rollout", "reward")  # their deaths never roll a run back
+MAX_RESTARTS = 5  # in a row, while the run makes no progress
+QUICK_S = 10.0  # the pause before a restart grows if the process lived shorter than this
+FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 30.0
-FULL_BYTES = 64 << 10  # less free than this, and a process may not be able to say why it ended
-LEFT_S = 8.0  # one that left by itself was told of the run's end, or was sent away: by then we know which
+FULL_BYTES = 64 << 10  # with less free disk, a process may not be able to write why it ended
+LEFT_S = 8.0  # after a process ends without an error: by then the broker has ended too, if the run is over
 
 
 @dataclass(frozen=True)
@@ -48,18 +45,50 @@ class Child:
     """A command and its present process."""
 
     command: Command
-    process: asyncio.subprocess.Process | None = None
+    output: Path  # its stdout and stderr
+    process: Process | None = None
     started: float = 0.0
-    restarts: int = 0  # since the run moved, or it lived long
-    quick: int = 0  # times in a row that it died soon
-    judged: float = 0.0  # when it died last
-    wrote_from: int = 0  # bytes of output that earlier processes left
-    left: bool = False  # it ended by itself, without an error
+    restarts: int = 0  # since the run last progressed
+    quick_failures: int = 0  # in a row
+    ended: float = 0.0  # when its last process ended
+    output_start: int = 0  # bytes of output that earlier processes wrote
+    left: bool = False  # its last process ended without an error
     task: asyncio.Task[None] | None = field(default=None, repr=False)
+
+    def last_words(self) -> str:
+        """Why its last process ended, as far as it could write that down."""
+        if full := self.full_disk():
+            return full
+        lines = last_lines(self.output, start=self.output_start) or ["no output"]
+        return lines[-1].removeprefix("rhymed: ")
+
+    def full_disk(self) -> str:
+        """Why a process could neither continue nor say so; empty: there is room."""
+        folder = self.output.parent
+        return f"the disk under {folder} is full: make room" if shutil.disk_usage(folder).free < FULL_BYTES else ""
+
+    async def run(self) -> int:
+        """One process from start to end; returns its exit status."""
+        self.output.parent.mkdir(parents=True, exist_ok=True)
+        with self.output.open("ab") as stream:
+            self.output_start = stream.tell()
+            self.process = await create_subprocess_exec(
+                *self.command.argv,
+                stdin=DEVNULL,
+                stdout=stream,
+                stderr=stream,
+                start_new_session=True,
+                env=_environment(self.output.parent),
+            )
+        self.started, self.left = time.monotonic(), False
+        try:
+            return await self.process.wait()
+        finally:
+            kill_session(self.process)  # may still hold an engine
 
 
 def commands(config: Config, config_file: Path) -> list[Command]:
-    """What `rhymed run` starts, in this order; see `_stages` for how it is stopped."""
+    """What `rhymed run` starts, in this order; see `_stages` for the order of stopping."""
 
     def command(name: str, *arguments: str) -> Command:
         return Command(name, [sys.executable, "-m", "rhymed", *arguments, str(config_file)])
@@ -77,157 +106,103 @@ def commands(config: Config, config_file: Path) -> list[Command]:
 
 
 class Supervisor:
-    """`async with Supervisor(…) as s: await s.failed.wait()`; `tell` receives one line an event, for people."""
+    """`async with Supervisor(…) as s: await s.failed.wait()`; `report` receives one line per event, for people."""
 
-    def __init__(self, commands: Sequence[Command], logs: Callable[[str], Path], tell: Callable[[str], None]) -> None:
-        self.children = [Child(command) for command in commands]
+    def __init__(
+        self, commands: Sequence[Command], logs: Callable[[str], Path], report: Callable[[str], None]
+    ) -> None:
+        self.children = [Child(command, logs(command.name).with_suffix(".out")) for command in commands]
         self.failure = ""  # what ended the run, for people
-        self.mistake = False  # it was something that a person has to change
+        self.hopeless = False  # a restart cannot help: a person has to change something
         self.failed = asyncio.Event()
-        self._logs = logs
-        self._tell = tell
+        self._report = report
         self._closing = False
-        self._moved_at = self._further_at = 0.0
+        self._progressed_at = self._advanced_at = 0.0
 
-    def moved(self, *, further: bool) -> None:
-        """The run has got on. `further`: than ever before; what was set back and comes there again has not."""
-        self._moved_at = time.monotonic()
+    def progressed(self, *, further: bool) -> None:
+        """The run has progressed. `further`: beyond every earlier point, so not only back to before a rollback."""
+        self._progressed_at = time.monotonic()
         if further:
-            self._further_at = self._moved_at
+            self._advanced_at = self._progressed_at
 
     async def __aenter__(self) -> Supervisor:
         for child in self.children:
-            child.task = asyncio.create_task(self._keep(child))
+            child.task = asyncio.create_task(self._keep_alive(child))
         return self
 
     async def __aexit__(self, *ended: object) -> None:
         self._closing = True
         for stage in _stages(self.children):
-            await _end(stage)
+            await _stop(stage)
 
     def left(self, name: str) -> bool:
-        """It ended without an error and has not been started again."""
+        """The process ended without an error and has not been restarted."""
         return any(child.left for child in self.children if child.command.name == name)
 
-    async def _keep(self, child: Child) -> None:
-        """Run the command until it succeeds, we close, or it has failed too often."""
+    async def _keep_alive(self, child: Child) -> None:
+        """Until we close, the broker has ended, or the command has failed too often."""
         while not self._closing:
-            status = await self._run(child)
+            status = await child.run()
             child.left = status == 0
             if self._closing or (child.left and child.command.name == "broker"):
                 return
-            self._judge(child)
-            hopeless = status == EX_HOPELESS or (status != 0 and bool(self._full_disk(child)))
+            self._count_failure(child)
+            hopeless = status == EX_HOPELESS or (status != 0 and bool(child.full_disk()))
             if hopeless or child.restarts == MAX_RESTARTS:
-                self.mistake = hopeless
-                self._give_up(child)
+                self._give_up(child, hopeless)
                 return
-            pause_s = LEFT_S if child.left else min(LONGEST_PAUSE_S, 0.5 * 2 ** max(0, child.quick - 1))
+            pause_s = restart_pause_s(child.quick_failures, FIRST_PAUSE_S, LONGEST_PAUSE_S)
             child.restarts += 1
-            if not child.left:
-                why = f"{_reason(status)}: {self._last_words(child)}" if status > 0 else _reason(status)
-                self._tell(f"{child.command.name} ended ({why}); starting it again in {pause_s:g} s")
-            await asyncio.sleep(pause_s)
-            if child.left and not self._closing:
-                self._tell(f"{child.command.name} had left; starting it again")
+            if child.left:
+                await asyncio.sleep(LEFT_S)
+                if not self._closing:
+                    self._report(f"{child.command.name} had left; starting it again")
+            else:
+                reason = exit_reason(status) + (f": {child.last_words()}" if status > 0 else "")
+                self._report(f"{child.command.name} ended ({reason}); starting it again in {pause_s:g} s")
+                await asyncio.sleep(pause_s)
 
-    def _judge(self, child: Child) -> None:
-        """What is held against it: as long as the run gets on, nothing.
+    def _count_failure(self, child: Child) -> None:
+        """Earlier failures do not count if the run has progressed since the last one.
 
-        One whose death sets the run back is not excused by what is only made up for.
+        Repeating steps after a rollback is progress for workers, but not for a process whose death rolls back.
         """
         now = time.monotonic()
-        child.quick = child.quick + 1 if now - child.started < QUICK_S else 0
+        child.quick_failures = child.quick_failures + 1 if now - child.started < QUICK_S else 0
         worker = child.command.name.partition("-")[0] in WORKERS
-        if (self._moved_at if worker else self._further_at) > child.judged:
+        if (self._progressed_at if worker else self._advanced_at) > child.ended:
             child.restarts = 0
-        child.judged = now
+        child.ended = now
 
-    def _give_up(self, child: Child) -> None:
+    def _give_up(self, child: Child, hopeless: bool) -> None:
+        self.hopeless = hopeless
         times = f"{child.restarts + 1} times" if child.restarts else "once and for all"
-        self.failure = f"{child.command.name} ended {times}: {self._last_words(child)}\nsee {self._output(child)}"
+        self.failure = f"{child.command.name} ended {times}: {child.last_words()}\nsee {child.output}"
         self.failed.set()
-
-    def _last_words(self, child: Child) -> str:
-        """Why its last process ended, as far as that could be written down."""
-        if full := self._full_disk(child):
-            return full
-        written = self._output(child).read_bytes()[child.wrote_from :].decode(errors="replace")
-        lines = written.strip().splitlines() or ["it said nothing"]
-        return lines[-1].removeprefix("rhymed: ")
-
-    def _full_disk(self, child: Child) -> str:
-        """What keeps a process from going on, and from saying so."""
-        folder = self._output(child).parent
-        return f"the disk under {folder} is full: make room" if shutil.disk_usage(folder).free < FULL_BYTES else ""
-
-    async def _run(self, child: Child) -> int:
-        output = self._output(child)
-        output.parent.mkdir(parents=True, exist_ok=True)
-        with output.open("ab") as stream:
-            child.wrote_from = stream.tell()
-            child.process = await asyncio.create_subprocess_exec(
-                *child.command.argv,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=stream,
-                stderr=stream,
-                start_new_session=True,
-                env={
-                    **_inherited(),
-                    "RHYMED_SUPERVISED": str(output.parent),
-                    "RHYMED_SUPERVISOR": str(os.getpid()),
-                },
-            )
-        child.started, child.left = time.monotonic(), False
-        try:
-            return await child.process.wait()
-        finally:
-            _signal(child, signal.SIGKILL)  # its session may still hold an engine
-
-    def _output(self, child: Child) -> Path:
-        return self._logs(child.command.name).with_suffix(".out")
 
 
 def _stages(children: Sequence[Child]) -> list[list[Child]]:
-    """Who is ended together, in this order: workers hand back to broker and store what they have in hand."""
+    """Groups that are stopped one after another: workers return what they hold to the broker and the store."""
     last = ("broker", "store")
     stages = [[child for child in children if child.command.name not in last]]
     stages += [[child for child in children if child.command.name == name] for name in last]
     return [stage for stage in stages if stage]
 
 
-async def _end(children: Sequence[Child]) -> None:
+async def _stop(children: Sequence[Child]) -> None:
     tasks = [child.task for child in children if child.task is not None]
     for child in children:
-        _ask_to_end(child)
+        terminate(child.process)
         if child.task is not None and child.process is not None and child.process.returncode is not None:
-            child.task.cancel()  # it only waits to start the process again
+            child.task.cancel()  # it only waits to restart the process
     await asyncio.wait(tasks, timeout=STOP_S)
     for child in children:
-        _signal(child, signal.SIGKILL)  # also an engine's children that outlived their parent
+        kill_session(child.process)  # also an engine's children that outlived their parent
     for stuck in (await asyncio.wait(tasks, timeout=STOP_S))[1]:
         stuck.cancel()
 
 
-def _ask_to_end(child: Child) -> None:
-    """Only the leader is asked: it ends its own children when it has handed back what they made."""
-    if child.process is not None and child.process.returncode is None:
-        with contextlib.suppress(ProcessLookupError):
-            child.process.terminate()
-
-
-def _signal(child: Child, number: signal.Signals) -> None:
-    """To the whole session, also when its leader has ended."""
-    if child.process is None:
-        return
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(child.process.pid, number)
-
-
-def _reason(status: int) -> str:
-    return f"signal {signal.Signals(-status).name}" if status < 0 else f"status {status}"
-
-
-def _inherited() -> dict[str, str]:
-    """The environment without settings: the run's configuration has them, or what `-o` said instead."""
-    return {name: value for name, value in os.environ.items() if not is_setting(name)}
+def _environment(logs: Path) -> dict[str, str]:
+    """Ours without settings, which the run's configuration holds already."""
+    inherited = {name: value for name, value in os.environ.items() if not is_setting(name)}
+    return inherited | {"RHYMED_SUPERVISED": str(logs), "RHYMED_SUPERVISOR": str(os.getpid())}

@@ -146,7 +146,7 @@ async def test_a_restart_says_why_and_a_full_disk_ends_it(logs, script, monkeypa
         monkeypatch.setattr(supervisor.shutil, "disk_usage", lambda path: usage._replace(free=0))
         async with asyncio.timeout(60):
             await running.failed.wait()
-    assert running.mistake
+    assert running.hopeless
     assert "is full: make room" in running.failure
 
 
@@ -174,7 +174,7 @@ async def test_one_that_keeps_dying_is_not_given_up_while_the_run_gets_on(
     async with running:
         for life in range(1, 6):
             await until(lambda life=life: count() >= life)
-            running.moved(further=True)
+            running.progressed(further=True)
             die(life)
         await until(lambda: count() == 6)
         assert not running.failed.is_set()
@@ -234,6 +234,6 @@ async def test_what_is_made_up_for_excuses_workers_only(logs, script, monkeypatc
     async with running:
         async with asyncio.timeout(60):
             while not running.failed.is_set() and (not lives.exists() or len(lives.read_text()) < 5):
-                running.moved(further=False)
+                running.progressed(further=False)
                 await asyncio.sleep(0.01)
         assert running.failed.is_set() != forgiven

@@ -17,6 +17,7 @@ from collections.abc import AsyncIterator, Callable
 import msgspec
 
 from rhymed.run.layout import ADDRESS_FILE, RunLayout
+from rhymed.service.children import exit_reason, restart_pause_s, terminate, wait_or_kill
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +60,7 @@ class Dashboard:
                 break
             failures = 1 if time.monotonic() > begun + LONG_S else failures + 1
             log.warning("the dashboard ended (%s); it is started again", reason)
-            await asyncio.sleep(2.0 ** (failures - 1))
+            await asyncio.sleep(restart_pause_s(failures, 1.0, LONG_S))
         log.warning("there is no dashboard: %s; the run goes on without", reason)
 
     async def _once(self) -> str:
@@ -79,7 +80,7 @@ class Dashboard:
                 process.stdin.write(len(body).to_bytes(4, "big") + body)
                 await process.stdin.drain()
                 await asyncio.sleep(LEAST_S)
-            return f"status {await process.wait()}, see {self._places.log('dashboard')}"
+            return f"{exit_reason(await process.wait())}, see {self._places.log('dashboard')}"
 
     @contextlib.asynccontextmanager
     async def _process(self) -> AsyncIterator[asyncio.subprocess.Process]:
@@ -96,9 +97,5 @@ class Dashboard:
         try:
             yield process
         finally:
-            with contextlib.suppress(ProcessLookupError):
-                process.terminate()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(process.wait(), STOP_S)
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
+            terminate(process)
+            await wait_or_kill(process, STOP_S, session=False)

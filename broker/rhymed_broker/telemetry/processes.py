@@ -10,14 +10,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
-import signal
 import sys
 from asyncio.subprocess import PIPE, Process
 from pathlib import Path
 
 from rhymed.config import Config
 from rhymed.run.layout import RunLayout
+from rhymed.service.children import last_lines, restart_pause_s, wait_or_kill
 from rhymed_broker.telemetry.follow import read_worker
 
 log = logging.getLogger(__name__)
@@ -52,7 +51,7 @@ class Keeper:
         await asyncio.gather(*(self._keep(name) for name in self._config.metrics.sinks))
 
     async def _keep(self, name: str) -> None:
-        pause_s = self._pause_s
+        failures = 0
         while not self._closing:
             try:
                 process = self._living[name] = await self._start(name)
@@ -64,8 +63,8 @@ class Keeper:
             if self._closing:
                 return
             self._tell(name, reason)
-            pause_s = self._pause_s if worked else min(LONGEST_PAUSE_S, 2 * pause_s)
-            await asyncio.sleep(pause_s)
+            failures = 1 if worked else failures + 1
+            await asyncio.sleep(restart_pause_s(failures, self._pause_s, LONGEST_PAUSE_S))
 
     async def _watch(self, name: str, process: Process) -> bool:
         """Until it ends. Whether it has sent all that there was at some time."""
@@ -121,13 +120,12 @@ class Keeper:
 
     def _reason(self, name: str, status: int | None) -> str:
         """The last line of its log."""
-        with contextlib.suppress(OSError), self._where.log(f"sink-{name}").open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
-            said = [line for line in file.read().decode("utf-8", "replace").splitlines() if line.strip()]
-            if any("Timeout (" in line for line in said[-200:]):
+        with contextlib.suppress(OSError):
+            lines = last_lines(self._where.log(f"sink-{name}"), most_bytes=TAIL_BYTES)
+            if any("Timeout (" in line for line in lines[-200:]):
                 return f"it hung for more than {self._stall_s:g} s"
-            if said:
-                return said[-1].strip()[:REASON]
+            if lines:
+                return lines[-1][:REASON]
         return f"it ended with status {status}"
 
     async def close(self, *, finished: bool, deadline_s: float) -> None:
@@ -143,12 +141,7 @@ class Keeper:
             if finished:
                 process.stdin.write(b"finished\n")
             process.stdin.close()
-        try:
-            await asyncio.wait_for(process.wait(), deadline_s)
-        except TimeoutError:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            await process.wait()
+        await wait_or_kill(process, deadline_s, session=True)
         if process.returncode:
             again = f"python -m rhymed_broker.telemetry {name} {self._file}"
             log.warning("%s has not taken all metrics of the run; to send the rest: %s", name, again)

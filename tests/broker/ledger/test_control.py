@@ -261,7 +261,7 @@ class Counting(Supervisor):
         super().__init__([], Path, lambda _: None)
         self.heard: list[bool] = []
 
-    def moved(self, *, further: bool) -> None:
+    def progressed(self, *, further: bool) -> None:
         self.heard.append(further)
 
 
