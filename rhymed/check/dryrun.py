@@ -36,11 +36,11 @@ class Inputs:
 
 def early(config: Config, *, resume: bool = False) -> Report:
     """In seconds, without loading a model: model, data, prompts, scorers, addresses, memory and disk."""
-    from rhymed_workers.reward.preview import load_scorers
+    from rhymed_workers.reward.preview import check_scorers
 
     report = Report(wrong=missing(config))
     with report.listening():
-        loading = _in_thread(lambda: load_scorers(config)) if config.reward.workers else None
+        loading = _in_thread(lambda: check_scorers(config)) if config.reward.workers else None
         _places(config, report, resume=resume)
         inputs = read(config, report)
         if inputs.size and inputs.training:

@@ -230,7 +230,7 @@ def test_a_chat_without_a_template_is_told(config: Path) -> None:
         ("count", "count ({file}, line 9) returned 2 rewards for 1 completion"),
         ("nan", "nan ({file}, line 11) returned nan: a reward must be finite"),
         ("nothing", "nothing ({file}, line 13) returned None"),
-        ("words", "words ({file}, line 15) returned 'good' (str) where a number is due"),
+        ("words", "words ({file}, line 15) returned 'good' (str) instead of a number"),
         ("lost", "{file} has no function 'lost'; it has: good, raises"),
     ],
 )

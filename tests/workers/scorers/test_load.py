@@ -253,8 +253,8 @@ def test_file_may_import_its_neighbour(user: Any, tmp_path: Path) -> None:
         ("float('nan')", "nan: a reward must be finite"),
         ("float('inf')", "inf: a reward must be finite"),
         ("None", "returned None"),
-        ("'1.0'", r"returned '1.0' \(str\) where a number is due"),
-        ("1j", "where a number is due"),
+        ("'1.0'", r"returned '1.0' \(str\) instead of a number"),
+        ("1j", "instead of a number"),
         ("{'reward': 1}", "without 'score'; its keys: reward"),
     ],
 )
@@ -284,7 +284,7 @@ def test_numbers_of_other_libraries_count() -> None:
     assert finite(True, "f") == 1.0
     assert finite(np.array(2.0), "f") == 2.0
     assert math.copysign(1, finite(-0.0, "f")) == -1
-    with pytest.raises(RewardError, match="no number"):
+    with pytest.raises(RewardError, match="not a number"):
         finite(np.array([1.0, 2.0]), "f")
 
 

@@ -49,8 +49,8 @@ async def _preview(config: Config, row: Row, answers: Sequence[tuple[str, Sequen
     return result
 
 
-def load_scorers(config: Config) -> None:
-    """Blocking. Raises `RewardError` if the scorers cannot be loaded."""
+def check_scorers(config: Config) -> None:
+    """Load the scorers and unload them. Blocking. Raises `RewardError` if the scorers cannot be loaded."""
 
     async def load() -> None:
         process = await ScoringProcess.start_with_retries(config)

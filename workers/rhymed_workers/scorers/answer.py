@@ -1,4 +1,4 @@
-"""What counts as the answer in a response, and as the reference in a row. Pure text in, text out."""
+"""Extracts the answer from a response and the reference answer from a row. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NUMBER = re.compile(
 BOX = re.compile(r"\\(?:boxed|fbox)\s*(\{)?")
 REFERENCE_COLUMNS = ("ground_truth", "answer", "solution", "target", "label")
 FINAL = "####"
-"""GSM8K writes its reference as the reasoning, this mark, and the number."""
+"""In GSM8K a reference is the reasoning, this mark, and the number."""
 
 
 def extract(text: str, kind: Kind) -> str:
@@ -25,8 +25,8 @@ def extract(text: str, kind: Kind) -> str:
     if kind == "full":
         return text
     if kind == "tag":
-        found = TAG.findall(text)
-        return found[-1].strip() if found else ""
+        tags = TAG.findall(text)
+        return tags[-1].strip() if tags else ""
     if kind == "boxed":
         return _boxed(text)
     return last_number(text)
@@ -34,8 +34,8 @@ def extract(text: str, kind: Kind) -> str:
 
 def last_number(text: str) -> str:
     """The last decimal number, without thousands separators, e.g. `-1234.5`."""
-    found = NUMBER.findall(text)
-    return found[-1].replace(",", "").replace("\u2212", "-").removeprefix("+") if found else ""
+    numbers = NUMBER.findall(text)
+    return numbers[-1].replace(",", "").replace("\u2212", "-").removeprefix("+") if numbers else ""
 
 
 def _boxed(text: str) -> str:
@@ -53,7 +53,7 @@ def _boxed(text: str) -> str:
 
 
 def _closing(text: str, start: int) -> int | None:
-    """Where the brace that is open at `start` closes; None when the response ends before it does."""
+    """Position at which the brace open at `start` closes; None when the response ends first."""
     depth, at = 1, start
     while at < len(text):
         if text[at] == "\\":
@@ -67,7 +67,7 @@ def _closing(text: str, start: int) -> int | None:
 
 
 def reference(row: Row, column: str = "") -> Any:
-    """The row's right answer: verl's `reward_model.ground_truth`, or the first of REFERENCE_COLUMNS that it has."""
+    """The row's reference answer: verl's `reward_model.ground_truth`, or the first of REFERENCE_COLUMNS."""
     if column:
         if column not in row:
             raise RewardError(f"the row has no column {column!r} (args.column); columns: {', '.join(row)}")
@@ -89,7 +89,7 @@ def _prepared(row: Row) -> Any:
 
 
 def reference_text(row: Row, column: str = "") -> str:
-    """The reference as text, of GSM8K's only what follows `####`. Empty references are an error of the row."""
+    """The reference as text; of GSM8K's only what follows `####`. Raises `RewardError` if it is empty."""
     value = reference(row, column)
     if not isinstance(value, str | int | float):
         raise RewardError(f"the row's reference answer must be text or a number, not {type(value).__name__}")
@@ -100,13 +100,13 @@ def reference_text(row: Row, column: str = "") -> str:
 
 
 def ground_truth(row: Row) -> Any:
-    """For verl's functions. GSM8K's text becomes the number after `####`, without commas, as verl prepares it."""
+    """For verl's functions: of GSM8K's text the number after `####`, without commas, as verl prepares it."""
     value = reference(row)
     raw = isinstance(value, str) and FINAL in value and _prepared(row) is None
     return normal(reference_text(row)) if raw else value
 
 
 def normal(text: str) -> str:
-    """For comparing: runs of blanks are one, none at the ends; a number is without thousands separators."""
+    """For comparison: single blanks, none at the ends; numbers without thousands separators."""
     text = " ".join(text.split())
     return last_number(text) if NUMBER.fullmatch(text) else text

@@ -1,7 +1,7 @@
 """The tests of a program, from a dataset's row. Pure.
 
-Three kinds, as datasets have them: what is read and printed (`inputs`, `outputs`), a function's arguments and result
-(the same with `fn_name`), and Python that raises when the program is wrong (`test`, `test_list`).
+Three kinds, as in public datasets: standard input and expected output (`inputs`, `outputs`), a function's arguments
+and result (the same with `fn_name`), and Python that raises when the program is wrong (`test`, `test_list`).
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ SHAPE = (
 
 @dataclass(frozen=True)
 class Case:
-    """`test` is what the driver gets; `right(its result, token)` is whether that is right."""
+    """`test` goes to the driver; `right(result, token)` checks the driver's result."""
 
     test: dict[str, Any]
     right: Callable[[str, str], bool]
 
 
 def cases(row: Row, column: str = "") -> list[Case]:
-    """At least one. Raises `RewardError` when the row has none that can be read."""
+    """At least one. Raises `RewardError` when the row has no readable test."""
     value = _value(row, column)
     if isinstance(value, str) and value.strip()[:1] in ("{", "["):
         try:
@@ -41,16 +41,16 @@ def cases(row: Row, column: str = "") -> list[Case]:
         except ValueError as error:
             raise RewardError(f"the row's tests are no JSON: {error}") from None
     if isinstance(value, dict) and "inputs" in value:
-        found = _pairs(value["inputs"], value.get("outputs"), value.get("fn_name"))
+        tests = _pairs(value["inputs"], value.get("outputs"), value.get("fn_name"))
     elif isinstance(value, dict) and "assert_case" in value:
-        found = _asserts(value["assert_case"], row)
-    elif isinstance(value, list) and value and all(isinstance(one, dict) for one in value):
-        found = _listed(value)
+        tests = _asserts(value["assert_case"], row)
+    elif isinstance(value, list) and value and all(isinstance(test, dict) for test in value):
+        tests = _listed(value)
     else:
-        found = _asserts(value, row)
-    if not found:
+        tests = _asserts(value, row)
+    if not tests:
         raise RewardError(f"the row has no tests; {SHAPE}")
-    return found
+    return tests
 
 
 def _value(row: Row, column: str) -> Any:
@@ -74,12 +74,12 @@ def _pairs(inputs: Any, outputs: Any, name: Any) -> list[Case]:
     if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
         raise RewardError(f"the row's tests need as many outputs as inputs; {SHAPE}")
     if name is None:
-        return [_printed(_text(given), _text(wanted)) for given, wanted in zip(inputs, outputs, strict=True)]
-    return [_called(str(name), _arguments(given), wanted) for given, wanted in zip(inputs, outputs, strict=True)]
+        return [_printed(_text(stdin), _text(output)) for stdin, output in zip(inputs, outputs, strict=True)]
+    return [_called(str(name), _arguments(given), result) for given, result in zip(inputs, outputs, strict=True)]
 
 
 def _listed(tests: Sequence[dict[str, Any]]) -> list[Case]:
-    """LiveCodeBench's: one object a test."""
+    """LiveCodeBench: one object per test."""
     for test in tests:
         if "input" not in test or "output" not in test:
             raise RewardError(f"the row's tests are objects without input and output; {SHAPE}")
@@ -92,51 +92,51 @@ def _listed(tests: Sequence[dict[str, Any]]) -> list[Case]:
     ]
 
 
-def _printed(given: str, wanted: str) -> Case:
-    return Case({"stdin": given}, lambda text, _: same_text(text, wanted))
+def _printed(stdin: str, expected: str) -> Case:
+    return Case({"stdin": stdin}, lambda text, _: same_text(text, expected))
 
 
-def _called(name: str, arguments: list[Any], wanted: Any) -> Case:
+def _called(name: str, arguments: list[Any], expected: Any) -> Case:
     """APPS wraps results in a list of one, LiveCodeBench writes them as JSON."""
-    meant = [wanted]
-    if isinstance(wanted, list) and len(wanted) == 1:
-        meant.append(wanted[0])
-    if isinstance(wanted, str):
+    accepted = [expected]
+    if isinstance(expected, list) and len(expected) == 1:
+        accepted.append(expected[0])
+    if isinstance(expected, str):
         with contextlib.suppress(ValueError):
-            meant.append(json.loads(wanted))
+            accepted.append(json.loads(expected))
 
     def right(text: str, token: str) -> bool:
         try:
             result = json.loads(text)
         except ValueError:
             return False
-        return any(same_value(result, one) for one in meant)
+        return any(same_value(result, value) for value in accepted)
 
     return Case({"call": name, "arguments": arguments}, right)
 
 
 def _asserts(value: Any, row: Row) -> list[Case]:
-    """MBPP's list with its set-up, HumanEval's text with its entry point."""
+    """MBPP: a list with its set-up. HumanEval: a text with its entry point."""
     tests = [value] if isinstance(value, str) else value
     if not isinstance(tests, list) or not all(isinstance(test, str) for test in tests):
         raise RewardError(f"the row's tests cannot be read; {SHAPE}")
     imports = row.get("test_imports")
     before = [str(row.get("test_setup_code") or ""), *(map(str, imports) if isinstance(imports, list) else ())]
     entry = row.get("entry_point")
-    found = []
+    asserted = []
     for test in tests:
         after = [f"check({entry})"] if entry and "def check(" in test else []
-        found.append(Case({"code": "\n".join([*before, test, *after])}, lambda text, token: text == token))
-    return found
+        asserted.append(Case({"code": "\n".join([*before, test, *after])}, lambda text, token: text == token))
+    return asserted
 
 
 def _text(value: Any) -> str:
-    """Some rows hold the lines."""
+    """Some rows have a list of lines."""
     return "\n".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _arguments(given: Any) -> list[Any]:
-    """A list, or LiveCodeBench's text with one JSON value a line."""
+    """A list, or LiveCodeBench's text with one JSON value per line."""
     if isinstance(given, list):
         return given
     try:
@@ -145,29 +145,29 @@ def _arguments(given: Any) -> list[Any]:
         raise RewardError(f"the row's test has arguments that are no JSON: {error}") from None
 
 
-def same_text(given: str, wanted: str) -> bool:
+def same_text(actual: str, expected: str) -> bool:
     """Line by line, without blanks at the ends; numbers by their value."""
-    ours, theirs = given.rstrip().splitlines(), wanted.rstrip().splitlines()
+    ours, theirs = actual.rstrip().splitlines(), expected.rstrip().splitlines()
     return len(ours) == len(theirs) and all(_same_line(*both) for both in zip(ours, theirs, strict=True))
 
 
-def _same_line(given: str, wanted: str) -> bool:
-    if given.strip() == wanted.strip():
+def _same_line(actual: str, expected: str) -> bool:
+    if actual.strip() == expected.strip():
         return True
-    ours, theirs = given.split(), wanted.split()
+    ours, theirs = actual.split(), expected.split()
     try:
         return len(ours) == len(theirs) and all(Decimal(a) == Decimal(b) for a, b in zip(ours, theirs, strict=True))
     except InvalidOperation:
         return False
 
 
-def same_value(given: Any, wanted: Any) -> bool:
-    """As JSON has them; floats within 1e-6 of each other."""
-    if isinstance(given, list) and isinstance(wanted, list):
-        return len(given) == len(wanted) and all(same_value(*both) for both in zip(given, wanted, strict=True))
-    if isinstance(given, dict) and isinstance(wanted, dict):
-        return given.keys() == wanted.keys() and all(same_value(given[key], wanted[key]) for key in given)
-    if isinstance(given, float) or isinstance(wanted, float):
-        numbers = isinstance(given, int | float) and isinstance(wanted, int | float)
-        return numbers and math.isclose(given, wanted, rel_tol=1e-6, abs_tol=1e-9)
-    return type(given) is type(wanted) and bool(given == wanted)
+def same_value(actual: Any, expected: Any) -> bool:
+    """Compares JSON values; floats may differ by a relative 1e-6."""
+    if isinstance(actual, list) and isinstance(expected, list):
+        return len(actual) == len(expected) and all(same_value(*both) for both in zip(actual, expected, strict=True))
+    if isinstance(actual, dict) and isinstance(expected, dict):
+        return actual.keys() == expected.keys() and all(same_value(actual[key], expected[key]) for key in actual)
+    if isinstance(actual, float) or isinstance(expected, float):
+        numbers = isinstance(actual, int | float) and isinstance(expected, int | float)
+        return numbers and math.isclose(actual, expected, rel_tol=1e-6, abs_tol=1e-9)
+    return type(actual) is type(expected) and bool(actual == expected)

@@ -45,8 +45,8 @@ class Code:
     """`note`: which sandbox is used. `warning`: what is open because bubblewrap does not work; mostly empty."""
 
     def __init__(self, setting: Setting) -> None:
-        setting.only("timeout_s", "memory_mib", "partial", "tests", "sandbox")
-        args, reward = setting.scorer.args, setting.config.reward
+        setting.allow_only("timeout_s", "memory_mib", "partial", "tests", "sandbox")
+        args, reward = setting.scorer.args, setting.reward
         self._column = str(args.get("tests", ""))
         self._partial = args.get("partial", False)
         if not isinstance(self._partial, bool):

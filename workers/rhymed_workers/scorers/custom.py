@@ -1,7 +1,7 @@
-"""Reward functions of the user: `file.py:function` or `module:function`, with TRL's parameters or verl's, unchanged.
+"""Reward functions of the user: `file.py:function` or `module:function`, with TRL's or verl's signature, unchanged.
 
-Which of the two shows in the parameters. Sync or async, a plain function, an object that can be called or a partial.
-Whatever the function raises becomes a `RewardError` with the line where; its cause is kept.
+The parameters show which of the two it is. Sync or async; a function, a callable object or a partial. Whatever the
+function raises becomes a `RewardError` that names the line; its cause is kept.
 """
 
 from __future__ import annotations
@@ -24,14 +24,21 @@ from rhymed_workers.scorers.answer import ground_truth
 from rhymed_workers.scorers.builtin import Raw
 from rhymed_workers.scorers.explain import defined_at, describe, raised_at
 
-TRL_GIVEN: tuple[str, ...] = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
+TRL_PARAMETERS: tuple[str, ...] = (
+    "prompts",
+    "completions",
+    "completion_ids",
+    "trainer_state",
+    "log_extra",
+    "log_metric",
+)
 TRL_RESERVED = ("prompt", "completion", "completion_ids")
 """Columns that TRL does not pass on."""
-VERL_GIVEN: tuple[str, ...] = ("data_source", "solution_str", "ground_truth", "extra_info")
+VERL_PARAMETERS: tuple[str, ...] = ("data_source", "solution_str", "ground_truth", "extra_info")
 
 
 def load_function(name: str, args: dict[str, Any], key: str) -> tuple[str, Raw]:
-    """What to call it in errors, and the function. `key`: where in the configuration it stands."""
+    """Its name in errors, and the function. `key`: in the configuration."""
     function = _import(name, key)
     if inspect.isclass(function):
         raise RewardError(f"{key}.scorer: {name} is a class: name a function, or an object made of it in the module")
@@ -40,43 +47,45 @@ def load_function(name: str, args: dict[str, Any], key: str) -> tuple[str, Raw]:
     except (TypeError, ValueError):
         raise RewardError(f"{name}: its parameters cannot be read; wrap it in a plain function") from None
     if "completions" in parameters:
-        given = TRL_GIVEN
+        supplied = TRL_PARAMETERS
     elif "solution_str" in parameters and "ground_truth" in parameters:
-        given = VERL_GIVEN
+        supplied = VERL_PARAMETERS
     else:
         raise RewardError(
             f"{name}({', '.join(parameters)}) has neither TRL's parameters (prompts, completions, **columns) nor"
             " verl's (data_source, solution_str, ground_truth, extra_info=None)"
         )
-    custom = Custom(name, function, args, given)
+    custom = Custom(name, function, args, supplied)
     for argument in args:
-        if argument in given or not custom.takes(argument):
+        if argument in supplied or not custom.takes(argument):
             raise RewardError(f"{key}.args.{argument}: {name}({', '.join(parameters)}) cannot take it")
-    return custom.title, custom.trl if given is TRL_GIVEN else custom.verl(key)
+    return custom.title, custom.trl if supplied is TRL_PARAMETERS else custom.verl(key)
 
 
 class Custom:
-    """A user's function, what is known of it, and the two ways to call it."""
+    """A user's function and the two ways to call it. `supplied`: parameters whose values come from us."""
 
-    def __init__(self, name: str, function: Callable[..., Any], args: dict[str, Any], given: tuple[str, ...]) -> None:
+    def __init__(
+        self, name: str, function: Callable[..., Any], args: dict[str, Any], supplied: tuple[str, ...]
+    ) -> None:
         parameters = inspect.signature(function).parameters.values()
         by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-        required = {one.name for one in parameters if one.default is one.empty and one.kind in by_name}
+        required = {each.name for each in parameters if each.default is each.empty and each.kind in by_name}
         self.name = name
         self._args = args
         self._call = _synchronous(function)
-        self._known = {one.name for one in parameters}
-        self._open_ended = any(one.kind is one.VAR_KEYWORD for one in parameters)
-        self._required = required - set(given) - args.keys()
+        self._names = {each.name for each in parameters}
+        self._open_ended = any(each.kind is each.VAR_KEYWORD for each in parameters)
+        self._required = required - set(supplied) - args.keys()
         self._file, line = defined_at(function) or ("", 0)
         self._short = name.rpartition(":")[2]
         self.title = f"{self._short} ({self._file}, line {line})" if self._file else name
 
     def takes(self, parameter: str) -> bool:
-        return self._open_ended or parameter in self._known
+        return self._open_ended or parameter in self._names
 
     def verl(self, key: str) -> Raw:
-        """verl's way: one sample a call, `args` as further keywords."""
+        """verl's convention: one sample per call, `args` as further keywords."""
         if self._required:
             raise RewardError(f"{self.title} also needs {', '.join(sorted(self._required))}: give it in {key}.args")
 
@@ -92,10 +101,10 @@ class Custom:
         return score
 
     def trl(self, answer: str, row: Row, tokens: Sequence[int]) -> Any:
-        """TRL's way: a batch, here of one; columns as lists, as far as the function takes them.
+        """TRL's convention: a batch, here of one sample; the columns that the function takes, as lists.
 
-        Completions look as in TRL: text for a text prompt, a list with the assistant's message for a conversation.
-        The trainer's state is not known here (None), and what the function would log goes nowhere.
+        Completions are as in TRL: text for a text prompt, a list with the assistant's message for a conversation.
+        `trainer_state` is None, and what the function logs is dropped.
         """
         if missing := sorted(self._required - row.keys()):
             raise RewardError(f"{self.title} needs column {', '.join(missing)}; the row has: {', '.join(row)}")
@@ -118,7 +127,7 @@ class Custom:
             count = -1
         if count < 0:
             raise RewardError(
-                f"{self.title} returned {short(result)}: TRL's functions return a list, one reward a completion"
+                f"{self.title} returned {short(result)}: TRL's functions return a list, one reward per completion"
             )
         if count != 1:
             raise RewardError(f"{self.title} returned {count} rewards for 1 completion: return one for each")
@@ -135,18 +144,18 @@ class Custom:
 
 
 def _ignore(*_: Any, **__: Any) -> None:
-    """Where TRL offers a way to log."""
+    """TRL's `log_extra` and `log_metric`."""
 
 
 def _synchronous(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Whether it is async shows in what it returns. One event loop for all calls, so its sessions stay usable."""
+    """Awaits the result if it is awaitable, on one event loop for all calls, so that its sessions stay usable."""
     runner: list[asyncio.Runner] = []
 
     async def await_it(awaitable: Any) -> Any:
         return await awaitable
 
-    def call(**given: Any) -> Any:
-        result = function(**given)
+    def call(**arguments: Any) -> Any:
+        result = function(**arguments)
         if not inspect.isawaitable(result):
             return result
         if not runner:
@@ -171,21 +180,21 @@ def _import(name: str, key: str) -> Callable[..., Any]:
         where = raised_at(error, str(path or ""))
         text = f"{key}.scorer: importing {place} failed: {describe(error)}"
         raise RewardError(f"{text} ({where})" if where else text) from error
-    found = getattr(module, attribute, None)
-    if callable(found):
-        return found
+    function = getattr(module, attribute, None)
+    if callable(function):
+        return function
     if hasattr(module, attribute):
         raise RewardError(
-            f"{key}.scorer: {attribute!r} in {place} is {short(found)} ({type(found).__name__}), not a function"
+            f"{key}.scorer: {attribute!r} in {place} is {short(function)} ({type(function).__name__}), not a function"
         )
-    names = [one for one, value in vars(module).items() if callable(value) and not one.startswith("_")]
+    names = [each for each, value in vars(module).items() if callable(value) and not each.startswith("_")]
     close = difflib.get_close_matches(attribute, names, n=1)
     guess = f"did you mean {close[0]}?" if close else f"it has: {', '.join(names) or 'none'}"
     raise RewardError(f"{key}.scorer: {place} has no function {attribute!r}; {guess}")
 
 
 def _from_file(path: Path) -> Any:
-    sys.path.insert(0, str(path.parent))  # its neighbours can be imported, as when it is run
+    sys.path.insert(0, str(path.parent))  # as when it is run: it can import its neighbours
     name = f"rhymed_scorer_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None, "a .py file has a spec"

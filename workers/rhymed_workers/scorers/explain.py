@@ -1,4 +1,4 @@
-"""What user code did wrong, in a sentence that names file and line. Knows nothing of rewards."""
+"""Explains an error of user code in a sentence that names file and line. Knows nothing of rewards."""
 
 from __future__ import annotations
 
@@ -17,10 +17,7 @@ ERROR_CHARS = 2000
 
 
 def describe(error: BaseException) -> str:
-    """`ValueError: text`, also for errors that cannot be printed, and of long ones only the beginning.
-
-    Of a syntax error without the place.
-    """
+    """`ValueError: text`, cut at `ERROR_CHARS`; a syntax error without its place. Never raises."""
     try:
         text = str(error.msg if isinstance(error, SyntaxError) else error)[:ERROR_CHARS]
     except Exception:  # user code may have broken its own __str__
@@ -30,7 +27,7 @@ def describe(error: BaseException) -> str:
 
 
 def overrun(error: BaseException | None, reward: Reward, crowded: bool) -> str:
-    """Which limit of the scoring process it ran into; empty if none. `crowded`: as many processes as it may have."""
+    """The limit of the scoring process that it exceeded; empty if none. `crowded`: near `reward.processes_limit`."""
     while error is not None:
         if isinstance(error, MemoryError):
             return f"it used more than {reward.memory_gib:g} GiB of memory (reward.memory_gib)"
@@ -50,7 +47,7 @@ def too_many(reward: Reward) -> str:
 
 
 def raised_at(error: BaseException, file: str) -> str:
-    """`file, line n` of the last frame inside this file, or of a syntax error; empty if it never came there."""
+    """`file, line n` of the last frame in this file, or of a syntax error; empty if there is none."""
     if isinstance(error, SyntaxError) and error.filename and error.lineno:
         return f"{error.filename}, line {error.lineno}"
     lines = [line for frame, line in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == file]
@@ -67,7 +64,7 @@ def hung_at(dump: str, place: str) -> str:
 
 
 def defined_at(function: Callable[..., Any]) -> tuple[str, int] | None:
-    """File and first line of a function, of what a partial holds, or of an object's `__call__`; None: unknown."""
+    """File and first line of a function, a partial's function or an object's `__call__`; None if unknown."""
     while isinstance(function, functools.partial):
         function = function.func
     plain = inspect.unwrap(function)

@@ -1,10 +1,9 @@
-"""From `reward.scorer` or `reward.scorers` to functions `(response, row, tokens) -> finite float`.
+"""Turns `reward.scorer` or `reward.scorers` into functions `(response, row, tokens) -> finite float`.
 
-A name with a colon is the user's own (rhymed_workers.scorers.custom), any other one is built in (rhymed_workers.scorers.builtin). A
-scorer that cannot be used raises `RewardError` when it is loaded, and one that answers with no finite number raises
-it then. Neither ever becomes a zero. Only one of several scorers may answer None: it does not apply to the sample.
-
-Runs in a scoring subprocess (rhymed_workers.reward.pool), which bounds its time; it knows nothing of processes itself.
+A name with a colon is a user's function (rhymed_workers.scorers.custom), every other one is built in
+(rhymed_workers.scorers.builtin). A scorer that cannot be used raises `RewardError` when it is loaded; one that
+returns no finite number raises it then. Neither ever becomes a zero. Where there are several scorers, one may return
+None: it does not apply to the sample. Runs in a scoring process; knows nothing of processes.
 """
 
 from __future__ import annotations
@@ -25,21 +24,22 @@ from rhymed_workers.scorers.setting import Setting
 
 
 class RewardFunction(Protocol):
-    """What a scorer is loaded as. None: it does not apply. Raises `RewardError` or what the user's code raises."""
+    """A loaded scorer. None: it does not apply. Raises `RewardError` or what the user's code raises."""
 
     def __call__(self, response: str, row: Row, tokens: Sequence[int] = ()) -> float | None: ...
 
 
 def load_scorers(config: Config) -> dict[str, RewardFunction]:
-    """Label to function, in the order of `reward.all`. Raises `RewardError` that says what to do."""
+    """Label to function, in the order of `reward.all`. Raises `RewardError` that names the remedy."""
     return {setting.scorer.label: _load(setting) for setting in _settings(config)}
 
 
 def _settings(config: Config) -> list[Setting]:
-    several = bool(config.reward.scorers)
+    datasets = (config.data, *config.eval.datasets)
+    keys = [f"reward.scorers[{number}]" for number in range(len(config.reward.scorers))] or ["reward"]
     return [
-        Setting(config, scorer, f"reward.scorers[{number}]" if several else "reward")
-        for number, scorer in enumerate(config.reward.all)
+        Setting(scorer, key, config.reward, datasets, config.rollout.max_response_length)
+        for scorer, key in zip(config.reward.all, keys, strict=True)
     ]
 
 
@@ -53,11 +53,11 @@ def _load(setting: Setting) -> RewardFunction:
         name, raw = load_function(name, setting.scorer.args, setting.key)
     else:
         raise RewardError(f"{setting.key}.scorer: {_unknown(name)}")
-    optional = len(setting.config.reward.all) > 1
+    optional = len(setting.reward.all) > 1
 
     def score(response: str, row: Row, tokens: Sequence[int] = ()) -> float | None:
         value = raw(extract(response, answer), row, tokens)
-        return None if optional and _given(value, name) is None else finite(value, name)
+        return None if optional and _unwrap(value, name) is None else finite(value, name)
 
     vars(score).update({name: text for name in ("note", "warning") if (text := getattr(raw, name, ""))})
     return score
@@ -72,23 +72,23 @@ def _unknown(name: str) -> str:
 
 
 def finite(value: Any, name: str) -> float:
-    """The reward that a scorer meant; what is none is an error that says what came."""
-    value = _given(value, name)
+    """A scorer's result as a finite float. Raises `RewardError` that quotes the result."""
+    value = _unwrap(value, name)
     if value is None:
         raise RewardError(f"{name} returned None: no reward for this sample (None needs several reward.scorers)")
     if isinstance(value, str | bytes) or not hasattr(value, "__float__"):
-        raise RewardError(f"{name} returned {short(value)} ({type(value).__name__}) where a number is due")
+        raise RewardError(f"{name} returned {short(value)} ({type(value).__name__}) instead of a number")
     try:
         number = float(value)
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:  # of torch: RuntimeError
-        raise RewardError(f"{name} returned {short(value)}, which is no number: {error}") from None
+        raise RewardError(f"{name} returned {short(value)}, which is not a number: {error}") from None
     if not math.isfinite(number):
         raise RewardError(f"{name} returned {number}: a reward must be finite")
     return number
 
 
-def _given(value: Any, name: str) -> Any:
-    """What verl's functions may wrap in a dict."""
+def _unwrap(value: Any, name: str) -> Any:
+    """verl's functions may return a dict with the reward in it."""
     if not isinstance(value, dict):
         return value
     if "score" not in value:

@@ -1,31 +1,33 @@
-"""One scorer's part of the configuration."""
+"""One scorer's part of the configuration, with the checks that scorers share."""
 
 from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rhymed.config import Config, Scorer
+from rhymed.config import Data, Reward, Scorer
 from rhymed.errors import RewardError
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One scorer's part of the configuration."""
-
-    config: Config
     scorer: Scorer
-    key: str  # where it stands, e.g. `reward` or `reward.scorers[1]`
+    key: str  # in the configuration, e.g. `reward` or `reward.scorers[1]`
+    reward: Reward
+    datasets: Sequence[Data]  # of training and evaluation
+    max_response_length: int  # tokens
 
-    def only(self, *known: str) -> None:
+    def allow_only(self, *known: str) -> None:
+        """Refuse other arguments."""
         for name in self.scorer.args:
             if name not in known:
                 close = difflib.get_close_matches(name, known, n=1)
                 guess = f"did you mean {close[0]}?" if close else f"it takes: {', '.join(known) or 'none'}"
                 raise RewardError(f"{self.key}.args: scorer {self.scorer.scorer} has no argument {name!r}; {guess}")
 
-    def whole(self) -> None:
+    def require_whole_response(self) -> None:
         if self.scorer.answer != "full":
             raise RewardError(
                 f"{self.key}.answer = {self.scorer.answer!r}: scorer {self.scorer.scorer} takes the whole response;"
