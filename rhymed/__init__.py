@@ -1,3 +1,3 @@
-"""What every rhymed process shares: configuration, messages, the wire, the frame of a service."""
+"""Code that all processes share (configuration, messages, wire, services), and the applications: one folder each."""
 
 __version__ = "0.1.0"

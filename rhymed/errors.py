@@ -1,4 +1,4 @@
-"""Every error that rhymed raises on purpose.
+"""Every error that rhymed raises deliberately.
 
     RhymedError
     ├── ConfigError            the user's configuration
@@ -6,29 +6,29 @@
     ├── WireError
     │   ├── DeadlineExceeded   a peer did not answer in time: names the peer and the phase
     │   ├── PeerGone           the peer is not connected (any more)
-    │   ├── Overloaded         our own send queue is full: back-pressure, try later
-    │   ├── MalformedMessage   the peer sent what the protocol does not know: its fault
+    │   ├── Overloaded         a queue or a limit is full: back-pressure, try later
+    │   ├── MalformedMessage   the peer sent an invalid message: its fault
     │   ├── AddressRefused     an address that cannot be bound, or must not be
-    │   ├── NotAllowed         the peer's key is not one that may ask this
+    │   ├── NotAllowed         the role of the peer's key may not send this
     │   └── RemoteFailure      the peer answered with an error of its own
     ├── StoreError
     │   ├── StoreFull          the map has no room: back-pressure, nothing is lost
-    │   ├── StoreDamaged       bytes at rest that are not what was written
-    │   ├── UnknownSample      a reference to what the store never acknowledged
+    │   ├── StoreDamaged       stored bytes differ from what was written
+    │   ├── UnknownSample      a sample that the store does not have
     │   ├── RunMismatch        the folder belongs to another run
-    │   └── Unusable           the open database cannot go on; opened again it can
-    ├── SteeringError          a person asked a run for what it cannot do, e.g. to drain a worker that is not there
-    ├── InvalidTransition      the ledger was asked for a step that its table does not have: our fault
+    │   └── Unusable           the open database cannot continue; reopening it helps
+    ├── SteeringError          an operator's command that cannot be carried out, e.g. draining an unknown worker
+    ├── InvalidTransition      an event that the ledger's table does not allow: our fault
     ├── EngineError            the inference engine failed or died
-    ├── RewardError            a scorer could not be loaded, or answered nonsense
-    │   └── ScorerKilled       a signal ended its process while it was loaded: maybe nobody's mistake
+    ├── RewardError            a scorer cannot be loaded, or returned an invalid reward
+    │   └── ScorerKilled       a signal ended its process while it was loaded: perhaps not the scorer's fault
     └── TrainerError
         ├── StalenessBroken    a sample older than the contract allows: refused
-        ├── StepRefused        the trainer does not take a step, and nothing changes that
+        ├── StepRefused        the trainer refuses a step for good
         └── CheckpointError    a checkpoint that cannot be read or written
-            └── CheckpointLost     none is left of what only a checkpoint has
+            └── CheckpointLost     no checkpoint is left that holds what training needs
 
-All of them carry their text as the only argument, so they survive pickling between a worker and its subprocesses.
+Each carries its text as the only argument, so it can be pickled between a worker and its subprocesses.
 """
 
 from __future__ import annotations
@@ -143,10 +143,10 @@ class CheckpointLost(CheckpointError):
 
 
 HOPELESS = (ConfigError, DataError, RewardError, RunMismatch, StoreDamaged, StoreFull, StepRefused, CheckpointLost)
-"""What ends a process in the same way again however often it is started: a person has to change something."""
+"""A restarted process would fail with these again: the user has to change something."""
 
 
 def by_name(name: str) -> type[RhymedError]:
-    """The class that a peer named in its failure; a name of another version becomes `RemoteFailure`."""
-    found = globals().get(name)
-    return found if isinstance(found, type) and issubclass(found, RhymedError) else RemoteFailure
+    """The class with the name in a peer's failure; `RemoteFailure` for an unknown name."""
+    kind = globals().get(name)
+    return kind if isinstance(kind, type) and issubclass(kind, RhymedError) else RemoteFailure

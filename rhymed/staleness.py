@@ -1,4 +1,4 @@
-"""The staleness contract: which policy versions may sample for a step. Ledger, workers and trainer all ask here."""
+"""The staleness contract: which policy versions may sample for a step. Used by ledger, workers and trainer."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from rhymed.messages import EVAL
 
 
 def window(step: int, max_staleness: int) -> tuple[int, int]:
-    """Oldest and newest policy version that may sample for this step; an evaluation has one alone."""
+    """Oldest and newest policy version that may sample for this step; an evaluation has exactly one."""
     return (step - EVAL, step - EVAL) if step >= EVAL else (max(0, step - max_staleness), step)

@@ -1,7 +1,7 @@
-"""From a TOML file, the environment and `-o key=value` to a `Config`; the later wins. Errors name place and key.
+"""Reads a TOML file, the environment and `-o key=value` into a `Config`; the later wins. Errors name place and key.
 
-The place of a mistake is the file and line, the option or the variable that set the key. How pydantic's complaints
-are put into words is in `rhymed.config.explain`.
+The place of an error is the file and line, the option or the variable that set the key. `rhymed.config.explain` words
+the errors.
 """
 
 from __future__ import annotations
@@ -19,43 +19,45 @@ from typing import Any
 from pydantic import ValidationError
 
 from rhymed.config.config import Config
-from rhymed.config.explain import field_of, tell
+from rhymed.config.explain import explain, field_of
 from rhymed.config.positions import Key, key_lines, line_of
 from rhymed.errors import ConfigError
 
 ENV_PREFIX = "RHYMED_"
-"""`RHYMED_TRAINER__LR=2e-6` sets `trainer.lr`. Names without a double underscore are not ours to read."""
+"""`RHYMED_TRAINER__LR=2e-6` sets `trainer.lr`. Names without a double underscore are no settings."""
 
 CONFIG_SUFFIXES = (".toml", ".json")
 
 
 @dataclass
 class Origin:
-    """Who set which key."""
+    """What set each key."""
 
     path: Path | None
     lines: dict[Key, int] = field(default_factory=dict)
     changes: dict[Key, str] = field(default_factory=dict)  # key -> the option or variable
 
     def place(self, key: Key, message: str) -> str:
-        """Of the key itself, else of the first key that the message names, else the file."""
+        """Where the key was set, else the first key named in the message, else the file."""
         named = [(*key, *word.split(".")) for word in re.findall(r"[a-z_]+(?:\.[a-z_]+)*", message)]
         for change, text in self.changes.items():
-            made = key and key not in self.lines and change[: len(key)] == key  # a section that only it names
-            if change == key[: len(change)] or change in named or made:
+            created = key and key not in self.lines and change[: len(key)] == key  # a section that is not in the file
+            if change == key[: len(change)] or change in named or created:
                 return text
-        line = next((self.lines[one] for one in (key, *named) if one in self.lines), None) or line_of(key, self.lines)
+        line = next((self.lines[name] for name in (key, *named) if name in self.lines), None) or line_of(
+            key, self.lines
+        )
         where = str(self.path) if self.path else "configuration"
         return f"{where}, line {line}" if line else where
 
 
 def is_setting(variable: str) -> bool:
-    """Whether an environment variable of that name sets a key."""
+    """Whether an environment variable with this name sets a key."""
     return variable.startswith(ENV_PREFIX) and "__" in variable
 
 
 def load_config(path: Path | None, overrides: Iterable[str] = (), environ: Mapping[str, str] = os.environ) -> Config:
-    """Raises `ConfigError` with one line for each thing that is wrong."""
+    """Raises `ConfigError` with one line per error."""
     text = _text(path) if path else ""
     tree = _parse(path, text) if path else {}
     origin = Origin(path, key_lines(text) if path and path.suffix != ".json" else {})
@@ -71,12 +73,12 @@ def load_config(path: Path | None, overrides: Iterable[str] = (), environ: Mappi
     try:
         return Config.model_validate(tree)
     except ValidationError as error:
-        told = [(tuple(row["loc"]), line) for row in error.errors() for line in tell(row).splitlines()]
-        raise ConfigError("\n".join(f"{origin.place(key, line)}: {line}" for key, line in told)) from None
+        lines = [(tuple(row["loc"]), line) for row in error.errors() for line in explain(row).splitlines()]
+        raise ConfigError("\n".join(f"{origin.place(key, line)}: {line}" for key, line in lines)) from None
 
 
 def load_run(folder: Path) -> Config:
-    """Of the run in this folder, as it was written: the environment changes nothing in it. Raises `ConfigError`."""
+    """The configuration of the run in this folder; the environment does not change it. Raises `ConfigError`."""
     return load_config(folder / "config.json", (), {})
 
 
@@ -84,21 +86,23 @@ def _text(path: Path) -> str:
     try:
         return path.read_text()
     except IsADirectoryError:
-        resume = f"; to go on with that run: rhymed run --resume {path}" if (path / "config.json").exists() else ""
-        raise ConfigError(f"{path}: Is a directory; name a TOML file{resume}") from None
+        resume = f"; to continue that run: rhymed run --resume {path}" if (path / "config.json").exists() else ""
+        raise ConfigError(f"{path}: Is a directory; give a TOML file{resume}") from None
     except FileNotFoundError as error:
-        raise ConfigError(f"{path}: {error.strerror} (seen from {Path.cwd()}){_neighbours(path)}") from None
+        raise ConfigError(f"{path}: {error.strerror} (relative to {Path.cwd()}){_similar_file(path)}") from None
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror or error}") from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not UTF-8 text ({error.reason}, byte {error.start}); give a TOML file") from None
 
 
-def _neighbours(path: Path) -> str:
-    """What is there instead."""
+def _similar_file(path: Path) -> str:
+    """Suggests a TOML file of the same folder or of configs/."""
     folders = {path.parent, Path("configs")}
-    there = [str(file) for folder in folders if folder.is_dir() for file in folder.glob("*.toml")]
-    close = difflib.get_close_matches(str(path), there, n=1) or [one for one in there if Path(one).stem == path.stem]
+    files = [str(file) for folder in folders if folder.is_dir() for file in folder.glob("*.toml")]
+    close = difflib.get_close_matches(str(path), files, n=1) or [
+        file for file in files if Path(file).stem == path.stem
+    ]
     return f"; did you mean {close[0]}?" if close else ""
 
 
@@ -113,33 +117,33 @@ def _parse(path: Path, text: str) -> dict[str, Any]:
         raise ConfigError(f"{path}: not a run's configuration: {error}") from None
 
 
-def _object(found: Any) -> dict[str, Any]:
-    if not isinstance(found, dict):
-        raise ValueError(f"it has no sections, but {json.dumps(found)[:60]}")
-    return found
+def _object(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(f"an object of sections is needed, not {json.dumps(value)[:60]}")
+    return value
 
 
 def _syntax(path: Path, text: str, message: str) -> str:
-    """TOML's error with the line it is about, and what is often meant."""
+    """TOML's error with its line and the likely fix."""
     if path.suffix not in CONFIG_SUFFIXES:
         return f"{path}: not TOML ({message}); a configuration is a TOML file, see configs/quickstart.toml"
-    found = re.search(r" \(at line (\d+), column (\d+)\)", message)
-    if not found:
+    place = re.search(r" \(at line (\d+), column (\d+)\)", message)
+    if not place:
         return f"{path}: not TOML: {message}"
-    number, what = int(found[1]), message[: found.start()]
+    number, problem = int(place[1]), message[: place.start()]
     lines = text.splitlines()
     line = lines[number - 1].strip() if number <= len(lines) else ""
-    return f"{path}, line {number}: not TOML: {what}{_meant(what, line)} (the line: {line[:80]})"
+    return f"{path}, line {number}: not TOML: {problem}{_fix(problem, line)} (the line: {line[:80]})"
 
 
-def _meant(what: str, line: str) -> str:
+def _fix(problem: str, line: str) -> str:
     value = line.partition("=")[2].strip()
-    if what == "Invalid value" and value in ("True", "False", "None"):
+    if problem == "Invalid value" and value in ("True", "False", "None"):
         return f": write {value.lower()}" if value != "None" else ": leave the key out instead"
-    if what == "Invalid value" and value[:1].isalpha():
+    if problem == "Invalid value" and value[:1].isalpha():
         return f': text needs quotes, "{value}"'
-    if what in ("Cannot overwrite a value", "Cannot declare", "Cannot mutate immutable namespace"):
-        return ": the key or section is there twice"
+    if problem in ("Cannot overwrite a value", "Cannot declare", "Cannot mutate immutable namespace"):
+        return ": the key or section is defined twice"
     return ""
 
 
@@ -157,19 +161,19 @@ def _change(tree: dict[str, Any], keys: list[str], text: str, place: str, origin
 
 def _below(node: Any, key: str | int, place: str) -> Any:
     try:
-        found = node[key] if isinstance(key, int) else node.setdefault(key, {})
+        child = node[key] if isinstance(key, int) else node.setdefault(key, {})
     except (IndexError, KeyError, TypeError, AttributeError):
         raise ConfigError(f"{place}: there is no entry {key} to change") from None
-    if not isinstance(found, dict | list):
+    if not isinstance(child, dict | list):
         raise ConfigError(f"{place}: {key} is not a section")
-    return found
+    return child
 
 
 def _value(text: str, key: Key) -> Any:
-    """TOML's reading of the text. What TOML does not know, or is to be text, is a plain string."""
+    """The text parsed as a TOML value; as it is if that fails or if the setting is text."""
     try:
         value = tomllib.loads(f"v = {text}")["v"]
     except tomllib.TOMLDecodeError:
         return text
-    wanted = field_of(key)
-    return text if wanted is not None and wanted.annotation is str and not isinstance(value, str) else value
+    field = field_of(key)
+    return text if field is not None and field.annotation is str and not isinstance(value, str) else value

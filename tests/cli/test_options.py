@@ -77,7 +77,7 @@ def test_a_folder_where_a_command_has_no_more_words(run: Path, capsys: pytest.Ca
 BROKEN = (
     ("", "not a run's configuration: Expecting value"),
     ('{"run', "not a run's configuration"),
-    ("[1]", "not a run's configuration: it has no sections, but [1]"),
+    ("[1]", "not a run's configuration: an object of sections is needed, not [1]"),
     (json.dumps({"trainer": {"lrr": 1}}), "unknown key trainer.lrr; did you mean lr?"),
     (json.dumps({"rollout": {"engine": "magic"}}), "rollout.engine = 'magic': it must be"),
 )

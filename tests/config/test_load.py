@@ -51,13 +51,13 @@ def test_what_a_run_wrote_down_is_read_again(file: Any) -> None:
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        ("trainer.learning_rate=1", "unknown key trainer.learning_rate; known here: "),
+        ("trainer.learning_rate=1", "unknown key trainer.learning_rate; valid here: "),
         ("trainer.kl_coeff=1", "unknown key trainer.kl_coeff; did you mean kl_coef?"),
         ("rollout.lr=1", "unknown key rollout.lr; it belongs to [trainer]"),
         ("trainr.lr=1", "unknown section trainr; did you mean trainer?"),
         ("trainer.lr=fast", "trainer.lr = 'fast': a number is needed"),
         ("trainer.lr='1e-6'", "trainer.lr = '1e-6': it is text: write it without quotes, 1e-6"),
-        ("trainer.lr=true", "trainer.lr = true: it is true, and a number is needed"),
+        ("trainer.lr=true", "trainer.lr = true: it is true, but a number is needed"),
         ("net.insecure='true'", "net.insecure = 'true': it is text: write it without quotes, true"),
         ("trainer.lr=0", "trainer.lr = 0: it must be greater than 0"),
         ("trainer.lr=nan", "trainer.lr"),
@@ -68,7 +68,7 @@ def test_what_a_run_wrote_down_is_read_again(file: Any) -> None:
         ("data.source=json", "did you mean 'jsonl'?"),
         ("model.dtype=bf16", "did you mean 'bfloat16'?"),
         ("model.dtype=fp32", "did you mean 'float32'?"),
-        ("run.name=../up", "run.name = '../up': it may have letters, digits"),
+        ("run.name=../up", "run.name = '../up': only letters, digits"),
         ("trainer=3", "trainer = 3: trainer is a section: write [trainer]"),
         ("trainer.lr", "write it as key=value"),
         ("=3", "write it as key=value"),
@@ -101,7 +101,7 @@ def test_all_mistakes_are_told_at_once_with_the_file(file: Any) -> None:
     assert lines == [
         f"{path}, line 5: rollout.workers = -1: it must be greater than or equal to 0",
         f"{path}, line 2: trainer.lr = 0: it must be greater than 0",
-        f"{path}, line 3: unknown key trainer.foo; known here: {', '.join(sorted(Config().trainer.model_dump()))}",
+        f"{path}, line 3: unknown key trainer.foo; valid here: {', '.join(sorted(Config().trainer.model_dump()))}",
     ]
 
 
@@ -133,7 +133,7 @@ def test_every_default_can_be_written_down_as_json() -> None:
         ("[net]\ninsecure = True\n", "line 2: not TOML: Invalid value: write true (the line: insecure = True)"),
         (
             "[trainer]\nlr = 1\nlr = 2\n",
-            "line 3: not TOML: Cannot overwrite a value: the key or section is there twice",
+            "line 3: not TOML: Cannot overwrite a value: the key or section is defined twice",
         ),
         ("[trainer\n", "line 1: not TOML: Expected ']' at the end of a table declaration (the line: [trainer)"),
     ],

@@ -133,9 +133,9 @@ def test_settings(config: Path, change: str, said: str) -> None:
 def test_what_is_no_configuration(config: Path) -> None:
     binary = config.parent / "binary"
     binary.write_bytes(b"\x7fELF\xff\xfe")
-    assert "Is a directory; name a TOML file" in refused(config.parent)
+    assert "Is a directory; give a TOML file" in refused(config.parent)
     assert "not UTF-8 text" in refused(binary)
-    assert "No such file or directory (seen from" in refused(config.parent / "none.toml")
+    assert "No such file or directory (relative to" in refused(config.parent / "none.toml")
 
 
 # Data
