@@ -44,6 +44,7 @@ lint: setup ## ruff, the floors of the house (imports), and its sizes
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-logo --no-cache
 	$(BIN)/python -m scripts.sizes
+	@if command -v npx >/dev/null; then $(PRETTIER) --check $(PAGE); else echo "skipped: $(PAGE) (npx is not installed)"; fi
 
 types: setup ## mypy, strict
 	$(BIN)/mypy

@@ -1,1 +1,1 @@
-"""The dashboard: a page that shows a living or finished run, served beside the broker or by `rhymed view`."""
+"""The dashboard: a web page of a living or finished run, served by a child of the broker or by `rhymed view`."""

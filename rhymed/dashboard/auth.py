@@ -1,10 +1,9 @@
-"""Who may see the dashboard. Pure: what a request says in, what becomes of it out; and the token's file.
+"""Who may see the dashboard, and the token's file. The check of a request is pure.
 
-On a loopback address every user of the machine may look, as with the run's sockets, but no web page may: a name that
-is not this machine's own in `Host` means that a page somewhere made its name point here (DNS rebinding), and what
-another site's page asks for is refused. On any other address the token is needed: once as `/?token=…`, which becomes
-a cookie, or with every request, there or as `Authorization: Bearer …`. The token is in no log, no answer and no
-process list.
+On a loopback address every user of the machine has access, as to the run's sockets, but no other web page has: a
+`Host` that is not this machine's name means DNS rebinding, and requests from other sites are refused. On any other
+address the token is required: once as `/?token=…`, which becomes a cookie, or with every request, there or as
+`Authorization: Bearer …`. The token appears in no log, no answer and no process list.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ TOKEN_VARIABLE = "RHYMED_HTTP_TOKEN"
 TOKEN = re.compile(r"[A-Za-z0-9_-]{22,128}")
 LOCAL_NAMES = ("localhost", "ip6-localhost")
 OPEN_TO_ALL = ("/health",)
-FOREIGN = ("cross-site", "same-site")  # of Sec-Fetch-Site: another page asks
+FOREIGN = ("cross-site", "same-site")  # of Sec-Fetch-Site: the request is another page's
 
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:;"
@@ -40,11 +39,11 @@ HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
 }
-"""Of every answer: texts come from models and data sets, so nothing runs that is not the page's own file."""
+"""On every answer: texts come from models and datasets, so only the page's own files may run."""
 
 
-class Refused(Exception):
-    """`text`: a sentence for who asked."""
+class AccessDenied(Exception):
+    """`text`: a sentence for the user."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(status, text)
@@ -52,49 +51,54 @@ class Refused(Exception):
 
 
 @dataclass(frozen=True)
-class Enter:
-    """Go on at this address, with this cookie."""
+class SetCookie:
+    """Redirect to `location`, with a cookie."""
 
     location: str
-    cookie: str
+    name: str
     value: str
 
 
 @dataclass(frozen=True)
-class Guard:
-    """`token`: empty on a loopback address, where none is needed."""
+class AccessControl:
+    """`token`: empty on a loopback address, where none is required."""
 
     token: str = ""
 
     @property
     def cookie(self) -> str:
-        """Its name: cookies of a host are shared by its ports, and each of them may be another run's dashboard."""
+        """Its name. A host's ports share cookies, and each port may be another run's dashboard."""
         return f"rhymed-{hashlib.blake2b(self.token.encode(), digest_size=6).hexdigest()}"
 
-    def check(self, path: str, query: str, headers: Mapping[str, str], cookies: Mapping[str, str]) -> Enter | None:
-        """None: it may pass. Raises `Refused`."""
+    def check(
+        self, path: str, query: str, headers: Mapping[str, str], cookies: Mapping[str, str]
+    ) -> SetCookie | None:
+        """None: the request has access. Raises `AccessDenied`."""
         if headers.get("Sec-Fetch-Site") in FOREIGN and headers.get("Sec-Fetch-Mode") != "navigate":
-            raise Refused(403, "another site's page may not ask this dashboard")
+            raise AccessDenied(403, "pages of other sites have no access to this dashboard")
         if not self.token:
             if not is_local_name(headers.get("Host", "")):
-                raise Refused(403, "this dashboard is only for its own machine: open it as http://127.0.0.1")
+                raise AccessDenied(403, "this dashboard is only for its own machine: open it as http://127.0.0.1")
             return None
         if path in OPEN_TO_ALL:
             return None
-        given = dict(parse_qsl(query, keep_blank_values=True))
-        if "token" in given and self._is(given.pop("token")):
-            return Enter(f"/?{urlencode(given)}" if given else "/", self.cookie, self.token) if path == "/" else None
+        parameters = dict(parse_qsl(query, keep_blank_values=True))
+        if "token" in parameters and self._is(parameters.pop("token")):
+            location = f"/?{urlencode(parameters)}" if parameters else "/"
+            return SetCookie(location, self.cookie, self.token) if path == "/" else None
         kind, _, bearer = headers.get("Authorization", "").partition(" ")
         if (kind.lower() == "bearer" and self._is(bearer.strip())) or self._is(cookies.get(self.cookie, "")):
             return None
-        raise Refused(401, f"a token is needed: open /?token=… once; it stands in {TOKEN_FILE} in the run's folder")
+        raise AccessDenied(
+            401, f"a token is required: open /?token=… once; it is in {TOKEN_FILE} in the run's folder"
+        )
 
-    def _is(self, given: str) -> bool:
-        return hmac.compare_digest(given.encode("utf-8", "surrogateescape"), self.token.encode())
+    def _is(self, token: str) -> bool:
+        return hmac.compare_digest(token.encode("utf-8", "surrogateescape"), self.token.encode())
 
 
 def is_local_name(host: str) -> bool:
-    """Of a Host header, with or without a port."""
+    """`host`: a Host header, with or without a port."""
     name = host.strip().lower()
     name = name[1 : name.find("]")] if name.startswith("[") else name.partition(":")[0]
     if name in LOCAL_NAMES or name.endswith(".localhost"):
@@ -106,16 +110,16 @@ def is_local_name(host: str) -> bool:
 
 
 def token_of(folder: Path, environ: Mapping[str, str] = os.environ) -> str:
-    """The one that the environment gives; else the run's, made when there is none, which only its owner can read.
+    """From the environment, or from the run's token file, which is created if missing and readable only by its owner.
 
     Raises `ConfigError`.
     """
-    if given := environ.get(TOKEN_VARIABLE, ""):
-        if not TOKEN.fullmatch(given):
+    if token := environ.get(TOKEN_VARIABLE, ""):
+        if not TOKEN.fullmatch(token):
             raise ConfigError(
                 f"{TOKEN_VARIABLE}: 22 to 128 letters, digits, - or _ are expected: openssl rand -hex 16"
             )
-        return given
+        return token
     file = folder / TOKEN_FILE
     try:
         return _read(file) or _make(file)
@@ -126,14 +130,14 @@ def token_of(folder: Path, environ: Mapping[str, str] = os.environ) -> str:
 
 
 def _read(file: Path) -> str:
-    """Empty: there is none, or others could have read it."""
+    """Empty: there is none, or other users could read it."""
     try:
         descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW)
     except FileNotFoundError:
         return ""
     with open(descriptor) as stream:
-        found = os.fstat(descriptor)
-        private = found.st_uid == os.geteuid() and not found.st_mode & (stat.S_IRWXG | stat.S_IRWXO)
+        status = os.fstat(descriptor)
+        private = status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IRWXG | stat.S_IRWXO)
         token = stream.read(200).strip() if private else ""
     return token if TOKEN.fullmatch(token) else ""
 

@@ -1,7 +1,7 @@
-"""The address of a dashboard: what may be written for it, which port is taken, how many may come in.
+"""The address of a dashboard: which port it listens on, where that is published, how many connections it takes.
 
-The wanted port, and the next ones where it is taken; but who had one of these before, and died, comes back to it.
-What was taken stands in `dashboard.json`. Knows no HTTP.
+It takes the wanted port, or the next free one; a dashboard that is restarted prefers the port that it had. The result
+is written to `dashboard.json`. Knows no HTTP.
 """
 
 from __future__ import annotations
@@ -22,12 +22,11 @@ TRIES = 20  # ports after the wanted one
 MOST_CONNECTIONS = 128
 BACKLOG = 64
 
-
 Socket = socket.socket
 
 
 def read(folder: Path, since: float = 0.0) -> HttpAddress | None:
-    """Where the run's dashboard is, or was; None: nobody told, or before this time (Unix seconds)."""
+    """The run's dashboard, as published; None: not, or before `since` (Unix seconds)."""
     file = folder / ADDRESS_FILE
     try:
         if file.stat().st_mtime < since:
@@ -38,19 +37,19 @@ def read(folder: Path, since: float = 0.0) -> HttpAddress | None:
 
 
 def listen(wanted: HttpAddress, earlier: int = 0) -> tuple[socket.socket, HttpAddress]:
-    """A listening socket and where it is. Raises `ConfigError` where nothing can be bound."""
-    trouble: OSError | None = None
+    """A listening socket and its address. Raises `ConfigError` if no port can be bound."""
+    failure: OSError | None = None
     for port in _ports(wanted.port, earlier):
         try:
             bound = _bind(wanted.host, port)
         except OSError as error:
-            trouble = error
+            failure = error
             if error.errno not in (errno.EADDRINUSE, errno.EACCES):
                 break
             continue
         return bound, HttpAddress(wanted.host, bound.getsockname()[1])
-    assert trouble is not None, "one port was tried"
-    raise ConfigError(f"the dashboard cannot listen at {wanted.host}:{wanted.port}: {trouble.strerror or trouble}")
+    assert failure is not None, "one port was tried"
+    raise ConfigError(f"the dashboard cannot listen at {wanted.host}:{wanted.port}: {failure.strerror or failure}")
 
 
 def _ports(wanted: int, earlier: int) -> Iterator[int]:
@@ -60,37 +59,37 @@ def _ports(wanted: int, earlier: int) -> Iterator[int]:
 
 
 def _bind(host: str, port: int) -> socket.socket:
-    family, kind, protocol, _, place = socket.getaddrinfo(
+    family, kind, protocol, _, address = socket.getaddrinfo(
         host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )[0]
-    made = socket.socket(family, kind, protocol)
+    bound = socket.socket(family, kind, protocol)
     try:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.setblocking(False)
-        made.bind(place)
-        made.listen(BACKLOG)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.setblocking(False)
+        bound.bind(address)
+        bound.listen(BACKLOG)
     except OSError:
-        made.close()
+        bound.close()
         raise
-    return made
+    return bound
 
 
 def write(folder: Path, address: HttpAddress) -> None:
-    """Tell others where it is; without the token."""
+    """Publishes the address, without the token."""
     atomic.write(folder / ADDRESS_FILE, json.dumps({"url": address.url}) + "\n")
 
 
-class Turnstile:
-    """Makes a protocol for each connection, and for one too many a protocol that closes it."""
+class ConnectionLimit:
+    """A protocol factory: of more than `MOST_CONNECTIONS`, the newest are closed."""
 
-    def __init__(self, make: Callable[[], asyncio.Protocol], inside: Callable[[], int]) -> None:
-        self._make, self._inside = make, inside
+    def __init__(self, make: Callable[[], asyncio.Protocol], connections: Callable[[], int]) -> None:
+        self._make, self._connections = make, connections
 
     def __call__(self) -> asyncio.BaseProtocol:
-        return self._make() if self._inside() < MOST_CONNECTIONS else Full()
+        return self._make() if self._connections() < MOST_CONNECTIONS else Rejected()
 
 
-class Full(asyncio.Protocol):
+class Rejected(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport), "a stream's"
         transport.abort()

@@ -2,8 +2,8 @@
 
 Names are those of docs/metrics.md with the prefix `rhymed_`, and `_` for letters that Prometheus does not allow.
 Invariants: no series occurs twice, whatever the names of scorers, datasets and workers; and the number of series is
-bounded: only the first `MAX_WORKERS` workers by name have series of their own (all count in the sums), only the listed
-statistics of workers are exported, and only the newest `MAX_STEPS` open steps.
+bounded: only the first `MAX_WORKERS` workers by name have series of their own (all count in the sums), only the
+listed statistics of workers are exported, and only the newest `MAX_STEPS` open steps.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Puts the dashboard of one run on an address, and takes it away again. The thin shell around `app`."""
+"""Serves the dashboard of one run at an address, until it is stopped. The thin shell around `routes`."""
 
 from __future__ import annotations
 
@@ -11,35 +11,36 @@ from pathlib import Path
 from aiohttp import web
 
 from rhymed.dashboard import listen
-from rhymed.dashboard.auth import Guard, token_of
-from rhymed.dashboard.data.source import Desk, Source
-from rhymed.dashboard.listen import Turnstile
+from rhymed.dashboard.auth import AccessControl, token_of
+from rhymed.dashboard.data.source import Source
+from rhymed.dashboard.data.thread import SourceThread
+from rhymed.dashboard.listen import ConnectionLimit
 from rhymed.dashboard.routes import App
-from rhymed.dashboard.snapshots import Live
+from rhymed.dashboard.snapshots import LiveRun
 from rhymed.wire.addresses import HttpAddress
 
-SHUTDOWN_S = 1.0  # for answers on their way
-HANDOVER_S = 3.0  # for one that had the port, and dies
+SHUTDOWN_S = 1.0  # for answers in progress
+HANDOVER_S = 3.0  # for the previous dashboard to free its port
 
 
 @contextlib.asynccontextmanager
 async def serving(
-    folder: Path, wanted: HttpAddress, live: Live, *, again: bool = False
+    folder: Path, wanted: HttpAddress, live: LiveRun, *, again: bool = False
 ) -> AsyncIterator[HttpAddress]:
-    """Inside, it can be looked at there. `again`: on the port that the run's dashboard had. Raises `ConfigError`."""
-    guard = Guard("" if wanted.is_local else await asyncio.to_thread(token_of, folder))
+    """Yields the address. `again`: prefer the port that the run's dashboard had. Raises `ConfigError`."""
+    access = AccessControl("" if wanted.is_local else await asyncio.to_thread(token_of, folder))
     earlier = listen.read(folder) if again else None
     bound, address = await _listen(wanted, earlier.port if earlier else 0)
-    desk = Desk(Source(folder))
+    thread = SourceThread(Source(folder))
     runner = web.AppRunner(
-        App(desk, live, guard).application, access_log=None, handle_signals=False, shutdown_timeout=SHUTDOWN_S
+        App(thread, live, access).application, access_log=None, handle_signals=False, shutdown_timeout=SHUTDOWN_S
     )
     try:
         await runner.setup()
-        made = runner.server
-        assert made is not None, "it was set up"
+        protocols = runner.server
+        assert protocols is not None, "it was set up"
         server = await asyncio.get_running_loop().create_server(
-            Turnstile(made, lambda: len(made.connections)), sock=bound
+            ConnectionLimit(protocols, lambda: len(protocols.connections)), sock=bound
         )
         try:
             yield address
@@ -48,11 +49,11 @@ async def serving(
     finally:
         bound.close()
         await runner.cleanup()
-        desk.close()
+        thread.close()
 
 
 async def _listen(wanted: HttpAddress, earlier: int) -> tuple[listen.Socket, HttpAddress]:
-    """Who had the port may be about to end: it is waited for."""
+    """Waits a little for the process that had the port: it may be about to end."""
     until = time.monotonic() + HANDOVER_S
     while True:
         bound, address = await asyncio.to_thread(listen.listen, wanted, earlier)

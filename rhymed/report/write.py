@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rhymed import atomic
 from rhymed.config import Config
-from rhymed.dashboard.data.source import shown
+from rhymed.dashboard.data.redact import redacted
 from rhymed.errors import ConfigError
 from rhymed.report import curves, page
 from rhymed.report.facts import Facts, gather
@@ -39,7 +39,7 @@ def _write(facts: Facts, target: Path) -> Path:
     pictures = curves.draw(facts.rows, facts.evaluations, target / "report")
     note = NO_PICTURES if pictures is None else "" if pictures else NO_METRICS
     inline = [page.Shown(_inline(one.file), one.title, one.about) for one in pictures or ()]
-    facts.config = shown(facts.config)
+    facts.config = redacted(facts.config)
     text = page.page(
         facts, inline, _gantt(facts, target / "report" / "gantt.png"), Config().model_dump(mode="json"), note
     )

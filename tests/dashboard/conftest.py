@@ -13,7 +13,7 @@ from aiohttp import ClientSession
 
 from rhymed.config import Config
 from rhymed.dashboard.server import serving
-from rhymed.dashboard.snapshots import Live, never
+from rhymed.dashboard.snapshots import LiveRun, never
 from rhymed.messages import Queues, SampleId
 from rhymed.run.timeline import Event, Writer
 from rhymed.wire.addresses import HttpAddress
@@ -63,7 +63,7 @@ Open = Callable[..., Any]
 def look(monkeypatch: pytest.MonkeyPatch) -> Open:
     """`async with look(folder) as ask:`, then `await ask("/api/run")` gives the status and what was told."""
 
-    monkeypatch.setattr("rhymed.dashboard.routes.PULSE_S", 0.05)
+    monkeypatch.setattr("rhymed.dashboard.stream.POLL_S", 0.05)
     monkeypatch.setattr("rhymed.dashboard.snapshots.FRESH_S", 0.04)
 
     @contextlib.asynccontextmanager
@@ -73,7 +73,7 @@ def look(monkeypatch: pytest.MonkeyPatch) -> Open:
         async def ask() -> Queues | None:
             return told() if told else None
 
-        async with serving(folder, address, Live(ask if told else never)) as taken, ClientSession() as session:
+        async with serving(folder, address, LiveRun(ask if told else never)) as taken, ClientSession() as session:
             url = f"http://127.0.0.1:{taken.port}"
 
             async def get(path: str, **more: Any) -> tuple[int, Any]:

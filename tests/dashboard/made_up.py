@@ -15,7 +15,7 @@ import random
 from aiohttp import web
 
 from rhymed.dashboard.auth import HEADERS
-from rhymed.dashboard.routes import STATIC, TYPES
+from rhymed.dashboard.files import STATIC, TYPES
 from rhymed.service.activities import ACTIVITIES, HEX
 
 START = 1_790_000_000.0

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rhymed.dashboard.auth import TOKEN_FILE, Enter, Guard, Refused, is_local_name, token_of
+from rhymed.dashboard.auth import TOKEN_FILE, AccessControl, AccessDenied, SetCookie, is_local_name, token_of
 from rhymed.errors import ConfigError
 from rhymed.wire.addresses import HttpAddress
 
@@ -104,13 +104,13 @@ async def test_the_token_is_in_no_answer(run: Path, look: Any, caplog: pytest.Lo
 
 
 def test_it_may_pass_or_not() -> None:
-    guard = Guard(TOKEN)
-    assert guard.check("/", f"token={TOKEN}", {}, {}) == Enter("/", guard.cookie, TOKEN)
+    guard = AccessControl(TOKEN)
+    assert guard.check("/", f"token={TOKEN}", {}, {}) == SetCookie("/", guard.cookie, TOKEN)
     assert guard.check("/api/run", "", {"Authorization": f"bearer {TOKEN}"}, {}) is None
     assert guard.check("/api/run", "", {}, {guard.cookie: TOKEN}) is None
-    with pytest.raises(Refused):
-        guard.check("/api/run", "", {}, {Guard("other").cookie: TOKEN})
-    with pytest.raises(Refused):
+    with pytest.raises(AccessDenied):
+        guard.check("/api/run", "", {}, {AccessControl("other").cookie: TOKEN})
+    with pytest.raises(AccessDenied):
         guard.check("/api/run", "", {"Host": "localhost"}, {})
 
 

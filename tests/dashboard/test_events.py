@@ -163,7 +163,7 @@ async def test_the_newest_replaces_what_was_not_sent() -> None:
         while not sent:
             await asyncio.sleep(0)
         for _ in range(1000):
-            hub.tell("queues", "steps")
+            hub.notify("queues", "steps")
         free.set()
         while len(sent) < 3:
             await asyncio.sleep(0)
@@ -193,7 +193,7 @@ async def test_who_takes_nothing_is_let_go(monkeypatch: Any) -> None:
 async def test_a_client_is_woken_once_for_each_name() -> None:
     client = Client()
     for name in ("a", "b", "a"):
-        client.tell(name)
+        client.notify(name)
     names = client.names()
     assert [await anext(names), await anext(names)] == ["a", "b"]
     assert not client.waiting

@@ -11,9 +11,9 @@ import pytest
 
 from rhymed.config import Config
 from rhymed.dashboard import snapshots
-from rhymed.dashboard.data.source import shown
+from rhymed.dashboard.data.redact import redacted
 from rhymed.dashboard.data.timeline import joined, newest
-from rhymed.dashboard.snapshots import Asked, Live, Piped, plain
+from rhymed.dashboard.snapshots import LiveRun, SnapshotClient, SnapshotPipe, plain
 from rhymed.messages import Queues
 from rhymed.run.layout import layout_of
 from rhymed.run.timeline import Event
@@ -28,7 +28,7 @@ async def test_many_at_a_time_are_one_question() -> None:
         await answered.wait()
         return queues()
 
-    one = Live(ask)
+    one = LiveRun(ask)
     many = [asyncio.ensure_future(one.queues()) for _ in range(9)]
     await asyncio.sleep(0)
     many.pop().cancel()  # who goes away does not take the answer along
@@ -46,7 +46,7 @@ async def test_nobody_waits_for_who_was_not_there(monkeypatch: pytest.MonkeyPatc
     async def ask() -> Queues | None:
         return answers[-1]
 
-    one = Live(ask)
+    one = LiveRun(ask)
     assert await one.queues() is None
     assert one.is_over  # it never was alive
     answers.append(queues())
@@ -62,7 +62,7 @@ async def test_a_run_whose_sockets_are_taken_away_is_over_at_once(tmp_path: Path
     sockets = tmp_path / "sockets"
     sockets.mkdir()
     where = layout_of(Config.model_validate({"net": {"broker": f"ipc://{sockets}/broker"}}))
-    one = Live(ask, Asked(where).over)
+    one = LiveRun(ask, SnapshotClient(where).is_gone)
     assert await one.queues() == queues()
     assert not one.is_over  # the broker may come again
     sockets.rmdir()
@@ -77,7 +77,7 @@ async def test_nobody_waits_for_who_has_gone() -> None:
         await asyncio.Event().wait()
         return None
 
-    one = Live(ask)
+    one = LiveRun(ask)
     waiting = asyncio.ensure_future(one.queues())
     async with asyncio.timeout(60):
         await asked.wait()
@@ -89,14 +89,14 @@ async def test_nobody_waits_for_who_has_gone() -> None:
 
 async def test_a_run_without_sockets_is_not_asked(tmp_path: Path) -> None:
     config = Config.model_validate({"run": {"name": "over", "folder": str(tmp_path)}})
-    asked = Asked(layout_of(config))
+    asked = SnapshotClient(layout_of(config))
     assert await asked() is None
     asked.close()
 
 
 async def test_the_pipe_ends_with_the_broker() -> None:
     reader, sent = asyncio.StreamReader(), []
-    pipe = Piped(reader, type("Pipe", (), {"write": lambda self, data: sent.append(data)})())
+    pipe = SnapshotPipe(reader, type("Pipe", (), {"write": lambda self, data: sent.append(data)})())
     body = msgspec.msgpack.encode(queues())
     reader.feed_data(len(body).to_bytes(4, "big") + body)
     assert await pipe() == queues()
@@ -134,6 +134,6 @@ def test_what_happens_often_crowds_out_nothing_else() -> None:
 
 def test_secrets_of_a_configuration_are_not_shown() -> None:
     given = {"a": {"api_key": "x", "max_tokens": 3, "url": "https://u:p@h/x"}, "b": [{"password": "y"}], "token": ""}
-    assert shown(given) == {
+    assert redacted(given) == {
         "a": {"api_key": "…", "max_tokens": 3, "url": "https://…@h/x"}, "b": [{"password": "…"}], "token": "",
     }  # fmt: skip

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rhymed.dashboard.routes import STATIC, TYPES
+from rhymed.dashboard.files import STATIC, TYPES
 
 ROOT = Path(__file__).parents[2]
 OWN = [file for file in STATIC.rglob("*") if "vendor" not in file.parts and file.suffix in (".js", ".html", ".css")]

@@ -1,8 +1,8 @@
 """Sends finished spans to an OTLP/HTTP address through OpenTelemetry's `BatchSpanProcessor`, on that one's thread.
 
-Invariant: the run does not notice a slow or unreachable address. The queue is bounded; spans that do not fit or do not
-arrive are dropped and counted, and the reason is logged once until sending works again. OpenTelemetry's environment
-variables apply (for example OTEL_EXPORTER_OTLP_HEADERS).
+Invariant: the run does not notice a slow or unreachable address. The queue is bounded; spans that do not fit or do
+not arrive are dropped and counted, and the reason is logged once until sending works again. OpenTelemetry's
+environment variables apply (for example OTEL_EXPORTER_OTLP_HEADERS).
 """
 
 from __future__ import annotations

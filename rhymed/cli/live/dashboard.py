@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rhymed.cli.options import add_run, example
 
 if TYPE_CHECKING:
-    from rhymed.dashboard.snapshots import Asked
+    from rhymed.dashboard.snapshots import SnapshotClient
     from rhymed.wire.addresses import HttpAddress
 
 ADDRESS = "127.0.0.1:8430"
@@ -77,13 +77,13 @@ async def _serve(folder: Path, address: HttpAddress, *, browser: bool) -> None:
 
     from rhymed.dashboard.auth import TOKEN_FILE, TOKEN_VARIABLE
     from rhymed.dashboard.server import serving
-    from rhymed.dashboard.snapshots import Live, never
+    from rhymed.dashboard.snapshots import LiveRun, never
 
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    asked = asked_of(folder)
-    live = Live(asked, asked.over) if asked else Live(never)
+    client = client_of(folder)
+    live = LiveRun(client, client.is_gone) if client else LiveRun(never)
     try:
         async with serving(folder, address, live) as taken:
             url = os.environ.get(SHOWN_AT) or taken.url
@@ -95,14 +95,14 @@ async def _serve(folder: Path, address: HttpAddress, *, browser: bool) -> None:
                 await asyncio.to_thread(webbrowser.open, taken.url)
             await stop.wait()
     finally:
-        if asked is not None:
-            asked.close()
+        if client is not None:
+            client.close()
 
 
-def asked_of(folder: Path) -> Asked | None:
-    """Who asks the run's broker; None: the folder does not say where that would be."""
+def client_of(folder: Path) -> SnapshotClient | None:
+    """A client of the run's broker; None: the folder does not say where that is."""
     from rhymed.config.load import load_run
-    from rhymed.dashboard.snapshots import Asked
+    from rhymed.dashboard.snapshots import SnapshotClient
     from rhymed.errors import ConfigError
     from rhymed.run.layout import layout_of
 
@@ -110,4 +110,4 @@ def asked_of(folder: Path) -> Asked | None:
         where = layout_of(load_run(folder))
     except ConfigError:
         return None
-    return Asked(where) if where.folder == folder else None  # a folder that was moved has no living run
+    return SnapshotClient(where) if where.folder == folder else None  # a folder that was moved has no living run

@@ -1,6 +1,6 @@
 """Overviews of all samples: response lengths by epoch, prompts in any order. Pure: columns in, rows out.
 
-An epoch is what `rhymed_store.inspect.epochs` says: the ordinal of a prompt's training steps.
+Epochs are defined in `rhymed_store.inspect.epochs`: the ordinal of a prompt's training steps.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rhymed_store.inspect.columns import Survey
 Sort = Literal["id", "reward", "length", "spread"]
 SORTS: tuple[Sort, ...] = get_args(Sort)
 BINS = 40
-MOST_EPOCHS = 200  # of the lengths; the newest
+MOST_EPOCHS = 200  # with a histogram; the newest
 
 Floats = NDArray[np.float64]
 
@@ -32,14 +32,14 @@ class Catalog:
 
     @cached_property
     def epochs(self) -> NDArray[np.int64]:
-        """Of every sample: its epoch; of imported history and evaluations the step."""
-        one = self.survey
-        trained = (one.step >= 0) & (one.step < EVAL)
-        begins = np.ones(len(one), bool)  # of a prompt's step
-        begins[1:] = (one.prompt[1:] != one.prompt[:-1]) | (one.step[1:] != one.step[:-1])
+        """Of every sample: its epoch; for imported history and evaluations, the step."""
+        survey = self.survey
+        trained = (survey.step >= 0) & (survey.step < EVAL)
+        begins = np.ones(len(survey), bool)  # of a prompt's step
+        begins[1:] = (survey.prompt[1:] != survey.prompt[:-1]) | (survey.step[1:] != survey.step[:-1])
         so_far = np.cumsum(begins & trained)
         before: NDArray[np.int64] = (so_far - (begins & trained))[self._starts]  # trained steps of earlier prompts
-        return np.where(trained, so_far - 1 - before[self._numbers], one.step)
+        return np.where(trained, so_far - 1 - before[self._numbers], survey.step)
 
     @cached_property
     def ids(self) -> list[str]:
@@ -92,7 +92,7 @@ class Catalog:
             return np.sqrt(self._sums(off * off) / count)
 
     @cached_property
-    def _asked(self) -> Floats:
+    def _epoch_counts(self) -> Floats:
         """Training epochs by prompt."""
         return np.maximum.reduceat(self._trained_epochs + 1, self._starts) if len(self.survey) else np.zeros(0)
 
@@ -101,7 +101,7 @@ class Catalog:
         return np.where((self.epochs >= 0) & (self.epochs < EVAL), self.epochs, -1)
 
     def order(self, sort: Sort, *, down: bool) -> list[int]:
-        """Prompts' numbers; what is not known comes last, equals by id."""
+        """Prompts' numbers; unknown values come last, equal ones by id."""
         if sort == "id":
             numbers = range(len(self._starts))
             return list(reversed(numbers)) if down else list(numbers)
@@ -115,7 +115,7 @@ class Catalog:
                 "id": self.ids[number],
                 "text": text,
                 "samples": int(self._counts[number]),
-                "epochs": int(self._asked[number]),
+                "epochs": int(self._epoch_counts[number]),
                 "reward": _number(self.reward[number]),
                 "spread": _number(self.spread[number]),
                 "length": float(self.length[number]),
@@ -125,7 +125,7 @@ class Catalog:
 
     @cached_property
     def lengths(self) -> list[dict[str, Any]]:
-        """A histogram of response lengths an epoch, all with the same edges."""
+        """A histogram of response lengths per epoch, all with the same edges."""
         epochs, length = self._trained_epochs, self.survey.length
         longest = int(length[epochs >= 0].max(initial=0))
         width = max(1, -(-longest // BINS))

@@ -1,7 +1,7 @@
-"""What is told of one prompt and of one sample: rows, texts, and which of them was drafted.
+"""Answers about one prompt and about one sample: rows, texts, and which tokens were drafted.
 
-Pure but for the store it is given. Without a tokenizer a response is its token ids, and `missing` says why. A sample
-that is damaged at rest has no text, and says so; the others of its prompt have.
+Pure apart from reading the store. Without a tokenizer a response is its token ids, and `missing` says why. A sample
+that is damaged at rest has no text, and says so; the prompt's other samples have.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from rhymed_store.inspect.browse import Browse, Response
 from rhymed_store.inspect.epochs import epochs_of, title
 
 PREVIEW = 300  # characters
-PREVIEW_TOKENS = 400  # that are decoded for them
-MOST_PREVIEWS = 512  # of one prompt, of its newest samples
+PREVIEW_TOKENS = 400  # decoded for them
+MOST_PREVIEWS = 512  # per prompt, of its newest samples
 
 Row = dict[str, Any]
 
@@ -39,7 +39,7 @@ def prompt_page(folder: RunFolder, prompt: str) -> Row:
         by_step[id.step].append({**_row(response), "text": previews.get(id)})
     return {
         "id": prompt,
-        "text": asked(folder.browse, prompt),
+        "text": text_of(folder.browse, prompt),
         "epochs": [
             {"epoch": epochs[step], "name": title(epochs[step]), "step": step, "samples": by_step[step]}
             for step in epochs
@@ -51,21 +51,21 @@ def prompt_page(folder: RunFolder, prompt: str) -> Row:
 def sample_page(folder: RunFolder, sample: SampleId) -> Row:
     """Raises `UnknownSample`."""
     responses, missing = _responses(folder.browse, sample.prompt)
-    found = next((response for response in responses if response.info.id == sample), None)
-    if found is None:
+    response = next((response for response in responses if response.info.id == sample), None)
+    if response is None:
         raise UnknownSample(f"the store has no sample {sample}")
-    cut = [] if sample in missing else pieces(folder.decode or _ids, found.tokens, found.drafted)
+    parts = [] if sample in missing else pieces(folder.decode or _ids, response.tokens, response.drafted)
     return {
-        **_row(found),
+        **_row(response),
         "epoch": epochs_of(response.info.id.step for response in responses)[sample.step],
-        "prompt": asked(folder.browse, sample.prompt),
-        "pieces": [piece._asdict() for piece in cut if piece.text],
+        "prompt": text_of(folder.browse, sample.prompt),
+        "pieces": [piece._asdict() for piece in parts if piece.text],
         "missing": missing.get(sample) or folder.missing,
     }
 
 
-def asked(browse: Browse, prompt: str) -> str:
-    """What the prompt asks; where that cannot be told, why, in brackets."""
+def text_of(browse: Browse, prompt: str) -> str:
+    """The prompt's text, or in brackets why it cannot be read."""
     try:
         return prompt_text(browse.row(prompt))
     except StoreDamaged as error:
@@ -73,14 +73,14 @@ def asked(browse: Browse, prompt: str) -> str:
 
 
 def _responses(browse: Browse, prompt: str) -> tuple[list[Response], dict[SampleId, str]]:
-    """All of them; of those that are damaged no tokens, and why."""
+    """All responses; damaged ones without tokens, and with the reason in the mapping."""
     try:
         return browse.responses(prompt), {}
     except StoreDamaged:
         pass
     none: Any = np.zeros(0, np.uint32)
     drops = browse.drops(prompt)
-    found, missing = [], {}
+    responses, missing = [], {}
     for sample, record in browse.headers(prompt):
         tokens = none
         try:
@@ -88,8 +88,8 @@ def _responses(browse: Browse, prompt: str) -> tuple[list[Response], dict[Sample
             tokens = arrays[0]
         except StoreDamaged as error:
             missing[sample] = str(error)
-        found.append(Response(record.info(sample), record.state, drops.get(sample, ""), tokens, none))
-    return found, missing
+        responses.append(Response(record.info(sample), record.state, drops.get(sample, ""), tokens, none))
+    return responses, missing
 
 
 def _row(response: Response) -> Row:
@@ -110,7 +110,7 @@ def _row(response: Response) -> Row:
 
 
 def _previews(folder: RunFolder, responses: Sequence[Response]) -> dict[SampleId, str]:
-    """How the newest of them begin."""
+    """The beginnings of the newest ones."""
     decode = folder.decode
     newest = sorted(responses, key=lambda response: -response.info.id.step)[:MOST_PREVIEWS]
     if decode is None:
@@ -120,5 +120,5 @@ def _previews(folder: RunFolder, responses: Sequence[Response]) -> dict[SampleId
 
 
 def _ids(arrays: Sequence[Any]) -> list[str]:
-    """Instead of text."""
+    """Token ids instead of text."""
     return ["".join(f"{token} " for token in array.tolist()) for array in arrays]

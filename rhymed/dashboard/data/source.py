@@ -1,47 +1,38 @@
-"""Everything that the dashboard answers from a run's folder, as JSON. `Source` is blocking: one thread has it.
+"""Everything that the dashboard answers from a run's folder and store, as plain data.
 
-Works beside a living run and on what a run left behind, however little that is: what is not there is null, empty, or
-a sentence. Numbers of the living part come in with `queues`. `Desk` puts a source behind its thread.
+Works next to a living run and on whatever a run left behind: what is missing is null, empty, or a sentence. Numbers
+of the living run come in with `queues`. Blocking: one thread owns it (`thread.SourceThread`).
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
-import re
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import msgspec
 
 from rhymed.dashboard.data import samples
 from rhymed.dashboard.data import timeline as spans
 from rhymed.dashboard.data.catalog import SORTS
-from rhymed.dashboard.data.steps import Steps
-from rhymed.dashboard.data.stored import Stored
-from rhymed.errors import ConfigError, MalformedMessage, Overloaded, StoreError
+from rhymed.dashboard.data.redact import redacted
+from rhymed.dashboard.data.steps import StepRows
+from rhymed.dashboard.data.stored import OpenStore
+from rhymed.errors import ConfigError, MalformedMessage, StoreError
 from rhymed.messages import Queues, SampleId
 from rhymed.run import timeline
 from rhymed_store.codec import records
 
-MOST_ROWS = 500  # prompts of one answer
-LISTED = 1000  # characters of a prompt there
-MOST_WAITING = 64  # questions
+MOST_ROWS = 500  # prompts in one answer
+LISTED = 1000  # characters of a prompt in it
 PACKAGES = ("rhymed", "torch", "vllm")
-SECRET = re.compile(r"(^|_)(token|secret|password|passwd|api_?key|credentials?)$", re.IGNORECASE)
-USER = re.compile(r"://[^/@\s]+@")  # and password, in a URL
-HIDDEN = "…"
 NO_ROWS = (
     "metrics.jsonl is not in the run's folder, though steps were trained: their curves, numbers and epochs cannot be"
-    " shown; what comes from the timeline and the store is here"
+    " shown; the timeline and the store are complete"
 )
-
-Answer = TypeVar("Answer")
 
 
 class Source:
@@ -49,9 +40,9 @@ class Source:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder.resolve()
-        self.rows = Steps(self.folder / "metrics.jsonl")
-        self.seen = 0  # serial of the rows at the last look
-        self._stored = Stored(self.folder)
+        self.rows = StepRows(self.folder / "metrics.jsonl")
+        self.seen = 0  # serial of the rows when they were last polled
+        self._stored = OpenStore(self.folder)
         self._config: tuple[int, dict[str, Any]] = (0, {})
 
     def close(self) -> None:
@@ -59,12 +50,12 @@ class Source:
 
     @property
     def config(self) -> dict[str, Any]:
-        """As it is written, whichever release did; empty: there is none."""
+        """As it was written, by whichever release; empty: there is none."""
         file = self.folder / "config.json"
         with contextlib.suppress(OSError, ValueError):
             if (at := file.stat().st_mtime_ns) != self._config[0]:
-                found = json.loads(file.read_text())
-                self._config = at, found if isinstance(found, dict) else {}
+                config = json.loads(file.read_text())
+                self._config = at, config if isinstance(config, dict) else {}
         return self._config[1]
 
     def run(self, queues: Queues | None) -> dict[str, Any]:
@@ -73,7 +64,7 @@ class Source:
         rollout, trainer = _section(config, "rollout"), _section(config, "trainer")
         step = queues.step if queues else self.rows.last + 1 or self._trained()
         steps = (queues.steps if queues else 0) or self._steps(rollout, trainer)
-        done = queues.finished if queues else (bool(steps) and step >= cast(int, steps)) or self._came_to_its_end()
+        done = queues.finished if queues else (bool(steps) and step >= cast(int, steps)) or self._has_finished()
         return {
             "name": str(_section(config, "run").get("name") or self.folder.name),
             "folder": str(self.folder),
@@ -86,22 +77,22 @@ class Source:
             "group_size": rollout.get("group_size"),
             "prompts_per_step": rollout.get("prompts_per_step"),
             "started": self._started(),
-            "config": shown(config),
+            "config": redacted(config),
             "versions": versions(),
             "missing": NO_ROWS if self._lacks_rows(step, live=queues is not None) else "",
         }
 
     def _trained(self) -> int:
-        """How many steps its timeline says; for a run without rows."""
+        """Number of trained steps according to the timeline; for a run without rows."""
         trained = (event.step for event in timeline.read(self.folder).events if event.event == "trained")
         return max((step + 1 for step in trained if step is not None), default=0)
 
     def _lacks_rows(self, step: int, *, live: bool) -> bool:
-        """Of a run that lives, the first row may be on its way."""
+        """A living run may be about to write its first row."""
         return self.rows.last < 0 and step > live and not self.rows.file.exists()
 
     def _steps(self, rollout: dict[str, Any], trainer: dict[str, Any]) -> int | None:
-        """Of the whole run, where nobody alive can tell; None: it cannot be known."""
+        """Of the whole run, if the run is not alive to say; None: unknown."""
         if isinstance(trainer.get("steps"), int):
             return int(trainer["steps"])
         if _section(self.config, "eval").get("datasets"):
@@ -112,12 +103,12 @@ class Source:
             return int(trainer["epochs"] * prompts // rollout["prompts_per_step"])
         return None
 
-    def _came_to_its_end(self) -> bool:
-        """As its timeline tells it, of which only what is later than the newest step is read."""
+    def _has_finished(self) -> bool:
+        """According to its timeline, of which only the part after the newest step is read."""
         return timeline.read(self.folder, self.rows.newest("time") or 0.0).finished
 
     def _started(self) -> float | None:
-        """Unix seconds: when its first step, or else its configuration, was begun."""
+        """Unix seconds: the start of its first step, or else when its configuration was written."""
         for step in sorted(self.rows.counted):
             row = self.rows.counted[step]
             if row.get("time") is not None:
@@ -173,78 +164,44 @@ class Source:
             return samples.sample_page(folder, sample)
 
     def store(self, queues: Queues | None) -> dict[str, Any]:
-        """Where the store is elsewhere: what the run told of it last."""
+        """If the store is on another machine: what the run reported last."""
         limit = _section(self.config, "store").get("map_gib")
         limit_bytes = int(limit * (1 << 30)) if isinstance(limit, int | float) else None
         try:
             with self._stored.open() as folder:
                 totals = folder.browse.totals()
-            found: dict[str, int | None]
-            found = {"samples": totals.samples, "tokens": totals.tokens, "used_bytes": totals.used_bytes}
+            sizes: dict[str, int | None]
+            sizes = {"samples": totals.samples, "tokens": totals.tokens, "used_bytes": totals.used_bytes}
         except (StoreError, ConfigError) as error:
             self.rows.refresh()
-            told = queues.store if queues else {}
+            reported = queues.store if queues else {}
             names = ("samples", "tokens", "used_bytes")
-            numbers = {name: told.get(name, self.rows.newest(f"store/{name}")) for name in names}
-            found = {name: None if value is None else int(value) for name, value in numbers.items()}
-            return {**found, "limit_bytes": limit_bytes, "missing": str(error)}
-        return {**found, "limit_bytes": limit_bytes, "missing": ""}
-
-
-class Desk:
-    """`await desk.ask(work, …)`: in the one thread that has the source."""
-
-    def __init__(self, source: Source) -> None:
-        self.source = source
-        self._thread = ThreadPoolExecutor(1, "view")
-        self._waiting = 0
-
-    async def ask(self, work: Callable[..., Answer], *arguments: Any) -> Answer:
-        """Raises `Overloaded` where too many wait."""
-        if self._waiting >= MOST_WAITING:
-            raise Overloaded("too many questions at a time: ask again in a moment")
-        self._waiting += 1
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
-        finally:
-            self._waiting -= 1
-
-    def close(self) -> None:
-        self._thread.submit(self.source.close)
-        self._thread.shutdown()
+            numbers = {name: reported.get(name, self.rows.newest(f"store/{name}")) for name in names}
+            sizes = {name: None if value is None else int(value) for name, value in numbers.items()}
+            return {**sizes, "limit_bytes": limit_bytes, "missing": str(error)}
+        return {**sizes, "limit_bytes": limit_bytes, "missing": ""}
 
 
 def encode(answer: Any) -> bytes:
-    """One line of JSON; what is not finite is null."""
+    """One line of JSON; numbers that are not finite become null."""
     return msgspec.json.encode(answer)
 
 
 @cache
 def versions() -> dict[str, str | None]:
-    """Of this installation; None: it is not installed."""
+    """Of this installation; None: not installed."""
     import platform
 
-    found: dict[str, str | None] = {"python": platform.python_version()}
+    installed: dict[str, str | None] = {"python": platform.python_version()}
     for package in PACKAGES:
-        found[package] = None
+        installed[package] = None
         for name in (package, f"{package}-cpu"):
             with contextlib.suppress(metadata.PackageNotFoundError):
-                found[package] = metadata.version(name)
+                installed[package] = metadata.version(name)
                 break
-    return found
-
-
-def shown(value: Any, key: str = "") -> Any:
-    """A configuration without what should be nobody's: passwords in addresses, and what is called a secret."""
-    if isinstance(value, dict):
-        return {str(name): shown(own, str(name)) for name, own in value.items()}
-    if isinstance(value, list):
-        return [shown(own, key) for own in value]
-    if isinstance(value, str):
-        return HIDDEN if value and SECRET.search(key) else USER.sub(f"://{HIDDEN}@", value)
-    return value
+    return installed
 
 
 def _section(config: dict[str, Any], name: str) -> dict[str, Any]:
-    found = config.get(name)
-    return found if isinstance(found, dict) else {}
+    section = config.get(name)
+    return section if isinstance(section, dict) else {}

@@ -1,7 +1,7 @@
-"""The lines of `metrics.jsonl`, followed as they are written. Blocking: for a thread.
+"""The rows of `metrics.jsonl`, followed while they are written. Blocking: for a thread.
 
-Every step has one row, the one that was written last; `serial` says in which order rows came, so that a follower who
-has all up to a serial gets the rest, steps that were trained again included. A line that cannot be read is left out.
+Every step has one row, the one written last. `serial` numbers rows in order of arrival, so that a client that has all
+rows up to a serial gets the rest, including steps that were trained again. Unreadable lines are skipped.
 """
 
 from __future__ import annotations
@@ -24,34 +24,34 @@ COUNTED = (
     "rollout/spec_forwards", "rollout/spec_drafted", "rollout/spec_accepted", "rollout/spec_timed_s",
     "rollout/spec_saved_s", "rollout/spec_draft_s", "time", "timing_s/step", "store/used_bytes", "store/samples",
 )  # fmt: skip
-"""What is kept of a row as numbers; the rest stays the JSON that it is."""
+"""Keys whose numbers are kept; the whole row is kept as JSON."""
 
 
 @dataclass
-class Line:
+class NumberedRow:
     serial: int
     json: msgspec.Raw
 
 
 @dataclass
-class Steps:
-    """`refresh`, then ask."""
+class StepRows:
+    """Call `refresh` before reading."""
 
     file: Path
     serial: int = 0  # of the newest row
     counted: dict[int, dict[str, Any]] = field(default_factory=dict)  # step -> numbers
-    _steps: dict[int, Line] = field(default_factory=dict)
-    _evaluations: dict[int, Line] = field(default_factory=dict)
+    _steps: dict[int, NumberedRow] = field(default_factory=dict)
+    _evaluations: dict[int, NumberedRow] = field(default_factory=dict)
     _offset: int = 0
     _inode: int = 0
     _epochs: tuple[int, list[dict[str, Any]]] = (-1, [])
 
     def refresh(self) -> bool:
-        """Read what was appended. True: there are new rows."""
+        """Reads what was appended. True: there are new rows."""
         before = self.serial
         with contextlib.suppress(OSError), self.file.open("rb") as stream:
             stat = self.file.stat()
-            if stat.st_size < self._offset or stat.st_ino != self._inode:  # another file: from its beginning
+            if stat.st_size < self._offset or stat.st_ino != self._inode:  # another file: read it from the start
                 self._steps.clear()
                 self._evaluations.clear()
                 self.counted.clear()
@@ -61,7 +61,7 @@ class Steps:
             while part := stream.read(MOST_BYTES):
                 whole = part.rfind(b"\n") + 1
                 if not whole and len(part) < MOST_BYTES:
-                    break  # a line that is still being written
+                    break  # this line is still being written
                 for line in part[: whole or len(part)].splitlines():
                     self._take(line)
                 self._offset += whole or len(part)
@@ -72,16 +72,16 @@ class Steps:
         try:
             row = json.loads(line)
             step = int(row["step"])
-            again = msgspec.Raw(msgspec.json.encode(row))  # JSON has no NaN, Python's has
+            encoded = msgspec.Raw(msgspec.json.encode(row))  # without NaN, which Python reads but JSON does not have
             counted = {key: _finite(row[key]) for key in COUNTED if key in row}
         except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
             return
         self.serial += 1
-        kept = Line(self.serial, again)
+        numbered = NumberedRow(self.serial, encoded)
         if any(key.startswith("val/") for key in row):
-            self._evaluations[step] = kept
+            self._evaluations[step] = numbered
             return
-        self._steps[step], self.counted[step] = kept, counted
+        self._steps[step], self.counted[step] = numbered, counted
 
     @property
     def last(self) -> int:
@@ -89,18 +89,18 @@ class Steps:
         return max(self._steps, default=-1)
 
     def serial_of(self, step: int) -> int:
-        """Up to which a follower is who has all rows up to this step."""
-        return max((line.serial for at, line in self._steps.items() if at <= step), default=0)
+        """The serial of a client that has all rows up to this step."""
+        return max((row.serial for at, row in self._steps.items() if at <= step), default=0)
 
     def answer(self, after: int = -1, *, since: int = 0) -> dict[str, Any]:
-        """Rows of steps behind `after`, and of these the ones that came behind serial `since`."""
+        """Rows of steps after `after` with a serial after `since`."""
         return {
             "steps": [
                 self._steps[step].json
                 for step in sorted(self._steps)
                 if step > after and self._steps[step].serial > since
             ],
-            "evaluations": [line.json for _, line in sorted(self._evaluations.items()) if line.serial > since],
+            "evaluations": [row.json for _, row in sorted(self._evaluations.items()) if row.serial > since],
             "epochs": self.epochs(),
         }
 

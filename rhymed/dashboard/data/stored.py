@@ -1,8 +1,8 @@
-"""The run's store as the dashboard has it open: read-only, beside whoever writes it. Blocking: for one thread.
+"""The run's store, opened read-only next to the process that writes it. Blocking: for one thread.
 
-Opened when it is first asked for, and again when the file is another one or an answer failed, so that nobody has to
-start the dashboard anew. Overviews are kept until the store changes, and then for a while longer the more they cost;
-texts of prompts, which never change, up to a bound.
+It is opened at the first request, and again after the file was replaced or a request failed, so the dashboard need
+not be restarted. The catalog is kept until the store changes, and then longer the more it cost; prompt texts, which
+never change, are cached up to a bound.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rhymed.dashboard.data.catalog import Catalog
-from rhymed.dashboard.data.samples import asked
+from rhymed.dashboard.data.samples import text_of
 from rhymed.errors import ConfigError, StoreError
 from rhymed.history.folder import RunFolder
 from rhymed_store.database.tables import Reader
 from rhymed_store.inspect.browse import Browse
 from rhymed_store.inspect.columns import survey
 
-FRESH_S = 2.0  # an overview may be so old
-PRICE = 20  # and so many times as old as it took to make
-MOST_TEXT = 16 << 20  # characters of prompts that are kept
-LONGEST_TEXT = 20_000  # of a prompt, for lists and searches
+FRESH_S = 2.0  # a catalog is kept at least this long
+FRESH_PER_COST = 20  # and at least this many times the time that it took
+CACHED_CHARACTERS = 16 << 20  # of prompt texts
+LONGEST_TEXT = 20_000  # characters of a prompt, for lists and searches
 
 
-class Stored:
+class OpenStore:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._reader: Reader | None = None
@@ -34,13 +34,13 @@ class Stored:
         self._run: RunFolder | None = None
         self._catalog: Catalog | None = None
         self._changes = -1
-        self._made = self._cost = 0.0
+        self._surveyed_at = self._cost = 0.0
         self._texts: dict[str, str] = {}
         self._characters = 0
 
     @contextlib.contextmanager
     def open(self) -> Iterator[RunFolder]:
-        """Raises `ConfigError` where there is no store on this machine, `StoreError` where it cannot be read."""
+        """Raises `ConfigError` if there is no store on this machine, `StoreError` if it cannot be read."""
         try:
             yield self._opened()
         except StoreError:
@@ -54,8 +54,8 @@ class Stored:
         except OSError:
             self.close()
             raise ConfigError(
-                f"there is no store in {self.folder} on this machine: samples can be seen where the store process"
-                " runs, with `rhymed view` in the run's folder there"
+                f"there is no store in {self.folder} on this machine: run `rhymed view` on the machine of the store"
+                " process to see samples"
             ) from None
         if self._run is None or inode != self._inode:
             self.close()
@@ -74,19 +74,19 @@ class Stored:
         with self.open():
             assert self._reader is not None, "it was opened"
             changes, now = self._reader.changes, time.monotonic()
-            kept_s = max(FRESH_S, PRICE * self._cost)
-            if self._catalog is None or (changes != self._changes and now > self._made + kept_s):
+            kept_s = max(FRESH_S, FRESH_PER_COST * self._cost)
+            if self._catalog is None or (changes != self._changes and now > self._surveyed_at + kept_s):
                 self._catalog, self._changes = Catalog(survey(self._reader)), changes
-                self._made = time.monotonic()
-                self._cost = self._made - now
+                self._surveyed_at = time.monotonic()
+                self._cost = self._surveyed_at - now
             return self._catalog
 
     def text(self, browse: Browse, prompt: str) -> str:
-        """What the prompt asks; the beginning of a very long one."""
-        found = self._texts.get(prompt)
-        if found is None:
-            found = asked(browse, prompt)[:LONGEST_TEXT]
-            if self._characters < MOST_TEXT:
-                self._texts[prompt] = found
-                self._characters += len(found)
-        return found
+        """The prompt's text, or the beginning of a very long one."""
+        text = self._texts.get(prompt)
+        if text is None:
+            text = text_of(browse, prompt)[:LONGEST_TEXT]
+            if self._characters < CACHED_CHARACTERS:
+                self._texts[prompt] = text
+                self._characters += len(text)
+        return text

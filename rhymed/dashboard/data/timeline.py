@@ -1,7 +1,7 @@
-"""The timeline as the page draws it: what `rhymed.run.timeline` reads, joined where it is more than anybody can see.
+"""The timeline as the page draws it: what `rhymed.run.timeline` reads, with spans joined where there are too many.
 
-Pure but for reading. Invariant: joined spans have the same seconds by activity, and no gap is closed; events that are
-many, as workers that load a version, crowd out none of another kind.
+Pure apart from reading. Invariant: joined spans have the same seconds by activity, and no gap is closed; frequent
+events, such as workers that load a version, do not crowd out those of another kind.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from rhymed.run.timeline import Event, Span
 from rhymed.service.activities import HEX
 
 MOST_SPANS = 20_000
-MOST_EVENTS = 5_000  # of a kind; the newest
-GAP_S = 0.5  # between spans of a worker, from which on they are told apart
+MOST_EVENTS = 5_000  # per kind; the newest
+GAP_S = 0.5  # a longer gap between a worker's spans is kept
 
 
 def answer(folder: Path, since: float) -> dict[str, Any]:
-    found = timeline.read(folder, since)
-    return {"spans": joined(found.spans), "events": newest(found.events), "activities": HEX}
+    rows = timeline.read(folder, since)
+    return {"spans": joined(rows.spans), "events": newest(rows.events), "activities": HEX}
 
 
 def newest(events: Sequence[Event], most: int = MOST_EVENTS) -> list[Event]:
-    """So many of each kind at most."""
+    """At most `most` of each kind."""
     later: Counter[str] = Counter()
     kept: list[Event] = []
     for event in reversed(events):
@@ -37,7 +37,7 @@ def newest(events: Sequence[Event], most: int = MOST_EVENTS) -> list[Event]:
 
 
 def joined(spans: Sequence[Span], most: int = MOST_SPANS) -> list[Span]:
-    """About so many at most, by time; as they are where there are no more."""
+    """About `most` at most, ordered by time."""
     if len(spans) <= most:
         return list(spans)
     together = -(-len(spans) // most)
@@ -48,7 +48,7 @@ def joined(spans: Sequence[Span], most: int = MOST_SPANS) -> list[Span]:
 
 
 def _parts(spans: Sequence[Span], together: int) -> Iterator[list[Span]]:
-    """Neighbours, at most so many in a part."""
+    """Neighbours, at most `together` in a part."""
     part: list[Span] = []
     for span in spans:
         if part and (len(part) == together or span.t - span.s > part[-1].t + GAP_S):

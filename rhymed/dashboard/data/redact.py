@@ -1,0 +1,21 @@
+"""What a configuration shows to others: no passwords in addresses, and no values of keys that are called secrets."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+SECRET = re.compile(r"(^|_)(token|secret|password|passwd|api_?key|credentials?)$", re.IGNORECASE)
+USER = re.compile(r"://[^/@\s]+@")  # and password, in a URL
+HIDDEN = "…"
+
+
+def redacted(value: Any, key: str = "") -> Any:
+    """A configuration, or the part of it under `key`."""
+    if isinstance(value, dict):
+        return {str(name): redacted(part, str(name)) for name, part in value.items()}
+    if isinstance(value, list):
+        return [redacted(part, key) for part in value]
+    if isinstance(value, str):
+        return HIDDEN if value and SECRET.search(key) else USER.sub(f"://{HIDDEN}@", value)
+    return value
