@@ -47,10 +47,10 @@ def handle(arguments: argparse.Namespace) -> int:
 
     from rhymed.report.summary import evaluation
     from rhymed.run import folder as runs
-    from rhymed.service.stdio import lasting
+    from rhymed.service.stdio import ignore_output_errors
 
     printed = contextlib.redirect_stdout(sys.stderr) if arguments.json else contextlib.nullcontext()
-    with printed, lasting():
+    with printed, ignore_output_errors():
         config, where = runs.create(_prepare(arguments))
         status = supervise(config, where, plain=arguments.plain or arguments.json)
     if arguments.json and status == 0:

@@ -31,15 +31,15 @@ def add(commands: Any) -> None:
 
 
 def handle(arguments: argparse.Namespace) -> int:
-    from rhymed.service.stdio import lasting
+    from rhymed.service.stdio import ignore_output_errors
 
-    with lasting():  # who has read enough of the check has not ended the run
+    with ignore_output_errors():  # who has read enough of the check has not ended the run
         config, where = _prepare(arguments)
         return supervise(config, where, plain=arguments.plain)
 
 
 def supervise(config: Config, where: RunLayout, *, plain: bool) -> int:
-    """The run in its folder, from start to summary, within `lasting`; returns the exit status."""
+    """The run in its folder, from start to summary, within `ignore_output_errors`; returns the exit status."""
     import uvloop
 
     from rhymed.run import folder

@@ -15,7 +15,7 @@ from rhymed.messages import Queues
 from rhymed.run.client import poll
 from rhymed.run.layout import RunLayout
 from rhymed.service.service import EX_HOPELESS
-from rhymed.service.stdio import outlive
+from rhymed.service.stdio import survive_hangup
 
 REPORT_S = 30.0  # seconds are usual
 
@@ -25,7 +25,7 @@ async def session(config: Config, where: RunLayout, *, plain: bool) -> int:
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    outlive()
+    survive_hangup()
     started = time.monotonic()
     with Screen(config, where, plain=plain) as screen:
         async with Supervisor(commands(config, where.config), where.log, screen.tell) as supervisor:

@@ -1,8 +1,8 @@
-"""What workers do with their time: the names, their order, and their colours, in one place.
+"""Activities of workers: their names, order and colours.
 
-Every worker counts seconds by activity and tells them as `seconds/<activity>` (docs/metrics.md). The order is the one
-in which parts of a bar are stacked: work first, waiting last. No two activities of one role look alike, on white or
-on near-black, to the colour-blind too; waiting is grey everywhere. Knows neither clocks nor workers.
+Every worker reports its seconds by activity as `seconds/<activity>` (docs/metrics.md). The order is that of a stacked
+bar: work first, waiting last. No two activities of a role have similar colours, on white or near-black, for the
+colour-blind too; waiting is grey everywhere. Knows neither clocks nor workers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ACTIVITIES: dict[str, tuple[str, ...]] = {
 """By role, in the order of a stacked bar."""
 
 WAITING = frozenset({"idle", "wait"})
-"""Doing nothing."""
+"""Activities without work."""
 
 HEX = {
     "verify": "#008a6e",
@@ -36,7 +36,7 @@ HEX = {
     "idle": "#9aa0a6",
     "wait": "#9aa0a6",
 }
-"""For the web and for pictures."""
+"""For the web and for plots."""
 
 TERMINAL = {
     "verify": "green",
@@ -52,14 +52,14 @@ TERMINAL = {
     "idle": "bright_black",
     "wait": "bright_black",
 }
-"""For rich: the terminal's own colours, which suit its ground."""
+"""For rich: the terminal's own colours, which suit its background."""
 
 
 def seconds_of(role: str, stats: Mapping[str, float]) -> dict[str, float]:
-    """What a worker of that role told, by activity in the role's order; those that it did not tell are missing."""
+    """From a worker's heartbeat, in the order of its role; activities that it did not report are missing."""
     return {name: stats[PREFIX + name] for name in ACTIVITIES.get(role, ()) if PREFIX + name in stats}
 
 
 def stats_of(role: str, seconds: Mapping[str, float]) -> dict[str, float]:
-    """For `Heartbeat.stats`: every activity of that role, 0 where there was none of it."""
+    """For `Heartbeat.stats`: every activity of the role, 0 if it did not occur."""
     return {PREFIX + name: seconds.get(name, 0.0) for name in ACTIVITIES[role]}

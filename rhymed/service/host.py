@@ -1,4 +1,4 @@
-"""Which machine this is: two processes with the same `host_id` see the same files and the same shared memory."""
+"""Identity of the machine: processes with the same `host_id` may share files and shared memory."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 @functools.cache
 def host_id() -> str:
-    """The kernel's boot id; where there is none, the network card's number.
+    """The kernel's boot id, else the network card's number.
 
-    A container has its host's, so a path has to be looked at as well before it is trusted.
+    Containers have the id of their host, so a path must also be checked before it is used.
     """
     try:
         return BOOT_ID.read_text().strip()

@@ -1,9 +1,9 @@
 """Log files: lines appended by one or several processes, bounded in size, readable at any moment.
 
-Invariant: a line is one write at the file's end, so writers do not cut each other's. A full file is turned over: it
-becomes `name.log.1`, the older ones move up, and the oldest goes. One writer does that, under a lock of the file;
-others notice that the name stands for another file now. A disk that is full costs lines, which are counted, and
-nothing else. Knows nothing of what stands in a line.
+Invariant: a line is one write at the file's end, so writers do not cut each other's. A full file is rotated: it
+becomes `name.log.1`, older ones move up, and the oldest is removed. One writer does that, under a lock of the file;
+the others notice that the name belongs to another file. A full disk loses lines, which are counted, and nothing else.
+Does not know the content of a line.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class LogFile(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         try:
             if self._lost:
-                self._append(self._line.encode(_lost(self._lost)))
+                self._append(self._line.encode(_lost_record(self._lost)))
                 self._lost = 0
             self._append(self._line.encode(record))
         except OSError:
@@ -51,7 +51,7 @@ class LogFile(logging.Handler):
 
     def close(self) -> None:
         with self.lock or contextlib.nullcontext():
-            self._shut()
+            self._close_file()
         super().close()
 
     def _append(self, line: bytes) -> None:
@@ -63,27 +63,27 @@ class LogFile(logging.Handler):
         if self._file < 0 or now is None or now.st_ino != self._inode:
             self._open()
         elif now.st_size >= self._most:
-            self._turn()
+            self._rotate()
         left = memoryview(line + b"\n")
         while left:
             left = left[os.write(self._file, left) :]
 
     def _open(self) -> None:
-        self._shut()
+        self._close_file()
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        found = os.fstat(self._file)
-        self._inode = found.st_ino
-        if found.st_size and os.pread(self._file, 1, found.st_size - 1) != b"\n":
-            os.write(self._file, b"\n")  # whoever wrote here before was killed in the middle of a line
+        stat = os.fstat(self._file)
+        self._inode = stat.st_ino
+        if stat.st_size and os.pread(self._file, 1, stat.st_size - 1) != b"\n":
+            os.write(self._file, b"\n")  # an earlier writer was killed in the middle of a line
 
-    def _shut(self) -> None:
+    def _close_file(self) -> None:
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
 
-    def _turn(self) -> None:
-        """Unless another writer is at it: then this line is the old file's last."""
+    def _rotate(self) -> None:
+        """If another writer rotates just now, this line is the old file's last."""
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -91,51 +91,51 @@ class LogFile(logging.Handler):
         if os.stat(self.path).st_ino == self._inode:
             for number in range(self._kept - 1, 0, -1):
                 with contextlib.suppress(FileNotFoundError):
-                    os.replace(turned(self.path, number - 1), turned(self.path, number))
+                    os.replace(rotated(self.path, number - 1), rotated(self.path, number))
         self._open()
 
 
-def turned(path: Path, number: int) -> Path:
-    """Where a log lies after so many turns."""
+def rotated(path: Path, number: int) -> Path:
+    """Where a log is after this many rotations."""
     return path.with_name(f"{path.name}.{number}") if number else path
 
 
 def configure(log_file: Path | None, level: str = "info", *, console: bool = False) -> None:
-    """This process logs to the file, as JSON; and, with `console` or without a file, to stderr, for people."""
+    """Log to the file as JSON; and, with `console` or without a file, to stderr as text."""
     handlers: list[logging.Handler] = [LogFile(log_file)] if log_file is not None else []
     if console or log_file is None:
         out = logging.StreamHandler()
         out.setFormatter(logging.Formatter(PLAIN))
         if log_file is not None:
-            out.addFilter(of_interest)
+            out.addFilter(is_for_console)
         handlers.append(out)
     logging.basicConfig(level=max(LEVELS[level], logging.INFO), handlers=handlers, force=True)
-    for name in PACKAGES:  # others' details are of no interest
+    for name in PACKAGES:  # other packages log from INFO on
         logging.getLogger(name).setLevel(LEVELS[level])
 
 
-def of_interest(record: logging.LogRecord) -> bool:
-    """On a console: what goes as it should with this or that sample stands in the file only."""
+def is_for_console(record: logging.LogRecord) -> bool:
+    """The ordinary events of samples are in the file only."""
     return record.levelno > logging.INFO or not hasattr(record, "samples")
 
 
-def by_hand() -> bool:
-    """A person started this process, and looks at it; or a container engine, which says so by RHYMED_CONSOLE."""
-    own = os.getpgrp() == os.getpid()  # what others start for their own ends is not
-    looks = (own and sys.stderr.isatty()) or bool(os.environ.get("RHYMED_CONSOLE"))
-    return looks and not os.environ.get("RHYMED_SUPERVISED")
+def has_console() -> bool:
+    """A person started this process in a terminal, or RHYMED_CONSOLE is set, as in containers."""
+    started_by_shell = os.getpgrp() == os.getpid()  # shells start every command in a process group of its own
+    watched = (started_by_shell and sys.stderr.isatty()) or bool(os.environ.get("RHYMED_CONSOLE"))
+    return watched and not os.environ.get("RHYMED_SUPERVISED")
 
 
-def vllm(log_file: Path) -> dict[str, object]:
-    """A handler for `logging.config.dictConfig`: another library's lines, from its child processes too."""
+def handler_for_vllm(log_file: Path) -> dict[str, object]:
+    """A handler for `logging.config.dictConfig`: vLLM's lines, those of its child processes too."""
     return {"()": "rhymed.service.logfile.LogFile", "path": str(log_file)}
 
 
-def current() -> Path | None:
+def current_file() -> Path | None:
     """The file that this process logs to."""
     return next((one.path for one in logging.getLogger().handlers if isinstance(one, LogFile)), None)
 
 
-def _lost(count: int) -> logging.LogRecord:
+def _lost_record(count: int) -> logging.LogRecord:
     text = f"{count} lines before this one could not be written"
     return logging.LogRecord(__name__, logging.WARNING, __file__, 0, text, (), None)

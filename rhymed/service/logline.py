@@ -1,8 +1,8 @@
-"""How one event looks in a log file: a JSON object on a line of its own, which ties a sample's events together.
+"""The format of log files: one JSON object per line, which names the samples that an event concerns.
 
-Whoever logs about samples gives them by `extra={"event": …, "samples": [ids]}`: one line for a batch. A sample's id
-is the cause of all that happens to it, so its id is what its lines have in common. Invariant: a line is whole JSON in
-UTF-8 without a line break, whatever it is about, and holds no secret that this process was given.
+Events of samples are logged with `extra=cause(event, ids)`, one line per batch; the ids connect the lines of a
+sample. Invariant: a line is valid JSON in UTF-8 without a line break, whatever was logged, and contains no secret of
+this process's environment.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ from typing import Any
 import msgspec
 
 PLAIN = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-"""For people at a terminal."""
+"""Format of a line on a terminal."""
 
-MOST = 64 << 10  # characters of a text or a traceback
+MAX_CHARS = 64 << 10  # of a text or a traceback
 FIELDS = ("event", "step", "worker", "tokens", "accepted", "rewards", "reason")
-"""What a line may say beside its text, where its maker gave it; and `samples`."""
+"""Optional fields of a line, from `extra`; `samples` is another."""
 
 PATTERNS = re.compile(r"(?i)\b(bearer\s+|token=|api_key=|password=)[^\s&\"']+|\b(hf_|sk-|wandb_v1_)[A-Za-z0-9_-]{8,}")
 NAMES = re.compile(r"(?i)(token|secret|password|api_?key)$")
-SHORT = 8  # characters: what is shorter is no secret, and stands in many words
+SHORTEST = 8  # characters of a secret; shorter values occur in ordinary words
 
 
 def secrets(environ: Mapping[str, str]) -> list[str]:
-    """What must not be written down, by the names of the variables that hold it; the longest first."""
-    found = {value for name, value in environ.items() if NAMES.search(name) and len(value) >= SHORT}
-    return sorted(found, key=len, reverse=True)
+    """Values of variables whose names suggest a secret; the longest first."""
+    values = {value for name, value in environ.items() if NAMES.search(name) and len(value) >= SHORTEST}
+    return sorted(values, key=len, reverse=True)
 
 
 class JsonLine(logging.Formatter):
-    """One event as one line of JSON, without its line break."""
+    """Formats a record as one line of JSON, without the line break."""
 
     def __init__(self, process: str, environ: Mapping[str, str] = os.environ) -> None:
         super().__init__()
         self._process = process
         self._secrets = secrets(environ)
-        self._second = (-1, "")  # the one formatted last
+        self._second = (-1, "")  # the last one that was formatted
 
     def format(self, record: logging.LogRecord) -> str:
         return self.encode(record).decode()
@@ -55,15 +55,15 @@ class JsonLine(logging.Formatter):
             "process": self._process,
             "pid": record.process,
             "logger": record.name,
-            "text": self.hide(_text(record))[:MOST],
+            "text": self.hide(_text(record))[:MAX_CHARS],
         }
-        given = record.__dict__
+        extra = record.__dict__
         for name in FIELDS:
-            if name in given:
-                value = given[name]
+            if name in extra:
+                value = extra[name]
                 line[name] = value if isinstance(value, int | float | list) else self.hide(str(value))
-        if "samples" in given:
-            line["samples"] = [str(id) for id in given["samples"]]
+        if "samples" in extra:
+            line["samples"] = [str(id) for id in extra["samples"]]
         if record.exc_info and record.exc_info[1] is not None:
             line["error"] = self._error(record.exc_info[1])
         return _encode(line)
@@ -72,7 +72,7 @@ class JsonLine(logging.Formatter):
         """The text without the secrets."""
         for secret in self._secrets:
             text = text.replace(secret, "***")
-        return PATTERNS.sub(lambda found: f"{found[1] or found[2]}***", text)
+        return PATTERNS.sub(lambda match: f"{match[1] or match[2]}***", text)
 
     def _time(self, seconds: float) -> str:
         """ISO, UTC, milliseconds."""
@@ -83,23 +83,27 @@ class JsonLine(logging.Formatter):
 
     def _error(self, error: BaseException) -> dict[str, str]:
         trace = self.hide("".join(traceback.format_exception(error)))
-        return {"type": type(error).__name__, "message": self.hide(str(error))[:MOST], "traceback": trace[-MOST:]}
+        return {
+            "type": type(error).__name__,
+            "message": self.hide(str(error))[:MAX_CHARS],
+            "traceback": trace[-MAX_CHARS:],
+        }
 
 
 def _text(record: logging.LogRecord) -> str:
     try:
         return record.getMessage()
-    except Exception:  # a call that does not fit its format is told all the same
+    except Exception:  # arguments that do not fit the format
         return f"{record.msg} {record.args}"
 
 
 def _encode(line: dict[str, Any]) -> bytes:
     try:
         return msgspec.json.encode(line)
-    except (UnicodeEncodeError, TypeError, ValueError):  # half a surrogate pair, or a strange value
+    except (UnicodeEncodeError, TypeError, ValueError):  # half a surrogate pair, or a value that is not JSON
         return json.dumps(line, default=str).encode()
 
 
 def cause(event: str, samples: Iterable[object], **more: Any) -> dict[str, Any]:
-    """`extra=` of a line about these samples."""
+    """For `extra=`: the event and the samples that a line is about."""
     return {"event": event, "samples": samples, **more}

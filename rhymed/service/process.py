@@ -1,4 +1,4 @@
-"""A service as a process of its own."""
+"""Runs a service as a process: log file, signals, watchdog, exit status, and death with the supervisor."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import NoReturn
 
 from rhymed.errors import HOPELESS
 from rhymed.service.service import EX_HOPELESS, Service, log
-from rhymed.service.stdio import lasting, outlive
+from rhymed.service.stdio import ignore_output_errors, survive_hangup
 
 PR_SET_PDEATHSIG = 1
 
@@ -26,41 +26,41 @@ def serve(build: Callable[[], Service], *, log_file: Path | None = None, level: 
 
     from rhymed.service import logfile
 
-    logfile.configure(log_file, level, console=logfile.by_hand())
+    logfile.configure(log_file, level, console=logfile.has_console())
     die_with_parent()
     faulthandler.enable()
 
     async def body() -> NoReturn:
         status = 0
         try:
-            await _work(build)
+            await _run(build)
         except Exception as error:
             log.error("ended: %s: %s", type(error).__name__, error, exc_info=error)
             print(f"rhymed: {type(error).__name__}: {error}", file=sys.stderr)
             status = EX_HOPELESS if isinstance(error, HOPELESS) else 1
-        _leave(status)
+        _exit(status)
 
-    with lasting():
+    with ignore_output_errors():
         uvloop.run(body())
     raise AssertionError("the process has ended")
 
 
-async def _work(build: Callable[[], Service]) -> None:
+async def _run(build: Callable[[], Service]) -> None:
     import setproctitle
 
     from rhymed.service import watchdog
 
     service = build()
     setproctitle.setproctitle(f"rhymed {service.name}")
-    watchdog.guard(lambda: service.lag.turns, service.name)
+    watchdog.start(lambda: service.lag.turns, service.name)
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, service.stop)
-    outlive()
+    survive_hangup()
     await service.run()
 
 
-def _leave(status: int) -> NoReturn:
-    """Here: the loop's end would wait for every thread in the middle of a long computation."""
+def _exit(status: int) -> NoReturn:
+    """At once: closing the event loop would wait for threads in the middle of a long computation."""
     from rhymed.wire.sockets import drain
 
     drain()
@@ -71,9 +71,9 @@ def _leave(status: int) -> NoReturn:
 
 
 def die_with_parent() -> None:
-    """A supervisor that is killed outright takes its children along (Linux; elsewhere they notice by silence).
+    """SIGTERM for this process when its supervisor dies (Linux; elsewhere the silence of its peers ends it).
 
-    Also one that was killed before we could ask for that: Python takes a second to come this far.
+    Ends it here if the supervisor has died already: starting Python takes a second.
     """
     if sys.platform == "linux" and os.environ.get("RHYMED_SUPERVISED"):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

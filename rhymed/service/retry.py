@@ -16,10 +16,10 @@ PATIENCE_S = 600.0  # broker, store and trainer may restart, but not stay away; 
 LONGEST_PAUSE_S = 10.0
 
 TRANSIENT = (errors.DeadlineExceeded, errors.PeerGone, errors.Overloaded, errors.RemoteFailure, errors.StoreFull)
-"""What a worker's peers answer while they restart."""
+"""Errors of a worker's requests while its peers restart."""
 
 STORE_AWAY = (errors.DeadlineExceeded, errors.PeerGone, errors.Overloaded, errors.StoreFull, OSError)
-"""What a store that will be back answers, and a full disk; anything else is a fault."""
+"""Errors of a store that will be back, and of a full disk; others are faults."""
 
 Attempt = Callable[[], Awaitable[Any]]
 ErrorTypes = type[Exception] | tuple[type[Exception], ...]
@@ -46,12 +46,12 @@ async def retry(
                     return await attempt()
                 except on as error:
                     last = error
-                    log.warning("%s: %s; again in %.1f s", what, error, pause_s)
+                    log.warning("%s: %s; retrying in %.1f s", what, error, pause_s)
                     await asyncio.sleep(pause_s)
                     pause_s = min(LONGEST_PAUSE_S, pause_s * 1.5)
     except TimeoutError:
         waited_s = time.monotonic() - started
-        raise errors.DeadlineExceeded(f"{what}: given up after {waited_s:.0f} s (last error: {last})") from None
+        raise errors.DeadlineExceeded(f"{what}: gave up after {waited_s:.0f} s (last error: {last})") from None
 
 
 async def retry_store(attempt: Attempt, what: str, patience_s: float = PATIENCE_S) -> Any:
@@ -60,5 +60,5 @@ async def retry_store(attempt: Attempt, what: str, patience_s: float = PATIENCE_
         return await retry(attempt, what=f"store ({what})", on=STORE_AWAY, patience_s=patience_s)
     except errors.DeadlineExceeded as error:
         raise errors.StoreError(
-            f"{error}; is the store running? start it again and resume the run: nothing is lost"
+            f"{error}; is the store running? restart it and resume the run: nothing is lost"
         ) from None

@@ -1,8 +1,8 @@
-"""The frame of every process: an actor with background tasks, signals, logs, and a watch on its event loop.
+"""The base of every service: an actor with background tasks and a meter of its event loop's lag.
 
-A service starts, works until it is told to stop (SIGTERM, SIGINT, `self.stop()`), hands back what it holds, and
-closes what it opened. A background task that fails ends the service with that error: whoever supervises it starts it
-again, clean. So does an event loop that does not turn any more: `rhymed.service.watchdog` ends its process.
+A service opens, works until it is stopped (SIGTERM, SIGINT, `self.stop()`), drains, and closes what it opened. A
+background task that fails ends the service with its error; the supervisor then restarts it in a clean state. An
+event loop that hangs is ended by `rhymed.service.watchdog`.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from rhymed.errors import RhymedError
 log = logging.getLogger(__name__)
 
 LAG_INTERVAL_S = 0.05
-EX_HOPELESS = 2  # exit status that tells a supervisor not to try again
-DRAIN_S = 5.0  # for handing back what is in hand; well below what a supervisor or container engine waits
+EX_HOPELESS = 2  # exit status: a restart cannot help
+DRAIN_S = 5.0  # well below the time that a supervisor or container engine waits
 
 
 class LagMeter:
-    """How late the event loop wakes who asked to sleep: the queueing delay that everything on it suffers."""
+    """How late the event loop wakes a sleeper: the queueing delay of everything that runs on it."""
 
     def __init__(self, window: int = 400) -> None:
         self._late_s: deque[float] = deque(maxlen=window)
-        self.turns = 0  # times that the loop has come round to us
+        self.turns = 0  # of the event loop, as far as we saw
 
     async def watch(self) -> None:
         while True:
@@ -56,19 +56,19 @@ class Service:
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def open(self) -> None:
-        """Bind, connect, spawn. May raise: then the service ends with that error. A stop cancels it."""
+        """Bind, connect, spawn. An error ends the service; a stop cancels it."""
 
     async def drain(self) -> None:
-        """Hand back what is in hand: called when it was told to stop, while the background tasks still run.
+        """Return unfinished work: called after a stop, while the background tasks still run.
 
-        May take `DRAIN_S`; what is not done by then, or fails, is left to those who notice that we are gone.
+        Has `DRAIN_S`; on a timeout or an error, the peers treat the rest as lost with this process.
         """
 
     async def close(self) -> None:
-        """Undo `open`, as far as it came; called once, after the background tasks were cancelled."""
+        """Undo `open`, also a partial one; called once, after the background tasks were cancelled."""
 
     def spawn(self, work: Coroutine[Any, Any, Any], *, vital: bool = True) -> asyncio.Task[Any]:
-        """Run beside the rest. If a vital task fails, the service ends with its error."""
+        """Run in the background. If a vital task fails, the service ends with its error."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(lambda done: self._ended(done, vital))
@@ -92,13 +92,13 @@ class Service:
         return self._stopping.is_set()
 
     async def run(self) -> None:
-        """Open, work until stopped, close. Raises what ended it, if that was an error."""
+        """Open, work until stopped, drain, close. Raises the error that ended it, if there is one."""
         try:
             self.spawn(self.lag.watch())
-            opening = self.spawn(self._open())  # beside: a signal must not wait for it
+            opening = self.spawn(self._open())  # as a task: a stop must not wait for it
             await self._stopping.wait()
             if self._failure is None and opening.done():
-                await self._hand_back()
+                await self._drain()
         finally:
             for task in list(self._tasks):
                 task.cancel()
@@ -111,13 +111,13 @@ class Service:
         await self.open()
         self.opened.set()
 
-    async def _hand_back(self) -> None:
+    async def _drain(self) -> None:
         try:
             async with asyncio.timeout(DRAIN_S):
                 await self.drain()
         except (RhymedError, TimeoutError) as error:
-            why = str(error) or f"no time left after {DRAIN_S:g} s"
-            log.warning("%s: not all was handed back: %s", self.name, why)
+            why = str(error) or f"it took longer than {DRAIN_S:g} s"
+            log.warning("%s: unfinished work was not returned: %s", self.name, why)
 
     @contextlib.asynccontextmanager
     async def running(self) -> Any:

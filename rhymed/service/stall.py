@@ -1,4 +1,4 @@
-"""Notices work that makes no progress: it neither ends nor fails, so whoever waits for it has to end."""
+"""Detects work that neither progresses nor fails."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Callable
 
 from rhymed.errors import RhymedError
 
-LOOKS = 20  # in the patience; a process that was stopped for a while does not count the time
+CHECKS = 20  # within the patience; a process that was stopped meanwhile does not count the time
 
 
 async def watch(state: Callable[[], object], patience_s: float, error: RhymedError) -> None:
-    """`state` changes with every bit of progress; None: there is nothing to do. Raises `error` after `patience_s`."""
+    """Raises `error` when `state` has not changed for `patience_s`; None: there is no work."""
     seen: object = None
     silent = 0
     while True:
-        await asyncio.sleep(patience_s / LOOKS)
+        await asyncio.sleep(patience_s / CHECKS)
         now = state()
         silent = silent + 1 if now is not None and now == seen else 0
         seen = now
-        if silent >= LOOKS:
+        if silent >= CHECKS:
             raise error

@@ -1,7 +1,7 @@
-"""A process and the terminal or pipe that it writes to: where what it does is worth more, it outlives both.
+"""Lets a process survive the loss of its terminal or of the reader of its output (SIGHUP, EPIPE, EIO).
 
-Owns what happens when nobody reads any more (`| head`, a dropped ssh connection). Invariant: after `outlive` and
-within `lasting`, neither the terminal's end nor a gone reader ends the process. Knows nothing of what is written.
+Used where the work is worth more than the output, e.g. after `| head` or a dropped ssh connection. Knows nothing of
+what is written.
 """
 
 from __future__ import annotations
@@ -22,47 +22,47 @@ GONE = (errno.EPIPE, errno.EIO)  # no reader; no terminal
 STANDARD = (0, 1, 2)  # input, output, errors
 
 
-class Lasting:
-    """A text stream that never raises for want of a reader or of room: what cannot be written is told to the log."""
+class SafeStream:
+    """A text stream that never raises `OSError`; the first of a series of failed writes is logged."""
 
     def __init__(self, stream: TextIO | None) -> None:
         self._stream = stream or open(os.devnull, "w")  # noqa: SIM115
-        self._fails = False  # told already; what tells it may write here, too
-        self._taken = True  # the last text, maybe only by a buffer
+        self._failing = False  # and logged; the log may write to this stream too
+        self._accepted = True  # the last text, perhaps only by a buffer
 
     def write(self, text: str) -> int:
-        taken = False
-        with self._told():
+        accepted = False
+        with self._without_errors():
             self._stream.write(text)
-            taken = True
-        self._taken = taken
+            accepted = True
+        self._accepted = accepted
         return len(text)
 
     def flush(self) -> None:
-        with self._told():
+        with self._without_errors():
             self._stream.flush()
-            self._fails = self._fails and not self._taken  # with nothing to write, nothing is known
+            self._failing = self._failing and not self._accepted  # flushing nothing proves nothing
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
     @contextlib.contextmanager
-    def _told(self) -> Iterator[None]:
+    def _without_errors(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
             if error.errno in GONE:
-                _forsake(self._stream.fileno())  # what waits to be written goes there too
-            told, self._fails = self._fails, True
-            if not told:
-                log.warning("nobody reads what is printed (%s); going on", error.strerror)
+                _redirect_to_null(self._stream.fileno())  # buffered text must not fail again
+            logged, self._failing = self._failing, True
+            if not logged:
+                log.warning("output cannot be written (%s); continuing without it", error.strerror)
 
 
 @contextlib.contextmanager
-def lasting() -> Iterator[None]:
-    """Standard output and errors are `Lasting` within."""
+def ignore_output_errors() -> Iterator[None]:
+    """Within the block, standard output and errors are `SafeStream`s."""
     before = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = (cast(TextIO, Lasting(stream)) for stream in before)
+    sys.stdout, sys.stderr = (cast(TextIO, SafeStream(stream)) for stream in before)
     try:
         yield
     finally:
@@ -71,23 +71,22 @@ def lasting() -> Iterator[None]:
         sys.stdout, sys.stderr = before
 
 
-def outlive() -> None:
-    """On the running event loop: that the terminal goes ends nothing, as mostly nobody wished it to go."""
+def survive_hangup() -> None:
+    """On the running event loop: SIGHUP is logged, and the process continues."""
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
-        return  # nohup has seen to it, for what is started from here, too
+        return  # under nohup; child processes inherit that, too
     terminals = [number for number in STANDARD if os.isatty(number)]
 
-    def gone() -> None:
+    def hung_up() -> None:
         for number in terminals:
             if not os.isatty(number):
-                _forsake(number)
-        log.warning("the terminal is gone; going on without it. To end this: kill %d", os.getpid())
+                _redirect_to_null(number)
+        log.warning("the terminal is gone; continuing without it. To end this process: kill %d", os.getpid())
 
-    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, gone)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, hung_up)
 
 
-def _forsake(number: int) -> None:
-    """What goes there from now on is lost."""
-    nowhere = os.open(os.devnull, os.O_RDWR)
-    os.dup2(nowhere, number)
-    os.close(nowhere)
+def _redirect_to_null(number: int) -> None:
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, number)
+    os.close(null)

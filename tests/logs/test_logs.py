@@ -21,7 +21,7 @@ from rhymed.logs.format import Page
 from rhymed.logs.read import Entry, Log, entries, logs, merged
 from rhymed.messages import EVAL, SampleId
 from rhymed.run.timeline import Event, Writer
-from rhymed.service.logfile import LogFile, configure, turned
+from rhymed.service.logfile import LogFile, configure, rotated
 from rhymed.service.logline import JsonLine, cause
 
 SAMPLE = "3/00000000000000ab/1"
@@ -298,7 +298,7 @@ def test_a_follower_sees_what_comes_across_turns_and_new_files(tmp_path: Path) -
     other.close()
     follower.close()
     assert told == [f"line {number}" for number in range(20)] + ["new file", "late half"]
-    assert turned(tmp_path / "a.log", 2).exists()
+    assert rotated(tmp_path / "a.log", 2).exists()
 
 
 def test_what_is_read_and_what_is_followed_meet_without_a_gap_or_an_overlap(tmp_path: Path) -> None:

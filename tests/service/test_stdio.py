@@ -12,8 +12,8 @@ from pathlib import Path
 LASTING = """
 import logging, sys
 logging.basicConfig(filename=sys.argv[1])
-from rhymed.service.stdio import lasting
-with lasting():
+from rhymed.service.stdio import ignore_output_errors
+with ignore_output_errors():
     print("first", flush=True)
     sys.stdin.readline()
     for number in range(10_000):
@@ -26,17 +26,17 @@ open(sys.argv[2], "w").write("done")
 LEFT = """
 import asyncio, logging, sys
 logging.basicConfig(filename=sys.argv[1])
-from rhymed.service.stdio import lasting, outlive
+from rhymed.service.stdio import ignore_output_errors, survive_hangup
 
 async def work():
-    outlive()
+    survive_hangup()
     print("first", flush=True)
     while not open(sys.argv[1]).read():
         await asyncio.sleep(0.02)
     print("nobody reads", flush=True)
     open(sys.argv[2], "w").write("done")
 
-with lasting():
+with ignore_output_errors():
     asyncio.run(work())
 """
 
@@ -56,7 +56,9 @@ def test_a_reader_that_goes_ends_nothing(tmp_path: Path) -> None:
         process.stdin.close()
         assert process.wait(60) == 0
     assert done.read_text() == "done"
-    assert log.read_text().count("nobody reads what is printed (Broken pipe); going on") == 2, "once for each stream"
+    assert log.read_text().count("output cannot be written (Broken pipe); continuing without it") == 2, (
+        "once for each stream"
+    )
 
 
 def test_a_terminal_that_goes_ends_nothing(tmp_path: Path) -> None:
@@ -75,14 +77,14 @@ def test_a_terminal_that_goes_ends_nothing(tmp_path: Path) -> None:
         raise
     assert status == 0, log.read_text()
     assert done.read_text() == "done"
-    assert f"the terminal is gone; going on without it. To end this: kill {pid}" in log.read_text()
+    assert f"the terminal is gone; continuing without it. To end this process: kill {pid}" in log.read_text()
 
 
 def test_who_is_told_to_ignore_it_leaves_it_so() -> None:
     """As under nohup: what is started from here is to ignore it, too."""
     text = (
-        "import asyncio, signal\nfrom rhymed.service.stdio import outlive\nsignal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
-        "async def work(): outlive()\nasyncio.run(work())\n"
+        "import asyncio, signal\nfrom rhymed.service.stdio import survive_hangup\nsignal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
+        "async def work(): survive_hangup()\nasyncio.run(work())\n"
         "assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN"
     )
     subprocess.run([sys.executable, "-c", text], timeout=60, check=True)
@@ -101,7 +103,8 @@ def test_a_console_that_is_full_and_logs_there_too_ends_nothing(tmp_path: Path) 
     """What tells of it is written to the same place."""
     log, done = tmp_path / "log", tmp_path / "done"
     both = LASTING.replace("filename=sys.argv[1])", "handlers=[logging.FileHandler(sys.argv[1])])").replace(
-        "with lasting():", "with lasting():\n    logging.getLogger().addHandler(logging.StreamHandler())"
+        "with ignore_output_errors():",
+        "with ignore_output_errors():\n    logging.getLogger().addHandler(logging.StreamHandler())",
     )
     with open("/dev/full", "w") as full:
         command = [sys.executable, "-c", both, str(log), str(done)]

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from rhymed.service.stopwatch import Seconds
+from rhymed.service.stopwatch import Stopwatch
 
 
 class Clock:
@@ -17,7 +17,7 @@ class Clock:
 
 def test_every_second_belongs_to_one_activity() -> None:
     clock = Clock()
-    watch = Seconds("idle", clock)
+    watch = Stopwatch("idle", clock)
     clock.now += 2
     watch.enter("decode")
     clock.now += 3
@@ -30,7 +30,7 @@ def test_every_second_belongs_to_one_activity() -> None:
 
 def test_blocks_may_overlap_and_the_newest_counts() -> None:
     clock = Clock()
-    watch = Seconds("wait", clock)
+    watch = Stopwatch("wait", clock)
     save, load = watch.during("checkpoint"), watch.during("load")
     save.__enter__()
     clock.now += 1
@@ -47,7 +47,7 @@ def test_blocks_may_overlap_and_the_newest_counts() -> None:
 
 def test_a_block_that_fails_has_ended() -> None:
     clock = Clock()
-    watch = Seconds("wait", clock)
+    watch = Stopwatch("wait", clock)
 
     @watch.during("train")
     def fail() -> None:
@@ -62,7 +62,7 @@ def test_a_block_that_fails_has_ended() -> None:
 
 def test_threads_lose_nothing_between_them() -> None:
     ticks = iter(range(1_000_000))
-    watch = Seconds("idle", lambda: float(next(ticks)))
+    watch = Stopwatch("idle", lambda: float(next(ticks)))
 
     def work(name: str) -> None:
         for _ in range(500):

@@ -14,7 +14,7 @@ from rhymed.service.service import LagMeter
 async def main():
     meter = LagMeter()
     task = asyncio.ensure_future(meter.watch())
-    watchdog.guard(lambda: meter.turns, "patient", look_s=0.2)
+    watchdog.start(lambda: meter.turns, "patient", check_s=0.2)
     await asyncio.sleep(0.5)
     print("up", flush=True)
     if sys.argv[1] == "hang":

@@ -25,7 +25,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from rhymed.service.stopwatch import Seconds
+from rhymed.service.stopwatch import Stopwatch
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class ActivityReader:
             os.close(descriptor)
         self.path = Path(name)
         self._last: dict[str, float] = {}
-        self._own = Seconds("idle")
+        self._own = Stopwatch("idle")
 
     def working(self) -> AbstractContextManager[None]:
         """A request is in the engine within the block. Counts only if the worker process does not write."""

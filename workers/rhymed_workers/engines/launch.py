@@ -123,10 +123,10 @@ def _has_gpu() -> bool:
 
 def _logging_file() -> Path:
     """A logging configuration that sends the log lines of vLLM and its child processes to our log."""
-    ours = logfile.current()
+    ours = logfile.current_file()
     handler: dict[str, Any] = {"class": "logging.StreamHandler", "formatter": "line", "level": "WARNING"}
     if ours is not None:
-        handler = logfile.vllm(ours)
+        handler = logfile.handler_for_vllm(ours)
     tree = {
         "version": 1,
         "disable_existing_loggers": False,

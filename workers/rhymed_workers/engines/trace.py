@@ -25,7 +25,7 @@ from rhymed.config import Rollout, Trace
 from rhymed.errors import DataError
 from rhymed.histospec.drafts.yields import Yields
 from rhymed.messages import FinishReason, SampleId
-from rhymed.service.stopwatch import Seconds
+from rhymed.service.stopwatch import Stopwatch
 from rhymed_workers.engines.base import NO_VERSION, DraftReport, Output, Task, Throughput
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ class TraceEngine:
         self._generated = 0
         self._yields: dict[SampleId, bytes] = {}  # of finished samples
         self._throughput = Throughput()
-        self._seconds = Seconds("idle")
+        self._seconds = Stopwatch("idle")
         self._loop: asyncio.Task[None] | None = None
 
     @property

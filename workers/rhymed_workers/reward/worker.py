@@ -42,7 +42,7 @@ from rhymed.service.activities import stats_of
 from rhymed.service.logline import cause
 from rhymed.service.retry import retry
 from rhymed.service.service import Service
-from rhymed.service.stopwatch import Seconds
+from rhymed.service.stopwatch import Stopwatch
 from rhymed.text import counted
 from rhymed.wire.sockets import DONE, Client
 from rhymed_store.client import StoreClient, StoredSample
@@ -86,7 +86,7 @@ class RewardWorker(Service):
         self._taken: asyncio.Queue[SampleId] = asyncio.Queue()
         self._outcomes: asyncio.Queue[tuple[SampleId, Outcome]] = asyncio.Queue()
         self._tally = Tally(config.rollout.group_size)
-        self._seconds = Seconds("idle")
+        self._seconds = Stopwatch("idle")
         self._closing = contextlib.AsyncExitStack()
 
     async def open(self) -> None:

@@ -40,7 +40,7 @@ from rhymed.service import stall
 from rhymed.service.activities import stats_of
 from rhymed.service.logline import cause
 from rhymed.service.service import Service
-from rhymed.service.stopwatch import Seconds
+from rhymed.service.stopwatch import Stopwatch
 from rhymed.wire.sockets import DONE, Client
 from rhymed_store.client import StoreClient, StoredSample
 from rhymed_workers.membership import Membership
@@ -63,7 +63,7 @@ class TrainerService(Service):
         self._config, self._places = config, places
         self._thread = ThreadPoolExecutor(1, "learner")
         self._phase = "start"
-        self._seconds = Seconds("wait")
+        self._seconds = Stopwatch("wait")
         self._life = secrets.token_hex(8)  # what an earlier process told or published is not ours
         self._step: asyncio.Task[list[StoredSample]] | None = None  # fetching, or fetched and being trained
         self._idle = asyncio.Event()
