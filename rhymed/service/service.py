@@ -98,7 +98,7 @@ class Service:
             opening = self.spawn(self._open())  # as a task: a stop must not wait for it
             await self._stopping.wait()
             if self._failure is None and opening.done():
-                await self._drain()
+                await self._drain_in_time()
         finally:
             for task in list(self._tasks):
                 task.cancel()
@@ -111,7 +111,7 @@ class Service:
         await self.open()
         self.opened.set()
 
-    async def _drain(self) -> None:
+    async def _drain_in_time(self) -> None:
         try:
             async with asyncio.timeout(DRAIN_S):
                 await self.drain()
