@@ -23,7 +23,8 @@ class Rollout(Section):
     min_p: float = Field(0.0, ge=0, lt=1, description="0: off")
     kv_cache_gib: float = Field(1.0, gt=0, description="CPU engine: memory for the KV cache")
     sampler: Literal["keyed", "vllm"] = Field(
-        "keyed", description="keyed: tokens do not depend on drafts, batching, migration or restarts; vllm: its own"
+        "keyed",
+        description="keyed: tokens do not depend on drafts, batching, migration or restarts; vllm: vLLM's own",
     )
     save_every_s: float = Field(
         2.0, ge=0, description="seconds between saves of running samples; 0: samples are saved only when complete"

@@ -17,9 +17,7 @@ class Join(Message, frozen=True, kw_only=True, tag="join"):
     slots: int = 1  # samples it can hold at the same time
     version: int = -1  # policy version loaded; trainer: number of steps trained; -1: none
     weights: str = ""  # trainer: address that serves its weights
-    life: str = (
-        ""  # random id of a trainer process; trainer: its own, rollout: of the trainer whose weights are loaded
-    )
+    life: str = ""  # random id of a trainer process; rollout: of the one that published the loaded weights
     holding: list[SampleId] = []  # samples it still works on (after a restart of the broker)
 
 

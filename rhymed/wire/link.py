@@ -113,7 +113,7 @@ class Link:
     # Sending
 
     async def _ask(
-        self, peer: bytes, who: str, message: Message, frames: Sequence[Buffer], deadline_s: float, phase: str
+        self, peer: bytes, name: str, message: Message, frames: Sequence[Buffer], deadline_s: float, phase: str
     ) -> Parcel:
         number = next(self._ids)
         future: asyncio.Future[Parcel] = self._loop.create_future()
@@ -124,8 +124,8 @@ class Link:
             async with asyncio.timeout(deadline_s):
                 return await future
         except TimeoutError:
-            what = phase or type(message).__name__
-            raise errors.DeadlineExceeded(f"{who} did not answer within {deadline_s:g} s ({what})") from None
+            request = phase or type(message).__name__
+            raise errors.DeadlineExceeded(f"{name} did not answer within {deadline_s:g} s ({request})") from None
         finally:
             self._pending.pop(number, None)
 

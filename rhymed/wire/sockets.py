@@ -70,6 +70,7 @@ class Server(Link):
         socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
         with _closing_on_error(socket, f"cannot bind {address}"):
             check_open(address, locked=locked, insecure=keys.insecure)
+            check_port(address)
             if locked:
                 self._known = keys.known()
                 self._domain = lock(socket, keys, self._known)
@@ -77,7 +78,6 @@ class Server(Link):
                 claim(address.removeprefix("ipc://"))
             else:
                 raise_file_limit()
-            check_port(address)
             try:
                 socket.bind(address)
             except zmq.ZMQError:
@@ -213,13 +213,13 @@ def _socket(kind: int, address: str, queued_out: int, queued_in: int, frame_byte
 
 
 @contextlib.contextmanager
-def _closing_on_error(socket: zmq.Socket[bytes], what: str) -> Iterator[None]:
+def _closing_on_error(socket: zmq.Socket[bytes], failure: str) -> Iterator[None]:
     """Close a socket that cannot be opened, and name its address in the error."""
     try:
         yield
     except (zmq.ZMQError, OSError) as error:
         socket.close(linger=0)
-        raise errors.AddressRefused(f"{what}: {error}") from None
+        raise errors.AddressRefused(f"{failure}: {error}") from None
     except errors.RhymedError:
         socket.close(linger=0)
         raise

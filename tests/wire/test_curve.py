@@ -124,9 +124,9 @@ async def test_an_unknown_key_is_turned_away_and_named_once(
             async with calling(server, Keyring("viewer", folder)) as honest:
                 await honest.request(GetQueues(), deadline_s=60)
     assert heard.messages == [GetQueues()]
-    told = [record.message for record in caplog.records]
-    assert any("unknown key" in line and "refused" in line for line in told)
-    assert sum("no handshake" in line for line in told) <= 2  # one a try would be many
+    lines = [record.message for record in caplog.records]
+    assert any("unknown key" in line and "from 127.0.0.1 refused" in line for line in lines)
+    assert sum("no handshake" in line for line in lines) <= 2  # one a try would be many
 
 
 async def test_without_keys_nobody_gets_in(server: Server, heard: Heard) -> None:
@@ -174,11 +174,11 @@ async def test_events_that_are_not_allowed_do_nothing(server: Server, folder: Pa
 
 
 async def test_nobody_takes_over_the_link_of_another(server: Server, folder: Path, heard: Heard) -> None:
-    told: list[str] = []
+    takers: list[str] = []
 
     def taker(name: str) -> Any:
         async def take(peer: bytes, message: Any, frames: Sequence[bytes]) -> Message:
-            told.append(name)
+            takers.append(name)
             return Done()
 
         return take
@@ -196,7 +196,7 @@ async def test_nobody_takes_over_the_link_of_another(server: Server, folder: Pat
         thief.send_multipart([head, msgspec.msgpack.encode(GetQueues())])
         await until(lambda: thief.poll(0))
         await server.request(heard.peers[0], Finish(reason="x"), deadline_s=60)
-        assert told == ["victim"]
+        assert takers == ["victim"]
         assert heard.peers[0] != heard.peers[1] == b"rollout-0"
         thief.close()
 

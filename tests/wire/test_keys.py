@@ -138,19 +138,19 @@ def test_changes_of_the_file_count_soon_and_damage_changes_nothing(
 def test_the_command_tells_what_to_copy_and_no_secret(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "k"
     assert main(["keygen", str(folder), "--role", "rollout", "--role", "broker"]) == 0
-    told = capsys.readouterr().out
-    assert "rollout.secret  ->  every machine with rollout workers" in told
-    assert "net.keys = " in told
+    output = capsys.readouterr().out
+    assert "rollout.secret  ->  every machine with rollout workers" in output
+    assert "net.keys = " in output
     assert sorted(file.name for file in folder.iterdir()) == ["broker.secret", "public", "rollout.secret"]
     assert main(["keygen", str(folder), "--rotate", "rollout"]) == 0
-    told += capsys.readouterr().out
-    assert "--retire rollout" in told
+    output += capsys.readouterr().out
+    assert "--retire rollout" in output
     assert len(read_public(folder)) == 3
     assert main(["keygen", str(folder), "--retire", "rollout"]) == 0
-    told += capsys.readouterr().out
+    output += capsys.readouterr().out
     assert len(read_public(folder)) == 2
-    assert "retired  1 old keys" in told
-    assert all(read_secret(folder, role).decode() not in told for role in ("rollout", "broker"))
+    assert "retired  1 old keys" in output
+    assert all(read_secret(folder, role).decode() not in output for role in ("rollout", "broker"))
 
 
 def test_the_command_refuses_in_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
