@@ -125,7 +125,7 @@ async def test_an_unknown_key_is_turned_away_and_named_once(
                 await honest.request(GetQueues(), deadline_s=60)
     assert heard.messages == [GetQueues()]
     lines = [record.message for record in caplog.records]
-    assert any("unknown key" in line and "from 127.0.0.1 refused" in line for line in lines)
+    assert any("unknown key" in line and "127.0.0.1 refused" in line for line in lines)
     assert sum("no handshake" in line for line in lines) <= 2  # one a try would be many
 
 
