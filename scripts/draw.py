@@ -1,4 +1,4 @@
-"""`python scripts/draw.py RESULTS.json PICTURE.png`: what `rhymed bench spec --out` measured, as docs show it."""
+"""`python scripts/draw.py RESULTS.json PICTURE.png`: draws the results of `rhymed bench spec --out` for the docs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ COLOURS = {
 
 
 def draw(results: dict[str, Any], path: Path) -> None:
-    """A panel a workload and epoch: tokens a second over plain vLLM by batch size, and how far rounds were apart."""
+    """One panel per workload and epoch: speed relative to plain vLLM by batch size, with the range over rounds."""
     from matplotlib.figure import Figure
 
     panels = [(name, head) for name, cells in results.items() for head in sorted({_head(cell) for cell in cells})]
@@ -31,14 +31,14 @@ def draw(results: dict[str, Any], path: Path) -> None:
         cells = {cell: rows for cell, rows in results[name].items() if _head(cell) == head}
         methods = [method for method in COLOURS if any(method in rows for rows in cells.values())]
         for place, method in enumerate(methods):
-            found = [cells[cell][method] for cell in cells]
-            middles = [row["ratio"] for row in found]
+            results_of = [cells[cell][method] for cell in cells]
+            medians = [row["ratio"] for row in results_of]
             spread = [
-                [row["ratio"] - row["ratio_min"] for row in found],
-                [row["ratio_max"] - row["ratio"] for row in found],
+                [row["ratio"] - row["ratio_min"] for row in results_of],
+                [row["ratio_max"] - row["ratio"] for row in results_of],
             ]
-            at = [index + (place - len(methods) / 2 + 0.5) * 0.8 / len(methods) for index in range(len(found))]
-            axis.bar(at, middles, 0.8 / len(methods), yerr=spread, label=method, color=COLOURS[method], ecolor="#444")
+            at = [index + (place - len(methods) / 2 + 0.5) * 0.8 / len(methods) for index in range(len(results_of))]
+            axis.bar(at, medians, 0.8 / len(methods), yerr=spread, label=method, color=COLOURS[method], ecolor="#444")
         axis.axhline(1.0, color="#444", linewidth=0.8)
         axis.set_xticks(range(len(cells)), [cell.rpartition(" ")[2] for cell in cells])
         axis.set(title=f"{name}, {head}", xlabel="requests at once", ylabel="tokens/s over plain vLLM")
@@ -50,7 +50,7 @@ def draw(results: dict[str, Any], path: Path) -> None:
 
 
 def _head(cell: str) -> str:
-    """`epoch 2 T=1 batch 16` without its batch."""
+    """`epoch 2 T=1 batch 16` without the batch."""
     return cell.rpartition(" batch ")[0]
 
 

@@ -1,7 +1,7 @@
-"""Workers without work: they speak the real protocol over real sockets and answer at once.
+"""Emulated workers that use the real protocol over real sockets and answer at once.
 
 A rollout worker writes the same few tokens for every sample to the store, a reward worker a reward of 1, a trainer
-counts. For measuring the broker, and for its tests.
+counts steps. For benchmarks of the broker, and for its tests.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ LOGPROBS = np.zeros(8, dtype=np.float32)
 
 
 class Actor:
-    """`async with Rollout(address, store, "rollout-0"): …` joins, beats, works, leaves."""
+    """`async with Rollout(address, store, "rollout-0"): …` joins, sends heartbeats, works, leaves."""
 
     role: messages.Role
     accepts: Any
-    weights = ""  # trainer: where it serves them
+    weights = ""  # trainer: address at which it serves them
 
     def __init__(
         self, broker: str, store: StoreClient | None, name: str, slots: int = 16, work_s: float = 0.0
@@ -116,7 +116,7 @@ class Actor:
         return DONE
 
     def take(self, message: Any) -> None:
-        raise MalformedMessage(f"{self.name} does not take {type(message).__name__}")
+        raise MalformedMessage(f"{self.name} does not accept {type(message).__name__}")
 
     def hold(self, ids: Sequence[messages.SampleId]) -> None:
         now = time.monotonic()
@@ -183,7 +183,7 @@ class Reward(Actor):
 class Trainer(Actor):
     role: messages.Role = "trainer"
     accepts = messages.ToTrainer
-    weights = "ipc:///weights"  # nobody is there
+    weights = "ipc:///weights"  # nothing listens there
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

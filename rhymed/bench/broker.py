@@ -1,10 +1,10 @@
-"""How much the broker carries: the real broker and store as processes of their own, workers that answer at once.
+"""`rhymed bench broker`: throughput of the broker, with emulated workers that answer at once.
 
-`transitions`: every sample goes through six states, and each costs messages over real sockets; what counts is the
-broker's own CPU time, because the workers and the store share the machine's cores with it. `connected`: many workers,
-each with a socket of its own, beating once a second and working; what counts is how late the broker's event loop is,
-beside the loop of a process that does nothing. There the broker runs at a higher priority where that is permitted, as
-if it had a core: the emulated workers would take it, which real ones, on machines of their own, cannot.
+Broker and store are real processes. `transitions`: every sample goes through six states, each with messages over real
+sockets. The result is the broker's own CPU time, because workers and store share the machine's cores with it.
+`connected`: many workers, each with its own socket, that send a heartbeat every second and work. The result is the
+lag of the broker's event loop, compared with that of an idle process. Here the broker gets a higher priority if that
+is permitted: emulated workers would take its core, which real ones, on other machines, do not.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from rhymed.service.service import LagMeter
 from rhymed.wire.sockets import Client
 from rhymed_store.client import StoreClient
 
-TRANSITIONS = 6  # of a sample from waiting to trained
+TRANSITIONS = 6  # of a sample, from waiting to trained
 PATIENCE_S = 300.0
 
 
 def run(quick: bool) -> dict[str, float]:
-    """Measure, print a table, return the numbers; units are in the names."""
+    """Measures and prints a table. Returns the numbers; units are in the names."""
     results = asyncio.run(_transitions(steps=8 if quick else 30))
     results |= asyncio.run(_connected(workers=512, seconds=10 if quick else 30))
     for name, value in results.items():
@@ -45,7 +45,7 @@ def run(quick: bool) -> dict[str, float]:
 
 
 async def _transitions(steps: int) -> dict[str, float]:
-    """A few workers with many slots, so messages carry batches as they do from real engines."""
+    """A few workers with many slots, so that messages carry batches, as those of real engines do."""
     config = config_of(prompts_per_step=64, group_size=16, steps=steps)
     async with cluster(config) as (where, broker):
         store = StoreClient(where.store, "actors")
@@ -56,10 +56,10 @@ async def _transitions(steps: int) -> dict[str, float]:
             for actor in (*rollouts, *rewards):
                 await stack.enter_async_context(actor)
             await ready(where)
-            cpu_s, started = spent_s(broker), time.monotonic()
+            cpu_s, started = cpu_seconds(broker), time.monotonic()
             await stack.enter_async_context(trainer)
             await asyncio.wait_for(trainer.over.wait(), PATIENCE_S)
-            wall_s, cpu_s = time.monotonic() - started, spent_s(broker) - cpu_s
+            wall_s, cpu_s = time.monotonic() - started, cpu_seconds(broker) - cpu_s
         store.close()
     done = TRANSITIONS * sum(len(step.samples) for step in trainer.steps)
     return {
@@ -70,28 +70,28 @@ async def _transitions(steps: int) -> dict[str, float]:
 
 
 async def _connected(workers: int, seconds: float) -> dict[str, float]:
-    """Each worker has 16 slots and takes half a second; a quarter of them score."""
+    """Each worker has 16 slots and takes half a second; a quarter are reward workers."""
     config = config_of(prompts_per_step=512, group_size=16, steps=1000)
     async with cluster(config) as (where, broker):
-        preferred = prefer(broker)
+        raised = raise_priority(broker)
         store = StoreClient(where.store, "actors")
-        with crowd(where, workers, processes=4), contextlib.closing(store):
+        with emulated_workers(where, workers, processes=4), contextlib.closing(store):
             async with Trainer(where.broker, store, "trainer", work_s=0.1):
                 snapshot = await until_connected(where, workers + 1)
-                cpu_s, started, first = spent_s(broker), time.monotonic(), snapshot
+                cpu_s, started, first = cpu_seconds(broker), time.monotonic(), snapshot
                 lags = []
                 idle = _spawn("idle", str(seconds))
                 while time.monotonic() - started < seconds:
                     await asyncio.sleep(1.0)
                     snapshot = await snapshot_of(where)
                     lags.append(snapshot.lag_ms)
-                wall_s, cpu_s = time.monotonic() - started, spent_s(broker) - cpu_s
+                wall_s, cpu_s = time.monotonic() - started, cpu_seconds(broker) - cpu_s
                 idle_lag_ms = float((await asyncio.to_thread(idle.communicate, timeout=PATIENCE_S))[0])
     return {
         "connected/workers": float(len(snapshot.workers) - 1),
         "connected/loop_lag_p99_ms": max(lags[-5:]),
         "connected/idle_process_lag_p99_ms": idle_lag_ms,
-        "connected/broker_preferred": float(preferred),
+        "connected/broker_preferred": float(raised),
         "connected/samples_per_s": (snapshot.queues["trained"] - first.queues["trained"]) / wall_s,
         "connected/broker_cpu_percent": 100 * cpu_s / wall_s,
     }
@@ -115,7 +115,7 @@ def config_of(prompts_per_step: int, group_size: int, steps: int) -> Config:
 
 @contextlib.asynccontextmanager
 async def cluster(config: Config) -> AsyncIterator[tuple[RunLayout, psutil.Process]]:
-    """Store and broker of this configuration; the folder goes with them."""
+    """Runs store and broker of this configuration. Removes the folder at the end."""
     where = layout_of(config)
     where.folder.mkdir(parents=True)
     where.config.write_text(config.model_dump_json())
@@ -142,8 +142,8 @@ def _remove(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def crowd(where: RunLayout, workers: int, processes: int) -> Iterator[None]:
-    """Emulated workers, a quarter of which score, in processes of their own."""
+def emulated_workers(where: RunLayout, workers: int, processes: int) -> Iterator[None]:
+    """Emulated workers, a quarter of them reward workers, in processes of their own."""
     children = [_spawn(where.broker, where.store, str(workers // processes), str(n)) for n in range(processes)]
     try:
         yield
@@ -153,7 +153,7 @@ def crowd(where: RunLayout, workers: int, processes: int) -> Iterator[None]:
             child.wait()
 
 
-def prefer(process: psutil.Process) -> bool:
+def raise_priority(process: psutil.Process) -> bool:
     try:
         process.nice(-15)
     except psutil.AccessDenied:
@@ -161,7 +161,7 @@ def prefer(process: psutil.Process) -> bool:
     return True
 
 
-def spent_s(process: psutil.Process) -> float:
+def cpu_seconds(process: psutil.Process) -> float:
     times = process.cpu_times()
     return float(times.user + times.system)
 
@@ -172,7 +172,7 @@ async def snapshot_of(layout: RunLayout) -> Queues:
 
 
 async def ready(where: RunLayout) -> None:
-    """The dataset is read."""
+    """Waits until the broker has read the dataset."""
     async with asyncio.timeout(PATIENCE_S):
         while (await snapshot_of(where)).steps == 0:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
@@ -197,15 +197,15 @@ async def _idle(seconds: float) -> None:
     print(meter.p99_ms())
 
 
-async def _crowd(broker: str, store_address: str, count: int, number: int) -> None:
-    """Many workers in this process, until it is killed."""
-    store = StoreClient(store_address, f"crowd-{number}")
-    crowd: list[Actor] = []
+async def _emulate(broker: str, store_address: str, count: int, number: int) -> None:
+    """Runs many workers in this process until it is killed."""
+    store = StoreClient(store_address, f"actors-{number}")
+    actors: list[Actor] = []
     for place in range(count):
         kind: Any = Reward if place % 4 == 0 else Rollout
-        crowd.append(kind(broker, store, f"{kind.role}-{number}-{place}", slots=16, work_s=0.5))
+        actors.append(kind(broker, store, f"{kind.role}-{number}-{place}", slots=16, work_s=0.5))
     async with contextlib.AsyncExitStack() as stack:
-        for actor in crowd:
+        for actor in actors:
             await stack.enter_async_context(actor)
         await asyncio.sleep(PATIENCE_S)
 
@@ -216,4 +216,4 @@ if __name__ == "__main__":
     if sys.argv[1] == "idle":
         uvloop.run(_idle(float(sys.argv[2])))
     else:
-        uvloop.run(_crowd(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])))
+        uvloop.run(_emulate(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])))

@@ -1,7 +1,7 @@
-"""The simulator against reality: real rollout workers with the trace engine, real broker, store and sockets.
+"""The simulator against real processes: rollout workers with the trace engine, real broker, store and sockets.
 
-The workers live in one process and emulate engines in real time; a reward worker answers at once, the trainer after a
-given time. The same lengths, cost curve and times go into the simulator.
+The workers run in one process and emulate engines in real time; a reward worker answers at once, the trainer after a
+fixed time. The simulator gets the same lengths, cost curve and times.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from rhymed_workers.engines.trace import LOAD_S, TraceBook, TraceEngine
 from rhymed_workers.rollout.worker import RolloutWorker
 
 PATIENCE_S = 500.0
-LOOK_S = 0.02
+SAMPLE_EVERY_S = 0.02
 
 
-class Booked:
-    """A workload that the trace engine follows."""
+class TraceWorkload:
+    """The plan and the lengths that the trace engine follows."""
 
     def __init__(self, config: Config) -> None:
         rows = [json.loads(line) for line in Path(config.data.path).read_text().splitlines()]
@@ -54,18 +54,18 @@ class Booked:
 
 
 def run(modes: Sequence[Mode], *, workers: int = 32, slots: int = 8, steps: int = 6) -> list[dict[str, Any]]:
-    """Makespan and bubble of each mode, in reality and in virtual time."""
+    """Makespan and bubble ratio of each mode, in real and in virtual time."""
     rows = []
     for mode in modes:
         config = _config(mode, workers * slots * 2, slots, steps)
-        booked, train_s = Booked(config), 2.0
-        real_s, real_bubble = asyncio.run(_really(config, workers, train_s))
+        workload, train_s = TraceWorkload(config), 2.0
+        real_s, real_bubble = asyncio.run(_measure(config, workers, train_s))
         trace = config.trace
         machines = Cluster(
             workers, slots, Cost.line(trace.step_s, trace.token_s), train_s, reward_s=0.02, load_s=LOAD_S,
             verify=trace.verify_s / (trace.step_s + trace.token_s * slots), keep=trace.keep, beat_s=1.0,
         )  # fmt: skip
-        (result,) = compare(booked, machines, [mode])
+        (result,) = compare(workload, machines, [mode])
         row = result.row()
         rows.append(
             {
@@ -114,8 +114,8 @@ def _config(mode: Mode, samples: int, slots: int, steps: int) -> Config:
     )
 
 
-async def _really(config: Config, workers: int, train_s: float) -> tuple[float, float]:
-    """(makespan in seconds, bubble ratio until the last sample was generated)."""
+async def _measure(config: Config, workers: int, train_s: float) -> tuple[float, float]:
+    """(makespan in seconds, bubble ratio up to the last generated sample)."""
     async with cluster(config) as (where, _), contextlib.AsyncExitStack() as stack:
         server = _weights(where)
         stack.callback(server.close)
@@ -133,7 +133,7 @@ async def _really(config: Config, workers: int, train_s: float) -> tuple[float, 
         busy: list[float] = []
         began = time.monotonic()
         await stack.enter_async_context(trainer)
-        watch = asyncio.create_task(_watch(engines, config.rollout.max_concurrency, busy))
+        watch = asyncio.create_task(_sample_occupancy(engines, config.rollout.max_concurrency, busy))
         await asyncio.wait_for(trainer.over.wait(), PATIENCE_S)
         seconds = time.monotonic() - began
         watch.cancel()
@@ -144,12 +144,12 @@ async def _really(config: Config, workers: int, train_s: float) -> tuple[float, 
     return seconds, 1 - sum(busy) / max(1, len(busy))
 
 
-async def _watch(engines: Sequence[TraceEngine], slots: int, busy: list[float]) -> None:
-    """Part of all slots that is in use, again and again."""
+async def _sample_occupancy(engines: Sequence[TraceEngine], slots: int, busy: list[float]) -> None:
+    """Appends the share of slots in use, periodically."""
     while True:
         running = sum(engine.stats()["rollout/running"] for engine in engines)
         busy.append(running / (slots * len(engines)))
-        await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(SAMPLE_EVERY_S)
 
 
 def _weights(where: RunLayout) -> Server:

@@ -1,9 +1,9 @@
-"""The history index beside arctic-inference's suffix trees, on the same recorded responses in one run.
+"""`rhymed bench index`: the history index compared with arctic-inference's suffix trees on the same responses.
 
-The last epoch is replayed 64 responses at a time against the one before it. How much is verified is swept on both
-sides (survival here; factor and least probability there), and the two are compared where they verify equally much.
-The other side is skipped unless arctic-inference can be imported. Its suffix trees alone are built like this, and
-then `--arctic FOLDER` says where the folder is in which they lie as `arctic_inference/suffix_decoding`:
+The last epoch is replayed, 64 responses at a time, with the one before it as history. The number of verified tokens
+is swept on both sides (least survival here; factor and least probability there), and the two are compared where they
+verify equally many. Without arctic-inference only the index is measured. To build only its suffix trees, and pass the
+folder that contains `arctic_inference/suffix_decoding` as `--arctic FOLDER`:
 
     pip download arctic-inference --no-deps --no-binary :all:   # and unpack it
     cmake -S csrc/suffix_decoding -B build && cmake --build build   # needs nanobind
@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from rhymed.bench.replay import Arctic, Ours, Score, arctic_is_there, replay
+from rhymed.bench.replay import ArcticDrafter, IndexDrafter, Score, has_arctic, replay
 from rhymed.bench.traces import Trace, load, record, synthetic
 from rhymed.histospec.drafts.calibration import Calibration
 from rhymed.histospec.drafts.trust import Trust
@@ -31,9 +31,9 @@ KNOBS = ((1.0, 0.1), (1.0, 0.5), (2.0, 0.1), (2.0, 0.5), (4.0, 0.1), (4.0, 0.3),
 def run(
     quick: bool, trace: Path | None = None, arctic: Path | None = None, model: Path | None = None
 ) -> dict[str, Any]:
-    """Tokens a forward, verified and accepted tokens, seconds and bytes, of both sides.
+    """Tokens per forward, verified and accepted tokens, seconds and bytes, of both sides.
 
-    Replayed is a recorded trace, or what a model writes for this (a folder), or made-up text.
+    Replays a recorded trace, or responses of a model (a folder), or synthetic text.
     """
     prompts = 8 if quick else 32
     recorded = load(trace) if trace else record(model, prompts) if model else synthetic(prompts)
@@ -43,15 +43,17 @@ def run(
     learned = _learn(recorded)
     floors, knobs = (FLOORS[1::3], KNOBS[::4]) if quick else (FLOORS, KNOBS)
     paper = {"orders": (7, 3), **_learn(recorded, backoff=True, orders=(7, 3))}
-    result["index"] = [_ours(recorded, floor, **learned) for floor in floors]
-    result["paper"] = [_ours(recorded, floor, backoff=True, **paper) for floor in floors]
+    result["index"] = [_measure_index(recorded, floor, **learned) for floor in floors]
+    result["paper"] = [_measure_index(recorded, floor, backoff=True, **paper) for floor in floors]
     _print("index, by least survival", result["index"])
     _print("the paper's matching (7 tokens, backing off to 3; the last epoch only)", result["paper"])
     result["reliability"] = _reliability(recorded, **learned)
-    if not arctic_is_there(arctic):
-        print("arctic-inference is not there: its side is skipped (how to get it: rhymed/bench/index.py)")
+    if not has_arctic(arctic):
+        print(
+            "arctic-inference is not installed: only the index is measured (how to build it: rhymed/bench/index.py)"
+        )
         return result
-    result["arctic"] = [_arctic(recorded, factor, least) for factor, least in knobs]
+    result["arctic"] = [_measure_arctic(recorded, factor, least) for factor, least in knobs]
     _print("arctic-inference, by spec factor and least probability", result["arctic"])
     result["compared"] = _compare(result["index"], result["arctic"])
     return result
@@ -62,29 +64,29 @@ def _settings(floor: float, backoff: bool = False) -> Matching:
 
 
 def _learn(trace: Trace, backoff: bool = False, **options: Any) -> dict[str, Any]:
-    """What the epochs before the last one teach."""
+    """Calibration and trust, learned from the epochs before the last one."""
     learned: dict[str, Any] = {"calibration": Calibration(), "trust": Trust()}
     for epoch in trace.epochs[1:-1]:
         responses = trace.of(epoch)
-        drafter = Ours(trace, responses, epoch, settings=_settings(0.02, backoff), **learned, **options)
+        drafter = IndexDrafter(trace, responses, epoch, settings=_settings(0.02, backoff), **learned, **options)
         replay(drafter, responses, Score())
     return learned
 
 
-def _ours(trace: Trace, floor: float, backoff: bool = False, **options: Any) -> dict[str, Any]:
+def _measure_index(trace: Trace, floor: float, backoff: bool = False, **options: Any) -> dict[str, Any]:
     epoch = trace.epochs[-1]
     responses = trace.of(epoch)
-    drafter = Ours(trace, responses, epoch, settings=_settings(floor, backoff), **options)
+    drafter = IndexDrafter(trace, responses, epoch, settings=_settings(floor, backoff), **options)
     return {"knobs": floor, **_row(drafter, trace)}
 
 
-def _arctic(trace: Trace, factor: float, least: float) -> dict[str, Any]:
+def _measure_arctic(trace: Trace, factor: float, least: float) -> dict[str, Any]:
     epoch = trace.epochs[-1]
-    drafter = Arctic(trace, trace.of(epoch), epoch, factor, least)
+    drafter = ArcticDrafter(trace, trace.of(epoch), epoch, factor, least)
     return {"knobs": (factor, least), **_row(drafter, trace)}
 
 
-def _row(drafter: Ours | Arctic, trace: Trace) -> dict[str, Any]:
+def _row(drafter: IndexDrafter | ArcticDrafter, trace: Trace) -> dict[str, Any]:
     score = Score()
     replay(drafter, trace.of(trace.epochs[-1]), score)
     return {
@@ -109,10 +111,10 @@ def _print(title: str, rows: list[dict[str, Any]]) -> None:
 
 
 def _reliability(trace: Trace, **learned: Any) -> list[dict[str, float]]:
-    """Drafted tokens by predicted survival, and how many of them survived."""
+    """Drafted tokens by predicted survival, and the share that survived."""
     epoch, score = trace.epochs[-1], Score()
     responses = trace.of(epoch)
-    replay(Ours(trace, responses, epoch, settings=_settings(0.02), **learned), responses, score)
+    replay(IndexDrafter(trace, responses, epoch, settings=_settings(0.02), **learned), responses, score)
     predicted, realised = np.concatenate(score.predicted), np.concatenate(score.realised)
     print("\nsurvival: predicted, realised, tokens")
     rows = []
@@ -125,18 +127,18 @@ def _reliability(trace: Trace, **learned: Any) -> list[dict[str, float]]:
 
 
 def _compare(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> dict[str, float]:
-    """Ratios, ours to theirs; tokens per forward where as much is verified for each token.
+    """Ratios of index to suffix trees; tokens per forward where both verify equally many per token.
 
-    Their settings that verify less, or more, than any of ours have nothing to be compared with.
+    Settings of the trees that verify less, or more, than any of the index are left out.
     """
     costs = [row["verified_per_token"] for row in ours]
-    alike = [row for row in theirs if min(costs) <= row["verified_per_token"] <= max(costs)]
+    comparable = [row for row in theirs if min(costs) <= row["verified_per_token"] <= max(costs)]
 
     def at(cost: float, value: str) -> float:
         return float(np.interp(cost, costs, [row[value] for row in ours]))
 
     def ratios(value: str) -> list[float]:
-        return [at(row["verified_per_token"], value) / row[value] for row in alike]
+        return [at(row["verified_per_token"], value) / row[value] for row in comparable]
 
     def median(rows: list[dict[str, Any]], value: str) -> float:
         return float(np.median([row[value] for row in rows]))
@@ -149,7 +151,7 @@ def _compare(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> dict[s
         "build_speed": median(ours, "build_tokens_per_s") / median(theirs, "build_tokens_per_s"),
         "bytes": median(ours, "bytes_per_token") / median(theirs, "bytes_per_token"),
     }
-    print("\nindex to arctic-inference, where both verify equally much (of all its settings: least, median)")
+    print("\nindex to arctic-inference, where both verify equally many tokens (least and median over its settings)")
     for name, ratio in result.items():
         print(f"{name:28} {ratio:8.2f}")
     return result

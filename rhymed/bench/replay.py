@@ -1,7 +1,8 @@
-"""Draws drafts for recorded responses and verifies them against what was recorded: what a drafter would have brought.
+"""Replays recorded responses with a drafter and verifies its drafts against the recorded tokens.
 
-Responses run side by side, as in an engine; where one ends the next begins. A step drafts for each, takes the tokens
-that agree with the record plus one, and hands them to the drafter, which knows the epochs before and what runs.
+Responses run in a batch, as in an engine; when one ends the next begins. Each step drafts for all of them, accepts
+the drafted tokens that agree with the record, adds one more, and passes these to the drafter, which has the history
+of earlier epochs.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from numpy.typing import NDArray
 from rhymed.bench.traces import Response, Trace
 
 Tokens = NDArray[np.int32]
-LONGEST = 32  # tokens of a draft
+LONGEST = 32  # tokens per draft
 DEPTH = 64  # of the suffix tree
 
 
 class Drafter(Protocol):
-    """One per batch of responses; `build_s` and `draft_s` are the seconds that went into building and drafting."""
+    """One per batch of responses; `build_s` and `draft_s`: seconds spent on building and drafting."""
 
     build_s: float
     draft_s: float
@@ -32,7 +33,7 @@ class Drafter(Protocol):
     def start(self, row: int) -> None: ...
 
     def propose(self, rows: Tokens, fresh: Tokens, offsets: Tokens) -> tuple[Tokens, Tokens, NDArray[np.float32]]:
-        """Appends what was accepted, drafts for `rows`: tokens [R, K], lengths [R], survival [R, K]."""
+        """Appends the accepted tokens and drafts for `rows`: tokens [R, K], lengths [R], survival [R, K]."""
 
     def observe(self, verified: Tokens, accepted: Tokens) -> None: ...
 
@@ -41,7 +42,7 @@ class Drafter(Protocol):
 
 @dataclass
 class Score:
-    forwards: int = 0  # of one request each
+    forwards: int = 0  # counted per request
     verified: int = 0
     accepted: int = 0
     generated: int = 0
@@ -59,14 +60,14 @@ class Score:
 
     @property
     def cost(self) -> float:
-        """Verified tokens for each generated one."""
+        """Verified tokens per generated token."""
         return self.verified / max(self.generated, 1)
 
 
 def replay(
     drafter: Drafter, responses: Sequence[Response], score: Score, floor: float = 0.0, batch: int = 64
 ) -> None:
-    """Runs all responses to their ends; drafted tokens of survival below `floor` are not verified."""
+    """Runs all responses to the end. Drafted tokens with a survival below `floor` are not verified."""
     lengths = np.array([len(r.tokens) for r in responses], np.int32)
     text = np.full((len(responses), int(lengths.max()) + LONGEST + 1), -1, np.int32)
     for i, response in enumerate(responses):
@@ -99,13 +100,13 @@ def replay(
         score.predicted.append(survival[inside])
         score.realised.append(right[inside])
         done[rows] += taken
-        going = done[rows] < lengths[rows]
-        rows, taken = rows[going], taken[going]
+        unfinished = done[rows] < lengths[rows]
+        rows, taken = rows[unfinished], taken[unfinished]
     score.draft_s += drafter.draft_s - started
 
 
-class Ours:
-    """The history index, as the engine's drafter uses it."""
+class IndexDrafter:
+    """The history index, used as the engine's drafter uses it."""
 
     def __init__(self, trace: Trace, responses: Sequence[Response], epoch: int, **options: Any) -> None:
         from rhymed.histospec.drafts.calibration import Calibration
@@ -135,8 +136,8 @@ class Ours:
         self._key = np.array([r.key or 0 for r in responses], np.uint64)
         self._keyed = np.array([r.key is not None for r in responses], bool)
         self._done = np.array([len(trace.prompts[r.prompt]) for r in responses], np.int64)
-        self._asked = np.zeros(0, np.int32)
-        self._last: Any = None
+        self._rows = np.zeros(0, np.int32)
+        self._drafts: Any = None
 
     def start(self, row: int) -> None:
         self._row[row] = self._of[row].open()
@@ -148,29 +149,29 @@ class Ours:
         indexes, own = [self._of[row] for row in rows], self._row[rows]
         limits = np.full(len(rows), LONGEST, np.int32)
         start = time.perf_counter()
-        if self._last is not None and not self._settings.backoff:
-            follows = np.full(len(self._of), -1, np.int32)
-            made = offsets[1:] > offsets[:-1]
-            follows[rows[made]] = fresh[offsets[:-1][made]]
-            self._trust.observe(self._last.votes, follows[self._asked])
+        if self._drafts is not None and not self._settings.backoff:
+            next_token = np.full(len(self._of), -1, np.int32)
+            grown = offsets[1:] > offsets[:-1]
+            next_token[rows[grown]] = fresh[offsets[:-1][grown]]
+            self._trust.observe(self._drafts.votes, next_token[self._rows])
         self._done[rows] += np.diff(offsets)
-        known = self._keyed[rows] & (not self._settings.backoff)
-        noise = Noise(self._key[rows], self._done[rows], known)
-        self._asked = rows
+        keyed = self._keyed[rows] & (not self._settings.backoff)
+        noise = Noise(self._key[rows], self._done[rows], keyed)
+        self._rows = rows
         drafts = draft(indexes, own, fresh, offsets, limits, self._settings, self._calibration, self._trust, noise)
         self.draft_s += time.perf_counter() - start
-        self._last = drafts
+        self._drafts = drafts
         return drafts.tokens, drafts.lengths, drafts.survival
 
     def observe(self, verified: Tokens, accepted: Tokens) -> None:
-        self._calibration.observe(self._last, verified, accepted)
+        self._calibration.observe(self._drafts, verified, accepted)
 
     def nbytes(self) -> int:
         return sum(index.nbytes for index in self._indexes.values())
 
 
-class Arctic:
-    """arctic-inference's suffix trees, a cache per prompt, called as vLLM's `suffix` method calls them."""
+class ArcticDrafter:
+    """arctic-inference's suffix trees, one cache per prompt, called as vLLM's `suffix` method calls them."""
 
     def __init__(
         self,
@@ -232,8 +233,8 @@ class Arctic:
         return sum(cache._global_tree.estimate_memory() for cache in self._caches.values())
 
 
-def arctic_is_there(folder: Path | None) -> bool:
-    """Whether arctic-inference can be imported, after `folder` was put in front of the import path."""
+def has_arctic(folder: Path | None) -> bool:
+    """Whether arctic-inference can be imported. Puts `folder` first on the import path."""
     import importlib.util
 
     if folder is not None:

@@ -1,8 +1,7 @@
-"""Drawing tokens and verifying drafts on this machine's CPU: keyed sampling and vLLM's own samplers, taking turns.
+"""`rhymed bench sampler`: keyed sampling and vLLM's own samplers take turns on this machine's CPU.
 
 Everything but the model is vLLM's: the batch, its parameters, its samplers (temperature 1, log-probs of the sampled
-tokens after processing). vLLM's rejection sampler runs with the repair of `plugin.repair_expand`, and both sides
-without ranks, which nobody asks for.
+tokens after processing). vLLM's rejection sampler runs with `plugin.repair_expand`; both samplers compute no ranks.
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ from typing import Any
 
 VOCABULARY = 49_152
 BATCHES = (1, 16, 64)
-DRAFTS = 4  # a request, of which about half are right
+DRAFTS = 4  # per request, of which half are right
 
 
 def run(quick: bool) -> dict[str, Any]:
-    """Microseconds a row of both, median over turns, and ours over vLLM's as the median of the turns' ratios."""
-    os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # as rollout workers on a CPU
+    """Microseconds per row of both, median over turns, and the median of the ratios keyed to vLLM."""
+    os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # as in rollout workers on a CPU
     import torch
     from vllm.platforms import current_platform
 
@@ -40,31 +39,31 @@ def run(quick: bool) -> dict[str, Any]:
     return result
 
 
-Side = Callable[[], float]  # seconds of one step
+Sampler = Callable[[], float]  # runs one step and returns its seconds
 
 
-def _plain(batch: int) -> tuple[Side, Side]:
-    theirs, ours = _runner(batch), _keyed(batch)
+def _plain(batch: int) -> tuple[Sampler, Sampler]:
+    vllm, keyed = _runner(batch), _keyed(batch)
     logits = _logits(batch)
 
-    def step(runner: Any) -> Side:
+    def step(runner: Any) -> Sampler:
         return lambda: _timed(lambda x: runner.sampler(x, runner.input_batch.sampling_metadata), logits)
 
-    return step(theirs), step(ours)
+    return step(vllm), step(keyed)
 
 
-def _verify(batch: int) -> tuple[Side, Side]:
-    """Drafts of two right tokens and two wrong ones."""
-    theirs, ours = _runner(batch), _keyed(batch)
+def _verify(batch: int) -> tuple[Sampler, Sampler]:
+    """Each draft has two right tokens and two wrong ones."""
+    vllm, keyed = _runner(batch), _keyed(batch)
     logits = _logits(batch * (DRAFTS + 1))
-    metadata = _drafts(ours, logits)
+    metadata = _drafts(keyed, logits)
 
-    def step(runner: Any) -> Side:
+    def step(runner: Any) -> Sampler:
         return lambda: _timed(
             lambda x: runner.rejection_sampler(metadata, None, x, runner.input_batch.sampling_metadata), logits
         )
 
-    return step(theirs), step(ours)
+    return step(vllm), step(keyed)
 
 
 def _timed(work: Callable[[Any], Any], logits: Any) -> float:
@@ -74,26 +73,26 @@ def _timed(work: Callable[[Any], Any], logits: Any) -> float:
     return time.perf_counter() - start
 
 
-def _turns(sides: tuple[Side, Side], turns: int, rows: int) -> dict[str, float]:
-    theirs, ours = sides
-    theirs(), ours()
-    pairs = [(theirs(), ours()) for _ in range(turns)]
+def _turns(samplers: tuple[Sampler, Sampler], turns: int, rows: int) -> dict[str, float]:
+    vllm, keyed = samplers
+    vllm(), keyed()
+    pairs = [(vllm(), keyed()) for _ in range(turns)]
     return {
-        "vllm_us_a_row": statistics.median(one for one, _ in pairs) / rows * 1e6,
-        "keyed_us_a_row": statistics.median(other for _, other in pairs) / rows * 1e6,
-        "ratio": statistics.median(other / one for one, other in pairs),
+        "vllm_us_a_row": statistics.median(vllm for vllm, _ in pairs) / rows * 1e6,
+        "keyed_us_a_row": statistics.median(keyed for _, keyed in pairs) / rows * 1e6,
+        "ratio": statistics.median(keyed / vllm for vllm, keyed in pairs),
     }
 
 
 def _logits(rows: int) -> Any:
-    """About as uncertain as a small model at temperature 1."""
+    """With about the entropy of a small model at temperature 1."""
     import torch
 
     return torch.randn(rows, VOCABULARY, generator=torch.Generator().manual_seed(0)) * 2.5
 
 
 def _runner(batch: int) -> Any:
-    """What samplers see of a model runner."""
+    """The part of a model runner that samplers use."""
     import torch
     from vllm import SamplingParams
     from vllm.v1.sample import sampler
@@ -104,10 +103,10 @@ def _runner(batch: int) -> Any:
     sampler.batched_count_greater_than = lambda logprobs, _: torch.zeros(logprobs.shape[0], dtype=torch.int64)
     config, device = SimpleNamespace(scheduler_config=SimpleNamespace(max_num_seqs=batch)), torch.device("cpu")
     processors = LogitsProcessors(kind(config, device, False) for kind in BUILTIN_LOGITS_PROCESSORS)
-    made = sampler.Sampler("processed_logprobs")
+    vllm_sampler = sampler.Sampler("processed_logprobs")
     runner = SimpleNamespace(
-        sampler=made,
-        rejection_sampler=RejectionSampler(made),
+        sampler=vllm_sampler,
+        rejection_sampler=RejectionSampler(vllm_sampler),
         input_batch=InputBatch(batch, 4096, 4096, device, VOCABULARY, [16], [256], logitsprocs=processors),
         requests={},
         model_config=SimpleNamespace(seed=0),
@@ -128,7 +127,7 @@ def _keyed(batch: int) -> Any:
 
     runner = _runner(batch)
     if not attach(runner):
-        raise RuntimeError("this vLLM is not known; its log tells why")
+        raise RuntimeError("keyed sampling does not support this vLLM; see the log")
     return runner
 
 
@@ -149,7 +148,7 @@ def _drafts(runner: Any, logits: Any) -> Any:
 
 
 def _print(result: dict[str, Any]) -> None:
-    print(f"{result['threads']} threads, vocabulary {result['vocabulary']}; microseconds a row of logits")
+    print(f"{result['threads']} threads, vocabulary {result['vocabulary']}; microseconds per row of logits")
     print(f"{'':12}{'vLLM':>10}{'keyed':>10}{'ratio':>10}")
     for name, row in result.items():
         if isinstance(row, dict):

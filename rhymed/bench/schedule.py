@@ -1,10 +1,10 @@
-"""What schedules bring, in virtual time: the broker's own ledger and policies, emulated workers.
+"""`rhymed bench pipe`: schedules compared in virtual time, with the broker's own ledger and policies.
 
-`workload`: 512 prompts x 16 a step, log-normal lengths (0.8 between prompts, 0.35 within, mean 3,000 tokens, cap
+`workload`: 512 prompts x 16 per step, log-normal lengths (0.8 between prompts, 0.35 within, mean 3,000 tokens, cap
 32,768), 20 steps over 2,048 prompts, 32 workers with 32 slots, training a quarter of the ideal rollout time.
-`scaling`: 16 and 1,024 workers with 128 samples each a step. `decisions`: the ledger's own time an event, 4,096
-workers. `reality`: real workers with the trace engine, 32 and 256 in real time, beside the simulator. The cost of an
-engine's step is 10 ms + 0.1 ms a sample, unless a file says otherwise.
+`scaling`: 16 and 1,024 workers with 128 samples each per step. `decisions`: CPU time of the ledger per event with
+4,096 workers. `reality`: 32 and 256 real workers with the trace engine, compared with the simulator. An engine's step
+takes 10 ms + 0.1 ms per sample, unless a file gives another curve.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from rhymed_broker.simulate.world import Cluster, World
 def run(
     quick: bool, trace: Path | None = None, cost: Path | None = None, out: Path | None = None, keep: float = 0.9987
 ) -> dict[str, Any]:
-    """`trace`: recorded lengths instead. `cost`: a measured curve. `out`: a folder for the Gantt picture."""
+    """`trace`: recorded lengths. `cost`: a measured curve. `out`: a folder for the Gantt picture."""
     cluster = Cluster(workers=32, slots=32, keep=keep)
     if cost is not None:
         cluster = replace(cluster, cost=Cost.read(cost))
@@ -52,7 +52,7 @@ def run(
 def _workload(workload: Workload, cluster: Cluster, out: Path | None) -> list[dict[str, Any]]:
     step_s = bound_s(workload, cluster) / workload.plan.steps
     cluster = replace(cluster, train_s=step_s / 4, beat_s=max(0.2, step_s / 50))
-    print(f"{cluster.workers} workers x {cluster.slots} slots, ideal rollout {step_s:.1f} s a step", flush=True)
+    print(f"{cluster.workers} workers x {cluster.slots} slots, ideal rollout {step_s:.1f} s per step", flush=True)
     results = compare(workload, cluster, MODES, trace=out is not None)
     print(table(results), flush=True)
     if out is not None:
@@ -62,41 +62,41 @@ def _workload(workload: Workload, cluster: Cluster, out: Path | None) -> list[di
 
 
 def _scaling(many: int) -> dict[str, float]:
-    """Part of the bound that `flow` reaches at staleness 1, few workers and many, each with as many samples."""
-    found = {}
+    """The share of the bound that `flow` reaches at staleness 1, with few and many workers and the same load each."""
+    result = {}
     for workers in (16, many):
         shape = Shape(prompts=16 * workers, prompts_per_step=8 * workers, steps=6)
         workload, cluster = Synthetic(shape), Cluster(workers=workers, slots=8)
         step_s = bound_s(workload, cluster) / shape.steps
         cluster = replace(cluster, train_s=step_s / 4, beat_s=step_s / 10)
-        (result,) = compare(workload, cluster, [Mode("flow", 1)])
-        found[f"of_bound_{workers}"] = result.row()["of_bound"]
-        found[f"steady_bubble_{workers}"] = result.row()["steady_bubble_ratio"]
-        print(f"{workers} workers: {result.row()['of_bound']:.3f} of the bound", flush=True)
-    return found
+        row = compare(workload, cluster, [Mode("flow", 1)])[0].row()
+        result[f"of_bound_{workers}"] = row["of_bound"]
+        result[f"steady_bubble_{workers}"] = row["steady_bubble_ratio"]
+        print(f"{workers} workers: {row['of_bound']:.3f} of the bound", flush=True)
+    return result
 
 
 class _Timed(Ledger):
-    """A ledger that knows how long it thinks."""
+    """A ledger that measures its own time."""
 
-    thought_s = 0.0
+    spent_s = 0.0
     events = 0
 
     def generated(self, *arguments: Any) -> None:
         began = time.perf_counter()
         super().generated(*arguments)
-        self.thought_s += time.perf_counter() - began
+        self.spent_s += time.perf_counter() - began
         self.events += 1
 
     def drain(self, now: float) -> Any:
         began = time.perf_counter()
         actions = super().drain(now)
-        self.thought_s += time.perf_counter() - began
+        self.spent_s += time.perf_counter() - began
         return actions
 
 
 def _decisions(workers: int) -> dict[str, float]:
-    """Microseconds of ledger and policy, by sample that is generated: also its scoring and what follows from it."""
+    """Microseconds of ledger and policy per generated sample, its scoring and dispatch included."""
     shape = Shape(prompts=4 * workers, prompts_per_step=workers, group_size=4, steps=20, mean=300, cap=4000)
     workload, cluster = Synthetic(shape), Cluster(workers=workers, slots=2)
     step_s = bound_s(workload, cluster) / shape.steps
@@ -105,12 +105,12 @@ def _decisions(workers: int) -> dict[str, float]:
     began = time.perf_counter()
     world.run()
     ledger = world.ledger
-    assert isinstance(ledger, _Timed), "it was asked for"
-    found = {
+    assert isinstance(ledger, _Timed), "it was passed in"
+    result = {
         "workers": float(workers),
         "samples": float(shape.steps * shape.prompts_per_step * shape.group_size),
         "simulated_in_s": time.perf_counter() - began,
-        "decision_us": 1e6 * ledger.thought_s / ledger.events,
+        "decision_us": 1e6 * ledger.spent_s / ledger.events,
     }
-    print(f"{workers} workers, {shape.steps} steps: {found['simulated_in_s']:.0f} s, {found['decision_us']:.0f} us")
-    return found
+    print(f"{workers} workers, {shape.steps} steps: {result['simulated_in_s']:.0f} s, {result['decision_us']:.0f} us")
+    return result

@@ -1,9 +1,10 @@
-"""How fast the store takes and gives: the real service in its own process, over ipc, beside the disk's own speed.
+"""`rhymed bench store`: the store's write and read speed, over ipc, compared with that of the disk.
 
-Payload is the token array as sent (uint32). Log-probs of the same size are sent, and made durable, along with it but
-not counted. Disk is a plain file in the same folder: the same bytes a sync, fdatasync after each, alternating with
-the store's runs. Tokens are drawn from Zipf's law (they compress a little worse than text: 1.43 against 1.34 bytes a
-token in responses of 300 tokens), or uniformly, which is the worst case.
+The store is the real service in its own process. The payload is the token array as sent (uint32). Log-probs of the
+same size are sent and stored with it but not counted. The disk's speed is that of a plain file in the same folder
+with the same bytes per fdatasync, measured in turns with the store. Tokens follow Zipf's law (they compress a little
+worse than text: 1.43 against 1.34 bytes per token in responses of 300 tokens) or are uniform, which is the worst
+case.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ from rhymed_store.client import NewSample, StoreClient
 
 VOCABULARY = 49_152
 CLIENTS = 8
-IN_FLIGHT = 8  # messages that each client has sent and not yet seen acknowledged
-GROUP = 8  # samples a message
+IN_FLIGHT = 8  # unacknowledged messages per client
+GROUP = 8  # samples per message
 PROMPT_TOKENS = 128
-ACCEPTED = 0.8  # part of the tokens that were accepted drafts, in no order: the worst case
+ACCEPTED = 0.8  # share of accepted drafts among the tokens, in random order: the worst case
 
 _SERVE = """
 import sys
@@ -49,18 +50,18 @@ sys.exit(serve(lambda: StoreService(config, layout_of(config))))
 
 
 def run(quick: bool) -> dict[str, float]:
-    """Measure, print a table, return the numbers; units are in the names."""
+    """Measures and prints a table. Returns the numbers; units are in the names."""
     results: dict[str, float] = uvloop.run(_run(quick))  # the event loop of every process of a run
     return results
 
 
-class _Rig(NamedTuple):
+class _Bench(NamedTuple):
     clients: list[StoreClient]
     folder: Path
     process: psutil.Process
 
     def cpu_s(self) -> float:
-        """Seconds of processor time that the store has used."""
+        """CPU seconds that the store has used."""
         times = self.process.cpu_times()
         return float(times.user + times.system)
 
@@ -70,36 +71,36 @@ async def _run(quick: bool) -> dict[str, float]:
     repetitions, megabytes = (3, 24) if quick else (7, 96)
     for kind in ("text", "random"):
         for length in (4096, 512):
-            async with _store() as rig:
-                results |= await _ingest(rig, kind, length, repetitions, megabytes)
+            async with _store() as bench:
+                results |= await _ingest(bench, kind, length, repetitions, megabytes)
     for kind in ("text", "random"):
-        async with _store() as rig:
-            results |= await _history(rig.clients[0], kind, 100 if quick else 500)
+        async with _store() as bench:
+            results |= await _history(bench.clients[0], kind, 100 if quick else 500)
     for length in (300, 32):
-        async with _store() as rig:
-            results |= await _rest(rig.clients[0], length, 200 if quick else 1000)
+        async with _store() as bench:
+            results |= await _rest(bench.clients[0], length, 200 if quick else 1000)
     for name, value in results.items():
         print(f"{name:<44} {value:>10.2f}")
     return results
 
 
-async def _ingest(rig: _Rig, kind: str, length: int, repetitions: int, megabytes: int) -> dict[str, float]:
-    clients = rig.clients
+async def _ingest(bench: _Bench, kind: str, length: int, repetitions: int, megabytes: int) -> dict[str, float]:
+    clients = bench.clients
     rates: list[float] = []
     disk_rates: list[float] = []
     syncs: list[float] = []
     cpu: list[float] = []
-    make = _Maker(kind)
+    make = _Samples(kind)
     rounds = max(1, megabytes * 1_000_000 // (4 * length * GROUP * CLIENTS * IN_FLIGHT))
     for repetition in range(-1, repetitions):  # the first one warms up
         loads = [[make.group(length, repetition + 1) for _ in range(rounds)] for _ in range(CLIENTS * IN_FLIGHT)]
         size = 4 * length * GROUP * rounds * CLIENTS * IN_FLIGHT
         before = await clients[0].stats()
-        cpu_before, began = rig.cpu_s(), time.perf_counter()
+        cpu_before, began = bench.cpu_s(), time.perf_counter()
         await asyncio.gather(*(_send(clients[i % CLIENTS], load) for i, load in enumerate(loads)))
-        seconds, cpu_s = time.perf_counter() - began, rig.cpu_s() - cpu_before
+        seconds, cpu_s = time.perf_counter() - began, bench.cpu_s() - cpu_before
         commits = (await clients[0].stats()).commits - before.commits
-        disk_s = await asyncio.to_thread(_write_plainly, rig.folder / "plain", size, commits)
+        disk_s = await asyncio.to_thread(_write_plainly, bench.folder / "plain", size, commits)
         if repetition >= 0:
             rates.append(size / seconds / 1e6)
             disk_rates.append(size / disk_s / 1e6)
@@ -126,7 +127,7 @@ async def _send(client: StoreClient, load: list[list[NewSample]]) -> None:
 
 
 async def _history(client: StoreClient, kind: str, fetches: int) -> dict[str, float]:
-    make = _Maker(kind)
+    make = _Samples(kind)
     for step in range(4):
         group = make.group(4096, step, prompt=0)
         await client.put_samples(group)
@@ -149,8 +150,8 @@ async def _history(client: StoreClient, kind: str, fetches: int) -> dict[str, fl
 
 
 async def _rest(client: StoreClient, length: int, groups: int) -> dict[str, float]:
-    """Bytes at rest with text-like tokens, everything included but log-probs and the journal of open steps."""
-    make, before = _Maker("text"), (await client.stats()).used_bytes
+    """Bytes at rest with text-like tokens: all but log-probs and the journal of open steps."""
+    make, before = _Samples("text"), (await client.stats()).used_bytes
     for start in range(0, groups, 50):
         for number in range(start, min(groups, start + 50)):
             await client.put_samples(make.group(length, number % 10, spread=0.5, prompt=number // 10))
@@ -159,8 +160,8 @@ async def _rest(client: StoreClient, length: int, groups: int) -> dict[str, floa
     return {f"rest_{length}_bytes_a_token": (stats.used_bytes - before) / stats.tokens}
 
 
-class _Maker:
-    """Samples that look like a run's: groups of one prompt, every group another, unless a prompt is given."""
+class _Samples:
+    """Samples like those of a run: one prompt per group, a new one for every group unless it is passed."""
 
     def __init__(self, kind: str) -> None:
         self._rng = np.random.default_rng(0)
@@ -205,7 +206,7 @@ def _write_plainly(path: Path, size: int, syncs: int) -> float:
 
 
 @contextlib.asynccontextmanager
-async def _store(**options: Any) -> AsyncIterator[_Rig]:
+async def _store(**options: Any) -> AsyncIterator[_Bench]:
     """A store in a process of its own, in a folder that is removed afterwards, and clients of it."""
     with tempfile.TemporaryDirectory(prefix="rhymed-bench-") as folder:
         net = {"store": f"ipc://{folder}/socket"}
@@ -215,7 +216,7 @@ async def _store(**options: Any) -> AsyncIterator[_Rig]:
             clients = [StoreClient(where.store, f"bench-{number}") for number in range(CLIENTS)]
             try:
                 await clients[0].open_run("bench", "bench")
-                yield _Rig(clients, Path(folder), psutil.Process(process.pid))
+                yield _Bench(clients, Path(folder), psutil.Process(process.pid))
             finally:
                 for client in clients:
                     client.close()

@@ -1,7 +1,7 @@
-"""From the trainer's parameters to the first token under them, and where the time goes.
+"""`rhymed bench weights`: the time from the trainer's parameters to the first token under them, by phase.
 
-Everything is real: the publisher, the socket, the file in shared memory, the engine. Besides the times it is checked
-that outputs change with the weights, and that loading the first ones again gives a fresh engine's outputs.
+Publisher, socket, file in shared memory and engine are real. It also checks that outputs change with the weights, and
+that loading the first weights again gives a fresh engine's outputs.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class _Bench:
         }
 
     async def _once(self, change: float) -> dict[str, float]:
-        """Publish parameters that differ by this much (relative), load them, and draw one token."""
+        """Publishes parameters that differ by `change` (relative), loads them, and samples one token."""
         import torch
 
         torch.manual_seed(self._version)
@@ -132,7 +132,7 @@ class _Bench:
 
 
 def _dtype() -> str:
-    """Bfloat16 where the machine computes in it."""
+    """bfloat16 if the machine computes in it."""
     import torch
 
     fast = torch.cuda.is_available() or torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
@@ -140,7 +140,7 @@ def _dtype() -> str:
 
 
 def _parameters(folder: Path) -> dict[str, Any]:
-    """In float32, as a trainer holds them."""
+    """In float32, as the trainer has them."""
     import torch
     from safetensors.torch import load_file
 

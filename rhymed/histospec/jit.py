@@ -1,4 +1,4 @@
-"""How this package's inner loops become machine code. Keeps their types: numba's own decorators have none."""
+"""Compiles this package's inner loops with numba. Keeps their types, which numba's own decorators lose."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def _name_nothing_special() -> None:
-    """llvmlite's library has an answer to every name, `__dict__` too. vLLM 0.32 on a CPU reads that of all that is
-    imported when it starts, and would not start in a process that has loaded numba."""
+def _hide_special_names() -> None:
+    """llvmlite's library returns something for every attribute, even `__dict__`. vLLM 0.32 on a CPU reads that of all
+    imported objects when it starts, and would fail in a process that has loaded numba."""
     kind = type(ffi.lib)
     answer = kind.__getattr__
 
@@ -30,11 +30,11 @@ def _name_nothing_special() -> None:
     kind.__getattr__ = look_up
 
 
-_name_nothing_special()
+_hide_special_names()
 
 
 def native(function: Function) -> Function:
-    """Compiled at the first call and kept on disk; runs without the interpreter's lock."""
+    """Compiles at the first call, caches on disk, and releases the interpreter's lock."""
     return cast(Function, numba.njit(function, cache=True, nogil=True, error_model="numpy"))
 
 
@@ -48,13 +48,13 @@ def _pointer(context: Any, address: Any) -> Any:
 
 @native
 def memory(address: int, count: int) -> NDArray[np.int32]:
-    """The int32 array of `count` entries that lies at an address; whoever calls keeps its owner alive."""
+    """The int32 array of `count` entries at an address; the caller keeps its owner alive."""
     array: NDArray[np.int32] = numba.carray(_pointer(address), (count,))
     return array
 
 
 @native
 def grid(address: int, rows: int, columns: int) -> NDArray[np.int32]:
-    """The same as a matrix, row by row."""
+    """The same as a row-major matrix."""
     array: NDArray[np.int32] = numba.carray(_pointer(address), (rows, columns))
     return array

@@ -3,7 +3,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from rhymed.bench.replay import Ours, Score, replay
+from rhymed.bench.replay import IndexDrafter, Score, replay
 from rhymed.bench.traces import Trace, load, synthetic
 
 
@@ -17,7 +17,7 @@ def test_every_recorded_token_is_generated_once_whatever_is_drafted(trace):
     length = sum(len(response.tokens) for response in responses)
     for floor in (0.0, 0.5, 1.1):
         score = Score()
-        replay(Ours(trace, responses, 2), responses, score, floor, batch=4)
+        replay(IndexDrafter(trace, responses, 2), responses, score, floor, batch=4)
         assert score.generated == length
         assert score.accepted <= score.verified
         assert score.forwards <= length
@@ -31,7 +31,7 @@ def test_a_repeated_response_is_drafted_to_its_end(trace):
     last = [r for r in trace.of(1) if r.sample == 0]
     again = Trace(trace.prompts, last)
     score = Score()
-    replay(Ours(again, last, 2), last, score)
+    replay(IndexDrafter(again, last, 2), last, score)
     assert score.accepted == score.verified
     assert score.forwards <= sum(len(r.tokens) // 32 + 1 for r in last)
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rhymed.bench.policy.engine import Request, Rig, Run
+from rhymed.bench.policy.engine import EngineProcess, Request, Run
 from rhymed.histospec.index.builder import WARNINGS
 from rhymed.histospec.sampling import noise
 
@@ -89,11 +89,11 @@ def speculative(model: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def rigs(model: Path) -> Iterator[tuple[Rig, Rig]]:
+def rigs(model: Path) -> Iterator[tuple[EngineProcess, EngineProcess]]:
     patch = pytest.MonkeyPatch()
     patch.setenv("OMP_NUM_THREADS", "1")
-    plain = Rig(engine(model, worker_extension_cls="rhymed.histospec.extension.Extension"))
-    drafting = Rig(speculative(model), path=[str(HERE)])
+    plain = EngineProcess(engine(model, worker_extension_cls="rhymed.histospec.extension.Extension"))
+    drafting = EngineProcess(speculative(model), path=[str(HERE)])
     patch.undo()
     plain.ready()
     drafting.ready()
@@ -119,7 +119,7 @@ def asked(step: int) -> list[Request]:
 
 
 @pytest.fixture(scope="module")
-def plain(rigs: tuple[Rig, Rig]) -> dict[int, Run]:
+def plain(rigs: tuple[EngineProcess, EngineProcess]) -> dict[int, Run]:
     """What plain decoding says, by step."""
     return {step: rigs[0].run(asked(step), 64, whole=True) for step in (0, 1)}
 
@@ -128,12 +128,14 @@ def compare(model: Path, requests: Sequence[Request], expected: Sequence[list[in
     """How many samples differ, each at a near tie; fails at any other difference."""
     from transformers import LlamaForCausalLM
 
-    differing = [place for place, (one, other) in enumerate(zip(expected, found.made, strict=True)) if one != other]
+    differing = [
+        place for place, (one, other) in enumerate(zip(expected, found.responses, strict=True)) if one != other
+    ]
     if not differing:
         return 0
     network = LlamaForCausalLM.from_pretrained(model, dtype=torch.float32)
     for place in differing:
-        request, one, other = requests[place], expected[place], found.made[place]
+        request, one, other = requests[place], expected[place], found.responses[place]
         at = next(i for i in range(min(len(one), len(other)) + 1) if one[i : i + 1] != other[i : i + 1])
         assert at < min(len(one), len(other)), f"{request.name}: one sample ends where the other goes on"
         prefix = request.prompt + one[:at]
@@ -149,9 +151,11 @@ def compare(model: Path, requests: Sequence[Request], expected: Sequence[list[in
 
 def check(what: str, model: Path, requests: Sequence[Request], expected: Run, found: Run) -> None:
     """Tokens and log-probs of `found` are those of the first samples of `expected`, the plain engine's."""
-    made = expected.made[: len(requests)]
+    made = expected.responses[: len(requests)]
     differing = compare(model, requests, made, found)
-    for one, other, logprobs, reference in zip(found.made, made, found.logprobs, expected.logprobs, strict=False):
+    for one, other, logprobs, reference in zip(
+        found.responses, made, found.logprobs, expected.logprobs, strict=False
+    ):
         if one == other:
             np.testing.assert_allclose(logprobs, reference, atol=1e-4)
     print(f"{what}: {len(made)} samples, {found.tokens} tokens, {differing} near ties, {found.preempted} preemptions")
@@ -161,18 +165,18 @@ def check(what: str, model: Path, requests: Sequence[Request], expected: Run, fo
 def test_plain_decoding_meets_what_is_hard(plain: dict[int, Run]) -> None:
     for step, run in plain.items():
         requests = asked(step)
-        ended = [made[-1] in ENDS for made in run.made]
-        full = [len(one.prompt) + len(made) == CONTEXT for one, made in zip(requests, run.made, strict=True)]
-        limited = [len(made) == one.max_tokens for one, made in zip(requests, run.made, strict=True)]
+        ended = [made[-1] in ENDS for made in run.responses]
+        full = [len(one.prompt) + len(made) == CONTEXT for one, made in zip(requests, run.responses, strict=True)]
+        limited = [len(made) == one.max_tokens for one, made in zip(requests, run.responses, strict=True)]
         assert min(sum(ended), sum(full), sum(limited), run.preempted) > 10
 
 
 @pytest.mark.parametrize(("batch", "count"), [(64, 320), (16, 320), (3, 208), (1, 208)])
 def test_whatever_is_drafted_the_tokens_are_those_of_plain_decoding(
-    model: Path, rigs: tuple[Rig, Rig], plain: dict[int, Run], batch: int, count: int
+    model: Path, rigs: tuple[EngineProcess, EngineProcess], plain: dict[int, Run], batch: int, count: int
 ) -> None:
     requests = asked(0)[:count]
-    known = {request.seed: made for request, made in zip(requests, plain[0].made, strict=False)}
+    known = {request.seed: made for request, made in zip(requests, plain[0].responses, strict=False)}
     rigs[1].call("restart_drafter", {"budget": "fixed"})
     rigs[1].call("script", known)
     run = rigs[1].run(requests, batch, whole=True)
@@ -187,11 +191,11 @@ def test_whatever_is_drafted_the_tokens_are_those_of_plain_decoding(
 
 @pytest.mark.parametrize("settings", [{}, {"budget": "fixed"}, {"budget": "aimd", "matching": "paper"}])
 def test_a_second_epoch_drafted_from_the_first_is_that_of_plain_decoding(
-    model: Path, rigs: tuple[Rig, Rig], plain: dict[int, Run], settings: dict[str, Any]
+    model: Path, rigs: tuple[EngineProcess, EngineProcess], plain: dict[int, Run], settings: dict[str, Any]
 ) -> None:
     past: dict[str, list[list[int]]] = {}
     contexts: dict[str, list[int]] = {}
-    for request, made in zip(asked(0), plain[0].made, strict=True):
+    for request, made in zip(asked(0), plain[0].responses, strict=True):
         past.setdefault(request.history, []).append(made)
         contexts[request.history] = request.prompt
     rigs[1].call("restart_drafter", settings)
@@ -221,25 +225,29 @@ def carried(made: list[int], number: int) -> list[Any]:
 
 @pytest.mark.parametrize("settings", [{}, {"budget": "fixed"}, {"budget": "aimd", "matching": "paper"}])
 def test_whatever_is_carried_the_tokens_are_those_of_plain_decoding(
-    model: Path, rigs: tuple[Rig, Rig], plain: dict[int, Run], settings: dict[str, Any]
+    model: Path, rigs: tuple[EngineProcess, EngineProcess], plain: dict[int, Run], settings: dict[str, Any]
 ) -> None:
     requests = asked(1)
     rigs[1].call("restart_drafter", settings)
     rigs[1].call("warnings")
-    told = {one.seed: carried(made, at) for at, (one, made) in enumerate(zip(requests, plain[1].made, strict=True))}
+    told = {
+        one.seed: carried(made, at) for at, (one, made) in enumerate(zip(requests, plain[1].responses, strict=True))
+    }
     rigs[1].call("carry", told)
     run = rigs[1].run(requests, 64, whole=True)
     check(f"carried, {settings or 'as it comes'}", model, requests, plain[1], run)
     assert run.preempted
     (warning,) = rigs[1].call("warnings")
     assert "its carried tokens are ignored" in warning
-    for at, (made, found, account) in enumerate(zip(plain[1].made, run.made, run.accounts, strict=True)):
+    for at, (made, found, account) in enumerate(zip(plain[1].responses, run.responses, run.accounts, strict=True)):
         assert account, "every request has one"
         whole, half = len(made), len(made) // 2
         if made == found and at % 8 != 3:  # what stands behind an end token may come out again, and be cut off
             assert account[-1] == (whole, half, half, whole, 0, half, 0, 0)[at % 8]
     if settings.get("budget") == "fixed":
-        steps = [(account[0], len(made)) for account, made in zip(run.accounts, run.made, strict=True) if account]
+        steps = [
+            (account[0], len(made)) for account, made in zip(run.accounts, run.responses, strict=True) if account
+        ]
         rights = [steps[at] for at in range(0, len(steps), 8)]
         assert sum(count for count, _ in rights) < sum(2 + size // 12 for _, size in rights) + run.preempted
 
@@ -252,7 +260,7 @@ FOREIGN = {
 
 
 def test_history_of_another_tokenizer_is_warned_of_and_harms_nothing(
-    model: Path, rigs: tuple[Rig, Rig], plain: dict[int, Run]
+    model: Path, rigs: tuple[EngineProcess, EngineProcess], plain: dict[int, Run]
 ) -> None:
     """Told as the rollout worker tells it; siblings go on drafting for each other."""
     requests = asked(1)[:208]

@@ -21,7 +21,16 @@ import aiohttp
 import psutil
 
 from rhymed.bench.actors import Trainer
-from rhymed.bench.broker import PATIENCE_S, cluster, config_of, crowd, prefer, snapshot_of, spent_s, until_connected
+from rhymed.bench.broker import (
+    PATIENCE_S,
+    cluster,
+    config_of,
+    cpu_seconds,
+    emulated_workers,
+    raise_priority,
+    snapshot_of,
+    until_connected,
+)
 from rhymed.config import Config
 from rhymed.dashboard import listen
 from rhymed.run.layout import RunLayout
@@ -85,7 +94,7 @@ async def _turns(workers: int, pages: int, seconds: float, rounds: int) -> Turns
     tree["net"]["http"] = "127.0.0.1:0"
     turns = Turns()
     async with cluster(Config.model_validate(tree)) as (where, broker), _working(where, workers):
-        prefer(broker)
+        raise_priority(broker)
         for _ in range(rounds):
             turns.without.append(await _look(where, broker, seconds))
             count = [0]
@@ -101,15 +110,15 @@ async def _turns(workers: int, pages: int, seconds: float, rounds: int) -> Turns
 
 async def _top(turns: Turns, top: psutil.Process, where: RunLayout, broker: psutil.Process, seconds: float) -> None:
     await asyncio.sleep(SETTLE_S)  # what it takes to start is not what it takes to watch
-    cpu_s, started = spent_s(top), time.monotonic()
+    cpu_s, started = cpu_seconds(top), time.monotonic()
     turns.top.append(await _look(where, broker, seconds))
-    turns.top_cpu.append((spent_s(top) - cpu_s) / (time.monotonic() - started))
+    turns.top_cpu.append((cpu_seconds(top) - cpu_s) / (time.monotonic() - started))
     turns.top_mib = top.memory_info().rss / 2**20
 
 
 @contextlib.asynccontextmanager
 async def _working(where: RunLayout, workers: int) -> AsyncIterator[None]:
-    with crowd(where, workers, processes=2):
+    with emulated_workers(where, workers, processes=2):
         store = StoreClient(where.store, "actors")
         try:
             async with Trainer(where.broker, store, "trainer", work_s=0.1):
@@ -124,9 +133,9 @@ async def _working(where: RunLayout, workers: int) -> AsyncIterator[None]:
 
 async def _look(where: RunLayout, broker: psutil.Process, seconds: float) -> Look:
     await asyncio.sleep(SETTLE_S)
-    first, cpu_s, started = await snapshot_of(where), spent_s(broker), time.monotonic()
+    first, cpu_s, started = await snapshot_of(where), cpu_seconds(broker), time.monotonic()
     await asyncio.sleep(seconds)
-    last, cpu_s, wall_s = await snapshot_of(where), spent_s(broker) - cpu_s, time.monotonic() - started
+    last, cpu_s, wall_s = await snapshot_of(where), cpu_seconds(broker) - cpu_s, time.monotonic() - started
     scored = last.counts.get("scored", 0) - first.counts.get("scored", 0)
     return Look(last.lag_ms, cpu_s / wall_s, scored / wall_s)
 

@@ -1,7 +1,7 @@
-"""A vLLM engine in a process of its own, for benchmarks that compare engines of different settings side by side.
+"""A vLLM engine in a process of its own, for benchmarks that compare engines with different settings.
 
-Engines wait, idle, while another one is measured, so that they can take turns on the same machine in one run. `Rig`
-is the side that measures; `serve` runs in the engine's process.
+Engines wait idle while another one is measured, so several take turns on one machine. `EngineProcess` is the
+measuring side; `serve` runs in the engine's process.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Request(NamedTuple):
     temperature: float
     seed: int
     name: str = ""
-    history: str = ""  # of which prompt
+    history: str = ""  # the prompt whose history it uses
     step: int = 0
     top_p: float = 1.0
     top_k: int = 0  # 0: off
@@ -32,24 +32,24 @@ class Request(NamedTuple):
 
 @dataclass(frozen=True)
 class Run:
-    """What came of some requests. `tokens` were made in `seconds`, while as many ran as were asked for."""
+    """The results of some requests: `tokens` were generated in `seconds`, while the batch was full."""
 
     seconds: float
     tokens: int
     steps: int
-    made: list[list[int]]  # a request's response tokens, as far as it came
-    logprobs: list[list[float]]  # of these tokens, under the distribution that they were drawn from
+    responses: list[list[int]]  # tokens, by request; incomplete if the run ended before
+    logprobs: list[list[float]]  # of these tokens, under the distribution they were sampled from
     accounts: list[tuple[float, ...] | None]  # see rhymed.histospec.drafts.stats
-    preempted: int  # times that a running request had to give its keys and values back
+    preempted: int  # preemptions of running requests
 
 
-class Rig:
-    """`engine`: arguments of vllm.LLM. `path`: folders that only this process imports from."""
+class EngineProcess:
+    """`engine`: arguments of vllm.LLM. `path`: folders on this process's import path. `fix_expand`: see `plugin`."""
 
-    def __init__(self, engine: dict[str, Any], *, path: Sequence[str] = (), fix: bool = False) -> None:
+    def __init__(self, engine: dict[str, Any], *, path: Sequence[str] = (), fix_expand: bool = False) -> None:
         context = multiprocessing.get_context("spawn")
         self._link, there = context.Pipe()
-        self._process = context.Process(target=serve, args=(there, engine, list(path), fix), daemon=True)
+        self._process = context.Process(target=serve, args=(there, engine, list(path), fix_expand), daemon=True)
         self._process.start()
         there.close()
 
@@ -57,34 +57,34 @@ class Rig:
         self._receive(START_S, "start")
 
     def run(self, requests: Sequence[Request], batch: int, *, whole: bool = False) -> Run:
-        """As many at once as `batch`. Ends when fewer are left than that, or with `whole` when none is."""
+        """Runs `batch` requests at a time. Ends when fewer are left, or with `whole` when none is left."""
         self.begin(requests, batch, whole=whole)
         while self.advance(RUN_S / 2):
             pass
         return self.finish()
 
     def begin(self, requests: Sequence[Request], batch: int, *, whole: bool = False) -> None:
-        """As `run`, which is this, `advance` until there is nothing left, and `finish`."""
-        self._ask("begin", list(requests), batch, whole)
+        """Starts what `run` does; then call `advance` until it returns False, and `finish`."""
+        self._call("begin", list(requests), batch, whole)
 
     def advance(self, seconds: float) -> bool:
-        """Engine steps for so long. False: there was none to take."""
-        return bool(self._ask("advance", seconds))
+        """Runs engine steps for `seconds`. False: there was none to run."""
+        return bool(self._call("advance", seconds))
 
     def finish(self) -> Run:
-        return Run(*self._ask("finish"))
+        return Run(*self._call("finish"))
 
     def remember(self, prompt: str, context: list[int], past: Sequence[list[int]]) -> None:
-        """Earlier responses, of the step before, as a drafter of ours or vLLM's suffix decoding keeps them."""
-        self._ask("remember", prompt, context, [list(one) for one in past])
+        """Gives the engine earlier responses, for HistoSpec or for vLLM's suffix decoding."""
+        self._call("remember", prompt, context, [list(response) for response in past])
 
     def forget(self) -> None:
-        """vLLM's suffix decoding drops every response; a drafter of ours is told a prompt's history anew."""
-        self._ask("forget")
+        """Makes vLLM's suffix decoding drop every response. HistoSpec replaces a prompt's history in `remember`."""
+        self._call("forget")
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """A method of the engine's worker, its extension's included."""
-        return self._ask("call", method, *arguments)
+        """Calls a method of the engine's worker or of its extension."""
+        return self._call("call", method, *arguments)
 
     def close(self) -> None:
         self._link.close()
@@ -92,24 +92,24 @@ class Rig:
         if self._process.is_alive():
             self._process.kill()
 
-    def _ask(self, *question: Any) -> Any:
+    def _call(self, *question: Any) -> Any:
         self._link.send(question)
         return self._receive(RUN_S, question[0])
 
-    def _receive(self, patience_s: float, what: str) -> Any:
-        deadline = time.monotonic() + patience_s
+    def _receive(self, timeout_s: float, what: str) -> Any:
+        deadline = time.monotonic() + timeout_s
         while not self._link.poll(1.0):
             if not self._process.is_alive():
                 raise RuntimeError(f"the engine's process ended during {what}")
             if time.monotonic() > deadline:
-                raise TimeoutError(f"the engine did not answer {what} within {patience_s:g} s")
+                raise TimeoutError(f"the engine did not answer {what} within {timeout_s:g} s")
         answer, error = self._link.recv()
         if error:
             raise RuntimeError(f"{what}: {error}")
         return answer
 
 
-def serve(link: Connection, engine: dict[str, Any], path: list[str], fix: bool) -> None:
+def serve(link: Connection, engine: dict[str, Any], path: list[str], fix_expand: bool) -> None:
     import sys
     import traceback
 
@@ -118,13 +118,13 @@ def serve(link: Connection, engine: dict[str, Any], path: list[str], fix: bool) 
 
     environment()
     try:
-        if fix:
+        if fix_expand:
             from rhymed.histospec.plugin import repair_expand
 
             repair_expand()
         from vllm import LLM
 
-        served = Served(LLM(**engine))
+        served = EngineServer(LLM(**engine))
         link.send((None, ""))
         while True:
             name, *arguments = link.recv()
@@ -135,7 +135,7 @@ def serve(link: Connection, engine: dict[str, Any], path: list[str], fix: bool) 
         link.send((None, traceback.format_exc()))
 
 
-class Served:
+class EngineServer:
     def __init__(self, llm: Any) -> None:
         self._engine = llm.llm_engine
         core = self._engine.engine_core.engine_core
@@ -147,13 +147,13 @@ class Served:
 
     def begin(self, requests: list[Request], batch: int, whole: bool) -> None:
         self._scheduler.max_num_running_reqs = self._scheduler.max_num_active_reqs = batch
-        self._made: dict[str, list[int]] = {}
+        self._responses: dict[str, list[int]] = {}
         for request in requests:
             self._count += 1
             name = f"{self._count}-{request.name}"
-            self._made[name] = []
+            self._responses[name] = []
             self._add(name, request)
-        self._logprobs: dict[str, list[float]] = {name: [] for name in self._made}
+        self._logprobs: dict[str, list[float]] = {name: [] for name in self._responses}
         self._tokens = self._steps = self._preempted = 0
         self._seconds, self._least = 0.0, 1 if whole else min(batch, len(requests))
 
@@ -165,7 +165,7 @@ class Served:
         while self._engine.get_num_unfinished_requests() >= self._least and time.perf_counter() < began + seconds:
             for output in self._engine.step():
                 new = output.outputs[0]
-                self._made[output.request_id].extend(new.token_ids)
+                self._responses[output.request_id].extend(new.token_ids)
                 self._logprobs[output.request_id].extend(new.logprobs.logprobs)
                 self._tokens += len(new.token_ids)
             self._steps += 1
@@ -174,12 +174,12 @@ class Served:
 
     def finish(self) -> tuple[Any, ...]:
         if self._engine.has_unfinished_requests():
-            self._engine.abort_request(list(self._made))
+            self._engine.abort_request(list(self._responses))
             while self._engine.has_unfinished_requests():
                 self._engine.step()
-        made, logprobs = list(self._made.values()), list(self._logprobs.values())
-        accounts = self._accounts(list(self._made))
-        return self._seconds, self._tokens, self._steps, made, logprobs, accounts, self._preempted
+        responses, logprobs = list(self._responses.values()), list(self._logprobs.values())
+        accounts = self._accounts(list(self._responses))
+        return self._seconds, self._tokens, self._steps, responses, logprobs, accounts, self._preempted
 
     def call(self, method: str, *arguments: Any) -> Any:
         return self._engine.collective_rpc(method, args=arguments)[0]
@@ -191,12 +191,14 @@ class Served:
         if hasattr(drafter, "remember"):
             from rhymed.histospec.index.builder import PastResponse
 
-            drafter.remember(prompt, context, [PastResponse(np.array(one, np.int32), 0, None) for one in past])
+            drafter.remember(
+                prompt, context, [PastResponse(np.array(response, np.int32), 0, None) for response in past]
+            )
         elif hasattr(drafter, "suffix_cache"):
-            for number, one in enumerate(past):
+            for number, response in enumerate(past):
                 name = f"{prompt}-{number}"
                 drafter.suffix_cache.start_request(name, np.array(context, np.int32))
-                drafter.suffix_cache.add_active_response(name, one)
+                drafter.suffix_cache.add_active_response(name, response)
                 drafter.suffix_cache.stop_request(name)
 
     def forget(self) -> None:
@@ -211,15 +213,17 @@ class Served:
     def _accounts(self, names: list[str]) -> list[tuple[float, ...] | None]:
         from dataclasses import astuple
 
-        told = getattr(getattr(self._runner, "drafter", None), "accounts", None)
-        return [None if one is None else astuple(one) for one in told(names)] if told else [None] * len(names)
+        accounts = getattr(getattr(self._runner, "drafter", None), "accounts", None)
+        if accounts is None:
+            return [None] * len(names)
+        return [None if account is None else astuple(account) for account in accounts(names)]
 
     def _add(self, name: str, request: Request) -> None:
         from vllm import SamplingParams, TokensPrompt
         from vllm.sampling_params import RequestOutputKind
 
-        told = {"name": name, "prompt": request.history, "step": request.step, "key": request.seed}
-        told["min_p"] = request.min_p  # vLLM refuses its own together with drafts
+        extra = {"name": name, "prompt": request.history, "step": request.step, "key": request.seed}
+        extra["min_p"] = request.min_p  # vLLM refuses its own together with drafts
         params = SamplingParams(
             temperature=request.temperature,
             max_tokens=request.max_tokens,
@@ -230,10 +234,10 @@ class Served:
             detokenize=False,
             stop_token_ids=self._stops(),
             output_kind=RequestOutputKind.DELTA,
-            extra_args={"rhymed": told},
+            extra_args={"rhymed": extra},
         )
         self._engine.add_request(name, TokensPrompt(prompt_token_ids=request.prompt), params)
 
     def _stops(self) -> list[int]:
-        found = self._engine.vllm_config.model_config.hf_config.eos_token_id
-        return found if isinstance(found, list) else [found]
+        ids = self._engine.vllm_config.model_config.hf_config.eos_token_id
+        return ids if isinstance(ids, list) else [ids]

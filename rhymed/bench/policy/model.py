@@ -1,7 +1,7 @@
-"""The small reasoner that benchmarks of drafting and scheduling run on: built, measured and written with its prompts.
+"""`rhymed bench model`: trains the small reasoning model that other benchmarks use, and writes it with its prompts.
 
-`runs/models/arithmetic` becomes a Hugging Face folder with `train.jsonl` and `held_out.jsonl` beside the weights.
-What makes it stand for larger reasoners is measured and printed: entropy, share right, lengths.
+`runs/models/arithmetic` becomes a Hugging Face folder with `train.jsonl` and `held_out.jsonl` next to the weights.
+Entropy, accuracy and lengths are measured and printed, to compare with larger models.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from pathlib import Path
 from typing import Any
 
 from rhymed import atomic
-from rhymed.bench.policy import problems as arithmetic
 from rhymed.bench.policy import training
+from rhymed.bench.policy.problems import Problem, problem
 
 OUT = Path("runs/models/arithmetic")
 PROMPTS = {"train": 128, "held_out": 64}
 RESPONSE = 1536  # tokens at most, as in configs/arithmetic.toml
 THREADS = 2
-"""Fixed: sums in another order make other weights."""
+"""Fixed, because another order of sums gives other weights."""
 
 QUICK = training.Recipe(hidden=64, layers=2, heads=2, feedforward=128, tokens=50_000)
-"""For a look at the machinery; what it writes is not worth reading."""
+"""To try the command; the model's responses are useless."""
 
 
 def run(quick: bool, out: Path | None = None) -> dict[str, Any]:
-    """Train, measure, write. A model that was there before is replaced when the new one is whole."""
+    """Trains, measures and writes the model. An older one is replaced when the new one is complete."""
     import torch
 
     torch.set_num_threads(THREADS)
@@ -51,15 +51,15 @@ def run(quick: bool, out: Path | None = None) -> dict[str, Any]:
     return result
 
 
-def draw(name: str, seed: int = 0) -> list[arithmetic.Problem]:
-    """The problems of `train` or `held_out`, all different; no problem is in both."""
-    problems: dict[arithmetic.Problem, str] = {}
+def draw(name: str, seed: int = 0) -> list[Problem]:
+    """The problems of `train` or `held_out`; no problem occurs twice."""
+    problems: dict[Problem, str] = {}
     for part, count in PROMPTS.items():
         rng = random.Random(f"{part} {seed}")
         wanted = len(problems) + count
         while len(problems) < wanted:
-            problems.setdefault(arithmetic.problem(rng), part)
-    return [problem for problem, part in problems.items() if part == name]
+            problems.setdefault(problem(rng), part)
+    return [drawn for drawn, part in problems.items() if part == name]
 
 
 def _write(folder: Path, network: Any, tokenizer: Any, seed: int) -> None:
@@ -76,8 +76,8 @@ def _write(folder: Path, network: Any, tokenizer: Any, seed: int) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def measure(network: Any, tokenizer: Any, problems: list[arithmetic.Problem], longest: int) -> dict[str, Any]:
-    """One response a problem at temperature 1: entropy in nats a token, share right, lengths in tokens."""
+def measure(network: Any, tokenizer: Any, problems: list[Problem], longest: int) -> dict[str, Any]:
+    """One response per problem at temperature 1: entropy in nats per token, accuracy, lengths in tokens."""
     import numpy as np
 
     responses = sample(network, tokenizer, [problem.prompt for problem in problems], longest)
@@ -131,20 +131,20 @@ def entropy(network: Any, prompt: list[int], response: list[int]) -> Any:
 
 
 class _Progress:
-    """A line twice a minute."""
+    """Prints a line every 30 s."""
 
     def __init__(self, tokens: int) -> None:
         self.seconds = 0.0
         self._tokens = tokens
         self._losses: list[float] = []
-        self._told = 0.0
+        self._printed_s = 0.0
 
     def __call__(self, seen: int, loss: float, seconds: float) -> None:
         self.seconds = seconds
         self._losses.append(loss)
-        if seconds - self._told < 30 and seen < self._tokens:
+        if seconds - self._printed_s < 30 and seen < self._tokens:
             return
-        self._told = seconds
+        self._printed_s = seconds
         mean = sum(self._losses) / len(self._losses)
         left = seconds / seen * max(0, self._tokens - seen) / 60
         print(
@@ -160,6 +160,6 @@ def _print(result: dict[str, Any]) -> None:
         f"{result['parameters'] / 1e6:.1f} M parameters, {result['tokens'] / 1e6:.1f} M tokens"
         f" in {result['train_s'] / 60:.1f} min, loss {result['loss']:.3f}"
     )
-    print(f"entropy {result['entropy']:.3f} nats a token, {result['right']:.0%} right, {result['ended']:.0%} ended")
-    print("tokens a response: " + ", ".join(f"{name} {tokens:.0f}" for name, tokens in length.items()))
+    print(f"entropy {result['entropy']:.3f} nats per token, {result['right']:.0%} right, {result['ended']:.0%} ended")
+    print("tokens per response: " + ", ".join(f"{name} {tokens:.0f}" for name, tokens in length.items()))
     print(result["folder"])

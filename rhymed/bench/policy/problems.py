@@ -1,15 +1,14 @@
-"""Problems for a small reasoner, and worked solutions to learn from. Pure: all chance comes from a generator.
+"""Problems for a small reasoning model, with worked solutions to train on. Pure: chance comes from a generator.
 
 A problem adds one two-digit number several times (a letter says how often: a once, b twice), and only the last two
 digits of the sum are kept:
 
     37, n x 85 =
 
-A solution adds it as often as asked, digit by digit with carries, and counts down to a, so its length follows from
-the problem. All that a step needs stands in the step before: a small network learns that in minutes (to find one of
-many terms in a prompt it does not). How it is put into words varies: between solutions (each has a `Voice` of its own
-habits) and within one. Now and then a step is checked, or a wrong digit is written and put right. The answer at the
-end is always right.
+A solution does these additions, digit by digit with carries, and counts down to a, so the problem determines its
+length. All that a step needs is in the step before, which a small network learns in minutes (it does not learn to
+find one of many terms in a prompt). The wording varies between solutions (each has a `Voice` with its own habits) and
+within one. Some steps are checked, and some wrong digits are written and corrected. The final answer is always right.
 """
 
 from __future__ import annotations
@@ -20,15 +19,15 @@ import string
 from dataclasses import dataclass
 
 LETTERS = string.ascii_lowercase + string.ascii_uppercase
-LONGEST = 32  # times; a solution of them has about 1,100 tokens
+LONGEST = 32  # additions; such a solution has about 1,100 tokens
 MEDIAN, SPREAD = 4.5, 0.95
-"""Times are log-normal (median, sigma of the logarithm): most problems are short, the longest 8 times the median."""
+"""Additions are log-normal (median, sigma of the logarithm): most problems are short, the longest 8 times as long."""
 
 HABIT = 1.0
-"""How far a voice's preferences are from everybody's: the sigma of the factors' logarithms."""
+"""How much a voice's preferences differ from the common ones: sigma of the factors' logarithms."""
 
 CHECK, SLIP, REVIEW = 0.06, 0.03, 0.06
-"""How often a step is checked, a digit is wrong at first, and a whole solution is gone through again."""
+"""Probabilities that a step is checked, a digit is wrong at first, and a whole solution is reviewed."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,7 @@ class Problem:
 
 
 def problem(rng: random.Random, times: int | None = None) -> Problem:
-    """A problem with that many additions; by default their number is drawn, too."""
+    """A random problem with `times` additions; by default their number is random, too."""
     count = times or _size(rng)
     return Problem(rng.randrange(100), rng.randrange(100), count)
 
@@ -65,7 +64,7 @@ def _size(rng: random.Random) -> int:
 
 
 class Voice:
-    """How one solution is worded: all share a taste (the first option is the most common), each has habits."""
+    """The wording of one solution: all prefer the first options, and each has its own habits."""
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
@@ -82,7 +81,7 @@ class Voice:
 
 
 def solution(problem: Problem, rng: random.Random) -> str:
-    """A worked solution in a voice of its own; ends with the right answer."""
+    """A worked solution in its own voice; ends with the right answer."""
     voice = Voice(rng)
     lines = [voice.say("", "", "Step by step.\n", "Let us see.\n", "One at a time.\n")]
     for done, before in enumerate(problem.totals[:-1]):
@@ -96,7 +95,7 @@ def solution(problem: Problem, rng: random.Random) -> str:
 
 
 def _step(voice: Voice, left: int, before: int, term: int) -> str:
-    """`left`: additions to do, with this one."""
+    """`left`: additions to do, this one included."""
     head = voice.say("Now", "Next", "Then", "At", "With") + f" {LETTERS[left - 1]}, "
     head += voice.say("add ", "take ", "put ", "move ") + f"{term:02}"
     head += voice.say(" to ", " onto ", " after ", " with ") + f"{before:02}: "
@@ -139,6 +138,6 @@ def _equation(voice: Voice, terms: str, value: int) -> str:
 
 
 def _review(voice: Voice, problem: Problem) -> str:
-    """All totals once more, without the digits' work."""
+    """Repeats all totals, without the digits."""
     shown = ", ".join(f"{total:02}" for total in problem.totals)
     return voice.say("Once more: ", "Go over it: ", "Check all: ") + f"{shown}.\n"

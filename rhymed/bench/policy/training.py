@@ -1,6 +1,6 @@
-"""Supervised training of the small reasoner on worked solutions: its tokenizer, its batches, its schedule.
+"""Supervised training of the small reasoning model on worked solutions: tokenizer, batches, schedule.
 
-Everything follows from the `Recipe`: two runs on one machine, with as many threads, write the same weights.
+The `Recipe` determines everything: two runs on one machine, with the same number of threads, give the same weights.
 Imports torch and transformers only when called.
 """
 
@@ -19,15 +19,15 @@ from rhymed.bench.policy import problems as arithmetic
 PAD, EOS = "<pad>", "<eos>"
 
 PIECES = r" ?[A-Za-z]+(?: (?=\d))?|[0-9]| ?[^\sA-Za-z0-9]+(?: (?=\d))?|\s"
-"""A word, a digit or a sign is one token; blanks go with what they surround, so that numbers are digits in a row."""
+"""A word, a digit or a sign is one token; blanks belong to their neighbours, so that numbers are rows of digits."""
 
 POOL = 512
-"""Solutions that are sorted by length together: batches of equal lengths waste no padding."""
+"""Solutions that are sorted by length together: batches of similar lengths waste little padding."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What is trained, on how much. The default takes about ten minutes on two cores."""
+    """Model size and amount of training. The default takes about ten minutes on two cores."""
 
     hidden: int = 320
     layers: int = 4
@@ -39,8 +39,8 @@ class Recipe:
     seed: int = 0
 
 
-Told = Callable[[int, float, float], None]
-"""(tokens so far, loss in nats a response token, seconds)."""
+OnProgress = Callable[[int, float, float], None]
+"""(tokens so far, loss in nats per response token, seconds)."""
 
 
 def build_tokenizer(seed: int = 0) -> Any:
@@ -96,14 +96,14 @@ def build_network(recipe: Recipe, tokenizer: Any) -> Any:
         dtype="float32",
     )
     network = LlamaForCausalLM(config)
-    for layer in network.model.layers:  # each starts as the identity, or noise would drown what the tokens are
+    for layer in network.model.layers:  # each starts as the identity, or noise would drown the embeddings
         torch.nn.init.zeros_(layer.self_attn.o_proj.weight)
         torch.nn.init.zeros_(layer.mlp.down_proj.weight)
     return network
 
 
-def train(network: Any, tokenizer: Any, recipe: Recipe, told: Told = lambda *_: None) -> float:
-    """Train in place; the mean loss of the last tenth in nats a response token, which is about the entropy."""
+def train(network: Any, tokenizer: Any, recipe: Recipe, on_progress: OnProgress = lambda *_: None) -> float:
+    """Trains in place. Returns the mean loss of the last tenth in nats per response token, about the entropy."""
     import torch
 
     weights = list(network.parameters())
@@ -122,22 +122,22 @@ def train(network: Any, tokenizer: Any, recipe: Recipe, told: Told = lambda *_: 
         optimizer.zero_grad()
         seen += sum(len(tokens) for tokens, _ in batch)
         losses.append(loss.item())
-        told(seen, losses[-1], time.perf_counter() - begun)
+        on_progress(seen, losses[-1], time.perf_counter() - begun)
     network.eval()
     last = losses[-max(1, len(losses) // 10) :]
     return sum(last) / len(last)
 
 
 def pace(done: float) -> float:
-    """The factor of the learning rate when this share of the training is done: a short rise, then half a cosine."""
-    rise = 0.03
-    if done < rise:
-        return (done + 0.002) / (rise + 0.002)
-    return 0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * min(1.0, (done - rise) / (1 - rise))))
+    """Factor of the learning rate at this share of the training: a short warm-up, then a cosine decay."""
+    warmup = 0.03
+    if done < warmup:
+        return (done + 0.002) / (warmup + 0.002)
+    return 0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * min(1.0, (done - warmup) / (1 - warmup))))
 
 
 def times_at_most(done: float) -> int:
-    """From short to long: a digit's work is learned sooner where the solution around it is short."""
+    """A curriculum from short to long: additions are learned sooner in short solutions."""
     return 3 if done < 0.15 else 10 if done < 0.4 else arithmetic.LONGEST
 
 
@@ -146,7 +146,7 @@ Example = tuple[list[int], int]
 
 
 def batches(recipe: Recipe, tokenizer: Any) -> Iterator[list[Example]]:
-    """Examples of about equal lengths, at most `recipe.batch` tokens with their padding, until enough are seen."""
+    """Batches of similar lengths with at most `recipe.batch` tokens, padding included, up to `recipe.tokens`."""
     rng = random.Random(f"solutions {recipe.seed}")
     seen = 0
     while seen < recipe.tokens:
@@ -176,7 +176,7 @@ def _examples(rng: random.Random, tokenizer: Any, longest: int) -> list[Example]
 
 
 def tensors(batch: list[Example], pad: int) -> tuple[Any, Any]:
-    """(inputs_BT, labels_BT), padded at the right; labels are -100 where nothing is to be learned."""
+    """(inputs_BT, labels_BT), padded on the right; labels are -100 for prompts and padding."""
     import torch
 
     longest = max(len(tokens) for tokens, _ in batch)
@@ -189,6 +189,6 @@ def tensors(batch: list[Example], pad: int) -> tuple[Any, Any]:
 
 
 def save(network: Any, tokenizer: Any, folder: Path) -> None:
-    """As a Hugging Face folder, which transformers, vLLM and `model.path` take."""
+    """Writes a Hugging Face folder, for transformers, vLLM and `model.path`."""
     network.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

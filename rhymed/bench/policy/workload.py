@@ -1,4 +1,4 @@
-"""What the engine benchmarks generate: prompts of the small reasoner, and of a chat model that is nearly random."""
+"""Workloads of the engine benchmarks: prompts of the bench policy, and of a small chat model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ QUESTIONS = {"min_terms": 3, "max_terms": 4, "min_digits": 2, "max_digits": 3}
 
 @dataclass(frozen=True)
 class Workload:
-    """`prompts`: token ids. Responses end by themselves or at `longest` tokens."""
+    """`prompts`: token ids. Responses have at most `longest` tokens."""
 
     name: str
     model: Path
@@ -27,10 +27,10 @@ class Workload:
 
 
 def workloads(model: Path | None = None) -> Iterator[Workload]:
-    """Of one model; else the bench policy, then SmolLM2. Raises `ConfigError` where the policy is missing."""
+    """Of one model, or of the bench policy and then SmolLM2. Raises `ConfigError` if the policy is missing."""
     if model is None or model == OUT:
         if not (OUT / "train.jsonl").is_file():
-            raise ConfigError(f"{OUT} is not there: `make bench-model` builds it")
+            raise ConfigError(f"{OUT} does not exist: `make bench-model` builds it")
         yield _workload("bench policy", Config(model=Model(path=str(OUT)), data=Data(path=str(OUT / "train.jsonl"))))
     if model != OUT:
         chat = Model(path=str(model)) if model else Model()

@@ -1,37 +1,37 @@
-"""What an engine's step takes, learned from the engine's own steps as they go by. Pure: times come in."""
+"""The time of an engine step, learned from the engine's own steps. Pure: times come in."""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
 
-MEMORY = 400  # steps: what is older has lost its weight
+MEMORY = 400  # steps after which a measurement has lost its weight
 REFRESH = 8  # steps between two fits
-SLOW = 1.5  # times what a step should take: a longer one counts as this, or a few neighbours' noise is the curve
-FADE = 0.1  # of what was learned, when the engine turns out to be another
-OUTLIER = 3.0  # times: a longer one says nothing about the batch
-OPTIMISM = 0.004  # of the smallest step's time, for one more token, until it has been measured
+SLOW = 1.5  # times the predicted time: a longer step counts as this, so that a few do not bend the curve
+FADE = 0.1  # what remains of the weights when the engine has changed
+OUTLIER = 3.0  # times the predicted time: a longer step is ignored
+LEAST_SLOPE = 0.004  # prior cost of one more token, as a share of the quickest step
 
 
 class CostCurve:
-    """T(requests, tokens) in seconds: a piecewise linear function of tokens, so much a request, and so much for
-    verifying at all, be it one drafted token. Fitted as steps go by.
+    """T(requests, tokens) in seconds: piecewise linear in tokens, plus a cost per request, plus a fixed cost if
+    anything is verified. Fitted online.
 
-    Knots lie about sqrt(2) apart. Where nothing was measured lately the curve goes on straight; where nothing was
-    ever measured it is optimistic, so that it is tried. Invariant: no step takes less than the quickest one seen, or
-    of fewer tokens than that had, less than these tokens' share of it.
+    Knots are a factor of about sqrt(2) apart. Without recent measurements the curve continues straight; without any
+    it is optimistic, so that it is tried. Invariant: a prediction is at least the quickest step's time, or with fewer
+    tokens than that step had, their share of it.
     """
 
     def __init__(self, largest: int = 4096) -> None:
-        """`largest`: tokens that one step may hold."""
+        """`largest`: most tokens of one step."""
         knots = np.unique(np.round(2.0 ** np.arange(0, np.log2(max(2, largest)) + 0.5, 0.5)))
         self.knots: NDArray[np.float64] = knots
         self._all = np.arange(largest + 2, dtype=np.float64)
-        size = len(knots) + 2  # the last two: seconds a request, and where anything is drafted
+        size = len(knots) + 2  # the last two: the costs per request and of verifying
         self._information = np.zeros((size, size))
         self._moment = np.zeros(size)
         self._smooth, self._slope = _priors(knots)
-        self._unit, self._unit_tokens = 0.0, 1  # seconds of the quickest step seen, and what it ran
+        self._unit, self._unit_tokens = 0.0, 1  # the quickest step: seconds and tokens
         self._floor = np.zeros(largest + 2)  # seconds by tokens
         self._a_request = self._verifying = 0.0  # seconds
         self._table = np.ones(largest + 2)  # seconds by tokens, without the requests' share
@@ -39,9 +39,9 @@ class CostCurve:
         self.observed = 0
 
     def observe(self, requests: int, tokens: int, seconds: float) -> None:
-        """A step that decoded `requests` requests and ran `tokens` tokens through the model took so long."""
+        """A step decoded `requests` requests and ran `tokens` tokens through the model in `seconds`."""
         expected = self.predict(requests, tokens) if self.observed > 2 * REFRESH else seconds
-        seconds = self._wonder(seconds, expected)
+        seconds = self._clipped(seconds, expected)
         if seconds > OUTLIER * expected:
             return
         if not self._unit or seconds < self._unit:
@@ -57,8 +57,8 @@ class CostCurve:
         if self._since >= REFRESH or self.observed <= REFRESH:
             self._refit()
 
-    def _wonder(self, seconds: float, expected: float) -> float:
-        """What a step counts as. Surprises of a kind in a row are no accident: then what was learned fades."""
+    def _clipped(self, seconds: float, expected: float) -> float:
+        """The time that a step counts as. If several in a row are slow, or quick, what was learned fades."""
         slow, quick = seconds > SLOW * expected, SLOW * seconds < expected
         self._slow, self._quick = (self._slow + 1 if slow else 0), (self._quick + 1 if quick else 0)
         if max(self._slow, self._quick) >= REFRESH:
@@ -69,13 +69,13 @@ class CostCurve:
         return SLOW * expected if slow and seconds <= OUTLIER * expected else seconds
 
     def table(self, requests: int) -> NDArray[np.float64]:
-        """Predicted time of a step [tokens + 1] that decodes `requests` requests; constant before the first step."""
+        """Predicted seconds of a step, by its tokens [tokens + 1]; constant before the first step."""
         seconds = np.maximum(self._table + self._a_request * requests, self._floor)
         seconds[requests + 1 :] += self._verifying
         return seconds
 
     def predict(self, requests: int, tokens: int) -> float:
-        """Seconds of one step; without drafts it has as many tokens as requests."""
+        """Predicted seconds of one step; without drafts it has as many tokens as requests."""
         verifying = self._verifying if tokens > requests else 0.0
         place = min(tokens, len(self._table) - 1)
         return max(float(self._table[place]) + self._a_request * requests, float(self._floor[place])) + verifying
@@ -93,15 +93,15 @@ class CostCurve:
         return row
 
     def _refit(self) -> None:
-        """Least squares with two weak beliefs: the curve bends little, and a token costs something, but not much."""
+        """Least squares with two weak priors: the curve bends little, and a token has a small positive cost."""
         slope, smooth, size = self._slope, self._smooth, len(self.knots)
         information, moment = self._information.copy(), self._moment.copy()
         information[:size, :size] += smooth.T @ smooth + 1e-3 * slope.T @ slope
-        moment[:size] += 1e-3 * slope.sum(0) * OPTIMISM * self._unit
+        moment[:size] += 1e-3 * slope.sum(0) * LEAST_SLOPE * self._unit
         information[[-2, -1], [-2, -1]] += 1e-2
         fit = np.linalg.solve(information + 1e-9 * np.eye(size + 2), moment)
         for cost in (-1, -2):
-            if fit[cost] < 0:  # a cost is none: without it the others fit otherwise
+            if fit[cost] < 0:  # a cost is not negative: fit the others without it
                 information[cost, cost] += 1e12
                 fit = np.linalg.solve(information + 1e-9 * np.eye(size + 2), moment)
         self._a_request, self._verifying = max(0.0, float(fit[-2])), max(0.0, float(fit[-1]))
@@ -111,7 +111,7 @@ class CostCurve:
 
 
 def _priors(knots: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Rows that are 0 for a straight line, and rows that are the slope between neighbours."""
+    """(rows whose product with the knots' values is 0 for a straight line, rows that give the slopes)."""
     count = len(knots)
     gaps = np.diff(knots)
     slope = np.zeros((count - 1, count))

@@ -1,1 +1,1 @@
-"""The index of one prompt's history: flat arrays, their builder and their cache."""
+"""The index of one prompt's history: its arrays, their builder and their cache."""

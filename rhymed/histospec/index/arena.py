@@ -1,16 +1,16 @@
 """The memory of one prompt's index: one flat int32 array, and the compiled code that writes it.
 
-Sequences (the prompt, earlier responses, running ones) own blocks of `BLOCK` slots, one token a slot, chained both
-ways, so that running sequences grow side by side. Slot 0 of a sequence is its start, a mark that counts as context.
-Every written slot hangs in two chains, newest first, of slots whose last `long` (`short`) tokens hash alike:
-following one enumerates where this context occurred before. Chains may mix contexts; whoever reads compares tokens.
+Sequences (the prompt, past responses, running ones) own blocks of `BLOCK` slots, one token per slot. Blocks are
+linked in both directions, so that several sequences can grow. Slot 0 of a sequence is its start, a mark that counts
+as context. Every written slot is in two chains, newest first, of slots whose last `long` (`short`) tokens have the
+same hash: a chain lists where this context occurred before. Hashes collide, so readers compare tokens.
 
-    header | a slot: tokens, long chain, short chain | heads of both | a block: next, previous, owner | sequences
+    header | per slot: tokens, long chain, short chain | heads of both | per block: next, previous, owner | sequences
 
-An open sequence keeps up to `TRACKS` places beside itself: where other sequences stand when it stands where it does.
-They go on with it, token by token, also where the tokens differ: what is said in other words is still said there.
+An open sequence tracks up to `TRACKS` positions in other sequences, those that correspond to its own last token. They
+advance with it, token by token, even where tokens differ: texts usually realign after a difference.
 
-Nothing is freed or moved: an array is full some day, and `Index` copies it into a larger one.
+Nothing is freed or moved: when the array is full, `Index` copies it into a larger one.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ Array = NDArray[np.int32]
 
 BLOCK = 32
 NOTHING = -1  # no slot, no block
-UNWRITTEN = -2  # a slot whose token has not come yet
-START = -3  # a response begins: the same context for all of them
+UNWRITTEN = -2  # a slot without a token yet
+START = -3  # of every response: the same context for all of them
 PROMPT_START = -4
 
 # The header's entries.
 SLOTS, USED, HEADS, ROOM, SEQUENCES, LONG, SHORT, VOCABULARY, NEED, TOKENS = range(10)
 HEADER = 16
-# What is known of a sequence.
+# The fields of a sequence.
 LAST, WEIGHT, KIND, AGE, LENGTH, FORM, FIRST = range(7)
-TRACK = 8  # from here on: pairs of a slot, or `NOTHING`, and how alike the texts are that end there
+TRACK = 8  # from here on: pairs of a slot, or `NOTHING`, and the similarity of the texts that end there
 TRACKS = 12
 FIELDS = TRACK + 2 * TRACKS
 LONGEST = 32  # tokens of context that are compared
-FADE = 8  # tokens after which a difference is forgotten, about
-# Kinds of sequences: closed and open ones are siblings of each other.
+FADE = 8  # tokens: time constant of the similarity
+# Kinds of sequences; closed and open ones are siblings.
 PROMPT, HISTORY, CLOSED, OPEN = range(4)
 ONE = 1024  # weights are fixed-point
 
-# What `extend` answers.
+# Results of `extend`.
 DONE, BAD_TOKEN, FULL, NOT_OPEN = range(4)
 
 
@@ -79,7 +79,7 @@ def views(address: int) -> tuple[Array, Array, Array, Array, Array, Array, Array
 
 @native
 def following(slot: int, after: Array) -> int:
-    """The slot behind this one in its sequence, or `NOTHING`; it may be unwritten."""
+    """The slot after this one in its sequence, or `NOTHING`; it may be unwritten."""
     if (slot + 1) % BLOCK:
         return slot + 1
     block = int(after[slot // BLOCK])
@@ -88,13 +88,13 @@ def following(slot: int, after: Array) -> int:
 
 @native
 def preceding(slot: int, before: Array) -> int:
-    """The slot in front of this one; not asked of a start."""
+    """The slot before this one, which is not a start."""
     return slot - 1 if slot % BLOCK else int(before[slot // BLOCK]) * BLOCK + BLOCK - 1
 
 
 @native
 def buckets(slot: int, tokens: Array, before: Array, long: int, short: int, heads: int) -> tuple[int, int]:
-    """Where the contexts that end at this slot hash to, with long and with short order."""
+    """The hash buckets of the contexts that end at this slot: (long order, short order)."""
     code, at_short = np.uint64(0), np.uint64(0)
     for depth in range(long):
         token = tokens[slot]
@@ -133,7 +133,7 @@ def _write(address: int, row: int, token: int) -> None:
 
 @native
 def begin(address: int, kind: int, weight: int, age: int) -> int:
-    """A new sequence, with its start written: its row. Room and a block must be free."""
+    """Adds a sequence with its start and returns its row. There must be room and a free block."""
     header, _, _, _, _, _, _, _, _, sequences = views(address)
     row = int(header[SEQUENCES])
     header[SEQUENCES] += 1
@@ -145,15 +145,15 @@ def begin(address: int, kind: int, weight: int, age: int) -> int:
     sequences[row, FORM] = 0
     sequences[row, TRACK:] = NOTHING
     if kind == OPEN:
-        _keep_beginnings(sequences, row)
+        _track_beginnings(sequences, row)
     _write(address, row, PROMPT_START if kind == PROMPT else START)
     sequences[row, FIRST] = sequences[row, LAST]
     return row
 
 
 @native
-def _keep_beginnings(sequences: Array, row: int) -> None:
-    """All responses begin at the same place; the newest whole ones are kept."""
+def _track_beginnings(sequences: Array, row: int) -> None:
+    """All responses begin at the same position; tracks those of the newest finished ones."""
     at, other = TRACK, row - 1
     while other >= 0 and at < FIELDS:
         if sequences[other, KIND] == HISTORY or sequences[other, KIND] == CLOSED:
@@ -163,8 +163,8 @@ def _keep_beginnings(sequences: Array, row: int) -> None:
 
 
 @native
-def _go_on(sequence: Array, token: int, tokens: Array, after: Array) -> None:
-    """The kept places, by one token. Where another sequence ends, or has not got so far, nothing is kept."""
+def _advance_tracks(sequence: Array, token: int, tokens: Array, after: Array) -> None:
+    """Moves the tracked positions by one token. One that reaches the end of a sequence is dropped."""
     for at in range(TRACK, FIELDS, 2):
         if sequence[at] >= 0:
             place = following(sequence[at], after)
@@ -175,21 +175,21 @@ def _go_on(sequence: Array, token: int, tokens: Array, after: Array) -> None:
 
 @native
 def append(address: int, row: int, fresh: Array) -> None:
-    """Checked tokens at the end of a sequence; there are blocks enough."""
+    """Appends checked tokens to a sequence; there must be enough blocks."""
     header, tokens, _, _, _, _, after, _, _, sequences = views(address)
     for token in fresh:
         _write(address, row, token)
         if sequences[row, KIND] == OPEN:
-            _go_on(sequences[row], token, tokens, after)
+            _advance_tracks(sequences[row], token, tokens, after)
     sequences[row, LENGTH] += len(fresh)
     header[TOKENS] += len(fresh)
 
 
 @native
 def extend(addresses: NDArray[np.int64], rows: Array, fresh: Array, offsets: Array) -> tuple[int, int]:
-    """Tokens `fresh[offsets[i]:offsets[i + 1]]` behind row `rows[i]` of arena i: all, or nothing at all.
+    """Appends `fresh[offsets[i]:offsets[i + 1]]` to row `rows[i]` of arena i: everything or nothing.
 
-    Answers what is wrong and the i of it. An arena may come several times, with different rows.
+    Returns the result and the i it is about. An arena may occur several times, with different rows.
     """
     for i in range(len(rows)):
         memory(addresses[i], HEADER)[NEED] = 0
@@ -214,7 +214,7 @@ def extend(addresses: NDArray[np.int64], rows: Array, fresh: Array, offsets: Arr
 
 @native
 def move(source: int, target: int) -> None:
-    """Everything of one arena into a larger empty one; chains keep their order."""
+    """Copies an arena into a larger empty one; chains keep their order."""
     header, tokens, long, short, long_heads, short_heads, after, before, owner, sequences = views(source)
     header2, tokens2, long2, short2, long_heads2, short_heads2, after2, before2, owner2, sequences2 = views(target)
     used, blocks, count = int(header[USED]), int(header[USED]) // BLOCK, int(header[SEQUENCES])
@@ -227,7 +227,7 @@ def move(source: int, target: int) -> None:
     sequences2[:count] = sequences[:count]
     orders = int(header[LONG]), int(header[SHORT])
     heads = int(header2[HEADS])
-    # A chain falls apart into those of the larger table: each is written from its newest slot on, behind its tail.
+    # A chain splits into several of the larger table; slots are appended to each, the newest first.
     tail = np.full(heads, NOTHING, np.int32)
     for head in range(len(long_heads)):
         slot = int(long_heads[head])

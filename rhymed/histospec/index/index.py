@@ -1,7 +1,7 @@
 """The history of one prompt as a source of drafts: its earlier responses, its running siblings, the prompt itself.
 
-One thread at a time uses an index. A larger array takes the place of one that is full: whoever still holds the old
-one holds a valid snapshot. What is drafted from an index is in `draft`.
+For one thread at a time. A full array is replaced by a larger copy; the old one stays a valid snapshot. Drafting from
+an index is in `drafts`.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ UNLIMITED = 2**31 - 1
 
 @dataclass(frozen=True)
 class Weights:
-    """How much a response's vote weighs; a running sibling's is 1.
+    """The weight of a past response's votes; a running sibling's is 1.
 
-    `recency` for each further epoch of age, `reward` as a power of two for each unit of reward within [-1, 1].
+    `recency`: factor per epoch of age. `reward`: exponent of two per unit of reward, which is clipped to [-1, 1].
     """
 
     recency: float = 1.0
@@ -31,14 +31,14 @@ class Weights:
     history: float = 1.0
 
     def of(self, age: int, reward: float | None) -> int:
-        """A vote's weight in units of 1 / `arena.ONE`, at least one unit; a reward that is None or NaN is 0."""
-        known = 0.0 if reward is None or math.isnan(reward) else reward
-        gain = self.reward * min(max(known, -1.0), 1.0)
+        """The weight in units of 1 / `arena.ONE`, at least one unit; a reward of None or NaN counts as 0."""
+        value = 0.0 if reward is None or math.isnan(reward) else reward
+        gain = self.reward * min(max(value, -1.0), 1.0)
         return max(round(arena.ONE * self.history * math.pow(self.recency, age - 1) * math.pow(2.0, gain)), 1)
 
 
 class Index:
-    """`tokens` (all of its sequences, the prompt included) and `nbytes` tell its size."""
+    """`tokens`: in all sequences, the prompt included. A sequence is named by its row in the sequence table."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class Index:
         orders: tuple[int, int] = (8, 2),
         weights: Weights | None = None,
     ) -> None:
-        """`expected` tokens fit without growing; ids from `vocabulary` on are refused; `orders`: context lengths."""
+        """`expected` tokens fit without growing. Ids from `vocabulary` on are refused. `orders`: context lengths."""
         if not orders[0] >= orders[1] >= 1:
             raise ValueError(f"orders are (long, short), both at least 1, not {orders}")
         self._weights = weights or Weights()
@@ -67,22 +67,22 @@ class Index:
 
     @property
     def opened(self) -> int:
-        """How many rows are open."""
+        """The number of open sequences."""
         return int(np.count_nonzero(self._sequences[:, arena.KIND] == arena.OPEN))
 
     def add(self, tokens: NDArray[np.int32], age: int, reward: float | None = None) -> None:
-        """A finished response of an earlier epoch; age 1 is the last one. ValueError for an id out of range."""
+        """Adds a response of an earlier epoch; age 1 is the last epoch. ValueError for an id out of range."""
         if age < 1:
-            raise ValueError(f"age counts epochs back from now, from 1 on, not {age}")
+            raise ValueError(f"age is epochs before now, at least 1, not {age}")
         self._write(tokens, arena.HISTORY, self._weights.of(age, reward), age)
 
     def open(self) -> int:
-        """A row for a request that starts now: it drafts, and its tokens draft for its siblings."""
+        """A new sequence for a running request. Returns its row. Its tokens are drafts for its siblings."""
         self._reserve(arena.BLOCK, 1)
         return arena.begin(self.address, arena.OPEN, arena.ONE, 0)
 
     def close(self, row: int, reward: float | None = None) -> None:
-        """The request has finished; its text stays as a sibling's. A reward known by then weighs as in history."""
+        """The request has ended; its text stays as a sibling's. With a reward it weighs as a past response does."""
         if not (0 <= row < self.array[arena.SEQUENCES] and self._sequences[row, arena.KIND] == arena.OPEN):
             raise ValueError(f"row {row} is not open")
         self._sequences[row, arena.KIND] = arena.CLOSED
@@ -90,11 +90,11 @@ class Index:
             self._sequences[row, arena.WEIGHT] = self._weights.of(1, reward)
 
     def length(self, row: int) -> int:
-        """Tokens of a row so far."""
+        """Tokens of a sequence so far."""
         return int(self._sequences[row, arena.LENGTH])
 
     def grow(self, tokens: int, sequences: int = 0) -> None:
-        """A larger array with space for so many more tokens and sequences, and half of the present size on top."""
+        """Moves to a larger array, with space for this many more and for half of the present size on top."""
         header = self.array[:HEADER]
         slots, room = int(header[arena.SLOTS]), int(header[arena.ROOM])
         if header[arena.USED] + tokens > slots:
@@ -112,7 +112,7 @@ class Index:
         return self.array[len(self.array) - arena.FIELDS * room :].reshape(room, arena.FIELDS)[:count]
 
     def _take(self, array: Array) -> None:
-        """`address` is where `array` lies; both change when the index grows."""
+        """`address` is that of `array`; both change when the index grows."""
         self.array, self.address = array, int(array.ctypes.data)
 
     def _reserve(self, tokens: int, sequences: int) -> None:
@@ -131,7 +131,7 @@ class Index:
 def check(tokens: NDArray[np.int32], vocabulary: int) -> None:
     """ValueError unless all ids are in [0, vocabulary)."""
     if tokens.ndim != 1:
-        raise ValueError(f"tokens are one flat array, not one of shape {tokens.shape}")
+        raise ValueError(f"tokens must be a flat array, not of shape {tokens.shape}")
     if len(tokens) and not (tokens.min() >= 0 and tokens.max() < vocabulary):
         at = int(np.argmax((tokens < 0) | (tokens >= vocabulary)))
         raise ValueError(f"token id {tokens[at]} at position {at} is outside [0, {vocabulary})")
@@ -140,9 +140,9 @@ def check(tokens: NDArray[np.int32], vocabulary: int) -> None:
 def extend(
     indexes: Sequence[Index], rows: NDArray[np.int32], fresh: NDArray[np.int32], offsets: NDArray[np.int32]
 ) -> NDArray[np.int64]:
-    """Tokens `fresh[offsets[i]:offsets[i + 1]]` behind row `rows[i]` of index i, in one call for the batch.
+    """Appends `fresh[offsets[i]:offsets[i + 1]]` to the sequence `rows[i]` of index i, for the whole batch.
 
-    Answers the indexes' addresses. ValueError, and nothing appended, for an id out of range or a row not open.
+    Returns the indexes' addresses. ValueError, and nothing is appended, if an id is out of range or a row not open.
     """
     addresses = np.array([index.address for index in indexes], np.int64)
     while True:

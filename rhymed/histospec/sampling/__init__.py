@@ -1,1 +1,1 @@
-"""Position-keyed sampling on a CPU and on any torch device."""
+"""Position-keyed sampling, on a CPU and on any torch device."""

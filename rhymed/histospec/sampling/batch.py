@@ -1,4 +1,4 @@
-"""What the requests of a model runner's batch ask of the sampler; made again when the batch has changed."""
+"""The sampling parameters of a model runner's batch; rebuilt when the batch changes."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from rhymed.histospec.settings import KEY
 
 MASK = 2**64 - 1
-GREEDY = 1e-5  # vLLM takes the largest logit below this temperature
+GREEDY = 1e-5  # temperature below which vLLM samples greedily
 
 
 class Keys:
-    """Of requests that bring neither a key nor a seed: new for every request, and kept as long as it lives.
+    """Keys of requests without a key or a seed: a new one per request, kept while it lives.
 
     Equal on all ranks of an engine, which see the same requests in the same order.
     """
@@ -29,7 +29,7 @@ class Keys:
     def of(self, id: str) -> int:
         if id not in self._of:
             self._drawn += 1
-            text = f"{self._seed} {self._drawn} {id}"  # vLLM ends an id with random letters
+            text = f"{self._seed} {self._drawn} {id}"  # vLLM's ids end with random letters
             self._of[id] = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
         return self._of[id]
 
@@ -38,15 +38,16 @@ class Keys:
 
 
 class Batch:
-    """The requests of `runner`; `metadata` is the one that vLLM made for them."""
+    """The requests of `runner`, for which vLLM made `metadata`. Axis B: requests."""
 
     def __init__(self, metadata: Any, runner: Any, keys: Keys) -> None:
         self.metadata = metadata
-        asked = [SamplingRequest(runner, id, keys) for id in runner.input_batch.req_ids]
-        self.key_B = np.array([a.key for a in asked], np.uint64)
-        self.scale_B = np.array([a.scale for a in asked], np.float32)  # 1 / temperature; 0: the largest logit
-        self.filtered_B: NDArray[np.bool_] = np.array([a.filtered for a in asked], bool)  # by min-p, top-k or top-p
-        min_p_B = np.array([a.min_p for a in asked], np.float32)
+        requests = [SamplingRequest(runner, id, keys) for id in runner.input_batch.req_ids]
+        self.key_B = np.array([request.key for request in requests], np.uint64)
+        self.scale_B = np.array([request.scale for request in requests], np.float32)  # 1 / temperature; 0: greedy
+        # True: min-p, top-k or top-p
+        self.filtered_B: NDArray[np.bool_] = np.array([request.filtered for request in requests], bool)
+        min_p_B = np.array([request.min_p for request in requests], np.float32)
         self.log_min_p_B: NDArray[np.float32] | None = None
         if min_p_B.any():
             self.log_min_p_B = np.log(min_p_B, where=min_p_B > 0, out=np.full_like(min_p_B, -np.inf))
@@ -56,15 +57,15 @@ class Batch:
 
 
 class SamplingRequest:
-    """`key`: of a request's noise. `scale`: 1 / temperature; with 0 there is no noise."""
+    """`key`: of the request's noise. `scale`: 1 / temperature; 0: greedy, without noise."""
 
     def __init__(self, runner: Any, id: str, keys: Keys) -> None:
         params = runner.requests[id].sampling_params
-        ours = (params.extra_args or {}).get(KEY) or {}
-        given = ours.get("key", params.seed)
-        self.key = keys.of(id) if given is None else int(given) & MASK
+        extra = (params.extra_args or {}).get(KEY) or {}
+        key = extra.get("key", params.seed)
+        self.key = keys.of(id) if key is None else int(key) & MASK
         self.scale = 0.0 if params.temperature < GREEDY else 1.0 / params.temperature
-        # vLLM refuses min-p of its own together with drafts.
-        self.min_p = float(ours.get("min_p", 0.0)) or params.min_p
+        # vLLM refuses its own min-p together with drafts.
+        self.min_p = float(extra.get("min_p", 0.0)) or params.min_p
         top_k = 0 < params.top_k < runner.input_batch.vocab_size
         self.filtered = self.scale > 0 and bool(self.min_p > 0 or top_k or params.top_p < 1)

@@ -1,10 +1,10 @@
-"""Keyed sampling on a CPU: draws tokens by the noise of `noise` and compares them with drafts.
+"""Keyed sampling on a CPU: draws tokens with the noise of `noise` and compares them with drafts.
 
-What makes it fast: g <= -log(eps), and a float's exponent and mantissa bound that logarithm to 0.06 from above
-without computing one. A block of tokens is hashed and bounded by vector instructions; logarithms are taken only of
-tokens whose bound beats the best so far (some ten a row). Rows after the first wrong draft are not touched at all.
+It is fast because g <= -log(eps), and a float's exponent and mantissa bound that logarithm to within 0.06 without
+computing it. Vector instructions hash and bound a block of tokens; logarithms are computed only of tokens whose bound
+exceeds the best score so far (about ten per row). Rows after the first wrong draft are not read.
 
-Every row is computed alone and in one order, so neither threads nor the rest of the batch can change a bit of it.
+Every row is computed separately and in one order, so neither threads nor the rest of the batch change a bit of it.
 """
 
 from __future__ import annotations
@@ -22,34 +22,34 @@ from rhymed.histospec.sampling.threads import ThreadTeam
 
 BLOCK = 256  # tokens
 LN2 = math.log(2)
-EXPONENT = 1 / 2**23  # of a float32's bits seen as an integer
-STRIDE = 0x9E3779B1  # of a row's first word from token to token
+EXPONENT = 1 / 2**23  # unit of a float32's exponent in its bits
+STRIDE = 0x9E3779B1  # of a row's first word, per token
 LOWEST = -87.0  # exp of it is about the smallest normal float32
-WORTH_SHARING = 2**18  # logits; fewer are done before another thread wakes up
+LEAST_SHARED = 2**18  # logits; fewer are finished before another thread wakes up
 
 
-def _loosely(*freedoms: str) -> Callable[[Function], Function]:
-    """As `native`, but sums may be taken in the order that suits the machine's vectors, or fused with products."""
+def _native_fast(*flags: str) -> Callable[[Function], Function]:
+    """As `native`, but sums may be reordered for vector instructions, or fused with products."""
 
     def compile(function: Function) -> Function:
-        options = {"cache": True, "nogil": True, "error_model": "numpy", "fastmath": set(freedoms)}
+        options = {"cache": True, "nogil": True, "error_model": "numpy", "fastmath": set(flags)}
         return cast(Function, numba.njit(function, **options))
 
     return compile
 
 
 class Rows(NamedTuple):
-    """What is drawn from: logits_NV holds the rows of request 0, then of request 1, …; B is the number of requests.
+    """The logits to sample from: logits_NV holds the rows of request 0, then of request 1, …; B: requests.
 
-    Request r has rows first_B[r] to first_B[r + 1]: one for each of its drafts, and one more.
+    Request r has the rows first_B[r] to first_B[r + 1]: one for each of its drafts, and one more.
     """
 
     logits_NV: NDArray[np.float32]
-    first_B: NDArray[np.int64]  # B + 1 of them
+    first_B: NDArray[np.int64]  # B + 1 entries
     drafts: NDArray[np.int64]  # of request 0, then of request 1, …
     key_B: NDArray[np.uint64]
-    position_B: NDArray[np.int64]  # of the token that is drawn from the request's first row
-    scale_B: NDArray[np.float32]  # 1 / temperature; 0 takes the largest logit
+    position_B: NDArray[np.int64]  # of the token that the request's first row gives
+    scale_B: NDArray[np.float32]  # 1 / temperature; 0: greedy
 
 
 @native
@@ -70,7 +70,7 @@ def _hash(base: np.uint32, high: np.uint32, token: int) -> np.uint32:
 
 @native
 def row_word(key: np.uint64, position: int) -> np.uint64:
-    """What a row's noise is made of."""
+    """The 64 bits that a row's noise is computed from."""
     return _mix(_mix(key + np.uint64(0x9E3779B97F4A7C15)) + np.uint64(position) * np.uint64(0xD1342543DE82EF95))
 
 
@@ -83,14 +83,14 @@ def gumbel(row: np.uint64, token: int) -> float:
 
 @native
 def _bound(h: np.uint32) -> np.float32:
-    """Not below -log((h + 0.5) / 2**32): log2(1 + m) >= m, and the 2**-20 covers what float32 rounds."""
+    """At least -log((h + 0.5) / 2**32): log2(1 + m) >= m, and 2**-20 covers rounding in float32."""
     bits = np.float32(np.float32(h) + np.float32(0.5)).view(np.int32)
     return np.float32((159 + 2**-20) * LN2) - np.float32(bits) * np.float32(EXPONENT * LN2)
 
 
 @native
 def _order(x: np.float32) -> np.int32:
-    """Integers in the order of the floats; unlike floats their maximum is one vector instruction, NaN or not."""
+    """An integer with the order of the floats. Its maximum is one vector instruction, with NaNs too."""
     bits = np.float32(x).view(np.int32)
     return np.int32(bits ^ np.int32(np.int32(bits >> np.int32(31)) & np.int32(0x7FFFFFFF)))
 
@@ -128,7 +128,7 @@ def _float(order: np.int32) -> np.float32:
 
 @native
 def _largest(logits_V: NDArray[np.float32]) -> int:
-    """The lowest id among equals, 0 when no logit is a number above -inf."""
+    """The lowest id among equals; 0 if no logit is a number above -inf."""
     best, token = np.float32(-np.inf), 0
     for start in range(0, len(logits_V), BLOCK):
         block = logits_V[start : start + BLOCK]
@@ -143,9 +143,9 @@ def _largest(logits_V: NDArray[np.float32]) -> int:
     return token
 
 
-@_loosely("reassoc", "contract")
+@_native_fast("reassoc", "contract")
 def _exp(x: np.float32) -> np.float32:
-    """To 2 ulp for x <= 0, in operations that vectorise: 2**n times a polynomial (Cephes expf)."""
+    """To 2 ulp for x <= 0, in operations that vectorize: 2**n times a polynomial (Cephes expf)."""
     x = x if x > np.float32(LOWEST) else np.float32(LOWEST)
     n = np.int32(x * np.float32(1.4426950408889634) - np.float32(0.5))
     r = x - np.float32(n) * np.float32(0.693359375)
@@ -159,7 +159,7 @@ def _exp(x: np.float32) -> np.float32:
     return np.float32(p * np.int32((n + np.int32(127)) << np.int32(23)).view(np.float32))
 
 
-@_loosely("reassoc")  # fused, x * scale - peak would bring out what rounding the peak has lost
+@_native_fast("reassoc")  # not "contract": fused, x * scale - peak would expose the rounding error of the peak
 def _exponentials(block: NDArray[np.float32], scale: np.float32, peak: np.float32) -> np.float32:
     total = np.float32(0.0)
     for v in range(len(block)):
@@ -169,7 +169,7 @@ def _exponentials(block: NDArray[np.float32], scale: np.float32, peak: np.float3
 
 @native
 def _logprob(logits_V: NDArray[np.float32], scale: np.float32, token: int) -> float:
-    """log softmax(logits * scale)[token]; float32 inside of a block, float64 over blocks."""
+    """log softmax(logits * scale)[token]; float32 inside a block, float64 over blocks."""
     top = np.int32(-(2**31))
     for v in range(len(logits_V)):
         top = max(top, _order(logits_V[v]))
@@ -181,8 +181,8 @@ def _logprob(logits_V: NDArray[np.float32], scale: np.float32, token: int) -> fl
 
 
 @native
-def _verify(rows: Rows, share: int, shares: int, want: bool, tokens_BT: Any, logprobs_BT: Any) -> None:
-    """Of every `shares`-th request: its rows in order, up to the first that differs from its draft."""
+def _verify(rows: Rows, share: int, shares: int, want_logprobs: bool, tokens_BT: Any, logprobs_BT: Any) -> None:
+    """Samples every `shares`-th request: its rows in order, up to the first that differs from its draft."""
     for r in range(share, len(rows.key_B), shares):
         first, scale = rows.first_B[r], rows.scale_B[r]
         count = rows.first_B[r + 1] - first
@@ -194,27 +194,27 @@ def _verify(rows: Rows, share: int, shares: int, want: bool, tokens_BT: Any, log
             else:
                 token = _draw(logits_V, rows.key_B[r], rows.position_B[r] + j, scale)
             tokens_BT[r, j] = token
-            if want:
+            if want_logprobs:
                 logprobs_BT[r, j] = _logprob(logits_V, scale if scale != 0 else np.float32(1), token)
             if j + 1 < count and drafts[j] != token:
                 break
 
 
 def verify(
-    rows: Rows, want: bool, threads: ThreadTeam | None = None
+    rows: Rows, want_logprobs: bool, threads: ThreadTeam | None = None
 ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """Tokens and log-probs of every request, up to its first token that differs from its draft, that one included.
+    """Tokens and log-probs of every request, up to and including the first token that differs from its draft.
 
-    Shape: both [B, most rows of a request]; what is not sampled is -1 and 0. Without `want` all log-probs are 0.
+    Shape: both [B, most rows of a request]; -1 and 0 after that. Without `want_logprobs` all log-probs are 0.
     """
     width = int(np.diff(rows.first_B).max(initial=1))
     tokens_BT = np.full((len(rows.key_B), width), -1, np.int32)
     logprobs_BT = np.zeros((len(rows.key_B), width), np.float32)
-    worth = threads is not None and threads.size > 1 and rows.logits_NV.size >= WORTH_SHARING
-    shares = min(4 * threads.size, len(rows.key_B)) if threads and worth else 1
+    shared = threads is not None and threads.size > 1 and rows.logits_NV.size >= LEAST_SHARED
+    shares = min(4 * threads.size, len(rows.key_B)) if threads and shared else 1
 
     def work(share: int) -> None:
-        _verify(rows, share, shares, want, tokens_BT, logprobs_BT)
+        _verify(rows, share, shares, want_logprobs, tokens_BT, logprobs_BT)
 
     if threads and shares > 1:
         threads.run(work, shares)

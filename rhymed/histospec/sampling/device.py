@@ -1,7 +1,7 @@
-"""Keyed sampling by torch operations, for logits on any device: the definition in `noise`, the results of `keyed`.
+"""Keyed sampling with torch operations, for logits on any device: the definition of `noise`, the results of `cpu`.
 
-Words of 32 and 64 bits live in int64 tensors, whose products wrap around as the definition's do. All rows are
-sampled, also those behind a wrong draft, since knowing which those are would wait for the device.
+Words of 32 and 64 bits are in int64 tensors, whose products wrap around as the definition's do. All rows are sampled,
+even those after a wrong draft: finding out which these are would wait for the device.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import torch
 from rhymed.histospec.sampling.cpu import Rows
 
 LOW = 0xFFFFFFFF
-PART = 2**24  # logits that are given their noise at a time; one takes some 40 bytes meanwhile
+PART = 2**24  # logits that are sampled at a time; each takes about 40 bytes meanwhile
 
 
-def verify(rows: Rows, logits_NV: torch.Tensor, want: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `keyed.verify`, with the logits of `rows` in logits_NV; the results stay on its device."""
+def verify(rows: Rows, logits_NV: torch.Tensor, want_logprobs: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """As `cpu.verify`, but the logits of `rows` are in logits_NV; the results stay on its device."""
     device = logits_NV.device
     counts_B = np.diff(rows.first_B)
     request_N = np.repeat(np.arange(len(counts_B)), counts_B)
@@ -26,7 +26,7 @@ def verify(rows: Rows, logits_NV: torch.Tensor, want: bool) -> tuple[torch.Tenso
     position_N = torch.from_numpy(rows.position_B[request_N] + offset_N).to(device)
     step = max(1, PART // logits_NV.shape[1])
     parts = [slice(at, at + step) for at in range(0, len(request_N), step)]
-    drawn = [_draw(logits_NV[p], key_N[p], position_N[p], scale_N[p], want) for p in parts]
+    drawn = [_draw(logits_NV[p], key_N[p], position_N[p], scale_N[p], want_logprobs) for p in parts]
     token_N, logprob_N = (torch.cat(pieces) for pieces in zip(*drawn, strict=True))
     width = int(counts_B.max(initial=1))
     slot_N = torch.from_numpy(request_N * width + offset_N).to(device)
@@ -38,7 +38,7 @@ def verify(rows: Rows, logits_NV: torch.Tensor, want: bool) -> tuple[torch.Tenso
 
 
 def _kept(rows: Rows, tokens_BT: torch.Tensor, slot_N: torch.Tensor) -> torch.Tensor:
-    """True up to a request's first token that differs from its draft. slot_N: where a draft's token stands."""
+    """True up to a request's first token that differs from its draft. slot_N: positions of the drafts' tokens."""
     right_BT = torch.zeros(tokens_BT.numel(), dtype=torch.bool, device=tokens_BT.device)
     drafts_N = torch.from_numpy(rows.drafts).to(tokens_BT.device)
     right_BT[slot_N] = tokens_BT.view(-1)[slot_N] == drafts_N
@@ -48,7 +48,7 @@ def _kept(rows: Rows, tokens_BT: torch.Tensor, slot_N: torch.Tensor) -> torch.Te
 
 
 def _draw(
-    logits_NV: torch.Tensor, key_N: torch.Tensor, position_N: torch.Tensor, scale_N: torch.Tensor, want: bool
+    logits_NV: torch.Tensor, key_N: torch.Tensor, position_N: torch.Tensor, scale_N: torch.Tensor, want_logprobs: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Token and log-prob of each row."""
     greedy_N = scale_N == 0
@@ -56,7 +56,7 @@ def _draw(
     noise_NV = gumbel(key_N, position_N, z_NV.shape[1]).masked_fill_(greedy_N[:, None], 0.0)
     scores_NV = noise_NV.add_(z_NV)
     token_N = scores_NV.masked_fill_(scores_NV.isnan(), -torch.inf).argmax(1)
-    if not want:
+    if not want_logprobs:
         return token_N, torch.zeros_like(scale_N)
     return token_N, z_NV.gather(1, token_N[:, None])[:, 0] - z_NV.logsumexp(1)
 
@@ -80,7 +80,7 @@ def _mix(w: torch.Tensor) -> torch.Tensor:
 
 
 def _shift(w: torch.Tensor, bits: int) -> torch.Tensor:
-    """To the right, zeros coming in."""
+    """Logical shift to the right."""
     return (w >> bits) & ((1 << (64 - bits)) - 1)
 
 

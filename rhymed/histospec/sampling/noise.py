@@ -1,10 +1,10 @@
-"""The noise of position-keyed sampling: a pure function of (key, position, token id) that is a standard Gumbel.
+"""The noise of position-keyed sampling: a pure function of (key, position, token id) with a standard Gumbel law.
 
 A token is drawn as `argmax over v of z[v] + gumbel(key, position, v)`, with z the processed logits; that is a draw
 from softmax(z) (Gumbel-max). The key belongs to a sample and the position is the token's index in prompt + response,
-so what is drawn depends neither on drafts nor on the batch, the worker or the order of work.
+so the drawn token depends neither on drafts nor on the batch, the worker or the order of work.
 
-The definition, in words of 32 and 64 bits that wrap around; position and token count from 0:
+The definition, in words of 32 and 64 bits that wrap around; positions and tokens start at 0:
 
     mix(w):  w ^= w >> 30; w *= 0xBF58476D1CE4E5B9; w ^= w >> 27; w *= 0x94D049BB133111EB; w ^= w >> 31
     row  = mix(mix(key + 0x9E3779B97F4A7C15) + position * 0xD1342543DE82EF95)       64 bits
@@ -18,7 +18,7 @@ The definition, in words of 32 and 64 bits that wrap around; position and token 
 2018) with the second row word in its middle. It is a bijection of v, so no two tokens of a row share their noise, and
 a small h is a large g: the tail that decides is the one with resolution (g < 23).
 
-This module is the reference in numpy, slow and meant to be read. `keyed` computes the same in numba, `device` in
+This module is the reference in numpy: slow, and meant to be read. `cpu` computes the same with numba, `device` with
 torch.
 """
 
@@ -37,7 +37,7 @@ def mix(w: int) -> int:
 
 
 def row_word(key: int, position: int) -> int:
-    """The 64 bits that a row's noise is made of."""
+    """The 64 bits that a row's noise is computed from."""
     return mix(mix(key + 0x9E3779B97F4A7C15 & MASK) + position * 0xD1342543DE82EF95 & MASK)
 
 
@@ -59,6 +59,6 @@ def gumbel(key: int, position: int, vocabulary: int) -> NDArray[np.float64]:
 
 
 def draw(logits_V: NDArray[np.float32], key: int, position: int) -> int:
-    """The token at `position`; the lowest id among equals, 0 when no logit is a number above -inf."""
+    """The token at `position`; the lowest id among equals, 0 if no logit is a number above -inf."""
     scores = logits_V.astype(np.float64) + gumbel(key, position, len(logits_V))
     return int(np.argmax(np.where(np.isnan(scores), -np.inf, scores)))

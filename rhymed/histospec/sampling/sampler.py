@@ -1,11 +1,11 @@
-"""What takes the place of vLLM's samplers: tokens by position-keyed noise, and drafts verified by the same draws.
+"""Replaces vLLM's samplers: draws tokens with position-keyed noise, and verifies drafts by the same draws.
 
-`Keyed` decides for a batch; `KeyedSampler` and `KeyedRejectionSampler` are its two faces, with the call signatures of
-vLLM's classes. Processors that change logits stay vLLM's own. A batch that asks for what is not expressed here (the
-reason is told once) goes vLLM's own way, as do its warm-up runs, which sample for no request.
+`Keyed` samples a batch; `KeyedSampler` and `KeyedRejectionSampler` call it with the signatures of vLLM's classes.
+vLLM's own processors still change the logits. A batch with unsupported parameters is sampled by vLLM (the reason is
+logged once), as are its warm-up runs, which sample for no request.
 
-What is drawn is `argmax(z + noise)` with z the processed logits, so a draft is right when it equals the draw: plain
-and speculative decoding give the same tokens, and a draft's quality changes nothing but the speed.
+The drawn token is `argmax(z + noise)` with z the processed logits, and a draft is right when it equals the draw. So
+plain and speculative decoding give the same tokens, and the quality of drafts only changes the speed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 
 class Keyed:
-    """Draws for the requests of one model runner. `sampler`, `rejection`: vLLM's own (the latter may be None)."""
+    """Samples for the requests of one model runner. `sampler`, `rejection`: vLLM's own; `rejection` may be None."""
 
     def __init__(self, runner: Any, sampler: Any, rejection: Any) -> None:
         self._runner = runner
@@ -43,18 +43,18 @@ class Keyed:
         self._batch: Batch | None = None
         self._keys = Keys(runner.model_config.seed)
         self._threads = ThreadTeam(torch.get_num_threads())
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
 
     def sample(self, logits: torch.Tensor, metadata: Any, spec: Any | None) -> SamplerOutput | None:
-        """None: this batch is for vLLM. `logits` (one row a request, with `spec` one more a draft) may be changed."""
+        """None: vLLM samples this batch. `logits` (a row per request, and with `spec` per draft) may be changed."""
         batch = self._current(metadata)
-        if batch is None or not self._can(metadata, spec):
+        if batch is None or not self._is_supported(metadata, spec):
             return None
         counts_B = np.ones(len(batch), np.int64)
         if spec is not None:
             counts_B += np.asarray(spec.num_draft_tokens, np.int64)
         first_B = np.concatenate((np.zeros(1, np.int64), counts_B.cumsum()))
-        assert first_B[-1] == logits.shape[0], "a row for every token that is sampled"
+        assert first_B[-1] == logits.shape[0], "one row per sampled token"
         raw = self._raw(logits, metadata)
         z = self._processed(logits.to(torch.float32), metadata, spec, counts_B)
         z, scale_B = self._filter(z, metadata, batch, counts_B)
@@ -72,23 +72,25 @@ class Keyed:
         if metadata.max_num_logprobs is None:
             return SamplerOutput(sampled_token_ids=tokens, logprobs_tensors=None)
         if quick:
-            return SamplerOutput(sampled_token_ids=tokens, logprobs_tensors=_alone(tokens, logprobs))
-        values = z * _each(np.where(scale_B == 0, 1, scale_B), counts_B, z)[:, None] if raw is None else raw
-        return SamplerOutput(sampled_token_ids=tokens, logprobs_tensors=self._many(values, metadata, tokens, first_B))
+            return SamplerOutput(sampled_token_ids=tokens, logprobs_tensors=_sampled_logprobs(tokens, logprobs))
+        values = z * _per_row(np.where(scale_B == 0, 1, scale_B), counts_B, z)[:, None] if raw is None else raw
+        return SamplerOutput(
+            sampled_token_ids=tokens, logprobs_tensors=self._with_top_logprobs(values, metadata, tokens, first_B)
+        )
 
     def batch(self) -> Batch | None:
-        """Of the requests that the runner decodes, in its order; None while there are none."""
+        """The requests that the runner decodes, in its order; None if there are none."""
         return self._current(self._runner.input_batch.sampling_metadata)
 
     def vllm_metadata(self, metadata: Any) -> Any:
-        """For a batch that goes vLLM's way: with the generators of seeded requests, which `attach` keeps out."""
+        """For a batch that vLLM samples: with the generators of seeded requests, which `attach` removes."""
         ids = self._runner.input_batch.req_ids if metadata is self._runner.input_batch.sampling_metadata else []
-        made = {row: self._runner.requests[id].generator for row, id in enumerate(ids)}
-        made = {row: generator for row, generator in made.items() if generator is not None}
-        return dataclasses.replace(metadata, generators=made) if made else metadata
+        generators = {row: self._runner.requests[id].generator for row, id in enumerate(ids)}
+        generators = {row: generator for row, generator in generators.items() if generator is not None}
+        return dataclasses.replace(metadata, generators=generators) if generators else metadata
 
     def _current(self, metadata: Any) -> Batch | None:
-        """The runner makes new metadata exactly when its batch has changed; warm-up runs bring their own."""
+        """The runner makes new metadata exactly when its batch has changed; warm-up runs have their own."""
         if metadata is not self._runner.input_batch.sampling_metadata or not self._runner.input_batch.req_ids:
             return None
         if self._batch is None or self._batch.metadata is not metadata:
@@ -96,28 +98,28 @@ class Keyed:
             self._batch = Batch(metadata, self._runner, self._keys)
         return self._batch
 
-    def _can(self, metadata: Any, spec: Any | None) -> bool:
+    def _is_supported(self, metadata: Any, spec: Any | None) -> bool:
         holder = getattr(metadata, "thinking_budget_state_holder", None)
         others = [p for p in metadata.logitsprocs.argmax_invariant if not isinstance(p, MinPLogitsProcessor)]
         if spec is not None:
-            known = (MinTokensLogitsProcessor, LogitBiasLogitsProcessor)
-            others += [p for p in metadata.logitsprocs.non_argmax_invariant if not isinstance(p, known)]
+            supported = (MinTokensLogitsProcessor, LogitBiasLogitsProcessor)
+            others += [p for p in metadata.logitsprocs.non_argmax_invariant if not isinstance(p, supported)]
         reasons = {
             "a logits processor of the user": bool(others),
             "a thinking budget": holder is not None and holder.has_tracked_requests(),
             "log-probs of chosen tokens": bool(getattr(metadata, "logprob_token_ids", None)),
-            "made-up acceptance rates": spec is not None and getattr(self._rejection, "synthetic_mode", False),
+            "synthetic acceptance rates": spec is not None and getattr(self._rejection, "synthetic_mode", False),
             "a logit bias with drafts": spec is not None
             and any(map(_biased, metadata.logitsprocs.non_argmax_invariant)),
         }
-        found = {reason for reason, holds in reasons.items() if holds}
-        for reason in found - self._told:
-            log.warning("keyed sampling does not know %s: such batches are sampled by vLLM, without keys", reason)
-        self._told |= found
-        return not found
+        unsupported = {reason for reason, holds in reasons.items() if holds}
+        for reason in unsupported - self._reported:
+            log.warning("keyed sampling does not support %s: vLLM samples such batches, without keys", reason)
+        self._reported |= unsupported
+        return not unsupported
 
     def _raw(self, logits: torch.Tensor, metadata: Any) -> torch.Tensor | None:
-        """Values that log-probs are read from when they are those before any processing."""
+        """The values to read log-probs from, if these are asked for as they are before processing."""
         mode = self._sampler.logprobs_mode
         if metadata.max_num_logprobs is None or not mode.startswith("raw"):
             return None
@@ -128,12 +130,12 @@ class Keyed:
     ) -> torch.Tensor:
         """After allowed ids, bad words, minimum lengths, biases and penalties.
 
-        With drafts vLLM treats the last row of a request apart from the others, and loses sight of minimum lengths
-        that the drafts reach. A request with one draft more has all its rows among the others.
+        With drafts vLLM treats the last row of a request separately, and misses minimum lengths that the drafts
+        reach. With one more draft per request no row that we use is a last one.
         """
         if spec is None:
             return self._sampler.apply_logits_processors(z, metadata, False)
-        if not _touches(metadata):
+        if not _changes_logits(metadata):
             return z
         longer = [[*drafts, 0] for drafts in metadata.spec_token_ids[: len(counts_B)]]
         metadata = dataclasses.replace(metadata, spec_token_ids=longer)
@@ -142,9 +144,9 @@ class Keyed:
     def _filter(
         self, z: torch.Tensor, metadata: Any, batch: Batch, counts_B: NDArray[np.int64]
     ) -> tuple[torch.Tensor, NDArray[np.float32]]:
-        """Temperature, min-p, top-k and top-p of the requests that have any of the latter; z changes in place.
+        """Applies temperature, min-p, top-k and top-p for requests with any of the last three; z changes in place.
 
-        Returns also what each request's rows are still to be multiplied by (0: greedy).
+        Also returns the factor that each request's rows still need (0: greedy).
         """
         if not batch.filtered_B.any():
             return z, batch.scale_B
@@ -165,27 +167,30 @@ class Keyed:
             z[row] = part
         return z, np.where(batch.filtered_B, np.float32(1), batch.scale_B)
 
-    def _verify(self, rows: cpu.Rows, z: torch.Tensor, want: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    def _verify(self, rows: cpu.Rows, z: torch.Tensor, want_logprobs: bool) -> tuple[torch.Tensor, torch.Tensor]:
         if z.device.type != "cpu":
-            return device.verify(rows, z, want)
-        tokens, logprobs = cpu.verify(rows, want, self._threads)
+            return device.verify(rows, z, want_logprobs)
+        tokens, logprobs = cpu.verify(rows, want_logprobs, self._threads)
         return torch.from_numpy(tokens), torch.from_numpy(logprobs)
 
-    def _many(self, values: torch.Tensor, metadata: Any, tokens: torch.Tensor, first_B: NDArray[np.int64]) -> Any:
-        """vLLM's own log-probs, top ones and ranks; values: log-probs or logits, one row for every row of logits."""
+    def _with_top_logprobs(
+        self, values: torch.Tensor, metadata: Any, tokens: torch.Tensor, first_B: NDArray[np.int64]
+    ) -> Any:
+        """vLLM's own log-probs, top ones and ranks. values: log-probs or logits, one row per row of logits."""
         if self._sampler.logprobs_mode == "processed_logprobs":
             values = self._sampler.compute_logprobs(values)
         counts_B, width = np.diff(first_B), tokens.shape[1]
         start_N = np.repeat(np.arange(len(counts_B)) * width - first_B[:-1], counts_B)
         slot_N = torch.from_numpy(start_N + np.arange(len(start_N))).to(tokens.device)
         drawn_N = tokens.reshape(-1)[slot_N].clamp(min=0).long()
-        made = self._sampler.gather_logprobs(values, metadata.max_num_logprobs, drawn_N)
-        spread = [part.new_zeros((tokens.numel(), *part.shape[1:])).index_copy_(0, slot_N, part) for part in made[:3]]
-        return LogprobsTensors(*spread)
+        parts = self._sampler.gather_logprobs(values, metadata.max_num_logprobs, drawn_N)[:3]
+        return LogprobsTensors(
+            *(part.new_zeros((tokens.numel(), *part.shape[1:])).index_copy_(0, slot_N, part) for part in parts)
+        )
 
 
 class KeyedSampler(nn.Module):  # type: ignore[misc, unused-ignore]  # torch is not followed
-    """In place of `vllm.v1.sample.sampler.Sampler`, whose other methods and attributes it passes on."""
+    """Replaces `vllm.v1.sample.sampler.Sampler`, and has its other methods and attributes."""
 
     def __init__(self, keyed: Keyed, original: nn.Module) -> None:
         super().__init__()
@@ -206,7 +211,7 @@ class KeyedSampler(nn.Module):  # type: ignore[misc, unused-ignore]  # torch is 
 
 
 class KeyedRejectionSampler(KeyedSampler):
-    """In place of `vllm.v1.sample.rejection_sampler.RejectionSampler`."""
+    """Replaces `vllm.v1.sample.rejection_sampler.RejectionSampler`."""
 
     def forward(  # type: ignore[override, unused-ignore]
         self, metadata: Any, draft_probs: torch.Tensor | None, logits: torch.Tensor, sampling_metadata: Any
@@ -219,7 +224,7 @@ class KeyedRejectionSampler(KeyedSampler):
 
 @dataclasses.dataclass
 class _Counts:
-    """The part of vLLM's metadata of drafts that its logits processors read."""
+    """The part of vLLM's draft metadata that its logits processors read."""
 
     num_draft_tokens: list[int]
 
@@ -228,18 +233,18 @@ def _biased(processor: Any) -> bool:
     return isinstance(processor, LogitBiasLogitsProcessor) and bool(processor.biases)
 
 
-def _touches(metadata: Any) -> bool:
+def _changes_logits(metadata: Any) -> bool:
     """Whether any request's logits are changed before temperature."""
     waiting = [p for p in metadata.logitsprocs.non_argmax_invariant if getattr(p, "min_toks", None)]
     masked = metadata.allowed_token_ids_mask is not None
     return bool(waiting or masked or metadata.bad_words_token_ids or not metadata.no_penalties)
 
 
-def _each(values_B: NDArray[np.float32], counts_B: NDArray[np.int64], z: torch.Tensor) -> torch.Tensor:
+def _per_row(values_B: NDArray[np.float32], counts_B: NDArray[np.int64], z: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(np.repeat(values_B, counts_B)).to(z.device)
 
 
-def _alone(tokens: torch.Tensor, logprobs: torch.Tensor) -> LogprobsTensors:
-    """Of the sampled tokens only, without their ranks."""
+def _sampled_logprobs(tokens: torch.Tensor, logprobs: torch.Tensor) -> LogprobsTensors:
+    """Log-probs of the sampled tokens only, without ranks."""
     ranks = torch.zeros(tokens.numel(), dtype=torch.int64, device=tokens.device)
     return LogprobsTensors(tokens.clamp(min=0).view(-1, 1), logprobs.view(-1, 1), ranks)

@@ -1,7 +1,6 @@
-"""Threads that share one short piece of work. For kernels that run without the interpreter's lock.
+"""A team of threads for short kernels that run without the interpreter's lock.
 
-numba's own threads are not used: they cannot be entered from two threads at once, and the OpenMP kind does not
-survive a fork.
+numba's own threads are not used: two threads cannot use them at once, and the OpenMP kind does not survive a fork.
 """
 
 from __future__ import annotations
@@ -13,18 +12,18 @@ from pathlib import Path
 
 
 class ThreadTeam:
-    """`size` threads, the caller among them."""
+    """`size` threads, the calling one included."""
 
     def __init__(self, size: int) -> None:
         self.size = max(1, size)
         self._helpers = ThreadPoolExecutor(max(1, self.size - 1), "histospec", _use_all_cores)
 
     def run(self, work: Callable[[int], None], shares: int) -> None:
-        """`work(share)` for every share below `shares`; an error in any is raised.
+        """Calls `work(share)` for every share below `shares`. Raises an error of any of them.
 
-        Shares are taken one by one, so a helper that other processes keep from its core holds up no more than one.
+        Threads take one share at a time, so a thread that is not scheduled delays only one.
         """
-        left = iter(range(shares))  # a range's iterator hands out each number once, whoever asks
+        left = iter(range(shares))  # gives each number once, to any thread
 
         def help() -> None:
             for share in left:
@@ -40,7 +39,7 @@ class ThreadTeam:
 
 
 def _use_all_cores() -> None:
-    """A thread inherits its maker's cores, and vLLM ties the thread that samples to a single one."""
+    """A thread inherits its creator's cores, and vLLM binds the sampling thread to a single one."""
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, set().union(*map(_cores, Path("/proc/self/task").iterdir())))
 

@@ -137,7 +137,7 @@ def test_drafts_are_verified_as_if_sampled_one_by_one():
 
 
 def test_neither_threads_nor_company_change_a_bit(monkeypatch):
-    monkeypatch.setattr("rhymed.histospec.sampling.cpu.WORTH_SHARING", 0)
+    monkeypatch.setattr("rhymed.histospec.sampling.cpu.LEAST_SHARED", 0)
     x, lengths, drafts, keys, positions = make_drafts(17)
     together = verify(drafted(x, lengths, drafts, keys, positions), True)
     for size in (1, 2, 3, 40):
