@@ -1,4 +1,4 @@
-"""The `rhymed` command. One file a command; each imports what is heavy only after the arguments are parsed."""
+"""The `rhymed` command. One file per command; heavy imports happen after the arguments are parsed."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from rhymed.cli.options import example, meant_run
 
 EXIT_MISTAKE = 2  # the user has to change something
 EXIT_FAILURE = 1
-EXIT_INTERRUPTED = 130  # as a shell has it for SIGINT
-EXIT_PIPE = 141  # and for SIGPIPE
+EXIT_INTERRUPTED = 130  # as shells do for SIGINT
+EXIT_PIPE = 141  # as shells do for SIGPIPE
 
 
 class Parser(argparse.ArgumentParser):
-    """A mistake is told in one line, with what was probably meant."""
+    """Reports a mistake in one line, with a suggestion."""
 
     def error(self, message: str) -> NoReturn:
         chosen = re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message)
@@ -29,7 +29,7 @@ class Parser(argparse.ArgumentParser):
         self.exit(EXIT_MISTAKE, f"{self.prog}: {message}{guess} (see {self.prog} --help)\n")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Words that a command does not know: a run's folder among them was meant for its --run."""
+        """Suggests --run if an unknown word is a run's folder."""
         known, rest = super().parse_known_args(args, namespace)
         if hasattr(known, "run") and (guess := meant_run(rest)):
             self.error(f"unrecognized arguments: {' '.join(rest)}{guess}")
@@ -40,17 +40,17 @@ def parser() -> argparse.ArgumentParser:
     """The whole command line."""
     from rhymed.cli import bench, check, checkpoint, eval, history, model, prepare, report, run, sim
     from rhymed.cli.live import dashboard, logs, queues, steer
-    from rhymed.cli.live import top as live
+    from rhymed.cli.live import top as live_top
     from rhymed.cli.services import broker, health, keygen, store, worker
 
     top = Parser(
         prog="rhymed",
-        description="Reinforcement learning whose rollouts rhyme with history.",
+        description="Reinforcement learning of language models with rollouts that are drafted from history.",
         **example("rhymed check configs/quickstart.toml", "rhymed run configs/quickstart.toml"),
     )
     top.add_argument("--version", action="version", version=f"rhymed {__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    shown = (check, run, eval, live, queues, steer, dashboard, logs, report, history, checkpoint)
+    shown = (check, run, eval, live_top, queues, steer, dashboard, logs, report, history, checkpoint)
     services = (worker, broker, store, health, keygen, prepare, model)
     for module in (*shown, *services, bench, sim):
         module.add(commands)
@@ -58,12 +58,12 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point; a user's mistake ends in one clear line and status 2, not in a traceback."""
+    """Entry point. A user's mistake ends in one clear line and status 2, without a traceback."""
     try:
         status = _call(argv)
         sys.stdout.flush()
         return status
-    except BrokenPipeError:  # who read us has seen enough, e.g. `| head`
+    except BrokenPipeError:  # the reader has ended, e.g. `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_PIPE
     except SystemExit as error:

@@ -1,4 +1,4 @@
-"""`rhymed bench NAME`: the measurements behind docs/experiments.md, as commands that anyone can repeat."""
+"""`rhymed bench NAME`: the measurements of docs/experiments.md as commands."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rhymed.cli.options import example
 
 class Benchmark(NamedTuple):
     module: str
-    options: tuple[str, ...] = ()  # that its `run` takes
+    options: tuple[str, ...] = ()  # of its `run`
 
 
 BENCHMARKS = {
@@ -57,9 +57,7 @@ def add(commands: Any) -> None:
         parser.add_argument(f"--{name}", type=_list(kind), metavar="A,B", help="spec: only these")
     parser.add_argument("--rounds", type=int, metavar="N", help="spec: measurements of each method")
     parser.add_argument("--cost", type=Path, metavar="FILE", help="pipe: JSON [[samples, seconds per step], ...]")
-    parser.add_argument(
-        "--keep", type=float, metavar="P", help="pipe: probability that a token written ahead is kept"
-    )
+    parser.add_argument("--keep", type=float, metavar="P", help="pipe: probability that a run-ahead token is kept")
     parser.add_argument("--json", action="store_true", help="print the result as one JSON object on standard output")
     parser.set_defaults(handler=handle)
 

@@ -1,4 +1,4 @@
-"""`rhymed check`: what a run will do and need, its first prompts, the reward of one answer; nothing is started."""
+"""`rhymed check`: what a run will do and need, its first prompts, the reward of one response. Starts no run."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ MIN_WIDTH, MAX_WIDTH = 50, 110
 def add(commands: Any) -> None:
     parser = commands.add_parser(
         "check",
-        help="look before a run: arithmetic, memory, first prompts, one reward; starts nothing",
+        help="check a run before it starts: batch arithmetic, memory, first prompts, one reward",
         **example("rhymed check configs/quickstart.toml", "rhymed check my.toml -o rollout.group_size=16"),
     )
     parser.add_argument("config", type=Path, metavar="CONFIG", help="TOML file")
-    parser.add_argument("--no-generate", action="store_true", help="do not load the model to let it write an answer")
+    parser.add_argument("--no-generate", action="store_true", help="do not load the model to generate a response")
     add_override(parser)
     parser.set_defaults(handler=handle)
 
@@ -43,7 +43,7 @@ def handle(arguments: argparse.Namespace) -> int:
 
 
 def render(report: Report, title: str, width: int = WIDTH) -> Iterator[tuple[str, str]]:
-    """(style, line): all of the report, wrapped."""
+    """The whole report as wrapped (style, line) pairs."""
     yield "bold", title
     for section in report.sections:
         yield "", ""
@@ -69,7 +69,7 @@ def render(report: Report, title: str, width: int = WIDTH) -> Iterator[tuple[str
 def _row(label: str, text: str, width: int) -> Iterator[str]:
     indent = " " * (LABEL + 2)
     head = f"  {label:<{LABEL}}"
-    if len(label) > LABEL - 1:  # a long column name has a line of its own
+    if len(label) > LABEL - 1:  # a long label gets its own line
         yield head
         head = indent
     for number, line in enumerate(text.split("\n")):

@@ -1,4 +1,4 @@
-"""`rhymed checkpoint`: which checkpoints a run has, whether they are whole, and one of them as a model for others."""
+"""`rhymed checkpoint`: lists and verifies the checkpoints of a run, and exports one as a model."""
 
 from __future__ import annotations
 
@@ -16,40 +16,40 @@ def add(commands: Any) -> None:
         **example("rhymed checkpoint list", "rhymed checkpoint export runs/quickstart my-model"),
     )
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
-    listing = verbs.add_parser("list", help="every checkpoint, and whether it is what was written")
+    listing = verbs.add_parser("list", help="every checkpoint, and whether it is intact")
     add_run(listing)
     listing.set_defaults(handler=handle_list)
     export = verbs.add_parser("export", help="write one as a Hugging Face folder, without the trainer's state")
     export.add_argument("run", type=Path, metavar="RUN", help="the run's folder")
-    export.add_argument("target", type=Path, metavar="FOLDER", help="is made; must not exist")
-    export.add_argument("--step", type=int, help="default: the newest one that is whole")
+    export.add_argument("target", type=Path, metavar="FOLDER", help="new folder; must not exist")
+    export.add_argument("--step", type=int, help="default: the newest intact one")
     export.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], default="bfloat16")
     export.set_defaults(handler=handle_export)
 
 
 def handle_list(arguments: argparse.Namespace) -> int:
-    """Exit status 1 when one is damaged."""
+    """Exit status 1 if one is damaged."""
     from rhymed.run.checkpoint import all_in, damage
 
-    found = all_in(_folder(arguments.run))
-    if not found:
+    checkpoints = all_in(_folder(arguments.run))
+    if not checkpoints:
         print(f"{arguments.run} has no checkpoint yet")
         return 0
     bad = 0
-    for one in found:
-        size = sum(file.stat().st_size for file in one.folder.iterdir()) / 2**20
-        why = damage(one.folder)
+    for checkpoint in checkpoints:
+        size = sum(file.stat().st_size for file in checkpoint.folder.iterdir()) / 2**20
+        why = damage(checkpoint.folder)
         bad += bool(why)
-        print(f"step {one.step:<8} {size:>10.1f} MiB   {f'DAMAGED: {why}' if why else 'good'}")
+        print(f"step {checkpoint.step:<8} {size:>10.1f} MiB   {f'DAMAGED: {why}' if why else 'good'}")
     return int(bad > 0)
 
 
 def handle_export(arguments: argparse.Namespace) -> int:
     from rhymed_workers.trainer.export import chosen, export
 
-    found = chosen(_folder(arguments.run), arguments.step)
-    export(found, arguments.target, arguments.dtype)
-    print(f"{arguments.target}: {found.step} steps trained, {arguments.dtype}")
+    checkpoint = chosen(_folder(arguments.run), arguments.step)
+    export(checkpoint, arguments.target, arguments.dtype)
+    print(f"{arguments.target}: {checkpoint.step} steps trained, {arguments.dtype}")
     return 0
 
 
@@ -57,5 +57,5 @@ def _folder(run: Path) -> Path:
     from rhymed.errors import ConfigError
 
     if not (run / "config.json").exists():
-        raise ConfigError(f"{run} is no run's folder: it has no config.json")
+        raise ConfigError(f"{run} is not a run's folder: it has no config.json")
     return run / "checkpoints"

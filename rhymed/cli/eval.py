@@ -1,6 +1,6 @@
 """`rhymed eval`: mean@k and pass@k of a checkpoint on held-out prompts, through the same engine and rewards.
 
-An evaluation is a run that trains no step: the same processes, in a folder of its own under the run's `eval/`.
+An evaluation is a run without training steps: the same processes, in its own folder under the run's `eval/`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def add(commands: Any) -> None:
         "eval",
         help="mean@k and pass@k of a checkpoint on held-out prompts",
         **example(
-            "rhymed eval my.toml                              # the model as it is",
+            "rhymed eval my.toml                              # the base model",
             "rhymed eval runs/latest --checkpoint latest",
             "rhymed eval runs/latest --checkpoint 20 -o eval.samples=8",
             "rhymed eval my.toml --checkpoint path/to/model --json > result.json",
@@ -34,7 +34,7 @@ def add(commands: Any) -> None:
         "--checkpoint",
         default="",
         metavar="WHICH",
-        help="latest, a number of trained steps, or a model's folder (default: model.path, untrained)",
+        help="latest, a number of trained steps, or a model's folder (default: model.path)",
     )
     parser.add_argument("--json", action="store_true", help="the result as JSON on standard output")
     parser.add_argument("--plain", action="store_true", help="no live screen")

@@ -1,4 +1,4 @@
-"""`rhymed history`: look into the store of a run, take it elsewhere, or start the next run with it."""
+"""`rhymed history`: inspects, exports, imports and checks the store of a run."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ def add(commands: Any) -> None:
     top = make_parser(
         commands,
         "history",
-        "look into the store of a run, export it, import it",
-        "rhymed history stats                           # how much, how long, how alike",
+        "inspect, export, import and check the store of a run",
+        "rhymed history stats                           # size, lengths, similarity",
         "rhymed history show                            # the prompts",
-        "rhymed history show 'how many apples'          # a prompt, epochs side by side",
+        "rhymed history show 'how many apples'          # one prompt by epoch",
         "rhymed history export samples.parquet          # every sample as a row",
         "rhymed history import next.toml runs/latest    # history for the next run",
         "rhymed history compare runs/plain runs/fast    # the same samples?",
         "rhymed history audit runs/latest            # was every sample trained once?",
-        "rhymed history verify runs/latest           # is every byte what was written?",
-        "rhymed history backup runs/latest /mnt/copy # while the run goes on",
+        "rhymed history verify runs/latest           # is the store intact?",
+        "rhymed history backup runs/latest /mnt/copy # while the run continues",
     )
     verbs = top.add_subparsers(dest="verb", required=True, metavar="VERB")
     _add_stats(verbs)
@@ -49,15 +49,15 @@ def _add_stats(verbs: Any) -> None:
     parser = make_parser(
         verbs,
         "stats",
-        "samples, lengths and rewards of each epoch, and how alike epochs are",
+        "samples, lengths, rewards and similarity by epoch",
         "rhymed history stats runs/quickstart",
         "rhymed history stats --prompts 20",
     )
     add_run(parser)
     parser.add_argument(
-        "--prompts", type=_count, metavar="N", help="tell of the N most and least predictable ones (default: 5)"
+        "--prompts", type=_count, metavar="N", help="show the N most and least predictable prompts (default: 5)"
     )
-    parser.add_argument("--read", type=_count, metavar="N", help="look at so many prompts (default: 2000)")
+    parser.add_argument("--read", type=_count, metavar="N", help="read at most N prompts (default: 2000)")
     parser.add_argument("--json", action="store_true", help="as one JSON object, with every prompt that was compared")
     parser.set_defaults(handler=show_stats)
 
@@ -66,18 +66,18 @@ def _add_show(verbs: Any) -> None:
     parser = make_parser(
         verbs,
         "show",
-        "list the prompts, or show one with its responses side by side",
+        "list the prompts, or show the responses of one prompt by epoch",
         "rhymed history show",
         "rhymed history show 3f2a --epochs 0,4",
         "rhymed history show 'how many apples' --limit 8",
     )
-    parser.add_argument("prompt", nargs="?", metavar="PROMPT", help="id, beginning of an id, or words of its text")
+    parser.add_argument("prompt", nargs="?", metavar="PROMPT", help="id, prefix of an id, or words of its text")
     add_run(parser, positional=False)
     parser.add_argument(
-        "--epochs", metavar="N,N", help="which ones (default: the last that fit); -1: newest imported"
+        "--epochs", metavar="N,N", help="epochs (default: the last ones that fit); -1: newest imported"
     )
     parser.add_argument("--limit", type=_count, metavar="N", help="prompts (default: 20), or responses (default: 4)")
-    parser.add_argument("--json", action="store_true", help="one JSON object a prompt, or a sample, and line")
+    parser.add_argument("--json", action="store_true", help="one JSON object per line, for each prompt or sample")
     parser.set_defaults(handler=show)
 
 
@@ -99,7 +99,7 @@ def _add_import(verbs: Any) -> None:
     parser = make_parser(
         verbs,
         "import",
-        "an earlier run's responses as history of a run that is to come",
+        "import an earlier run's responses as history for a new run",
         "rhymed history import next.toml runs/quickstart",
         "rhymed history import next.toml samples.parquet --all",
     )
@@ -107,7 +107,7 @@ def _add_import(verbs: Any) -> None:
     parser.add_argument(
         "source", type=Path, metavar="SOURCE", help="the earlier run's folder, or an exported .parquet"
     )
-    parser.add_argument("--all", action="store_true", help="also prompts that are not in the run's data")
+    parser.add_argument("--all", action="store_true", help="include prompts that are not in the run's data")
     add_override(parser)
     parser.set_defaults(handler=bring)
 

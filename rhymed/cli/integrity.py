@@ -22,11 +22,11 @@ def _add_compare(verbs: Any) -> None:
     parser = make_parser(
         verbs,
         "compare",
-        "hold every sample of two runs against each other; exit status 1 where they differ",
+        "compare every sample of two runs; exit status 1 if they differ",
         "rhymed history compare runs/plain runs/fast",
     )
     parser.add_argument("first", type=Path, metavar="RUN", help="a run's folder")
-    parser.add_argument("second", type=Path, metavar="OTHER", help="another one's")
+    parser.add_argument("second", type=Path, metavar="OTHER", help="another run's folder")
     parser.add_argument("--json", action="store_true", help="as one JSON object, with every sample that differs")
     parser.set_defaults(handler=compare)
 
@@ -35,13 +35,13 @@ def _add_audit(verbs: Any) -> None:
     parser = make_parser(
         verbs,
         "audit",
-        "was every sample trained exactly once, or dropped with a reason? exit status 1 where not",
+        "check that every sample was trained exactly once or dropped with a reason; exit status 1 if not",
         "rhymed history audit runs/quickstart",
         "rhymed history audit runs/killed --against runs/calm",
     )
     add_run(parser)
     parser.add_argument(
-        "--against", type=Path, metavar="OTHER", help="another run that should have trained the same, to the bit"
+        "--against", type=Path, metavar="OTHER", help="another run that should be identical bit for bit"
     )
     parser.add_argument("--json", action="store_true", help="as one JSON object")
     parser.set_defaults(handler=audit)
@@ -51,11 +51,11 @@ def _add_verify(verbs: Any) -> None:
     parser = make_parser(
         verbs,
         "verify",
-        "read every byte of a run's store and tell what is damaged; exit status 1 where something is",
+        "read a run's whole store and list damaged entries; exit status 1 if there are any",
         "rhymed history verify runs/quickstart",
     )
     parser.add_argument("run", type=Path, metavar="RUN", help="a run's folder; the run may be alive")
-    parser.add_argument("--json", action="store_true", help="as one JSON object, with all that is damaged")
+    parser.add_argument("--json", action="store_true", help="as one JSON object, with all damaged entries")
     parser.set_defaults(handler=verify)
 
 
@@ -63,7 +63,7 @@ def _add_repair(verbs: Any) -> None:
     parser = make_parser(
         verbs,
         "repair",
-        "leave out what is damaged in a run's store and save the rest; the damaged file is kept",
+        "write a new store with everything readable; the damaged file is kept",
         "rhymed history repair runs/quickstart",
     )
     parser.add_argument("run", type=Path, metavar="RUN", help="the folder of a run that is not alive")
@@ -74,11 +74,11 @@ def _add_backup(verbs: Any) -> None:
     parser = make_parser(
         verbs,
         "backup",
-        "copy a run's store, while it is written, to a folder that opens as a run's",
+        "copy a run's store, even while it is written, to a new run folder",
         "rhymed history backup runs/latest /mnt/copies/tuesday",
     )
     parser.add_argument("run", type=Path, metavar="RUN", help="a run's folder; the run may be alive")
-    parser.add_argument("target", type=Path, metavar="DEST", help="a folder that is not there yet")
+    parser.add_argument("target", type=Path, metavar="DEST", help="a new folder")
     parser.set_defaults(handler=backup)
 
 

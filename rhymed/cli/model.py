@@ -1,4 +1,4 @@
-"""`rhymed model`: make a model available before a run needs it."""
+"""`rhymed model`: download or convert a model before a run needs it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rhymed.cli.options import example
 def add(commands: Any) -> None:
     parser = commands.add_parser(
         "model",
-        help="fetch or convert a model, check it and print its folder",
+        help="download or convert a model, check it and print its folder",
         **example("rhymed model Qwen/Qwen2.5-0.5B-Instruct", "rhymed model path/to/model.gguf"),
     )
     parser.add_argument(
@@ -19,7 +19,7 @@ def add(commands: Any) -> None:
         nargs="?",
         default="SmolLM2-135M-Instruct",
         metavar="NAME_OR_PATH",
-        help="what model.path may be: a folder, a GGUF file, a hub id (owner/name) or a known name",
+        help="as model.path: a folder, a GGUF file, a hub id (owner/name) or a known name",
     )
     parser.add_argument("--revision", default="", help="hub id: branch, tag or commit")
     parser.set_defaults(handler=handle)

@@ -1,4 +1,4 @@
-"""Arguments that several commands share: which configuration with which changes, and which run is meant."""
+"""Arguments that several commands share: the configuration with its changes, and the run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rhymed.config import Config
 
 LATEST = Path("runs/latest")
-"""`rhymed run` leaves this link to its newest run's folder, so that other commands need no argument."""
+"""A link to the newest run's folder, so that other commands need no argument."""
 
 
 def example(*lines: str) -> dict[str, Any]:
@@ -25,20 +25,20 @@ def example(*lines: str) -> dict[str, Any]:
 
 
 class _Naming(argparse.Action):
-    """One of the ways to name a run; two of them at once are a mistake."""
+    """One of several ways to name a run; using two of them is a mistake."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
-        if values is self.default:  # of an empty RUN, too, an action is told
+        if values is self.default:  # argparse calls the action for an empty RUN, too
             return
         way, earlier = option_string or self.metavar, getattr(namespace, "named", None)
         if earlier not in (None, way):
-            parser.error(f"{earlier} and {way} both say which run is meant: give one of them")
+            parser.error(f"{earlier} and {way} both name a run: give only one of them")
         namespace.named = way
         setattr(namespace, self.dest, values)
 
 
 def add_run(parser: argparse.ArgumentParser, *, positional: bool = True) -> None:
-    """A run's folder as `arguments.run`: as RUN, after the command's own words, or as --run FOLDER."""
+    """A run's folder as `arguments.run`, from RUN or --run FOLDER."""
     about = f"a run's folder (default: {LATEST})"
     both: dict[str, Any] = {"type": Path, "default": LATEST, "action": _Naming}
     if positional:
@@ -47,7 +47,7 @@ def add_run(parser: argparse.ArgumentParser, *, positional: bool = True) -> None
 
 
 def add_where(parser: argparse.ArgumentParser, *, positional: bool = True) -> None:
-    """Which run is meant, and with what keys it is spoken to."""
+    """The run, by its folder or its broker's address, and the keys to reach it."""
     add_run(parser, positional=positional)
     parser.add_argument("--broker", metavar="ADDRESS", action=_Naming, help="e.g. tcp://127.0.0.1:5555")
     parser.add_argument("--keys", type=Path, metavar="FOLDER", help="with --broker: the run's keys (`rhymed keygen`)")
@@ -55,13 +55,13 @@ def add_where(parser: argparse.ArgumentParser, *, positional: bool = True) -> No
 
 
 def meant_run(words: Sequence[str]) -> str:
-    """What is added to a complaint about these words: how to name the run, where one is a run's folder."""
-    folders = (word for word in words if os.path.isfile(os.path.join(word, "config.json")))  # words of any kind
+    """A suggestion for an error message if one of these words is a run's folder, else empty."""
+    folders = (word for word in words if os.path.isfile(os.path.join(word, "config.json")))
     return next((f"; did you mean --run {folder}?" for folder in folders), "")
 
 
 def refuse_run(words: Sequence[str], what: str) -> None:
-    """Raises `ConfigError` where a word that is to be `what` is a run's folder."""
+    """Raises `ConfigError` if a word that should be `what` is a run's folder."""
     from rhymed.errors import ConfigError
 
     for word in words:
@@ -99,7 +99,7 @@ def add_override(parser: argparse.ArgumentParser) -> None:
 
 
 def read_config(arguments: argparse.Namespace) -> Config:
-    """The configuration that the arguments name. Raises `ConfigError`."""
+    """The configuration that the arguments select. Raises `ConfigError`."""
     from rhymed.config.load import load_config
     from rhymed.errors import ConfigError
 

@@ -1,4 +1,4 @@
-"""`rhymed prepare`: a run's model and rows, made where there are the libraries for it, before a run."""
+"""`rhymed prepare`: downloads the model and reads the dataset before a run, where the libraries are installed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rhymed.cli.options import add_config, example, read_config
 def add(commands: Any) -> None:
     parser = commands.add_parser(
         "prepare",
-        help="fetch a run's model, and read its dataset for a broker without libraries",
+        help="download a run's model and read its dataset, for a broker without these libraries",
         **example("rhymed prepare configs/quickstart.toml"),
     )
     add_config(parser)

@@ -1,4 +1,4 @@
-"""`rhymed report`: a run as one HTML page, with its pictures beside it."""
+"""`rhymed report`: a run as one HTML page, with its pictures next to it."""
 
 from __future__ import annotations
 
@@ -20,9 +20,11 @@ def add(commands: Any) -> None:
     add_run(parser)
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="write there (default: the run's folder)")
     parser.add_argument(
-        "--wait", action="store_true", help="till the run is over; then also write the summary, as `rhymed run` does"
+        "--wait",
+        action="store_true",
+        help="wait for the end of the run, then also write the summary, as `rhymed run` does",
     )
-    parser.add_argument("--ended", action="store_true", help=argparse.SUPPRESS)  # said by the run itself
+    parser.add_argument("--ended", action="store_true", help=argparse.SUPPRESS)  # used by `rhymed run`
     parser.set_defaults(handler=handle)
 
 
@@ -31,7 +33,7 @@ def handle(arguments: argparse.Namespace) -> int:
     from rhymed.report.write import write
 
     if arguments.wait:
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # a wait that is called off is no failure
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # stopping the wait is no failure
         print(write_at_the_end(arguments.run, arguments.out))
         return 0
     print(write(arguments.run, arguments.out, ended=arguments.ended))

@@ -1,4 +1,4 @@
-"""`rhymed run`: a whole run on this machine, from set-up to summary."""
+"""`rhymed run`: a whole run on this machine, from checks to summary."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def add(commands: Any) -> None:
         ),
     )
     parser.add_argument("config", type=Path, metavar="CONFIG", help="TOML file; with --resume: the run's folder")
-    parser.add_argument("--resume", action="store_true", help="go on with the run in folder CONFIG")
-    parser.add_argument("--plain", action="store_true", help="one line a step, no live screen")
+    parser.add_argument("--resume", action="store_true", help="continue the run in folder CONFIG")
+    parser.add_argument("--plain", action="store_true", help="one line per step, no live screen")
     add_override(parser)
     parser.set_defaults(handler=handle)
 
@@ -33,13 +33,13 @@ def add(commands: Any) -> None:
 def handle(arguments: argparse.Namespace) -> int:
     from rhymed.service.stdio import ignore_output_errors
 
-    with ignore_output_errors():  # who has read enough of the check has not ended the run
+    with ignore_output_errors():  # a closed output does not end the run
         config, where = _prepare(arguments)
         return supervise(config, where, plain=arguments.plain)
 
 
 def supervise(config: Config, where: RunLayout, *, plain: bool) -> int:
-    """The run in its folder, from start to summary, within `ignore_output_errors`; returns the exit status."""
+    """The run in its folder, from start to summary. Call within `ignore_output_errors`."""
     import uvloop
 
     from rhymed.run import folder
@@ -58,7 +58,7 @@ def supervise(config: Config, where: RunLayout, *, plain: bool) -> int:
 
 
 def _prepare(arguments: argparse.Namespace) -> tuple[Config, RunLayout]:
-    """Everything that can be wrong before a process is started is found here."""
+    """Check everything that can fail before a process starts, and create or open the folder."""
     from rhymed.config.load import load_config
     from rhymed.errors import ConfigError
     from rhymed.run import folder
@@ -78,13 +78,13 @@ def _prepare(arguments: argparse.Namespace) -> tuple[Config, RunLayout]:
     refuse_early(config, resume=arguments.resume)
     if arguments.resume:
         return config, folder.save(config)
-    made, where = folder.create(config)
-    if made.run.name != config.run.name:
-        _tell_renamed(config, made)
-    return made, where
+    created, where = folder.create(config)
+    if created.run.name != config.run.name:
+        _warn_renamed(config, created)
+    return created, where
 
 
-def _tell_renamed(wanted: Config, made: Config) -> None:
+def _warn_renamed(wanted: Config, created: Config) -> None:
     from rhymed.run import folder
     from rhymed.run.layout import layout_of
 
@@ -92,11 +92,11 @@ def _tell_renamed(wanted: Config, made: Config) -> None:
     holder = folder.holder(there.folder)
     process = f"process {holder}; " if holder else ""
     alive = "is an earlier run" if holder is None else f"is alive ({process}rhymed top --run {there.folder})"
-    print(f"warning  {wanted.run.name} {alive}: this is another one, {made.run.name}", flush=True)
+    print(f"warning  {wanted.run.name} {alive}: this run is called {created.run.name}", flush=True)
 
 
 def refuse_early(config: Config, *, resume: bool = False) -> None:
-    """Raises `ConfigError` with all that would make the run fail, as far as seconds can tell."""
+    """Raises `ConfigError` with everything that would make the run fail, as far as seconds of checking show."""
     from rhymed.check.dryrun import early
     from rhymed.errors import ConfigError
 

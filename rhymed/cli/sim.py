@@ -1,4 +1,4 @@
-"""`rhymed sim`: the broker's ledger and policies in virtual time, on made-up or recorded lengths."""
+"""`rhymed sim`: the broker's ledger and policies in virtual time, on synthetic or recorded lengths."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rhymed.cli.options import example
 def add(commands: Any) -> None:
     parser = commands.add_parser(
         "sim",
-        help="what a schedule would take on so many workers, without any",
+        help="simulate how long each schedule takes on a given number of workers",
         **example(
             "rhymed sim --workers 32 --slots 32",
             "rhymed sim --trace run.jsonl --policy flow --staleness 1 --out sim",
@@ -24,13 +24,15 @@ def add(commands: Any) -> None:
         "--workers", type=_positive(int), default=32, metavar="N", help="rollout workers (default: 32)"
     )
     cluster.add_argument(
-        "--slots", type=_positive(int), default=32, metavar="N", help="samples at once, each (default: 32)"
+        "--slots", type=_positive(int), default=32, metavar="N", help="concurrent samples per worker (default: 32)"
     )
-    cluster.add_argument("--cost", type=Path, metavar="FILE", help="JSON [[samples, seconds of a step], ...]")
+    cluster.add_argument("--cost", type=Path, metavar="FILE", help="JSON [[samples, seconds per engine step], ...]")
     cluster.add_argument(
-        "--train-s", type=_at_least_0(float), metavar="S", help="a training step (default: rollout / 4)"
+        "--train-s", type=_at_least_0(float), metavar="S", help="seconds per training step (default: rollout / 4)"
     )
-    cluster.add_argument("--keep", type=_probability, default=0.9987, metavar="P", help="a token written ahead stays")
+    cluster.add_argument(
+        "--keep", type=_probability, default=0.9987, metavar="P", help="probability that a run-ahead token is kept"
+    )
     cluster.add_argument(
         "--slow", type=_positive(float), default=1.0, metavar="X", help="the first worker is X times slower"
     )
@@ -39,21 +41,27 @@ def add(commands: Any) -> None:
     )
     work = parser.add_argument_group("the work")
     work.add_argument("--trace", type=Path, metavar="FILE", help="JSONL of `rhymed history export`")
-    work.add_argument("--prompts", type=_positive(int), default=512, metavar="N", help="a step (default: 512)")
-    work.add_argument("--group", type=_positive(int), default=16, metavar="N", help="samples a prompt (default: 16)")
-    work.add_argument("--steps", type=_positive(int), metavar="N", help="default: 20; with --trace: all")
     work.add_argument(
-        "--mean", type=_positive(float), default=3000.0, metavar="TOKENS", help="of a response (default: 3000)"
+        "--prompts", type=_positive(int), default=512, metavar="N", help="prompts per step (default: 512)"
     )
     work.add_argument(
-        "--cap", type=_positive(int), default=32768, metavar="TOKENS", help="of a response (default: 32768)"
+        "--group", type=_positive(int), default=16, metavar="N", help="samples per prompt (default: 16)"
+    )
+    work.add_argument("--steps", type=_positive(int), metavar="N", help="default: 20; with --trace: all")
+    work.add_argument(
+        "--mean", type=_positive(float), default=3000.0, metavar="TOKENS", help="mean response length (default: 3000)"
+    )
+    work.add_argument(
+        "--cap", type=_positive(int), default=32768, metavar="TOKENS", help="longest response (default: 32768)"
     )
     work.add_argument("--seed", type=int, default=0, metavar="N")
     schedule = parser.add_argument_group("the schedule (default: all of them, compared)")
     schedule.add_argument("--policy", choices=("fifo", "rhyme", "flow"))
     schedule.add_argument("--staleness", type=_at_least_0(int), default=0, metavar="N")
-    schedule.add_argument("--run-ahead", action="store_true", help="write the next step before its weights are there")
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help="table.json and gantt.png")
+    schedule.add_argument(
+        "--run-ahead", action="store_true", help="generate the next step before its weights are loaded"
+    )
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="write table.json and gantt.png there")
     parser.add_argument("--json", action="store_true", help="the table as JSON on standard output")
     parser.set_defaults(handler=handle)
 
@@ -75,7 +83,7 @@ def handle(arguments: argparse.Namespace) -> int:
         arguments.out.mkdir(parents=True, exist_ok=True)
         (arguments.out / "table.json").write_text(json.dumps(rows, indent=1) + "\n")
         if picture(results, arguments.out / "gantt.png") is None:
-            print("no picture: that needs matplotlib")
+            print("no picture: matplotlib is not installed")
     return 0
 
 

@@ -88,7 +88,7 @@ def parsed(id: str) -> SampleId:
     return SampleId(int(step), prompt, int(index))
 
 
-def told(folder: Path, sample: str) -> list[str]:
+def summary(folder: Path, sample: str) -> list[str]:
     """What the store has of it, in a few lines."""
     id = parsed(sample)
     head = f"sample {sample}, of {step_phrase(id.step)}"

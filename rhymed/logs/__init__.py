@@ -1,1 +1,1 @@
-"""What every process writes down while it works, and how it is read: a file a process, a JSON object a line."""
+"""Reads the logs of a run: one file per process, one JSON object per line."""

@@ -1,4 +1,4 @@
-"""Which entries are wanted: of a process, from a level on, of a step, of a sample. Pure."""
+"""Selects log entries by process, level, step and sample. Pure."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 @dataclass(frozen=True)
-class Pick:
+class Filter:
     level: str = "debug"
-    process: str = ""  # a name, or a pattern with * in it
+    process: str = ""  # a name or a pattern with *
     step: int | None = None
-    sample: str = ""  # the whole id
+    sample: str = ""  # the complete id
 
-    def wants(self, entry: Entry) -> bool:
+    def matches(self, entry: Entry) -> bool:
         return (
             RANKS.get(entry.level, 1) >= RANKS[self.level]
             and (not self.process or fnmatchcase(entry.process, self.process))
@@ -31,19 +31,19 @@ class Pick:
 
     @property
     def needle(self) -> bytes:
-        """What stands in every line that is wanted."""
+        """Bytes that every matching line contains."""
         return self.sample.encode()
 
 
 def about(entry: Entry, sample: str) -> bool:
-    """The entry names this sample, in a field or in its text."""
+    """Does the entry name this sample, in a field or in its text?"""
     if sample in entry.samples:
         return True
     return bool(re.search(rf"(?<![\w/-]){re.escape(sample)}(?!\d)", entry.text))
 
 
 def of_step(entry: Entry, step: int) -> bool:
-    """`step` as fields and ids have it, from 0; sentences count from 1."""
+    """`step` counts from 0, as in fields and ids; sentences count from 1."""
     if entry.step is not None:
         return entry.step == step
     head = f"{step}/"
@@ -52,12 +52,12 @@ def of_step(entry: Entry, step: int) -> bool:
     return bool(re.search(rf"\bstep {step + 1}\b|(?<![\w/-]){step}/[0-9a-f]{{16}}/", entry.text))
 
 
-def since(text: str, now: datetime.datetime) -> str:
-    """`10m`, `2h` before `now`, or a time as ISO has it: as entries have theirs. Raises `ConfigError`."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text.strip())
+def since_stamp(text: str, now: datetime.datetime) -> str:
+    """The time stamp for `10m`, `2h` (before `now`) or an ISO time. Raises `ConfigError`."""
+    duration = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text.strip())
     try:
-        if found:
-            moment = now - datetime.timedelta(seconds=float(found[1]) * UNITS[found[2]])
+        if duration:
+            moment = now - datetime.timedelta(seconds=float(duration[1]) * UNITS[duration[2]])
         else:
             moment = datetime.datetime.fromisoformat(text.strip())
     except (ValueError, OverflowError):
@@ -66,6 +66,6 @@ def since(text: str, now: datetime.datetime) -> str:
 
 
 def stamp(moment: datetime.datetime) -> str:
-    """As entries have it. A time without a zone is this machine's."""
+    """A time stamp as entries have it. A time without a zone is local time."""
     utc = moment.astimezone(datetime.UTC)
     return f"{utc:%Y-%m-%dT%H:%M:%S}.{utc.microsecond // 1000:03d}Z"

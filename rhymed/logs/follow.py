@@ -1,6 +1,6 @@
-"""The newest lines of files that are still written, as they come. Files may appear, and be turned over.
+"""Follows files that are still written. Files may appear and be rotated.
 
-A line counts when its line break is there. What comes in one look is sorted by time. Knows no clock but its caller's.
+A line counts once it has its line break. The entries of one `poll` are sorted by time. Has no clock of its own.
 """
 
 from __future__ import annotations
@@ -9,26 +9,26 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from rhymed.logs.read import LONGEST, Clock, Entry, Inode, Log, inode, logs, open_log, parse
+from rhymed.logs.read import LONGEST, Entry, Inode, LastStamp, Log, inode, logs, open_log, parse
 
 
 class Tail:
-    """One file under a name that may come to stand for another file."""
+    """One file under a name that may be rotated to another file."""
 
     def __init__(self, log: Log, path: Path, *, from_end: bool) -> None:
         self._log, self._path = log, path
-        self._clock = Clock()
+        self._last = LastStamp()
         self._file: BinaryIO | None = None
         self._rest = b""
         if self._reopen() and from_end and self._file is not None:
-            self._file.seek(_whole(self._file))
+            self._file.seek(_last_complete(self._file))
 
     @property
     def place(self) -> tuple[Inode, int]:
-        """The file that is read, and how far it was."""
+        """The open file and the position in it."""
         return (inode(self._file), self._file.tell()) if self._file is not None else ((-1, -1), 0)
 
-    def look(self) -> Iterator[Entry]:
+    def poll(self) -> Iterator[Entry]:
         yield from self._read()
         if self._reopen():
             yield from self._read()
@@ -41,17 +41,17 @@ class Tail:
         while self._file is not None and (line := self._file.readline(LONGEST)):
             self._rest += line
             if not line.endswith(b"\n") and len(self._rest) < LONGEST:
-                return  # the rest of it comes later
+                return  # incomplete: the rest will follow
             line, self._rest = self._rest, b""
-            yield from parse(line, self._log, self._clock)
+            yield from parse(line, self._log, self._last)
 
     def _reopen(self) -> bool:
-        """Whether the name stands for another file than we have."""
+        """Open the file again if the name stands for another one now. True if it did."""
         try:
-            found = self._path.stat()
-            if self._file is not None and (found.st_dev, found.st_ino) == inode(self._file):
-                if found.st_size < self._file.tell():
-                    self._file.seek(0)  # somebody emptied it
+            status = self._path.stat()
+            if self._file is not None and (status.st_dev, status.st_ino) == inode(self._file):
+                if status.st_size < self._file.tell():
+                    self._file.seek(0)  # it was truncated
                 return False
             fresh = open_log(self._path)
         except OSError:
@@ -62,18 +62,18 @@ class Tail:
 
 
 class Follower:
-    """Every `look` gives what has come since the last one; the first one is about what comes after it was made."""
+    """Each `poll` returns the entries since the last one, the first since construction."""
 
     def __init__(self, *folders: Path) -> None:
         self._folders = folders
         self._tails: dict[Path, Tail] = {}
         self._adopt(from_end=True)
-        self.begins = dict(tail.place for tail in self._tails.values())  # inode -> byte from which on it follows
+        self.begins = dict(tail.place for tail in self._tails.values())  # inode -> byte at which it starts to follow
 
-    def look(self) -> list[Entry]:
+    def poll(self) -> list[Entry]:
         self._adopt(from_end=False)
-        found = [entry for tail in self._tails.values() for entry in tail.look()]
-        return sorted(found, key=lambda entry: entry.t)
+        entries = [entry for tail in self._tails.values() for entry in tail.poll()]
+        return sorted(entries, key=lambda entry: entry.t)
 
     def close(self) -> None:
         for tail in self._tails.values():
@@ -86,10 +86,10 @@ class Follower:
                 self._tails[path] = Tail(log, path, from_end=from_end)
 
 
-def _whole(file: BinaryIO) -> int:
-    """Where the last line begins that is not yet written to its end; else the file's end."""
+def _last_complete(file: BinaryIO) -> int:
+    """Where an incomplete last line begins, else the end of the file."""
     end = file.seek(0, 2)
     start = max(0, end - LONGEST)
     file.seek(start)
-    found = file.read(end - start).rfind(b"\n")
-    return start + found + 1
+    newline = file.read(end - start).rfind(b"\n")
+    return start + newline + 1

@@ -1,7 +1,6 @@
-"""An entry as a person reads it: time of day, process, level where it is not the usual one, text. Pure.
+"""Formats entries for people: time of day, process, level unless it is info, text. Pure.
 
-Times are this machine's; a line with the date stands where the day changes. What would steer the terminal is made
-visible. Colours are by level, and only where they are wanted.
+Times are local; a line with the date marks each new day. Control characters are made visible.
 """
 
 from __future__ import annotations
@@ -14,11 +13,11 @@ from rhymed.text import visible
 COLOURS = {"debug": "2", "warning": "33", "error": "31", "critical": "1;31"}
 """ANSI, by level."""
 
-WIDE = 11  # characters of a process's name; a longer one moves its text
+WIDE = 11  # characters of the process column
 
 
-class Page:
-    """`line` gives what to print for an entry, line breaks included; remembers the day."""
+class Formatter:
+    """`line` returns the text for an entry, with line breaks. Remembers the day."""
 
     def __init__(self, *, colours: bool, zone: datetime.tzinfo | None = None) -> None:
         self._colours, self._zone = colours, zone
@@ -31,9 +30,9 @@ class Page:
         text = visible(entry.text).replace("\n", "\n" + " " * 13)
         line = f"{head} {_word(entry.process):<{WIDE}} {mark}{text}"
         if entry.error is not None:
-            said = "" if entry.error.message and entry.error.message in entry.text else entry.error.message
-            trace = entry.error.traceback.rstrip() or f"{entry.error.type}: {said}"
-            line += "".join(f"\n{' ' * 13}{one}" for one in visible(trace).splitlines())
+            message = "" if entry.error.message and entry.error.message in entry.text else entry.error.message
+            trace = entry.error.traceback.rstrip() or f"{entry.error.type}: {message}"
+            line += "".join(f"\n{' ' * 13}{row}" for row in visible(trace).splitlines())
         return f"{self._date(moment)}{self._paint(line, entry.level)}\n"
 
     def _date(self, moment: datetime.datetime | None) -> str:

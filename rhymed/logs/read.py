@@ -1,8 +1,7 @@
-"""All log files of a run as one stream of entries by time; files of any size, lines of any kind.
+"""All log files of a run as one stream of entries by time, for files of any size and lines of any kind.
 
-A line that is no JSON of ours (a library's, a crash's, half a line of a process that was killed) is an entry too: its
-text is what it is, its time its own where it has one, else that of the line before it. Holds one line a file in
-memory, and never a whole file. Knows nothing of what is looked for.
+A line that is not our JSON (from a library, a crash, or cut off by a kill) becomes an entry, too: with its own time
+stamp if it has one, else with that of the line before. Holds one line per file in memory.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ from typing import BinaryIO, NamedTuple
 
 import msgspec
 
-LONGEST = 8 << 20  # bytes of a line; a longer one is cut into such pieces
+LONGEST = 8 << 20  # bytes of a line; longer lines are split
 HEAD = b'{"t":"'
-BEGUN = ""  # sorts before every time: not known
-Inode = tuple[int, int]  # device, and the file's number there
+UNKNOWN_TIME = ""  # sorts before every time
+Inode = tuple[int, int]  # device and inode number
 NONE: Mapping[Inode, int] = {}
 
 STAMP = re.compile(rb"\s*\[?(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)(?:[.,](\d{1,3}))?")
@@ -35,9 +34,9 @@ class Error(msgspec.Struct, frozen=True):
 
 
 class Entry(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """One line; of a foreign one only the first four fields are known."""
+    """One line; a foreign line has only the first four fields."""
 
-    t: str = BEGUN  # ISO, UTC
+    t: str = UNKNOWN_TIME  # ISO, UTC
     level: str = "info"
     process: str = ""
     text: str = ""
@@ -47,11 +46,11 @@ class Entry(msgspec.Struct, kw_only=True, omit_defaults=True):
     samples: list[str] = []
     step: int | None = None
     worker: str = ""
-    tokens: int | list[int] | None = None  # these three: of `samples`, in their order
+    tokens: int | list[int] | None = None  # these three are in the order of `samples`
     accepted: list[int] | None = None
     rewards: list[float] | None = None
     error: Error | None = None
-    raw: bytes = b""  # the line itself, where it is ours
+    raw: bytes = b""  # the line itself if it is our JSON
 
 
 class Log(NamedTuple):
@@ -59,43 +58,45 @@ class Log(NamedTuple):
 
     process: str
     files: list[Path]
-    foreign: bool  # what it printed, not what it logged
+    foreign: bool  # printed output instead of log lines
 
 
 _decode = msgspec.json.Decoder(Entry).decode
 
 
 def logs(*folders: Path) -> list[Log]:
-    """What is in a run's folders of logs; empty where there is none.
+    """The logs in these folders.
 
-    Links are left out: who may write logs may not be allowed to read what they would lead to.
+    Links are left out: they could lead to files that the writer of the logs may not read.
     """
-    found: dict[tuple[str, Path], list[tuple[int, Path]]] = {}
+    rotations: dict[tuple[str, Path], list[tuple[int, Path]]] = {}
     for file in (file for folder in folders for file in folder.glob("*")):
         base, _, number = file.name.rpartition(".")
         name, turn = (base, int(number)) if number.isdecimal() and base.endswith(".log") else (file.name, 0)
         if name.endswith((".log", ".out")) and not file.is_symlink() and file.is_file():
-            found.setdefault((name, file.parent), []).append((turn, file))
+            rotations.setdefault((name, file.parent), []).append((turn, file))
     return [
-        Log(name[:-4], [file for _, file in sorted(found[name, folder], reverse=True)], name.endswith(".out"))
-        for name, folder in sorted(found)
+        Log(name[:-4], [file for _, file in sorted(rotations[name, folder], reverse=True)], name.endswith(".out"))
+        for name, folder in sorted(rotations)
     ]
 
 
 def merged(
-    chosen: Iterable[Log], since: str = BEGUN, needle: bytes = b"", ends: Mapping[Inode, int] = NONE
+    chosen: Iterable[Log], since: str = UNKNOWN_TIME, needle: bytes = b"", ends: Mapping[Inode, int] = NONE
 ) -> Iterator[Entry]:
-    """By time, from `since` on. With `needle` only lines that contain these bytes, which is much faster.
+    """Entries by time, from `since` on. With `needle` only lines that contain these bytes, which is much faster.
 
-    `ends`: inode -> byte, where a file is read no further.
+    `ends`: inode -> byte at which reading of the file stops.
     """
     streams = [entries(log, since, needle, ends) for log in chosen]
     yield from heapq.merge(*streams, key=lambda entry: entry.t)
 
 
-def entries(log: Log, since: str = BEGUN, needle: bytes = b"", ends: Mapping[Inode, int] = NONE) -> Iterator[Entry]:
-    """One process's, in the order in which they were written."""
-    clock = Clock()
+def entries(
+    log: Log, since: str = UNKNOWN_TIME, needle: bytes = b"", ends: Mapping[Inode, int] = NONE
+) -> Iterator[Entry]:
+    """The entries of one process in the order of writing."""
+    last = LastStamp()
     opened = _open(log.files)
     try:
         for place, file in opened.items():
@@ -104,7 +105,7 @@ def entries(log: Log, since: str = BEGUN, needle: bytes = b"", ends: Mapping[Ino
             for line in lines(file, ends.get(place)):
                 if needle and needle not in line:
                     continue
-                for entry in parse(line, log, clock):
+                for entry in parse(line, log, last):
                     if entry.t >= since:
                         yield entry
     finally:
@@ -113,7 +114,7 @@ def entries(log: Log, since: str = BEGUN, needle: bytes = b"", ends: Mapping[Ino
 
 
 def open_log(path: Path) -> BinaryIO:
-    """Raises `OSError`, also for a link."""
+    """Raises `OSError`, also for a symbolic link."""
     return os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb")
 
 
@@ -123,96 +124,96 @@ def inode(file: BinaryIO) -> Inode:
 
 
 def _open(files: Iterable[Path]) -> dict[Inode, BinaryIO]:
-    """By inode. All at once: while they are read, they may be turned over. Empty ones cost nothing."""
-    found: dict[Inode, BinaryIO] = {}
+    """By inode. Opened all at once, because files may be rotated while they are read. Empty files are skipped."""
+    opened: dict[Inode, BinaryIO] = {}
     for path in files:
         try:
             if path.stat().st_size:
                 file = open_log(path)
-                if found.setdefault(inode(file), file) is not file:
-                    file.close()  # turned over since the last one
+                if opened.setdefault(inode(file), file) is not file:
+                    file.close()  # rotated since the last one was opened
         except OSError:
-            continue  # turned over, or taken away, since it was listed
-    return found
+            continue  # rotated or removed since it was listed
+    return opened
 
 
 def lines(file: BinaryIO, end: int | None = None) -> Iterator[bytes]:
-    """Up to the byte `end`, which is where a line begins."""
+    """Up to the byte `end`, at which a line begins."""
     while (end is None or file.tell() < end) and (line := file.readline(LONGEST)):
         yield line
 
 
-class Clock:
-    """What time a line without one is of: that of the last line that had one."""
+class LastStamp:
+    """Time and level of the last line that had them, for lines without."""
 
     def __init__(self) -> None:
-        self.now, self.level = BEGUN, ""
+        self.time, self.level = UNKNOWN_TIME, ""
 
 
-def parse(line: bytes, log: Log, clock: Clock) -> Iterator[Entry]:
-    """Entries of one line: two, where one was cut and the next one begins in its middle."""
+def parse(line: bytes, log: Log, last: LastStamp) -> Iterator[Entry]:
+    """The entries of one line: two if one was cut off and the next begins in its middle."""
     start = line.find(HEAD)
     if start < 0:
-        yield from _foreign(line, log, clock)
+        yield from _foreign(line, log, last)
         return
     if start:
-        yield from _foreign(line[:start], log, clock)
+        yield from _foreign(line[:start], log, last)
     own = line[start:].strip()
     try:
         entry = _decode(own)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         again = own.find(HEAD, 1)
-        yield from _foreign(own if again < 0 else own[:again], log, clock)
+        yield from _foreign(own if again < 0 else own[:again], log, last)
         if again >= 0:
-            yield from parse(own[again:], log, clock)
+            yield from parse(own[again:], log, last)
         return
     entry.raw, entry.process = own, entry.process or log.process
-    clock.now = entry.t
+    last.time = entry.t
     yield entry
 
 
-def _foreign(line: bytes, log: Log, clock: Clock) -> Iterator[Entry]:
+def _foreign(line: bytes, log: Log, last: LastStamp) -> Iterator[Entry]:
     text = line.decode(errors="replace").strip("\r\n\0")
     if not text.strip():
         return
     stamp, level = STAMP.match(line), LEVEL.search(line, 0, 80)
     if stamp:
-        clock.now = _utc(stamp) or clock.now
+        last.time = _utc(stamp) or last.time
     if level:
-        clock.level = NAMED.get(level[1], level[1].decode().lower())
+        last.level = NAMED.get(level[1], level[1].decode().lower())
     elif stamp or not (text[0].isspace() or log.foreign):
-        clock.level = ""
-    default = "warning" if log.foreign else "info"  # what goes past the logs is seldom good news
-    yield Entry(t=clock.now or _written(log), level=clock.level or default, process=log.process, text=text)
+        last.level = ""
+    default = "warning" if log.foreign else "info"  # output that bypasses the log is seldom good news
+    yield Entry(t=last.time or _written(log), level=last.level or default, process=log.process, text=text)
 
 
 def _utc(stamp: re.Match[bytes]) -> str:
-    """Others stamp their lines with this machine's time."""
+    """Foreign time stamps are local time."""
     try:
         local = time.strptime(f"{stamp[1].decode()} {stamp[2].decode()}", "%Y-%m-%d %H:%M:%S")
         utc = time.gmtime(time.mktime(local))
     except (ValueError, OverflowError):
-        return BEGUN
+        return UNKNOWN_TIME
     return f"{time.strftime('%Y-%m-%dT%H:%M:%S', utc)}.{(stamp[3] or b'').decode():0<3}Z"
 
 
 def _written(log: Log) -> str:
-    """When the file was written last."""
+    """When the file was last written."""
     try:
         seconds = log.files[-1].stat().st_mtime
     except OSError:
-        return BEGUN
+        return UNKNOWN_TIME
     return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(seconds))}.000Z"
 
 
 def seek(file: BinaryIO, since: str) -> None:
-    """To a line at most `LONGEST` before the first one of that time: its lines are sorted, but for a few."""
+    """Move to a line at most `LONGEST` bytes before the first one of that time. Lines are almost sorted."""
     low, high = 0, file.seek(0, 2)
     wanted = since.encode()
     while high - low > LONGEST:
         middle = (low + high) // 2
-        found = _stamp_after(file, middle, high)
-        if found is None or found >= wanted:
+        stamp = _stamp_after(file, middle, high)
+        if stamp is None or stamp >= wanted:
             high = middle
         else:
             low = middle
@@ -222,7 +223,7 @@ def seek(file: BinaryIO, since: str) -> None:
 
 
 def _stamp_after(file: BinaryIO, start: int, end: int) -> bytes | None:
-    """Of the first line of ours that begins after `start`."""
+    """Time stamp of our first line that begins after `start`."""
     file.seek(start)
     file.readline(LONGEST)
     while file.tell() < end and (line := file.readline(LONGEST)):

@@ -1,9 +1,9 @@
 """Selects ten notable samples of a run by fixed rules, so that the same run always shows the same ones.
 
-`select` applies the rules in order; each gives candidates and a reason that the reader sees. The first candidate whose
-prompt is not shown yet is taken, else the first that is not shown yet. Candidates are training samples; a run
-without any shows samples of its evaluations. Pure, over the columns of a survey. The columns do not contain drafts, so
-the most drafted sample is searched among the `LOOKED` longest.
+`select` applies the rules in order; each gives candidates and a reason that the reader sees. The first candidate of a
+prompt that is not shown yet is taken, else the first that is not shown yet. Candidates are training samples; a run
+without any shows samples of its evaluations. Pure, over the columns of a survey. These do not contain drafts, so the
+most drafted sample is searched among the `LOOKED` longest.
 """
 
 from __future__ import annotations

@@ -66,4 +66,4 @@ def test_held_out_prompts_are_asked_as_the_others(tmp_path: Path, capsys: pytest
     held_out = {"name": "test", "path": "test.jsonl", "system": "Think."}
     file.write_text(json.dumps({"data": {"system": "Be brief."}, "eval": {"datasets": [held_out]}}))
     assert main(["eval", str(file)]) == 2
-    assert "system must be that of data" in capsys.readouterr().err
+    assert "system must equal data.system" in capsys.readouterr().err

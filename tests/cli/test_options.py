@@ -36,13 +36,13 @@ def test_a_run_is_named_by_its_folder_or_by_an_option(command: str, capsys: pyte
     assert parser().parse_args([*words, "runs/x"]).run == Path("runs/x")
     assert parser().parse_args([*words, "--run", "runs/x"]).run == Path("runs/x")
     for both in (["runs/x", "--run", "runs/y"], ["--run", "runs/y", "runs/x"], ["runs/x", "--run", str(LATEST)]):
-        assert "both say which run is meant: give one of them" in refused(*words, *both, capsys=capsys)
+        assert "both name a run: give only one of them" in refused(*words, *both, capsys=capsys)
 
 
 @pytest.mark.parametrize("command", ["top", "queues", "steer pause"])
 def test_an_address_is_not_given_beside_a_folder(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     words = [*command.split(), "--broker", "tcp://a:1", "--run", "runs/x"]
-    assert "--broker and --run both say which run is meant" in refused(*words, capsys=capsys)
+    assert "--broker and --run both name a run" in refused(*words, capsys=capsys)
 
 
 def test_what_else_a_command_takes_comes_before_the_folder() -> None:

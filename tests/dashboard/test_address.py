@@ -67,7 +67,7 @@ def test_a_run_is_served_until_ctrl_c(run: Path) -> None:
         assert process.wait(60) == 0
 
 
-@pytest.mark.parametrize(("what", "complaint"), [("nothing", "is not there"), (".", "is no run's folder")])
+@pytest.mark.parametrize(("what", "complaint"), [("nothing", "does not exist"), (".", "is not a run's folder")])
 def test_what_is_no_run_is_told(tmp_path: Path, capsys: pytest.CaptureFixture, what: str, complaint: str) -> None:
     assert main(["view", str(tmp_path / what)]) == 2
     assert complaint in capsys.readouterr().err
@@ -81,5 +81,5 @@ def test_a_folder_of_runs_tells_which(run: Path, capsys: pytest.CaptureFixture) 
     (earlier / "config.json").write_text("{}")
     os.utime(earlier / "config.json", (1, 1))
     assert main(["view", str(run.parent)]) == 2
-    said = f"it holds runs, the newest first: watched, earlier; name one, e.g. rhymed view {run}"
+    said = f"it contains runs, newest first: watched, earlier; name one, e.g. rhymed view {run}"
     assert said in " ".join(capsys.readouterr().err.split())

@@ -15,9 +15,9 @@ import pytest
 
 from rhymed.cli import main
 from rhymed.errors import ConfigError, EngineError
-from rhymed.logs.filter import Pick, since
+from rhymed.logs.filter import Filter, since_stamp
 from rhymed.logs.follow import Follower
-from rhymed.logs.format import Page
+from rhymed.logs.format import Formatter
 from rhymed.logs.read import Entry, Log, entries, logs, merged
 from rhymed.messages import EVAL, SampleId
 from rhymed.run.timeline import Event, Writer
@@ -281,20 +281,20 @@ def test_a_follower_sees_what_comes_across_turns_and_new_files(tmp_path: Path) -
     file = LogFile(tmp_path / "a.log", most=600, kept=5)
     file.emit(record("before"))
     follower = Follower(tmp_path)
-    assert follower.look() == []
+    assert follower.poll() == []
     told = []
     for number in range(20):
         file.emit(record("line %d", number))
-        told += [entry.text for entry in follower.look()]
+        told += [entry.text for entry in follower.poll()]
     file.close()
     other = LogFile(tmp_path / "b.log")
     other.emit(record("new file"))
     with other.path.open("ab") as half:
         half.write(b'{"t":"2')
-    told += [entry.text for entry in follower.look()]
+    told += [entry.text for entry in follower.poll()]
     with other.path.open("ab") as half:
         half.write(b'026-01-01T00:00:00.000Z","text":"late half"}\n')
-    told += [entry.text for entry in follower.look()]
+    told += [entry.text for entry in follower.poll()]
     other.close()
     follower.close()
     assert told == [f"line {number}" for number in range(20)] + ["new file", "late half"]
@@ -312,7 +312,7 @@ def test_what_is_read_and_what_is_followed_meet_without_a_gap_or_an_overlap(tmp_
     file.emit(record("after"))
     file.close()
     assert [entry.text for entry in merged(logs(tmp_path), ends=follower.begins)] == ["before"]
-    assert [entry.text for entry in follower.look()] == ["half of it before", "after"]
+    assert [entry.text for entry in follower.poll()] == ["half of it before", "after"]
     follower.close()
 
 
@@ -322,14 +322,14 @@ def test_what_is_read_and_what_is_followed_meet_without_a_gap_or_an_overlap(tmp_
 @pytest.mark.parametrize(
     ("pick", "texts"),
     [
-        (Pick(), ["a", "b", f"sample {SAMPLE} x", f"sample {SAMPLE}0", "step 4: done"]),
-        (Pick(level="warning"), ["b"]),
-        (Pick(process="roll*"), ["b"]),
-        (Pick(step=3), ["b", f"sample {SAMPLE} x", f"sample {SAMPLE}0", "step 4: done"]),
-        (Pick(sample=SAMPLE), ["b", f"sample {SAMPLE} x"]),
+        (Filter(), ["a", "b", f"sample {SAMPLE} x", f"sample {SAMPLE}0", "step 4: done"]),
+        (Filter(level="warning"), ["b"]),
+        (Filter(process="roll*"), ["b"]),
+        (Filter(step=3), ["b", f"sample {SAMPLE} x", f"sample {SAMPLE}0", "step 4: done"]),
+        (Filter(sample=SAMPLE), ["b", f"sample {SAMPLE} x"]),
     ],
 )
-def test_what_is_wanted(pick: Pick, texts: list[str]) -> None:
+def test_what_is_wanted(pick: Filter, texts: list[str]) -> None:
     given = [
         Entry(text="a", process="broker", step=13),
         Entry(text="b", process="rollout-0", level="warning", samples=["4/00000000000000ab/1", SAMPLE]),
@@ -337,25 +337,25 @@ def test_what_is_wanted(pick: Pick, texts: list[str]) -> None:
         Entry(text=f"sample {SAMPLE}0", process="broker"),
         Entry(text="step 4: done", process="trainer"),
     ]
-    assert [entry.text for entry in given if pick.wants(entry)] == texts
+    assert [entry.text for entry in given if pick.matches(entry)] == texts
 
 
 def test_since_is_an_age_or_a_time() -> None:
     now = datetime.datetime(2026, 1, 31, 12, tzinfo=UTC)
-    assert since("10m", now) == "2026-01-31T11:50:00.000Z"
-    assert since("1.5h", now) == "2026-01-31T10:30:00.000Z"
-    assert since("2026-01-31T14:05:00+02:00", now) == "2026-01-31T12:05:00.000Z"
+    assert since_stamp("10m", now) == "2026-01-31T11:50:00.000Z"
+    assert since_stamp("1.5h", now) == "2026-01-31T10:30:00.000Z"
+    assert since_stamp("2026-01-31T14:05:00+02:00", now) == "2026-01-31T12:05:00.000Z"
     with pytest.raises(ConfigError, match="write 30s, 10m"):
-        since("yesterday", now)
+        since_stamp("yesterday", now)
 
 
 def test_a_page_has_a_day_a_time_and_no_control_characters() -> None:
-    page = Page(colours=False, zone=UTC)
+    page = Formatter(colours=False, zone=UTC)
     first = Entry(t="2026-01-31T23:59:59.900Z", process="broker", text="fine")
     second = Entry(t="2026-02-01T00:00:00.100Z", process="rollout-0", level="error", text="bad\x1b[2J\nmore")
     assert page.line(first) == "-- 2026-01-31\n23:59:59.900 broker      fine\n"
     assert page.line(second) == ("-- 2026-02-01\n00:00:00.100 rollout-0   ERROR bad\ufffd[2J\n             more\n")
-    assert Page(colours=True, zone=UTC).line(second).count("\033[31m") == 1
+    assert Formatter(colours=True, zone=UTC).line(second).count("\033[31m") == 1
 
 
 # The command
@@ -412,8 +412,8 @@ def test_the_command_filters_and_tells_what_is_not_there(
     write("rollout-0", 2, "two", levelno=30, levelname="WARNING")
     assert run(capsys, "--run", tmp_path, "--level", "warning")[1].endswith("rollout-0   WARNING two\n")
     assert json.loads(run(capsys, "--run", tmp_path, "--process", "broker", "--json")[1])["text"] == "one"
-    assert "no such line; the last one was written" in run(capsys, "--run", tmp_path, "--since", "1s")[2]
-    assert "there are broker, rollout-0" in run(capsys, "--run", tmp_path, "--process", "trainer")[2]
+    assert "no matching line; the last one was written" in run(capsys, "--run", tmp_path, "--since", "1s")[2]
+    assert "the run has broker, rollout-0" in run(capsys, "--run", tmp_path, "--process", "trainer")[2]
     assert "has no logs" in run(capsys, "--run", tmp_path / "gone")[2]
     assert "has no logs" in run(capsys, tmp_path / "gone")[2]
 
@@ -450,7 +450,7 @@ def test_a_run_is_named_once(write: object, tmp_path: Path, capsys: pytest.Captu
     with pytest.raises(SystemExit) as mistake:
         main(["logs", str(tmp_path), "--run", str(tmp_path)])
     assert mistake.value.code == 2
-    assert "both say which run is meant" in capsys.readouterr().err
+    assert "both name a run" in capsys.readouterr().err
 
 
 def test_logs_that_lie_elsewhere_are_read_too(
@@ -467,7 +467,7 @@ def test_logs_that_lie_elsewhere_are_read_too(
         file.close()
     status, out, _ = run(capsys, tmp_path, "--also", elsewhere)
     assert (status, [line.split()[-1] for line in out.splitlines()[-4:]]) == (0, ["one", "two", "three", "another's"])
-    assert "it has no folder logs" in run(capsys, tmp_path, "--also", tmp_path / "gone")[2]
+    assert "it contains no folder logs" in run(capsys, tmp_path, "--also", tmp_path / "gone")[2]
     monkeypatch.setenv("RHYMED_FURTHER_RUNS", str(elsewhere.parent))
     assert run(capsys, tmp_path)[1] == out
 

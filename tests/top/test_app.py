@@ -383,7 +383,7 @@ def test_without_the_operators_key_nobody_steers(tmp_path: Path, capsys: pytest.
     assert (tmp_path / "keys" / "operator.secret").exists()
     (tmp_path / "keys" / "operator.secret").unlink()
     assert main(["steer", "pause", "--broker", "tcp://127.0.0.1:9", "--keys", str(tmp_path / "keys")]) == 2
-    assert "only who has the run's operator.secret may steer it" in capsys.readouterr().err
+    assert "steering needs the run's operator.secret" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

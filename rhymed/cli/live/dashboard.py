@@ -1,4 +1,4 @@
-"""`rhymed view RUN`: the dashboard of a run that lives, has finished or was ended, from its folder."""
+"""`rhymed view RUN`: serves the dashboard of a living, finished or crashed run from its folder."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from rhymed.wire.addresses import HttpAddress
 
 ADDRESS = "127.0.0.1:8430"
-MOST = 8  # runs that are named
-SHOWN_AT = "RHYMED_SHOWN_AT"  # variable: where a browser finds it, if its port is published elsewhere
+MOST = 8  # runs that a message lists
+SHOWN_AT = "RHYMED_SHOWN_AT"  # variable: its address for browsers if the port is published elsewhere
 
 
 def add(commands: Any) -> None:
     parser = commands.add_parser(
         "view",
-        help="serve the dashboard of a run, living or not, from its folder",
+        help="serve the dashboard of a living or finished run from its folder",
         **example("rhymed view runs/quickstart --open", "rhymed view runs/quickstart --http 0.0.0.0:8430"),
     )
     add_run(parser)
@@ -28,7 +28,7 @@ def add(commands: Any) -> None:
         "--http",
         default=ADDRESS,
         metavar="ADDRESS",
-        help=f"default: {ADDRESS}, or the next free port; open to the network: with a token",
+        help=f"default: {ADDRESS}, or the next free port; a non-loopback address requires a token",
     )
     parser.add_argument("--open", action="store_true", help="also open it in the browser")
     parser.set_defaults(handler=handle)
@@ -48,25 +48,25 @@ def handle(arguments: argparse.Namespace) -> int:
 
 
 def folder_of(run: Path) -> Path:
-    """Raises `ConfigError` where nothing of a run is there."""
+    """Raises `ConfigError` if this is not a run's folder."""
     from rhymed.errors import ConfigError
 
     folder = run.expanduser().resolve()
     if not folder.is_dir():
-        raise ConfigError(f"{run} is not there: name a run's folder, e.g. runs/quickstart")
+        raise ConfigError(f"{run} does not exist: name a run's folder, e.g. runs/quickstart")
     if not any((folder / name).exists() for name in ("config.json", "metrics.jsonl", "store")):
-        raise ConfigError(f"{run} is no run's folder: {_instead(run.expanduser())}")
+        raise ConfigError(f"{run} is not a run's folder: {_instead(run.expanduser())}")
     return folder
 
 
 def _instead(folder: Path) -> str:
-    """What to name where no run is: the runs in the folder, the newest first."""
-    found = sorted(folder.glob("*/config.json"), key=lambda file: -file.stat().st_mtime)
-    runs = [file.parent for file in found if not file.parent.is_symlink()]  # not `latest`, which is one of them
+    """Which folder to name instead: the runs inside this one, newest first."""
+    configs = sorted(folder.glob("*/config.json"), key=lambda file: -file.stat().st_mtime)
+    runs = [file.parent for file in configs if not file.parent.is_symlink()]  # without the link `latest`
     if not runs:
-        return "it has no config.json, no metrics.jsonl and no store in it"
+        return "it contains no config.json, no metrics.jsonl and no store"
     names = ", ".join(run.name for run in runs[:MOST]) + (", …" if len(runs) > MOST else "")
-    return f"it holds runs, the newest first: {names}; name one, e.g. rhymed view {runs[0]}"
+    return f"it contains runs, newest first: {names}; name one, e.g. rhymed view {runs[0]}"
 
 
 async def _serve(folder: Path, address: HttpAddress, *, browser: bool) -> None:
@@ -87,7 +87,7 @@ async def _serve(folder: Path, address: HttpAddress, *, browser: bool) -> None:
     try:
         async with serving(folder, address, live) as taken:
             url = os.environ.get(SHOWN_AT) or taken.url
-            print(f"{folder.name} at {url}   (Ctrl-C ends)", flush=True)
+            print(f"{folder.name} at {url}   (Ctrl-C to quit)", flush=True)
             if not taken.is_local:
                 where = TOKEN_VARIABLE if os.environ.get(TOKEN_VARIABLE) else folder / TOKEN_FILE
                 print(f"open it once as {url}?token=…, with the token in {where}", flush=True)
@@ -100,7 +100,7 @@ async def _serve(folder: Path, address: HttpAddress, *, browser: bool) -> None:
 
 
 def client_of(folder: Path) -> SnapshotClient | None:
-    """A client of the run's broker; None: the folder does not say where that is."""
+    """The client of the run's broker; None if the folder does not contain its address."""
     from rhymed.config.load import load_run
     from rhymed.dashboard.snapshots import SnapshotClient
     from rhymed.errors import ConfigError
@@ -110,4 +110,4 @@ def client_of(folder: Path) -> SnapshotClient | None:
         where = layout_of(load_run(folder))
     except ConfigError:
         return None
-    return SnapshotClient(where) if where.folder == folder else None  # a folder that was moved has no living run
+    return SnapshotClient(where) if where.folder == folder else None  # a moved folder has no living run

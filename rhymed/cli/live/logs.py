@@ -1,4 +1,4 @@
-"""`rhymed logs`: what all processes of a run wrote down, by time, or the story of one sample."""
+"""`rhymed logs`: the logs of all processes of a run by time, or the story of one sample."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from rhymed.cli.options import add_run, example
 if TYPE_CHECKING:
     import datetime
 
-    from rhymed.logs.filter import Pick
+    from rhymed.logs.filter import Filter
     from rhymed.logs.read import Entry, Log
 
-FURTHER = "RHYMED_FURTHER_RUNS"  # variable: a folder of runs, whose logs of the run's name are read too
+FURTHER = "RHYMED_FURTHER_RUNS"  # variable: another folder of runs, whose logs of this run's name are included
 LOOK_S = 0.3
-SPARE = 64  # open files besides the logs
+SPARE = 64  # open files in addition to the logs
 
 
 def add(commands: Any) -> None:
     parser = commands.add_parser(
         "logs",
-        help="what all processes of a run wrote down, by time",
+        help="show the logs of all processes of a run by time",
         **example(
             "rhymed logs --follow",
             "rhymed logs runs/quickstart --level warning",
@@ -36,44 +36,44 @@ def add(commands: Any) -> None:
     )
     add_run(parser)
     parser.add_argument(
-        "--sample", metavar="ID", help="step/prompt/index, steps from 0, or a part that only one sample has"
+        "--sample", metavar="ID", help="step/prompt/index (steps from 0), or an unambiguous part of it"
     )
     parser.add_argument(
         "--also", type=Path, action="append", metavar="FOLDER", help="the run's folder of another host or container"
     )
     parser.add_argument("--process", default="", metavar="NAME", help="e.g. broker, or a pattern: 'rollout-*'")
     parser.add_argument(
-        "--level", default="debug", choices=["debug", "info", "warning", "error"], help="this and worse"
+        "--level", default="debug", choices=["debug", "info", "warning", "error"], help="this level and above"
     )
-    parser.add_argument("--step", type=int, metavar="N", help="lines about this step; as in ids, from 0")
+    parser.add_argument("--step", type=int, metavar="N", help="lines about this step (from 0, as in ids)")
     parser.add_argument("--since", metavar="TIME", help="30s, 10m, 2h, 1d ago, or 2026-01-31T14:05")
-    parser.add_argument("--follow", action="store_true", help="go on with what is written from now on")
-    parser.add_argument("--json", action="store_true", help="one JSON object a line, as it was written")
+    parser.add_argument("--follow", action="store_true", help="wait for new lines")
+    parser.add_argument("--json", action="store_true", help="one JSON object per line, as written")
     parser.set_defaults(handler=handle)
 
 
 def handle(arguments: argparse.Namespace) -> int:
     from rhymed.history import story
-    from rhymed.logs import filter as pick
+    from rhymed.logs.filter import Filter, since_stamp
     from rhymed.logs.follow import Follower
-    from rhymed.logs.format import Page
-    from rhymed.logs.read import BEGUN, merged
+    from rhymed.logs.format import Formatter
+    from rhymed.logs.read import UNKNOWN_TIME, merged
 
     folder: Path = arguments.run
-    places = _places(folder, arguments.also)
-    chosen = _chosen(places, arguments.process)
+    folders = _log_folders(folder, arguments.also)
+    chosen = _chosen(folders, arguments.process)
     sample = ""
     if arguments.sample is not None:
-        sample = story.find(folder, arguments.sample, places, future=arguments.follow)
-    wanted = pick.Pick(arguments.level, arguments.process, arguments.step, sample)
-    since = pick.since(arguments.since, _now()) if arguments.since else BEGUN
-    page = Page(colours=_colours())
-    follower = Follower(*places) if arguments.follow else None
+        sample = story.find(folder, arguments.sample, folders, future=arguments.follow)
+    wanted = Filter(arguments.level, arguments.process, arguments.step, sample)
+    since = since_stamp(arguments.since, _now()) if arguments.since else UNKNOWN_TIME
+    page = Formatter(colours=_colours())
+    follower = Follower(*folders) if arguments.follow else None
     try:
         if sample and not arguments.json:
-            sys.stdout.write("\n".join(_visible(story.told(folder, sample))) + "\n")
+            sys.stdout.write("\n".join(_visible(story.summary(folder, sample))) + "\n")
         ends = follower.begins if follower else {}
-        found: Iterable[Entry] = filter(wanted.wants, merged(chosen, since, wanted.needle, ends))
+        found: Iterable[Entry] = filter(wanted.matches, merged(chosen, since, wanted.needle, ends))
         if sample:
             found = _with_events(folder, sample, list(found))
         shown = _print(found, page, as_json=arguments.json)
@@ -92,39 +92,39 @@ def _now() -> datetime.datetime:
     return datetime.datetime.now().astimezone()
 
 
-def _places(folder: Path, also: list[Path] | None) -> list[Path]:
-    """Where there are logs of this run, the run's own first. Raises `ConfigError` for a folder without."""
+def _log_folders(folder: Path, also: list[Path] | None) -> list[Path]:
+    """The folders with logs of this run, the run's own first. Raises `ConfigError` if one has none."""
     from rhymed.errors import ConfigError
 
-    further = [one / "logs" for one in also or ()]
+    further = [other / "logs" for other in also or ()]
     for place in further:
         if not os.path.isdir(place):
-            raise ConfigError(f"--also {place.parent}: it has no folder logs")
+            raise ConfigError(f"--also {place.parent}: it contains no folder logs")
     if elsewhere := os.environ.get(FURTHER):
         further.append(Path(elsewhere) / folder.resolve().name / "logs")
     return list({os.path.realpath(place): place for place in (folder / "logs", *further)}.values())
 
 
-def _chosen(places: list[Path], process: str) -> list[Log]:
-    """The logs that are read. Raises `ConfigError` where there are none."""
+def _chosen(folders: list[Path], process: str) -> list[Log]:
+    """The logs to read. Raises `ConfigError` if there are none."""
     from fnmatch import fnmatchcase
 
     from rhymed.errors import ConfigError
     from rhymed.logs.read import logs
 
-    found = logs(*places)
-    if not found:
-        raise ConfigError(f"{places[0]} has no logs: name a run's folder, e.g. rhymed logs runs/quickstart")
-    chosen = [log for log in found if not process or fnmatchcase(log.process, process)]
+    available = logs(*folders)
+    if not available:
+        raise ConfigError(f"{folders[0]} has no logs: name a run's folder, e.g. rhymed logs runs/quickstart")
+    chosen = [log for log in available if not process or fnmatchcase(log.process, process)]
     if not chosen:
-        there = ", ".join(sorted({log.process for log in found}))
-        raise ConfigError(f"--process {process}: no such process; there are {there}")
-    _room(sum(len(log.files) for log in chosen))
+        there = ", ".join(sorted({log.process for log in available}))
+        raise ConfigError(f"--process {process}: no such process; the run has {there}")
+    _raise_file_limit(sum(len(log.files) for log in chosen))
     return chosen
 
 
-def _room(files: int) -> None:
-    """A run of thousands of workers has more files than a process may usually open."""
+def _raise_file_limit(files: int) -> None:
+    """A run with thousands of workers has more logs than a process may usually open."""
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -133,7 +133,7 @@ def _room(files: int) -> None:
 
 
 def _with_events(folder: Path, sample: str, found: list[Entry]) -> list[Entry]:
-    """The sample's lines, and what its step and its workers met meanwhile."""
+    """The sample's lines, and the events of its step and its workers in that time."""
     from rhymed.history import story
 
     if not found:
@@ -162,13 +162,13 @@ def _json(entry: Entry) -> str:
     return msgspec.json.encode(entry).decode() + "\n"
 
 
-def _follow(follower: Any, wanted: Pick, page: Any, *, as_json: bool) -> None:
+def _follow(follower: Any, wanted: Filter, page: Any, *, as_json: bool) -> None:
     """Until interrupted."""
     import time
 
     try:
         while True:
-            _print(filter(wanted.wants, follower.look()), page, as_json=as_json)
+            _print(filter(wanted.matches, follower.poll()), page, as_json=as_json)
             sys.stdout.flush()
             time.sleep(LOOK_S)
     finally:
@@ -180,7 +180,7 @@ def _nothing(arguments: argparse.Namespace, chosen: list[Log]) -> None:
     import datetime
 
     when = datetime.datetime.fromtimestamp(newest)
-    print(f"no such line; the last one was written {when:%Y-%m-%d %H:%M:%S}", file=sys.stderr)
+    print(f"no matching line; the last one was written {when:%Y-%m-%d %H:%M:%S}", file=sys.stderr)
 
 
 def _visible(lines: Iterable[str]) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""`rhymed queues`: what waits where, and what every worker holds, from the broker itself."""
+"""`rhymed queues`: the broker's queues, and what each worker holds."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from rhymed.messages import Queues, SampleId
     from rhymed.wire.keys import Keyring
-SHOWN = 4  # samples of a worker that are listed one by one, the longest held first
-NUMBERS = ("samples", "oldest", "holds", "version", "tokens", "for")  # columns set to the right
+SHOWN = 4  # samples listed per worker, the longest held first
+NUMBERS = ("samples", "oldest", "holds", "version", "tokens", "for")  # right-aligned columns
 
 PURPOSE = {
     "waiting": "for a rollout worker",
@@ -27,7 +27,7 @@ PURPOSE = {
     "scored": "for the rest of the step",
     "training": "with the trainer",
     "trained": "done",
-    "dropped": "given up, reason in the store",
+    "dropped": "given up; the store has the reason",
 }
 
 
@@ -38,7 +38,7 @@ def add(subparsers: Any) -> None:
         **example("rhymed queues --watch", "rhymed queues runs/quickstart --json"),
     )
     parser.add_argument("--watch", action="store_true", help="refresh every second until the run ends")
-    parser.add_argument("--json", action="store_true", help="the raw snapshot as JSON (with --watch: one a line)")
+    parser.add_argument("--json", action="store_true", help="the raw snapshot as JSON (with --watch: one per line)")
     add_where(parser)
     parser.set_defaults(handler=handle)
 
@@ -75,7 +75,7 @@ async def _show(address: str, keys: Keyring, *, watch: bool, raw: bool) -> int:
             with Live(console=console, auto_refresh=False) as screen:
                 async for snapshot in snapshots:
                     screen.update(render(snapshot), refresh=True)
-        else:  # into a pipe or file one below the other: `Live` would print the last alone
+        else:  # into a pipe or file: `Live` would print only the last one
             async for snapshot in snapshots:
                 console.print(render(snapshot))
                 console.file.flush()
@@ -147,7 +147,7 @@ def _held(snapshot: Queues) -> RenderableType:
 
 
 def _sample(sample: SampleId) -> str:
-    """Its id, as `rhymed logs --sample` takes it; of an evaluation with the name of its step."""
+    """The id as `rhymed logs --sample` accepts it; in an evaluation with the name of its step."""
     from rhymed.messages import EVAL
 
     step = _step(sample.step) if sample.step >= EVAL else sample.step

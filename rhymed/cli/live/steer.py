@@ -1,4 +1,4 @@
-"""`rhymed steer`: pause a run and let it go on, drain a worker and give it work again."""
+"""`rhymed steer`: pauses and resumes a run, drains and undrains a worker."""
 
 from __future__ import annotations
 
@@ -16,36 +16,34 @@ ACTS = ("pause", "resume", "drain", "undrain")
 
 
 class Where(NamedTuple):
-    """A run that is alive somewhere, and what we have of its keys."""
+    """The address of a living run, and our keys for it."""
 
     address: str
     keys: Keyring
-    folder: Path | None  # of the run, where that is here
+    folder: Path | None  # the run's folder if it is on this machine
 
 
 def add(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "steer",
-        help="pause a run and let it go on; take a worker out of it",
+        help="pause or resume a run; drain a worker",
         **example(
-            "rhymed steer pause                # what is in hand is finished, no more begun",
+            "rhymed steer pause                # running samples finish, none starts",
             "rhymed steer resume",
-            "rhymed steer drain rollout-1      # what it writes goes to others",
+            "rhymed steer drain rollout-1      # its samples move to other workers",
             "rhymed steer undrain rollout-1",
         ),
     )
     parser.add_argument("act", choices=ACTS, metavar="ACT", help=f"one of {', '.join(ACTS)}")
-    parser.add_argument(
-        "workers", nargs="*", metavar="WORKER", help="drain, undrain: names as `rhymed queues` has them"
-    )
+    parser.add_argument("workers", nargs="*", metavar="WORKER", help="drain, undrain: names as in `rhymed queues`")
     add_where(parser, positional=False)
     parser.set_defaults(handler=handle)
 
 
 def where_of(arguments: argparse.Namespace, role: KeyRole | None = None) -> Where:
-    """`role`: whose key is used; None: the operator's where it is here, else the viewer's, which cannot steer.
+    """`role`: the key to use; None: the operator's if it is on this machine, else the viewer's, which cannot steer.
 
-    Raises `ConfigError` when the operator's key is wanted and is not here.
+    Raises `ConfigError` if the operator's key is needed and missing.
     """
     from rhymed.errors import ConfigError
     from rhymed.run.folder import layout_of_folder
@@ -59,8 +57,8 @@ def where_of(arguments: argparse.Namespace, role: KeyRole | None = None) -> Wher
     here = keys.folder is None or (keys.folder / secret_name("operator")).exists()
     if role == "operator" and not here:
         raise ConfigError(
-            f"only who has the run's {secret_name('operator')} may steer it, and {keys.folder} does not have it; if"
-            " there is none, `rhymed keygen` makes it where the run's keys are"
+            f"steering needs the run's {secret_name('operator')}, and {keys.folder} does not contain it; if there is"
+            " none yet, `rhymed keygen` makes it where the run's keys are"
         )
     if role is None:
         role = "operator" if here else "viewer"

@@ -1,4 +1,4 @@
-"""`rhymed top`: a run on a live terminal, and the keys to steer it."""
+"""`rhymed top`: shows and steers a run in a live terminal."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ ASK_S = 5.0
 def add(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "top",
-        help="watch a run on a live terminal: queues, steps, workers, curves",
+        help="watch a run in a live terminal: queues, steps, workers, curves",
         **example("rhymed top", "rhymed top runs/quickstart --every 0.5"),
     )
     parser.add_argument(
-        "--every", type=_seconds, default=1.0, metavar="S", help="seconds between two looks (default 1)"
+        "--every", type=_seconds, default=1.0, metavar="S", help="seconds between updates (default: 1)"
     )
     add_where(parser)
     parser.set_defaults(handler=handle)
@@ -52,7 +52,8 @@ def handle(arguments: argparse.Namespace) -> int:
         import textual  # noqa: F401
     except ImportError:
         raise ConfigError(
-            "`rhymed top` needs the package textual: pip install 'rhymed[top]'; `rhymed queues --watch` needs nothing"
+            "`rhymed top` needs the package textual: pip install 'rhymed[top]';"
+            " `rhymed queues --watch` works without it"
         ) from None
     return asyncio.run(_show(where_of(arguments), arguments.every))
 
@@ -77,7 +78,7 @@ async def _show(where: Where, every_s: float) -> int:
             look.history.before(_past(where.folder))
         look.history.add(first)
         app = Top(client, look, every_s)
-        for number in (signal.SIGTERM, signal.SIGHUP):  # the terminal is given back as it was
+        for number in (signal.SIGTERM, signal.SIGHUP):  # restores the terminal
             asyncio.get_running_loop().add_signal_handler(number, app.exit)
         await app.run_async()
         return app.return_code or 0
@@ -86,7 +87,7 @@ async def _show(where: Where, every_s: float) -> int:
 
 
 def _past(folder: Path) -> list[dict[str, Any]]:
-    """The steps of a run before we came, as far as its folder is here."""
+    """The earlier steps of the run, if its folder is on this machine."""
     from rhymed.run.folder import layout_of_folder, read_metrics
 
     return read_metrics(layout_of_folder(folder))

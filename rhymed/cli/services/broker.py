@@ -1,4 +1,4 @@
-"""`rhymed broker`: the control plane as a process of its own."""
+"""`rhymed broker`: runs the control plane of a run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ def add(commands: Any) -> None:
         "broker", help="serve the control plane of a run", **example("rhymed broker configs/quickstart.toml")
     )
     parser.add_argument(
-        "--stay", action="store_true", help="when the run is over, go on answering until stopped: latecomers are told"
+        "--stay",
+        action="store_true",
+        help="keep answering after the end, so that late workers learn that the run has ended",
     )
     add_config(parser)
     parser.set_defaults(handler=handle)
@@ -27,7 +29,7 @@ def handle(arguments: argparse.Namespace) -> NoReturn:
     from rhymed_broker.service import BrokerService
 
     where = layout_of(config)
-    if not where.config.exists():  # nobody else has: then other commands find the run by it
+    if not where.config.exists():  # written here if no other process has, so that other commands find the run
         folder.save(config)
     stays: bool = arguments.stay
     level = config.run.log_level

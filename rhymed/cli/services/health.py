@@ -1,7 +1,7 @@
-"""`rhymed health ROLE`: does a process of a run on this host do its part? For container engines and scripts.
+"""`rhymed health ROLE`: is a process of a run on this host healthy? For container engines and scripts.
 
-Asks with the role's own key, so a container needs no other. A worker is well when the broker has heard from one of
-its role on this host lately; the servers are well when they answer.
+Uses the role's own key, so a container needs no other. A server is healthy if it answers. A worker is healthy if the
+broker has recently received a heartbeat from a worker of its role on this host.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DEADLINE_S = 5.0
 def add(commands: Any) -> None:
     parser = commands.add_parser(
         "health",
-        help="exit 0 if this host's broker, store or worker does its part, else 1",
+        help="exit status 0 if this host's broker, store or worker is healthy, else 1",
         **example("rhymed health broker configs/quickstart.toml"),
     )
     parser.add_argument("role", choices=[*SERVERS, *WORKERS], metavar="ROLE", help=", ".join((*SERVERS, *WORKERS)))
@@ -48,20 +48,20 @@ def handle(arguments: argparse.Namespace) -> int:
     if arguments.role in SERVERS:
         print(f"{arguments.role}: answers")
         return 0
-    found, words = judge(answer, arguments.role, socket.gethostname(), config.schedule.lost_after_s)
-    print(words)
-    return 0 if found else 1
+    healthy, text = judge(answer, arguments.role, socket.gethostname(), config.schedule.lost_after_s)
+    print(text)
+    return 0 if healthy else 1
 
 
 def judge(queues: Any, role: str, host: str, lost_after_s: float) -> tuple[bool, str]:
-    """Pure: whether a worker of that role on that host is heard, and in words."""
+    """Pure: is a worker of that role on that host alive? With an explanation."""
     here = [row for row in queues.workers if row.role == role and row.host == host]
     heard = [row for row in here if row.silent_s < lost_after_s]
     if heard:
         return True, "\n".join(f"{row.worker}: {row.phase or 'idle'}, {row.silent_s:.1f} s ago" for row in heard)
     if here:
         return False, f"{here[0].worker} has been silent for {here[0].silent_s:.0f} s"
-    return False, f"no {role} of {host} has joined the run: it starts, or its log says why not"
+    return False, f"no {role} worker of {host} has joined the run: it is still starting, or see its log"
 
 
 async def _ask(where: RunLayout, role: Any) -> Message:

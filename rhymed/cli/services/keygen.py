@@ -1,4 +1,4 @@
-"""`rhymed keygen FOLDER`: the keys of a run, made, changed and retired; secrets are written, never shown."""
+"""`rhymed keygen FOLDER`: creates, rotates and retires the keys of a run. Secrets are never printed."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ WHERE: dict[KeyRole, str] = {
     "trainer": "where the trainer runs, or `rhymed run`",
     "rollout": "every machine with rollout workers",
     "reward": "every machine with reward workers",
-    "viewer": "who looks: `rhymed queues`, `rhymed top`, and the screen of `rhymed run`",
-    "operator": "who may also steer: `rhymed steer`, and the keys p and d of `rhymed top`",
+    "viewer": "for watching: `rhymed queues`, `rhymed top`, and the screen of `rhymed run`",
+    "operator": "for steering: `rhymed steer`, and the keys p and d of `rhymed top`",
 }
 
 
 def add(commands: Any) -> None:
     parser = commands.add_parser(
         "keygen",
-        help="make the keys that lock a run's TCP links",
+        help="create the keys for a run's TCP links",
         **example(
             "rhymed keygen keys                    # then: rhymed run my.toml -o net.keys=keys",
-            "rhymed keygen keys --rotate rollout   # a new pair; the old one goes on counting ...",
+            "rhymed keygen keys --rotate rollout   # a new pair; the old one stays valid ...",
             "rhymed keygen keys --retire rollout   # ... until this",
         ),
     )
-    parser.add_argument("folder", type=Path, metavar="FOLDER", help="where the keys are, or will be")
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="folder of the keys")
     parser.add_argument(
-        "--role", action="append", default=[], choices=WHERE, help="only this role's (default: all that are missing)"
+        "--role", action="append", default=[], choices=WHERE, help="only this role (default: all missing ones)"
     )
     parser.add_argument(
-        "--rotate", action="append", default=[], choices=WHERE, help="a new pair in place of the secret that is there"
+        "--rotate", action="append", default=[], choices=WHERE, help="replace the existing secret by a new pair"
     )
     parser.add_argument(
-        "--retire", action="append", default=[], choices=WHERE, help="let only the role's newest key go on counting"
+        "--retire", action="append", default=[], choices=WHERE, help="make all but the role's newest key invalid"
     )
     parser.set_defaults(handler=handle)
 
@@ -58,11 +58,11 @@ def handle(arguments: argparse.Namespace) -> int:
         retired = retire(folder, arguments.retire) if arguments.retire else 0
     except OSError as error:
         raise ConfigError(f"{error.filename or folder}: {error.strerror}") from None
-    print("\n".join(_told(folder, made, arguments.rotate, arguments.retire, retired)))
+    print("\n".join(_report(folder, made, arguments.rotate, arguments.retire, retired)))
     return 0
 
 
-def _told(folder: Path, made: list[KeyRole], rotated: list[str], retiring: list[str], retired: int) -> list[str]:
+def _report(folder: Path, made: list[KeyRole], rotated: list[str], retiring: list[str], retired: int) -> list[str]:
     lines = [f"made     {role:<8} {folder / (role + '.secret')}  ->  {WHERE[role]}" for role in made]
     if made or retired:
         lines.append(f"         public   {folder / 'public'}  ->  every machine of the run")
@@ -72,10 +72,10 @@ def _told(folder: Path, made: list[KeyRole], rotated: list[str], retiring: list[
         lines.append(f"nothing to do: {folder} has these keys; --rotate ROLE makes a new pair")
     if rotated:
         lines += [
-            "next     1. copy public everywhere: processes that run read it within a second",
-            f"         2. copy the secret of {', '.join(rotated)}, and start those processes again, one by one",
+            "next     1. copy public everywhere: running processes read it within a second",
+            f"         2. copy the secret of {', '.join(rotated)}, and restart those processes one by one",
             f"         3. rhymed keygen {folder} {' '.join(f'--retire {role}' for role in rotated)}, and copy public",
         ]
     elif made:
-        lines.append(f"next     net.keys = '{folder}' in the configuration; secrets stay readable by you alone")
+        lines.append(f"next     net.keys = '{folder}' in the configuration; secrets are readable by you only")
     return lines

@@ -1,4 +1,4 @@
-"""`rhymed store`: the history store as a process of its own."""
+"""`rhymed store`: runs the history store of a run."""
 
 from __future__ import annotations
 

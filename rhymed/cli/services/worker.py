@@ -1,4 +1,4 @@
-"""`rhymed worker --role ROLE`: one more worker for a run; it may come and go at any time."""
+"""`rhymed worker --role ROLE`: adds a worker to a run; workers may join and leave at any time."""
 
 from __future__ import annotations
 
