@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 from rhymed import messages
-from rhymed.config import Config
+from rhymed.config import Config, Schedule
 from rhymed.errors import CheckpointLost, MalformedMessage, PeerGone, RewardError, RhymedError, StepRefused, WireError
 from rhymed.run.layout import RunLayout
 from rhymed.run.metrics import MetricsLog
@@ -49,6 +49,7 @@ from rhymed_broker.shell.on_error import forgive
 from rhymed_broker.shell.outbox import Outbox
 from rhymed_broker.shell.recovery import Recovery, Report
 from rhymed_broker.shell.shutdown import Shutdown
+from rhymed_broker.states import Rules
 from rhymed_broker.status import snapshot as status
 from rhymed_broker.status.dashboard import Dashboard
 from rhymed_broker.status.latest import Latest
@@ -71,17 +72,8 @@ class BrokerService(Service):
         self._stays = stays
         self.config = config
         self.places = places
-        schedule = config.schedule
         self.ledger = Ledger(
-            max_staleness=schedule.max_staleness,
-            max_retries=schedule.max_retries,
-            max_losses=schedule.max_losses,
-            stuck_after_s=schedule.stuck_after_s,
-            lost_after_s=schedule.lost_after_s,
-            missing_after_s=max(5.0, 3 * schedule.heartbeat_s),
-            policy=policy_of(config),
-            run_ahead=schedule.run_ahead,
-            forecast=Forecast(config.rollout.max_response_length),
+            rules_of(config.schedule), policy_of(config), Forecast(config.rollout.max_response_length)
         )
         self.finished = False
         self.latest = Latest(config.run.name, self.ledger, self.lag)
@@ -140,8 +132,8 @@ class BrokerService(Service):
 
     def _restart_at(self, position: int) -> None:
         self._recovery.restart_at(position)
-        self._metrics_writer.set_back(position)
-        self._shutdown.set_back()
+        self._metrics_writer.roll_back(position)
+        self._shutdown.roll_back()
 
     # -- messages -----------------------------------------------------------------------------------------------
 
@@ -156,7 +148,8 @@ class BrokerService(Service):
     def _join(self, peer: bytes, join: messages.Join) -> messages.Message:
         if join.protocol != messages.PROTOCOL:
             raise MalformedMessage(
-                f"{join.worker} speaks protocol {join.protocol}, this broker {messages.PROTOCOL}: install the same release"
+                f"{join.worker} speaks protocol {join.protocol}, this broker {messages.PROTOCOL}:"
+                " install the same release"
             )
         if join.role == "trainer" and join.version < 0:
             raise MalformedMessage(f"{join.worker} has trained {join.version} steps, it says: there are none below 0")
@@ -224,7 +217,9 @@ class BrokerService(Service):
             more = cause("moved" if report.moved else "returned", report.samples, worker=report.worker)
             count, retry, moved = len(report.samples), report.retry, report.moved
             log.log(level, "%s gives back %d samples: %s", report.worker, count, report.reason, extra=more)
-            self.ledger.given_back(report.worker, report.samples, report.reason, now, retry=retry, moved=moved)
+            self.ledger.retries.given_back(
+                report.worker, report.samples, report.reason, now, retry=retry, moved=moved
+            )
 
     async def _forgiven(self, report: messages.Scored) -> messages.Scored:
         try:
@@ -353,7 +348,7 @@ class BrokerService(Service):
         try:
             for start in range(0, len(prompts), RECALLED):
                 part = prompts[start : start + RECALLED]
-                self.ledger.recalled(await self.store.lengths(part, step))
+                self.ledger.dispatch.remember(await self.store.lengths(part, step))
         except RhymedError as error:
             log.warning("step %d is scheduled without the lengths of earlier epochs: %s", step + 1, error)
 
@@ -392,6 +387,18 @@ class BrokerService(Service):
             if worker is not None and worker.role != "trainer":
                 self.ledger.leave(name, time.monotonic())
                 self._delivery.forget(name)
+
+
+def rules_of(schedule: Schedule) -> Rules:
+    return Rules(
+        max_staleness=schedule.max_staleness,
+        run_ahead=schedule.run_ahead,
+        max_retries=schedule.max_retries,
+        max_losses=schedule.max_losses,
+        lost_after_s=schedule.lost_after_s,
+        stuck_after_s=schedule.stuck_after_s,
+        missing_after_s=max(5.0, 3 * schedule.heartbeat_s),
+    )
 
 
 def policy_of(config: Config) -> Policy:

@@ -1,10 +1,11 @@
-"""The states of a sample and the moves between them, as data. Everything else about samples follows this table.
+"""The states of a sample and the transitions between them, as data. Everything else about samples follows this table.
 
-`docs/ledger.md` is generated from it (`python -m rhymed_broker.ledger.ledger`).
+`docs/ledger.md` is generated from it (`make docs`). `Rules` are the limits of a run.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal, NoReturn
 
 from rhymed.errors import InvalidTransition
@@ -23,32 +24,32 @@ SETTLED: frozenset[State] = frozenset({"scored", "training", "trained", "dropped
 """A group is complete when all its samples are in one of these."""
 
 TRANSITIONS: tuple[tuple[State, Event, State], ...] = (
-    # its step opens; what the journal knows of it already counts
+    # its step opens; the journal may have it already
     ("new", "opened", "waiting"),
     ("new", "found_generated", "generated"),
     ("new", "found_scored", "scored"),
     ("new", "found_dropped", "dropped"),
-    # a rollout worker makes it
+    # a rollout worker generates it
     ("waiting", "assigned", "running"),
     ("running", "returned", "waiting"),
     ("running", "generated", "generated"),
-    ("waiting", "generated", "generated"),  # reported by a worker that had been given up: the store has it
+    ("waiting", "generated", "generated"),  # by a worker that was given up: the store has it
     # a reward worker scores it
     ("generated", "assigned", "scoring"),
     ("scoring", "returned", "generated"),
     ("scoring", "scored", "scored"),
-    ("generated", "scored", "scored"),  # likewise
+    ("generated", "scored", "scored"),  # by a worker that was given up
     # its step goes to the trainer
     ("scored", "handed", "training"),
     ("training", "returned", "scored"),
     ("training", "trained", "trained"),
-    ("scored", "trained", "trained"),  # the trainer was given up, and came back with the step done
+    ("scored", "trained", "trained"),  # by a trainer that was given up, and came back
     # it cannot be used
     ("waiting", "dropped", "dropped"),
     ("running", "dropped", "dropped"),
     ("generated", "dropped", "dropped"),
     ("scoring", "dropped", "dropped"),
-    ("scored", "dropped", "dropped"),  # the journal's, made under rules that do not hold any more
+    ("scored", "dropped", "dropped"),  # from the journal, generated under other rules
 )
 
 NEXT: dict[State, dict[Event, State]] = {state: {} for state in ("new", *STATES)}
@@ -59,42 +60,55 @@ for _source, _event, _target in TRANSITIONS:
 STORY_LENGTH = 16  # events of one sample that are kept for people
 
 
+@dataclass(frozen=True)
+class Rules:
+    """The limits of a run; all but the last as in the configuration's `schedule`."""
+
+    max_staleness: int = 0
+    run_ahead: int = 0  # steps, beyond those that their weights allow, that workers may begin to generate
+    max_retries: int = 2
+    max_losses: int = 10
+    lost_after_s: float = 20.0
+    stuck_after_s: float = 900.0
+    missing_after_s: float = 5.0  # a worker that does not report a sample for so long does not have it
+
+
 class Sample:
     """One sample of an open step. Changed by the ledger only."""
 
     __slots__ = (
-        "advanced", "ahead", "begun", "drafting", "failures", "furthest", "goal", "handovers", "id", "length", "losses",
-        "oldest", "points", "released", "reward", "since", "state", "story", "tokens", "worker",
+        "advanced", "ahead", "begun", "drafting", "failures", "furthest", "goal", "handovers", "id", "length",
+        "losses", "oldest", "points", "released", "reward", "since", "state", "story", "tokens", "worker",
     )  # fmt: skip
 
     def __init__(self, id: SampleId) -> None:
         self.id = id
         self.state: State = "new"
-        self.since = 0.0  # when it came into this state
-        self.worker = ""  # who has it in hand
+        self.since = 0.0  # when it entered this state
+        self.worker = ""  # that holds it; empty: none
         self.failures = 0  # times that a worker failed on it
-        self.losses = 0  # times in a row that a worker died with it, while it came no further
+        self.losses = 0  # times in a row that a worker died with it, without progress
         self.furthest = 0  # tokens that it had when a worker died with it
-        self.tokens = 0  # generated so far, as its worker told last
-        self.advanced = 0.0  # when that grew last
-        self.begun = False  # the store may have its beginning: somebody has had it in hand
-        self.handovers = 0  # times that a worker handed it to another
-        self.released = 0.0  # when its worker was asked to hand it over; 0: it was not
-        self.goal = ""  # worker that is to go on with it
+        self.tokens = 0  # generated so far, by its worker's last report
+        self.advanced = 0.0  # when `tokens` last changed
+        self.begun = False  # a worker has held it: the store may have its first tokens
+        self.handovers = 0  # times that it moved to another worker
+        self.released = 0.0  # when its worker was asked to release it; 0: it was not
+        self.goal = ""  # worker that is to continue it
         self.ahead = (0, 0)  # tokens that were written with older weights; of these, kept
         self.length = 0  # response tokens
         self.oldest = 0  # smallest policy version among its tokens
-        self.drafting: Drafting | None = None  # None: not told, or the broker was started since
+        self.drafting: Drafting | None = None  # None: not reported, or not since a restart
         self.reward: float | None = None
-        self.points: float | None = None  # of an evaluation: what decides whether it is right
+        self.points: float | None = None  # of an evaluation: decides whether the response is correct
         self.story: list[tuple[float, Event, str]] = []
 
     def refuse(self, event: Event) -> NoReturn:
         """Raises `InvalidTransition` with the sample's story."""
-        raise InvalidTransition(f"sample {self.id} is {self.state} and cannot be {event}. {self.tell()}")
+        raise InvalidTransition(f"sample {self.id} is {self.state} and cannot be {event}. {self.describe_story()}")
 
-    def tell(self) -> str:
-        """Its story in one line."""
+    def describe_story(self) -> str:
+        """In one line."""
         lines = [f"{at:.3f} {event}{f' ({who})' if who else ''}" for at, event, who in self.story]
         return f"Story: {', '.join(lines) or 'none yet'}"
 

@@ -24,9 +24,9 @@ from rhymed.run.layout import RunLayout
 from rhymed.service.host import host_id
 from rhymed.wire.sockets import Server
 from rhymed_broker.plan import Plan
+from rhymed_broker.simulate.cluster import Cluster
 from rhymed_broker.simulate.engine import Cost
 from rhymed_broker.simulate.study import Mode, compare
-from rhymed_broker.simulate.world import Cluster
 from rhymed_store.client import StoreClient
 from rhymed_workers.engines.trace import LOAD_S, TraceBook, TraceEngine
 from rhymed_workers.rollout.worker import RolloutWorker

@@ -107,9 +107,9 @@ def _workload(arguments: argparse.Namespace) -> Any:
 def _cluster(arguments: argparse.Namespace, workload: Any) -> Any:
     from dataclasses import replace
 
+    from rhymed_broker.simulate.cluster import Cluster
     from rhymed_broker.simulate.engine import Cost
     from rhymed_broker.simulate.study import bound_s
-    from rhymed_broker.simulate.world import Cluster
 
     cost = Cost.read(arguments.cost) if arguments.cost else Cluster().cost
     cluster = Cluster(arguments.workers, arguments.slots, cost, keep=arguments.keep, seed=arguments.seed)

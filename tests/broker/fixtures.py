@@ -9,6 +9,7 @@ import pytest
 
 from rhymed.config import Config
 from rhymed_broker.ledger.ledger import Ledger
+from rhymed_broker.states import Rules
 from tests.broker.cluster import Cluster
 from tests.broker.ledger.stories import Story
 
@@ -20,7 +21,7 @@ def story() -> Story:
 
 @pytest.fixture
 def pipelined() -> Story:
-    return Story(Ledger(max_staleness=1))
+    return Story(Ledger(Rules(max_staleness=1)))
 
 
 @pytest.fixture

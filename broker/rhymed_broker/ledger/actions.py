@@ -1,4 +1,4 @@
-"""What the ledger wants done. The service does it; what fails comes back to the ledger as an event."""
+"""What the ledger wants done. The shell performs it; an action that fails comes back to the ledger as an event."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Assign(NamedTuple):
 
     worker: str
     ids: list[SampleId]
-    begun: Sequence[SampleId] = ()  # of these the store has a beginning
+    begun: Sequence[SampleId] = ()  # the store has the first tokens of these
 
 
 class ScoreSamples(NamedTuple):
@@ -31,14 +31,14 @@ class Cancel(NamedTuple):
 
 
 class Release(NamedTuple):
-    """Rollout worker: hand these over, with what they have."""
+    """Rollout worker: save what these have so far, and give them back."""
 
     worker: str
     ids: list[SampleId]
 
 
 class Recall(NamedTuple):
-    """Store: tell how long these prompts' responses were before this step."""
+    """Store: how long were these prompts' responses before this step?"""
 
     step: int
     prompts: list[str]
@@ -52,7 +52,7 @@ class Load(NamedTuple):
 
 
 class Train(NamedTuple):
-    """Trainer: train this step; `ids` sorted, those dropped left out."""
+    """Trainer: train this step; `ids` are sorted, without dropped samples."""
 
     worker: str
     step: int
@@ -76,7 +76,7 @@ class Evaluated(NamedTuple):
 
 
 class FinishRun(NamedTuple):
-    """Everybody: the run is over."""
+    """All workers: the run is over."""
 
     reason: str
 

@@ -1,8 +1,8 @@
-"""What a person has told the run: to hand out nothing, or nothing to some workers. Pure, part of the ledger.
+"""What an operator has paused or drained. Pure, part of the ledger.
 
-Invariants: while the run is paused no sample is given to a worker, and no step to the trainer; a drained worker is
-given nothing, and what it writes it is asked to hand over, until it has nothing. No sample fails by it. Both count
-until the broker starts again. What a reward worker scores it finishes: that is short, and cannot be handed over.
+Invariants: while the run is paused, no sample is assigned and no step goes to the trainer. A drained worker is
+assigned nothing, and is asked to release its samples until it has none; this is no failure of theirs. A drained
+reward worker finishes what it scores: that is short and cannot move. Both last until the broker restarts.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Control:
         self.paused = False
         self.paused_at = 0.0
         self._samples, self._workers = samples, workers
-        self._drained: set[str] = set()  # names: who comes back is still drained
+        self._drained: set[str] = set()  # names: a worker that joins again is still drained
 
     def pause(self, paused: bool, now: float) -> None:
         if paused and not self.paused:
@@ -30,7 +30,7 @@ class Control:
         self.paused = paused
 
     def drain(self, name: str, drained: bool) -> None:
-        """Raises `SteeringError`. Saying it twice does no harm."""
+        """Raises `SteeringError`. Idempotent."""
         worker = self._workers.by_name.get(name)
         if worker is None and not (name in self._drained and not drained):
             raise SteeringError(f"no worker is called {name!r}; {self._here()}")
@@ -45,17 +45,14 @@ class Control:
         if worker.name in self._drained:
             self._workers.drain(worker, True)
 
-    def recall(self, now: float) -> list[Release]:
-        """What drained workers are to hand over now."""
+    def release(self, now: float) -> list[Release]:
+        """Requests to the drained workers for their samples."""
         asked = []
         for name in sorted(self._drained & self._workers.by_name.keys()):
             worker = self._workers.by_name[name]
-            held = [
-                sample
-                for sample in worker.held.values()
-                if worker.role == "rollout" and self._may_move(sample.id.step, worker)
-            ]
-            late = [sample for sample in held if not sample.released or now - sample.released >= RELEASE_S]
+            held = worker.held.values() if worker.role == "rollout" else ()
+            movable = [sample for sample in held if self._may_move(sample.id.step, worker)]
+            late = [sample for sample in movable if not sample.released or now - sample.released >= RELEASE_S]
             for sample in late:
                 sample.released, sample.goal = now, ""
             if late:
@@ -63,13 +60,13 @@ class Control:
         return asked
 
     def _may_move(self, step: int, worker: Worker) -> bool:
-        """An evaluation is sampled from one version alone: not away from the only worker that has it."""
+        """An evaluation is sampled from one version alone: it stays on the last worker that has it."""
         if step < EVAL:
             return True
-        crew = self._workers.by_name.values()
-        return any(one.role == "rollout" and not one.drained and one.version == worker.version for one in crew)
+        others = self._workers.of_role("rollout")
+        return any(not other.drained and other.version == worker.version for other in others)
 
     def _here(self) -> str:
-        names = sorted(worker.name for worker in self._workers.by_name.values() if worker.role != "trainer")
+        names = sorted(worker.name for worker in self._workers if worker.role != "trainer")
         more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
         return f"here are {', '.join(names[:NAMED])}{more}" if names else "no worker is here"

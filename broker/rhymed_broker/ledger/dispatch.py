@@ -1,8 +1,15 @@
-"""Hands what waits to workers as a policy says, and checks what it says. Pure, as the ledger whose hand it is.
+"""Assigns waiting samples to workers as the policy decides, and validates the decision. Pure, part of the ledger.
 
-Invariants: a worker is given no more samples than it has free slots (what it had parked may come on top when newer
-weights are there); it gets only what its weights may begin; a policy is asked again only about seats to which
-something has happened, and about all of them when samples came to wait or a tick went by.
+Two passes. `place` runs whenever something happened: it offers what waits to the workers with a free slot. `move`
+runs about once a second: it asks workers to release running samples that another worker should continue.
+
+The order of an assignment: first samples on their way to a certain worker (`goal`), then *suspects* (see `retries`),
+one per worker, then whatever the policy places.
+
+Invariants: a worker gets no more samples than it has free slots (samples that were parked may come on top when newer
+weights are loaded), and only samples that its weights allow. A policy that violates this fails an assertion; it
+cannot change any state. A policy is asked again only about workers that changed, and about all of them after samples
+started to wait or a tick passed. Which worker *should* get a sample is not decided here but in `pipe`.
 """
 
 from __future__ import annotations
@@ -21,8 +28,8 @@ from rhymed_broker.ledger.workers import Worker, Workers
 from rhymed_broker.pipe.policy import Running, StepQueue, load
 from rhymed_broker.states import Sample, State
 
-LOOKED = 2048  # groups of open steps, about 0.1 s
-RELEASE_S = 30.0  # then a worker that did not hand a sample over is asked again
+MOST_RANKED = 2048  # groups of open steps that are ranked again while they run: about 0.1 s
+RELEASE_S = 30.0  # after this time a worker that did not release a sample is asked again
 
 
 class Lengths(Protocol):
@@ -48,49 +55,46 @@ class Dispatch:
         self.policy = policy
         self.forecast = forecast
         self._samples, self._workers = samples, workers
-        self._asked: set[str] = set()  # prompts whose history the store was asked for
+        self._recalled: set[str] = set()  # prompts whose history the store was asked for
         self._known: set[str] = set()  # prompts with history
-        self._goals: dict[Sample, None] = {}  # samples on their way from worker to worker
-        self._all = True  # seats are to be offered what waits
+        self._moving: dict[Sample, None] = {}  # samples on their way to another worker
+        self._everybody = True  # the next `place` offers what waits to all workers
+
+    # -- steps open and close -----------------------------------------------------------------------------------
 
     def opened(self, open_step: OpenStep) -> list[Recall]:
-        """A step is open: in which order its groups are begun, and what is not known of them yet."""
+        """Ranks a step's groups; asks for the history of new prompts."""
         if open_step.step >= EVAL:
             return []
-        self.forecast.open(open_step.step, dict.fromkeys(id.prompt for id in open_step.samples))
-        self._rank(open_step, afresh=True)
-        unknown = [
-            prompt for prompt in dict.fromkeys(id.prompt for id in open_step.samples) if prompt not in self._asked
-        ]
-        self._asked.update(unknown)
+        prompts = dict.fromkeys(id.prompt for id in open_step.samples)
+        self.forecast.open(open_step.step, prompts)
+        self._rank_from_history(open_step)
+        unknown = [prompt for prompt in prompts if prompt not in self._recalled]
+        self._recalled.update(unknown)
         return [Recall(open_step.step, unknown)] if unknown else []
 
     def remember(self, past: Mapping[str, Sequence[tuple[int, int]]]) -> None:
-        """Prompt -> (step, response tokens) of earlier epochs, oldest first."""
+        """The store's answer to `Recall`: prompt -> (step, response tokens) of earlier epochs, oldest first."""
         for prompt, lengths in past.items():
             self.forecast.remember(prompt, lengths)
             if lengths:
                 self._known.add(prompt)
         for step, open_step in self._samples.open_steps.items():
             if step < EVAL:
-                self._rank(open_step, afresh=True)
+                self._rank_from_history(open_step)
 
     def closed(self, step: int) -> None:
-        """It is trained; what it taught is history."""
+        """The step is trained: its lengths are history now."""
         self.forecast.close(step)
         self._known.update(id.prompt for id in self._samples.open_steps[step].samples)
 
-    def look(self) -> None:
-        """How far samples have come tells about their siblings, so what waits is ranked anew.
+    def rank_again(self) -> None:
+        """Ranks what waits by the progress of running siblings too.
 
-        Not where that would hold up the event loop for long: then history alone decides.
+        With too many groups this would block the event loop: then history alone decides.
         """
-        open_steps = [
-            open_step
-            for step, open_step in self._samples.open_steps.items()
-            if step < EVAL and not open_step.all_generated
-        ]
-        if sum(open_step.groups for open_step in open_steps) > LOOKED:
+        open_steps = [one for step, one in self._samples.open_steps.items() if step < EVAL and not one.all_generated]
+        if sum(open_step.groups for open_step in open_steps) > MOST_RANKED:
             return
         steps = {open_step.step for open_step in open_steps}
         progress: dict[tuple[int, str], list[int]] = defaultdict(list)
@@ -103,142 +107,116 @@ class Dispatch:
             if open_step.counts["waiting"]:
                 self._rank(open_step)
 
+    def _rank_from_history(self, open_step: OpenStep) -> None:
+        self._rank(open_step)
+        open_step.forecast = {id.prompt: self.forecast.expect(open_step.step, id.prompt) for id in open_step.samples}
+        open_step.dealt_to = -1
+
+    def _rank(self, open_step: OpenStep) -> None:
+        """The policy's order; groups without history, none of whose samples has begun, come first."""
+        step, waiting = open_step.step, open_step.unassigned["waiting"]
+        open_step.expected = {prompt: self.forecast.expect(step, prompt) for prompt in waiting}
+        size = len(open_step.samples) // max(1, open_step.groups)
+        unprobed = {prompt for prompt, group in waiting.items() if prompt not in self._known and len(group) >= size}
+        open_step.unprobed = unprobed
+        order = self.policy.rank(step, list(waiting), open_step.expected.__getitem__)
+        open_step.rank(sorted(order, key=lambda prompt: prompt not in unprobed))
+
+    # -- assignments --------------------------------------------------------------------------------------------
+
     def offer_all(self) -> None:
-        """Every seat is offered what waits at the next `place`."""
-        self._all = True
+        """The next `place` offers what waits to all workers."""
+        self._everybody = True
 
     def may_have(self, worker: Worker, step: int, version: int) -> bool:
-        """Do its weights allow it, where the run is at `version`?"""
-        _, newest = window(step, self._samples.max_staleness)
+        """Do its weights allow samples of this step? `version`: of the run."""
+        _, newest = window(step, self._samples.rules.max_staleness)
         return worker.role != "rollout" or self._samples.earliest(step) <= worker.version <= min(newest, version)
 
     def place(self, version: int, now: float) -> list[Assign | ScoreSamples]:
-        """Hands out what can be, to workers whose weights are not newer than `version`."""
+        """Assigns what can be assigned, to workers whose weights are not newer than `version`."""
         changed = self._workers.take_changed()
-        everybody, self._all = self._all or self._samples.arrived, False
+        everybody, self._everybody = self._everybody or self._samples.arrived, False
         self._samples.arrived = False
         free = self._workers.free["rollout"]
-        seats = list(free.values()) if everybody else [worker for worker in changed if worker.role == "rollout"]
-        seats = [worker for worker in seats if worker.version <= version]
+        workers = list(free.values()) if everybody else [worker for worker in changed if worker.role == "rollout"]
+        workers = [worker for worker in workers if worker.version <= version]
         actions: list[Assign | ScoreSamples] = []
-        if seats and self._samples.queues["waiting"]:
+        if workers and self._samples.queues["waiting"]:
             self._deal()
-            for name, samples in self._given("waiting", self.policy, seats, version, now).items():
+            for name, samples in self._assign("waiting", self.policy, workers, version, now).items():
                 begun = tuple(sample.id for sample in samples if sample.begun)
                 actions.append(Assign(name, [sample.id for sample in samples], begun))
         rewards = list(self._workers.free["reward"].values())
         if rewards and self._samples.queues["generated"]:
-            found = self._given("generated", pipe.FAIR, rewards, version, now)
-            actions += [ScoreSamples(name, [sample.id for sample in samples]) for name, samples in found.items()]
+            assigned = self._assign("generated", pipe.FAIR, rewards, version, now)
+            actions += [ScoreSamples(name, [sample.id for sample in samples]) for name, samples in assigned.items()]
         return actions
 
-    def move(self, version: int, now: float) -> list[Release]:
-        """Of the oldest step that is not generated: what other workers shall go on with."""
-        open_step = next(
-            (one for one in self._samples.open_steps.values() if one.step < EVAL and not one.all_generated), None
-        )
-        if open_step is None or open_step.counts["waiting"]:
-            return []
-        running = [one for one in self._samples.queues["running"] if one.id.step == open_step.step]
-        if any(now - one.released < RELEASE_S for one in running if one.released):
-            return []  # loads are about to change
-        running = [one for one in running if not self._parked(one)]
-        crew = self._workers.by_name.values()
-        workers = [one for one in crew if one.role == "rollout" and not one.resting and not one.drained]
-        seats = {one.name: one for one in workers if self.may_have(one, open_step.step, version)}
-        asked: dict[str, list[SampleId]] = {}
-        for sample, target in self.policy.move(
-            Running(running, len(open_step.samples), seats, self._left, self._total)
-        ):
-            assert target in seats, f"policy: {target} may not have {sample.id}"
-            sample.released, sample.goal = now, target
-            self._goals[sample] = None
-            asked.setdefault(sample.worker, []).append(sample.id)
-        return [Release(name, ids) for name, ids in asked.items()]
-
-    def _left(self, sample: Sample) -> float:
-        return self.forecast.left(sample.id.step, sample.id.prompt, sample.tokens)
-
-    def _total(self, sample: Sample) -> float:
-        return self._samples.open_steps[sample.id.step].forecast[sample.id.prompt]
-
-    def _parked(self, sample: Sample) -> bool:
-        worker = self._workers.by_name.get(sample.worker)
-        return worker is not None and sample.id in worker.parked
-
-    def _rank(self, open_step: OpenStep, *, afresh: bool = False) -> None:
-        """`afresh`: from history, before any of it ran."""
-        step, waiting = open_step.step, open_step.unassigned["waiting"]
-        open_step.expected = {prompt: self.forecast.expect(step, prompt) for prompt in waiting}
-        whole = len(open_step.samples) // max(1, open_step.groups)
-        unknown = {prompt for prompt, group in waiting.items() if prompt not in self._known and len(group) >= whole}
-        order = self.policy.rank(step, list(waiting), open_step.expected.__getitem__)
-        open_step.unprobed = unknown
-        if afresh:
-            open_step.forecast = {id.prompt: self.forecast.expect(step, id.prompt) for id in open_step.samples}
-            open_step.dealt_to = -1
-        open_step.rank([*(one for one in order if one in unknown), *(one for one in order if one not in unknown)])
-
     def _deal(self) -> None:
-        """Anew where workers came or went, or history came: all prompts, for what is given back needs a place."""
+        """Deals all prompts of the open steps, if the policy deals and rollout workers or history changed.
+
+        All of them, since samples that come back need a worker too.
+        """
         deal = self.policy.deal
         if deal is None:
             return
-        crew = sorted(self._workers.by_name.items())
-        workers = [one for _, one in crew if one.role == "rollout" and not one.drained]
+        workers = sorted(self._workers.of_role("rollout"), key=lambda worker: worker.name)
+        workers = [worker for worker in workers if not worker.drained]
         for step, open_step in self._samples.open_steps.items():
             if step < EVAL and open_step.dealt_to != self._workers.lineup:
                 expect = open_step.forecast.__getitem__
                 open_step.deal = deal(self.policy.rank(step, list(open_step.forecast), expect), workers, expect)
                 open_step.dealt_to = self._workers.lineup
 
-    def _moved(self, seats: Sequence[Worker], version: int) -> list[pipe.Placement]:
+    def _assign(
+        self, state: State, policy: pipe.Policy, workers: Sequence[Worker], version: int, now: float
+    ) -> dict[str, list[Sample]]:
+        """Worker -> samples in `state` that it is assigned."""
+        assigned: dict[str, list[Sample]] = {}
+        if state == "waiting" and self._moving:
+            self._apply(self._place_moving(workers, version), assigned, version, now)
+            workers = [worker for worker in workers if load(worker) < worker.slots]
+        if state == "waiting" and self._samples.suspects:
+            self._apply(self._place_suspects(workers, version), assigned, version, now)
+            workers = [worker for worker in workers if load(worker) < worker.slots]
+        self._apply(policy.place(pipe.Snapshot(self._step_queues(state), workers)), assigned, version, now)
+        return assigned
+
+    def _place_moving(self, workers: Sequence[Worker], version: int) -> list[pipe.Placement]:
         """Samples on their way to a worker that has room for them."""
-        room = {worker.name: worker.slots - load(worker) for worker in seats}
+        room = {worker.name: worker.slots - load(worker) for worker in workers}
         placed = []
-        self._goals = {one: None for one in self._goals if one.goal and self._samples.get(one.id) is one}
-        for sample in self._goals:
+        self._moving = {one: None for one in self._moving if one.goal and self._samples.get(one.id) is one}
+        for sample in self._moving:
             free = sample.state == "waiting" and room.get(sample.goal, 0) > 0
             if free and self.may_have(self._workers.by_name[sample.goal], sample.id.step, version):
                 placed.append(pipe.Placement(sample.goal, [sample]))
                 room[sample.goal] -= 1
         return placed
 
-    def _given(
-        self, state: State, policy: pipe.Policy, seats: Sequence[Worker], version: int, now: float
-    ) -> dict[str, list[Sample]]:
-        given: dict[str, list[Sample]] = {}
-        if state == "waiting" and self._goals:
-            self._give(self._moved(seats, version), given, version, now)
-            seats = [worker for worker in seats if load(worker) < worker.slots]
-        if state == "waiting" and self._samples.suspects:
-            self._give(self._suspected(seats, version), given, version, now)
-            seats = [worker for worker in seats if load(worker) < worker.slots]
-        self._give(policy.place(pipe.Snapshot(self._step_queues(state), seats)), given, version, now)
-        return given
-
-    def _suspected(self, seats: Sequence[Worker], version: int) -> list[pipe.Placement]:
-        """One for each seat that has none: if its worker dies, there is only one that may be why."""
+    def _place_suspects(self, workers: Sequence[Worker], version: int) -> list[pipe.Placement]:
+        """One for each worker that has none: if the worker dies, only one sample can be the cause."""
         suspects = self._samples.suspects
         waiting = [sample for sample in suspects if sample.state == "waiting"]
         placed = []
-        for worker in seats:
+        for worker in workers:
             able = (sample for sample in waiting if self.may_have(worker, sample.id.step, version))
-            if any(sample in suspects for sample in worker.held.values()) or (one := next(able, None)) is None:
+            if any(sample in suspects for sample in worker.held.values()) or (sample := next(able, None)) is None:
                 continue
-            waiting.remove(one)
-            placed.append(pipe.Placement(worker.name, [one]))
+            waiting.remove(sample)
+            placed.append(pipe.Placement(worker.name, [sample]))
         return placed
 
     def _step_queues(self, state: State) -> list[StepQueue]:
-        """What a policy may place: all but suspects."""
+        """What a policy may place: all samples in `state` but suspects."""
         queues, suspects = self._samples.step_queues(state), self._samples.suspects
         if state != "waiting" or not suspects:
             return queues
-        return [queue for one in queues if (queue := one.without(suspects)).size]
+        return [queue for whole in queues if (queue := whole.without(suspects)).size]
 
-    def _give(
-        self, placed: Sequence[pipe.Placement], given: dict[str, list[Sample]], version: int, now: float
+    def _apply(
+        self, placed: Sequence[pipe.Placement], assigned: dict[str, list[Sample]], version: int, now: float
     ) -> None:
         for name, samples in placed:
             worker = self._workers.by_name[name]
@@ -250,4 +228,43 @@ class Dispatch:
                 self._samples.open_steps[sample.id.step].probed(sample.id.prompt)
                 sample.goal = ""
             self._workers.hold(worker, samples, now)
-            given.setdefault(name, []).extend(samples)
+            assigned.setdefault(name, []).extend(samples)
+
+    # -- moves --------------------------------------------------------------------------------------------------
+
+    def move(self, version: int, now: float) -> list[Release]:
+        """Requests to release samples of the oldest step that is not generated, so that others continue them."""
+        open_steps = self._samples.open_steps.values()
+        open_step = next((one for one in open_steps if one.step < EVAL and not one.all_generated), None)
+        if open_step is None or open_step.counts["waiting"]:
+            return []
+        running = [sample for sample in self._samples.queues["running"] if sample.id.step == open_step.step]
+        if any(now - sample.released < RELEASE_S for sample in running if sample.released):
+            return []  # loads are about to change
+        running = [sample for sample in running if not self._parked(sample)]
+        able = [one for one in self._workers.of_role("rollout") if not one.resting and not one.drained]
+        workers = {worker.name: worker for worker in able if self.may_have(worker, open_step.step, version)}
+        releases: dict[str, list[SampleId]] = {}
+        snapshot = Running(running, len(open_step.samples), workers, self._left, self._total)
+        for sample, target in self.policy.move(snapshot):
+            assert target in workers, f"policy: {target} may not have {sample.id}"
+            sample.released, sample.goal = now, target
+            self._moving[sample] = None
+            releases.setdefault(sample.worker, []).append(sample.id)
+        return [Release(name, ids) for name, ids in releases.items()]
+
+    def stay(self, ids: Iterable[SampleId]) -> None:
+        """The request to release these was not delivered: they stay where they are."""
+        for id in ids:
+            if sample := self._samples.get(id):
+                sample.released, sample.goal = 0.0, ""
+
+    def _left(self, sample: Sample) -> float:
+        return self.forecast.left(sample.id.step, sample.id.prompt, sample.tokens)
+
+    def _total(self, sample: Sample) -> float:
+        return self._samples.open_steps[sample.id.step].forecast[sample.id.prompt]
+
+    def _parked(self, sample: Sample) -> bool:
+        worker = self._workers.by_name.get(sample.worker)
+        return worker is not None and sample.id in worker.parked

@@ -1,7 +1,8 @@
-"""Evaluation on held-out prompts: when it is due, which samples it takes, what their rewards say. Pure.
+"""Evaluation on held-out prompts: when it is due, which samples it takes, its metrics. Pure, part of the ledger.
 
-The evaluation of policy version v is an open step like any other, numbered `EVAL + v`. Its samples are sampled from
-version v alone, scored like all others, and never trained. Knows nothing of workers, nor of the ledger.
+The evaluation of policy version v is an open step with the number `EVAL + v`. Its samples are sampled from version v
+alone, scored like all others, and never trained. Samples that no worker can generate any more are dropped, so an
+evaluation always ends.
 """
 
 from __future__ import annotations
@@ -11,20 +12,26 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from rhymed.config import Config
+from rhymed.config import Eval, Reward
 from rhymed.messages import EVAL, SampleId, Score
+from rhymed_broker.ledger.actions import Evaluated
+from rhymed_broker.ledger.retries import Retries
+from rhymed_broker.ledger.samples import Samples
+from rhymed_broker.ledger.workers import Workers
 from rhymed_broker.states import Sample
 
 
 @dataclass(frozen=True)
 class Evaluation:
+    """The evaluations of a run."""
+
     datasets: Mapping[str, Sequence[str]]  # name -> ids of its prompts
     steps: int  # of the run: the last version is always evaluated
     every: int = 1
     at_start: bool = True
     samples: int = 1  # k: responses a prompt
-    threshold: float = 1.0  # points from which a response is right
-    scorer: str = ""  # of several, the one whose points count; empty: the reward
+    threshold: float = 1.0  # points at which a response is correct
+    scorer: str = ""  # the scorer whose points count; empty: the reward counts
 
     def due(self, version: int) -> bool:
         if version == 0:
@@ -32,7 +39,7 @@ class Evaluation:
         return version % self.every == 0 or version == self.steps
 
     def ids(self, version: int) -> list[SampleId]:
-        """Prompt after prompt; one that several datasets have is asked once."""
+        """Prompt after prompt; a prompt of several datasets is sampled once."""
         prompts = dict.fromkeys(prompt for dataset in self.datasets.values() for prompt in dataset)
         return [SampleId(EVAL + version, prompt, index) for prompt in prompts for index in range(self.samples)]
 
@@ -40,7 +47,7 @@ class Evaluation:
         return score.parts.get(self.scorer, score.reward)
 
     def metrics(self, samples: Iterable[Sample]) -> dict[str, float]:
-        """`val/<dataset>/…` of a complete evaluation. What was dropped counts neither as right nor as wrong."""
+        """`val/<dataset>/…` of a complete evaluation. Dropped samples count neither as correct nor as wrong."""
         by_prompt: dict[str, list[Sample]] = {}
         for sample in samples:
             by_prompt.setdefault(sample.id.prompt, []).append(sample)
@@ -52,12 +59,12 @@ class Evaluation:
 
     def _grade(self, groups: Sequence[Sequence[Sample]]) -> dict[str, float]:
         answered = [[sample for sample in group if sample.points is not None] for group in groups]
-        told = [group for group in answered if group]
-        flat = [sample for group in told for sample in group]
-        row = {"prompts": float(len(told)), "dropped": float(sum(map(len, groups)) - len(flat))}
+        scored = [group for group in answered if group]
+        flat = [sample for group in scored for sample in group]
+        row = {"prompts": float(len(scored)), "dropped": float(sum(map(len, groups)) - len(flat))}
         if not flat:
             return row
-        right = [(len(group), sum((sample.points or 0.0) >= self.threshold for sample in group)) for group in told]
+        right = [(len(group), sum((sample.points or 0.0) >= self.threshold for sample in group)) for group in scored]
         row[f"acc/mean@{self.samples}"] = fmean(count / size for size, count in right)
         for k in self._ks():
             row[f"acc/pass@{k}"] = fmean(pass_at(k, size, count) for size, count in right)
@@ -66,30 +73,63 @@ class Evaluation:
         return row
 
     def _ks(self) -> list[int]:
-        """Powers of two, and the whole number of samples."""
+        """Powers of two, and the number of samples itself."""
         return sorted(
             {2**power for power in range(self.samples.bit_length()) if 2**power <= self.samples} | {self.samples}
         )
 
 
 def pass_at(k: int, size: int, right: int) -> float:
-    """Unbiased estimate that one of k responses is right, of `size` of which `right` are (Chen et al. 2021)."""
+    """Unbiased estimate, from `size` responses of which `right` are correct, that one of k is (Chen et al. 2021)."""
     k = min(k, size)
     return 1.0 - math.comb(size - right, k) / math.comb(size, k)
 
 
-def load_evaluation(config: Config, datasets: Mapping[str, Sequence[str]], steps: int) -> Evaluation | None:
-    """The evaluation that the configuration asks for during a run of so many steps; None: none."""
-    wanted = config.eval
-    if not wanted.every or not datasets:
+def evaluation_of(eval: Eval, reward: Reward, datasets: Mapping[str, Sequence[str]], steps: int) -> Evaluation | None:
+    """As configured, for a run of so many steps; None: there is none."""
+    if not eval.every or not datasets:
         return None
-    scorers = config.reward.all
+    scorers = reward.all
     return Evaluation(
         datasets,
         steps,
-        every=wanted.every,
-        at_start=wanted.at_start,
-        samples=wanted.samples,
-        threshold=wanted.threshold,
+        every=eval.every,
+        at_start=eval.at_start,
+        samples=eval.samples,
+        threshold=eval.threshold,
         scorer=scorers[0].label if len(scorers) > 1 else "",
     )
+
+
+class Evaluations:
+    """The evaluations that are open."""
+
+    def __init__(self, samples: Samples, workers: Workers, retries: Retries) -> None:
+        self.schedule: Evaluation | None = None  # None: the run has none
+        self._samples, self._workers, self._retries = samples, workers, retries
+
+    def points(self, score: Score) -> float | None:
+        return self.schedule.points(score) if self.schedule is not None else None
+
+    def generated_before(self, version: int) -> bool:
+        """Is one of an older version than this generated? Then workers that kept its weights may load newer ones."""
+        return any(step.all_generated and step.step - EVAL < version for step in self._samples.evaluations())
+
+    def close_complete(self, now: float) -> list[Evaluated]:
+        evaluated: list[Evaluated] = []
+        for open_step in self._samples.evaluations():
+            if open_step.complete and self.schedule is not None:
+                metrics = self.schedule.metrics(open_step.samples.values())
+                row = {**metrics, "timing_s/val": now - open_step.meter.opened_at}
+                self._samples.forget(open_step.step)
+                evaluated.append(Evaluated(open_step.step - EVAL, row))
+        return evaluated
+
+    def drop_unreachable(self, version: int, now: float) -> None:
+        """Drop samples of a version that is older than the run's, and that no worker has any more."""
+        present = {worker.version for worker in self._workers.of_role("rollout")}
+        for open_step in self._samples.evaluations():
+            evaluated = open_step.step - EVAL
+            if evaluated < version and evaluated not in present:
+                for sample in [sample for group in open_step.unassigned["waiting"].values() for sample in group]:
+                    self._retries.drop(sample, f"no worker has version {evaluated} any more", now)

@@ -1,23 +1,27 @@
-"""Which step the trainer has, and what it said when it did not take one. Pure, part of the ledger.
+"""Steps go to the trainer, and policy versions to the rollout workers. Pure, part of the ledger.
 
-Invariants: the trainer has one step at most; one that it refused it gets again at the next tick, or when a trainer
-joins, not before. Version v means v trained steps.
+Invariants: the trainer has one step at most; a step that it refused is handed over again at the next tick, or when a
+trainer joins, not before. A worker is asked to load a version once, and again only after `LOAD_PATIENCE_S` or when
+the trainer is a new one. Version v means v trained steps.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
-from rhymed_broker.ledger.actions import Train
+from rhymed.messages import EVAL, Join
+from rhymed_broker.ledger.actions import Load, Train
 from rhymed_broker.ledger.meter import rollout_side
 from rhymed_broker.ledger.samples import Samples
-from rhymed_broker.ledger.workers import Workers
+from rhymed_broker.ledger.workers import Worker, Workers
 
 REFUSAL_S = 400.0  # two refusals that are further apart have nothing to do with each other
+LOAD_PATIENCE_S = 300.0  # after this time a worker that has not loaded the version is asked again
 
 
 class Refusal(NamedTuple):
-    """A step was given to the trainer again and again."""
+    """The trainer has refused a step, perhaps several times."""
 
     since: float
     last: float = 0.0
@@ -29,22 +33,39 @@ class Refusal(NamedTuple):
 
 class Handover:
     def __init__(self, samples: Samples, workers: Workers) -> None:
-        self.refusal: Refusal | None = None  # what the trainer said when it did not take a step
-        self.last_at: float | None = None  # when a step was trained last
+        self.refusal: Refusal | None = None
+        self.last_at: float | None = None  # when the last step was trained
         self._samples, self._workers = samples, workers
         self._step: int | None = None  # that the trainer has
-        self._may = True  # it did not refuse just now
+        self._ready = True  # the trainer has not refused a step since the last tick
+        self._life = ("", 0)  # of the trainer: its id, and the version that it began with
 
-    def set_back(self) -> None:
-        self._step, self._may, self.last_at = None, True, None
+    def reset(self) -> None:
+        self._step, self._ready, self.last_at = None, True, None
+
+    def joined(self, join: Join, worker: Worker) -> None:
+        """Weights that an earlier trainer published after the position at which this one began do not count."""
+        life, begun_at = self._life
+        if join.role == "trainer":
+            self._ready = True
+            if join.life != life:
+                self._life = (join.life, join.version)
+        elif join.life and life and join.life != life and join.version > begun_at:
+            worker.version = -1
 
     def try_again(self) -> None:
-        self._may = True
+        self._ready = True
 
     def hand_over(self, version: int, now: float) -> list[Train]:
-        """The next step, if that is complete and the trainer free."""
+        """The next step, if it is complete and the trainer is free."""
         open_step, trainer = self._samples.open_steps.get(version), self._workers.trainer
-        if open_step is None or trainer is None or self._step is not None or not self._may or not open_step.complete:
+        if (
+            open_step is None
+            or trainer is None
+            or self._step is not None
+            or not self._ready
+            or not open_step.complete
+        ):
             return []
         self._step = open_step.step
         open_step.handed = True
@@ -59,14 +80,41 @@ class Handover:
         self._step, self.last_at, self.refusal = None, now, None
 
     def failed(self, now: float, why: str = "") -> None:
-        """It did not take the step, or is gone."""
+        """The trainer did not take the step, or is gone."""
         if why:
             before = self.refusal if self.refusal and now - self.refusal.last <= REFUSAL_S else Refusal(now)
             self.refusal = before.again(now, why)
-        self._step, self._may = None, False
+        self._step, self._ready = None, False
         self._samples.move_all(list(self._samples.queues["training"]), "returned", now)
 
     def refused_s(self, now: float) -> float:
-        """For how long the trainer has taken no step that it was given; 0: it does."""
-        told = self.refusal
-        return 0.0 if told is None or now - told.last > REFUSAL_S else now - told.since
+        """Seconds since the trainer started to refuse steps; 0 if it accepts them."""
+        refusal = self.refusal
+        return 0.0 if refusal is None or now - refusal.last > REFUSAL_S else now - refusal.since
+
+    def load(self, workers: Iterable[Worker], version: int, now: float) -> list[Load]:
+        """Requests to load `version`, for those of these workers that need one and are free to load."""
+        loads: list[Load] = []
+        for worker in workers:
+            if worker.role != "rollout" or self._workers.trainer is None:
+                continue
+            evaluation = self._samples.open_steps.get(EVAL + worker.version)
+            if evaluation is not None and not evaluation.all_generated:
+                continue  # it needs the weights that the worker has
+            if worker.version != version and worker.target != version:
+                worker.target, worker.target_at = version, now
+                loads.append(Load(worker.name, version))
+        return loads
+
+    def loaded(self, worker: Worker, version: int, now: float) -> None:
+        worker.version = version
+        if worker.target == version:
+            worker.target = -1
+        self._workers.park(worker, set(), now)
+        self._workers.refresh(worker)
+
+    def expire_loads(self, now: float) -> None:
+        """Forget requests to load that were not followed in time."""
+        for worker in self._workers:
+            if worker.target != -1 and now - worker.target_at > LOAD_PATIENCE_S:
+                worker.target = -1

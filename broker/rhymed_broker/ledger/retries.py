@@ -1,22 +1,22 @@
-"""What comes back from a worker, and whether others may go on with it. Pure, as the ledger whose part it is.
+"""What happens to samples that come back from a worker, and who is blamed. Pure, part of the ledger.
 
-A sample may fail so often; then it is dropped with the reason. That workers die with it may be its fault only where
-it came no further: else the long samples, which meet most deaths, would be the ones that are lost. And even then most
-that share the fate of a bad one are innocent. So one with which workers died too often is first a *suspect*: no
-worker gets two of them, a new token clears it, and it is dropped when workers go on dying with it as the only one.
-What neither advances nor comes back is taken from its worker.
+A sample that fails more than `max_retries` times is dropped with the reason. A worker's death counts against a sample
+only if the sample made no progress since the last one; otherwise long samples, which see most deaths, would be lost.
+Most samples on a worker that a bad one killed are innocent. So a sample with which `max_losses` workers died is first
+a *suspect*: no worker gets two suspects, a new token clears it, and it is dropped when `PROOFS` more workers die with
+it as their only suspect. A sample without progress for `stuck_after_s` is taken from its worker.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Literal
 
 from rhymed.messages import SampleId
 from rhymed_broker.ledger.actions import Cancel
 from rhymed_broker.ledger.samples import Samples
 from rhymed_broker.ledger.workers import Worker, Workers
-from rhymed_broker.states import Sample, State
+from rhymed_broker.states import Rules, Sample, State
 
 Blame = Literal["sample", "worker", "nobody"]
 
@@ -26,27 +26,37 @@ TAKEN: tuple[State, ...] = ("running", "scoring")
 
 
 class Retries:
-    """`settled` is told of the step of every sample that is dropped."""
+    def __init__(self, samples: Samples, workers: Workers, rules: Rules) -> None:
+        self._samples, self._workers, self._rules = samples, workers, rules
 
-    def __init__(
+    def given_back(
         self,
-        samples: Samples,
-        workers: Workers,
-        settled: Callable[[int, float], None],
+        name: str,
+        ids: Iterable[SampleId],
+        reason: str,
+        now: float,
         *,
-        max_retries: int,
-        max_losses: int,
-        missing_after_s: float,
-        stuck_after_s: float,
+        retry: bool = True,
+        blame: Blame = "sample",
+        moved: bool = False,
     ) -> None:
-        self._samples, self._workers, self._settled = samples, workers, settled
-        self.max_retries = max_retries
-        self.max_losses = max_losses
-        self.missing_after_s = missing_after_s  # a worker does not mention a sample that it was given: it goes on
-        self.stuck_after_s = stuck_after_s
+        """A worker gives samples back, or could not be sent them. `retry`: other workers may try them.
+
+        `moved`: the worker was asked to release them, and the store has their tokens so far.
+        """
+        worker = self._workers.by_name.get(name)
+        held = [sample for id in ids if (sample := worker.held.get(id))] if worker else []
+        for sample in held:
+            if retry:
+                sample.handovers += moved
+                self.back(sample, f"{name}: {reason}", now, "nobody" if moved else blame)
+            else:
+                self.drop(sample, reason, now)
+        if worker and held and retry and not moved:
+            self._workers.rest(worker, True)  # until the next tick, or it would get the same samples at once
 
     def lost(self, worker: Worker, why: str, now: float, blame: Blame, keep: frozenset[SampleId]) -> None:
-        """Its worker is gone: everything that it held goes to others. `keep`: what it has still got."""
+        """The worker is gone: its samples go to others. `keep`: those that it still has, which are not blamed."""
         held = list(worker.held.values())
         alone = sum(sample in self._samples.suspects for sample in held) <= 1
         for sample in held:
@@ -56,14 +66,14 @@ class Retries:
             self.back(sample, why, now, mine)
 
     def back(self, sample: Sample, why: str, now: float, blame: Blame) -> None:
-        """Others go on with it, unless it is to blame too often."""
+        """Other workers may continue it, unless it was blamed too often."""
         sample.failures += blame == "sample"
         if blame == "worker":
             self._suspect(sample)
         sample.begun = True
-        if sample.failures > self.max_retries:
+        if sample.failures > self._rules.max_retries:
             self.drop(sample, f"given up after {sample.failures} tries: {why}", now)
-        elif sample.losses >= self.max_losses + PROOFS:
+        elif sample.losses >= self._rules.max_losses + PROOFS:
             self.drop(sample, f"given up after {sample.losses} workers died with it: {why}", now)
         else:
             self._workers.release(sample, now)
@@ -73,13 +83,13 @@ class Retries:
     def _suspect(self, sample: Sample) -> None:
         sample.losses = 1 if sample.tokens > sample.furthest else sample.losses + 1
         sample.furthest = max(sample.furthest, sample.tokens)
-        if sample.losses >= self.max_losses:
+        if sample.losses >= self._rules.max_losses:
             self._samples.suspects[sample] = None
         else:
             self._samples.suspects.pop(sample, None)
 
     def clear(self, sample: Sample) -> None:
-        """It has come further: it is not what kills workers."""
+        """A sample that made progress is not what kills workers."""
         if sample.losses and sample.tokens > sample.furthest:
             self.acquit(sample)
 
@@ -91,28 +101,28 @@ class Retries:
         self._workers.release(sample, now)
         self._samples.suspects.pop(sample, None)
         self._samples.drop(sample, reason, now)
-        self._settled(sample.id.step, now)
+        self._samples.open_steps[sample.id.step].note(now, self._workers.occupancy)
 
     def reclaim(self, worker: Worker, missing: set[SampleId], now: float) -> None:
-        """It does not mention these: after a while they go to others."""
+        """The worker does not report these: after a while they go to others."""
         worker.missing = {id: worker.missing.get(id, now) for id in missing}
-        late = sorted(id for id, since in worker.missing.items() if now - since > self.missing_after_s)
+        late = sorted(id for id, since in worker.missing.items() if now - since > self._rules.missing_after_s)
         for id in late:
             self.back(worker.held[id], f"{worker.name} does not have it", now, "nobody")
 
     def stuck(self, now: float) -> Iterator[tuple[State, Sample, float]]:
-        """What has not advanced for very long: its state, and for how many seconds."""
+        """Samples without progress for too long: (state, sample, seconds)."""
         for state in TAKEN:
             for sample in list(self._samples.queues[state]):
-                if now - sample.since <= self.stuck_after_s:
-                    break  # they came here in this order
+                if now - sample.since <= self._rules.stuck_after_s:
+                    break  # the queue is in the order of `since`
                 worker = self._workers.by_name[sample.worker]
                 still_s = now - max(sample.since, sample.advanced)
-                if still_s > self.stuck_after_s and sample.id not in worker.parked:
+                if still_s > self._rules.stuck_after_s and sample.id not in worker.parked:
                     yield state, sample, still_s
 
     def free_stuck(self, now: float) -> list[Cancel]:
-        """Take it from its worker: another may do it, or it is dropped in the end."""
+        """Takes them from their workers; another failure, or the last one, counts."""
         cancels = []
         for state, sample, still_s in self.stuck(now):
             if state == "running":

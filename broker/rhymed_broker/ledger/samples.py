@@ -1,8 +1,8 @@
-"""All samples of the open steps: their states, the queues these make, and the open_steps of the steps.
+"""All samples of the open steps, their states, and the queue of each state. Pure, part of the ledger.
 
-Invariants: every sample is in exactly one queue, in the order in which it came there; what the journal had of a step
-counts when the step is opened; a trained step is forgotten. Every move goes through `move`, so through the table.
-Knows nothing of workers beyond the name in a sample's story.
+Invariants: every sample is in one queue, in the order of entry. A step that opens begins with what the journal has of
+it; a trained step is forgotten. Every transition goes through `move_all`, and so through the table. Knows of workers
+only the name in a sample's story.
 """
 
 from __future__ import annotations
@@ -17,63 +17,62 @@ from rhymed_broker.ledger.actions import Mark
 from rhymed_broker.ledger.meter import StepMeter
 from rhymed_broker.ledger.step import OpenStep
 from rhymed_broker.pipe.policy import StepQueue
-from rhymed_broker.states import NEXT, STATES, STORY_LENGTH, Event, Sample, State
+from rhymed_broker.states import NEXT, STATES, STORY_LENGTH, Event, Rules, Sample, State
 
 
 class Watcher(Protocol):
-    """Who is told of all that happens to samples, after it."""
+    """Is called after every transition."""
 
     def moved(self, samples: Sequence[Sample], event: Event, now: float, who: str) -> None:
-        """The same has happened to all of these."""
+        """The same event happened to all of these."""
 
     def closed(self, step: int) -> None:
-        """The step is forgotten: it was trained, or it was an evaluation that is over."""
+        """The step is trained, or its evaluation is complete; its samples are forgotten."""
 
-    def set_back(self) -> None:
-        """All steps are forgotten, and will be opened again."""
+    def rolled_back(self) -> None:
+        """All steps are forgotten, and are opened again."""
 
 
 class Samples:
-    def __init__(self, max_staleness: int, run_ahead: int = 0) -> None:
-        self.max_staleness = max_staleness
-        self.run_ahead = run_ahead  # steps that may be written before their weights are there
-        self.open_steps: dict[int, OpenStep] = {}  # open steps, oldest first
+    def __init__(self, rules: Rules) -> None:
+        self.rules = rules
+        self.open_steps: dict[int, OpenStep] = {}  # oldest first
         self.queues: dict[State, dict[Sample, None]] = {state: {} for state in STATES}
-        self.transitions = 0  # ever
-        self.counts: Counter[str] = Counter()  # event -> samples that it has happened to; ever
+        self.counts: Counter[str] = Counter()  # event -> samples, since the broker started
         self.watcher: Watcher | None = None
         self.suspects: dict[Sample, None] = {}  # workers died with them: see `retries`
-        self.last_drop = ""  # why the newest of the dropped samples was
-        self.sparse = (0, 0, 0)  # of the step trained last: number, samples, how many were dropped
-        self.arrived = False  # samples came to wait since somebody looked and said no
-        self._found: dict[int, dict[SampleId, JournalEntry]] = {}  # of steps not yet opened
-        self._past: dict[State, int] = {"trained": 0, "dropped": 0}  # of steps forgotten
+        self.last_drop = ""  # reason of the newest one
+        self.sparse = (0, 0, 0)  # of the last trained step: number, samples, dropped samples
+        self.arrived = False  # samples started to wait since `dispatch` last looked
+        self._journal: dict[int, dict[SampleId, JournalEntry]] = {}  # journal of steps not yet open
+        self._past: dict[State, int] = {"trained": 0, "dropped": 0}  # of forgotten steps
         self._drops: dict[str, list[SampleId]] = {}  # reason -> not yet journaled
 
     def reset(self, journal: Iterable[JournalEntry]) -> None:
-        """Forget all steps; what of them is known is in the journal."""
+        """Forget all steps; `journal` has what the store knows of them."""
         for queue in self.queues.values():
             queue.clear()
         self.open_steps.clear()
         self.suspects.clear()
-        self._found.clear()
+        self._journal.clear()
         for entry in journal:
-            self._found.setdefault(entry.id.step, {})[entry.id] = entry
+            self._journal.setdefault(entry.id.step, {})[entry.id] = entry
         if self.watcher is not None:
-            self.watcher.set_back()
+            self.watcher.rolled_back()
 
-    def open(self, step: int, ids: list[SampleId], meter: StepMeter, now: float) -> None:
+    def open(self, step: int, ids: list[SampleId], meter: StepMeter, now: float) -> OpenStep:
         open_step = self.open_steps[step] = OpenStep(step, ids, meter)
-        found = self._found.pop(step, {})
-        self.move_all([sample for id, sample in open_step.samples.items() if id not in found], "opened", now)
-        for id, entry in found.items():
+        entries = self._journal.pop(step, {})
+        self.move_all([sample for id, sample in open_step.samples.items() if id not in entries], "opened", now)
+        for id, entry in entries.items():
             if sample := open_step.samples.get(id):
                 self._recover(sample, entry, now)
+        return open_step
 
     def _recover(self, sample: Sample, entry: JournalEntry, now: float) -> None:
-        """To where the journal says it is. One that was trained after the last checkpoint is trained again.
+        """To the state in the journal. A sample trained after the last checkpoint is trained again.
 
-        One of an evaluation is scored again: the journal knows its reward, but not what each scorer gave.
+        A sample of an evaluation is scored again: the journal has its reward, but not each scorer's part.
         """
         if entry.state == "begun":
             sample.begun = True
@@ -88,16 +87,15 @@ class Samples:
         self.refuse_stale(sample, now)
 
     def get(self, id: SampleId) -> Sample | None:
-        """None: its step is not open (yet, or any more), or it is not in the plan."""
+        """None: its step is not open, or it is not in the plan."""
         open_step = self.open_steps.get(id.step)
         return open_step.samples.get(id) if open_step is not None else None
 
     def move(self, sample: Sample, event: Event, now: float, who: str = "") -> None:
-        """Raises `InvalidTransition`."""
         self.move_all((sample,), event, now, who)
 
     def move_all(self, samples: Sequence[Sample], event: Event, now: float, who: str = "") -> None:
-        """The same event for many; they may be in different states, of different steps."""
+        """Applies one event to samples of any states and steps. Raises `InvalidTransition`."""
         queues, open_steps, line = self.queues, self.open_steps, (now, event, who)
         for sample in samples:
             source = sample.state
@@ -107,14 +105,13 @@ class Samples:
             story = sample.story
             story.append(line)
             if len(story) > STORY_LENGTH:
-                del story[1]  # its beginning stays
+                del story[1]  # the first event stays
             if source != "new":
                 del queues[source][sample]
             queues[target][sample] = None
             if target == "waiting":
                 self.arrived = True
             open_steps[sample.id.step].moved(sample, source, target)
-        self.transitions += len(samples)
         self.counts[event] += len(samples)
         if self.watcher is not None:
             self.watcher.moved(samples, event, now, who)
@@ -125,26 +122,26 @@ class Samples:
         self._drops.setdefault(reason, []).append(sample.id)
 
     def refuse_stale(self, sample: Sample, now: float, newest_version: int | None = None) -> None:
-        """Drop it if it has tokens of weights that are too old for its step, or too new."""
-        oldest, newest = window(sample.id.step, self.max_staleness)
+        """Drop a sample with tokens of a version that is too old or too new for its step."""
+        oldest, newest = window(sample.id.step, self.rules.max_staleness)
         if sample.oldest < oldest:
             self.drop(sample, f"stale: tokens of version {sample.oldest}, allowed are {oldest} and newer", now)
         elif newest_version is not None and newest_version > newest:
             self.drop(sample, f"mixed: tokens of version {newest_version}, allowed are {newest} and older", now)
 
     def take_drops(self) -> list[Mark]:
-        """Those to be journaled since the last call."""
+        """Samples dropped since the last call, for the journal."""
         marks = [Mark(ids, "dropped", reason) for reason, ids in self._drops.items()]
         self._drops = {}
         return marks
 
     def step_queues(self, state: State) -> list[StepQueue]:
-        """What is in `state`, by step and group, for a policy."""
+        """The samples in `state`, by step and group, for a policy."""
         return [
             StepQueue(
                 step,
                 self.earliest(step),
-                *window(step, self.max_staleness),
+                *window(step, self.rules.max_staleness),
                 open_step.unassigned[state],
                 open_step.counts[state],
                 open_step.deal if state == "waiting" else None,
@@ -156,12 +153,12 @@ class Samples:
         ]
 
     def earliest(self, step: int) -> int:
-        """Version from which a worker may begin the step's samples."""
-        oldest, _ = window(step, self.max_staleness)
-        return oldest if step >= EVAL else max(0, oldest - self.run_ahead)
+        """The oldest version with which a worker may begin the step's samples."""
+        oldest, _ = window(step, self.rules.max_staleness)
+        return oldest if step >= EVAL else max(0, oldest - self.rules.run_ahead)
 
     def finish(self, step: int, now: float) -> list[SampleId]:
-        """The step is trained: returns the samples that were, and forgets all; later reports on them are late."""
+        """The step is trained. Forgets its samples, and returns the trained ones."""
         open_step = self.open_steps.pop(step)
         done: list[Sample] = []
         for sample in open_step.samples.values():
@@ -171,7 +168,6 @@ class Samples:
                 done.append(sample)
             del self.queues[sample.state][sample]
             self.suspects.pop(sample, None)
-        self.transitions += len(done)
         self.counts["trained"] += len(done)
         self.sparse = (step, len(open_step.samples), open_step.counts["dropped"])
         self._past["trained"] += len(done)
@@ -182,7 +178,7 @@ class Samples:
         return [sample.id for sample in done]
 
     def forget(self, step: int) -> None:
-        """The evaluation is over: later reports on its samples are late."""
+        """The evaluation is complete: forgets its samples."""
         open_step = self.open_steps.pop(step)
         for sample in open_step.samples.values():
             del self.queues[sample.state][sample]
@@ -191,9 +187,9 @@ class Samples:
             self.watcher.closed(step)
 
     def evaluations(self) -> list[OpenStep]:
-        """Those that are open."""
+        """The open ones."""
         return [open_step for step, open_step in self.open_steps.items() if step >= EVAL]
 
     def depths(self) -> dict[State, int]:
-        """State -> samples; for the last two since the broker started."""
+        """State -> samples; trained and dropped ones since the broker started."""
         return {state: len(queue) + self._past.get(state, 0) for state, queue in self.queues.items()}

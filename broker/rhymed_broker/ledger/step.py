@@ -1,7 +1,7 @@
-"""One open step: its samples, which of them want a worker, and how far its groups are.
+"""One open step: its samples, which of them wait for a worker, and how complete its groups are.
 
-Invariant: `counts` sum to the number of samples; `unassigned["waiting"]` and `unassigned["generated"]` hold exactly the
-samples in these states, by group, and no empty group.
+Invariant: `counts` sum to the number of samples; `unassigned` holds the samples that are waiting or generated, by
+state and group, and no empty group.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
 from rhymed.messages import GroupRow, SampleId
-from rhymed_broker.ledger.meter import StepMeter
+from rhymed_broker.ledger.meter import Occupancy, StepMeter
 from rhymed_broker.pipe.policy import Deal
 from rhymed_broker.states import SETTLED, STATES, Sample, State
 
@@ -25,12 +25,12 @@ class OpenStep:
         self.counts: dict[State, int] = dict.fromkeys(STATES, 0)
         self.unassigned: dict[State, Groups] = {"waiting": {}, "generated": {}}
         self.handed = False  # to a trainer, at least once
-        self.forecast: dict[str, float] = {}  # prompt -> response tokens, as its history had it
-        self.expected: dict[str, float] = {}  # prompt -> response tokens, when the groups were ranked last
-        self.unprobed: set[str] = set()  # of the ranked: nothing is known of them, and none of their samples is begun
-        self.deal: Deal | None = None  # which worker begins which prompts, where the policy says so before
-        self.dealt_to = -1  # the line-up of workers that it was made for
-        self._unsettled: dict[str, int] = {}  # prompt -> samples that are not scored or dropped
+        self.forecast: dict[str, float] = {}  # prompt -> response tokens, by its history alone
+        self.expected: dict[str, float] = {}  # prompt -> response tokens, when the groups were last ranked
+        self.unprobed: set[str] = set()  # ranked prompts without history, none of whose samples has begun
+        self.deal: Deal | None = None  # which worker begins which prompts, if the policy deals
+        self.dealt_to = -1  # `Workers.lineup` that `deal` was made for
+        self._unsettled: dict[str, int] = {}  # prompt -> samples neither scored nor dropped
         for id in ids:
             self._unsettled[id.prompt] = self._unsettled.get(id.prompt, 0) + 1
         self._sizes = dict(self._unsettled)  # prompt -> samples
@@ -58,7 +58,7 @@ class OpenStep:
                 self.groups_ready += 1
 
     def row(self, prompt: str, running: Sequence[int] = ()) -> GroupRow:
-        """How far a group is, where these of its samples are running: the tokens that each has."""
+        """A group's progress. `running`: tokens of each of its running samples."""
         unsettled = self._unsettled[prompt]
         waiting = len(self.unassigned["waiting"].get(prompt, ()))
         return GroupRow(
@@ -71,7 +71,7 @@ class OpenStep:
         )
 
     def prompts(self) -> Iterator[str]:
-        """Of all groups: first those that have samples written and not scored, then who waits, then the others."""
+        """Of all groups: first those with samples to score, then those with samples to generate, then the others."""
         seen: set[str] = set()
         for prompt in chain(self.unassigned["generated"], self.unassigned["waiting"], self._sizes):
             if prompt not in seen:
@@ -79,17 +79,24 @@ class OpenStep:
                 yield prompt
 
     def rank(self, prompts: Iterable[str]) -> None:
-        """The order in which groups that wait are begun."""
+        """Sets the order in which waiting groups are begun."""
         waiting = self.unassigned["waiting"]
         self.unassigned["waiting"] = {prompt: waiting[prompt] for prompt in prompts}
 
     def probed(self, prompt: str) -> None:
-        """Some of it is begun: the rest comes after all others, until they are ranked again."""
+        """Some samples have begun: the rest of the group comes last until the groups are ranked again."""
         if prompt in self.unprobed:
             self.unprobed.discard(prompt)
             waiting = self.unassigned["waiting"]
             if prompt in waiting:
                 waiting[prompt] = waiting.pop(prompt)
+
+    def note(self, now: float, occupancy: Occupancy) -> None:
+        """Record when the last sample was generated, and when the last group was complete."""
+        if self.meter.generated_at is None and self.all_generated:
+            self.meter.generated(now, occupancy.read(now))
+        if self.meter.complete_at is None and self.complete:
+            self.meter.complete_at = now
 
     @property
     def all_generated(self) -> bool:
@@ -97,5 +104,4 @@ class OpenStep:
 
     @property
     def complete(self) -> bool:
-        """Every group is."""
         return self.groups_ready == self.groups

@@ -1,15 +1,15 @@
-"""Who is here and what they hold. Owns workers, their free slots, and how busy the slots have been.
+"""Who is here and what they hold. Owns the workers, their free slots, and the slots' occupancy.
 
-Invariant: a sample is in exactly one worker's `held` while it is running or scoring, else in none; `free[role]` has
-exactly the workers of that role with a free slot that neither rest nor are drained. Knows nothing of steps, versions
-or queues.
+Invariant: a sample is in one worker's `held` while it is running or scoring, and in none otherwise; `free[role]` has
+the workers of that role with a free slot that neither rest nor are drained. Knows nothing of steps, versions or
+queues.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
-from rhymed.messages import Holding, Join, SampleId, SampleInfo
+from rhymed.messages import Holding, Join, Role, SampleId, SampleInfo
 from rhymed_broker.ledger.meter import Occupancy
 from rhymed_broker.states import Sample
 
@@ -19,7 +19,7 @@ class Worker:
 
     __slots__ = (
         "accepted", "busy", "claims", "drained", "forwards", "held", "holding", "host", "missing", "name", "parked",
-        "phase", "phase_at", "pid", "resting", "rests_until", "role", "seen", "slots", "stats", "target", "told_at",
+        "phase", "phase_at", "pid", "resting", "rests_until", "role", "seen", "slots", "stats", "target", "target_at",
         "useful", "version",
     )  # fmt: skip
 
@@ -30,41 +30,46 @@ class Worker:
         self.pid = join.pid
         self.slots = join.slots
         self.version = join.version
-        self.target = -1  # version that it was told to load; -1: none
-        self.told_at = 0.0
+        self.target = -1  # version that it was asked to load; -1: none
+        self.target_at = 0.0
         self.seen = now
         self.phase = ""
-        self.phase_at = now  # since when it has said so
+        self.phase_at = now  # when it entered the phase
         self.stats: dict[str, float] = {}
-        self.holding: list[Holding] = []  # as it told last
-        self.held: dict[SampleId, Sample] = {}  # as the ledger knows
+        self.holding: list[Holding] = []  # by its last report
+        self.held: dict[SampleId, Sample] = {}  # by the ledger
         self.parked: set[SampleId] = (
             set()
-        )  # held, written ahead to the end: they wait for newer weights, without a slot
-        self.busy = 0  # slots in use; what was parked and is not any more may wait for one
-        self.missing: dict[SampleId, float] = {}  # held, but not told: since when
-        self.claims: list[SampleId] = join.holding  # works on these since before we knew it
-        self.resting = False  # failed lately: gets nothing until the next tick, or longer
+        )  # held, written ahead to the end: without a slot, until newer weights are loaded
+        self.busy = 0  # slots in use; a sample that is no longer parked may wait for one
+        self.missing: dict[SampleId, float] = {}  # held, but not reported: since when
+        self.claims: list[SampleId] = join.holding  # held when it joined, to be adopted
+        self.resting = False  # failed lately: gets no samples until the next tick, or longer
         self.rests_until = 0.0
-        self.useful = False  # a sample has come further in its hands
-        self.drained = False  # a person said so: it gets nothing more, see `steering`
-        self.forwards = self.accepted = 0.0  # steps and accepted drafts of its samples, the older ones fading
+        self.useful = False  # a sample has made progress here
+        self.drained = False  # by an operator: gets no samples, see `control`
+        self.forwards = self.accepted = 0.0  # forwards and accepted drafts of its samples, exponentially weighted
 
-    def made(self, info: SampleInfo) -> None:
-        """It has written a sample to its end."""
+    def heard(self, phase: str, holding: list[Holding], stats: dict[str, float], now: float) -> None:
+        if phase != self.phase:
+            self.phase, self.phase_at = phase, now
+        self.seen, self.holding, self.stats = now, holding, stats
+
+    def finished(self, info: SampleInfo) -> None:
+        """It has generated a sample."""
         self.useful = True
-        if told := info.drafting:
-            self.forwards = FADE * self.forwards + told.forwards
-            self.accepted = FADE * self.accepted + told.accepted
+        if drafting := info.drafting:
+            self.forwards = FADE * self.forwards + drafting.forwards
+            self.accepted = FADE * self.accepted + drafting.accepted
 
     @property
     def accept_length(self) -> float:
-        """Tokens a forward of its last samples; 0: not known."""
+        """Tokens per forward, of its latest samples; 0: not known."""
         return 1 + self.accepted / self.forwards if self.forwards else 0.0
 
 
 LONGEST_REST_S = 300.0
-FADE = 0.9  # a sample: about the last ten count
+FADE = 0.9  # weight per sample: about the last ten count
 
 
 class Workers:
@@ -72,12 +77,16 @@ class Workers:
         self.by_name: dict[str, Worker] = {}
         self.trainer: Worker | None = None
         self.free: dict[str, dict[str, Worker]] = {"rollout": {}, "reward": {}, "trainer": {}}
-        self.changed: dict[
-            str, Worker
-        ] = {}  # whose free slots, weights or parked samples are others since `take_changed`
-        self.lineup = 0  # times that a rollout worker came or went
+        self.changed: dict[str, Worker] = {}  # slots, weights or parked samples changed since `take_changed`
+        self.lineup = 0  # increases when a rollout worker comes, goes, or is drained
         self.occupancy = Occupancy()  # of rollout slots
-        self.deaths: dict[str, int] = {}  # worker -> times in a row that it died with work, and had been of no use
+        self.deaths: dict[str, int] = {}  # worker -> times in a row that it died with samples and without progress
+
+    def __iter__(self) -> Iterator[Worker]:
+        return iter(self.by_name.values())
+
+    def of_role(self, role: Role) -> list[Worker]:
+        return [worker for worker in self if worker.role == role]
 
     def add(self, worker: Worker, now: float) -> None:
         self.by_name[worker.name] = worker
@@ -89,9 +98,9 @@ class Workers:
         self.refresh(worker)
 
     def welcome(self, worker: Worker, now: float, *, useless: bool) -> None:
-        """One that has died again and again before it was of any use gets nothing for a while, each time for longer.
+        """A worker that dies repeatedly without progress gets no samples for a while, each time for longer.
 
-        `useless`: so it was just now. What it would get it would hold up, and make suspect.
+        `useless`: it just died with samples and without progress. New samples would only be delayed and blamed.
         """
         deaths = self.deaths[worker.name] = self.deaths.get(worker.name, 0) + 1 if useless else 0
         if deaths > 1:
@@ -99,7 +108,7 @@ class Workers:
             self.rest(worker, True)
 
     def remove(self, worker: Worker, now: float) -> None:
-        """The caller has released what it held."""
+        """The caller has released the samples that it held."""
         assert not worker.held, f"{worker.name} leaves with samples in hand"
         del self.by_name[worker.name]
         self.changed.pop(worker.name, None)
@@ -118,7 +127,7 @@ class Workers:
         self._changed(worker, now)
 
     def release(self, sample: Sample, now: float) -> None:
-        """Out of the hands of who holds it, if anybody does."""
+        """From the worker that holds it, if one does."""
         worker = self.by_name.get(sample.worker)
         sample.worker = ""
         if worker is not None and worker.held.pop(sample.id, None) is not None:
@@ -127,7 +136,7 @@ class Workers:
             self._changed(worker, now)
 
     def park(self, worker: Worker, parked: set[SampleId], now: float) -> None:
-        """These alone, of what it holds, wait without a slot."""
+        """Exactly these of its samples wait without a slot."""
         parked = parked & worker.held.keys()
         if parked != worker.parked:
             worker.parked = parked
@@ -137,6 +146,11 @@ class Workers:
         worker.resting = resting
         self.refresh(worker)
 
+    def end_rests(self, now: float) -> None:
+        for worker in self:
+            if worker.resting and now >= worker.rests_until:
+                self.rest(worker, False)
+
     def refresh(self, worker: Worker) -> None:
         if worker.resting or worker.drained or len(worker.held) - len(worker.parked) >= worker.slots:
             self.free[worker.role].pop(worker.name, None)
@@ -145,13 +159,12 @@ class Workers:
             self.free[worker.role][worker.name] = self.changed[worker.name] = worker
 
     def drain(self, worker: Worker, drained: bool) -> None:
-        """A policy that deals has to deal anew."""
         worker.drained = drained
         self.lineup += worker.role == "rollout"
         self.refresh(worker)
 
     def take_changed(self) -> list[Worker]:
-        """Those with a free slot to whom something has happened since the last call."""
+        """Workers with a free slot that have changed since the last call."""
         changed, self.changed = list(self.changed.values()), {}
         return changed
 

@@ -102,11 +102,11 @@ class Delivery:
         match order:
             case Assign(name, ids, _) | ScoreSamples(name, ids):
                 silent = isinstance(error, PeerGone | DeadlineExceeded)  # then no sample has done anything to it
-                self._ledger.given_back(name, ids, str(error), now, blame="nobody" if silent else "worker")
+                self._ledger.retries.given_back(name, ids, str(error), now, blame="nobody" if silent else "worker")
             case Load(name, _):
                 self._ledger.load_failed(name)
             case Release(_, ids):
-                self._ledger.release_failed(ids)
+                self._ledger.dispatch.stay(ids)
             case Train(_, step, _, _) if order is self._train and step == self._ledger.version:
                 self._refused(step, error, now)
         self._wake()

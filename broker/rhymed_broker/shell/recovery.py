@@ -23,7 +23,7 @@ from rhymed.messages import Ahead, Generated, GiveBack, JournalEntry, Scored
 from rhymed.run.folder import identity
 from rhymed.run.layout import RunLayout
 from rhymed.service.retry import retry_store
-from rhymed_broker.ledger.evaluation import Evaluation, load_evaluation
+from rhymed_broker.ledger.evaluation import Evaluation, evaluation_of
 from rhymed_broker.ledger.ledger import Ledger
 from rhymed_broker.plan import Plan
 from rhymed_broker.shell.outbox import Outbox
@@ -115,7 +115,7 @@ class Recovery:
         self.plan = Plan(
             prompts, rollout.prompts_per_step, rollout.group_size, trainer.epochs, trainer.steps, config.run.seed
         )
-        self._evaluation = load_evaluation(config, datasets, self.steps)
+        self._evaluation = evaluation_of(config.eval, config.reward, datasets, self.steps)
         log.info("%d prompts, %d steps, held out: %s", len(prompts), self.steps, ", ".join(datasets) or "none")
 
     async def _keep_rows(self, rows: list[Row]) -> list[str]:

@@ -28,7 +28,7 @@ class Shutdown:
         self._saved = 0  # steps in the newest checkpoint that was told of
         self._told: object = None  # the trainer that knows of the end
 
-    def set_back(self) -> None:
+    def roll_back(self) -> None:
         """What later steps' checkpoints hold counts no more."""
         self._saved = 0
 

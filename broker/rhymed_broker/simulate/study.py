@@ -11,8 +11,9 @@ import numpy as np
 
 from rhymed.messages import SampleId
 from rhymed_broker.pipe import POLICIES
+from rhymed_broker.simulate.cluster import Cluster, Totals
 from rhymed_broker.simulate.workload import Workload
-from rhymed_broker.simulate.world import Cluster, Totals, World
+from rhymed_broker.simulate.world import World
 
 BINS = 800  # of a picture's time axis
 

@@ -1,6 +1,6 @@
-"""The world around the ledger: workers, rewards and a trainer that take their time, which is virtual.
+"""The world around the ledger: emulated workers and a trainer, in virtual time.
 
-The ledger is the one of the broker, driven by the same events; nothing here decides what runs where.
+The ledger is the broker's, driven by the same events; nothing here decides what runs where.
 """
 
 from __future__ import annotations
@@ -9,64 +9,19 @@ import heapq
 import math
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from rhymed.messages import EVAL, Holding, Join, SampleId, SampleInfo, Score
 from rhymed.staleness import window
 from rhymed_broker.forecast import Forecast
-from rhymed_broker.ledger.actions import (
-    Action,
-    Assign,
-    Cancel,
-    FinishRun,
-    Load,
-    Mark,
-    Recall,
-    Release,
-    ScoreSamples,
-    Train,
-)
+from rhymed_broker.ledger import actions
 from rhymed_broker.ledger.dispatch import Lengths
 from rhymed_broker.ledger.ledger import Ledger
 from rhymed_broker.pipe import Policy
-from rhymed_broker.simulate.engine import Cost, Engine, Entry
+from rhymed_broker.simulate.cluster import Cluster, Totals
+from rhymed_broker.simulate.engine import Engine, Entry
 from rhymed_broker.simulate.workload import Workload
-
-
-@dataclass(frozen=True)
-class Cluster:
-    workers: int = 32
-    slots: int = 64  # samples that a worker decodes at once
-    cost: Cost = field(default_factory=lambda: Cost.line(0.010, 0.0001))
-    train_s: float = 0.0  # of one step
-    reward_s: float = 0.5
-    load_s: float = 1.0  # new weights into an engine
-    verify: float = 0.1  # engine steps that a token costs when it is verified instead of written
-    keep: float = 0.9987  # probability that a token written ahead is the same under the next weights
-    slow: dict[int, float] = field(default_factory=dict)  # worker -> times slower
-    failures: dict[float, int] = field(default_factory=dict)  # time -> worker that dies, and is back after `back_s`
-    back_s: float = 60.0
-    beat_s: float = 5.0
-    seed: int = 0
-
-
-class Totals(NamedTuple):
-    """Of a whole run. Slot seconds: what all slots together had, until the last sample was generated."""
-
-    makespan_s: float
-    rollout_s: float  # until the last sample was generated
-    slot_s: float
-    busy_s: float
-    steady_slot_s: float  # the same until nothing waited any more
-    steady_busy_s: float
-    tokens: int
-    ahead: int  # tokens written with weights that were too old
-    kept: int  # of these
-    moved: int  # samples
-    dropped: int
-    events: int
-    step_s: list[float]  # when each step was trained
+from rhymed_broker.states import Rules
 
 
 class World:
@@ -82,23 +37,17 @@ class World:
         trace: bool = False,
         ledger: type[Ledger] = Ledger,
     ) -> None:
-        """`trace`: keep what every worker did when, for a picture."""
-        self.ledger = ledger(
-            max_staleness=max_staleness,
-            lost_after_s=4 * cluster.beat_s,
-            missing_after_s=math.inf,
-            policy=policy,
-            run_ahead=run_ahead,
-            forecast=forecast or Forecast(workload.cap),
-        )
+        """`trace`: record every worker's load over time, for a picture."""
+        rules = Rules(max_staleness, run_ahead, lost_after_s=4 * cluster.beat_s, missing_after_s=math.inf)
+        self.ledger = ledger(rules, policy, forecast or Forecast(workload.cap))
         self.workload, self.cluster = workload, cluster
         self.engines: dict[str, Engine] = {}
         self._versions: dict[str, int] = {}
         self._ahead: dict[str, dict[SampleId, int]] = {}  # worker -> parked -> tokens
         self._partials: dict[SampleId, tuple[int, int]] = {}  # (version, tokens) of the beginnings in the store
-        self._told: dict[SampleId, tuple[int, int]] = {}  # ahead, kept
+        self._ahead_counts: dict[SampleId, tuple[int, int]] = {}  # ahead, kept
         self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
-        self._planned: dict[str, float] = {}  # worker -> when it was last said that something leaves
+        self._planned: dict[str, float] = {}  # worker -> when its next sample finishes
         self._touched: set[str] = set()
         self._random = random.Random(cluster.seed)
         self._trace = trace
@@ -110,10 +59,9 @@ class World:
         self.steady = (0.0, 0.0)
         self.generated_s = 0.0
         self.step_s: list[float] = []
-        self.spans: list[tuple[str, int, float, float]] = []  # (what, step, begin, end) of training
 
     def run(self) -> Totals:
-        """To the end of the plan."""
+        """Until all steps of the plan are trained."""
         ledger, cluster = self.ledger, self.cluster
         self._join("trainer", "trainer", 1)
         ledger.start(self.workload.plan, 0, (), self.now)
@@ -155,7 +103,7 @@ class World:
             self._at(self.now + self.cluster.back_s, self._start, number)
 
     def _beat(self) -> None:
-        """Everybody's heartbeat, and the broker's clock."""
+        """All heartbeats, and the ledger's tick."""
         ledger = self.ledger
         for name, engine in self.engines.items():
             if name in ledger.workers.by_name:
@@ -171,7 +119,7 @@ class World:
         self._at(self.now + self.cluster.beat_s, self._beat)
 
     def _leave(self, name: str) -> None:
-        """Samples come out of an engine."""
+        """Finished samples leave the engine."""
         engine = self.engines.get(name)
         if engine is None:
             return
@@ -198,24 +146,24 @@ class World:
             versions = [(entry.version, 1), (version, entry.length - 1)]
         return SampleInfo(
             id=entry.id, prompt_length=1, length=entry.length, finish_reason="stop", versions=versions,
-            ahead=self._told.pop(entry.id, (0, 0)),
+            ahead=self._ahead_counts.pop(entry.id, (0, 0)),
         )  # fmt: skip
 
     def _oldest(self, id: SampleId) -> int:
-        return window(id.step, self.ledger.max_staleness)[0]
+        return window(id.step, self.ledger.rules.max_staleness)[0]
 
     def _enter(self, name: str, id: SampleId, brought: int = 0, of_version: int = -1) -> None:
-        """A sample begins, or goes on from tokens of a version that are verified first."""
+        """A sample begins, or continues from tokens of another version, which are verified first."""
         length, version = self.workload.length(id), self._versions[name]
         kept = brought if of_version == version else self._kept(brought)
         if of_version < version and brought:
-            ahead, before = self._told.get(id, (0, 0))
-            self._told[id] = (ahead + brought, before + kept)
+            ahead, before = self._ahead_counts.get(id, (0, 0))
+            self._ahead_counts[id] = (ahead + brought, before + kept)
             self.ahead, self.kept = self.ahead + brought, self.kept + kept
         self.engines[name].add(Entry(id, length, kept, self.cluster.verify * kept, version))
 
     def _kept(self, tokens: int) -> int:
-        """How many come before the first that differs."""
+        """Tokens before the first one that differs."""
         keep = self.cluster.keep
         if keep >= 1:
             return tokens
@@ -238,35 +186,34 @@ class World:
         if self._planned.get(name) == due:
             self._leave(name)
 
-    def _do(self, action: Action) -> None:
+    def _do(self, action: actions.Action) -> None:
         match action:
-            case Assign(name, ids, begun):
+            case actions.Assign(name, ids, begun):
                 self._assign(name, ids, set(begun))
-            case ScoreSamples(_, ids):
+            case actions.ScoreSamples(_, ids):
                 self._at(self.now + self.cluster.reward_s, self._scored, ids)
-            case Load(name, version) if name in self.engines:
+            case actions.Load(name, version) if name in self.engines:
                 self._load(name, version)
-            case Train(_, step, _, _):
+            case actions.Train(_, step, _, _):
                 self._at(self.now + self.cluster.train_s, self._trained, step)
-                self.spans.append(("train", step, self.now, self.now + self.cluster.train_s))
-            case Release(name, ids) if name in self.engines:
+            case actions.Release(name, ids) if name in self.engines:
                 self._release(name, ids)
-            case Cancel(name, ids) if name in self.engines:
+            case actions.Cancel(name, ids) if name in self.engines:
                 self.engines[name].advance(self.now)
                 for id in ids:
                     self.engines[name].remove(id)
                     self._ahead[name].pop(id, None)
                 self._touched.add(name)
-            case Recall(_, prompts):
-                self.ledger.recalled({prompt: [] for prompt in prompts})
-            case FinishRun():
+            case actions.Recall(_, prompts):
+                self.ledger.dispatch.remember({prompt: [] for prompt in prompts})
+            case actions.FinishRun():
                 self._over = True
-            case Mark(ids, "dropped"):
+            case actions.Mark(ids, "dropped"):
                 self.dropped += len(ids)
 
     def _assign(self, name: str, ids: list[SampleId], begun: set[SampleId]) -> None:
         if name not in self.engines:
-            return  # it is dead; the ledger will find out
+            return  # it is dead, and the ledger does not know yet
         engine = self.engines[name]
         engine.advance(self.now)
         for id in ids:
@@ -279,7 +226,7 @@ class World:
         self._touched.add(name)
 
     def _load(self, name: str, version: int) -> None:
-        """What was written ahead is verified under the new weights; all else goes on under them."""
+        """Tokens written ahead are verified with the new weights; everything else continues with them."""
         engine, before = self.engines[name], self._versions[name]
         engine.advance(self.now)
         engine.pause(self.now + self.cluster.load_s)
@@ -305,7 +252,7 @@ class World:
         for id in ids:
             if entry := engine.remove(id):
                 self._partials[id] = (self._versions[name], entry.done(engine.clock))
-                self.ledger.given_back(name, [id], "moved", self.now, moved=True)
+                self.ledger.retries.given_back(name, [id], "moved", self.now, moved=True)
                 self.moved += 1
         self._touched.add(name)
 
@@ -323,7 +270,7 @@ class World:
         heapq.heappush(self._events, (time, self._count, what, arguments))
 
     def _slots(self) -> tuple[float, float]:
-        """(slot seconds, busy slot seconds) until now; of workers that live."""
+        """(slot seconds, busy slot seconds) until now, of living workers."""
         for engine in self.engines.values():
             engine.advance(self.now)
         slots = sum(engine.slots for engine in self.engines.values())

@@ -59,10 +59,10 @@ def _absent(ledger: Ledger, now: float) -> Iterator[str]:
 
 
 def _silent(ledger: Ledger, now: float) -> Iterator[str]:
-    limit_s = min(PATIENCE_S, ledger.lost_after_s / 2)
+    limit_s = min(PATIENCE_S, ledger.rules.lost_after_s / 2)
     for name, worker in sorted(ledger.workers.by_name.items()):
         if now - worker.seen > limit_s:
-            lost_s = ledger.lost_after_s - (now - worker.seen)
+            lost_s = ledger.rules.lost_after_s - (now - worker.seen)
             yield f"{name} has been silent for {now - worker.seen:.0f} s; lost in {max(0.0, lost_s):.0f} s"
 
 
@@ -89,8 +89,8 @@ def _dropped(ledger: Ledger) -> Iterator[str]:
 
 def _loading(ledger: Ledger, now: float) -> Iterator[str]:
     for name, worker in sorted(ledger.workers.by_name.items()):
-        if worker.target != -1 and now - worker.told_at > LOADING_S:
-            yield f"{name} was told to load version {worker.target} {now - worker.told_at:.0f} s ago"
+        if worker.target != -1 and now - worker.target_at > LOADING_S:
+            yield f"{name} was told to load version {worker.target} {now - worker.target_at:.0f} s ago"
 
 
 def _slow(ledger: Ledger, now: float) -> Iterator[str]:
@@ -102,7 +102,7 @@ def _slow(ledger: Ledger, now: float) -> Iterator[str]:
 
 def _stuck(ledger: Ledger, now: float) -> Iterator[str]:
     """The first of each state."""
-    limit_s = ledger.retries.stuck_after_s
+    limit_s = ledger.rules.stuck_after_s
     for state in TAKEN:
         for sample, _ in zip(ledger.samples.queues[state], range(LOOKED), strict=False):
             still_s = now - max(sample.since, sample.advanced)

@@ -61,7 +61,7 @@ class MetricsWriter:
         self._waiting: asyncio.Queue[tuple[int, dict[str, float]]] = asyncio.Queue()
         self._last = -1  # trained step that has its row
 
-    def set_back(self, position: int) -> None:
+    def roll_back(self, position: int) -> None:
         """Steps from `position` on are trained again."""
         self._last = min(self._last, position - 1)
 

@@ -146,7 +146,7 @@ class Recorder:
         trace, id = trace_id(self._run, step), step_span_id(self._run, step)
         self._emit(Span(f"{name} {number}", trace, id, "", kept.began, kept.latest, attributes))
 
-    def set_back(self) -> None:
+    def rolled_back(self) -> None:
         self._steps.clear()
         self._lives.clear()
 

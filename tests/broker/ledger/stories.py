@@ -81,7 +81,7 @@ class Story:
         return self.drain()
 
     def give_back(self, name: str, *ids: SampleId, retry: bool = True) -> list[Action]:
-        self.ledger.given_back(name, ids, "cannot", self.now, retry=retry)
+        self.ledger.retries.given_back(name, ids, "cannot", self.now, retry=retry)
         return self.drain()
 
     def loaded(self, name: str, version: int) -> list[Action]:

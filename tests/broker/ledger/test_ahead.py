@@ -8,6 +8,7 @@ from rhymed.messages import Holding, SampleId, SampleInfo
 from rhymed_broker.ledger.actions import Assign, Load, Mark, Release, ScoreSamples
 from rhymed_broker.ledger.ledger import Ledger
 from rhymed_broker.pipe import POLICIES
+from rhymed_broker.states import Rules
 from tests.broker.ledger.stories import SmallPlan, Story
 
 A0, A1 = SampleId(0, "a", 0), SampleId(0, "a", 1)
@@ -16,7 +17,7 @@ NEXT0, NEXT1 = SampleId(1, "a", 0), SampleId(1, "a", 1)
 
 @pytest.fixture
 def early() -> Story:
-    return Story(Ledger(run_ahead=1))
+    return Story(Ledger(Rules(run_ahead=1)))
 
 
 def holding(story: Story, name: str, tokens: dict[SampleId, int], parked: tuple[SampleId, ...] = ()) -> list:
@@ -108,7 +109,7 @@ def two_workers(story: Story) -> None:
     story.join("w", "rollout")
     story.join("v", "rollout")
     for past in range(3):
-        story.ledger.recalled({"a": [(past - 3, 4000)]})
+        story.ledger.dispatch.remember({"a": [(past - 3, 4000)]})
 
 
 def test_a_straggler_is_split_off_and_goes_on_elsewhere(story: Story) -> None:
@@ -118,7 +119,7 @@ def test_a_straggler_is_split_off_and_goes_on_elsewhere(story: Story) -> None:
     assert isinstance(release, Release)
     (moved,) = release.ids
     assert story.tick(0) == [], "it is asked for once"
-    story.ledger.given_back("w", [moved], "moved", story.now, moved=True)
+    story.ledger.retries.given_back("w", [moved], "moved", story.now, moved=True)
     assert story.drain() == [Assign("v", [moved], (moved,))]
     assert story.ledger.samples.get(moved).failures == 0, "moving is no failure"
 
@@ -136,7 +137,7 @@ def test_a_moved_sample_goes_where_it_was_to_go(story: Story) -> None:
     holding(story, "w", {A0: 100, A1: 50})
     (release,) = story.tick()
     story.join("aa", "rollout", slots=4)
-    story.ledger.given_back("w", release.ids, "moved", story.now, moved=True)
+    story.ledger.retries.given_back("w", release.ids, "moved", story.now, moved=True)
     (assign,) = story.drain()
     assert assign.worker == "v"
 
@@ -145,7 +146,7 @@ def test_a_worker_that_could_not_be_asked_keeps_it_and_is_asked_again(story: Sto
     two_workers(story)
     holding(story, "w", {A0: 100, A1: 50})
     (release,) = story.tick()
-    story.ledger.release_failed(release.ids)
+    story.ledger.dispatch.stay(release.ids)
     assert story.tick(0) == [release]
 
 
@@ -166,7 +167,7 @@ def test_what_is_parked_is_not_moved(early: Story) -> None:
     early.join("w", "rollout", slots=8)
     early.join("v", "rollout", slots=8)
     for past in range(3):
-        early.ledger.recalled({"a": [(past - 3, 4000)]})
+        early.ledger.dispatch.remember({"a": [(past - 3, 4000)]})
     early.generated("w", A0, A1)
     early.ledger.parked("w", [NEXT0, NEXT1], early.now)
     assert early.tick() == []
@@ -185,10 +186,10 @@ def test_reports_of_strangers_and_of_nothing_do_no_harm(story: Story) -> None:
 @pytest.mark.parametrize("policy", ["fifo", "rhyme"])
 def test_what_is_given_back_has_a_place_where_prompts_are_dealt(policy: str) -> None:
     """Also when history came after it was begun, and other prompts wait."""
-    story = Story(Ledger(policy=POLICIES[policy], max_staleness=1))
+    story = Story(Ledger(Rules(max_staleness=1), POLICIES[policy]))
     story.begin(SmallPlan(steps=3, groups=2))
     story.join("w", "rollout", slots=3)
-    story.ledger.recalled({"a": [(-1, 9)], "b": [(-1, 90)]})
+    story.ledger.dispatch.remember({"a": [(-1, 9)], "b": [(-1, 90)]})
     held = list(story.ledger.workers.by_name["w"].held)
     story.give_back("w", held[0])
     story.tick()

@@ -21,6 +21,7 @@ from rhymed_broker import pipe
 from rhymed_broker.ledger.actions import Assign, Load, Release, ScoreSamples, Train
 from rhymed_broker.ledger.evaluation import Evaluation
 from rhymed_broker.ledger.ledger import Ledger
+from rhymed_broker.states import Rules
 from rhymed_broker.status.diagnostics import troubles
 from tests.broker.cluster import Cluster, until
 from tests.broker.ledger.stories import SmallPlan, Story
@@ -41,7 +42,7 @@ def drain(story: Story, name: str, drained: bool = True) -> list:
 
 
 def hand_over(story: Story, name: str, *ids: SampleId) -> list:
-    story.ledger.given_back(name, ids, "moved", story.now, moved=True)
+    story.ledger.retries.given_back(name, ids, "moved", story.now, moved=True)
     return story.drain()
 
 
@@ -137,13 +138,13 @@ def test_what_is_not_handed_over_is_asked_for_again(story: Story) -> None:
         story.beat("w", [A0, A1])
         actions = story.tick(10)
     assert actions == [Release("w", [A0, A1])]
-    story.ledger.release_failed([A1])  # it could not be delivered
+    story.ledger.dispatch.stay([A1])  # it could not be delivered
     story.beat("w", [A0, A1])
     assert story.tick(1) == [Release("w", [A1])]
 
 
 def test_parked_samples_are_handed_over_too() -> None:
-    story = Story(Ledger(run_ahead=1))
+    story = Story(Ledger(Rules(run_ahead=1)))
     story.begin(SmallPlan())
     story.join("w", "rollout")
     ahead = [SampleId(1, "a", 0), SampleId(1, "a", 1)]

@@ -9,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from rhymed.messages import Join, JournalEntry, SampleId, SampleInfo, Score
 from rhymed_broker.ledger.actions import Action, Assign, Cancel, Load, Mark, ScoreSamples, Train
 from rhymed_broker.ledger.ledger import Ledger
+from rhymed_broker.states import Rules
 from tests.broker.ledger.stories import SmallPlan, Story, check, info
 
 STEPS = 4
@@ -35,7 +36,7 @@ class Cluster(RuleBasedStateMachine):
         self._new_broker()
 
     def _new_broker(self) -> None:
-        self.story = Story(Ledger(max_staleness=self.staleness, max_retries=3))
+        self.story = Story(Ledger(Rules(max_staleness=self.staleness, max_retries=3)))
         self.task = None
         for name in list(self.work):
             self._join(name)

@@ -15,10 +15,11 @@ from rhymed.cli import main
 from rhymed.errors import DataError
 from rhymed.messages import SampleId
 from rhymed_broker.pipe import POLICIES
+from rhymed_broker.simulate.cluster import Cluster
 from rhymed_broker.simulate.engine import Cost, Engine, Entry
 from rhymed_broker.simulate.study import Mode, Oracle, bound_s, compare
 from rhymed_broker.simulate.workload import Recorded, Shape, Synthetic, read_trace
-from rhymed_broker.simulate.world import Cluster, World
+from rhymed_broker.simulate.world import World
 from tests.broker.ledger.stories import check
 
 SMALL = Shape(prompts=12, prompts_per_step=6, group_size=4, steps=5, mean=300, cap=2000)

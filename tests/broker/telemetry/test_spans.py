@@ -77,7 +77,7 @@ def test_a_sample_leaves_a_span_for_each_state_below_its_own_below_its_steps(sto
 def test_a_lost_worker_and_a_drop_are_errors_of_their_spans(story: Story, spans: list[Span]) -> None:
     story.begin(SmallPlan(steps=1))
     story.join("rollout-0", "rollout", slots=8)
-    story.ledger.given_back("rollout-0", [IDS[0]], "it is on fire", story.now, retry=False)
+    story.ledger.retries.given_back("rollout-0", [IDS[0]], "it is on fire", story.now, retry=False)
     story.ledger.leave("rollout-0", story.now)
     errors = {span.name: span.error for span in spans}
     assert "it is on fire" in errors["sample"]

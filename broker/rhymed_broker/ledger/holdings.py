@@ -1,0 +1,117 @@
+"""What workers report, compared with what they were assigned. Pure, part of the ledger.
+
+Invariant: a report that disagrees with the ledger changes nothing that the store does not have. A worker that reports
+a sample that it was not assigned (before the broker restarted, it was) keeps it if no other worker has it, and is
+asked to cancel it otherwise. A sample that its worker does not report for `missing_after_s` goes to another worker.
+Knows no steps but through their samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from rhymed.messages import EVAL, Holding, SampleId, SampleInfo, Score
+from rhymed_broker.ledger.actions import Cancel
+from rhymed_broker.ledger.dispatch import Dispatch
+from rhymed_broker.ledger.retries import Retries
+from rhymed_broker.ledger.samples import Samples
+from rhymed_broker.ledger.workers import Worker, Workers
+from rhymed_broker.states import Sample, State
+
+
+class Holdings:
+    def __init__(self, samples: Samples, workers: Workers, retries: Retries, dispatch: Dispatch) -> None:
+        self._samples, self._workers, self._retries, self._dispatch = samples, workers, retries, dispatch
+
+    def compare(self, worker: Worker, holding: list[Holding], version: int, now: float) -> list[Cancel]:
+        """A heartbeat's list. `version`: of the run."""
+        self._progress(worker, holding, now)
+        reported = {item.id for item in holding}
+        cancels: list[Cancel] = []
+        if unknown := reported - worker.held.keys():
+            cancels = self.adopt(worker, sorted(unknown), version, now)
+        if missing := worker.held.keys() - reported:
+            self._retries.reclaim(worker, missing, now)
+        elif worker.missing:
+            worker.missing = {}
+        return cancels
+
+    def _progress(self, worker: Worker, holding: list[Holding], now: float) -> None:
+        parked = set()
+        for item in holding:
+            if sample := worker.held.get(item.id):
+                if item.tokens != sample.tokens:
+                    sample.tokens, sample.advanced = item.tokens, now
+                    worker.useful = True
+                    self._retries.clear(sample)
+                if item.parked:
+                    parked.add(item.id)
+        self._workers.park(worker, parked, now)
+
+    def adopt(self, worker: Worker, claims: Iterable[SampleId], version: int, now: float) -> list[Cancel]:
+        """The worker holds samples that the ledger did not assign, or assigned before a restart.
+
+        It keeps those that no other worker holds; the rest are cancelled.
+        """
+        free: State = "waiting" if worker.role == "rollout" else "generated"
+        cancel: list[SampleId] = []
+        for id in claims:
+            sample = self._samples.get(id)
+            if sample is None:
+                cancel.append(id)
+            elif sample.state == free and self._dispatch.may_have(worker, id.step, version):
+                self._samples.move(sample, "assigned", now, worker.name)
+                self._workers.hold(worker, (sample,), now)
+            elif sample.state in ("waiting", "running", "dropped") and sample.worker != worker.name:
+                cancel.append(id)
+        return [Cancel(worker.name, cancel)] if cancel and worker.role == "rollout" else []
+
+    def generated(self, name: str, infos: Iterable[SampleInfo], now: float) -> list[Cancel]:
+        """The store has these samples. Another worker that holds one is asked to cancel it."""
+        cancels: list[Cancel] = []
+        steps: set[int] = set()
+        for info in infos:
+            sample = self._samples.get(info.id)
+            if sample is None or sample.state not in ("waiting", "running"):
+                continue
+            if sample.worker and sample.worker != name:
+                cancels.append(Cancel(sample.worker, [info.id]))
+            self._workers.release(sample, now)
+            if (worker := self._workers.by_name.get(name)) is not None:
+                worker.finished(info)
+            self._retries.acquit(sample)
+            self._generated(sample, info, now, name)
+            steps.add(info.id.step)
+        self._note(steps, now)
+        return cancels
+
+    def _generated(self, sample: Sample, info: SampleInfo, now: float, name: str) -> None:
+        versions = [version for version, _ in info.versions]
+        sample.length, sample.oldest = info.length, min(versions, default=info.id.step)
+        sample.drafting, sample.ahead = info.drafting, info.ahead
+        self._samples.counts["tokens"] += info.length
+        self._samples.move(sample, "generated", now, name)
+        if info.id.step < EVAL and info.length:
+            self._dispatch.forecast.finished(info.id.step, info.id.prompt, info.length)
+        self._samples.refuse_stale(sample, now, max(versions, default=None))
+
+    def scored(self, name: str, scores: Iterable[Score], points: Callable[[Score], float | None], now: float) -> None:
+        """The store has these rewards. A score without a reward drops its sample."""
+        steps: set[int] = set()
+        for score in scores:
+            sample = self._samples.get(score.id)
+            if sample is None or sample.state not in ("generated", "scoring"):
+                continue
+            self._workers.release(sample, now)
+            self._samples.open_steps[score.id.step].meter.report(score)
+            if score.reward is None:
+                self._samples.drop(sample, f"not scored: {score.error}", now)
+            else:
+                sample.reward, sample.points = score.reward, points(score)
+                self._samples.move(sample, "scored", now, name)
+            steps.add(score.id.step)
+        self._note(steps, now)
+
+    def _note(self, steps: Iterable[int], now: float) -> None:
+        for step in steps:
+            self._samples.open_steps[step].note(now, self._workers.occupancy)

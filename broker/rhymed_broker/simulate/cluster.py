@@ -1,0 +1,43 @@
+"""What a simulated run is given, and what it measures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from rhymed_broker.simulate.engine import Cost
+
+
+@dataclass(frozen=True)
+class Cluster:
+    workers: int = 32
+    slots: int = 64  # samples that a worker decodes at the same time
+    cost: Cost = field(default_factory=lambda: Cost.line(0.010, 0.0001))
+    train_s: float = 0.0  # per step
+    reward_s: float = 0.5
+    load_s: float = 1.0  # new weights into an engine
+    verify: float = 0.1  # engine steps per token that is verified instead of generated
+    keep: float = 0.9987  # probability that a token written ahead is the same with the next weights
+    slow: dict[int, float] = field(default_factory=dict)  # worker -> times slower
+    failures: dict[float, int] = field(default_factory=dict)  # time -> worker that dies, and is back after `back_s`
+    back_s: float = 60.0
+    beat_s: float = 5.0
+    seed: int = 0
+
+
+class Totals(NamedTuple):
+    """Totals of a run. Slot seconds are summed over all slots until the last sample was generated."""
+
+    makespan_s: float
+    rollout_s: float  # until the last sample was generated
+    slot_s: float
+    busy_s: float
+    steady_slot_s: float  # the same, until no sample was waiting
+    steady_busy_s: float
+    tokens: int
+    ahead: int  # tokens written ahead, with weights that were too old
+    kept: int  # of these
+    moved: int  # samples
+    dropped: int
+    events: int
+    step_s: list[float]  # when each step was trained
