@@ -41,10 +41,10 @@ _LENGTH = struct.Struct("<I")
 _DRAFTED = struct.Struct("<I")  # size of the mask; behind the runs, where there is one
 _JOURNAL = struct.Struct("<BIiBd")  # state, length, oldest version, is there a reward, reward
 
-# Flags of a header: finish reason (2 bits), state (2), is there a reward (1), width - 2 (2), does a checksum of key
-# and record stand at the end (1; records of schema 1 have none)
+# Flags of a header: finish reason (2 bits), state (2), has a reward (1), width - 2 (2), ends with a checksum of key and
+# record (1, always set)
 STATE_SHIFT, REWARD_BIT, _WIDTH_SHIFT, _CHECKED = 2, 1 << 4, 5, 1 << 7
-_FLAGS_AT = 24  # byte of a header
+CHECK_BYTES = 4  # of a record's checksum
 
 
 class Record(NamedTuple):
@@ -98,7 +98,7 @@ class Record(NamedTuple):
         body = header + b"".join(_RUN.pack(*run) for run in self.versions)
         if self.drafted:
             body += _DRAFTED.pack(self.drafted)
-        return body + zlib.crc32(body, zlib.crc32(key)).to_bytes(4, "little")
+        return body + zlib.crc32(body, zlib.crc32(key)).to_bytes(CHECK_BYTES, "little")
 
 
 def new_record(
@@ -113,14 +113,12 @@ def unpack_record(key: Any, value: Any) -> Record:
     """Raises `StoreDamaged` naming the sample when the bytes are not those that were written."""
     try:
         *fields, flags, reward = _HEADER.unpack_from(value)
-        end, drafted = len(value), 0
+        end, drafted = len(value) - CHECK_BYTES, 0
         if not intact(key, value):
             raise ValueError("its checksum differs")
-        if flags & _CHECKED:
-            end -= 4
-            if (end - _HEADER.size) % _RUN.size == _DRAFTED.size:
-                end -= _DRAFTED.size
-                (drafted,) = _DRAFTED.unpack_from(value, end)
+        if (end - _HEADER.size) % _RUN.size == _DRAFTED.size:
+            end -= _DRAFTED.size
+            (drafted,) = _DRAFTED.unpack_from(value, end)
         versions = list(_RUN.iter_unpack(value[_HEADER.size : end]))
     except (struct.error, ValueError) as error:
         raise StoreDamaged(f"sample {name_of(key)}: its record is damaged at rest ({error}); {RESCUE}") from None
@@ -129,9 +127,7 @@ def unpack_record(key: Any, value: Any) -> Record:
 
 def intact(key: Any, value: Any) -> bool:
     """Whether a packed record, of a header's size at least, is what was written under this sample key."""
-    if not value[_FLAGS_AT] & _CHECKED:
-        return True
-    return zlib.crc32(value[:-4], zlib.crc32(key)) == int.from_bytes(value[-4:], "little")
+    return zlib.crc32(value[:-CHECK_BYTES], zlib.crc32(key)) == int.from_bytes(value[-CHECK_BYTES:], "little")
 
 
 def unpack_length(value: Any) -> int:

@@ -19,7 +19,6 @@ import lmdb
 
 from rhymed.errors import StoreDamaged, StoreError
 from rhymed_store.codec.records import SCHEMA
-from rhymed_store.database import migrate
 from rhymed_store.database.stream import Stream
 
 TABLES = {
@@ -33,7 +32,6 @@ TABLES = {
     "partials": "beginnings of samples that are being written, as the journal, then position",
     "meta": "what the folder is",
 }
-LATER = {"partials"}  # came after the first release of this schema: a folder that is only read may lack it
 SLACK = 64  # pages that LMDB may have numbered and never written
 TWIN = os.strerror(errno.EAGAIN)  # what LMDB says when another process has our process id, in another namespace
 
@@ -45,16 +43,11 @@ class Database:
     _env: Any
 
     def _open_tables(self, *, create: bool) -> None:
-        names = [name for name in TABLES if create or name not in LATER or self._has(name)]
         with self._env.begin(write=True) if create else contextlib.nullcontext() as txn:
             # A writer makes all or, where a kill comes between, none. A reader's transaction would close them again.
-            self.tables = {name: self._env.open_db(name.encode(), txn=txn, create=create) for name in names}
+            self.tables = {name: self._env.open_db(name.encode(), txn=txn, create=create) for name in TABLES}
         self.page_bytes: int = self._env.stat()["psize"]
         self.stream = Stream(self.tables["tokens"], self.page_bytes)
-
-    def _has(self, name: str) -> bool:
-        with self._env.begin() as txn:
-            return txn.get(name.encode()) is not None
 
     def read(self) -> Any:
         """A read transaction, a context manager. What it gives are views into the map, valid inside the context."""
@@ -101,7 +94,7 @@ class Reader(Database):
             self._open_tables(create=False)
             with self.read() as txn:
                 found = self.number(txn, "schema", SCHEMA)
-            migrate.check(folder, found)
+            check_schema(folder, found)
             self._opened = opened.pop_all()
 
     def _is_whole(self) -> None:
@@ -147,6 +140,15 @@ class Reader(Database):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def check_schema(folder: Path, found: int) -> None:
+    """Raises `StoreError` for a folder that another release wrote."""
+    if found != SCHEMA:
+        raise StoreError(
+            f"{folder} is of schema {found}, this release reads and writes schema {SCHEMA} only: use the release that"
+            " wrote it, or a new run"
+        )
 
 
 def owner(path: Path) -> str:

@@ -22,10 +22,9 @@ import lmdb
 from rhymed import errors
 from rhymed.messages import StoreStats
 from rhymed_store.codec.records import SCHEMA
-from rhymed_store.database import migrate
-from rhymed_store.database.precheck import damaged, look
+from rhymed_store.database.probe import LONG_S, SHORT_S, damaged, probe
 from rhymed_store.database.space import FULL, Room, claim_lock, disk_full
-from rhymed_store.database.tables import TABLES, Database
+from rhymed_store.database.tables import TABLES, Database, check_schema
 
 OPEN = b"open"  # stands in the lock's file while a store has the folder, and after one that was killed
 
@@ -57,8 +56,10 @@ class History(Database):
         with contextlib.ExitStack() as opened:
             self._lock = _lock(folder)
             opened.callback(os.close, self._lock)
-            look(folder, whole=os.pread(self._lock, len(OPEN), 0) == OPEN)
             claim_lock(folder)
+            if _has_data(folder):
+                killed = os.pread(self._lock, len(OPEN), 0) == OPEN
+                probe(folder, limit_s=LONG_S if killed else SHORT_S)
             try:
                 self._env = self._open(durable)
                 opened.callback(self._env.close)
@@ -163,16 +164,19 @@ class History(Database):
             )
 
     def _settle_schema(self) -> None:
-        """A new folder gets ours, an older one is migrated to it."""
+        """A new folder gets ours, one of another release is refused."""
         with self._env.begin() as txn:
             found = self.number(txn, "schema")
-        if found == SCHEMA:
+        if found:
+            check_schema(self.folder, found)
             return
         with self._env.begin(write=True) as txn:
-            if found:
-                migrate.check(self.folder, found)
-                migrate.migrate(txn, self.tables, found)
             self.put_number(txn, "schema", SCHEMA)
+
+
+def _has_data(folder: Path) -> bool:
+    file = folder / "data.mdb"
+    return file.exists() and file.stat().st_size > 0
 
 
 def is_open(folder: Path) -> bool:

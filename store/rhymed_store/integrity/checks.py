@@ -1,15 +1,17 @@
-"""What makes each entry of each table sound, and the sound ones handed on: a table after those that it needs.
+"""What makes each entry of each table sound. Sound entries are handed on, each table after those that it needs.
 
 A sample is sound when its record, its tokens, its prompt's tokens and, where it may still be trained, its log-probs
-are; where only its mask of accepted drafts is damaged, it is handed on without that. The journal says nothing that
-records and drops do not say: it is checked against them, and handed on as it should be. Reads every byte of a value
-that has a checksum.
+are; where only its mask of accepted drafts is damaged, it is handed on without that. The journal follows from records
+and drops: it is checked against them, and handed on as it should be. Reads every byte of a value that has a checksum.
 """
 
 from __future__ import annotations
 
 import zlib
 from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -18,66 +20,71 @@ import numpy as np
 from rhymed.errors import MalformedMessage, StoreDamaged
 from rhymed.messages import EVAL
 from rhymed_store.codec import frames, masks, records
-from rhymed_store.codec.records import SCHEMA, Record
+from rhymed_store.codec.records import Record
 from rhymed_store.database import partials
-from rhymed_store.database.pages import Broken, Node
+from rhymed_store.database.stream import KEY_BYTES
+from rhymed_store.database.tables import check_schema
 from rhymed_store.database.writes import is_live
-from rhymed_store.integrity.findings import Book, called
+from rhymed_store.integrity.findings import Inspection, describe
 
-NUMBERS = ("schema", "tokens", "forgotten")  # in the table of what the folder is
-WRONG = (StoreDamaged, Broken, MalformedMessage, ValueError, MemoryError, msgspec.MsgspecError)
+NUMBERS = ("schema", "tokens", "forgotten")  # keys of the table "meta"
+WRONG = (StoreDamaged, MalformedMessage, ValueError, MemoryError, msgspec.MsgspecError)
 """What reading damaged bytes can raise."""
+AT_ONCE = 256  # samples whose tokens are read in one request
 
 
 class Audit:
-    def __init__(self, book: Book) -> None:
-        self._book, self._report = book, book.report
+    """One pass over all tables of an inspection."""
+
+    def __init__(self, inspection: Inspection, folder: Path) -> None:
+        self._inspection, self._report, self._folder = inspection, inspection.report, folder
         self._contexts: dict[bytes, int] = {}  # key of prompt tokens -> how many
         self._dropped: set[bytes] = set()  # sample keys
-        self._logprobs: dict[bytes, Node] = {}  # journal key -> where they are
-        self._lines: dict[bytes, bytes] = {}  # journal key -> what the journal says
+        self._logprobs: dict[bytes, int] = {}  # journal key -> bytes
+        self._lines: dict[bytes, bytes] = {}  # journal key -> journal line
 
     def run(self) -> None:
         numbers = self._meta()
         for table, judge in (("prompts", _prompt), ("contexts", self._context), ("drops", self._drop)):
-            for key, value in self._book.entries(table):
+            for key, value in self._inspection.entries(table):
                 try:
                     judge(key, value)
                 except WRONG as error:
-                    self._book.find(table, called(table, key), str(error))
+                    self._inspection.add(table, describe(table, key), str(error))
                 else:
-                    self._book.sound(table, key, value)
-        self._passing()
+                    self._inspection.accept(table, key, value)
+        self._short_lived()
         self._report.live_from = self._live_from = self._first_live(numbers)
         self._pieces()
         self._samples()
         self._left_lines()
-        if numbers.get("schema", SCHEMA) > 1:  # the first one's looked otherwise
-            self._partials()
+        self._partials()
         if self._report.sound and numbers.get("tokens", 0) != self._report.tokens:
             why = f"{numbers.get('tokens', 0)} were counted, {self._report.tokens} are there"
-            self._book.find("meta", "the number of tokens", why)
+            self._inspection.add("meta", "the number of tokens", why)
 
     def _meta(self) -> dict[str, int]:
         numbers: dict[str, int] = {}
-        for key, value in self._book.entries("meta"):
+        for key, value in self._inspection.entries("meta"):
             try:
                 if key == b"run":
                     msgspec.json.decode(value, type=tuple[str, str])
                 elif (name := key.decode()) in NUMBERS:
                     numbers[name] = int(value)
                 else:
-                    raise ValueError("nobody writes that")
+                    raise ValueError("not a key of this table")
             except WRONG as error:
-                self._book.find("meta", called("meta", key), str(error))
+                self._inspection.add("meta", describe("meta", key), str(error))
             else:
-                self._book.sound("meta", key, value)
-        if "schema" not in numbers and not self._book.new:
-            self._book.find("meta", "'schema'", "it is missing")
+                self._inspection.accept("meta", key, value)
+        if "schema" in numbers:
+            check_schema(self._folder, numbers["schema"])
+        elif not self._inspection.is_new:
+            self._inspection.add("meta", "'schema'", "it is missing")
         return numbers
 
     def _context(self, key: bytes, value: bytes) -> None:
-        what = called("contexts", key)
+        what = describe("contexts", key)
         raw = frames.unpack_bytes(value[1:], what)
         width = value[0]
         if width not in (2, 3, 4) or len(raw) % width or len(key) != 12:
@@ -91,81 +98,93 @@ class Audit:
     def _drop(self, key: bytes, value: bytes) -> None:
         value.decode()
         if len(key) != records.SAMPLE_KEY_BYTES:
-            raise StoreDamaged("its key is none of a sample")
+            raise StoreDamaged("its key is not a sample's")
         self._dropped.add(key)
 
-    def _passing(self) -> None:
-        """What the next checkpoint makes needless: log-probs by their checksums, journal lines as they are."""
-        for node in self._book.nodes("logprobs"):
-            what = called("logprobs", node.key)
+    def _short_lived(self) -> None:
+        """What the next checkpoint deletes: log-probs by their checksums, journal lines as they are."""
+        for key, value in self._inspection.entries("logprobs"):
+            what = describe("logprobs", key)
             try:
-                value = self._book.pages.value(node)
                 records.unpack_logprobs(value, (len(value) - 4) // 4, what)
-                self._logprobs[node.key] = node
+                self._logprobs[key] = len(value)
             except WRONG as error:
-                self._book.find("logprobs", what, str(error))
-        self._lines.update(self._book.entries("journal"))
+                self._inspection.add("logprobs", what, str(error))
+        self._lines.update(self._inspection.entries("journal"))
 
     def _first_live(self, numbers: dict[str, int]) -> int:
-        """The first step that no checkpoint holds; where that cannot be read, the first that has something left."""
-        if "forgotten" in numbers or not self._book.damaged("meta"):
+        """The first step that no checkpoint covers; where that cannot be read, the first with an entry left."""
+        if "forgotten" in numbers or not self._inspection.is_damaged("meta"):
             return numbers.get("forgotten", 0)
         steps = [int.from_bytes(key[:4], "big") - records.STEP_BIAS for key in (*self._logprobs, *self._lines)]
         return min((step for step in steps if 0 <= step < EVAL), default=EVAL - 1)
 
     def _pieces(self) -> None:
-        """Where every piece of the token stream is, by position."""
-        nodes = sorted((int.from_bytes(node.key, "big"), node) for node in self._book.nodes("tokens"))
-        self._starts, self._nodes = [start for start, _ in nodes], [node for _, node in nodes]
+        """Position and size of every piece of the token stream."""
+        pieces = (piece for piece in self._inspection.sizes("tokens") if len(piece[0]) == KEY_BYTES)
+        self._sizes = {int.from_bytes(key, "big"): size for key, size in pieces}
+        self._starts = sorted(self._sizes)
 
     def _samples(self) -> None:
-        for key, value in self._book.entries("samples"):
-            name = called("samples", key)
+        entries = self._inspection.entries("samples")
+        while batch := list(islice(entries, AT_ONCE)):
+            unpacked = list(self._unpack(batch))
+            spans = [(record.position, record.size) for _, record in unpacked]
+            spans += [(record.position + record.size, record.drafted) for _, record in unpacked]
+            blobs = self._read(spans)
+            for (key, record), frame, mask in zip(unpacked, blobs, blobs[len(unpacked) :], strict=False):
+                self._sample(key, record, frame, mask)
+
+    def _unpack(self, entries: Sequence[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, Record]]:
+        for key, value in entries:
             try:
-                record = records.unpack_record(key, value)
-                frame = self._frame(record, name)
-                self._check_needs(key, record)
+                yield key, records.unpack_record(key, value)
             except WRONG as error:
-                self._book.find("samples", name, str(error))
-                continue
-            record, mask = self._mask(record, name)
-            self._book.sound("samples", key, (record, frame + mask))
-            self._report.tokens += record.length
-            self._hand_on(key, record)
+                self._inspection.add("samples", describe("samples", key), str(error))
 
-    def _frame(self, record: Record, name: str) -> bytes:
-        """Its tokens as they lie in the stream, once they are known to be those that were written."""
-        frame = self._read(record.position, record.size)
-        if len(frames.unpack_bytes(frame, name)) != record.width * record.length:
-            raise StoreDamaged(f"its tokens are not {record.length}")
-        if sum(count for _, count in record.versions) != record.length:
-            raise StoreDamaged(f"its versions are not of {record.length} tokens")
-        return frame
-
-    def _mask(self, record: Record, name: str) -> tuple[Record, bytes]:
-        """Of its accepted drafts, as it lies in the stream; where it is damaged, the record without it."""
-        if not record.drafted:
-            return record, b""
+    def _sample(self, key: bytes, record: Record, frame: bytes | None, mask: bytes | None) -> None:
+        """`frame`: its tokens as they lie in the stream, `mask`: its accepted drafts; None: not readable."""
+        name = describe("samples", key)
         try:
-            mask = self._read(record.position + record.size, record.drafted)
-            masks.unpack(mask, record.length, name)
+            _check_frame(frame, record, name)
+            self._check_needs(key, record)
         except WRONG as error:
-            self._book.find("samples", name, str(error))
-            return record._replace(drafted=0), b""
-        return record, mask
+            self._inspection.add("samples", name, str(error))
+            return
+        assert frame is not None, "checked"
+        try:
+            if record.drafted:
+                masks.unpack(mask or b"", record.length, name)
+        except WRONG as error:
+            self._inspection.add("samples", name, str(error))
+            record, mask = record._replace(drafted=0), b""
+        self._inspection.accept("samples", key, (record, frame + (mask or b"")))
+        self._report.tokens += record.length
+        self._hand_on(key, record)
 
-    def _read(self, position: int, size: int) -> bytes:
-        """From the stream."""
-        found, at = b"", bisect_right(self._starts, position) - 1
-        while len(found) < size:
-            place = position + len(found)
-            offset = place - self._starts[at] if 0 <= at < len(self._starts) else -1
-            if not 0 <= offset < self._nodes[at].size:
-                raise StoreDamaged(f"its tokens are not in the stream at {place}")
-            node = self._nodes[at]
-            part = min(size - len(found), node.size - offset)
-            found, at = found + self._book.pages.read(node.place + offset, part), at + 1
-        return found
+    def _read(self, spans: Sequence[tuple[int, int]]) -> list[bytes | None]:
+        """Spans of the stream, by position and size. None: not readable."""
+        parts = [self._parts(*span) for span in spans]
+        flat = [part for own in parts for part in own or ()]
+        read = iter(self._inspection.reader.read("tokens", flat) if flat else [])
+        blobs: list[bytes | None] = []
+        for own in parts:
+            pieces = [next(read) for _ in own or ()]
+            blobs.append(None if own is None or None in pieces else b"".join(filter(None, pieces)))
+        return blobs
+
+    def _parts(self, position: int, size: int) -> list[tuple[bytes, int, int]] | None:
+        """The pieces that a span lies in: key, first byte, number of bytes. None where one is missing."""
+        parts, at = [], bisect_right(self._starts, position) - 1
+        while size:
+            start = self._starts[at] if 0 <= at < len(self._starts) else -1
+            offset = position - start
+            if start < 0 or offset >= self._sizes[start]:
+                return None
+            part = min(size, self._sizes[start] - offset)
+            parts.append((start.to_bytes(KEY_BYTES, "big"), offset, part))
+            position, size, at = position + part, size - part, at + 1
+        return parts
 
     def _check_needs(self, key: bytes, record: Record) -> None:
         if self._contexts.get(key[:8] + record.prompt_check.to_bytes(4, "big")) != record.prompt_length:
@@ -173,8 +192,7 @@ class Audit:
         step, journal = records.step_of(key), records.journal_of(key)
         if record.state == "dropped" or step >= EVAL or not is_live(step, self._live_from):
             return
-        node = self._logprobs.get(journal)
-        if node is None or node.size != 4 + 4 * record.length:
+        if self._logprobs.get(journal) != 4 + 4 * record.length:
             raise StoreDamaged("its log-probs are damaged or missing")
 
     def _hand_on(self, key: bytes, record: Record) -> None:
@@ -184,10 +202,12 @@ class Audit:
             return
         if written != line:
             why = "its line is missing" if written is None else "its line is not what its record says"
-            self._book.find("journal", called("samples", key), why)
-        self._book.sound("journal", journal, line)
-        if (node := self._logprobs.pop(journal, None)) is not None:
-            self._book.sound("logprobs", journal, self._book.pages.value(node))
+            self._inspection.add("journal", describe("samples", key), why)
+        self._inspection.accept("journal", journal, line)
+        if (size := self._logprobs.pop(journal, None)) is not None:
+            (logprobs,) = self._inspection.reader.read("logprobs", [(journal, 0, size)])
+            if logprobs is not None:
+                self._inspection.accept("logprobs", journal, logprobs)
         self._dropped.discard(key)
 
     def _left_lines(self) -> None:
@@ -196,29 +216,39 @@ class Audit:
         for key in sorted(self._dropped):
             journal = records.journal_of(key)
             if is_live(records.step_of(key), self._live_from):
-                if self._lines.pop(journal, None) != line and not self._book.damaged("samples"):
-                    self._book.find("journal", called("drops", key), "its line does not say that it was dropped")
-                self._book.sound("journal", journal, line)
-        if not self._book.damaged("samples"):
+                if self._lines.pop(journal, None) != line and not self._inspection.is_damaged("samples"):
+                    self._inspection.add("journal", describe("drops", key), "its line does not say dropped")
+                self._inspection.accept("journal", journal, line)
+        if not self._inspection.is_damaged("samples"):
             for table, left in (("journal", self._lines), ("logprobs", self._logprobs)):
                 for key in left:
-                    self._book.find(table, called(table, key), "there is no such sample")
+                    self._inspection.add(table, describe(table, key), "there is no such sample")
 
     def _partials(self) -> None:
         ends: dict[bytes, int] = {}  # journal key -> tokens so far
-        for key, value in self._book.entries("partials"):
-            name, low = called("partials", key), key[:-4]
+        for key, value in self._inspection.entries("partials"):
+            name, low = describe("partials", key), key[:-4]
             try:
                 tokens = partials.unpack(value, f"the beginning of {name}")
             except WRONG as error:
-                self._book.find("partials", name, str(error))
+                self._inspection.add("partials", name, str(error))
                 continue
             if partials.position(key) == ends.get(low, 0):
                 ends[low] = ends.get(low, 0) + len(tokens)
-                self._book.sound("partials", key, value)
-            elif not self._book.damaged("partials"):
-                self._book.find("partials", name, f"its beginning has a gap at {ends.get(low, 0)}")
+                self._inspection.accept("partials", key, value)
+            elif not self._inspection.is_damaged("partials"):
+                self._inspection.add("partials", name, f"its beginning has a gap at {ends.get(low, 0)}")
+
+
+def _check_frame(frame: bytes | None, record: Record, name: str) -> None:
+    """Raises `StoreDamaged` unless the tokens are those that were written."""
+    if frame is None:
+        raise StoreDamaged(f"its tokens are not in the stream at {record.position}")
+    if len(frames.unpack_bytes(frame, name)) != record.width * record.length:
+        raise StoreDamaged(f"its tokens are not {record.length}")
+    if sum(count for _, count in record.versions) != record.length:
+        raise StoreDamaged(f"its versions are not of {record.length} tokens")
 
 
 def _prompt(key: bytes, value: bytes) -> None:
-    msgspec.json.decode(frames.unpack_bytes(value, called("prompts", key)), type=dict[str, Any])
+    msgspec.json.decode(frames.unpack_bytes(value, describe("prompts", key)), type=dict[str, Any])

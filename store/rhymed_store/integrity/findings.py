@@ -1,4 +1,4 @@
-"""Finding, Report and the book they are written in."""
+"""Findings of a verification, its report, and the tables that it goes through."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from rhymed_store.codec import records
-from rhymed_store.database.pages import NOWHERE, Broken, Hole, Meta, Node, Pages, Tree
-from rhymed_store.database.precheck import missing
+from rhymed_store.database.tables import TABLES
+from rhymed_store.integrity.isolated import Gap, IsolatedReader, Unreadable
 
-Keep = Callable[[str, bytes, Any], object]
-"""Gets table, key and value of what is sound; of "samples" the value is (record, token frame and mask)."""
+Sink = Callable[[str, bytes, Any], object]
+"""Gets table, key and value of every sound entry; of "samples" the value is (record, token frame and mask)."""
 
 
 class Finding(NamedTuple):
@@ -25,7 +25,7 @@ class Finding(NamedTuple):
 class Report:
     counts: Counter[str] = field(default_factory=Counter)  # table -> sound entries
     tokens: int = 0  # response tokens of the sound samples
-    live_from: int = 0  # first step that no checkpoint holds
+    live_from: int = 0  # first step that no checkpoint covers
     findings: list[Finding] = field(default_factory=list)
 
     @property
@@ -33,54 +33,63 @@ class Report:
         return not self.findings
 
 
-class Book:
-    """The tables of a snapshot, entry by entry, and what was found in them so far."""
+class Inspection:
+    """The tables of a snapshot, entry by entry. Hands sound entries to the sink and collects the findings."""
 
-    def __init__(self, pages: Pages, meta: Meta, keep: Keep) -> None:
-        self.pages, self.keep, self.report = pages, keep, Report()
-        self._tables, holes = pages.tables(meta)
-        for why in (*(hole.why for hole in holes), *missing(self._tables)):
-            self.find("meta", "the list of tables", why)
+    def __init__(self, reader: IsolatedReader, sink: Sink) -> None:
+        self.reader, self._sink, self.report = reader, sink, Report()
+        self._written = {table: self._count(table) for table in TABLES}
+        if not self.is_new:
+            for table, count in self._written.items():
+                if count is None:
+                    self.add("meta", "the list of tables", f"table {table!r} is missing")
+
+    def _count(self, table: str) -> int | None:
+        try:
+            return self.reader.count(table)
+        except Unreadable as error:
+            self.add("meta", "the list of tables", str(error))
+            return None
 
     @property
-    def new(self) -> bool:
-        """Nothing was written yet: the store that made it was killed before it could say of which schema it is."""
-        return not any(tree.entries for tree in self._tables.values())
+    def is_new(self) -> bool:
+        """Nothing was written yet: the store was killed before it wrote its schema."""
+        return not any(self._written.values())
 
-    def find(self, table: str, name: str, why: str) -> None:
+    def add(self, table: str, name: str, why: str) -> None:
         self.report.findings.append(Finding(table, name, why.removeprefix(f"{name}: ")))
 
-    def sound(self, table: str, key: bytes, value: Any) -> None:
+    def accept(self, table: str, key: bytes, value: Any) -> None:
         self.report.counts[table] += 1
-        self.keep(table, key, value)
+        self._sink(table, key, value)
 
-    def damaged(self, table: str) -> bool:
+    def is_damaged(self, table: str) -> bool:
         return any(finding.table == table for finding in self.report.findings)
 
-    def nodes(self, table: str) -> Iterator[Node]:
-        """Where the values are. What cannot be read is told."""
-        tree, count = self._tables.get(table, Tree(0, 0, NOWHERE)), 0
-        for part in self.pages.nodes(tree):
-            if isinstance(part, Hole):
-                self.find(table, f"{called(table, part.low)} to {called(table, part.high)}", part.why)
+    def entries(self, table: str) -> Iterator[tuple[bytes, bytes]]:
+        """Keys and values. What cannot be read is added to the findings."""
+        return self._entries(table, sizes=False)
+
+    def sizes(self, table: str) -> Iterator[tuple[bytes, int]]:
+        """Keys and the sizes of their values."""
+        return self._entries(table, sizes=True)
+
+    def _entries(self, table: str, *, sizes: bool) -> Iterator[tuple[bytes, Any]]:
+        written, count = self._written[table], 0
+        if not written:
+            return
+        for part in self.reader.entries(table, sizes=sizes):
+            if isinstance(part, Gap):
+                self.add(table, f"{describe(table, part.low)} to {describe(table, part.high)}", part.why)
             else:
                 count += 1
                 yield part
-        if count != tree.entries:
-            self.find(table, "entries", f"{tree.entries} were written, {count} can be read")
-
-    def entries(self, table: str) -> Iterator[tuple[bytes, bytes]]:
-        for node in self.nodes(table):
-            try:
-                value = self.pages.value(node)
-            except Broken as error:
-                self.find(table, called(table, node.key), str(error))
-            else:
-                yield node.key, value
+        if count != written:
+            self.add(table, "entries", f"{written} were written, {count} can be read")
 
 
-def called(table: str, key: bytes | None) -> str:
-    """How people call what a key stands for."""
+def describe(table: str, key: bytes | None) -> str:
+    """What a key stands for, in words."""
     if not key:
         return "the beginning" if key is not None else "the end"
     if table in ("samples", "drops") and len(key) == records.SAMPLE_KEY_BYTES:

@@ -1,7 +1,7 @@
-"""A new database of all that is sound in a damaged one, and copies of sound ones.
+"""Builds a new database of everything sound in a damaged one, and copies sound ones.
 
-Invariants: the damaged file is kept; the new one takes its place in one step, after it was verified itself and is on
-the disk; who is killed in between leaves the old one where it was.
+Invariants: the damaged file is kept; the new one replaces it in one step, after it was verified itself and is on the
+disk; a process that is killed in between leaves the old file in its place.
 """
 
 from __future__ import annotations
@@ -18,55 +18,51 @@ import lmdb
 from rhymed.atomic import sync_folder
 from rhymed.errors import StoreDamaged, StoreError
 from rhymed_store.codec.records import SCHEMA
-from rhymed_store.database.pages import Broken
-from rhymed_store.database.precheck import damaged, walk
+from rhymed_store.database.probe import damaged, probe
 from rhymed_store.database.stream import Stream
 from rhymed_store.database.tables import TABLES
 from rhymed_store.database.transactions import locked
-from rhymed_store.integrity.findings import Report
-from rhymed_store.integrity.verify import snapshot, verify
+from rhymed_store.integrity.findings import Finding, Report
+from rhymed_store.integrity.isolated import IsolatedReader
+from rhymed_store.integrity.verify import check_exists, verify
 
 BATCH_BYTES = 64 << 20  # of one transaction
 LEAST_MAP_BYTES = 1 << 30  # of the new file: of address space, not of disk
+LOST_HEADER = Finding("meta", "the file's header", "one of two is damaged")
 
 
 def repair(folder: Path) -> tuple[Report, Path | None]:
-    """What was found, and where the damaged file is now; None: nothing is damaged, and nothing was changed.
+    """The findings, and where the damaged file is now; None: nothing is damaged, and nothing was changed.
 
-    Raises `StoreError` while a store has the folder, and where there is no room beside the old file.
+    Raises `StoreError` while a store has the folder, and where there is no room next to the old file.
     """
-    with locked(folder), _beside(folder) as new:
+    with locked(folder), _temporary(folder) as new:
+        source, map_bytes = _with_headers(folder, new)
         try:
-            report = _rebuild(folder, new)
+            report = _rebuild(source, new, map_bytes)
         except lmdb.Error as error:
             raise StoreError(f"{new} cannot be written, {folder} is as it was: {error}") from None
+        if source != folder:
+            report.findings.insert(0, LOST_HEADER)
         if report.sound:
             return report, None
         left = verify(new)
         if not left.sound:
             raise StoreDamaged(f"{new} is damaged as soon as it is written ({left.findings[0]}): check the disk")
         sync_folder(new)
-        kept = _keep(folder)
+        kept = _keep_damaged(folder)
         os.replace(new / "data.mdb", folder / "data.mdb")
-        (folder / "lock.mdb").unlink(missing_ok=True)  # it tells of the old file's transactions
+        (folder / "lock.mdb").unlink(missing_ok=True)  # its readers' table is about the old file
         sync_folder(folder)
     return report, kept
 
 
 def copy(folder: Path, target: Path) -> Report:
-    """A compact copy in the empty folder `target`, verified, while others read and write. Raises `StoreDamaged`."""
-    with snapshot(folder) as (pages, meta, wrong):  # LMDB itself would follow a damaged tree blindly
-        try:
-            if wrong:
-                raise Broken(wrong[0])
-            walk(pages, meta, float("inf"))
-        except Broken as error:
-            raise damaged(folder, str(error)) from None
-    try:
-        with lmdb.open(str(folder), map_size=0, readonly=True, create=False, readahead=False) as env:
-            env.copy(str(target), compact=True)
-    except lmdb.Error as error:
-        raise StoreError(f"{folder} cannot be copied to {target}: {error}") from None
+    """Copy compactly to the empty folder `target`, and verify the copy; others may read and write meanwhile.
+
+    Raises `StoreDamaged` where the copy would be damaged, `StoreError` where it cannot be written.
+    """
+    probe(folder, target=target)
     report = verify(target)
     if not report.sound:
         table, name, why = report.findings[0]
@@ -76,8 +72,8 @@ def copy(folder: Path, target: Path) -> Report:
 
 
 @contextlib.contextmanager
-def _beside(folder: Path) -> Iterator[Path]:
-    """An empty folder on the same disk; what an earlier repair left there goes."""
+def _temporary(folder: Path) -> Iterator[Path]:
+    """An empty folder on the same disk. Deletes what an earlier repair left there."""
     new = folder / "repair.tmp"
     shutil.rmtree(new, ignore_errors=True)
     new.mkdir()
@@ -87,19 +83,50 @@ def _beside(folder: Path) -> Iterator[Path]:
         shutil.rmtree(new, ignore_errors=True)
 
 
-def _rebuild(folder: Path, new: Path) -> Report:
-    with snapshot(folder) as (_, meta, _):
-        map_bytes = max(meta.map_bytes, LEAST_MAP_BYTES, 2 * (folder / "data.mdb").stat().st_size)
+def _with_headers(folder: Path, new: Path) -> tuple[Path, int]:
+    """The folder to read from, and the bytes of its map.
+
+    Where LMDB refuses the file, that of a copy whose headers, pages 0 and 1, are both the sound one. Raises
+    `StoreDamaged` where both are damaged.
+    """
+    if map_bytes := _opens(folder):
+        return folder, map_bytes
+    copy, page = new / "source", os.sysconf("SC_PAGE_SIZE")
+    copy.mkdir()
+    for sound, lost in ((0, 1), (1, 0)):
+        shutil.copyfile(folder / "data.mdb", copy / "data.mdb")
+        with (copy / "data.mdb").open("r+b") as file:
+            file.seek(sound * page)
+            header = file.read(page)
+            file.seek(lost * page)
+            file.write(header)
+        if map_bytes := _opens(copy):
+            return copy, map_bytes
+    raise StoreDamaged(f"{folder / 'data.mdb'}: both of its headers are damaged, nothing can be read; use a backup")
+
+
+def _opens(folder: Path) -> int:
+    """Bytes of its map, 0 where LMDB refuses the file. Raises `StoreError` where there is none."""
+    check_exists(folder)
+    try:
+        with IsolatedReader(folder) as reader:
+            return reader.map_bytes
+    except StoreDamaged:
+        return 0
+
+
+def _rebuild(folder: Path, new: Path, map_bytes: int) -> Report:
+    map_bytes = max(map_bytes, LEAST_MAP_BYTES, 2 * (folder / "data.mdb").stat().st_size)
     with lmdb.open(str(new), map_size=map_bytes, max_dbs=len(TABLES), sync=False, readahead=False) as env:
         writer = _Writer(env)
-        report = verify(folder, writer.keep)
+        report = verify(folder, writer.put)
         writer.end({"schema": SCHEMA, "tokens": report.tokens, "forgotten": report.live_from})
         env.sync(True)
     return report
 
 
 class _Writer:
-    """Takes what a verification finds sound, in large transactions."""
+    """The sink of a verification: writes sound entries in large transactions."""
 
     def __init__(self, env: Any) -> None:
         self._env = env
@@ -107,7 +134,7 @@ class _Writer:
         self._stream = Stream(self._tables["tokens"], env.stat()["psize"])
         self._txn, self._bytes = env.begin(write=True), 0
 
-    def keep(self, table: str, key: bytes, value: Any) -> None:
+    def put(self, table: str, key: bytes, value: Any) -> None:
         if table == "samples":
             record, frame = value
             self._bytes += len(frame)
@@ -124,8 +151,8 @@ class _Writer:
         self._txn.commit()
 
 
-def _keep(folder: Path) -> Path:
-    """The old file under another name as well."""
+def _keep_damaged(folder: Path) -> Path:
+    """Give the old file a second name."""
     number = 1
     while (kept := folder / f"data.mdb.damaged-{number}").exists():
         number += 1

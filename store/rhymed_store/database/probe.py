@@ -1,0 +1,132 @@
+"""Reads a database in a child process before this process trusts it.
+
+LMDB keeps no checksums and follows every page number that it finds, so a damaged file can kill the process that reads
+it. The child opens the file read-only and walks every table and every page. When it is killed by a signal, or LMDB
+reports an error, the database is damaged. The content of values is left to their own checksums.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import lmdb
+
+from rhymed.errors import StoreDamaged, StoreError
+
+SHORT_S = 0.2  # walk after a clean end
+LONG_S = 60.0  # walk after a kill
+HANG_S = 30.0  # beyond the walk's own limit: the disk does not answer
+OPENING = "its headers"
+CRASHES = {signal.SIGBUS, signal.SIGSEGV, signal.SIGABRT, signal.SIGFPE, signal.SIGILL}
+WRITE_FAILED = 3  # exit status: the copy could not be written
+
+
+def probe(folder: Path, *, limit_s: float = 0.0, target: Path | None = None) -> None:
+    """Walk the database for at most `limit_s` (0: to its end) and, if a target is given, copy it there compactly.
+
+    A walk that reaches its limit has found no damage. A copy holds one snapshot while other processes write. Raises
+    `StoreDamaged` naming the table that cannot be read, `StoreError` where the copy cannot be written.
+    """
+    command = [sys.executable, "-P", "-m", __name__, str(folder), str(limit_s), *([str(target)] if target else [])]
+    try:
+        child = subprocess.run(
+            command, capture_output=True, check=False, timeout=limit_s + HANG_S if limit_s else None
+        )
+    except subprocess.TimeoutExpired:
+        raise damaged(folder, f"reading it did not end within {limit_s + HANG_S:.0f} s") from None
+    if child.returncode == -signal.SIGALRM:
+        return
+    places, why = (output.decode(errors="replace").splitlines() for output in (child.stdout, child.stderr))
+    if child.returncode == WRITE_FAILED:
+        raise StoreError(f"{folder} cannot be copied to {target}: {why[-1]}")
+    if child.returncode == 0:
+        _check_complete(folder, places)
+        return
+    reason = death(child.returncode, folder) if child.returncode < 0 else " ".join(why[-1:])
+    raise damaged(folder, f"{places[-1] if places else OPENING}: {reason}")
+
+
+def _check_complete(folder: Path, places: list[str]) -> None:
+    """Its writer makes all tables in one transaction."""
+    from rhymed_store.database.tables import TABLES  # not in the child, which has to start fast
+
+    lost = [name for name in TABLES if f"table {name!r}" not in places]
+    if lost and len(lost) < len(TABLES):
+        raise damaged(folder, f"table {lost[0]!r} is missing")
+
+
+def death(status: int, folder: Path) -> str:
+    """How a child died that read the database. Raises `StoreError` where the cause was not what it read."""
+    name = signal.Signals(-status).name if -status in set(signal.Signals) else f"signal {-status}"
+    if -status not in CRASHES:
+        raise StoreError(f"{folder}: the process that read it was ended by {name}; try again")
+    return f"reading it ended with {name}"
+
+
+def damaged(folder: Path, why: str) -> StoreDamaged:
+    run = folder.parent if folder.name == "store" else folder
+    return StoreDamaged(
+        f"{folder} is damaged: {why}. `rhymed history verify {run}` names what is lost, `rhymed history repair {run}`"
+        " saves the rest"
+    )
+
+
+def _main(folder: str, limit_s: str, target: str = "") -> int:
+    """In the child. The last line on stdout names the place, the last one on stderr the error."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    signal.setitimer(signal.ITIMER_REAL, float(limit_s))  # 0: none. SIGALRM ends the process, also inside LMDB
+    try:
+        with lmdb.open(
+            folder, map_size=0, max_dbs=64, readonly=True, create=False, lock=bool(target), readahead=False
+        ) as env:
+            for name in _table_names(env):
+                _say(f"table {name.decode(errors='replace')!r}")
+                _walk(env, env.open_db(name, create=False))
+            _say("list of free pages")
+            with open(os.devnull, "wb") as null:  # a compact copy counts all pages, used and free
+                env.copyfd(null.fileno(), compact=True)
+            if target:
+                return _copy(env, target)
+    except (lmdb.Error, ValueError, OSError, MemoryError) as error:
+        print(str(error).removeprefix(f"{folder}: ") or type(error).__name__, file=sys.stderr)
+        return 1
+    return 0
+
+
+def _say(place: str) -> None:
+    print(place, flush=True)
+
+
+def _table_names(env: Any) -> list[bytes]:
+    with env.begin() as txn, txn.cursor() as cursor:
+        return list(cursor.iternext(values=False))
+
+
+def _walk(env: Any, table: Any) -> None:
+    """Every page of the tree, and the last byte of every value: a damaged size must not reach out of the file."""
+    with env.begin(buffers=True) as txn, txn.cursor(table) as cursor:
+        count = 0
+        for count, value in enumerate(cursor.iternext(keys=False), 1):  # noqa: B007
+            if value:
+                value[-1]
+        if count != (written := txn.stat(table)["entries"]):
+            raise ValueError(f"{written} entries were written, {count} can be read")
+
+
+def _copy(env: Any, target: str) -> int:
+    try:
+        env.copy(target, compact=True)
+    except lmdb.Error as error:
+        print(str(error), file=sys.stderr)
+        return WRITE_FAILED
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(_main(*sys.argv[1:]))
