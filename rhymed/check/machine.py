@@ -37,7 +37,7 @@ def describe(config: Config, *, resume: bool = False) -> tuple[Section, list[str
     """The section and what must be changed."""
     section = Section("places")
     taken = layout_of(config).config.exists() and not resume
-    where = layout_of(config if resume else runs.free(config))
+    where = layout_of(config if resume else runs.with_free_name(config))
     name = f" ({config.run.name} is taken by an earlier run)" if taken else ""
     section.add("folder", f"{where.folder}{name}")
     for key in ("broker", "store", "weights"):

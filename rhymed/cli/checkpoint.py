@@ -29,9 +29,9 @@ def add(commands: Any) -> None:
 
 def handle_list(arguments: argparse.Namespace) -> int:
     """Exit status 1 if one is damaged."""
-    from rhymed.run.checkpoint import all_in, damage
+    from rhymed.run.checkpoint import checkpoints_in, damage
 
-    checkpoints = all_in(_folder(arguments.run))
+    checkpoints = checkpoints_in(_folder(arguments.run))
     if not checkpoints:
         print(f"{arguments.run} has no checkpoint yet")
         return 0

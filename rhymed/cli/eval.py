@@ -98,9 +98,9 @@ def _find(config: Config, wanted: str) -> tuple[str, str]:
         return "base", config.model.path
     folder = layout_of(config).checkpoints
     if wanted == "latest" or wanted.isdecimal():
-        found = checkpoint.newest(folder) if wanted == "latest" else checkpoint.of_step(folder, int(wanted))
+        found = checkpoint.newest(folder) if wanted == "latest" else checkpoint.at_step(folder, int(wanted))
         if found is None:
-            there = ", ".join(str(one.step) for one in checkpoint.all_in(folder)) or "none"
+            there = ", ".join(str(one.step) for one in checkpoint.checkpoints_in(folder)) or "none"
             raise ConfigError(f"--checkpoint {wanted}: not in {folder}; steps there: {there}")
         return found.folder.name, str(found.folder)
     if not Path(wanted).expanduser().is_dir():

@@ -225,7 +225,7 @@ def bring(arguments: argparse.Namespace) -> int:
 def _target(arguments: argparse.Namespace) -> Config:
     """Of the run that gets the history: a folder's own, the living one, or the next of that name."""
     from rhymed.config.load import load_config
-    from rhymed.run.folder import free
+    from rhymed.run.folder import with_free_name
     from rhymed.run.layout import layout_of
     from rhymed_store.database.transactions import is_open
 
@@ -233,7 +233,7 @@ def _target(arguments: argparse.Namespace) -> Config:
     config = load_config(path, arguments.override)
     if path.name == "config.json" or is_open(layout_of(config).database):
         return config
-    return free(config)
+    return with_free_name(config)
 
 
 def _tell(arguments: argparse.Namespace, config: Config, report: Any) -> None:

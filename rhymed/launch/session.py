@@ -47,9 +47,9 @@ async def session(config: Config, where: RunLayout, *, plain: bool) -> int:
 
 
 def _from_where(where: RunLayout) -> str:
-    from rhymed.run.checkpoint import all_in
+    from rhymed.run.checkpoint import checkpoints_in
 
-    steps = max((one.step for one in all_in(where.checkpoints)), default=0)
+    steps = max((one.step for one in checkpoints_in(where.checkpoints)), default=0)
     return (
         f"\ntraining goes on after step {steps}, the newest checkpoint; what was written since is not written again"
     )

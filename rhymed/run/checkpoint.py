@@ -1,18 +1,17 @@
-"""Checkpoint folders that are whole or not there: `step-000010` holds all steps below 10.
+"""Checkpoint folders that appear whole or not at all: `step-000010` is the state after 10 trained steps.
 
-A folder is written under another name, synced, sealed with the digests of its files, and renamed. `newest` verifies
-the digests and falls back to the one before. What is in the files is the writer's affair.
+A folder is written under another name, synced, completed by a manifest with the digests of its files, and renamed.
+`newest` verifies the digests and falls back to the checkpoint before. Does not know the content of the files.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import logging
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,28 +30,28 @@ class Checkpoint(NamedTuple):
     folder: Path
 
 
-def place(folder: Path, step: int) -> Path:
-    """Where the checkpoint after so many steps is, if it is there."""
+def folder_of(folder: Path, step: int) -> Path:
+    """Of the checkpoint after `step` steps, whether it exists or not."""
     return folder / f"step-{step:06d}"
 
 
 def save(folder: Path, step: int, write: Callable[[Path], None], keep: int) -> Checkpoint:
     """Let `write` fill a folder and make it durable as the checkpoint of `step`; keep the `keep` newest.
 
-    Blocking. A good checkpoint of this step that is there already stays. Raises `CheckpointError`.
+    Blocking. An existing intact checkpoint of this step is kept as it is. Raises `CheckpointError`.
     """
-    target = place(folder, step)
+    target = folder_of(folder, step)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _sweep(folder)
         if not (target.is_dir() and _verified(target)):
-            made = folder / f"{UNFINISHED}{target.name}"
-            made.mkdir()
-            write(made)
-            _seal(made)
+            part = folder / f"{UNFINISHED}{target.name}"
+            part.mkdir()
+            write(part)
+            _seal(part)
             if target.exists():
                 shutil.rmtree(target)
-            made.rename(target)
+            part.rename(target)
             sync(folder)
         _prune(folder, step, keep)
     except OSError as error:
@@ -61,38 +60,35 @@ def save(folder: Path, step: int, write: Callable[[Path], None], keep: int) -> C
 
 
 def newest(folder: Path) -> Checkpoint | None:
-    """The newest one whose files are what was written, or None. Blocking: reads all of it."""
-    for found in reversed(all_in(folder)):
-        if _verified(found.folder):
-            return found
-    return None
+    """The newest intact one. Blocking: reads all of it."""
+    return next((found for found in reversed(checkpoints_in(folder)) if _verified(found.folder)), None)
 
 
 def resume(folder: Path) -> Checkpoint | None:
-    """The newest good one; None if there is none at all. Raises `CheckpointLost` if all are damaged. Blocking."""
+    """The newest intact one; None if there is none at all. Raises `CheckpointLost` if all are damaged. Blocking."""
     found = newest(folder)
-    if found is None and (damaged := all_in(folder)):
+    if found is None and (damaged := checkpoints_in(folder)):
         names = ", ".join(one.folder.name for one in damaged)
         raise CheckpointLost(
-            f"every checkpoint in {folder} is damaged ({names}): put a good one back, or begin again as a new run"
+            f"every checkpoint in {folder} is damaged ({names}): put a good one back, or start a new run"
         )
     return found
 
 
-def of_step(folder: Path, step: int) -> Checkpoint | None:
-    """The one after so many steps, if it is there and good. Blocking, too."""
-    return next((found for found in all_in(folder) if found.step == step and _verified(found.folder)), None)
+def at_step(folder: Path, step: int) -> Checkpoint | None:
+    """The one after `step` steps, if it is intact. Blocking."""
+    return next((found for found in checkpoints_in(folder) if found.step == step and _verified(found.folder)), None)
 
 
 def _verified(folder: Path) -> bool:
-    """Tells the log what is wrong, if something is."""
+    """Logs the damage, if there is any."""
     if why := damage(folder):
         log.warning("checkpoint %s is damaged and will not be used: %s", folder, why)
     return not why
 
 
 def damage(folder: Path) -> str:
-    """What is wrong with a checkpoint; empty: nothing. Blocking: reads all of it."""
+    """What is wrong with a checkpoint; empty if it is intact. Blocking: reads all of it."""
     try:
         listed = json.loads((folder / MANIFEST).read_text())["files"]
         for name, digest in listed.items():
@@ -104,7 +100,7 @@ def damage(folder: Path) -> str:
 
 
 def _seal(folder: Path) -> None:
-    """Everything in the folder to disk, the manifest last."""
+    """Sync every file of the folder, then write and sync the manifest."""
     files = {path.name: _digest(path) for path in sorted(folder.iterdir())}
     for name in files:
         sync(folder / name)
@@ -115,9 +111,8 @@ def _seal(folder: Path) -> None:
 
 
 def _prune(folder: Path, step: int, keep: int) -> None:
-    """The ones before `step` beyond `keep`. Later ones stay: a run that was set back by damage has not reached
-    them."""
-    for old in [found for found in all_in(folder) if found.step <= step][:-keep]:
+    """Of those up to `step`. Later ones stay: a run that was rolled back by damage has yet to reach them."""
+    for old in [found for found in checkpoints_in(folder) if found.step <= step][:-keep]:
         shutil.rmtree(old.folder, ignore_errors=True)
 
 
@@ -126,17 +121,13 @@ def _sweep(folder: Path) -> None:
         shutil.rmtree(left)
 
 
-def all_in(folder: Path) -> list[Checkpoint]:
-    """By their names, oldest first, good or not."""
-
-    def found() -> Iterator[Checkpoint]:
-        for path in folder.iterdir():
-            if match := NAME.fullmatch(path.name):
-                yield Checkpoint(int(match[1]), path)
-
-    with contextlib.suppress(FileNotFoundError):
-        return sorted(found())
-    return []
+def checkpoints_in(folder: Path) -> list[Checkpoint]:
+    """By their names, oldest first, intact or not."""
+    try:
+        names = [(NAME.fullmatch(path.name), path) for path in folder.iterdir()]
+    except FileNotFoundError:
+        return []
+    return sorted(Checkpoint(int(match[1]), path) for match, path in names if match)
 
 
 def _digest(path: Path) -> str:

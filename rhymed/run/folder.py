@@ -1,4 +1,4 @@
-"""Run folders: made once, held by one supervisor at a time, found again to resume."""
+"""Run folders: created once, held by one supervisor at a time, read again to resume."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from rhymed.config.load import load_run
 from rhymed.errors import ConfigError, RunMismatch
 from rhymed.run.layout import RunLayout, layout_of
 
-LOCK = "lock"  # in the run's folder: who holds it, by process id
+LOCK = "lock"  # in the run's folder; holds the process id of its owner
 
 
 def create(config: Config) -> tuple[Config, RunLayout]:
-    """A new folder for this run. A name that is taken gets a number: what an earlier run made is never touched."""
-    config = free(config)
+    """A new folder for this run. A name that is taken gets a number; the folders of earlier runs are not touched."""
+    config = with_free_name(config)
     return config, save(config)
 
 
-def free(config: Config) -> Config:
-    """The configuration under a name that no run has: its own, else with a number."""
+def with_free_name(config: Config) -> Config:
+    """The configuration with a run name that has no folder yet: its own name, or that with a number."""
     wanted, number = config.run.name, 1
     while layout_of(config).config.exists():
         number += 1
@@ -34,21 +34,21 @@ def free(config: Config) -> Config:
 
 
 def save(config: Config) -> RunLayout:
-    """Write the configuration into the run's folder and let `latest` point there."""
-    where = layout_of(config)
-    where.folder.mkdir(parents=True, exist_ok=True)
-    absolute = config.run.model_copy(update={"folder": str(where.folder.parent)})
-    where.config.write_text(config.model_copy(update={"run": absolute}).model_dump_json(indent=2) + "\n")
-    latest = where.folder.parent / "latest"
+    """Write the configuration into the run's folder and point `latest` to it."""
+    layout = layout_of(config)
+    layout.folder.mkdir(parents=True, exist_ok=True)
+    absolute = config.run.model_copy(update={"folder": str(layout.folder.parent)})
+    layout.config.write_text(config.model_copy(update={"run": absolute}).model_dump_json(indent=2) + "\n")
+    latest = layout.folder.parent / "latest"
     with contextlib.suppress(FileNotFoundError):
         latest.unlink()
     with contextlib.suppress(FileExistsError):
-        latest.symlink_to(where.folder.name)
-    return where
+        latest.symlink_to(layout.folder.name)
+    return layout
 
 
 def identity(config: Config) -> dict[str, Any]:
-    """Settings that must not change between the parts of one run, by key."""
+    """Settings that must not change when a run is resumed, by key."""
     return {
         "model.path": config.model.path,
         "model.revision": config.model.revision,
@@ -61,14 +61,14 @@ def identity(config: Config) -> dict[str, Any]:
     }
 
 
-def check_same(earlier: Config, config: Config, where: RunLayout) -> None:
-    """Raises `RunMismatch` when `config` is not a continuation of the run in that folder."""
+def check_same(earlier: Config, config: Config, layout: RunLayout) -> None:
+    """Raises `RunMismatch` when `config` cannot resume the run in that folder."""
     before, now = identity(earlier), identity(config)
     changed = [f"{key} = {now[key]!r} (it was {before[key]!r})" for key in now if now[key] != before[key]]
     if changed:
         raise RunMismatch(
-            f"{where.folder} belongs to another run: {', '.join(changed)}; take that back to go on with it, or start"
-            " a new run with another run.name"
+            f"{layout.folder} belongs to another run: {', '.join(changed)}; undo that to resume it, or start a new"
+            " run with another run.name"
         )
 
 
@@ -81,13 +81,13 @@ def layout_of_folder(folder: Path) -> RunLayout:
 
 
 @contextlib.contextmanager
-def hold(where: RunLayout) -> Iterator[None]:
-    """Keep a second supervisor out of the folder; a dead one's hold ends with it."""
-    with (where.folder / LOCK).open("a+") as lock:
+def hold(layout: RunLayout) -> Iterator[None]:
+    """Keep a second supervisor out of the folder; the kernel releases the lock of a dead one."""
+    with (layout.folder / LOCK).open("a+") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise ConfigError(f"{where.folder} is in use by a running `rhymed run`{_who(lock)}") from None
+            raise ConfigError(f"{layout.folder} is in use by a running `rhymed run`{_owner(lock)}") from None
         lock.truncate(0)
         print(os.getpid(), file=lock, flush=True)
         try:
@@ -96,18 +96,18 @@ def hold(where: RunLayout) -> Iterator[None]:
             lock.truncate(0)
 
 
-def _who(lock: TextIO) -> str:
+def _owner(lock: TextIO) -> str:
     lock.seek(0)
     return f" (process {number})" if (number := _number(lock)) else ""
 
 
 def _number(lock: TextIO) -> int:
-    said = lock.read(20).strip()
-    return int(said) if said.isdecimal() else 0
+    text = lock.read(20).strip()
+    return int(text) if text.isdecimal() else 0
 
 
 def holder(folder: Path) -> int | None:
-    """Process id of the `rhymed run` that holds the folder, 0 where it is not known which; None: nobody does."""
+    """Process id of the `rhymed run` that holds the folder, 0 if unknown; None: it is free."""
     try:
         with (folder / LOCK).open() as lock:
             try:
@@ -119,14 +119,14 @@ def holder(folder: Path) -> int | None:
     return None
 
 
-def read_metrics(where: RunLayout) -> list[dict[str, Any]]:
-    """The steps of `metrics.jsonl`, each once (a step trained again after a resume: the last), in order."""
-    return _last(row for row in _rows(where) if not _is_evaluation(row))
+def read_metrics(layout: RunLayout) -> list[dict[str, Any]]:
+    """The steps of `metrics.jsonl` in order; of a step that was trained again after a resume, the last line."""
+    return _last(row for row in _rows(layout) if not _is_evaluation(row))
 
 
-def read_evaluations(where: RunLayout) -> list[dict[str, Any]]:
+def read_evaluations(layout: RunLayout) -> list[dict[str, Any]]:
     """The evaluations of `metrics.jsonl`, in order; their `step` is the policy version."""
-    return _last(row for row in _rows(where) if _is_evaluation(row))
+    return _last(row for row in _rows(layout) if _is_evaluation(row))
 
 
 def _is_evaluation(row: dict[str, Any]) -> bool:
@@ -138,9 +138,9 @@ def _last(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     return [by_step[step] for step in sorted(by_step)]
 
 
-def _rows(where: RunLayout) -> Iterator[dict[str, Any]]:
-    """Their numbers. A line that was cut, or is none of ours, is left out."""
-    with contextlib.suppress(OSError), where.metrics.open("rb") as lines:
+def _rows(layout: RunLayout) -> Iterator[dict[str, Any]]:
+    """Their numbers. Incomplete and foreign lines are skipped."""
+    with contextlib.suppress(OSError), layout.metrics.open("rb") as lines:
         for line in lines:
             with contextlib.suppress(ValueError):
                 row = json.loads(line)

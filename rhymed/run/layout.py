@@ -1,4 +1,4 @@
-"""Where a run keeps its things, and where its processes meet. Derived from the configuration, so all agree."""
+"""Paths and addresses of a run, derived from its configuration, so that all processes agree on them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from pathlib import Path
 
 from rhymed.config import Config
 from rhymed.wire.keys import Keyring, KeyRole
+
+ADDRESS_FILE = "dashboard.json"  # in the run's folder: the address of its dashboard
 
 
 @dataclass(frozen=True)
@@ -25,7 +27,7 @@ class RunLayout:
     bind: str = ""  # host part of what our servers listen on; empty: that of the address
 
     def listens(self, address: str) -> str:
-        """Where the server of one of our addresses is bound. Elsewhere only behind a name that is not this host's."""
+        """The address that a server binds: ours, or `bind` if our TCP addresses name a host that cannot be bound."""
         if not self.bind or not address.startswith("tcp://"):
             return address
         host = f"[{self.bind}]" if ":" in self.bind else self.bind
@@ -52,7 +54,7 @@ class RunLayout:
         return self.folder / "config.json"
 
     def keys(self, role: KeyRole) -> Keyring:
-        """What a process of that role has of the run's keys."""
+        """The keys of a process of that role."""
         return Keyring(role, self.keyfolder, self.insecure)
 
     def log(self, process: str) -> Path:
@@ -60,15 +62,15 @@ class RunLayout:
 
 
 def layout_of(config: Config) -> RunLayout:
-    """Addresses that the configuration leaves empty are ipc sockets in a folder named after the run folder's path.
+    """Empty addresses become ipc sockets in a folder that is named after the run folder's path.
 
-    They do not lie in the run folder itself because a socket's path may have no more than 107 characters.
+    They are not in the run folder itself because a socket's path may have at most 107 characters.
     """
     folder = (Path(config.run.folder) / config.run.name).expanduser().resolve()
     sockets = Path(tempfile.gettempdir()) / f"rhymed-{hashlib.blake2b(bytes(folder), digest_size=6).hexdigest()}"
 
-    def address(given: str, name: str) -> str:
-        return given or f"ipc://{sockets / name}"
+    def address(configured: str, name: str) -> str:
+        return configured or f"ipc://{sockets / name}"
 
     return RunLayout(
         folder=folder,
@@ -80,6 +82,3 @@ def layout_of(config: Config) -> RunLayout:
         insecure=config.net.insecure,
         bind=config.net.bind,
     )
-
-
-ADDRESS_FILE = "dashboard.json"

@@ -1,7 +1,7 @@
-"""Writes a run's metrics: one JSON line a step, and TensorBoard events where that package is installed.
+"""Writes a run's metrics: one JSON line per step, and TensorBoard events if that package is installed.
 
-Blocking; call it off the event loop. Names are the field's, in slash groups (`reward/mean`, `timing_s/train`). What
-goes on to other people's systems is read from here: `rhymed_broker.telemetry` follows the lines, so a row counts when it is one.
+Blocking; call it off the event loop. Names are the field's, in slash groups (`reward/mean`, `timing_s/train`).
+Exports to other systems (`rhymed_broker.telemetry`) read these lines.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import IO, Any
 
 
 class MetricsLog:
-    """Append-only; safe to reopen after a restart. Files are opened, and TensorBoard imported, by the first write."""
+    """Append-only; may be reopened after a restart. The first write opens files and imports TensorBoard."""
 
     def __init__(self, jsonl: Path, tensorboard: Path | None = None) -> None:
         self._paths = jsonl, tensorboard
@@ -30,7 +30,7 @@ class MetricsLog:
             if self._jsonl is None:
                 self._jsonl = self._open()
             self._write(self._jsonl, step, metrics)
-            if self._closed:  # the row was on its way to us when we were closed
+            if self._closed:  # another thread closed it before this write
                 self._close()
 
     def _write(self, jsonl: IO[str], step: int, metrics: dict[str, float]) -> None:

@@ -1,4 +1,4 @@
-"""Which workers hold up the others, from a snapshot. Pure."""
+"""Finds the rollout workers that hold up the others, from a snapshot. Pure."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ if TYPE_CHECKING:
 
 
 RATE = "rollout/tokens_per_s"
-SLOW = 1 / 3  # of the usual rate: below, a worker is named
+SLOW = 1 / 3  # of the median rate
 SILENT_S = 5.0
 
 
-def culprits(snapshot: Queues) -> dict[str, str]:
-    """Rollout workers that hold up the others: worker -> what is wrong with it."""
+def stragglers(snapshot: Queues) -> dict[str, str]:
+    """What is wrong with each worker that holds up the others, by name."""
     from statistics import median
 
-    busy = [row for row in snapshot.workers if row.role == "rollout" and _writes(row)]
+    busy = [row for row in snapshot.workers if row.role == "rollout" and _is_generating(row)]
     found = {}
     usual = median([row.stats.get(RATE, 0.0) for row in busy]) if len(busy) > 1 else 0.0
     for row in busy:
@@ -31,6 +31,6 @@ def culprits(snapshot: Queues) -> dict[str, str]:
     return found
 
 
-def _writes(row: WorkerRow) -> bool:
-    """Has it a sample in a slot? A brief snapshot tells only how many it has."""
-    return row.held > row.parked or any(not one.parked for one in row.holding)
+def _is_generating(row: WorkerRow) -> bool:
+    """Has it a sample in a slot? A brief snapshot only has counts."""
+    return row.held > row.parked or any(not sample.parked for sample in row.holding)

@@ -1,8 +1,8 @@
-"""The file `timeline.jsonl` of a run: what every worker did, second by second, and what happened when.
+"""The file `timeline.jsonl` of a run: the activities of every worker, and the run's events.
 
-Owns the file's format: lines of JSON, spans and events, in the order of their times; two files at most, of which the
-older one is `timeline.1.jsonl`. Reading never fails because of what stands in a file: a line that was cut, or is no
-line of ours, is left out. Who writes, and how often, it does not know.
+Owns the file's format: lines of JSON, spans and events, in the order of their times; at most two files, the older one
+is `timeline.1.jsonl`. Reading never fails because of a file's content: incomplete and foreign lines are skipped. Does
+not know who writes, or how often.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Kind = Literal["joined", "left", "lost", "rests", "trained", "version", "evaluat
 
 
 class Span(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename={"inside": "in"}):
-    """What a worker did in the `s` seconds that end at `t`."""
+    """The activities of a worker in the `s` seconds that end at `t`."""
 
     t: Time  # wall time, seconds since 1970
     worker: str
@@ -36,12 +36,12 @@ class Span(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename
     s: Time
     inside: dict[str, Time]  # seconds by activity, see rhymed.service.activities; they add up to `s`
     host: str = ""
-    version: int | None = None  # policy version at `t`, of the trainer the steps that are trained
+    version: int | None = None  # policy version at `t`; of the trainer: trained steps
     tokens_per_s: float | None = None  # rollout only
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Something that happened at `t`."""
+    """An event at `t`."""
 
     t: Time
     event: Kind
@@ -50,52 +50,52 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     text: str | None = None
 
 
-FAILED = "run failed: "  # how the text of `finished` begins when the run did not come to its end
+FAILED = "run failed: "  # start of the text of `finished` if the run failed
 
-RUBBISH = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+INVALID = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 SPAN, EVENT = msgspec.json.Decoder(Span), msgspec.json.Decoder(Event)
 
 
 class Timeline(NamedTuple):
-    """Each in the order of time."""
+    """Both lists are in the order of time."""
 
     spans: list[Span]
     events: list[Event]
 
     @property
     def finished(self) -> bool:
-        """The run came to its end, and nobody has begun it again."""
-        words = [event for event in self.events if event.event in ("begun", "finished")]
-        return bool(words) and words[-1].event == "finished" and not (words[-1].text or "").startswith(FAILED)
+        """The run ended without a failure, and has not been resumed."""
+        ends = [event for event in self.events if event.event in ("begun", "finished")]
+        return bool(ends) and ends[-1].event == "finished" and not (ends[-1].text or "").startswith(FAILED)
 
     @property
     def last(self) -> float:
-        """The newest time; 0 when there is nothing."""
+        """The newest time; 0 if there is none."""
         return max((each[-1].t for each in self if each), default=0.0)
 
 
 def read(folder: Path, since: float = 0.0) -> Timeline:
-    """Everything after the time `since`. Cheap when that is little: the rest of the files is not read."""
-    found = Timeline([], [])
+    """Everything after the time `since`; earlier parts of the files are not read."""
+    timeline = Timeline([], [])
     for name in (OLDER, FILE):
         try:
             with (folder / name).open("rb") as file:
-                file.seek(_first(file, since))
-                _sort(file, found, since)
+                file.seek(_start(file, since))
+                _read_lines(file, timeline, since)
         except OSError:
-            continue  # not there (yet), or taken away by the writer a moment ago
-    return found
+            continue  # missing, or just renamed by the writer
+    return timeline
 
 
 class Writer:
-    """Appends lines. Blocking; raises `OSError` when a line could not be written."""
+    """Appends lines. Blocking; raises `OSError` if a line could not be written."""
 
     def __init__(self, folder: Path, limit_bytes: int = LIMIT_BYTES) -> None:
         self._folder, self._limit = folder, limit_bytes
         self._file: IO[bytes] | None = None
 
     def write(self, rows: Sequence[Span | Event]) -> None:
-        """All of them in one piece, so that readers see all or the first ones."""
+        """In one write, so that readers see all of them or the first ones."""
         lines = b"".join(msgspec.json.encode(row) + b"\n" for row in rows)
         if self._file is None:
             self._file = self._open()
@@ -107,7 +107,7 @@ class Writer:
             if self._file.write(lines) < len(lines):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError:
-            self.close()  # the next one begins behind whatever got there
+            self.close()  # the next write starts a new line
             raise
 
     def close(self) -> None:
@@ -116,7 +116,7 @@ class Writer:
             self._file = None
 
     def _open(self) -> IO[bytes]:
-        """At its end, and at the beginning of a line: an earlier writer may have died in the middle of one."""
+        """At the start of a new line: an earlier writer may have died in the middle of one."""
         self._folder.mkdir(parents=True, exist_ok=True)
         file = (self._folder / FILE).open("ab+", buffering=0)
         if file.tell():
@@ -126,8 +126,8 @@ class Writer:
         return file
 
 
-def _sort(file: IO[bytes], found: Timeline, since: float) -> None:
-    """Lines from here on into `found`; the last one may still be written."""
+def _read_lines(file: IO[bytes], timeline: Timeline, since: float) -> None:
+    """Adds the lines from the current position on; an incomplete last one may still be written."""
     for line in file:
         if not line.endswith(b"\n"):
             break
@@ -135,60 +135,60 @@ def _sort(file: IO[bytes], found: Timeline, since: float) -> None:
         if row is None or row.t <= since:
             continue
         if isinstance(row, Span):
-            found.spans.append(row)
+            timeline.spans.append(row)
         else:
-            found.events.append(row)
+            timeline.events.append(row)
 
 
 def _row(line: bytes) -> Span | Event | None:
-    """None: it is rubbish."""
+    """None: it is invalid."""
     if len(line) > LONGEST_LINE:
         return None
     try:
         return SPAN.decode(line)
-    except RUBBISH:
+    except INVALID:
         pass
     try:
         return EVENT.decode(line)
-    except RUBBISH:
+    except INVALID:
         return None
 
 
-def _first(file: IO[bytes], since: float) -> int:
-    """A place at or before the first line after `since`, at the beginning of a line: found by halving."""
+def _start(file: IO[bytes], since: float) -> int:
+    """The start of a line at or before the first one after `since`, by binary search."""
     low, high = 0, file.seek(0, os.SEEK_END)
     while since and high - low > LONGEST_LINE:
         middle = (low + high) // 2
         file.seek(middle)
         file.readline(LONGEST_LINE)  # the rest of a line
-        begun, time = next(_times(file), (high, math.inf))
-        if begun < high and time <= since:
-            low = begun
+        start, time = next(_times(file), (high, math.inf))
+        if start < high and time <= since:
+            low = start
         else:
             high = middle
     return low
 
 
 def _times(file: IO[bytes]) -> Iterator[tuple[int, float]]:
-    """Where each line from here on begins, and its time."""
+    """(start of a line, its time) from the current position on."""
     while True:
-        begun = file.tell()
+        start = file.tell()
         line = file.readline(LONGEST_LINE)
         if not line:
             return
         row = _row(line)
         if row is not None:
-            yield begun, row.t
+            yield start, row.t
 
 
 def by_worker(spans: Iterable[Span]) -> dict[str, list[Span]]:
-    """Of each worker, roles in the order rollout, reward, trainer, names in their own."""
-    found: dict[tuple[int, str], list[Span]] = {}
+    """In the order of roles (rollout, reward, trainer) and names."""
+    by_key: dict[tuple[int, str], list[Span]] = {}
     for span in spans:
-        found.setdefault((("rollout", "reward", "trainer").index(span.role), span.worker), []).append(span)
-    return {name: found[order, name] for order, name in sorted(found, key=lambda key: (key[0], _natural(key[1])))}
+        by_key.setdefault((("rollout", "reward", "trainer").index(span.role), span.worker), []).append(span)
+    return {name: by_key[order, name] for order, name in sorted(by_key, key=lambda key: (key[0], _natural(key[1])))}
 
 
 def _natural(name: str) -> list[int | str]:
-    """`rollout-10` stands behind `rollout-9`."""
+    """`rollout-10` sorts after `rollout-9`."""
     return [int(part) if place % 2 else part for place, part in enumerate(DIGITS.split(name))]

@@ -1,6 +1,6 @@
-"""A run's metrics added up: over all steps, what drafting did, and epoch by epoch. Pure: rows in, numbers out.
+"""Totals of a run's metrics: over all steps, of drafting, and per epoch. Pure.
 
-A row is a step's line of `metrics.jsonl`, names as in docs/metrics.md; a value may be missing, or None.
+A row is a step's line of `metrics.jsonl`, names as in docs/metrics.md; a value may be missing or None.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ from itertools import groupby
 from statistics import mean
 from typing import Any
 
-EDGE_STEPS = 5  # the mean of this many first and last steps is compared
+EDGE_STEPS = 5  # the means of this many first and last steps are compared
 
 Row = dict[str, Any]
 
 
 def totals(rows: Sequence[Row], elapsed_s: float) -> dict[str, float]:
-    """The run in a few numbers; `rows` in order. What is not known is NaN.
+    """Of the rows in order; unknown values are NaN.
 
-    A step whose samples a resumed run found in its store has no speed, and its times are no step's.
+    Steps whose samples were in the store already, after a resume, count neither for speed nor for times.
     """
     rewards = _known(rows, "reward/mean")
-    written = [row for row in rows if row.get("rollout/tokens_per_s") != 0]
+    generated = [row for row in rows if row.get("rollout/tokens_per_s") != 0]
     edge = max(1, min(EDGE_STEPS, len(rewards) // 2))
     first = mean(rewards[:edge]) if rewards else float("nan")
     last = mean(rewards[-edge:]) if rewards else float("nan")
@@ -38,20 +38,20 @@ def totals(rows: Sequence[Row], elapsed_s: float) -> dict[str, float]:
         "reward_last": last,
         "reward_gain": last - first,
         "tokens": sum(_known(rows, "rollout/tokens")),
-        "tokens_per_s": average("rollout/tokens_per_s", written),
-        "step_s": average("timing_s/step", written),
-        "rollout_s": average("timing_s/rollout", written),
-        "reward_s": average("timing_s/reward", written),
-        "train_s": average("timing_s/train", written),
+        "tokens_per_s": average("rollout/tokens_per_s", generated),
+        "step_s": average("timing_s/step", generated),
+        "rollout_s": average("timing_s/rollout", generated),
+        "reward_s": average("timing_s/reward", generated),
+        "train_s": average("timing_s/train", generated),
         "mismatch_kl": average("mismatch_kl/mean"),
         "dropped": sum(_known(rows, "rollout/dropped")),
     }
 
 
 def drafting(rows: Sequence[Row]) -> dict[str, float | None] | None:
-    """What speculative decoding did, ratios of the sums; `rollout/spec_` is left out of the names.
+    """Sums of `rollout/spec_*`, without that prefix, and their ratios.
 
-    None where the engine did not draft; a ratio is None where there is nothing to divide by.
+    None if the engine did not draft; a ratio is None if its divisor is 0.
     """
     if not _known(rows, "rollout/spec_forwards"):
         return None
@@ -67,7 +67,7 @@ def drafting(rows: Sequence[Row]) -> dict[str, float | None] | None:
 
 
 def epochs(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """One after another. `reward`, `response_length` and `rollout_s` are means of its steps."""
+    """In order. `reward`, `response_length` and `rollout_s` are means over the steps."""
     counted = [row for row in rows if row.get("training/epoch") is not None]
     return [_epoch(int(epoch), list(own)) for epoch, own in groupby(counted, lambda row: row["training/epoch"])]
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rhymed.messages import EVAL, Holding, Queues, WorkerRow
-from rhymed.run.stragglers import RATE, SILENT_S, culprits
+from rhymed.run.stragglers import RATE, SILENT_S, stragglers
 from rhymed.style import ROLES
 from rhymed.text import age, step_name
 from rhymed.top.state import History
@@ -33,7 +33,7 @@ class Seat:
 
 def seats(queues: Queues, history: History, filter: str = "") -> list[Seat]:
     """Those in whose names, hosts, roles or phases the filter occurs, in the order of roles and names."""
-    wrong = culprits(queues)
+    wrong = stragglers(queues)
     word = filter.casefold()
     found = [
         Seat(row, row.role == "rollout" and row.version < queues.version, history.idle(row.worker), told)

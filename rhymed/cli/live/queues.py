@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from rhymed.cli.options import add_where, example
-from rhymed.run.stragglers import culprits
+from rhymed.run.stragglers import stragglers
 from rhymed.style import COLOURS
 from rhymed.text import age, step_name
 
@@ -96,7 +96,7 @@ def render(snapshot: Queues) -> RenderableType:
         f"  up {age(snapshot.uptime_s)}  event-loop lag p99 {snapshot.lag_ms:.1f} ms"
     )
     tables: list[RenderableType] = [_queues(snapshot), _steps(snapshot), _workers(snapshot)]
-    tables += [f"[red]{escape(worker)}: {what}[/]" for worker, what in culprits(snapshot).items()]
+    tables += [f"[red]{escape(worker)}: {what}[/]" for worker, what in stragglers(snapshot).items()]
     tables += [f"[bold red]waits: {escape(trouble)}[/]" for trouble in snapshot.troubles]
     if any(row.holding for row in snapshot.workers):
         tables.append(_held(snapshot))

@@ -91,7 +91,7 @@ def _measure(first: Path, second: Path, step: int, found: Against, near: float) 
 
 
 def _place(run: Path, step: int) -> Path:
-    return checkpoint.place(run / "checkpoints", step)
+    return checkpoint.folder_of(run / "checkpoints", step)
 
 
 def _manifest(folder: Path, step: int) -> Mapping[str, str]:

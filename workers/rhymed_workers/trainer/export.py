@@ -13,7 +13,7 @@ from typing import Literal
 
 from rhymed.atomic import sync
 from rhymed.errors import CheckpointError
-from rhymed.run.checkpoint import MANIFEST, Checkpoint, all_in, newest, of_step
+from rhymed.run.checkpoint import MANIFEST, Checkpoint, at_step, checkpoints_in, newest
 
 OURS = {MANIFEST, "trainer.json", "optimizer.state", "lineage.jsonl"}
 INDEX = "model.safetensors.index.json"
@@ -23,9 +23,9 @@ DType = Literal["float32", "bfloat16", "float16"]
 
 def chosen(folder: Path, step: int | None) -> Checkpoint:
     """The good one of that step, or the newest good one. Blocking: its digests are verified."""
-    found = newest(folder) if step is None else of_step(folder, step)
+    found = newest(folder) if step is None else at_step(folder, step)
     if found is None:
-        there = ", ".join(str(one.step) for one in all_in(folder)) or "none"
+        there = ", ".join(str(one.step) for one in checkpoints_in(folder)) or "none"
         what = "no checkpoint that is whole" if step is None else f"no good checkpoint of step {step}"
         raise CheckpointError(f"{folder} has {what}; there: {there}")
     return found

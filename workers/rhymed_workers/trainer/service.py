@@ -259,7 +259,7 @@ class TrainerService(Service):
         await self._tell_saved()
 
     async def _tell_saved(self) -> None:
-        kept = await self._aside(lambda: checkpoint.all_in(self._places.checkpoints), "checkpoint")
+        kept = await self._aside(lambda: checkpoint.checkpoints_in(self._places.checkpoints), "checkpoint")
         oldest = kept[0].step if kept else 0
         self._report(Checkpointed(worker=self.name, step=oldest, newest=self._saved, life=self._life))
 
