@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from rhymed.config.config import Config
+from rhymed.text import short
 
 CUTOFF = 0.5  # similarity from which a value is suggested: fp32 suggests float32
 
@@ -35,18 +36,18 @@ def explain(row: Any) -> str:
     if kind == "missing":
         return f"{key} is missing"
     if kind == "literal_error":
-        return f"{key} = {_short(value)}: {_choices(value, _literals(loc))}"
+        return f"{key} = {_quoted(value)}: {_choices(value, _literals(loc))}"
     if kind in ("model_type", "model_attributes_type"):
-        return f"{key} = {_short(value)}: {key} is a section: write [{key}] and its keys on the lines below"
+        return f"{key} = {_quoted(value)}: {key} is a section: write [{key}] and its keys on the lines below"
     if kind == "value_error":
         message = str(row["msg"]).removeprefix("Value error, ")
         return f"{key}: {message}" if key else message
     if kind == "string_pattern_mismatch":
-        return f"{key} = {_short(value)}: only letters, digits, '.', '_' and '-' are allowed, first a letter or digit"
+        return f"{key} = {_quoted(value)}: only letters, digits, '.', '_' and '-' are allowed, first a letter or digit"
     if kind.endswith(("_type", "_parsing", "_from_float")) and expected in TYPE_NAMES:
-        return f"{key} = {_short(value)}: {_type(expected, value)}"
+        return f"{key} = {_quoted(value)}: {_type(expected, value)}"
     message = re.sub(r"^Input should be", "it must be", str(row["msg"]))
-    return f"{key} = {_short(value)}: {message[:1].lower()}{message[1:]}"
+    return f"{key} = {_quoted(value)}: {message[:1].lower()}{message[1:]}"
 
 
 def field_of(loc: Sequence[str | int]) -> FieldInfo | None:
@@ -117,6 +118,5 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def _short(value: Any) -> str:
-    text = str(value).lower() if isinstance(value, bool) else repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+def _quoted(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else short(value, 60)
