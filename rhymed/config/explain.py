@@ -43,7 +43,9 @@ def explain(row: Any) -> str:
         message = str(row["msg"]).removeprefix("Value error, ")
         return f"{key}: {message}" if key else message
     if kind == "string_pattern_mismatch":
-        return f"{key} = {_quoted(value)}: only letters, digits, '.', '_' and '-' are allowed, first a letter or digit"
+        return (
+            f"{key} = {_quoted(value)}: only letters, digits, '.', '_' and '-' are allowed, first a letter or digit"
+        )
     if kind.endswith(("_type", "_parsing", "_from_float")) and expected in TYPE_NAMES:
         return f"{key} = {_quoted(value)}: {_type(expected, value)}"
     message = re.sub(r"^Input should be", "it must be", str(row["msg"]))
