@@ -1,1 +1,1 @@
-"""What a run will do and need, found out before it starts. Changes nothing and leaves nothing behind."""
+"""What a run will do and need, checked before it starts. Changes nothing and leaves nothing behind."""

@@ -1,4 +1,4 @@
-"""The arithmetic of a run: prompts, samples, steps, optimizer steps, passes. Pure: settings and counts in, words out.
+"""The arithmetic of a run: prompts, samples, steps, optimizer steps, passes. Pure.
 
 Mirrors `rhymed_broker.plan` (steps) and `rhymed_workers.trainer.packing` (packing); a test holds it against both.
 """
@@ -11,19 +11,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from rhymed.check.report import Section
-from rhymed.config import Config
+from rhymed.config import Config, Eval, Rollout, Schedule, Trainer
 from rhymed.text import counted
 
 PACK_TOKENS = 1024
-"""Rows of a micro-batch are filled up to this (rhymed_workers.trainer.packing)."""
+"""Tokens up to which a row of a micro-batch is filled (rhymed_workers.trainer.packing)."""
 
 
 @dataclass(frozen=True)
 class Workload:
     prompts: int  # in the dataset
-    samples: int  # a step
+    samples: int  # per step
     steps: int
-    passes: int  # forward and backward passes a step, when all responses are as long as allowed
+    passes: int  # forward and backward, per step, if all responses have the maximum length
     rows: int  # in the largest pass
     width: int  # tokens of its longest row
     responses: int  # in a row
@@ -35,10 +35,9 @@ class Workload:
         return self.rows * self.width
 
 
-def workload(config: Config, prompts: int, prompt_length: int) -> Workload:
-    rollout, trainer = config.rollout, config.trainer
+def workload(rollout: Rollout, trainer: Trainer, prompts: int, prompt_length: int) -> Workload:
     steps = trainer.epochs * prompts // rollout.prompts_per_step
-    passes = packed(config, prompt_length)
+    passes = packed(rollout, trainer, prompt_length)
     largest = max(passes, key=lambda rows: len(rows) * max(rows))
     return Workload(
         prompts=prompts,
@@ -52,100 +51,98 @@ def workload(config: Config, prompts: int, prompt_length: int) -> Workload:
     )
 
 
-def packed(config: Config, prompt_length: int) -> list[list[int]]:
-    """Row lengths of every pass of a step, when all prompts and responses are as long as they can be."""
-    samples = config.rollout.prompts_per_step * config.rollout.group_size
-    updates, group = min(config.trainer.minibatches, samples), config.rollout.group_size
+def packed(rollout: Rollout, trainer: Trainer, prompt_length: int) -> list[list[int]]:
+    """Row lengths of every pass of a step, if all responses have the maximum length."""
+    samples = rollout.prompts_per_step * rollout.group_size
+    updates, group = min(trainer.minibatches, samples), rollout.group_size
+    fit = max(1, (min(trainer.micro_tokens, PACK_TOKENS) - prompt_length) // rollout.max_response_length)
     ends = [samples * number // updates for number in range(updates + 1)]
     passes: list[list[int]] = []
     for first, last in itertools.pairwise(ends):
         parts = [min(last, start + group) - max(first, start) for start in range(0, samples, group)]
-        rows = itertools.chain(*(_rows(config, part, prompt_length) for part in parts if part > 0))
-        fresh: list[list[int]] = []
+        rows = [
+            prompt_length + min(fit, part - start) * rollout.max_response_length
+            for part in parts
+            for start in range(0, part, fit)
+        ]
+        update: list[list[int]] = []
         for row in sorted(rows, reverse=True):
-            if fresh and (len(fresh[-1]) + 1) * fresh[-1][0] <= config.trainer.micro_tokens:
-                fresh[-1].append(row)
+            if update and (len(update[-1]) + 1) * update[-1][0] <= trainer.micro_tokens:
+                update[-1].append(row)
             else:
-                fresh.append([row])
-        passes += fresh
+                update.append([row])
+        passes += update
     return passes
 
 
-def _rows(config: Config, responses: int, prompt_length: int) -> Iterator[int]:
-    length = config.rollout.max_response_length
-    fit = max(1, (min(config.trainer.micro_tokens, PACK_TOKENS) - prompt_length) // length)
-    for first in range(0, responses, fit):
-        yield prompt_length + min(fit, responses - first) * length
-
-
-def describe(config: Config, load: Workload, held_out: Sequence[int]) -> tuple[Section, list[str]]:
-    """The section and what is worth a warning. `held_out`: prompts of each evaluation dataset."""
+def describe(config: Config, load: Workload, held_out: Sequence[int]) -> Section:
+    """`held_out`: number of prompts of each evaluation dataset."""
     rollout, trainer = config.rollout, config.trainer
     section = Section("batch")
     prompts, epoch = rollout.prompts_per_step, load.prompts / rollout.prompts_per_step
-    over = "" if epoch == int(epoch) else "; what an epoch leaves over opens the next one"
-    section.add("prompts", f"{load.prompts:,}, {prompts} a step: {counted(epoch, 'step')} an epoch{over}")
-    section.add("samples", f"{prompts} prompts x {rollout.group_size} (group_size) = {load.samples} a step")
+    rest = "" if epoch == int(epoch) else "; prompts left over start the next epoch"
+    section.add("prompts", f"{load.prompts:,}, {prompts} per step: {counted(epoch, 'step')} per epoch{rest}")
+    section.add("samples", f"{prompts} prompts x {rollout.group_size} (group_size) = {load.samples} per step")
     cut = f", cut at trainer.steps = {trainer.steps}" if trainer.steps == load.steps else ""
     section.add("steps", f"{counted(trainer.epochs, 'epoch')} = {counted(load.steps, 'step')}{cut}")
     tokens = load.steps * load.samples * rollout.max_response_length
-    section.add("in all", f"{load.steps * load.samples:,} samples, at most {tokens:,} response tokens")
-    section.add("rollout", _rounds(config, load))
+    section.add("total", f"{load.steps * load.samples:,} samples, at most {tokens:,} response tokens")
+    section.add("rollout", _rounds(rollout, load))
     updates, each = counted(trainer.minibatches, "optimizer step"), load.samples // trainer.minibatches
-    section.add("updates", f"{updates} a step (trainer.minibatches), on {each} samples each")
-    section.add("passes", _passes(config, load))
-    section.add("staleness", _staleness(config, load))
+    section.add("updates", f"{updates} per step (trainer.minibatches), on {each} samples each")
+    section.add("passes", _passes(trainer, load))
+    section.add("staleness", _staleness(config.schedule, load))
     saved = math.ceil(load.steps / trainer.checkpoint_every)
     section.add("saved", f"{counted(saved, 'checkpoint')}, every {trainer.checkpoint_every} steps and at the end")
     if config.eval.every:
-        section.add("evaluation", _evaluation(config, load, held_out))
-    return section, list(_warnings(config, load))
+        section.add("evaluation", _evaluation(config.eval, load, held_out))
+    section.warnings += _warnings(rollout, trainer, config.eval, load)
+    return section
 
 
-def _rounds(config: Config, load: Workload) -> str:
-    rollout = config.rollout
+def _rounds(rollout: Rollout, load: Workload) -> str:
     if not rollout.workers:
         return "no worker is started here (rollout.workers = 0): start some with `rhymed worker --role rollout`"
     slots = rollout.workers * rollout.max_concurrency
     return (
         f"{counted(rollout.workers, 'worker')} x {rollout.max_concurrency} at once (max_concurrency) = {slots} slots:"
-        f" {counted(math.ceil(load.samples / slots), 'round')} a step"
+        f" {counted(math.ceil(load.samples / slots), 'round')} per step"
     )
 
 
-def _passes(config: Config, load: Workload) -> str:
+def _passes(trainer: Trainer, load: Workload) -> str:
     return (
-        f"at most {load.passes} forward and backward a step; the largest has {counted(load.rows, 'row')} of"
+        f"at most {load.passes} forward and backward passes per step; the largest has {counted(load.rows, 'row')} of"
         f" {load.width} tokens (a prompt of {load.prompt_length} and {counted(load.responses, 'response')} at full"
-        f" length), {load.pass_tokens:,} of trainer.micro_tokens = {config.trainer.micro_tokens:,}"
+        f" length), {load.pass_tokens:,} of trainer.micro_tokens = {trainer.micro_tokens:,}"
     )
 
 
-def _staleness(config: Config, load: Workload) -> str:
-    lag = config.schedule.max_staleness
+def _staleness(schedule: Schedule, load: Workload) -> str:
+    lag = schedule.max_staleness
     if lag == 0:
         return (
             f"0: all {load.samples} samples of a step are sampled with the newest weights; engines wait while the"
             " trainer trains"
         )
+    following = "step" if lag == 1 else f"{lag} steps"
     return (
-        f"{lag}: while a step trains, the {load.samples * lag} samples of the next {counted(lag, 'step')} are sampled"
-        f" with weights up to {counted(lag, 'update step')} old; engines do not wait"
+        f"{lag}: while a step trains, the {load.samples * lag} samples of the next {following} are sampled with"
+        f" weights up to {counted(lag, 'update')} old; engines do not wait"
     )
 
 
-def _evaluation(config: Config, load: Workload, held_out: Sequence[int]) -> str:
-    each = sum(held_out) * config.eval.samples
-    times = math.ceil(load.steps / config.eval.every) + config.eval.at_start
+def _evaluation(eval: Eval, load: Workload, held_out: Sequence[int]) -> str:
+    each = sum(held_out) * eval.samples
+    times = math.ceil(load.steps / eval.every) + eval.at_start
     share = times * each / max(1, load.steps * load.samples)
     return (
-        f"{sum(held_out):,} prompts x {config.eval.samples} = {each:,} responses, {times} times: {times * each:,},"
-        f" {share:.0%} of what the training samples"
+        f"{sum(held_out):,} prompts x {eval.samples} = {each:,} responses, {times} times: {times * each:,},"
+        f" {share:.0%} of the training samples"
     )
 
 
-def _warnings(config: Config, load: Workload) -> Iterator[str]:
-    rollout, trainer = config.rollout, config.trainer
+def _warnings(rollout: Rollout, trainer: Trainer, eval: Eval, load: Workload) -> Iterator[str]:
     longest = rollout.max_prompt_length + rollout.max_response_length
     if longest > trainer.micro_tokens:
         yield (
@@ -159,7 +156,7 @@ def _warnings(config: Config, load: Workload) -> Iterator[str]:
             " trainer.lr is never reached"
         )
     if rollout.workers > load.samples:
-        yield f"rollout.workers = {rollout.workers}, but a step has {load.samples} samples: some have nothing to do"
-    if config.eval.every > load.steps:
+        yield f"rollout.workers = {rollout.workers}, but a step has {load.samples} samples: some have no work"
+    if eval.every > load.steps:
         run = counted(load.steps, "step")
-        yield f"eval.every = {config.eval.every} is more than the {run} of the run: only its end is evaluated"
+        yield f"eval.every = {eval.every} is more than the {run} of the run: only its end is evaluated"

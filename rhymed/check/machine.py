@@ -1,4 +1,4 @@
-"""A look at this machine: memory, disk, the run's folder, and whether its addresses can be bound."""
+"""This machine: memory, disk, the run's folder, and whether its addresses can be bound."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from rhymed.check.memory import Machine
 from rhymed.check.report import Section
-from rhymed.config import Config
+from rhymed.config import Config, Net
 from rhymed.errors import ConfigError
 from rhymed.run import folder as runs
 from rhymed.run.layout import RunLayout, layout_of
@@ -33,20 +33,20 @@ def look(folder: Path) -> Machine:
     return Machine(memory.total, memory.available, shared, shutil.disk_usage(_existing(folder)).free)
 
 
-def describe(config: Config, *, resume: bool = False) -> tuple[Section, list[str]]:
-    """The section and what must be changed."""
-    section = Section("places")
+def describe(config: Config, *, resume: bool = False) -> Section:
+    section = Section("folder and addresses")
     taken = layout_of(config).config.exists() and not resume
     where = layout_of(config if resume else runs.with_free_name(config))
     name = f" ({config.run.name} is taken by an earlier run)" if taken else ""
     section.add("folder", f"{where.folder}{name}")
     for key in ("broker", "store", "weights"):
         section.add(key, str(getattr(where, key)))
-    return section, list(problems(config, where, resume=resume))
+    section.errors += problems(config.net, where, resume=resume)
+    return section
 
 
-def problems(config: Config, where: RunLayout, *, resume: bool = False) -> Iterator[str]:
-    """What would keep the run's processes from their folder or their addresses."""
+def problems(net: Net, where: RunLayout, *, resume: bool = False) -> Iterator[str]:
+    """Why the run's processes could not use their folder or their addresses."""
     existing = _existing(where.folder)
     if not existing.is_dir():
         yield f"run.folder: {existing} is a file; name another folder"
@@ -62,7 +62,7 @@ def problems(config: Config, where: RunLayout, *, resume: bool = False) -> Itera
     yield from _key_problems(where)
     for key in ("broker", "store", "weights"):
         address = where.listens(str(getattr(where, key)))
-        if problem := address_problem(address, insecure=config.net.insecure, locked=bool(config.net.keys)):
+        if problem := address_problem(address, insecure=net.insecure, locked=bool(net.keys)):
             yield f"net.{key} = {address}: {problem}"
 
 
@@ -78,7 +78,7 @@ def _key_problems(where: RunLayout) -> Iterator[str]:
 
 
 def address_problem(address: str, *, insecure: bool, locked: bool = False) -> str:
-    """Why a server could not be bound there, or others not connect; empty if they can."""
+    """Why a server cannot be bound there, or others cannot connect; empty if they can."""
     scheme, _, rest = address.partition("://")
     if scheme == "ipc":
         return _ipc_problem(rest)
@@ -109,7 +109,7 @@ def _ipc_problem(path: str) -> str:
         try:
             probe.connect(path)
         except OSError:
-            return ""  # a dead one's, which will be removed
+            return ""  # of a dead process; the server removes it
     return "a living process serves it already: end that run, or choose another address"
 
 
@@ -133,7 +133,7 @@ def _port_problem(host: str, port: int) -> str:
 
 
 def _by(port: int) -> str:
-    """Who listens there, as far as we may know."""
+    """The process that listens there, where the system lets us see it."""
     import psutil
 
     with contextlib.suppress(psutil.Error, OSError):
@@ -144,5 +144,5 @@ def _by(port: int) -> str:
 
 
 def _existing(path: Path) -> Path:
-    """The path, or the closest folder above it that exists."""
-    return next((one for one in (path, *path.parents) if one.exists()), Path("/"))
+    """The path, or the nearest parent that exists."""
+    return next((folder for folder in (path, *path.parents) if folder.exists()), Path("/"))

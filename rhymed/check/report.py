@@ -1,4 +1,4 @@
-"""What a check found: sections of labelled lines, what must be changed, what is worth knowing. Knows no terminal."""
+"""Results of a check: sections of labelled lines, errors and warnings. Knows no terminal."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rhymed.errors import RhymedError
 Result = TypeVar("Result")
 
 Rows = list[tuple[str, str]]
-"""(label, text); a text of several lines stays so."""
+"""(label, text); a text may have several lines."""
 
 GIB = 1 << 30
 
@@ -22,6 +22,8 @@ GIB = 1 << 30
 class Section:
     title: str
     rows: Rows = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)  # what must be changed
+    warnings: list[str] = field(default_factory=list)
 
     def add(self, label: str, text: str) -> None:
         self.rows.append((label, text))
@@ -30,25 +32,28 @@ class Section:
 @dataclass
 class Report:
     sections: list[Section] = field(default_factory=list)
-    model: str = ""  # what `model.path` came to
-    wrong: list[str] = field(default_factory=list)
+    model: str = ""  # the folder of `model.path`
+    errors: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
-    def section(self, title: str) -> Section:
-        self.sections.append(Section(title))
-        return self.sections[-1]
+    def add(self, section: Section | None) -> None:
+        """With its errors and warnings. None: its check has failed."""
+        if section is not None:
+            self.sections.append(section)
+            self.errors += section.errors
+            self.warnings += section.warnings
 
     def attempt(self, work: Callable[[], Result]) -> Result | None:
-        """The result, or None after its error was noted."""
+        """Its result; None if it failed, with the error in `errors`."""
         try:
             return work()
         except RhymedError as error:
-            self.wrong += [line for line in str(error).splitlines() if line not in self.wrong]
+            self.errors += [line for line in str(error).splitlines() if line not in self.errors]
             return None
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
-        """What our modules log as a warning meanwhile is noted here, each once."""
+        """Collects the warnings that our modules log meanwhile, each once."""
         report, logger = self, logging.getLogger("rhymed")
 
         class Notes(logging.Handler):

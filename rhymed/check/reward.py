@@ -1,15 +1,14 @@
-"""The reward on real answers: the model's own, the right one, and nonsense, all in the real scoring process."""
+"""The reward of real answers: the model's own, the reference, and nonsense, in a real scoring process."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rhymed.check.report import Section
-from rhymed.config import Config
+from rhymed.config import Config, Eval, Reward
 from rhymed.errors import RewardError
 from rhymed.inputs.rows import Row
 
@@ -29,31 +28,31 @@ class Answer:
     label: str
     text: str
     tokens: Sequence[int] = ()
-    counts: bool = True  # it is to be scored
+    scored: bool = True
 
 
 def unasked(reason: str) -> Answer:
-    """Stands for an answer that the model did not write."""
-    return Answer("the model", f"writes nothing here: {reason}", counts=False)
+    """In place of an answer that the model did not write."""
+    return Answer("the model", f"was not asked: {reason}", scored=False)
 
 
-def answers(config: Config, row: Row, written: Answer | None) -> list[Answer]:
+def answers(reward: Reward, row: Row, written: Answer | None) -> list[Answer]:
     """The model's if there is one, the row's reference if it has one, nonsense."""
     wrap = {"tag": "<answer>{}</answer>", "boxed": "\\boxed{{{}}}"}
-    kinds = [scorer.answer for scorer in config.reward.all if scorer.answer in wrap]
+    kinds = [scorer.answer for scorer in reward.all if scorer.answer in wrap]
     form = wrap[kinds[0]] if kinds else "{}"
-    right = reference(config, row)
-    found = [written] if written else []
-    found += [Answer(RIGHT_LABEL, form.format(right))] if right else []
-    nonsense = "0" if any(scorer.answer == "last_number" for scorer in config.reward.all) else NONSENSE
-    return [*found, Answer(NONSENSE_LABEL, form.format(NONSENSE if nonsense != right else nonsense))]
+    right = reference(reward, row)
+    chosen = [written] if written else []
+    chosen += [Answer(RIGHT_LABEL, form.format(right))] if right else []
+    nonsense = "0" if any(scorer.answer == "last_number" for scorer in reward.all) else NONSENSE
+    return [*chosen, Answer(NONSENSE_LABEL, form.format(NONSENSE if nonsense != right else nonsense))]
 
 
-def reference(config: Config, row: Row) -> str:
-    """The row's right answer as text; empty if it has none."""
+def reference(reward: Reward, row: Row) -> str:
+    """The row's reference answer as text; empty if it has none."""
     from rhymed_workers.scorers.answer import reference_text
 
-    names = [str(scorer.args["column"]) for scorer in config.reward.all if "column" in scorer.args]
+    names = [str(scorer.args["column"]) for scorer in reward.all if "column" in scorer.args]
     for column in (*names, ""):
         try:
             return reference_text(row, column)
@@ -63,7 +62,7 @@ def reference(config: Config, row: Row) -> str:
 
 
 def write(folder: Path, prompt: Sequence[int], limit: int) -> Answer:
-    """Let the model answer, greedily. Blocking, seconds: loads torch and the model."""
+    """The model's greedy answer. Blocking for seconds: loads torch and the model."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
@@ -74,7 +73,7 @@ def write(folder: Path, prompt: Sequence[int], limit: int) -> Answer:
     tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     ids = torch.tensor([list(prompt)])
     with torch.no_grad():
-        made = model.generate(
+        output = model.generate(
             ids,
             attention_mask=torch.ones_like(ids),
             max_new_tokens=min(limit, MAX_TOKENS),
@@ -84,62 +83,61 @@ def write(folder: Path, prompt: Sequence[int], limit: int) -> Answer:
             top_k=None,
             pad_token_id=tokenizer.pad_token_id or tokenizer.eos_token_id,
         )
-    tokens = made[0, len(prompt) :].tolist()
+    tokens = output[0, len(prompt) :].tolist()
     return Answer("the model writes", tokenizer.decode(tokens, skip_special_tokens=True), tokens)
 
 
-def describe(config: Config, row: Row, given: Sequence[Answer]) -> tuple[Section, list[str], list[str]]:
-    """The section, what must be changed, what is worth a warning. Raises `RewardError` if no scorer can be loaded."""
+def describe(config: Config, row: Row, answers: Sequence[Answer]) -> Section:
+    """Scores the answers to the row. Raises `RewardError` if a scorer cannot be loaded."""
     from rhymed_workers.reward.preview import preview
     from rhymed_workers.scoring.verdict import combine
 
-    # A scoring process that ends by itself may be reaped before asyncio looks: it warns, and there is no log yet.
-    logging.getLogger("asyncio").setLevel(logging.ERROR)
-
-    section, wrong, warnings = Section("reward (row 1)"), [], []
-    total: dict[str, float] = {}
-    scored = [answer for answer in given if answer.counts]
-    section.rows += [(answer.label, answer.text) for answer in given if not answer.counts]
+    section = Section("reward (row 1)")
+    rewards: dict[str, float] = {}
+    scored = [answer for answer in answers if answer.scored]
+    section.rows += [(answer.label, answer.text) for answer in answers if not answer.scored]
     result = preview(config, row, [(answer.text, answer.tokens) for answer in scored])
+    section.warnings += result.warnings
     for answer, verdicts in zip(scored, result.verdicts, strict=True):
         outcome = combine(config.reward.all, verdicts)
         section.add(answer.label, _short(answer.text) or "(nothing)")
-        section.add("  reward", _told(config, verdicts, outcome.reward))
+        section.add("  reward", _sum(config.reward, verdicts, outcome.reward))
         if outcome.reward is not None:
-            total[answer.label] = outcome.reward
+            rewards[answer.label] = outcome.reward
         elif answer.label != NONSENSE_LABEL:
-            wrong.append(f"reward: scoring {answer.label!r} of row 1 fails: {outcome.error}")
-        elif not wrong:
+            section.errors.append(f"reward: scoring {answer.label!r} of row 1 fails: {outcome.error}")
+        elif not section.errors:
             fate = {"drop": "samples like it are dropped", "zero": "samples like it get 0"}
-            warnings.append(
+            section.warnings.append(
                 f"reward: scoring {answer.text!r} for row 1 fails: {outcome.error}; reward.on_error ="
                 f" {config.reward.on_error!r}: {fate.get(config.reward.on_error, 'the run would stop')}"
             )
     section.rows += [("isolation" if number == 0 else "", note) for number, note in enumerate(result.notes)]
-    return section, wrong, [*result.warnings, *warnings, *_doubts(config, total, given[-1].text)]
+    section.warnings += _doubts(config.eval, rewards, answers[-1].text)
+    return section
 
 
-def _doubts(config: Config, total: dict[str, float], nonsense_text: str) -> Iterator[str]:
-    """What the rewards say of the reward. `total`: by label, of the answers that could be scored."""
-    right, nonsense = total.get(RIGHT_LABEL), total.get(NONSENSE_LABEL)
+def _doubts(eval: Eval, rewards: dict[str, float], nonsense_text: str) -> Iterator[str]:
+    """Warnings about the reward function. `rewards`: by label, of the answers that could be scored."""
+    right, nonsense = rewards.get(RIGHT_LABEL), rewards.get(NONSENSE_LABEL)
     if right is not None and nonsense is not None and right <= nonsense:
         yield (
             f"reward: the right answer gets {right:g}, and {nonsense_text!r} gets {nonsense:g}: such a reward"
-            " teaches nothing good; look at reward.scorer, reward.answer and the column with the right answer"
+            " teaches nothing useful; check reward.scorer, reward.answer and the column with the right answer"
         )
-    elif nonsense and len(total) > 1 and set(total.values()) == {nonsense}:
-        yield f"reward: even {nonsense_text!r} gets {nonsense:g}: a reward that everything gets teaches nothing"
-    if config.eval.datasets and right is not None and right < config.eval.threshold:
+    elif nonsense and len(rewards) > 1 and set(rewards.values()) == {nonsense}:
+        yield f"reward: even {nonsense_text!r} gets {nonsense:g}: a constant reward teaches nothing"
+    if eval.datasets and right is not None and right < eval.threshold:
         yield (
-            f"eval.threshold = {config.eval.threshold:g}, but the right answer itself gets {right:g}: no response"
+            f"eval.threshold = {eval.threshold:g}, but the right answer itself gets {right:g}: no response"
             " would count as right; set eval.threshold to the least reward of a right one"
         )
 
 
-def _told(config: Config, verdicts: Sequence[Verdict], reward: float | None) -> str:
-    several = len(config.reward.all) > 1
+def _sum(settings: Reward, verdicts: Sequence[Verdict], reward: float | None) -> str:
+    several = len(settings.all) > 1
     parts = []
-    for scorer, verdict in zip(config.reward.all, verdicts, strict=False):
+    for scorer, verdict in zip(settings.all, verdicts, strict=False):
         if verdict.error is not None:
             parts.append(f"{scorer.label} fails: {verdict.error}")
         elif verdict.reward is None:
@@ -148,7 +146,7 @@ def _told(config: Config, verdicts: Sequence[Verdict], reward: float | None) -> 
             parts.append(f"{scorer.label} {verdict.reward:g}" + (f" x {scorer.weight:g}" if several else ""))
     if reward is None:
         return f"none: {'; '.join(parts)}"
-    return f"{reward:g} = {' + '.join(parts)}" if several else f"{reward:g} (by {config.reward.all[0].label})"
+    return f"{reward:g} = {' + '.join(parts)}" if several else f"{reward:g} (by {settings.all[0].label})"
 
 
 def _short(answer: str) -> str:

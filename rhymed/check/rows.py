@@ -1,4 +1,4 @@
-"""The dataset as the model will see it: the first prompts rendered, lengths of all, and what is in both datasets."""
+"""The dataset as the model will see it: the first prompts rendered, all lengths, and the overlap of datasets."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rhymed.check.report import Section
-from rhymed.config import Config
+from rhymed.config import Data, Rollout
 from rhymed.inputs.datasets import place
 from rhymed.inputs.lengths import Measured
 from rhymed.inputs.render import Renderer
@@ -20,34 +20,34 @@ COLUMN_CHARS = 120
 PROMPT_COLUMNS = ("prompt", "question", "problem", "instruction", "input", "query")
 
 
-def describe(config: Config, found: Measured, renderer: Renderer) -> Section:
+def describe(data: Data, rollout: Rollout, measured: Measured, renderer: Renderer) -> Section:
     section = Section("prompts")
-    lengths, limit = sorted(found.lengths), config.rollout.max_prompt_length
+    lengths, limit = sorted(measured.lengths), rollout.max_prompt_length
     median = lengths[len(lengths) // 2]
-    section.add("dataset", f"{len(found.rows):,} different rows from {place(found.data)}")
+    section.add("dataset", f"{len(measured.rows):,} different rows from {place(measured.data)}")
     section.add(
         "tokens",
         f"shortest {lengths[0]}, median {median}, longest {lengths[-1]} (rollout.max_prompt_length = {limit})",
     )
     if not renderer.has_template:
         section.add("template", "no chat template: messages are joined by blank lines")
-    for number, ((where, row), length) in enumerate(zip(found.rows[:SHOWN], found.lengths, strict=False), 1):
+    for number, ((where, row), length) in enumerate(zip(measured.rows[:SHOWN], measured.lengths, strict=False), 1):
         section.add(f"row {number}", f"{where}, {length} tokens:\n{_short(renderer.text(where, row))}")
-        for name, value in columns(config, row):
+        for name, value in columns(data, row):
             section.add(f"  {name}", value)
     return section
 
 
-def columns(config: Config, row: Row) -> list[tuple[str, str]]:
-    """What the row has besides its prompt: the scorer's."""
-    hidden = {*PROMPT_COLUMNS, config.data.prompt_column}
+def columns(data: Data, row: Row) -> list[tuple[str, str]]:
+    """The row's columns other than its prompt, which the scorer gets."""
+    hidden = {*PROMPT_COLUMNS, data.prompt_column}
     return [(name, _cell(value)) for name, value in row.items() if name not in hidden]
 
 
 def shared(training: Sequence[Row], held_out: Sequence[Row]) -> int:
     """How many held-out prompts are also in the training data, whatever their other columns."""
-    known = {_prompt(row) for row in training}
-    return sum(_prompt(row) in known for row in held_out)
+    prompts = {_prompt(row) for row in training}
+    return sum(_prompt(row) in prompts for row in held_out)
 
 
 def _prompt(row: Row) -> str:

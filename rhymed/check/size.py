@@ -1,4 +1,4 @@
-"""How large a model is, from `config.json` and the headers of its safetensors files: nothing is loaded."""
+"""A model's size, from `config.json` and the headers of its safetensors files; nothing is loaded."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from rhymed.errors import ConfigError
 
-MAX_HEADER = 100 << 20  # bytes, as the format has it
+MAX_HEADER = 100 << 20  # bytes, the limit of the format
 
 
 @dataclass(frozen=True)

@@ -35,11 +35,11 @@ def handle(arguments: argparse.Namespace) -> int:
     from rhymed.config.load import load_config
 
     config = load_config(arguments.config, arguments.override)
-    from rhymed.check.dryrun import examine
+    from rhymed.check.dryrun import full_check
 
-    report = examine(config, generate=not arguments.no_generate)
+    report = full_check(config, generate=not arguments.no_generate)
     _print(render(report, f"rhymed check {arguments.config}", _width()))
-    return 2 if report.wrong else 0
+    return 2 if report.errors else 0
 
 
 def render(report: Report, title: str, width: int = WIDTH) -> Iterator[tuple[str, str]]:
@@ -52,7 +52,7 @@ def render(report: Report, title: str, width: int = WIDTH) -> Iterator[tuple[str
             yield from (("", line) for line in _row(label, text, width))
     for style, title, texts in (
         ("yellow", "warnings", report.warnings),
-        ("red", "must be changed", report.wrong),
+        ("red", "must be changed", report.errors),
     ):
         if texts:
             yield "", ""
@@ -60,7 +60,7 @@ def render(report: Report, title: str, width: int = WIDTH) -> Iterator[tuple[str
             for text in texts:
                 yield from (("", line) for line in _wrap(text, width, "  * ", "    "))
     yield "", ""
-    if report.wrong:
+    if report.errors:
         yield "red", "not ready: see above"
     else:
         yield "green", "ready to run" + (", but see the warnings" if report.warnings else "")

@@ -97,13 +97,13 @@ def _warn_renamed(wanted: Config, created: Config) -> None:
 
 def refuse_early(config: Config, *, resume: bool = False) -> None:
     """Raises `ConfigError` with everything that would make the run fail, as far as seconds of checking show."""
-    from rhymed.check.dryrun import early
+    from rhymed.check.dryrun import quick_check
     from rhymed.errors import ConfigError
 
     print("check    model, data, prompts, rewards, addresses, memory, disk", flush=True)
-    found = early(config, resume=resume)
-    for warning in found.warnings:
+    report = quick_check(config, resume=resume)
+    for warning in report.warnings:
         print(f"warning  {warning}", flush=True)
-    if found.wrong:
-        raise ConfigError("\n".join(found.wrong))
-    print(f"model    {found.model}", flush=True)
+    if report.errors:
+        raise ConfigError("\n".join(report.errors))
+    print(f"model    {report.model}", flush=True)

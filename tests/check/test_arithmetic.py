@@ -18,13 +18,13 @@ def config(**sections: Any) -> Config:
 
 def passes(settings: Config, prompt_length: int) -> list[tuple[int, int]]:
     """(rows, width) of every pass, from the trainer's own packing of a step at full length."""
-    rollout, found = settings.rollout, []
+    rollout, rows = settings.rollout, []
     prompts = [np.full(prompt_length, number) for number in range(rollout.prompts_per_step)]
     response = np.zeros(rollout.max_response_length)
     samples = [Sequences(prompt, response) for prompt in prompts for _ in range(rollout.group_size)]
     for part in np.array_split(np.arange(len(samples)), settings.trainer.minibatches):
-        found += [one.tokens_BT.shape for one in micro_batches(samples, list(part), settings.trainer.micro_tokens)]
-    return found
+        rows += [one.tokens_BT.shape for one in micro_batches(samples, list(part), settings.trainer.micro_tokens)]
+    return rows
 
 
 @given(
@@ -44,7 +44,7 @@ def test_passes_are_those_of_the_trainer(
         trainer={"micro_tokens": micro_tokens, "minibatches": prompts * group if split else 1},
     )
     real = passes(made, prompt_length)
-    packed = arithmetic.packed(made, prompt_length)
+    packed = arithmetic.packed(made.rollout, made.trainer, prompt_length)
     assert [(len(rows), max(rows)) for rows in packed] == real
     assert arithmetic.PACK_TOKENS == PACK_TOKENS
 
@@ -57,12 +57,13 @@ def test_steps_are_those_of_the_plan(rows: int, per_step: int, epochs: int, step
     made = config(
         rollout={"prompts_per_step": per_step}, trainer={"epochs": epochs, "steps": steps or None}, data={"size": 40}
     )
-    assert arithmetic.workload(made, rows, 10).steps == plan.steps
+    assert arithmetic.workload(made.rollout, made.trainer, rows, 10).steps == plan.steps
 
 
 def texts(settings: Config, prompts: int, held_out: list[int]) -> tuple[dict[str, str], list[str]]:
-    section, warnings = arithmetic.describe(settings, arithmetic.workload(settings, prompts, 20), held_out)
-    return dict(section.rows), warnings
+    load = arithmetic.workload(settings.rollout, settings.trainer, prompts, 20)
+    section = arithmetic.describe(settings, load, held_out)
+    return dict(section.rows), section.warnings
 
 
 def test_the_numbers_are_told_in_words() -> None:
@@ -72,15 +73,15 @@ def test_the_numbers_are_told_in_words() -> None:
         schedule={"max_staleness": 1},
         eval={"every": 4, "samples": 2, "datasets": [{"name": "a"}]},
     )
-    found, warnings = texts(made, 20, [10])
-    assert found["prompts"] == "20, 8 a step: 2.5 steps an epoch; what an epoch leaves over opens the next one"
-    assert found["samples"] == "8 prompts x 4 (group_size) = 32 a step"
-    assert found["steps"] == "3 epochs = 7 steps"
-    assert found["in all"] == "224 samples, at most 22,400 response tokens"
-    assert found["rollout"] == "1 worker x 16 at once (max_concurrency) = 16 slots: 2 rounds a step"
-    assert found["updates"] == "2 optimizer steps a step (trainer.minibatches), on 16 samples each"
-    assert "the 32 samples of the next 1 step are sampled with weights up to 1 update step old" in found["staleness"]
-    assert found["evaluation"] == "10 prompts x 2 = 20 responses, 3 times: 60, 27% of what the training samples"
+    rows, warnings = texts(made, 20, [10])
+    assert rows["prompts"] == "20, 8 per step: 2.5 steps per epoch; prompts left over start the next epoch"
+    assert rows["samples"] == "8 prompts x 4 (group_size) = 32 per step"
+    assert rows["steps"] == "3 epochs = 7 steps"
+    assert rows["total"] == "224 samples, at most 22,400 response tokens"
+    assert rows["rollout"] == "1 worker x 16 at once (max_concurrency) = 16 slots: 2 rounds per step"
+    assert rows["updates"] == "2 optimizer steps per step (trainer.minibatches), on 16 samples each"
+    assert "the 32 samples of the next step are sampled with weights up to 1 update old" in rows["staleness"]
+    assert rows["evaluation"] == "10 prompts x 2 = 20 responses, 3 times: 60, 27% of the training samples"
     assert warnings == ["trainer.warmup_steps = 20, but the run has 7 steps: trainer.lr is never reached"]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rhymed.check.dryrun import early, examine
+from rhymed.check.dryrun import full_check, quick_check
 from rhymed.check.report import Report
 from rhymed.config import Config
 from rhymed_workers.sandbox.choose import choose
@@ -55,10 +55,10 @@ def rows(report: Report, title: str) -> list[tuple[str, str]]:
 
 def test_a_good_configuration_is_told_whole_and_nothing_is_left_behind(make: Make, tmp_path: Path) -> None:
     before = sorted(tmp_path.rglob("*"))
-    report = examine(make(), generate=False)
-    assert (report.wrong, report.warnings) == ([], [])
+    report = full_check(make(), generate=False)
+    assert (report.errors, report.warnings) == ([], [])
     titles = [section.title for section in report.sections]
-    assert titles == ["batch", "memory and disk (estimates)", "prompts", "reward (row 1)", "places"]
+    assert titles == ["batch", "memory and disk (estimates)", "prompts", "reward (row 1)", "folder and addresses"]
     prompts = dict(rows(report, "prompts"))
     assert prompts["row 1"].endswith("rows.jsonl, line 1, 5 tokens:\nsay 0")
     assert prompts["template"].startswith("no chat template")
@@ -71,47 +71,47 @@ def test_a_good_configuration_is_told_whole_and_nothing_is_left_behind(make: Mak
 
 
 def test_an_engine_without_a_model_writes_nothing(make: Make) -> None:
-    report = examine(make(rollout={"engine": "trace"}))
-    assert rows(report, "reward")[0] == ("the model", "writes nothing here: the trace engine has no model")
+    report = full_check(make(rollout={"engine": "trace"}))
+    assert rows(report, "reward")[0] == ("the model", "was not asked: the trace engine has no model")
 
 
 @pytest.mark.slow
 def test_the_model_itself_writes_an_answer(make: Make) -> None:
-    report = examine(make())
-    assert report.wrong == []
+    report = full_check(make())
+    assert report.errors == []
     assert rows(report, "reward")[0][0] == "the model writes"
 
 
 def test_a_reward_that_is_the_same_for_nonsense_is_a_warning(make: Make) -> None:
-    report = examine(make("constant"), generate=False)
-    assert report.wrong == []
-    assert "the right answer gets 1, and 'banana' gets 1: such a reward teaches nothing good" in report.warnings[0]
+    report = full_check(make("constant"), generate=False)
+    assert report.errors == []
+    assert "the right answer gets 1, and 'banana' gets 1: such a reward teaches nothing useful" in report.warnings[0]
 
 
 @pytest.mark.slow
 def test_a_reward_that_everything_gets_is_a_warning_without_a_right_answer_too(make: Make, tmp_path: Path) -> None:
     (tmp_path / "unknown.jsonl").write_text("".join(f'{{"prompt": "say {n}"}}\n' for n in range(20)))
-    report = examine(make("constant", data={"path": str(tmp_path / "unknown.jsonl")}))
-    assert "even 'banana' gets 1: a reward that everything gets teaches nothing" in report.warnings[-1]
+    report = full_check(make("constant", data={"path": str(tmp_path / "unknown.jsonl")}))
+    assert "even 'banana' gets 1: a constant reward teaches nothing" in report.warnings[-1]
 
 
 def test_a_threshold_that_no_answer_reaches_is_a_warning(make: Make, tmp_path: Path) -> None:
     held_out = tmp_path / "held.jsonl"
     held_out.write_text('{"prompt": "say 99", "answer": "99"}\n')
     settings = {"datasets": [{"name": "held", "path": str(held_out)}], "threshold": 2.0}
-    report = examine(make(eval=settings), generate=False)
+    report = full_check(make(eval=settings), generate=False)
     assert "eval.threshold = 2, but the right answer itself gets 1" in report.warnings[0]
 
 
 def test_a_reward_that_fails_must_be_changed(make: Make) -> None:
-    report = examine(make("broken"), generate=False)
-    assert len(report.wrong) == 1
-    assert "scoring 'right answer' of row 1 fails" in report.wrong[0]
-    assert "no idea" in report.wrong[0]
+    report = full_check(make("broken"), generate=False)
+    assert len(report.errors) == 1
+    assert "scoring 'right answer' of row 1 fails" in report.errors[0]
+    assert "no idea" in report.errors[0]
 
 
 @pytest.mark.skipif(choose("bubblewrap") is not None, reason="bubblewrap works here")
-@pytest.mark.parametrize("look", [early, lambda config: examine(config, generate=False)])
+@pytest.mark.parametrize("look", [quick_check, lambda config: full_check(config, generate=False)])
 def test_programs_that_run_without_bubblewrap_are_a_warning(
     make: Make, tmp_path: Path, look: Callable[[Config], Report]
 ) -> None:
@@ -120,14 +120,14 @@ def test_programs_that_run_without_bubblewrap_are_a_warning(
         "".join(f'{{"prompt": "{n}", "tests": {json.dumps(tests)}}}\n' for n in "ab")
     )
     report = look(make(data={"path": str(tmp_path / "code.jsonl")}, reward={"scorer": "code"}))
-    assert report.wrong == []
+    assert report.errors == []
     assert "no bubblewrap works here" in report.warnings[0]
 
 
 def test_several_scorers_are_shown_with_their_weights(make: Make, tmp_path: Path) -> None:
     file = tmp_path / "reward.py"
     scorers = [{"scorer": f"{file}:right"}, {"scorer": f"{file}:constant", "weight": 0.5}]
-    report = examine(make(reward={"scorer": "reasoning_gym", "scorers": scorers}), generate=False)
+    report = full_check(make(reward={"scorer": "reasoning_gym", "scorers": scorers}), generate=False)
     assert rows(report, "reward")[1] == ("  reward", "1.5 = right 1 x 1 + constant 1 x 0.5")
     assert report.warnings == []
 
@@ -135,11 +135,11 @@ def test_several_scorers_are_shown_with_their_weights(make: Make, tmp_path: Path
 def test_held_out_prompts_that_are_trained_on_are_counted(make: Make, tmp_path: Path) -> None:
     held_out = tmp_path / "held.jsonl"
     held_out.write_text('{"prompt": "say 1", "answer": "one"}\n{"prompt": "say 99", "answer": "99"}\n')
-    report = examine(make(eval={"datasets": [{"name": "held", "path": str(held_out)}]}), generate=False)
+    report = full_check(make(eval={"datasets": [{"name": "held", "path": str(held_out)}]}), generate=False)
     assert "eval.datasets held: 1 of 2 held-out prompts are also in the training data" in report.warnings[0]
 
 
-@pytest.mark.parametrize("look", [early, lambda config: examine(config, generate=False)])
+@pytest.mark.parametrize("look", [quick_check, lambda config: full_check(config, generate=False)])
 def test_all_problems_are_told_at_once(make: Make, tmp_path: Path, look: Callable[[Config], Report]) -> None:
     config = make(
         "rihgt",
@@ -148,22 +148,22 @@ def test_all_problems_are_told_at_once(make: Make, tmp_path: Path, look: Callabl
         net={"broker": "tcp://0.0.0.0:5555"},
         eval={"datasets": [{"name": "held", "path": str(tmp_path / "none.jsonl")}]},
     )
-    told = "\n".join(look(config).wrong)
+    errors = "\n".join(look(config).errors)
     for part in ("nowhere", "row.jsonl", "none.jsonl", "net.broker = tcp://0.0.0.0:5555"):
-        assert part in told
-    assert "Traceback" not in told
+        assert part in errors
+    assert "Traceback" not in errors
 
 
 def test_early_finds_scorers_and_prompts_that_do_not_fit(make: Make) -> None:
-    report = early(make("rihgt", rollout={"max_prompt_length": 3}))
-    assert "did you mean right?" in "\n".join(report.wrong)
+    report = quick_check(make("rihgt", rollout={"max_prompt_length": 3}))
+    assert "did you mean right?" in "\n".join(report.errors)
     assert "rows.jsonl, line 1: the prompt has 5 tokens, more than rollout.max_prompt_length = 3" in "\n".join(
-        report.wrong
+        report.errors
     )
 
 
 def test_early_has_nothing_against_a_good_configuration(make: Make, tmp_path: Path) -> None:
     for engine in ("vllm", "trace"):
-        report = early(make(rollout={"engine": engine}))
-        assert report.wrong == []
+        report = quick_check(make(rollout={"engine": engine}))
+        assert report.errors == []
     assert not (tmp_path / "runs").exists()

@@ -58,24 +58,24 @@ def config(folder: Path, **net: object) -> Config:
 
 
 def test_a_taken_name_gets_the_next_number(tmp_path: Path) -> None:
-    section, wrong = machine.describe(config(tmp_path))
-    assert (dict(section.rows)["folder"], wrong) == (str(tmp_path / "mine"), [])
+    section = machine.describe(config(tmp_path))
+    assert (dict(section.rows)["folder"], section.errors) == (str(tmp_path / "mine"), [])
     runs.create(config(tmp_path))
-    section, wrong = machine.describe(config(tmp_path))
+    section = machine.describe(config(tmp_path))
     assert dict(section.rows)["folder"] == f"{tmp_path / 'mine-2'} (mine is taken by an earlier run)"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "mine"]
 
 
 def test_resuming_uses_the_folder_unless_it_runs(tmp_path: Path) -> None:
     settings, where = runs.create(config(tmp_path))
-    section, wrong = machine.describe(settings, resume=True)
-    assert (dict(section.rows)["folder"], wrong) == (str(tmp_path / "mine"), [])
+    section = machine.describe(settings, resume=True)
+    assert (dict(section.rows)["folder"], section.errors) == (str(tmp_path / "mine"), [])
     with runs.hold(where):
-        assert "is in use by a running" in machine.describe(settings, resume=True)[1][0]
+        assert "is in use by a running" in machine.describe(settings, resume=True).errors[0]
 
 
 def test_a_file_in_the_way_and_bad_addresses_are_told_together(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    _, wrong = machine.describe(config(tmp_path / "file", broker="tcp://x", store="ftp://y"))
-    assert wrong[0].startswith(f"run.folder: {tmp_path / 'file'} is a file")
-    assert [line.partition(" = ")[0] for line in wrong[1:]] == ["net.broker", "net.store"]
+    errors = machine.describe(config(tmp_path / "file", broker="tcp://x", store="ftp://y")).errors
+    assert errors[0].startswith(f"run.folder: {tmp_path / 'file'} is a file")
+    assert [line.partition(" = ")[0] for line in errors[1:]] == ["net.broker", "net.store"]

@@ -8,7 +8,7 @@ import pytest
 
 from rhymed.check import arithmetic, memory
 from rhymed.check.memory import Machine
-from rhymed.check.report import GIB
+from rhymed.check.report import GIB, Section
 from rhymed.check.size import Size, model_size
 from rhymed.config import Config
 from rhymed.errors import ConfigError
@@ -17,23 +17,26 @@ SIZE = Size("LlamaForCausalLM", 1_000_000_000, 16, 2048, 8192, 512, 128_256)
 LARGE = Machine(memory=64 * GIB, memory_free=60 * GIB, shared_free=32 * GIB, disk_free=200 * GIB)
 
 
-def found(machine: Machine, **trainer: float) -> tuple[dict[str, str], list[str], list[str]]:
-    config = Config.model_validate({"trainer": trainer})
-    section, wrong, warnings = memory.describe(config, SIZE, arithmetic.workload(config, 64, 100), machine)
-    return dict(section.rows), wrong, warnings
+def describe(config: Config, machine: Machine) -> Section:
+    return memory.describe(config, SIZE, arithmetic.workload(config.rollout, config.trainer, 64, 100), machine)
+
+
+def check(machine: Machine, **trainer: float) -> tuple[dict[str, str], list[str], list[str]]:
+    section = describe(Config.model_validate({"trainer": trainer}), machine)
+    return dict(section.rows), section.errors, section.warnings
 
 
 def test_a_large_machine_is_large_enough() -> None:
-    rows, wrong, warnings = found(LARGE)
-    assert (wrong, warnings) == ([], [])
+    rows, errors, warnings = check(LARGE)
+    assert (errors, warnings) == ([], [])
     assert rows["model"] == "LlamaForCausalLM, 1,000.0 M parameters"
     assert "weights 3.7 GiB, gradients 3.7 GiB, Adam 7.5 GiB" in rows["trainer"]
     assert "reference" not in rows["trainer"]
-    assert rows["checkpoints"] == "2 kept + 1 in writing, 11.2 GiB each"
+    assert rows["checkpoints"] == "2 kept + 1 being written, 11.2 GiB each"
 
 
 def test_a_reference_model_counts() -> None:
-    assert "reference model 3.7 GiB" in found(LARGE, kl_coef=0.1)[0]["trainer"]
+    assert "reference model 3.7 GiB" in check(LARGE, kl_coef=0.1)[0]["trainer"]
 
 
 @pytest.mark.parametrize(
@@ -41,9 +44,9 @@ def test_a_reference_model_counts() -> None:
     [({"memory": 8 * GIB}, "rollout.kv_cache_gib"), ({"disk_free": 3 * GIB}, "trainer.keep_checkpoints")],
 )
 def test_what_cannot_work_must_be_changed(change: dict[str, int], key: str) -> None:
-    _, wrong, _ = found(replace(LARGE, **change))
-    assert len(wrong) == 1
-    assert key in wrong[0]
+    _, errors, _ = check(replace(LARGE, **change))
+    assert len(errors) == 1
+    assert key in errors[0]
 
 
 @pytest.mark.parametrize(
@@ -55,16 +58,16 @@ def test_what_cannot_work_must_be_changed(change: dict[str, int], key: str) -> N
     ],
 )
 def test_what_may_be_too_little_is_a_warning(change: dict[str, int], words: str) -> None:
-    _, wrong, warnings = found(replace(LARGE, **change))
-    assert wrong == []
+    _, errors, warnings = check(replace(LARGE, **change))
+    assert errors == []
     assert [words in text for text in warnings] == [True]
 
 
 def test_a_cache_that_holds_no_sample_must_be_changed() -> None:
     config = Config.model_validate({"rollout": {"kv_cache_gib": 0.02, "max_prompt_length": 500}})
-    section, wrong, _ = memory.describe(config, SIZE, arithmetic.workload(config, 64, 100), LARGE)
-    assert len(wrong) == 1
-    assert "max_response_length = 1012 tokens needs 32 MiB" in wrong[0]
+    section = describe(config, LARGE)
+    assert len(section.errors) == 1
+    assert "max_response_length = 1012 tokens needs 32 MiB" in section.errors[0]
     assert dict(section.rows)["engines"].endswith("libraries; 0 samples fit at full length")
 
 

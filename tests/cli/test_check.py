@@ -83,7 +83,7 @@ def test_a_reader_that_has_seen_enough_gets_no_traceback(file: Path) -> None:
 
 def test_long_texts_are_wrapped_below_their_label() -> None:
     section = Section("batch", [("passes", "word " * 30), ("a_long_column_name", "first\n  second\n\nthird")])
-    report = Report([section], wrong=["net.broker: " + "x" * 10])
+    report = Report([section], errors=["net.broker: " + "x" * 10])
     lines = [line for _, line in render(report, "title", 60)]
     assert lines[2:6] == [
         "batch",

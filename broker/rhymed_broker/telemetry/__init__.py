@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from rhymed.errors import ConfigError
 
 if TYPE_CHECKING:
-    from rhymed.config import Config
+    from rhymed.config import Metrics
 
 
 @dataclass(frozen=True)
@@ -67,12 +67,12 @@ def open_sink(name: str, about: About) -> Sink:
     return sink
 
 
-def missing(config: Config) -> list[str]:
+def missing(metrics: Metrics) -> list[str]:
     """What must be installed for `[metrics]` and is not: a sentence each."""
     wanted: list[tuple[str, str, str]] = [
-        (f"metrics.sinks has {name!r}", name, PACKAGES[name]) for name in config.metrics.sinks
+        (f"metrics.sinks has {name!r}", name, PACKAGES[name]) for name in metrics.sinks
     ]
-    if config.metrics.traces:
+    if metrics.traces:
         wanted.append(("metrics.traces is set", "otel", "opentelemetry.exporter.otlp.proto.http"))
     return [
         f"{why}, but {package} is not installed: pip install 'rhymed[{extra}]', or take it out"

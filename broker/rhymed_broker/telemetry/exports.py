@@ -29,7 +29,7 @@ class Exports:
 
     async def run(self, samples: Samples) -> None:
         """Until cancelled. Raises `ConfigError` at once if a package is missing."""
-        if problems := missing(self._config):
+        if problems := missing(self._config.metrics):
             raise ConfigError("\n".join(problems))
         run, metrics = self._config.run.name, self._config.metrics
         if metrics.traces:

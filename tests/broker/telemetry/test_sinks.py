@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from rhymed.config import Config
+from rhymed.config import Config, Metrics
 from rhymed.errors import ConfigError
 from rhymed.run.layout import RunLayout, layout_of
 from rhymed.run.metrics import MetricsLog
@@ -177,11 +177,11 @@ async def test_a_resumed_run_goes_on_where_it_was_and_a_step_trained_again_is_se
 def test_a_package_that_is_not_there_is_told_of_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(telemetry.PACKAGES, "mlflow", "no_such_package")
     config = Config.model_validate({"metrics": {"sinks": ["mlflow"]}})
-    assert missing(config) == [
+    assert missing(config.metrics) == [
         "metrics.sinks has 'mlflow', but no_such_package is not installed: pip install 'rhymed[mlflow]', or take"
         " it out"
     ]
-    assert missing(Config()) == []
+    assert missing(Metrics()) == []
 
 
 def test_what_a_person_forgot_is_told_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,9 +196,9 @@ def test_a_folder_that_is_called_like_a_package_is_none(tmp_path: Path, monkeypa
     (tmp_path / "left_by_somebody").mkdir()
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setitem(telemetry.PACKAGES, "wandb", "left_by_somebody")
-    assert missing(Config.model_validate({"metrics": {"sinks": ["wandb"]}}))
+    assert missing(Metrics(sinks=["wandb"]))
     monkeypatch.setitem(telemetry.PACKAGES, "wandb", "pytest")
-    assert not missing(Config.model_validate({"metrics": {"sinks": ["wandb"]}}))
+    assert not missing(Metrics(sinks=["wandb"]))
 
 
 @pytest.mark.parametrize(

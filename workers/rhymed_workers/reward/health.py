@@ -1,21 +1,21 @@
-"""What a reward worker has counted since it started, and when it knows that a scorer never works."""
+"""Counts what a reward worker has scored, and detects a scorer that never works."""
 
 from __future__ import annotations
 
 from rhymed.errors import RewardError
 from rhymed_workers.scoring.verdict import Outcome
 
-HOPELESS_SAMPLES = 16
-HOPELESS_PROMPTS = 4
-"""Without one success before: a scorer that failed for so many samples of so many prompts is no good.
+MAX_FAILED_SAMPLES = 16
+MAX_FAILED_PROMPTS = 4
+"""A scorer without one success that failed for so many samples of so many prompts never works.
 
-A dataset with a few bad rows fails whole groups, so samples alone would tell nothing. Where a worker sees fewer
-prompts, `HOPELESS_PROMPTS` groups' worth of failures count as much.
+A dataset with a few bad rows fails whole groups, so samples alone are no evidence. Where a worker sees fewer prompts,
+the failures of `MAX_FAILED_PROMPTS` whole groups count as much.
 """
 
 
-class Tally:
-    """`group_size`: samples a prompt."""
+class ScorerHealth:
+    """`group_size`: samples per prompt."""
 
     def __init__(self, group_size: int) -> None:
         self._scored = self._errors = self._timeouts = 0
@@ -24,7 +24,7 @@ class Tally:
         self._worked: set[str] = set()  # labels of scorers
         self._failures: dict[str, list[tuple[str, str]]] = {}  # label -> (prompt, error), until the first success
 
-    def add(self, outcome: Outcome) -> None:
+    def count(self, outcome: Outcome) -> None:
         self._scored += outcome.error is None
         self._errors += outcome.error is not None
         self._timeouts += outcome.timeout
@@ -38,8 +38,8 @@ class Tally:
             "timing_s/score": self._seconds / max(1, self._scored + self._errors),
         }
 
-    def judge(self, prompt: str, outcome: Outcome) -> None:
-        """Raises `RewardError` with the first error once a scorer has failed too often to be worth going on."""
+    def check(self, prompt: str, outcome: Outcome) -> None:
+        """Raises `RewardError` with the first error once a scorer has failed too often without one success."""
         self._worked |= outcome.parts.keys()
         for label in outcome.parts:
             self._failures.pop(label, None)
@@ -49,14 +49,14 @@ class Tally:
         elif outcome.failed not in self._worked:
             failures = self._failures.setdefault(outcome.failed, [])
             failures.append((prompt, outcome.error))
-            self._give_up(outcome.failed, failures)
+            self._check_failures(outcome.failed, failures)
 
-    def _give_up(self, label: str, failures: list[tuple[str, str]]) -> None:
+    def _check_failures(self, label: str, failures: list[tuple[str, str]]) -> None:
         prompts = len({prompt for prompt, _ in failures})
-        several = prompts >= HOPELESS_PROMPTS or len(failures) >= HOPELESS_PROMPTS * self._group_size
-        if len(failures) >= HOPELESS_SAMPLES and several:
-            who = f"scorer {label}" if label else "scoring"
+        enough = prompts >= MAX_FAILED_PROMPTS or len(failures) >= MAX_FAILED_PROMPTS * self._group_size
+        if len(failures) >= MAX_FAILED_SAMPLES and enough:
+            subject = f"scorer {label}" if label else "scoring"
             raise RewardError(
-                f"{who} failed for each of the first {len(failures)} samples ({prompts} prompts) and never worked;"
-                f" the first error: {failures[0][1]}"
+                f"{subject} failed for each of the first {len(failures)} samples ({prompts} prompts) and never"
+                f" worked; the first error: {failures[0][1]}"
             )

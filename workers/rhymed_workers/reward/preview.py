@@ -6,15 +6,19 @@ Uses the scoring process of a run, so a scorer that hangs or crashes behaves her
 from __future__ import annotations
 
 import asyncio
+import logging
 from array import array
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from rhymed.config import Config
 from rhymed.inputs.rows import Row
 from rhymed_workers.reward.process import ScoringProcess
 from rhymed_workers.scoring.child import item
 from rhymed_workers.scoring.verdict import Verdict
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -30,7 +34,7 @@ def preview(config: Config, row: Row, answers: Sequence[tuple[str, Sequence[int]
     Raises `RewardError` when a scorer cannot be loaded. Blocking, not for use on an event loop: takes as long as
     importing the scorers, then at most `reward.timeout_s` per scorer and answer.
     """
-    return asyncio.run(_preview(config, row, answers))
+    return _run(_preview(config, row, answers))
 
 
 async def _preview(config: Config, row: Row, answers: Sequence[tuple[str, Sequence[int]]]) -> Preview:
@@ -53,7 +57,12 @@ def check_scorers(config: Config) -> None:
     """Load the scorers and unload them. Blocking. Raises `RewardError` if the scorers cannot be loaded."""
 
     async def load() -> None:
-        process = await ScoringProcess.start_with_retries(config)
-        await process.kill()
+        await (await ScoringProcess.start_with_retries(config)).kill()
 
-    asyncio.run(load())
+    _run(load())
+
+
+def _run(work: Coroutine[Any, Any, Result]) -> Result:
+    # asyncio warns about a process that ended and was reaped before it looked; nothing has configured a log yet
+    logging.getLogger("asyncio").setLevel(logging.ERROR)
+    return asyncio.run(work)

@@ -47,7 +47,7 @@ from rhymed.text import counted
 from rhymed.wire.sockets import DONE, Client
 from rhymed_store.client import StoreClient, StoredSample
 from rhymed_workers.membership import Membership
-from rhymed_workers.reward.health import Tally
+from rhymed_workers.reward.health import ScorerHealth
 from rhymed_workers.reward.pool import Pool
 from rhymed_workers.scoring.child import Item, item
 from rhymed_workers.scoring.verdict import Outcome
@@ -85,7 +85,7 @@ class RewardWorker(Service):
         self._holding: dict[SampleId, float] = {}  # sample -> when it was taken
         self._taken: asyncio.Queue[SampleId] = asyncio.Queue()
         self._outcomes: asyncio.Queue[tuple[SampleId, Outcome]] = asyncio.Queue()
-        self._tally = Tally(config.rollout.group_size)
+        self._health = ScorerHealth(config.rollout.group_size)
         self._seconds = Stopwatch("idle")
         self._closing = contextlib.AsyncExitStack()
 
@@ -139,7 +139,7 @@ class RewardWorker(Service):
         now = time.monotonic()
         held = [Holding(id=id, seconds=now - since) for id, since in self._holding.items()]
         phase = "score" if held else "idle"
-        stats = {**self._tally.stats(), **stats_of("reward", self._seconds.read())}
+        stats = {**self._health.stats(), **stats_of("reward", self._seconds.read())}
         return Heartbeat(worker=self.name, phase=phase, holding=held, stats=stats)
 
     # The way of a sample
@@ -173,14 +173,14 @@ class RewardWorker(Service):
             outcome = await self._pool.score(work)
         if outcome.error is not None:
             log.warning("%s not scored: %s", id, outcome.error, extra=cause("failed", [id], reason=outcome.error))
-        self._tally.judge(id.prompt, outcome)
+        self._health.check(id.prompt, outcome)
         self._outcomes.put_nowait((id, outcome))
 
     async def _report(self) -> None:
         while True:
             scores = []
             for id, outcome in await _batch(self._outcomes):
-                self._tally.add(outcome)
+                self._health.count(outcome)
                 scores.append(self._judge(id, outcome))
             told = await self._keep(scores)
             try:

@@ -43,7 +43,7 @@ class Sandbox:
         return f"programs of the model run {DESCRIPTIONS[self.kind]}"
 
     def start(self, folder: str) -> subprocess.Popen[bytes]:
-        """Start the driver in it, waiting for its job on stdin. `folder`: the working folder, if it has no own /tmp."""
+        """Start the driver, which waits for its job on stdin. `folder`: where it writes if it has no own /tmp."""
         return subprocess.Popen(
             _bubblewrap(full=self.full) if self.kind == "bubblewrap" else _rlimits(),
             stdin=subprocess.PIPE,

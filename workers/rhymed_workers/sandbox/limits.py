@@ -1,4 +1,4 @@
-"""The sandbox `rlimits`: `python -I -m rhymed_workers.sandbox.limits PARENT`, then the driver reads its job from stdin.
+"""The sandbox `rlimits`: `python -I -m rhymed_workers.sandbox.limits PARENT`, then the driver reads stdin.
 
 Drops all privileges and ends with the process PARENT. Time, memory and sizes are limited by the driver; network and
 files stay open.

@@ -53,7 +53,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class Ready(msgspec.Struct, frozen=True):
-    """First frame of the scoring process: whether the scorers could be loaded, and what they report about themselves."""
+    """First frame of the scoring process: whether the scorers are loaded, and what they report about themselves."""
 
     error: str | None = None
     notes: list[str] = []

@@ -1,0 +1,48 @@
+"""Reads what a run would read: the model's folder and size, and the datasets. Collects every error."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rhymed.check.report import Report
+from rhymed.check.size import Size, model_size
+from rhymed.config import Config
+from rhymed.inputs.datasets import placed_rows
+from rhymed.inputs.lengths import Measured, asked, check_prompts
+from rhymed.inputs.models import resolve_model
+
+
+@dataclass
+class Inputs:
+    """None and empty where it could not be read."""
+
+    folder: Path | None = None  # the model's
+    size: Size | None = None
+    training: Measured | None = None
+    held_out: list[Measured] = field(default_factory=list)
+
+
+def read(config: Config, report: Report) -> Inputs:
+    """An error in the model does not hide one in the data."""
+    inputs = Inputs()
+    if needless := config.rollout.engine == config.trainer.engine == "trace":
+        report.model = "none: neither engine nor trainer needs one"
+    else:
+        inputs.folder = report.attempt(lambda: resolve_model(config))
+    if folder := inputs.folder:
+        report.model = str(folder)
+        inputs.size = report.attempt(lambda: model_size(folder))
+    measured = report.attempt(lambda: check_prompts(config)) if folder or needless else None
+    if measured is None:  # each dataset may be readable still
+        measured = []
+        for name, data in asked(config):
+            rows = report.attempt(lambda data=data: placed_rows(config, data))  # type: ignore[misc]
+            if rows is not None:
+                measured.append(Measured(name, data, rows, []))
+    for dataset in measured:
+        if dataset.name == "data" and inputs.training is None:
+            inputs.training = dataset
+        else:
+            inputs.held_out.append(dataset)
+    return inputs
