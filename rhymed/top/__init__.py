@@ -1,4 +1,1 @@
-"""`rhymed top`: a run on a live terminal.
-
-Pure views of a snapshot (`paint` and what it puts together), a thin shell that owns the terminal (`app`), one poller.
-"""
+"""`rhymed top`: a run on a live terminal. Pure views of a snapshot, a thin shell that owns the terminal, a poller."""

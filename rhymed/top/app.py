@@ -1,6 +1,6 @@
-"""The terminal of `rhymed top`: keys, mouse and size go to `control`, what `paint` makes goes to the screen.
+"""The terminal of `rhymed top`: passes keys and mouse to `keys`, and shows what `screen.paint` returns.
 
-Owns the terminal and one poller, knows nothing of what the picture says. Only lines that have changed are sent.
+Owns the terminal and one poller; does not know what the screen says. Only changed lines are drawn.
 """
 
 from __future__ import annotations
@@ -23,34 +23,34 @@ from textual.widget import Widget
 from rhymed.top.keys import Effect, click, press, wheel
 from rhymed.top.poller import Poller
 from rhymed.top.screen import Frame, paint
-from rhymed.top.state import Look
+from rhymed.top.state import UiState
 from rhymed.wire.sockets import Client
 
-TICK_S = 1.0  # how often the times on the screen go on while nobody answers
+TICK_S = 1.0  # between updates of the times on the screen while the broker does not answer
 WHEEL = 3  # rows
 
 Clock = Callable[[], float]
 
 
-class Board(Widget, can_focus=True):
-    """The screen as lines. `frame` is what is on it."""
+class ScreenWidget(Widget, can_focus=True):
+    """The screen as lines. `frame` is what it shows."""
 
-    DEFAULT_CSS = "Board { width: 1fr; height: 1fr; }"
+    DEFAULT_CSS = "ScreenWidget { width: 1fr; height: 1fr; }"
 
-    def __init__(self, look: Look, act: Callable[[Effect], None], clock: Clock) -> None:
+    def __init__(self, ui: UiState, act: Callable[[Effect], None], clock: Clock) -> None:
         super().__init__()
-        self._look, self._act, self._clock = look, act, clock
+        self._ui, self._act, self._clock = ui, act, clock
         self._strips: list[Strip] = []
         self._texts: list[Text] = []
         self._pen = Console(force_terminal=True, color_system="truecolor", width=1000)
         self.frame = Frame([], [], 1)
 
-    def renew(self) -> None:
-        """Paint, and have what has changed shown."""
+    def repaint(self) -> None:
+        """Paints, and refreshes the lines that changed."""
         width, height = self.size
         if not width or not height:
             return
-        self.frame = paint(self._look, width, height, self._clock())
+        self.frame = paint(self._ui, width, height, self._clock())
         before, self._texts = self._texts, self.frame.lines
         strips, self._strips = self._strips, []
         for number, line in enumerate(self._texts):
@@ -58,7 +58,7 @@ class Board(Widget, can_focus=True):
             if same and strips[number].cell_length == width:
                 self._strips.append(strips[number])
                 continue
-            style = self._pen.get_style(line.style)  # `render` leaves it out where no part has one of its own
+            style = self._pen.get_style(line.style)  # `render` omits it if no part has a style
             self._strips.append(Strip(Segment.apply_style(line.render(self._pen), style)).adjust_cell_length(width))
             self.refresh(Region(0, number, width, 1))
         if len(self._strips) != len(strips):
@@ -68,76 +68,76 @@ class Board(Widget, can_focus=True):
         return self._strips[y] if y < len(self._strips) else Strip.blank(self.size.width)
 
     def on_resize(self) -> None:
-        self.renew()
+        self.repaint()
 
     def on_key(self, event: events.Key) -> None:
         event.stop()
         event.prevent_default()
-        self._act(press(self._look, event.key, event.character, self.frame.page))
-        self.renew()
+        self._act(press(self._ui, event.key, event.character, self.frame.page))
+        self.repaint()
 
     def on_click(self, event: events.Click) -> None:
         name = self.frame.names[event.y] if event.y < len(self.frame.names) else None
         if name is not None:
-            self._act(click(self._look, name))
-            self.renew()
+            self._act(click(self._ui, name))
+            self.repaint()
 
     def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
-        wheel(self._look, WHEEL)
-        self.renew()
+        wheel(self._ui, WHEEL)
+        self.repaint()
 
     def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
-        wheel(self._look, -WHEEL)
-        self.renew()
+        wheel(self._ui, -WHEEL)
+        self.repaint()
 
 
 class Top(App[None]):
-    """`await Top(client, look).run_async()`; ends when the person at the keys wants it to."""
+    """`await Top(client, ui).run_async()`; ends when the user quits."""
 
     ENABLE_COMMAND_PALETTE = False
     BINDINGS: ClassVar[list[BindingType]] = []
     CSS = "Screen { background: ansi_default; color: ansi_default; overflow: hidden; }"
 
-    def __init__(self, client: Client, look: Look, every_s: float = 1.0, clock: Clock = time.monotonic) -> None:
+    def __init__(self, client: Client, ui: UiState, every_s: float = 1.0, clock: Clock = time.monotonic) -> None:
         super().__init__(ansi_color=True)
-        self.look = look
-        self.board = Board(look, self.act, clock)
-        self.poller = Poller(client, look, self.board.renew, every_s)
-        self._errands: set[asyncio.Task[None]] = set()
+        self.ui = ui
+        self.screen_widget = ScreenWidget(ui, self.act, clock)
+        self.poller = Poller(client, ui, self.screen_widget.repaint, every_s)
+        self._tasks: set[asyncio.Task[None]] = set()
 
     def compose(self) -> ComposeResult:
-        yield self.board
+        yield self.screen_widget
 
     def on_mount(self) -> None:
-        self.board.focus()
+        self.screen_widget.focus()
         self._start(self.poller.run())
         self.set_interval(TICK_S, self._tick)
 
     def act(self, effect: Effect) -> None:
-        """What a key wants of us."""
+        """Carries out the effect of a key."""
         if effect == "quit":
             self.exit()
         elif effect == "ask":
-            self.poller.soon()
+            self.poller.ask_now()
         elif effect is not None:
             self._start(self.poller.steer(effect))
 
     def _tick(self) -> None:
-        """While nobody answers, how long that has been so goes on."""
-        if self.look.link.state not in ("live", "finished"):
-            self.board.renew()
+        """Updates how long the broker has not answered."""
+        if self.ui.connection.state not in ("live", "finished"):
+            self.screen_widget.repaint()
 
     def _start(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
-        self._errands.add(task)
+        self._tasks.add(task)
         task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        self._errands.discard(task)
+        self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._handle_exception(error)  # type: ignore[arg-type]
 
     async def on_unmount(self) -> None:
-        for task in list(self._errands):
+        for task in list(self._tasks):
             task.cancel()
-        await asyncio.gather(*self._errands, return_exceptions=True)
+        await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""Above the table, when one worker or one group is looked into: who it is, what it did, how fast. Pure."""
+"""Above the table in the views of one worker or one group: what it is, what it did, how fast. Pure."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from rhymed.run.stragglers import RATE
 from rhymed.service.activities import PREFIX, TERMINAL
 from rhymed.style import ROLES
 from rhymed.text import age, step_name
-from rhymed.top.state import Look
+from rhymed.top.state import UiState
 from rhymed.top.steps import bar
 from rhymed.top.text import clean, count, cut, number, spark
 from rhymed.top.views import listing
 from rhymed.top.workers import STYLES, find
 
 ACTIVITY_BAR = 32
-STATS = 3  # lines
-STAT = 40  # cells of one, at least
+STATS_LINES = 3
+STAT_CELLS = 40  # at least
 
 
-def worker_lines(look: Look, width: int) -> list[Text]:
-    """Of the worker that is looked into."""
-    row = find(look.queues.workers, look.worker) if look.queues else None
+def worker_lines(ui: UiState, width: int) -> list[Text]:
+    """The view of one worker."""
+    row = find(ui.queues.workers, ui.worker) if ui.queues else None
     if row is None:
-        return [Text(cut(f"{look.worker} is not here (any more); Esc goes back", width), style="bold red")]
+        return [Text(cut(f"{ui.worker} is not connected; Esc goes back", width), style="bold red")]
     lines = [_card(row)]
-    shares = look.history.shares(row.worker)
+    shares = ui.history.shares(row.worker)
     if shares:
         pieces = [(round(1000 * part), "█", TERMINAL.get(name, "")) for name, part in shares.items()]
         text = bar(pieces, min(ACTIVITY_BAR, width))
@@ -36,9 +36,9 @@ def worker_lines(look: Look, width: int) -> list[Text]:
                 continue
             text.append(f" {name} ", style=TERMINAL.get(name, ""))
             text.append(f"{100 * part:.0f}%")
-        text.append("  of its last minute", style="dim")
+        text.append("  in the last minute", style="dim")
         lines.append(text)
-    rates = look.history.rates_of(row.worker)
+    rates = ui.history.rates_of(row.worker)
     if rates:
         lines.append(spark("tok/s", rates, width, count(rates[-1])))
     lines += _stats(row, width)
@@ -54,7 +54,7 @@ def _card(row: WorkerRow) -> Text:
     if row.role != "trainer":
         text.append(f"  {row.held - row.parked}/{row.slots} slots")
     if row.parked:
-        text.append(f"  {row.parked} written ahead")
+        text.append(f"  {row.parked} ahead")
     if row.accept_length:
         text.append(f"  {row.accept_length:.2f} tokens per forward")
     text.append(f"  heard {age(row.silent_s)} ago  {clean(row.phase)}")
@@ -64,41 +64,41 @@ def _card(row: WorkerRow) -> Text:
 
 
 def _stats(row: WorkerRow, width: int) -> list[Text]:
-    """What else it tells, in columns."""
-    told = [
+    """Its other statistics, in columns."""
+    stats = [
         f"{clean(name)} {number(value)}"
         for name, value in sorted(row.stats.items())
         if not name.startswith(PREFIX) and name != RATE
     ]
-    across = max(1, width // STAT)
+    across = max(1, width // STAT_CELLS)
     lines = []
-    for start in range(0, min(len(told), STATS * across), across):
-        cells = [cut(text, STAT - 2).ljust(STAT) for text in told[start : start + across]]
+    for start in range(0, min(len(stats), STATS_LINES * across), across):
+        cells = [cut(text, STAT_CELLS - 2).ljust(STAT_CELLS) for text in stats[start : start + across]]
         lines.append(Text("".join(cells), style="dim", no_wrap=True))
     return lines
 
 
-def group_lines(look: Look, width: int) -> list[Text]:
-    """Of the group that is looked into."""
-    step, prompt = look.prompt
+def group_lines(ui: UiState, width: int) -> list[Text]:
+    """The view of one group."""
+    step, prompt = ui.prompt
     text = Text(no_wrap=True)
     text.append(f"{step_name(step)}, prompt {clean(prompt)}", style="bold")
-    if look.group is None:
+    if ui.group is None:
         text.append("  asking the broker", style="dim")
-    elif look.group.expected:
-        text.append(f"  {count(look.group.expected)} tokens expected of each")
-    return [text, *(_afterwards(look, width) if look.past else ())]
+    elif ui.group.expected:
+        text.append(f"  {count(ui.group.expected)} tokens expected per sample")
+    return [text, *(_afterwards(ui, width) if ui.step_done else ())]
 
 
-def _afterwards(look: Look, width: int) -> list[Text]:
-    """Of a group whose step is done: who tells what became of it."""
-    step, prompt = look.prompt
-    table = listing(look)
-    index = table.name(table.rows[table.selected(look)]) if table.rows else "0"
-    head = "the step is done; below is the last that was seen of it" if table.rows else "the step is done"
-    tell = f"rhymed history show {clean(prompt)}", f"rhymed logs --sample {step}/{clean(prompt)}/{index}"
-    commands = [command + look.run for command in tell]
+def _afterwards(ui: UiState, width: int) -> list[Text]:
+    """For a group whose step is done: the commands that show what followed."""
+    step, prompt = ui.prompt
+    table = listing(ui)
+    index = table.name(table.rows[table.selected(ui)]) if table.rows else "0"
+    head = "the step is done; below is its last known state" if table.rows else "the step is done"
+    arguments = f"rhymed history show {clean(prompt)}", f"rhymed logs --sample {step}/{clean(prompt)}/{index}"
+    commands = [command + ui.run for command in arguments]
     return [
-        Text(cut(f"{head}. What became of it:", width), style="bold yellow", no_wrap=True),
+        Text(cut(f"{head}. For what followed:", width), style="bold yellow", no_wrap=True),
         *(Text(cut(f"  {command}", width), no_wrap=True) for command in commands),
     ]

@@ -1,4 +1,4 @@
-"""A box in the middle of the screen: the keys, or a question that wants an answer. Pure."""
+"""A box in the middle of the screen: the keys, or a question. Pure."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ HELP = (
     "s               sort by the next column      r  reverse",
     "/               filter by name, host, role, phase",
     "g tab           workers, or groups of the open steps",
-    "p               pause the run, or let it go on",
-    "d               drain the worker, or give it work again",
-    "q               quit; the run goes on",
+    "p               pause or resume the run",
+    "d               drain the worker, or undo that",
+    "q               quit; the run continues",
     "",
-    "bars            █ settled  ▓ written  ▒ running  · waiting",
+    "bars            █ settled  ▓ generated  ▒ running  · waiting",
     "ver             yellow: older weights than the run's",
     "idle            share of the last minute without work",
     "accept          tokens per forward of its last samples",
@@ -36,17 +36,17 @@ def question_box(question: Question) -> list[Text]:
 
 
 def over(lines: Sequence[Text], box: Sequence[Text], width: int) -> list[Text]:
-    """The box over the middle of the lines; what of it does not fit is cut."""
-    found = list(lines)
+    """The box over the middle of the lines; what does not fit is cut."""
+    covered = list(lines)
     top = max(0, (len(lines) - len(box)) // 2)
     for place, row in enumerate(box[: len(lines)], top):
         left = max(0, (width - row.cell_len) // 2)
-        under = found[place].copy()
+        under = covered[place].copy()
         under.pad_right(max(0, width - under.cell_len))
         before, rest = under.divide([left])
         after = rest[min(row.cell_len, rest.cell_len) :] if row.cell_len < len(rest) else Text()
-        found[place] = Text.assemble(before, row, after, no_wrap=True)
-    return found
+        covered[place] = Text.assemble(before, row, after, no_wrap=True)
+    return covered
 
 
 def _framed(rows: Sequence[str], foot: str) -> list[Text]:

@@ -1,4 +1,4 @@
-"""What a key does: it changes the look, and may want something from who owns the terminal. Pure.
+"""What a key does: it changes the `UiState`, and may have an effect for the terminal's owner. Pure.
 
 Nothing is paused or drained before it was confirmed, and only `y` confirms.
 """
@@ -10,47 +10,47 @@ from typing import Literal
 
 from rhymed.messages import Drain, Pause
 from rhymed.top import workers
-from rhymed.top.state import Look, Question
+from rhymed.top.state import Question, UiState
 from rhymed.top.views import listing, sortable
 
 Effect = Literal["quit", "ask"] | Pause | Drain | None
-"""`ask`: something else is looked at, so the broker is to be asked now."""
+"""`ask`: the view has changed, so the broker is asked at once."""
 
 LONGEST_FILTER = 40
 
 
-def press(look: Look, key: str, letter: str | None, page: int) -> Effect:
-    """`key` and `letter` (what it prints, if anything) as Textual calls them; `page`: rows in sight."""
+def press(ui: UiState, key: str, letter: str | None, page: int) -> Effect:
+    """`key` and `letter` (the printed character, if any) as Textual names them; `page`: visible rows."""
     if key in ("ctrl+c", "ctrl+q"):
         return "quit"
-    if look.question is not None:
-        return _answer(look, key)
-    if look.helping:
-        look.helping = False
+    if ui.question is not None:
+        return _answer(ui, key)
+    if ui.help_shown:
+        ui.help_shown = False
         return None
-    if look.typing:
-        return _type(look, key, letter)
-    look.say("")
+    if ui.typing:
+        return _type(ui, key, letter)
+    ui.set_note("")
     if key in MOVES:
-        _move(look, MOVES[key](page))
+        _move(ui, MOVES[key](page))
         return None
-    act = ACTS.get(letter or "") or ACTS.get(key)
-    return act(look) if act is not None else None
+    act = ACTIONS.get(letter or "") or ACTIONS.get(key)
+    return act(ui) if act is not None else None
 
 
-def click(look: Look, name: str) -> Effect:
-    """On a row: it is selected; on the selected one: it is opened."""
-    if look.question is not None or look.helping:
+def click(ui: UiState, name: str) -> Effect:
+    """Selects a row, or opens the selected one."""
+    if ui.question is not None or ui.help_shown:
         return None
-    if look.selected.get(look.view) == name:
-        return _open(look)
-    look.selected[look.view] = name
+    if ui.selected.get(ui.view) == name:
+        return _open(ui)
+    ui.selected[ui.view] = name
     return None
 
 
-def wheel(look: Look, rows: int) -> None:
-    if look.question is None and not look.helping:
-        _move(look, rows)
+def wheel(ui: UiState, rows: int) -> None:
+    if ui.question is None and not ui.help_shown:
+        _move(ui, rows)
 
 
 MOVES: dict[str, Callable[[int], int]] = {
@@ -60,156 +60,156 @@ MOVES: dict[str, Callable[[int], int]] = {
 }  # fmt: skip
 
 
-def _move(look: Look, by: int) -> None:
-    table = listing(look)
+def _move(ui: UiState, by: int) -> None:
+    table = listing(ui)
     if table.rows:
-        target = min(max(0, table.selected(look) + by), len(table.rows) - 1)
-        look.selected[look.view] = table.name(table.rows[target])
+        target = min(max(0, table.selected(ui) + by), len(table.rows) - 1)
+        ui.selected[ui.view] = table.name(table.rows[target])
 
 
-def _answer(look: Look, key: str) -> Effect:
-    question, look.question = look.question, None
+def _answer(ui: UiState, key: str) -> Effect:
+    question, ui.question = ui.question, None
     if key in ("y", "Y") and question is not None:
         return question.order
-    look.say("nothing was done")
+    ui.set_note("nothing was done")
     return None
 
 
-def _type(look: Look, key: str, letter: str | None) -> Effect:
+def _type(ui: UiState, key: str, letter: str | None) -> Effect:
     if key in ("enter", "escape"):
-        look.typing = False
-        look.filter = "" if key == "escape" else look.filter
+        ui.typing = False
+        ui.filter = "" if key == "escape" else ui.filter
     elif key in ("backspace", "ctrl+h"):
-        look.filter = look.filter[:-1]
+        ui.filter = ui.filter[:-1]
     elif key in ("ctrl+u", "ctrl+w"):
-        look.filter = ""
-    elif letter and letter.isprintable() and len(look.filter) < LONGEST_FILTER:
-        look.filter += letter
+        ui.filter = ""
+    elif letter and letter.isprintable() and len(ui.filter) < LONGEST_FILTER:
+        ui.filter += letter
     return None
 
 
-def _quit(look: Look) -> Effect:
+def _quit(ui: UiState) -> Effect:
     return "quit"
 
 
-def _help(look: Look) -> Effect:
-    look.helping = True
+def _help(ui: UiState) -> Effect:
+    ui.help_shown = True
     return None
 
 
-def _filter(look: Look) -> Effect:
-    look.typing = True
+def _filter(ui: UiState) -> Effect:
+    ui.typing = True
     return None
 
 
-def _sort(look: Look) -> Effect:
+def _sort(ui: UiState) -> Effect:
     """By the next column."""
-    titles = ["", *sortable(look)]
-    before, _ = look.sorts.get(look.view, ("", False))
+    titles = ["", *sortable(ui)]
+    before, _ = ui.sorts.get(ui.view, ("", False))
     title = titles[(titles.index(before) + 1) % len(titles)] if before in titles else ""
-    look.sorts[look.view] = (title, False)
+    ui.sorts[ui.view] = (title, False)
     return None
 
 
-def _reverse(look: Look) -> Effect:
-    title, reverse = look.sorts.get(look.view, ("", False))
-    look.sorts[look.view] = (title or sortable(look)[0], not reverse)
+def _reverse(ui: UiState) -> Effect:
+    title, reverse = ui.sorts.get(ui.view, ("", False))
+    ui.sorts[ui.view] = (title or sortable(ui)[0], not reverse)
     return None
 
 
-def _groups(look: Look) -> Effect:
-    if look.view in ("workers", "groups"):
-        look.view, look.trail, look.filter = "groups" if look.view == "workers" else "workers", [], ""
+def _groups(ui: UiState) -> Effect:
+    if ui.view in ("workers", "groups"):
+        ui.view, ui.back_stack, ui.filter = "groups" if ui.view == "workers" else "workers", [], ""
     return None
 
 
-def _open(look: Look) -> Effect:
-    """Look into what is selected."""
-    table = listing(look)
+def _open(ui: UiState) -> Effect:
+    """UiState into what is selected."""
+    table = listing(ui)
     if not table.rows:
         return None
-    row = table.rows[table.selected(look)]
-    look.selected[look.view] = table.name(row)
-    look.filter = ""
-    match look.view:
+    row = table.rows[table.selected(ui)]
+    ui.selected[ui.view] = table.name(row)
+    ui.filter = ""
+    match ui.view:
         case "workers":
-            look.worker = row.row.worker
-            look.go("worker")
+            ui.worker = row.row.worker
+            ui.enter("worker")
         case "groups":
-            _into_group(look, row.step, row.row.prompt, "")
+            _open_group(ui, row.step, row.row.prompt, "")
         case "worker":
-            _into_group(look, row.item.id.step, row.item.id.prompt, str(row.item.id.index))
+            _open_group(ui, row.item.id.step, row.item.id.prompt, str(row.item.id.index))
         case "group":
             return None
     return "ask"
 
 
-def _into_group(look: Look, step: int, prompt: str, index: str) -> None:
-    look.prompt, look.group, look.past = (step, prompt), None, False
-    look.go("group")
-    look.selected["group"] = index
+def _open_group(ui: UiState, step: int, prompt: str, index: str) -> None:
+    ui.prompt, ui.group, ui.step_done = (step, prompt), None, False
+    ui.enter("group")
+    ui.selected["group"] = index
 
 
-def _back(look: Look) -> Effect:
-    """Out of a filter, out of a view."""
-    if look.filter:
-        look.filter = ""
+def _back(ui: UiState) -> Effect:
+    """Clears the filter, or leaves the view."""
+    if ui.filter:
+        ui.filter = ""
         return None
-    look.back()
+    ui.back()
     return "ask"
 
 
-def _pause(look: Look) -> Effect:
-    queues = look.queues
-    if queues is None or look.link.state != "live":
-        look.say("the broker does not answer: nothing can be told to it", wrong=True)
+def _pause(ui: UiState) -> Effect:
+    queues = ui.queues
+    if queues is None or ui.connection.state != "live":
+        ui.set_note("the broker does not answer: no order can be sent", is_error=True)
         return None
     held = sum(row.held for row in queues.workers if row.role != "trainer")
     text: tuple[str, ...]
     if queues.paused:
-        text = ("Let the run go on?", "Work is given out again.")
+        text = ("Resume the run?", "Work is assigned again.")
     else:
         text = (
             "Pause the run?",
-            f"{held} samples that workers have are finished;",
-            "nothing new is begun or trained.",
+            f"The {held} samples that workers hold are finished;",
+            "nothing new is started or trained.",
         )
-    look.question = Question(text, Pause(paused=not queues.paused))
+    ui.question = Question(text, Pause(paused=not queues.paused))
     return None
 
 
-def _drain(look: Look) -> Effect:
-    queues = look.queues
-    if queues is None or look.link.state != "live":
-        look.say("the broker does not answer: nothing can be told to it", wrong=True)
+def _drain(ui: UiState) -> Effect:
+    queues = ui.queues
+    if queues is None or ui.connection.state != "live":
+        ui.set_note("the broker does not answer: no order can be sent", is_error=True)
         return None
     text: tuple[str, ...]
-    row = workers.find(queues.workers, _chosen(look))
+    row = workers.find(queues.workers, _chosen(ui))
     if row is None:
-        look.say("no worker is selected", wrong=True)
+        ui.set_note("no worker is selected", is_error=True)
     elif row.role == "trainer":
-        look.say("the trainer cannot be drained: p pauses the run", wrong=True)
+        ui.set_note("the trainer cannot be drained: p pauses the run", is_error=True)
     elif row.drained:
-        text = (f"Give {row.worker} work again?",)
-        look.question = Question(text, Drain(worker=row.worker, drained=False))
+        text = (f"Assign work to {row.worker} again?",)
+        ui.question = Question(text, Drain(worker=row.worker, drained=False))
     else:
-        what = "handed to others" if row.role == "rollout" else "finished"
-        text = (f"Drain {row.worker}?", f"Its {row.held} samples are {what}; it gets nothing new.")
-        look.question = Question(text, Drain(worker=row.worker, drained=True))
+        fate = "moved to others" if row.role == "rollout" else "finished"
+        text = (f"Drain {row.worker}?", f"Its {row.held} samples are {fate}; it gets no new ones.")
+        ui.question = Question(text, Drain(worker=row.worker, drained=True))
     return None
 
 
-def _chosen(look: Look) -> str:
-    """The worker that a key means."""
-    if look.view == "worker":
-        return look.worker
-    table = listing(look)
-    if look.view == "workers" and table.rows:
-        return table.name(table.rows[table.selected(look)])
+def _chosen(ui: UiState) -> str:
+    """The worker that the key applies to."""
+    if ui.view == "worker":
+        return ui.worker
+    table = listing(ui)
+    if ui.view == "workers" and table.rows:
+        return table.name(table.rows[table.selected(ui)])
     return ""
 
 
-ACTS: dict[str, Callable[[Look], Effect]] = {
+ACTIONS: dict[str, Callable[[UiState], Effect]] = {
     "q": _quit, "?": _help, "h": _help, "/": _filter, "s": _sort, "r": _reverse, "S": _reverse, "g": _groups,
     "tab": _groups, "enter": _open, "right": _open, "escape": _back, "left": _back, "backspace": _back,
     "p": _pause, "d": _drain,

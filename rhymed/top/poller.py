@@ -1,7 +1,7 @@
-"""Asks the broker for its queues, one question at a time: there is no queue of answers, the newest is all there is.
+"""Polls the broker for its queues, one request at a time; only the newest answer is kept.
 
-A broker that does not answer may be starting again: it is asked on, and the picture says for how long. One whose
-socket is gone has ended; a run that is resumed has its socket in the same place, so that is looked at, too.
+A broker that does not answer may be restarting: it is asked again, and the screen says for how long it has been
+silent. A broker whose socket is gone has ended; a resumed run has its socket at the same path, so polling continues.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable
 from rhymed.errors import RhymedError
 from rhymed.messages import Drain, GetGroup, Group, Pause
 from rhymed.run.client import ask
-from rhymed.top.state import Link, Look, State
+from rhymed.top.state import Connection, ConnectionState, UiState
 from rhymed.wire.addresses import is_removed
 from rhymed.wire.sockets import Client
 
@@ -22,25 +22,27 @@ log = logging.getLogger(__name__)
 
 DEADLINE_S = 3.0
 STEER_S = 5.0
-SLOWLY_S = 2.0  # between two looks after the end
+IDLE_POLL_S = 2.0  # between polls after the end
 
 
 class Poller:
-    """`changed` is called after every answer, and when there was none."""
+    """`changed` is called after every answer or failure."""
 
-    def __init__(self, client: Client, look: Look, changed: Callable[[], None], every_s: float) -> None:
-        self._client, self._look, self._changed = client, look, changed
+    def __init__(self, client: Client, ui: UiState, changed: Callable[[], None], every_s: float) -> None:
+        self._client, self._ui, self._changed = client, ui, changed
         self._every_s = every_s
         self._now = asyncio.Event()
-        if not look.link.address:
-            look.link = Link("waiting", time.monotonic(), client.address)
+        if not ui.connection.address:
+            ui.connection = Connection("waiting", time.monotonic(), client.address)
 
     async def run(self) -> None:
         """Until it is cancelled."""
         while True:
             await self.ask()
             self._changed()
-            pause_s = self._every_s if self._look.link.state in ("live", "silent") else max(SLOWLY_S, self._every_s)
+            pause_s = (
+                self._every_s if self._ui.connection.state in ("live", "silent") else max(IDLE_POLL_S, self._every_s)
+            )
             try:
                 async with asyncio.timeout(pause_s):
                     await self._now.wait()
@@ -48,62 +50,64 @@ class Poller:
                 pass
             self._now.clear()
 
-    def soon(self) -> None:
-        """Ask without waiting for the time to come."""
+    def ask_now(self) -> None:
+        """Asks without waiting for the next poll."""
         self._now.set()
 
     async def ask(self) -> None:
-        look = self._look
-        if is_removed(look.link.address):
-            self._turn("ended")
+        ui = self._ui
+        if is_removed(ui.connection.address):
+            self._set_state("ended")
             return
-        worker = look.worker if look.view == "worker" else ""
+        worker = ui.worker if ui.view == "worker" else ""
         try:
             queues = await ask(self._client, worker=worker, deadline_s=DEADLINE_S)
-            if look.view == "group":
+            if ui.view == "group":
                 await self._ask_group()
         except RhymedError as error:
             log.debug("no answer: %s", error)
-            self._turn("ended" if is_removed(look.link.address) else "silent" if look.queues else "waiting")
+            self._set_state("ended" if is_removed(ui.connection.address) else "silent" if ui.queues else "waiting")
             return
-        look.queues = queues
-        look.history.add(queues)
-        look.link = Link("finished" if queues.finished else "live", time.monotonic(), look.link.address)
+        ui.queues = queues
+        ui.history.add(queues)
+        ui.connection = Connection("finished" if queues.finished else "live", time.monotonic(), ui.connection.address)
 
     async def _ask_group(self) -> None:
-        step, prompt = self._look.prompt
+        step, prompt = self._ui.prompt
         answer = await self._client.request(GetGroup(step, prompt), deadline_s=DEADLINE_S)
         group = answer.message
-        if not isinstance(group, Group) or (group.step, group.prompt) != self._look.prompt:
+        if not isinstance(group, Group) or (group.step, group.prompt) != self._ui.prompt:
             return
-        self._look.past = not group.members
-        if group.members or self._look.group is None:
-            self._look.group = group
+        self._ui.step_done = not group.members
+        if group.members or self._ui.group is None:
+            self._ui.group = group
 
     async def steer(self, order: Pause | Drain) -> None:
-        """Says in the look what came of it."""
+        """Sends the order; the result becomes the note."""
         try:
             await self._client.request(order, deadline_s=STEER_S)
         except RhymedError as error:
-            self._look.say(f"not done: {error}", wrong=True)
+            self._ui.set_note(f"not done: {error}", is_error=True)
         else:
-            self._look.say(done(order))
+            self._ui.set_note(outcome(order))
         self._changed()
-        self.soon()
+        self.ask_now()
 
-    def _turn(self, state: State) -> None:
-        """What is finished stays so; of the others the time counts from the last answer, or from the change."""
-        link = self._look.link
-        if link.state == "finished" or link.state == state:
+    def _set_state(self, state: ConnectionState) -> None:
+        """A finished run stays finished. The time of `silent` counts from the last answer, others from the change."""
+        connection = self._ui.connection
+        if connection.state == "finished" or connection.state == state:
             return
-        since = link.since if state == "silent" else time.monotonic()
-        self._look.link = Link(state, since, link.address)
+        since = connection.since if state == "silent" else time.monotonic()
+        self._ui.connection = Connection(state, since, connection.address)
 
 
-def done(order: Pause | Drain) -> str:
-    """What an order that was carried out has done, in words."""
+def outcome(order: Pause | Drain) -> str:
+    """What an order has done, for people."""
     if isinstance(order, Pause):
-        return "paused: what workers have is finished, nothing new is begun" if order.paused else "the run goes on"
+        return (
+            "paused: workers finish what they hold, nothing new is started" if order.paused else "the run continues"
+        )
     if order.drained:
-        return f"{order.worker} is drained: it gets nothing new"
+        return f"{order.worker} is drained: it gets no new samples"
     return f"{order.worker} gets work again"

@@ -1,7 +1,7 @@
-"""What is looked at, and how: the newest snapshot, what came before it, and what the person at the keys has chosen.
+"""The state of the user interface: the newest snapshot, a bounded history, and what the user has chosen.
 
-Plain data, changed by `control` (keys) and `app` (snapshots), read by `paint`. What is selected is kept by name, so
-it stays selected when rows come, go or are sorted anew.
+Plain data, changed by `keys` and `poller`, read by `screen.paint`. A selection is kept by name, so it survives when
+rows come, go or are sorted again.
 """
 
 from __future__ import annotations
@@ -17,45 +17,45 @@ from rhymed.run.stragglers import RATE
 from rhymed.service.activities import WAITING, seconds_of
 
 View = Literal["workers", "groups", "worker", "group"]
-State = Literal["waiting", "live", "silent", "ended", "finished"]
-"""`waiting`: nobody has answered yet; `silent`: somebody did, and does not now; `ended`: the broker is gone."""
+ConnectionState = Literal["waiting", "live", "silent", "ended", "finished"]
+"""`waiting`: no answer yet; `silent`: it answered before, but not now; `ended`: the broker is gone."""
 
 
 @dataclass(frozen=True)
-class Link:
-    """How it stands with the broker."""
+class Connection:
+    """The connection to the broker."""
 
-    state: State = "waiting"
+    state: ConnectionState = "waiting"
     since: float = 0.0  # on the clock that `paint` is given
     address: str = ""
 
 
 @dataclass(frozen=True)
 class Question:
-    """What has to be confirmed before it is done."""
+    """An order that must be confirmed."""
 
     text: tuple[str, ...]
     order: Pause | Drain
 
 
 STEPS = 512  # of reward and length
-SNAPSHOTS = 240  # of tokens a second of all workers
-LATELY = 60  # snapshots of one worker's
-EVERY_S = 5.0  # between two looks at a worker's seconds
-WINDOW = 12  # of these looks, and the one before
+SNAPSHOTS = 240  # of all workers' tokens per second
+WORKER_SNAPSHOTS = 60  # of one worker's tokens per second
+EVERY_S = 5.0  # between records of a worker's seconds
+WINDOW = 12  # records that shares are computed over, and one before
 REWARD, LENGTH = "reward/mean", "response_length/mean"
 
 
 class History:
     def __init__(self) -> None:
         self.steps: dict[str, dict[int, float]] = {REWARD: {}, LENGTH: {}}  # metric -> step -> value
-        self.rates: deque[float] = deque(maxlen=SNAPSHOTS)  # tokens a second, of all workers
-        self._workers: dict[str, deque[float]] = {}  # worker -> tokens a second
-        self._seconds: dict[str, deque[dict[str, float]]] = {}  # worker -> seconds by activity, some s apart
-        self._looked = -math.inf  # at the seconds; in the broker's own time
+        self.rates: deque[float] = deque(maxlen=SNAPSHOTS)  # tokens per second, of all workers
+        self._workers: dict[str, deque[float]] = {}  # worker -> tokens per second
+        self._seconds: dict[str, deque[dict[str, float]]] = {}  # worker -> records of seconds by activity
+        self._recorded_at = -math.inf  # in the broker's own time
 
-    def before(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Steps that were trained before we came, as in metrics.jsonl: `step` counts from 0 there."""
+    def add_steps(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Earlier steps, from metrics.jsonl, where `step` counts from 0."""
         for row in rows:
             self._keep(int(row["step"]) + 1, row)
 
@@ -63,31 +63,31 @@ class History:
         """The newest snapshot."""
         if queues.metrics:
             self._keep(queues.step, queues.metrics)
-        crew = [row for row in queues.workers if row.role == "rollout"]
-        self.rates.append(sum(row.stats.get(RATE, 0.0) for row in crew))
+        rollouts = [row for row in queues.workers if row.role == "rollout"]
+        self.rates.append(sum(row.stats.get(RATE, 0.0) for row in rollouts))
         here = {row.worker for row in queues.workers}
-        for known in (self._workers, self._seconds):
-            for name in known.keys() - here:
-                del known[name]
-        for row in crew:
-            self._workers.setdefault(row.worker, deque(maxlen=LATELY)).append(row.stats.get(RATE, 0.0))
-        if queues.uptime_s < self._looked:
-            self._looked = -math.inf  # another broker's time
-        if queues.uptime_s - self._looked >= EVERY_S:
-            self._looked = queues.uptime_s
+        for rows in (self._workers, self._seconds):
+            for name in rows.keys() - here:
+                del rows[name]
+        for row in rollouts:
+            self._workers.setdefault(row.worker, deque(maxlen=WORKER_SNAPSHOTS)).append(row.stats.get(RATE, 0.0))
+        if queues.uptime_s < self._recorded_at:
+            self._recorded_at = -math.inf  # the broker restarted
+        if queues.uptime_s - self._recorded_at >= EVERY_S:
+            self._recorded_at = queues.uptime_s
             for row in queues.workers:
-                self._look(row)
+                self._record_seconds(row)
 
     def rates_of(self, worker: str) -> list[float]:
-        """Tokens a second, oldest first."""
+        """Tokens per second, oldest first."""
         return list(self._workers.get(worker, ()))
 
     def shares(self, worker: str) -> dict[str, float]:
-        """What it did with the last minute, by activity; sums to 1. Empty: it has not told for long enough."""
-        looks = self._seconds.get(worker)
-        if not looks or len(looks) < 2:
+        """Shares of the last minute by activity; they sum to 1. Empty: there are not enough records."""
+        records = self._seconds.get(worker)
+        if not records or len(records) < 2:
             return {}
-        spent = {name: max(0.0, value - looks[0].get(name, 0.0)) for name, value in looks[-1].items()}
+        spent = {name: max(0.0, value - records[0].get(name, 0.0)) for name, value in records[-1].items()}
         total = sum(spent.values())
         return {name: value / total for name, value in spent.items()} if total > 0 else {}
 
@@ -96,14 +96,14 @@ class History:
         shares = self.shares(worker)
         return sum(value for name, value in shares.items() if name in WAITING) if shares else None
 
-    def _look(self, row: WorkerRow) -> None:
+    def _record_seconds(self, row: WorkerRow) -> None:
         now = seconds_of(row.role, row.stats)
         if not now:
             return
-        looks = self._seconds.setdefault(row.worker, deque(maxlen=WINDOW + 1))
-        if looks and sum(now.values()) < sum(looks[-1].values()):
-            looks.clear()  # a new process
-        looks.append(now)
+        records = self._seconds.setdefault(row.worker, deque(maxlen=WINDOW + 1))
+        if records and sum(now.values()) < sum(records[-1].values()):
+            records.clear()  # the worker restarted
+        records.append(now)
 
     def _keep(self, step: int, row: Mapping[str, Any]) -> None:
         for name, values in self.steps.items():
@@ -120,34 +120,34 @@ class History:
 
 
 @dataclass
-class Look:
+class UiState:
     queues: Queues | None = None
     history: History = field(default_factory=History)
-    link: Link = Link()
-    run: str = ""  # what other commands are told to have the same run; empty: they have it anyway
+    connection: Connection = Connection()
+    run: str = ""  # arguments that name the run for other commands; empty: not needed
     view: View = "workers"
-    trail: list[View] = field(default_factory=list)  # where Esc leads back to
-    worker: str = ""  # that is looked into
-    prompt: tuple[int, str] = (0, "")  # step and prompt of the group that is looked into
-    group: Group | None = None  # as the broker told it last
-    past: bool = False  # the group's step is not open any more: `group` is the last picture of it
+    back_stack: list[View] = field(default_factory=list)  # where Esc goes back to
+    worker: str = ""  # of the worker view
+    prompt: tuple[int, str] = (0, "")  # step and prompt of the group view
+    group: Group | None = None  # the last known state
+    step_done: bool = False  # the group's step is no longer open
     sorts: dict[View, tuple[str, bool]] = field(default_factory=dict)  # column, reversed
     selected: dict[View, str] = field(default_factory=dict)
     first: dict[View, int] = field(default_factory=dict)  # row at the top
     filter: str = ""
-    typing: bool = False  # the filter is being written
-    helping: bool = False
+    typing: bool = False  # the filter is being typed
+    help_shown: bool = False
     question: Question | None = None
-    note: str = ""  # what came of the last order, or what a key could not do
-    wrong: bool = False  # the note is an error
+    note: str = ""  # the result of the last order, or why a key did nothing
+    is_error: bool = False  # the note is an error
 
-    def say(self, note: str, *, wrong: bool = False) -> None:
-        self.note, self.wrong = note, wrong
+    def set_note(self, note: str, *, is_error: bool = False) -> None:
+        self.note, self.is_error = note, is_error
 
-    def go(self, view: View) -> None:
-        """Esc leads back here."""
-        self.trail.append(self.view)
+    def enter(self, view: View) -> None:
+        """Esc goes back to the present view."""
+        self.back_stack.append(self.view)
         self.view = view
 
     def back(self) -> None:
-        self.view = self.trail.pop() if self.trail else "workers"
+        self.view = self.back_stack.pop() if self.back_stack else "workers"

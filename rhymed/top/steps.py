@@ -1,6 +1,6 @@
 """Open steps and their groups as bars, one prompt's samples as rows. Pure.
 
-Every part of a bar has a glyph of its own beside its colour, so that it can be read without colours.
+Every part of a bar has its own glyph as well as its colour, so that it can be read without colours.
 """
 
 from __future__ import annotations
@@ -26,10 +26,15 @@ GLYPHS = {
     "waiting": "·",
     "dropped": "x",
 }
-"""State -> what a bar is made of, in the order of its parts."""
+"""State -> glyph in a bar, in the order of its parts."""
 
-PARTS = (("settled", "█", "yellow"), ("written", "▓", "blue"), ("running", "▒", "cyan"), ("waiting", "·", "grey50"))
-"""Of a group's bar: field of GroupRow, glyph, colour."""
+PARTS = (
+    ("settled", "settled", "█", "yellow"),
+    ("written", "generated", "▓", "blue"),
+    ("running", "running", "▒", "cyan"),
+    ("waiting", "waiting", "·", "grey50"),
+)
+"""Of a group's bar: field of GroupRow, title, glyph, colour."""
 
 CELL = 11  # width of a group without its bar: prompt and tokens
 GROUP_BAR = 12
@@ -37,7 +42,7 @@ NAME = 10  # of a step
 
 
 def parts(sizes: Sequence[int], width: int) -> list[int]:
-    """Cells for each size: they sum to `width`, and what is there at all is seen, if there is room for it."""
+    """Cells for each size: they sum to `width`; every part that is not empty gets one if there is room."""
     total = sum(sizes)
     if not total or width <= 0:
         return [0] * len(sizes)
@@ -63,18 +68,18 @@ def bar(pieces: Sequence[tuple[int, str, str]], width: int) -> Text:
 
 
 def step_line(row: StepRow, version: int, width: int) -> Text:
-    """One open step: where its samples are, and how many of its groups are ready."""
+    """One open step: the states of its samples, and how many of its groups are ready."""
     name = step_name(row.step)
-    told = f" {row.groups_ready}/{row.groups} groups  {age(row.open_s)}"
+    facts = f" {row.groups_ready}/{row.groups} groups  {age(row.open_s)}"
     states = "  ".join(f"{count} {state}" for state in GLYPHS if (count := row.states.get(state)))
     if row.step > version and not name.startswith("eval"):
         states = f"next  {states}"
     text = Text(f"{fill(name, NAME)} ", no_wrap=True, style="" if row.step == version else "dim")
-    room = width - NAME - 1 - len(told)
+    room = width - NAME - 1 - len(facts)
     cells = max(8, min(60, room - 30)) if room >= 38 else max(0, room)
     pieces = [(row.states.get(state, 0), glyph, COLOURS[state]) for state, glyph in GLYPHS.items()]
     text.append_text(bar(pieces, cells))
-    text.append(told)
+    text.append(facts)
     left = width - text.cell_len - 2
     if left > 8:
         text.append("  " + cut(states, left), style="dim")
@@ -82,8 +87,8 @@ def step_line(row: StepRow, version: int, width: int) -> Text:
 
 
 def group_bar(row: GroupRow, width: int) -> Text:
-    """One cell a sample, where there is room for it."""
-    pieces = [(getattr(row, field), glyph, colour) for field, glyph, colour in PARTS]
+    """One cell per sample, if there is room."""
+    pieces = [(getattr(row, field), glyph, colour) for field, _, glyph, colour in PARTS]
     return bar(pieces, min(width, sum(size for size, _, _ in pieces)))
 
 
@@ -97,11 +102,11 @@ def group_cell(row: GroupRow, width: int) -> Text:
 
 
 def group_lines(queues: Queues, width: int, height: int) -> list[Text]:
-    """The step in flight, a small bar a group, the ones with the longest sample first; and what the glyphs mean."""
+    """The groups of the step in flight as small bars, with a legend."""
     step = in_flight(queues)
     if step is None or not step.rows or height < 2 or width < CELL + GROUP_BAR:
         return []
-    longest = min(GROUP_BAR, max(sum(getattr(row, field) for field, _, _ in PARTS) for row in step.rows))
+    longest = min(GROUP_BAR, max(sum(getattr(row, field) for field, *_ in PARTS) for row in step.rows))
     across = (width + 1) // (CELL + longest + 1)
     shown = step.rows[: across * (height - 1)]
     lines = [_legend(step.groups - len(shown))]
@@ -117,9 +122,9 @@ def _legend(more: int) -> Text:
     """`more`: groups that are not shown."""
     text = Text(no_wrap=True)
     text.append(fill("groups", NAME) + " ", style="bold dim")
-    for field, glyph, colour in PARTS:
+    for _, title, glyph, colour in PARTS:
         text.append(glyph, style=colour)
-        text.append(f" {field}  ", style="dim")
+        text.append(f" {title}  ", style="dim")
     text.append("longest", style="dim")
     if more > 0:
         text.append(f"   and {more:,} more", style="dim")
@@ -127,13 +132,13 @@ def _legend(more: int) -> Text:
 
 
 def in_flight(queues: Queues) -> StepRow | None:
-    """The step that is to be trained next; while it is not open, the first one that is."""
+    """The step trained next, or the first open step if that is not open."""
     rows = sorted(queues.open_steps, key=lambda row: row.step)
     return next((row for row in rows if row.step == queues.version), rows[0] if rows else None)
 
 
 @dataclass(frozen=True)
-class Bundle:
+class GroupEntry:
     """A group in the table of groups."""
 
     step: int
@@ -144,72 +149,78 @@ class Bundle:
         return f"{self.step}/{self.row.prompt}"
 
 
-def bundles(queues: Queues, filter: str = "") -> list[Bundle]:
-    found = [
-        Bundle(step.step, row) for step in sorted(queues.open_steps, key=lambda one: one.step) for row in step.rows
+def group_entries(queues: Queues, filter: str = "") -> list[GroupEntry]:
+    open_steps = sorted(queues.open_steps, key=lambda step: step.step)
+    entries = [GroupEntry(step.step, row) for step in open_steps for row in step.rows]
+    return [
+        group for group in entries if filter.casefold() in f"{step_name(group.step)} {group.row.prompt}".casefold()
     ]
-    return [one for one in found if filter.casefold() in f"{step_name(one.step)} {one.row.prompt}".casefold()]
 
 
-def untold(queues: Queues) -> int:
-    """Groups of open steps that the snapshot does not name."""
+def unlisted(queues: Queues) -> int:
+    """Number of groups of open steps that the snapshot does not list."""
     return sum(step.groups - len(step.rows) for step in queues.open_steps)
 
 
 BIG_BAR = 14
 
 
-def _glyphs(one: Bundle) -> Cell:
-    return group_bar(one.row, BIG_BAR)
+def _glyphs(group: GroupEntry) -> Cell:
+    return group_bar(group.row, BIG_BAR)
 
 
-def _size(field: str) -> Column[Bundle]:
-    def size(one: Bundle) -> int:
-        return int(getattr(one.row, field))
+def _size(field: str, title: str) -> Column[GroupEntry]:
+    def size(group: GroupEntry) -> int:
+        return int(getattr(group.row, field))
 
     return Column(
-        field, 7, lambda one: (str(size(one) or ""), ""), size, right=True, rank=4 if field == "written" else 3,
-        falling=True,
+        title, max(7, len(title)), lambda group: (str(size(group) or ""), ""), size, right=True,
+        rank=4 if field == "written" else 3, descending=True,
     )  # fmt: skip
 
 
-BUNDLES: tuple[Column[Bundle], ...] = (
-    Column("step", 6, lambda one: (step_name(one.step).removeprefix("step "), ""), lambda one: one.step, rank=2),
-    Column("prompt", 16, lambda one: (clean(one.row.prompt), ""), lambda one: one.row.prompt),
-    Column("", BIG_BAR, _glyphs, rank=6),
-    *(_size(field) for field, _, _ in PARTS),
+GROUP_COLUMNS: tuple[Column[GroupEntry], ...] = (
     Column(
-        "longest", 7, lambda one: (count(one.row.longest) if one.row.longest else "", ""),
-        lambda one: one.row.longest, right=True, rank=1, falling=True,
+        "step", 6, lambda group: (step_name(group.step).removeprefix("step "), ""), lambda group: group.step, rank=2
+    ),
+    Column("prompt", 16, lambda group: (clean(group.row.prompt), ""), lambda group: group.row.prompt),
+    Column("", BIG_BAR, _glyphs, rank=6),
+    *(_size(field, title) for field, title, *_ in PARTS),
+    Column(
+        "longest", 7, lambda group: (count(group.row.longest) if group.row.longest else "", ""),
+        lambda group: group.row.longest, right=True, rank=1, descending=True,
     ),
 )  # fmt: skip
 
 
 def members(group: Group, filter: str = "") -> list[Member]:
     word = filter.casefold()
-    return [one for one in group.members if word in f"{one.index} {one.state} {one.worker}".casefold()]
+    return [member for member in group.members if word in f"{member.index} {member.state} {member.worker}".casefold()]
 
 
 def _last(member: Member) -> Cell:
     return (age(member.story[-1].ago_s), "") if member.story else (UNKNOWN, "dim")
 
 
-MEMBERS: tuple[Column[Member], ...] = (
-    Column("#", 4, lambda one: (str(one.index), ""), lambda one: one.index, right=True),
-    Column("state", 10, lambda one: (one.state, COLOURS.get(one.state, "")), lambda one: one.state),
-    Column("since", 6, _last, lambda one: one.story[-1].ago_s if one.story else 0.0, right=True, rank=2),
-    Column("tokens", 7, lambda one: (count(one.tokens), ""), lambda one: one.tokens, right=True, rank=1),
+MEMBER_COLUMNS: tuple[Column[Member], ...] = (
+    Column("#", 4, lambda member: (str(member.index), ""), lambda member: member.index, right=True),
+    Column("state", 10, lambda member: (member.state, COLOURS.get(member.state, "")), lambda member: member.state),
+    Column("since", 6, _last, lambda member: member.story[-1].ago_s if member.story else 0.0, right=True, rank=2),
+    Column("tokens", 7, lambda member: (count(member.tokens), ""), lambda member: member.tokens, right=True, rank=1),
     Column(
-        "reward", 8, lambda one: (UNKNOWN, "dim") if one.reward is None else (number(one.reward), ""),
-        lambda one: -1e30 if one.reward is None else one.reward, right=True, rank=3, falling=True,
+        "reward", 8, lambda member: (UNKNOWN, "dim") if member.reward is None else (number(member.reward), ""),
+        lambda member: -1e30 if member.reward is None else member.reward, right=True, rank=3, descending=True,
     ),
-    Column("worker", 12, lambda one: (clean(one.worker) or UNKNOWN, ""), lambda one: one.worker, rank=4, most=28),
+    Column(
+        "worker", 12, lambda member: (clean(member.worker) or UNKNOWN, ""), lambda member: member.worker, rank=4,
+        max_width=28,
+    ),
 )  # fmt: skip
 
 
 def story_lines(member: Member, width: int, height: int) -> list[Text]:
-    """What has happened to a sample, the newest first."""
-    lines = [Text(f"story of sample {member.index}", style="bold dim", no_wrap=True)]
+    """The events of a sample, the newest first."""
+    lines = [Text(f"history of sample {member.index}", style="bold dim", no_wrap=True)]
     for moment in reversed(member.story):
         text = Text(no_wrap=True)
         text.append(fill(f"{age(moment.ago_s)} ago", 11, right=True), style="dim")

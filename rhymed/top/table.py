@@ -1,6 +1,6 @@
-"""A table in a window of lines: which columns fit, which rows are in sight, in which order. Pure.
+"""A table in a window of lines: which columns fit, which rows are visible, in which order. Pure.
 
-The cells of a row are made only when it is in sight, so a table of thousands of rows costs no more than its window.
+Cells are made only for visible rows, so a table of thousands of rows costs no more than its window.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ HEAD = "bold"
 
 @dataclass(frozen=True)
 class Column(Generic[Row]):
-    """`rank`: the higher it is, the sooner the column goes when there is no room; 0 never goes."""
+    """`rank`: columns with the highest rank are dropped first when there is no room; 0 is never dropped."""
 
     title: str
-    width: int  # cells; at least, where it grows
+    width: int  # cells, at least
     cell: Callable[[Row], Cell]
-    key: Callable[[Row], Any] | None = None  # what it is sorted by; None: it is not
+    key: Callable[[Row], Any] | None = None  # sort key; None: not sortable
     right: bool = False
     rank: int = 0
-    most: int = 0  # cells to which it may grow
-    falling: bool = False  # the greatest first, when it is sorted by
+    max_width: int = 0  # cells to which it may grow; 0: it does not
+    descending: bool = False  # sorted with the greatest first
 
 
 @dataclass(frozen=True)
 class Window(Generic[Row]):
-    """A table's lines, and which of its rows each is."""
+    """A table's lines, and the row that each of them shows."""
 
     lines: list[Text]
-    rows: list[Row | None]  # None: a heading, or nothing
+    rows: list[Row | None]  # None: a heading or an empty line
     first: int  # row at the top
 
 
 def fit(columns: Sequence[Column[Row]], width: int) -> list[tuple[Column[Row], int]]:
-    """The columns that there is room for, and how wide each is."""
+    """The columns that fit, with their widths."""
     chosen = list(columns)
     while len(chosen) > 1 and sum(column.width + GAP for column in chosen) - GAP > width:
         worst = max(chosen, key=lambda column: column.rank)
@@ -56,22 +56,22 @@ def fit(columns: Sequence[Column[Row]], width: int) -> list[tuple[Column[Row], i
     room = max(0, width - sum(column.width + GAP for column in chosen) + GAP)
     widths = []
     for column in chosen:
-        more = min(room, max(0, column.most - column.width))
+        more = min(room, max(0, column.max_width - column.width))
         room -= more
         widths.append(column.width + more)
     return list(zip(chosen, widths, strict=True))
 
 
 def ordered(rows: Sequence[Row], columns: Sequence[Column[Row]], title: str, reverse: bool) -> list[Row]:
-    """Sorted by the column of this title; rows that are alike stay as they were. An unknown title sorts nothing."""
-    column = next((one for one in columns if one.title == title and one.key is not None), None)
+    """Sorted (stably) by the column of this title; unsorted if there is none."""
+    column = next((column for column in columns if column.title == title and column.key is not None), None)
     if column is None or column.key is None:
         return list(rows)
-    return sorted(rows, key=column.key, reverse=column.falling != reverse)
+    return sorted(rows, key=column.key, reverse=column.descending != reverse)
 
 
 def scroll(first: int, selected: int, height: int, total: int) -> int:
-    """The row at the top, so that the selected one is in sight and nothing is left empty without need."""
+    """The row at the top, such that the selected row is visible and the window is full."""
     first = min(first, max(0, total - height))
     if selected >= 0 and height > 0:
         first = max(min(first, selected), selected - height + 1)
@@ -90,28 +90,28 @@ def draw(
     reverse: bool = False,
     empty: str = "",
 ) -> Window[Row]:
-    """Exactly `height` lines: the heading, rows in sight, and empty ones."""
+    """Exactly `height` lines: the heading, visible rows, and empty lines."""
     fitted = fit(columns, width)
     shown = max(0, height - 1)
     first = scroll(first, selected, shown, len(rows))
     lines = [_heading(fitted, sort, reverse)]
-    found: list[Row | None] = [None]
+    shown_rows: list[Row | None] = [None]
     for number, row in enumerate(rows[first : first + shown], first):
         lines.append(_line(row, fitted, width, number == selected))
-        found.append(row)
+        shown_rows.append(row)
     if not rows and shown:
         lines.append(Text(empty, style="dim", no_wrap=True))
-        found.append(None)
+        shown_rows.append(None)
     while len(lines) < height:
         lines.append(Text())
-        found.append(None)
-    return Window(lines[:height], found[:height], first)
+        shown_rows.append(None)
+    return Window(lines[:height], shown_rows[:height], first)
 
 
 def _heading(fitted: Sequence[tuple[Column[Row], int]], sort: str, reverse: bool) -> Text:
     text = Text(no_wrap=True)
     for column, width in fitted:
-        mark = "" if not sort or column.title != sort else "▾" if column.falling != reverse else "▴"
+        mark = "" if not sort or column.title != sort else "▾" if column.descending != reverse else "▴"
         text.append(fill(column.title + mark, width, right=column.right), style="bold" if mark else HEAD + " dim")
         text.append(" " * GAP)
     return text

@@ -1,4 +1,4 @@
-"""Numbers and texts as they stand in a narrow column. Pure."""
+"""Numbers and texts for narrow columns, and sparklines. Pure."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def count(value: float) -> str:
 
 
 def number(value: float) -> str:
-    """A metric: four digits that count."""
+    """A metric with four significant digits."""
     if not math.isfinite(value):
         return UNKNOWN
     return count(value) if abs(value) >= 1000 else f"{value:.4g}"
@@ -38,18 +38,18 @@ def share(value: float | None) -> str:
     return UNKNOWN if value is None else f"{100 * value:.0f}%"
 
 
-def natural(text: str) -> list[tuple[int, int | str]]:
+def natural_key(text: str) -> list[tuple[int, int | str]]:
     """A key that sorts rollout-2 before rollout-10."""
     return [(0, int(part)) if part.isdecimal() else (1, part) for part in re.split(r"(\d+)", text) if part]
 
 
 def clean(text: str) -> str:
-    """What others sent, without anything that would move the cursor."""
+    """Foreign text without characters that would control the terminal."""
     return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def cut(text: str, width: int) -> str:
-    """In `width` cells; what was left out is an ellipsis."""
+    """In at most `width` cells, with an ellipsis if it was cut."""
     if width <= 0:
         return ""
     return text if cell_len(text) <= width else set_cell_size(text, width - 1) + "…"
@@ -64,11 +64,11 @@ def fill(text: str, width: int, *, right: bool = False) -> str:
 
 LABEL = 10
 BOUNDS = 22  # cells for "0.12 .. 0.98"
-LEAST = 8  # values, below which the bounds give way
+LEAST = 8  # values; with fewer, the bounds are left out
 
 
 def spark(label: str, values: Sequence[float], width: int, newest: str = "", style: str = "cyan") -> Text:
-    """`newest`: how the last value is written."""
+    """`newest`: the text of the last value."""
     text = Text(no_wrap=True)
     text.append(f"{fill(label, LABEL)} ", style="bold dim")
     if not values:

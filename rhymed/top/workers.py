@@ -1,4 +1,4 @@
-"""Workers as rows: who they are, what they have and how well they do; and one worker's samples. Pure."""
+"""Workers as rows: identity, load, speed and problems; and the samples of one worker. Pure."""
 
 from __future__ import annotations
 
@@ -11,159 +11,176 @@ from rhymed.style import ROLES
 from rhymed.text import age, step_name
 from rhymed.top.state import History
 from rhymed.top.table import Cell, Column
-from rhymed.top.text import UNKNOWN, clean, count, natural, share
+from rhymed.top.text import UNKNOWN, clean, count, natural_key, share
 
 ORDER = {"trainer": 0, "rollout": 1, "reward": 2}
 STYLES = {"trainer": "green", "rollout": "cyan", "reward": "magenta"}
 
 
 @dataclass(frozen=True)
-class Seat:
+class WorkerEntry:
     """A worker in the table."""
 
     row: WorkerRow
-    behind: bool  # its weights are older than the run's
+    outdated: bool  # its weights are older than the run's
     idle: float | None
-    wrong: str  # why it holds up the others; empty: it does not
+    problem: str  # why it delays the others; empty: it does not
+
+    @property
+    def text(self) -> str:
+        """What the filter searches."""
+        return f"{self.row.worker} {self.row.host} {self.row.role} {_activity(self.row, self.problem)}"
 
     @property
     def rate(self) -> float | None:
         return self.row.stats.get(RATE) if self.row.role == "rollout" else None
 
 
-def seats(queues: Queues, history: History, filter: str = "") -> list[Seat]:
-    """Those in whose names, hosts, roles or phases the filter occurs, in the order of roles and names."""
-    wrong = stragglers(queues)
+def worker_entries(queues: Queues, history: History, filter: str = "") -> list[WorkerEntry]:
+    """Workers whose name, host, role or phase contains the filter, ordered by role and name."""
+    problems = stragglers(queues)
     word = filter.casefold()
-    found = [
-        Seat(row, row.role == "rollout" and row.version < queues.version, history.idle(row.worker), told)
+    entries = (
+        WorkerEntry(
+            row,
+            outdated=row.role == "rollout" and row.version < queues.version,
+            idle=history.idle(row.worker),
+            problem=problems.get(row.worker, ""),
+        )
         for row in queues.workers
-        if word in f"{row.worker} {row.host} {row.role} {_does(row, told := wrong.get(row.worker, ''))}".casefold()
-    ]
-    return sorted(found, key=_name)
+    )
+    return sorted((entry for entry in entries if word in entry.text.casefold()), key=_name)
 
 
-def _name(seat: Seat) -> tuple[int, list[tuple[int, int | str]]]:
-    return ORDER[seat.row.role], natural(seat.row.worker)
+def _name(entry: WorkerEntry) -> tuple[int, list[tuple[int, int | str]]]:
+    return ORDER[entry.row.role], natural_key(entry.row.worker)
 
 
-def _does(row: WorkerRow, wrong: str = "") -> str:
-    parts = ["DRAINED" if row.drained else "", wrong, clean(row.phase)]
+def _activity(row: WorkerRow, problem: str = "") -> str:
+    parts = ["DRAINED" if row.drained else "", problem, clean(row.phase)]
     return ", ".join(part for part in parts if part) or UNKNOWN
 
 
-def _doing(seat: Seat) -> Cell:
-    style = "bold red" if seat.wrong else "bold yellow" if seat.row.drained else ""
-    return _does(seat.row, seat.wrong), style
+def _activity_cell(entry: WorkerEntry) -> Cell:
+    style = "bold red" if entry.problem else "bold yellow" if entry.row.drained else ""
+    return _activity(entry.row, entry.problem), style
 
 
-def _worker(seat: Seat) -> Cell:
-    return f"{ROLES[seat.row.role]} {clean(seat.row.worker)}", "red" if seat.wrong else STYLES[seat.row.role]
+def _worker(entry: WorkerEntry) -> Cell:
+    return f"{ROLES[entry.row.role]} {clean(entry.row.worker)}", "red" if entry.problem else STYLES[entry.row.role]
 
 
-def _version(seat: Seat) -> Cell:
-    row = seat.row
+def _version(entry: WorkerEntry) -> Cell:
+    row = entry.row
     if row.role == "reward" or row.version < 0:
         return UNKNOWN, "dim"
-    return f"v{row.version}", "yellow" if seat.behind else ""
+    return f"v{row.version}", "yellow" if entry.outdated else ""
 
 
-def _has(seat: Seat) -> Cell:
-    row = seat.row
+def _slots(entry: WorkerEntry) -> Cell:
+    row = entry.row
     if row.role == "trainer":
         return UNKNOWN, "dim"
-    writes = row.held - row.parked
-    return f"{writes}/{row.slots}", "" if writes else "dim"
+    running = row.held - row.parked
+    return f"{running}/{row.slots}", "" if running else "dim"
 
 
-def _parked(seat: Seat) -> Cell:
-    return (str(seat.row.parked), "") if seat.row.parked else ("", "")
+def _parked(entry: WorkerEntry) -> Cell:
+    return (str(entry.row.parked), "") if entry.row.parked else ("", "")
 
 
-def _rate(seat: Seat) -> Cell:
-    return (UNKNOWN, "dim") if seat.rate is None else (count(seat.rate), "" if seat.rate else "dim")
+def _rate(entry: WorkerEntry) -> Cell:
+    return (UNKNOWN, "dim") if entry.rate is None else (count(entry.rate), "" if entry.rate else "dim")
 
 
-def _accept(seat: Seat) -> Cell:
-    length = seat.row.accept_length
+def _accept(entry: WorkerEntry) -> Cell:
+    length = entry.row.accept_length
     return (f"{length:.2f}", "") if length else (UNKNOWN, "dim")
 
 
-def _idle(seat: Seat) -> Cell:
-    style = "dim" if seat.idle is None else "yellow" if seat.idle > 0.5 else ""
-    return share(seat.idle), style
+def _idle(entry: WorkerEntry) -> Cell:
+    style = "dim" if entry.idle is None else "yellow" if entry.idle > 0.5 else ""
+    return share(entry.idle), style
 
 
-def _heard(seat: Seat) -> Cell:
-    return age(seat.row.silent_s), "bold red" if seat.row.silent_s > SILENT_S else ""
+def _heard(entry: WorkerEntry) -> Cell:
+    return age(entry.row.silent_s), "bold red" if entry.row.silent_s > SILENT_S else ""
 
 
-SEATS: tuple[Column[Seat], ...] = (
-    Column("worker", 13, _worker, _name, most=26),
-    Column("host", 8, lambda seat: (clean(seat.row.host), ""), lambda seat: seat.row.host, rank=8, most=16),
-    Column("ver", 5, _version, lambda seat: seat.row.version, rank=4, right=True),
-    Column("slots", 7, _has, lambda seat: seat.row.held, rank=2, right=True, falling=True),
-    Column("ahead", 6, _parked, lambda seat: seat.row.parked, rank=9, right=True, falling=True),
-    Column("tok/s", 7, _rate, lambda seat: seat.rate or -1.0, rank=3, right=True, falling=True),
-    Column("accept", 7, _accept, lambda seat: seat.row.accept_length, rank=7, right=True, falling=True),
-    Column("idle", 5, _idle, lambda seat: -1.0 if seat.idle is None else seat.idle, rank=6, right=True, falling=True),
-    Column("heard", 6, _heard, lambda seat: seat.row.silent_s, rank=5, right=True, falling=True),
-    Column("does", 16, _doing, lambda seat: _does(seat.row, seat.wrong), rank=1, most=60),
+WORKER_COLUMNS: tuple[Column[WorkerEntry], ...] = (
+    Column("worker", 13, _worker, _name, max_width=26),
+    Column("host", 8, lambda entry: (clean(entry.row.host), ""), lambda entry: entry.row.host, rank=8, max_width=16),
+    Column("ver", 5, _version, lambda entry: entry.row.version, rank=4, right=True),
+    Column("slots", 7, _slots, lambda entry: entry.row.held, rank=2, right=True, descending=True),
+    Column("ahead", 6, _parked, lambda entry: entry.row.parked, rank=9, right=True, descending=True),
+    Column("tok/s", 7, _rate, lambda entry: entry.rate or -1.0, rank=3, right=True, descending=True),
+    Column("accept", 7, _accept, lambda entry: entry.row.accept_length, rank=7, right=True, descending=True),
+    Column(
+        "idle",
+        5,
+        _idle,
+        lambda entry: -1.0 if entry.idle is None else entry.idle,
+        rank=6,
+        right=True,
+        descending=True,
+    ),
+    Column("heard", 6, _heard, lambda entry: entry.row.silent_s, rank=5, right=True, descending=True),
+    Column("activity", 16, _activity_cell, lambda entry: _activity(entry.row, entry.problem), rank=1, max_width=60),
 )
 
 
 @dataclass(frozen=True)
-class Hand:
-    """A sample in a worker's hands."""
+class HeldSample:
+    """A sample that a worker holds."""
 
     item: Holding
-    longest: int  # tokens of the longest beside it
+    longest: int  # tokens of the worker's longest sample
 
     @property
     def name(self) -> str:
         return str(self.item.id)
 
     @property
-    def told(self) -> str:
-        """As it stands in its row."""
+    def text(self) -> str:
+        """What the filter searches."""
         return f"{step_name(self.item.id.step)} {self.item.id.prompt} {self.item.id.index}"
 
 
-def hands(row: WorkerRow, filter: str = "") -> list[Hand]:
-    """Those in whose rows the filter occurs, the longest held first."""
+def held_samples(row: WorkerRow, filter: str = "") -> list[HeldSample]:
+    """Samples that contain the filter, the longest held first."""
     longest = max((item.tokens for item in row.holding), default=0)
-    found = (Hand(item, longest) for item in row.holding)
-    shown = [hand for hand in found if filter.casefold() in hand.told.casefold()]
-    return sorted(shown, key=lambda hand: -hand.item.seconds)
+    samples = (HeldSample(item, longest) for item in row.holding)
+    shown = [held for held in samples if filter.casefold() in held.text.casefold()]
+    return sorted(shown, key=lambda held: -held.item.seconds)
 
 
 BAR = 20
 
 
-def _grown(hand: Hand) -> Cell:
-    cells = round(BAR * hand.item.tokens / hand.longest) if hand.longest else 0
-    return "▒" * cells, "yellow" if hand.item.parked else "cyan"
+def _length_bar(held: HeldSample) -> Cell:
+    cells = round(BAR * held.item.tokens / held.longest) if held.longest else 0
+    return "▒" * cells, "yellow" if held.item.parked else "cyan"
 
 
-def _step(hand: Hand) -> Cell:
-    step = hand.item.id.step
+def _step(held: HeldSample) -> Cell:
+    step = held.item.id.step
     return step_name(step).removeprefix("step "), "bold" if step >= EVAL else ""
 
 
-HANDS: tuple[Column[Hand], ...] = (
-    Column("step", 8, _step, lambda hand: hand.item.id.step, rank=3),
-    Column("prompt", 16, lambda hand: (clean(hand.item.id.prompt), ""), lambda hand: hand.item.id.prompt),
-    Column("#", 4, lambda hand: (str(hand.item.id.index), ""), lambda hand: hand.item.id.index, right=True),
+SAMPLE_COLUMNS: tuple[Column[HeldSample], ...] = (
+    Column("step", 8, _step, lambda held: held.item.id.step, rank=3),
+    Column("prompt", 16, lambda held: (clean(held.item.id.prompt), ""), lambda held: held.item.id.prompt),
+    Column("#", 4, lambda held: (str(held.item.id.index), ""), lambda held: held.item.id.index, right=True),
     Column(
-        "tokens", 7, lambda hand: (count(hand.item.tokens), ""), lambda hand: hand.item.tokens, rank=1, right=True,
-        falling=True,
+        "tokens", 7, lambda held: (count(held.item.tokens), ""), lambda held: held.item.tokens, rank=1, right=True,
+        descending=True,
     ),
-    Column("", BAR, _grown, rank=5),
+    Column("", BAR, _length_bar, rank=5),
     Column(
-        "for", 6, lambda hand: (age(hand.item.seconds), ""), lambda hand: hand.item.seconds, rank=2, right=True,
-        falling=True,
+        "held", 6, lambda held: (age(held.item.seconds), ""), lambda held: held.item.seconds, rank=2, right=True,
+        descending=True,
     ),
-    Column("", 13, lambda hand: ("written ahead" if hand.item.parked else "", "yellow"), rank=4),
+    Column("", 15, lambda held: ("generated ahead" if held.item.parked else "", "yellow"), rank=4),
 )  # fmt: skip
 
 

@@ -18,11 +18,11 @@ from rhymed.messages import (
     StepRow,
     WorkerRow,
 )
-from rhymed.top.state import Link, Look
+from rhymed.top.state import Connection, UiState
 
 SCREENS = Path(__file__).parent / "screens"
 UPDATE = "RHYMED_UPDATE_SCREENS"
-"""Set this to have the files written anew; look at what has changed before they are kept."""
+"""Set this to rewrite the files; check the differences before you keep them."""
 
 NOW = 1000.0
 
@@ -88,19 +88,19 @@ def snapshot(workers: int = 9, uptime_s: float = 182.0, **changes: object) -> Qu
     return Queues(**(queues | changes))
 
 
-def look(queues: Queues | None = None, **changes: object) -> Look:
+def make_ui(queues: Queues | None = None, **changes: object) -> UiState:
     """Twelve steps were trained before; twenty snapshots were seen."""
-    found = Look(link=Link("live", NOW, "ipc:///nowhere"), **changes)
+    ui = UiState(connection=Connection("live", NOW, "ipc:///nowhere"), **changes)
     rows = [
         {"step": step, "reward/mean": 0.3 + 0.03 * step, "response_length/mean": 400 + 30 * math.cos(step)}
         for step in range(12)
     ]
-    found.history.before(rows)
+    ui.history.add_steps(rows)
     for second in range(20):
-        found.history.add(snapshot(uptime_s=162.0 + second))
-    found.queues = queues or snapshot()
-    found.history.add(found.queues)
-    return found
+        ui.history.add(snapshot(uptime_s=162.0 + second))
+    ui.queues = queues or snapshot()
+    ui.history.add(ui.queues)
+    return ui
 
 
 def group() -> Group:
@@ -128,4 +128,4 @@ def same(name: str, lines: list[str]) -> None:
     if os.environ.get(UPDATE):
         file.parent.mkdir(exist_ok=True)
         file.write_text(text)
-    assert text == file.read_text(), f"the screen {name} has changed; {UPDATE}=1 writes it anew"
+    assert text == file.read_text(), f"the screen {name} has changed; {UPDATE}=1 rewrites it"

@@ -25,14 +25,14 @@ from rhymed.bench.actors import Rollout, Trainer
 from rhymed.errors import ConfigError, SteeringError
 from rhymed.top import poller
 from rhymed.top.app import Top
-from rhymed.top.state import Look
+from rhymed.top.state import UiState
 from rhymed.wire.sockets import DONE, Client, Server
 from tests.broker.cluster import Cluster, until
 from tests.stress.terminal import watching
 from tests.top.scene import group, rollout, snapshot
 
 
-class Desk:
+class FakeBroker:
     """A broker's socket that tells one snapshot, and notes what it is told."""
 
     def __init__(self, address: str) -> None:
@@ -66,8 +66,8 @@ class Desk:
 
 
 @pytest.fixture
-async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
-    made = Desk(f"ipc://{tmp_path}/broker")
+async def broker(tmp_path: Path) -> AsyncIterator[FakeBroker]:
+    made = FakeBroker(f"ipc://{tmp_path}/broker")
     yield made
     made.server.close()
 
@@ -75,7 +75,7 @@ async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
 @contextlib.asynccontextmanager
 async def shown(address: str, size: tuple[int, int] = (80, 24)) -> AsyncIterator[tuple[Any, Top]]:
     client = Client(address, peer="broker")
-    app = Top(client, Look(), every_s=0.05)
+    app = Top(client, UiState(), every_s=0.05)
     try:
         async with app.run_test(size=size) as pilot:
             yield pilot, app
@@ -85,36 +85,36 @@ async def shown(address: str, size: tuple[int, int] = (80, 24)) -> AsyncIterator
 
 def screen(app: Top) -> str:
     """What the terminal shows, not what was meant to be shown."""
-    height = app.board.size.height
-    return "\n".join(app.board.render_line(line).text for line in range(height))
+    height = app.screen_widget.size.height
+    return "\n".join(app.screen_widget.render_line(line).text for line in range(height))
 
 
 async def seen(app: Top, text: str) -> None:
     await until(lambda: text in screen(app), f"{text!r} on\n{screen(app)}")
 
 
-async def test_the_screen_follows_the_newest_snapshot(desk: Desk) -> None:
-    async with shown(desk.server.address) as (_, app):
+async def test_the_screen_follows_the_newest_snapshot(broker: FakeBroker) -> None:
+    async with shown(broker.server.address) as (_, app):
         await seen(app, "● live")
         assert "rollout-3" in screen(app)
-        assert {question.brief for question in desk.asked} == {True}
-        desk.queues = msgspec.structs.replace(desk.queues, step=77, workers=[rollout(5)])
+        assert {question.brief for question in broker.asked} == {True}
+        broker.queues = msgspec.structs.replace(broker.queues, step=77, workers=[rollout(5)])
         await seen(app, "step 77/96")
         assert "rollout-3" not in screen(app)
 
 
-async def test_a_slow_broker_has_one_question_at_a_time(desk: Desk) -> None:
-    desk.slow_s = 0.3
-    async with shown(desk.server.address) as (_, app):
-        await until(lambda: len(desk.asked) >= 4, "some questions")
-        app.poller.soon()
-        app.poller.soon()
+async def test_a_slow_broker_has_one_question_at_a_time(broker: FakeBroker) -> None:
+    broker.slow_s = 0.3
+    async with shown(broker.server.address) as (_, app):
+        await until(lambda: len(broker.asked) >= 4, "some questions")
+        app.poller.ask_now()
+        app.poller.ask_now()
         await seen(app, "● live")
-        assert desk.most == 1
+        assert broker.most == 1
 
 
-async def test_pausing_wants_a_yes_and_is_seen_at_once(desk: Desk) -> None:
-    async with shown(desk.server.address) as (pilot, app):
+async def test_pausing_wants_a_yes_and_is_seen_at_once(broker: FakeBroker) -> None:
+    async with shown(broker.server.address) as (pilot, app):
         await seen(app, "● live")
         await pilot.press("p")
         await seen(app, "Pause the run?")
@@ -122,87 +122,87 @@ async def test_pausing_wants_a_yes_and_is_seen_at_once(desk: Desk) -> None:
         await seen(app, "nothing was done")
         await pilot.press("p", "y")
         await seen(app, "‖ PAUSED")
-        await seen(app, "paused: what workers have is finished")
-        assert desk.told == [messages.Pause(paused=True)]
+        await seen(app, "paused: workers finish what they hold")
+        assert broker.told == [messages.Pause(paused=True)]
 
 
-async def test_draining_and_what_the_broker_refuses(desk: Desk) -> None:
-    async with shown(desk.server.address) as (pilot, app):
+async def test_draining_and_what_the_broker_refuses(broker: FakeBroker) -> None:
+    async with shown(broker.server.address) as (pilot, app):
         await seen(app, "● live")
         await pilot.press("down", "down", "d", "y")
-        await until(lambda: desk.told == [messages.Drain(worker="rollout-1", drained=True)], "the order")
+        await until(lambda: broker.told == [messages.Drain(worker="rollout-1", drained=True)], "the order")
         await pilot.press("end", "up", "d", "y")
         await seen(app, "not done: no worker is called 'rollout-8'")
 
 
-async def test_looking_into_a_worker_and_a_sample(desk: Desk) -> None:
-    async with shown(desk.server.address) as (pilot, app):
+async def test_looking_into_a_worker_and_a_sample(broker: FakeBroker) -> None:
+    async with shown(broker.server.address) as (pilot, app):
         await seen(app, "● live")
         await pilot.press("down", "enter")
         await seen(app, "rollout on node-0, pid 100")
-        await until(lambda: desk.asked[-1].worker == "rollout-0", "its samples asked for")
+        await until(lambda: broker.asked[-1].worker == "rollout-0", "its samples asked for")
         await pilot.press("enter")
-        await seen(app, "250 tokens expected of each")
-        await seen(app, "story of sample 0")
+        await seen(app, "250 tokens expected per sample")
+        await seen(app, "history of sample 0")
         await pilot.press("escape", "escape", "g")
         await seen(app, "groups of open steps")
 
 
-async def test_a_group_is_kept_in_sight_when_its_step_is_done(desk: Desk) -> None:
-    async with shown(desk.server.address) as (pilot, app):
+async def test_a_group_is_kept_in_sight_when_its_step_is_done(broker: FakeBroker) -> None:
+    async with shown(broker.server.address) as (pilot, app):
         await seen(app, "● live")
         await pilot.press("down", "enter")
-        await until(lambda: desk.asked[-1].worker == "rollout-0", "its samples asked for")
+        await until(lambda: broker.asked[-1].worker == "rollout-0", "its samples asked for")
         await pilot.press("enter")
-        await seen(app, "story of sample 0")
+        await seen(app, "history of sample 0")
         assert "the step is done" not in screen(app)
-        desk.closed = True
+        broker.closed = True
         await seen(app, "the step is done")
-        await seen(app, "story of sample 0")
+        await seen(app, "history of sample 0")
         await seen(app, f"rhymed logs --sample 12/{2:016x}/0")
-        desk.closed = False
+        broker.closed = False
         await until(lambda: "the step is done" not in screen(app), "a step that is open again")
-        desk.closed = True
+        broker.closed = True
         await pilot.press("escape", "down", "enter")
-        await seen(app, "the step is not open any more")
+        await seen(app, "the step is no longer open")
 
 
-async def test_a_line_of_one_colour_is_shown_in_it(desk: Desk) -> None:
-    desk.queues = msgspec.structs.replace(desk.queues, troubles=["no reward worker is here"])
-    async with shown(desk.server.address) as (_, app):
-        await seen(app, "waits: no reward worker is here")
-        found = (app.board.render_line(line) for line in range(app.board.size.height))
-        (trouble,) = (line for line in found if line.text.startswith("waits:"))
+async def test_a_line_of_one_colour_is_shown_in_it(broker: FakeBroker) -> None:
+    broker.queues = msgspec.structs.replace(broker.queues, troubles=["no reward worker is here"])
+    async with shown(broker.server.address) as (_, app):
+        await seen(app, "waiting: no reward worker is here")
+        found = (app.screen_widget.render_line(line) for line in range(app.screen_widget.size.height))
+        (trouble,) = (line for line in found if line.text.startswith("waiting:"))
         assert [str(part.style) for part in trouble if part.text.strip()] == ["bold red"]
 
 
-async def test_the_mouse_selects_and_opens(desk: Desk) -> None:
-    async with shown(desk.server.address) as (pilot, app):
+async def test_the_mouse_selects_and_opens(broker: FakeBroker) -> None:
+    async with shown(broker.server.address) as (pilot, app):
         await seen(app, "● live")
-        line = app.board.frame.names.index("rollout-2")
-        await pilot.click(app.board, offset=(5, line))
-        await until(lambda: app.look.selected.get("workers") == "rollout-2", "the line selected")
-        line = app.board.frame.names.index("rollout-2")
-        await pilot.click(app.board, offset=(5, line))
+        line = app.screen_widget.frame.names.index("rollout-2")
+        await pilot.click(app.screen_widget, offset=(5, line))
+        await until(lambda: app.ui.selected.get("workers") == "rollout-2", "the line selected")
+        line = app.screen_widget.frame.names.index("rollout-2")
+        await pilot.click(app.screen_widget, offset=(5, line))
         await seen(app, "rollout on node-0, pid 102")
 
 
-async def test_every_size_of_a_terminal_is_filled(desk: Desk) -> None:
-    async with shown(desk.server.address) as (pilot, app):
+async def test_every_size_of_a_terminal_is_filled(broker: FakeBroker) -> None:
+    async with shown(broker.server.address) as (pilot, app):
         await seen(app, "● live")
         for width, height in ((200, 60), (10, 24), (1, 1), (33, 5), (120, 40)):
             await pilot.resize_terminal(width, height)
-            await until(lambda width=width, height=height: app.board.size == (width, height), "the size")
-            await until(lambda: len(app.board.frame.lines) == app.board.size.height, "the lines")
-            assert {app.board.render_line(line).cell_length for line in range(height)} == {width}
+            await until(lambda width=width, height=height: app.screen_widget.size == (width, height), "the size")
+            await until(lambda: len(app.screen_widget.frame.lines) == app.screen_widget.size.height, "the lines")
+            assert {app.screen_widget.render_line(line).cell_length for line in range(height)} == {width}
         assert "rollout-3" in app.export_screenshot()
 
 
 async def test_a_broker_that_starts_again_and_one_that_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(poller, "DEADLINE_S", 0.3)
-    monkeypatch.setattr(poller, "SLOWLY_S", 0.05)
+    monkeypatch.setattr(poller, "IDLE_POLL_S", 0.05)
     address = f"ipc://{tmp_path}/broker"
-    first = Desk(address)
+    first = FakeBroker(address)
     async with shown(address) as (pilot, app):
         await seen(app, "● live")
         first.server.close()
@@ -211,14 +211,14 @@ async def test_a_broker_that_starts_again_and_one_that_ends(tmp_path: Path, monk
         await seen(app, "○ no answer for")
         assert "rollout-3" in screen(app), "the last picture"
         await pilot.press("p")
-        await seen(app, "nothing can be told to it")
-        second = Desk(address)
+        await seen(app, "no order can be sent")
+        second = FakeBroker(address)
         await seen(app, "● live")
         second.server.close()
         (tmp_path / "broker").unlink(missing_ok=True)
         await seen(app, "■ ended")
         assert "rollout-3" in screen(app)
-        third = Desk(address)
+        third = FakeBroker(address)
         third.queues = msgspec.structs.replace(third.queues, finished=True)
         await seen(app, "✓ finished")
         third.server.close()
@@ -283,9 +283,9 @@ class Terminal:
                 return
 
 
-async def test_the_command_draws_and_gives_the_terminal_back(desk: Desk) -> None:
-    coloured = Terminal("--broker", desk.server.address, "--every", "0.1")
-    plain = Terminal("--broker", desk.server.address, NO_COLOR="1")
+async def test_the_command_draws_and_gives_the_terminal_back(broker: FakeBroker) -> None:
+    coloured = Terminal("--broker", broker.server.address, "--every", "0.1")
+    plain = Terminal("--broker", broker.server.address, NO_COLOR="1")
     await coloured.read_until(lambda written: b"rollout-3" in written)
     os.write(coloured.fd, b"q")
     assert await coloured.status() == 0
@@ -298,11 +298,11 @@ async def test_the_command_draws_and_gives_the_terminal_back(desk: Desk) -> None
     assert b"\x1b[?1049l" in plain.written
 
 
-async def test_what_it_costs_is_measured_on_a_real_terminal_that_is_read(desk: Desk, tmp_path: Path) -> None:
-    async with watching(desk.server.address) as (terminal, process):
-        await until(lambda: desk.asked, "a question")
+async def test_what_it_costs_is_measured_on_a_real_terminal_that_is_read(broker: FakeBroker, tmp_path: Path) -> None:
+    async with watching(broker.server.address) as (terminal, process):
+        await until(lambda: broker.asked, "a question")
         drawn = terminal.drawn
-        desk.queues = msgspec.structs.replace(desk.queues, step=77)
+        broker.queues = msgspec.structs.replace(broker.queues, step=77)
         await until(lambda: terminal.drawn > drawn, "another picture")
         assert process.cmdline()[3] == "top"
     assert not process.is_running()
@@ -365,15 +365,21 @@ async def steer(*arguments: str) -> tuple[int, str, str]:
     return int(process.returncode or 0), out.decode(), err.decode()
 
 
-async def test_a_script_steers(desk: Desk) -> None:
-    broker = ("--broker", desk.server.address)
-    assert await steer("pause", *broker) == (0, "paused: what workers have is finished, nothing new is begun\n", "")
-    status, out, err = await steer("drain", "rollout-1", "rollout-8", *broker)
-    assert (status, out) == (2, "rollout-1 is drained: it gets nothing new\n")
+async def test_a_script_steers(broker: FakeBroker) -> None:
+    options = ("--broker", broker.server.address)
+    assert await steer("pause", *options) == (
+        0,
+        "paused: workers finish what they hold, nothing new is started\n",
+        "",
+    )
+    status, out, err = await steer("drain", "rollout-1", "rollout-8", *options)
+    assert (status, out) == (2, "rollout-1 is drained: it gets no new samples\n")
     assert "no worker is called 'rollout-8'" in err
-    assert desk.told == [
-        messages.Pause(paused=True), messages.Drain(worker="rollout-1", drained=True), messages.Drain(worker="rollout-8", drained=True),
-    ]  # fmt: skip
+    assert broker.told == [
+        messages.Pause(paused=True),
+        messages.Drain(worker="rollout-1", drained=True),
+        messages.Drain(worker="rollout-8", drained=True),
+    ]
 
 
 def test_without_the_operators_key_nobody_steers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

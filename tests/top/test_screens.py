@@ -11,12 +11,12 @@ from rhymed.text import age
 from rhymed.top import dialogs, steps
 from rhymed.top import text as words
 from rhymed.top.screen import paint
-from rhymed.top.state import Link, Look, Question
+from rhymed.top.state import Connection, Question, UiState
 from rhymed.top.table import Column, draw, fit, scroll
-from tests.top.scene import NOW, group, look, rollout, same, snapshot
+from tests.top.scene import NOW, group, make_ui, rollout, same, snapshot
 
 
-def plain(seen: Look, width: int, height: int, now: float = NOW) -> list[str]:
+def plain(seen: UiState, width: int, height: int, now: float = NOW) -> list[str]:
     return [line.plain for line in paint(seen, width, height, now).lines]
 
 
@@ -26,14 +26,14 @@ def changed(seen: Queues, /, **fields: object) -> Queues:
 
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (120, 40), (200, 60), (40, 12), (10, 16)])
 def test_the_whole_screen(width: int, height: int) -> None:
-    same(f"workers-{width}x{height}", plain(look(), width, height))
+    same(f"workers-{width}x{height}", plain(make_ui(), width, height))
 
 
 def test_paused_and_in_trouble() -> None:
     troubles = ["paused by an operator for 12 s", "no reward worker is here", "and another", "one more"]
     workers = [rollout(0, drained=True), rollout(1, silent_s=9.0), rollout(2, stats={})]
     queues = changed(snapshot(), paused=True, troubles=troubles, workers=workers)
-    same("paused-100x30", plain(look(queues), 100, 30))
+    same("paused-100x30", plain(make_ui(queues), 100, 30))
 
 
 @pytest.mark.parametrize(
@@ -46,22 +46,22 @@ def test_paused_and_in_trouble() -> None:
     ],
 )
 def test_how_it_stands_with_the_broker_is_said_and_the_last_picture_kept(state: str, told: str) -> None:
-    seen = look()
-    seen.link = Link(state, NOW)
+    seen = make_ui()
+    seen.connection = Connection(state, NOW)
     first, *rest = plain(seen, 80, 24, NOW + 65)
     assert first.endswith(told)
-    assert rest == plain(look(), 80, 24)[1:]
+    assert rest == plain(make_ui(), 80, 24)[1:]
 
 
 def test_before_the_first_answer() -> None:
-    seen = Look(link=Link("waiting", NOW, "ipc:///nowhere"))
+    seen = UiState(connection=Connection("waiting", NOW, "ipc:///nowhere"))
     lines = plain(seen, 60, 6, NOW + 3)
     assert "asking the broker, 3.0s" in lines[0]
-    assert "no worker is here" in lines[3]
+    assert "no worker has joined" in lines[3]
 
 
 def test_groups_a_worker_and_a_sample() -> None:
-    seen = look(view="groups")
+    seen = make_ui(view="groups")
     same("groups-100x30", plain(seen, 100, 30))
     seen.view, seen.worker = "worker", "rollout-2"
     seen.queues = snapshot(
@@ -74,18 +74,18 @@ def test_groups_a_worker_and_a_sample() -> None:
 
 
 def test_what_is_gone_is_said() -> None:
-    seen = look(view="worker", worker="rollout-77")
-    assert "rollout-77 is not here (any more)" in "\n".join(plain(seen, 100, 30))
-    seen = look(view="group", prompt=(3, "abc"))
+    seen = make_ui(view="worker", worker="rollout-77")
+    assert "rollout-77 is not connected" in "\n".join(plain(seen, 100, 30))
+    seen = make_ui(view="group", prompt=(3, "abc"))
     assert "asking the broker" in "\n".join(plain(seen, 100, 30))
-    seen.group, seen.past = Group(step=3, prompt="abc", members=[]), True
+    seen.group, seen.step_done = Group(step=3, prompt="abc", members=[]), True
     shown = plain(seen, 100, 30)
-    assert "the step is not open any more" in "\n".join(shown)
+    assert "the step is no longer open" in "\n".join(shown)
     assert "  rhymed logs --sample 3/abc/0" in shown
 
 
 def test_of_a_group_whose_step_is_done_the_last_picture_stays() -> None:
-    seen = look(view="group", group=group(), prompt=(12, f"{1:016x}"), past=True)
+    seen = make_ui(view="group", group=group(), prompt=(12, f"{1:016x}"), step_done=True)
     seen.selected["group"] = "1"
     same("past-100x30", plain(seen, 100, 30))
     lines = {line.plain.strip(): line for line in paint(seen, 100, 30, NOW).lines}
@@ -96,16 +96,16 @@ def test_of_a_group_whose_step_is_done_the_last_picture_stays() -> None:
 
 
 def test_questions_and_keys_stand_over_the_screen() -> None:
-    seen = look()
+    seen = make_ui()
     seen.question = Question(("Pause the run?", "64 samples …"), Pause(paused=True))
     same("question-80x24", plain(seen, 80, 24))
-    seen.question, seen.helping = None, True
+    seen.question, seen.help_shown = None, True
     same("help-80x24", plain(seen, 80, 24))
 
 
 def test_at_any_size_the_screen_is_exactly_full() -> None:
     """Down to one cell; with every view, and a box over it."""
-    seen = look(group=group(), prompt=(12, "x"), worker="rollout-2")
+    seen = make_ui(group=group(), prompt=(12, "x"), worker="rollout-2")
     seen.question = Question(("Drain?",), Drain(worker="rollout-2", drained=True))
     for view in ("workers", "groups", "worker", "group"):
         seen.view = view
@@ -121,7 +121,7 @@ def test_names_from_others_cannot_move_the_cursor_or_change_colours() -> None:
         rollout(0, worker="rollout-\x1b[31m\n", host="[red]h", phase="\x07decode\r"),
         rollout(1, worker="rollout-漢字漢字漢字漢字漢字漢字漢字", host="ホスト"),
     ]
-    lines = plain(look(changed(snapshot(), workers=rows)), 130, 24)
+    lines = plain(make_ui(changed(snapshot(), workers=rows)), 130, 24)
     text = "\n".join(lines)
     assert "\x1b" not in text
     assert "\x07" not in text
@@ -132,12 +132,12 @@ def test_names_from_others_cannot_move_the_cursor_or_change_colours() -> None:
 def test_infinite_and_missing_numbers_are_drawn() -> None:
     metrics = {"reward/mean": float("nan"), "response_length/mean": float("inf"), "staleness/mean": float("nan")}
     queues = changed(snapshot(), metrics=metrics, steps=0, step=0, queues={}, oldest_s={}, open_steps=[], workers=[])
-    assert len(plain(look(queues), 80, 24)) == 24
+    assert len(plain(make_ui(queues), 80, 24)) == 24
 
 
 def test_a_crowd_shows_the_part_that_is_selected() -> None:
     queues = changed(snapshot(), workers=[rollout(number) for number in range(256)])
-    seen = look(queues)
+    seen = make_ui(queues)
     seen.selected["workers"] = "rollout-200"
     lines = plain(seen, 100, 30)
     assert any("rollout-200" in line for line in lines)
@@ -197,7 +197,7 @@ def test_counts_are_short(value: float, text: str) -> None:
 
 
 def test_workers_are_sorted_by_number() -> None:
-    assert sorted(["rollout-10", "rollout-2", "rollout-x"], key=words.natural) == [
+    assert sorted(["rollout-10", "rollout-2", "rollout-x"], key=words.natural_key) == [
         "rollout-2",
         "rollout-10",
         "rollout-x",
@@ -211,7 +211,7 @@ def test_text_is_cut_by_cells() -> None:
 
 
 COLUMNS = (
-    Column("name", 4, lambda row: (row, ""), most=10),
+    Column("name", 4, lambda row: (row, ""), max_width=10),
     Column("much", 4, lambda row: ("1", ""), rank=2),
     Column("more", 4, lambda row: ("2", ""), rank=1),
 )
@@ -247,5 +247,5 @@ def test_a_box_may_be_larger_than_the_screen() -> None:
 def test_samples_of_a_worker_are_told_by_who_has_them_longest() -> None:
     held = [Holding(id=SampleId(1, "p", index), seconds=float(index)) for index in range(3)]
     queues = changed(snapshot(), workers=[rollout(0, holding=held)])
-    text = [line.split() for line in plain(look(queues, view="worker", worker="rollout-0"), 80, 24)]
+    text = [line.split() for line in plain(make_ui(queues, view="worker", worker="rollout-0"), 80, 24)]
     assert [row[2] for row in text if row[:2] == ["2", "p"]] == ["2", "1", "0"]

@@ -55,7 +55,7 @@ def test_a_broker_that_starts_again_has_another_clock() -> None:
 
 def test_it_is_bounded_and_forgets_who_left() -> None:
     history = History()
-    history.before({"step": step, "reward/mean": 1.0} for step in range(3 * STEPS))
+    history.add_steps({"step": step, "reward/mean": 1.0} for step in range(3 * STEPS))
     assert len(history.series(REWARD)) == STEPS
     for second in range(1000):
         told(history, second, spent(second // 500, idle=second))
@@ -65,7 +65,9 @@ def test_it_is_bounded_and_forgets_who_left() -> None:
 
 def test_a_step_that_is_trained_again_has_one_value() -> None:
     history = History()
-    history.before([{"step": 3, "reward/mean": 0.1, "response_length/mean": None}, {"step": 1, "reward/mean": 0.5}])
+    history.add_steps(
+        [{"step": 3, "reward/mean": 0.1, "response_length/mean": None}, {"step": 1, "reward/mean": 0.5}]
+    )
     queues = msgspec.structs.replace(snapshot(), step=4, metrics={"reward/mean": 0.9, "response_length/mean": 7.0})
     history.add(queues)
     assert history.series(REWARD) == [0.5, 0.9]

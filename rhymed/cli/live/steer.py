@@ -83,7 +83,7 @@ async def _steer(where: Where, act: str, names: list[str]) -> int:
     from rhymed.errors import ConfigError, SteeringError
     from rhymed.messages import Drain, Pause
     from rhymed.run.client import ask_or_explain
-    from rhymed.top.poller import done
+    from rhymed.top.poller import outcome
     from rhymed.wire.sockets import Client
 
     orders: list[Pause | Drain] = [Drain(worker=name, drained=act == "drain") for name in names]
@@ -96,7 +96,7 @@ async def _steer(where: Where, act: str, names: list[str]) -> int:
                 await client.request(order, deadline_s=DEADLINE_S, phase=act)
             except SteeringError as error:
                 raise ConfigError(str(error)) from None
-            print(done(order))
+            print(outcome(order))
         return 0
     finally:
         client.close()

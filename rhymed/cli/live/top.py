@@ -65,19 +65,19 @@ async def _show(where: Where, every_s: float) -> int:
 
     from rhymed.run.client import ask_or_explain
     from rhymed.top.app import Top
-    from rhymed.top.state import Link, Look
+    from rhymed.top.state import Connection, UiState
     from rhymed.wire.sockets import Client
 
     client = Client(where.address, peer="broker", keys=where.keys)
     try:
-        look = Look(queues=(first := await ask_or_explain(client)))
-        look.link = Link("live", time.monotonic(), where.address)
+        ui = UiState(queues=(first := await ask_or_explain(client)))
+        ui.connection = Connection("live", time.monotonic(), where.address)
         if where.folder not in (None, LATEST):
-            look.run = f" --run {where.folder}"
+            ui.run = f" --run {where.folder}"
         if where.folder is not None:
-            look.history.before(_past(where.folder))
-        look.history.add(first)
-        app = Top(client, look, every_s)
+            ui.history.add_steps(_past(where.folder))
+        ui.history.add(first)
+        app = Top(client, ui, every_s)
         for number in (signal.SIGTERM, signal.SIGHUP):  # restores the terminal
             asyncio.get_running_loop().add_signal_handler(number, app.exit)
         await app.run_async()
