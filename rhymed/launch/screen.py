@@ -1,6 +1,6 @@
-"""What `rhymed run` shows while it runs: a live screen on a terminal, otherwise one line a step.
+"""What `rhymed run` shows: a live screen on a terminal, otherwise one line per step.
 
-`render` and `line` are pure; `Screen` owns the terminal. The newest snapshot replaces the one before.
+`render` and `line` are pure; `Screen` owns the terminal. A new snapshot replaces the last one.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from rhymed.style import COLOURS, ROLES, sparkline
 from rhymed.text import STEP_COLUMNS, clock, evaluation_lines, step_name
 
 BAR_CELLS = 48
-MOST_NAMED = 3  # workers that a line has room for
-AGAIN_S = 60.0  # until a trouble that comes and goes is told again
+MAX_NAMED = 3  # workers on one line
+REPEAT_S = 60.0  # until a trouble that comes and goes is printed again
 NUMBERS = re.compile(r"(?<![\w/-])[0-9][0-9.,]*(?![\w-])")
-"""What changes all the time in a sentence that stays the same."""
+"""Numbers that keep changing in an otherwise equal sentence."""
 
 DRAFTED = ("rollout/spec_accept_length", "tok/fwd", "{:.2f}")
-"""Where the engine drafts, on the live screen: a step's line is full."""
+"""On the live screen, if the engine drafts; a step's line has no room for it."""
 
 
 def heading() -> str:
@@ -40,14 +40,14 @@ def heading() -> str:
 
 
 def line(queues: Queues, elapsed_s: float) -> str:
-    """One trained step, for people and for `grep`."""
+    """One trained step, for people and `grep`."""
     cells = [form.format(queues.metrics[key]) if key in queues.metrics else "-" for key, _, form in STEP_COLUMNS]
     step = f"{queues.step}/{queues.steps}"
     return f"{step:<7}" + "".join(f"{cell:>9}" for cell in cells)[1:] + f"{clock(elapsed_s):>8}"
 
 
 def render(queues: Queues | None, rewards: list[float], events: list[str], elapsed_s: float) -> RenderableType:
-    """The whole live screen. `queues` is None while the broker does not answer."""
+    """The live screen. `queues` is None while the broker does not answer."""
     parts: list[RenderableType] = []
     if queues is None:
         parts.append(Text(f"starting … {elapsed_s:.0f} s", style="bold"))
@@ -67,12 +67,12 @@ def render(queues: Queues | None, rewards: list[float], events: list[str], elaps
 
 
 def _metrics(queues: Queues) -> str:
-    known = [
+    values = [
         (name, form.format(queues.metrics[key]))
         for key, name, form in (*STEP_COLUMNS, DRAFTED)
         if key in queues.metrics
     ]
-    return "last step   " + "   ".join(f"{name} {value}" for name, value in known) if known else ""
+    return "last step   " + "   ".join(f"{name} {value}" for name, value in values) if values else ""
 
 
 def _step(row: StepRow) -> Text:
@@ -109,8 +109,8 @@ def _workers(rows: list[WorkerRow]) -> Table:
 
 
 def starting(rows: list[WorkerRow]) -> str:
-    """What each does; of many workers, how many do the same."""
-    if len(rows) <= MOST_NAMED:
+    """The phase of each worker; of many workers, how many are in each phase."""
+    if len(rows) <= MAX_NAMED:
         return ", ".join(f"{row.worker}: {row.phase or 'ready'}" for row in rows)
     counts = Counter((row.role, row.phase or "ready") for row in rows)
     return ", ".join(f"{count} {role}: {phase}" for (role, phase), count in counts.items())
@@ -119,7 +119,7 @@ def starting(rows: list[WorkerRow]) -> str:
 class Screen:
     """The terminal of one run."""
 
-    def __init__(self, config: Config, where: RunLayout, *, plain: bool, console: Console | None = None) -> None:
+    def __init__(self, config: Config, layout: RunLayout, *, plain: bool, console: Console | None = None) -> None:
         self._console = console or Console()
         self._live = None if plain else Live(console=self._console, refresh_per_second=4, transient=True)
         self._events: deque[str] = deque(maxlen=4)
@@ -127,17 +127,17 @@ class Screen:
         self._started = time.monotonic()
         self._shown_step = 0
         self._shown_val = -1.0
-        self._evaluated = config.run.name if config.trainer.steps == 0 else ""  # the checkpoint that is
+        self._checkpoint = config.run.name if config.trainer.steps == 0 else ""  # that is evaluated
         self._phase = ""
         self._troubles: set[str] = set()
-        self._silent: dict[str, float] = {}  # trouble -> until when it is not told again, if it comes and goes
-        self._waiting = False  # some trouble was told, and not that it is over
+        self._silent_until: dict[str, float] = {}  # by trouble
+        self._waiting = False  # a trouble was printed, and not yet that all are over
         self._steps_seen = False
         self._mismatch_warn = config.trainer.mismatch_warn
         self._mismatched = False
-        self._folder, self._begun, self._watched = where.folder, time.time(), not config.net.http
-        self._say(f"run      {where.folder}")
-        self._say(
+        self._folder, self._start_time, self._dashboard_shown = layout.folder, time.time(), not config.net.http
+        self._print(f"run      {layout.folder}")
+        self._print(
             f"starting store, broker, trainer, {config.rollout.workers} rollout, {config.reward.workers} reward"
         )
 
@@ -152,16 +152,16 @@ class Screen:
         if self._live:
             self._live.stop()
 
-    def tell(self, event: str) -> None:
-        """Something happened that a person should read."""
+    def report(self, event: str) -> None:
+        """Show an event that people should know."""
         self._events.append(f"{clock(self._elapsed())} {event}")
         if not self._live:
-            self._say(f"-- {event}")
+            self._print(f"-- {event}")
 
     def show(self, queues: Queues | None) -> None:
         """The newest snapshot."""
-        if not self._watched:
-            self._dashboard()
+        if not self._dashboard_shown:
+            self._show_dashboard()
         if queues is not None:
             self._step(queues)
             self._evaluation(queues)
@@ -172,68 +172,68 @@ class Screen:
             self._starting(queues)
 
     def closing(self, finished: bool) -> None:
-        """The watcher has ended; processes are being stopped."""
-        self._say("finished; stopping all processes" if finished else "stopping all processes")
+        """The run is over; its processes are being stopped."""
+        self._print("finished; stopping all processes" if finished else "stopping all processes")
 
     def _step(self, queues: Queues) -> None:
         if queues.step <= self._shown_step or not queues.metrics:
             return
         if not self._steps_seen:
             self._steps_seen = True
-            self._say(heading())
+            self._print(heading())
         self._shown_step = queues.step
         self._rewards.append(queues.metrics.get("reward/mean", 0.0))
-        self._say(line(queues, self._elapsed()))
+        self._print(line(queues, self._elapsed()))
         self._watch_mismatch(queues.metrics.get("mismatch_kl/mean", 0.0))
 
-    def _dashboard(self) -> None:
-        """Once it is there, where."""
-        if address := listen.read(self._folder, self._begun):
-            self._watched = True
-            entry = "" if address.is_local else f"?token=…   (the token stands in {self._folder / TOKEN_FILE})"
-            self._say(f"watch    {address.url}{entry}")
+    def _show_dashboard(self) -> None:
+        """Print its address once it is known."""
+        if address := listen.read(self._folder, self._start_time):
+            self._dashboard_shown = True
+            entry = "" if address.is_local else f"?token=…   (the token is in {self._folder / TOKEN_FILE})"
+            self._print(f"watch    {address.url}{entry}")
 
     def _evaluation(self, queues: Queues) -> None:
         version = queues.val.get("val/version", self._shown_val)
         if version > self._shown_val:
             self._shown_val = version
             for text in evaluation_lines(queues.val):
-                self._say(f"{self._evaluated or f'eval v{version:.0f}'}   {text}")
+                self._print(f"{self._checkpoint or f'eval v{version:.0f}'}   {text}")
 
     def _watch_mismatch(self, mean: float) -> None:
-        """Stale or wrong weights in the engine must not be overlooked: say it when it begins."""
+        """Warn when it starts: the engine may have stale or wrong weights."""
         if mean > self._mismatch_warn and not self._mismatched:
-            self.tell(
+            self.report(
                 f"WARNING mismatch_kl/mean {mean:.4f} is above {self._mismatch_warn:g}: the engine does not sample"
                 " from the trainer's policy"
             )
         self._mismatched = mean > self._mismatch_warn
 
     def _trouble(self, troubles: list[str]) -> None:
-        """The live screen shows them as they are; plain lines say each when it begins, and when all are over."""
+        """As plain lines: each when it starts, and when all are over. The live screen shows them as they are."""
         if self._live:
             return
         now = {NUMBERS.sub("", trouble): trouble for trouble in troubles}
         for key, trouble in now.items():
-            if key not in self._troubles and self._elapsed() >= self._silent.get(key, 0.0):
-                self._silent[key] = self._elapsed() + AGAIN_S
+            if key not in self._troubles and self._elapsed() >= self._silent_until.get(key, 0.0):
+                self._silent_until[key] = self._elapsed() + REPEAT_S
                 self._waiting = True
-                self.tell(f"waits: {trouble}")
+                self.report(f"waits: {trouble}")
         if self._waiting and not now:
             self._waiting = False
-            self.tell("goes on")
+            self.report("continues")
         self._troubles = set(now)
 
     def _starting(self, queues: Queues) -> None:
-        """Until the first step is done, tell what every process does whenever that changes."""
+        """Until the first step is trained, print the phases of the processes whenever they change."""
         phase = starting([row for row in queues.workers if row.role != "reward"])
         kind = NUMBERS.sub("", phase.replace("/", " "))
         if phase and kind != self._phase:
             self._phase = kind
-            self._say(f"{clock(self._elapsed()):>6}   {phase}")
+            self._print(f"{clock(self._elapsed()):>6}   {phase}")
 
     def _elapsed(self) -> float:
         return time.monotonic() - self._started
 
-    def _say(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         self._console.print(text, highlight=False, soft_wrap=True)

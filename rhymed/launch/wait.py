@@ -1,7 +1,7 @@
-"""The end of a run that no `rhymed run` supervises (containers, processes started by hand): somebody waits for it.
+"""Waits for the end of a run that no `rhymed run` supervises (containers, processes started by hand).
 
-Owns when such a run is over, and what is written then: what `rhymed run` writes at its own end. A broker that does
-not answer may be starting again; one that has been gone for long will not come back, and what there is is written.
+Owns when such a run is over; then it writes what `rhymed run` writes. A broker that does not answer may be
+restarting; after a long silence the run counts as over.
 """
 
 from __future__ import annotations
@@ -21,37 +21,37 @@ from rhymed.run import timeline
 from rhymed.run.client import poll
 from rhymed.run.layout import RunLayout, layout_of
 
-LOOK_S = 2.0
+POLL_S = 2.0
 PATIENCE_S = 300.0  # without an answer
-DONE_S = 60.0  # the same, when every step is trained: a broker that need not stay goes at the end
+DONE_S = 60.0  # the same after the last step: the broker may have ended
 
 
 def write_at_the_end(folder: Path, out: Path | None = None) -> str:
-    """Waits, then writes summary and report; returns what is to be said. Raises `ConfigError`."""
+    """Wait, then write summary and report; returns text for people. Raises `ConfigError`."""
     config = load_run(folder)
-    where = layout_of(config)
-    if where.folder != folder.resolve():
-        raise ConfigError(f"--wait: {folder} is a copy; the run's own folder is {where.folder}")
-    last = asyncio.run(over(where))
-    said = []
-    written = _time(where.folder / "summary.json")
-    if last is not None and _time(where.metrics) > written:  # else its hours would be counted twice
-        said.append(summary(config, where, worked_s(timeline.read(where.folder), written)))
-    said.append(f"report   {write(folder, out, ended=_done(last))}")
-    return "\n".join(said)
+    layout = layout_of(config)
+    if layout.folder != folder.resolve():
+        raise ConfigError(f"--wait: {folder} is a copy; the run's own folder is {layout.folder}")
+    last = asyncio.run(over(layout))
+    texts = []
+    written = _modified(layout.folder / "summary.json")
+    if last is not None and _modified(layout.metrics) > written:  # else its time would count twice
+        texts.append(summary(config, layout, worked_s(timeline.read(layout.folder), written)))
+    texts.append(f"report   {write(folder, out, ended=_done(last))}")
+    return "\n".join(texts)
 
 
-async def over(where: RunLayout, patience_s: float = PATIENCE_S) -> Queues | None:
-    """What the broker said last: that the run is over, or nothing after it for so long; None: it never spoke."""
+async def over(layout: RunLayout, patience_s: float = PATIENCE_S) -> Queues | None:
+    """The last snapshot, when the run is over or the broker has been silent for too long; None: it never answered."""
     last: Queues | None = None
-    heard = time.monotonic()
-    async with contextlib.aclosing(poll(where, LOOK_S)) as told:
-        async for queues in told:
+    answered = time.monotonic()
+    async with contextlib.aclosing(poll(layout, POLL_S)) as snapshots:
+        async for queues in snapshots:
             now = time.monotonic()
-            last, heard = (queues, now) if queues is not None else (last, heard)
+            last, answered = (queues, now) if queues is not None else (last, answered)
             if last is not None and last.finished:
                 break
-            if now - heard > (DONE_S if _done(last) else patience_s):
+            if now - answered > (DONE_S if _done(last) else patience_s):
                 break
     return last
 
@@ -60,6 +60,6 @@ def _done(last: Queues | None) -> bool:
     return last is not None and (last.finished or last.step >= last.steps > 0)
 
 
-def _time(file: Path) -> float:
-    """When it was written, in seconds since 1970; 0: never."""
+def _modified(file: Path) -> float:
+    """Seconds since 1970; 0: there is no such file."""
     return file.stat().st_mtime if file.exists() else 0.0

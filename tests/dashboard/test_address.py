@@ -52,7 +52,7 @@ def test_where_the_token_is_but_not_the_token(run: Path) -> None:
     shown, said = screen(layout_of(config), config)
     told(run, HttpAddress("10.0.0.1", 8421))
     shown.show(None)
-    assert f"http://10.0.0.1:8421/?token=…   (the token stands in {run / 'dashboard.token'})" in said.getvalue()
+    assert f"http://10.0.0.1:8421/?token=…   (the token is in {run / 'dashboard.token'})" in said.getvalue()
 
 
 def test_a_run_is_served_until_ctrl_c(run: Path) -> None:

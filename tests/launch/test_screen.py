@@ -69,7 +69,7 @@ def test_plain_output_has_one_line_a_step_and_never_repeats_one(tmp_path: Path) 
         screen.show(queues(0))
         for _ in range(3):
             screen.show(queues(1, **{"reward/mean": 0.125}))
-        screen.tell("reward-0 ended (signal SIGKILL)")
+        screen.report("reward-0 ended (signal SIGKILL)")
         screen.show(queues(2, **{"reward/mean": 0.5}))
     lines = out.file.getvalue().splitlines()  # type: ignore[attr-defined]
     assert [line.split()[:2] for line in lines if line.startswith(("1/", "2/"))] == [
@@ -135,7 +135,7 @@ def test_on_plain_lines_a_trouble_is_told_when_it_begins_and_when_all_are_over(t
         screen.show(queues(1))
     shown = out.file.getvalue()  # type: ignore[attr-defined]
     assert shown.count("waits: w has been silent") == 1
-    assert shown.count("goes on") == 1
+    assert shown.count("continues") == 1
 
 
 def test_the_live_screen_shows_troubles_as_they_are() -> None:
@@ -158,7 +158,7 @@ def test_neither_growing_queues_nor_flapping_workers_flood_the_plain_lines(tmp_p
     shown = out.file.getvalue()  # type: ignore[attr-defined]
     assert shown.count("no reward worker is here") == 1
     assert shown.count("rollout-1 has been silent") == shown.count("rollout-2 has been silent") == 1
-    assert shown.count("goes on") == 1
+    assert shown.count("continues") == 1
 
 
 def test_the_start_of_many_workers_is_told_in_short_lines(tmp_path: Path) -> None:

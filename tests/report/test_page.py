@@ -309,7 +309,7 @@ async def test_a_run_that_ends_waits_for_its_report_and_not_for_long(
     assert await session._report(where) == f"report   {run / 'report.html'}"
     (run / "report.html").unlink()
     monkeypatch.setattr(session, "REPORT_S", 0.01)
-    assert "it took longer than 0.01 s; to have it: rhymed report" in await session._report(where)
+    assert "it took longer than 0.01 s; to write it: rhymed report" in await session._report(where)
     assert not (run / "report.html").exists()
 
 

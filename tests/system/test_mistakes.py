@@ -250,7 +250,7 @@ def test_a_reward_that_fails_for_nonsense_is_a_warning_then_the_end(config: Path
     warning, end = out.index("warning  reward: scoring 'banana'"), out.index("run failed: reward-0 ended")
     assert warning < out.index("starting store") < end
     assert "and never worked; the first error: raises raised KeyError" in out
-    assert f"go on with: rhymed run --resume {config.parent}/runs/bad" in out
+    assert f"resume with: rhymed run --resume {config.parent}/runs/bad" in out
 
 
 # RunLayout and other processes
@@ -292,7 +292,7 @@ def test_a_living_run_keeps_strangers_out_and_goes_on(config: Path) -> None:
         finally:
             living.terminate()
             rest, _ = living.communicate(timeout=60)
-    assert "interrupted; go on with: rhymed run --resume" in rest
+    assert "interrupted; resume with: rhymed run --resume" in rest
 
 
 def until(stream: object, text: str) -> None:
