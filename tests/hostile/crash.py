@@ -39,7 +39,7 @@ from rhymed_store.integrity.verify import verify
 from tests.stress import command
 
 CUTS, QUICK_CUTS = 3000, 100
-CUTS_A_FOLDER = 25  # then a new one: each kill is followed by a look at every byte
+CUTS_A_FOLDER = 25  # then a new one: every byte is read after each kill
 CLIENTS, LIVES = 4, 24
 LENGTHS = (0, 3, 60, 500, 4000, 30_000)
 PART, MOST_PARTS = 30, 8
@@ -61,12 +61,12 @@ for line in sys.stdin:
         serve(lambda: StoreService(config, layout_of(config)))
     print(child, flush=True)
 """
-"""Imports once, then forks a store for each line: a start takes milliseconds, so there can be thousands."""
+"""Imports once, then forks a store for each line: a start takes milliseconds, so thousands are possible."""
 
 
 @dataclass
 class Fate:
-    """What a sample was asked to be, and what of that was acknowledged."""
+    """What was requested for a sample, and what was acknowledged."""
 
     id: SampleId
     length: int
@@ -74,7 +74,7 @@ class Fate:
     stage: tuple[int, int] = (0, 0)  # index into STATES: acknowledged, asked
 
     def sample(self) -> NewSample:
-        """Follows from the id, so it can be compared after any number of crashes."""
+        """Determined by the id, so it can be compared after any number of crashes."""
         rng = np.random.default_rng([self.id.step, self.id.index, int(self.id.prompt, 16), self.length])
         runs = [(self.id.step, self.length)] if self.length else []
         info = SampleInfo(id=self.id, prompt_length=7, length=self.length, finish_reason="stop", versions=runs)
@@ -100,7 +100,7 @@ class Tally:
 
 
 def run(quick: bool, kills: int | None = None, seed: int = 0) -> dict[str, Any]:
-    """Cut, compare, print, return the numbers."""
+    """Kills, compares and prints. Returns the numbers."""
     with tempfile.TemporaryDirectory(prefix="rhymed-crash-") as folder:
         tally = cut(Path(folder), kills or (QUICK_CUTS if quick else CUTS), seed)
     result = {
@@ -120,14 +120,14 @@ def run(quick: bool, kills: int | None = None, seed: int = 0) -> dict[str, Any]:
 
 
 def cut(folder: Path, cuts: int, seed: int) -> Tally:
-    """So many kills, in stores below `folder`."""
+    """Kills a store `cuts` times, in stores below `folder`."""
     rng, tally = random.Random(seed), Tally()
     with _zygote(folder / "stores.log") as zygote:
         for number in range(0, cuts, CUTS_A_FOLDER):
             durability = "sync" if number // CUTS_A_FOLDER % 2 == 0 else "async"
             store = {"map_gib": 0.5, "durability": durability}
             config = Config.model_validate({"run": {"folder": str(folder), "name": f"{number}"}, "store": store})
-            uvloop.run(_Story(config, zygote, rng, tally).tell(min(CUTS_A_FOLDER, cuts - number)))
+            uvloop.run(_StoreHistory(config, zygote, rng, tally).tell(min(CUTS_A_FOLDER, cuts - number)))
     return tally
 
 
@@ -145,7 +145,7 @@ def _zygote(log: Path) -> Iterator[subprocess.Popen[str]]:
             zygote.communicate()
 
 
-class _Story:
+class _StoreHistory:
     """One folder, from its first store process to its last."""
 
     def __init__(self, config: Config, zygote: subprocess.Popen[str], rng: random.Random, tally: Tally) -> None:
@@ -155,7 +155,7 @@ class _Story:
         self._forgotten = (0, 0)  # acknowledged, asked
 
     async def tell(self, cuts: int) -> None:
-        """The clients stay, as workers do: what they sent to a store that was killed reaches the next one first."""
+        """The clients stay, as workers do: requests to a killed store reach the next one first."""
         self._clients = [StoreClient(self._where.store, f"client-{number}") for number in range(CLIENTS)]
         try:
             for step in range(cuts):
@@ -253,7 +253,7 @@ class _Story:
                 lost.append(f"{file}: {error}")
 
     def _problem(self, browse: Browse, fate: Fate, record: Any) -> str:
-        """What of it is not as it must be; empty: nothing."""
+        """What is wrong with it; empty: nothing."""
         if record is None:
             return f"it was {STATES[fate.stage[0]]}, and is not there" if fate.stage[0] else self._part(browse, fate)
         self._tally.compared += 1
@@ -286,7 +286,7 @@ class _Story:
 
 
 async def _kill(process: int) -> None:
-    """And wait until the system has closed its files."""
+    """Kills it and waits until the system has closed its files."""
     try:
         handle = os.pidfd_open(process)
     except ProcessLookupError:

@@ -55,19 +55,19 @@ serve(*sys.argv[1:])
 def run(
     quick: bool, frames: int | None = None, seed: int = SEED, half_open: int = HALF_OPEN, modes: str = "locked,open"
 ) -> dict[str, Any]:
-    """Measure, print, return; raises `AssertionError` when a server died or an honest client was not served."""
+    """Measures and prints. Raises `AssertionError` if a server died or an honest client was not served."""
     count = frames or (QUICK if quick else FRAMES)
     chosen = modes.split(",")
     results: dict[str, Any] = {}
     for mode in chosen:
-        found = uvloop.run(_siege(mode, count // len(chosen), seed, 1000 if quick else half_open))
+        found = uvloop.run(_attack_servers(mode, count // len(chosen), seed, 1000 if quick else half_open))
         results |= found
         for name, value in found.items():
             print(
                 f"{name:<40} {value:>12,.2f}" if isinstance(value, float) else f"{name:<40} {value:>12}", flush=True
             )
     wrong = {name: value for name, value in results.items() if name.endswith(("failed", "died")) and value}
-    assert not wrong, f"the servers did not stand it: {wrong}"
+    assert not wrong, f"servers died or did not serve: {wrong}"
     return results
 
 
@@ -101,7 +101,7 @@ def serve(target: str, config: str) -> None:
     start(lambda: Weights("weights"), log_file=where.log("weights"))
 
 
-async def _siege(mode: str, frames: int, seed: int, half_open: int) -> dict[str, Any]:
+async def _attack_servers(mode: str, frames: int, seed: int, half_open: int) -> dict[str, Any]:
     raise_file_limit()
     with tempfile.TemporaryDirectory(prefix="rhymed-fuzz-") as folder:
         config = _config(Path(folder), locked=mode == "locked")
@@ -112,9 +112,9 @@ async def _siege(mode: str, frames: int, seed: int, half_open: int) -> dict[str,
             meter = asyncio.create_task(_meter(servers))
             watch.forget()
             started = time.monotonic()
-            sent = await _attack(config, mode, frames, seed)
+            sent = await _send_frames(config, mode, frames, seed)
             wall_s = time.monotonic() - started
-            await _crowd(where, half_open)
+            await _hold_silent_connections(where, half_open)
             held = {name: _rss(server) for name, server in servers.items()}
             await watch.calm(CALM_S)
             meter.cancel()
@@ -175,8 +175,8 @@ def _start(name: str, config: str) -> subprocess.Popen[bytes]:
 
 
 @dataclass
-class _Watch:
-    """What honest clients lived through."""
+class _HonestClients:
+    """Answers and failures of the honest clients."""
 
     asked: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in TARGETS})  # milliseconds
     failed: dict[str, list[str]] = field(default_factory=lambda: {name: [] for name in TARGETS})
@@ -187,7 +187,7 @@ class _Watch:
         self.news[name].set()
 
     async def calm(self, seconds: float) -> None:
-        """Until all three have answered for so long."""
+        """Waits until all three have answered, and then for `seconds`."""
         async with asyncio.timeout(READY_S):
             for event in self.news.values():
                 event.clear()
@@ -208,13 +208,13 @@ class _Watch:
             for label, share in (("p50", 0.5), ("p99", 0.99), ("max", 1.0)):
                 result[f"{name}/honest_{label}_ms"] = ordered[int(share * (len(ordered) - 1))]
             for line in self.failed[name][:3]:
-                print(f"{name}: an honest client was told: {line}")
+                print(f"{name}: an honest client failed: {line}")
         return result
 
 
 @contextlib.asynccontextmanager
-async def _honest(where: RunLayout) -> AsyncIterator[_Watch]:
-    watch = _Watch()
+async def _honest(where: RunLayout) -> AsyncIterator[_HonestClients]:
+    watch = _HonestClients()
     viewer = Client(where.broker, "honest", peer="broker", keys=where.keys("viewer").to("broker"))
     worker = Client(where.broker, "reward-honest", peer="broker", keys=where.keys("reward").to("broker"))
     rollout = StoreClient(where.store, "honest", where.keys("rollout"))
@@ -243,7 +243,7 @@ async def _honest(where: RunLayout) -> AsyncIterator[_Watch]:
 
 
 def _keeper(client: StoreClient) -> Callable[[], Awaitable[None]]:
-    """Puts a sample and reads it back as history: what was acknowledged is there."""
+    """Puts a sample and reads it back as history: acknowledged data must be there."""
     step = 0
 
     async def keep() -> None:
@@ -266,7 +266,7 @@ def _keeper(client: StoreClient) -> Callable[[], Awaitable[None]]:
     return keep
 
 
-async def _ask(watch: _Watch, name: str, question: Callable[[], Awaitable[None]]) -> None:
+async def _ask(watch: _HonestClients, name: str, question: Callable[[], Awaitable[None]]) -> None:
     while True:
         began = time.perf_counter()
         try:
@@ -280,8 +280,8 @@ async def _ask(watch: _Watch, name: str, question: Callable[[], Awaitable[None]]
 # Hostile ones
 
 
-async def _attack(config: Config, mode: str, frames: int, seed: int) -> int:
-    """The frames at all three, then strangers and garbage; each in a process of its own. How many were sent."""
+async def _send_frames(config: Config, mode: str, frames: int, seed: int) -> int:
+    """Sends frames, unknown keys and garbage from one process per server. Returns the number of frames."""
     from tests.hostile import peers
 
     text, share = config.model_dump_json(), frames // len(TARGETS)
@@ -297,8 +297,8 @@ async def _attack(config: Config, mode: str, frames: int, seed: int) -> int:
     return sum(int(out) for out, _ in told)
 
 
-async def _crowd(where: RunLayout, count: int) -> None:
-    """Connections that say nothing at all, held longer than a handshake may take."""
+async def _hold_silent_connections(where: RunLayout, count: int) -> None:
+    """Holds connections that send nothing for longer than a handshake may take."""
     held: list[socket.socket] = []
     try:
         for number in range(count):
@@ -317,7 +317,7 @@ async def _crowd(where: RunLayout, count: int) -> None:
 
 
 def _rss(process: subprocess.Popen[bytes]) -> float:
-    """MiB; 0 when it is gone."""
+    """MiB; 0 if it has ended."""
     try:
         return float(psutil.Process(process.pid).memory_info().rss) / 2**20
     except psutil.Error:
@@ -325,7 +325,7 @@ def _rss(process: subprocess.Popen[bytes]) -> float:
 
 
 async def _meter(servers: dict[str, subprocess.Popen[bytes]]) -> dict[str, float]:
-    """The highest that was seen, until cancelled."""
+    """The highest values until cancelled."""
     highest = dict.fromkeys(servers, 0.0)
     with contextlib.suppress(asyncio.CancelledError):
         while True:

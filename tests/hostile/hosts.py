@@ -26,22 +26,22 @@ from rhymed.history.compare.audit import audit
 from rhymed.history.compare.runs import against
 from rhymed.history.folder import open_folder
 from rhymed.wire.keys import ROLES, make_keys
-from tests.hostile.network import NEAR, Cable, lacking
+from tests.hostile.network import NEAR, Cable, missing_tools
 from tests.stress import command
-from tests.stress.run import Living, Shape
+from tests.stress.run import LiveRun, Shape
 
 PORTS = {"broker": 7750, "store": 7751, "weights": 7752}
 FAR_ROLES = ("rollout", "rollout", "reward")
 BETWEEN_S = 8.0
 START_S = 60.0
 FAR = "far"  # in the names of the second host's workers
-AGAIN_S = 1.0  # before a process of the second host is started again
+AGAIN_S = 1.0  # before a process of the second host is restarted
 
 
-class Far:
-    """The second host's processes: each is started again when it ends, until the host is gone."""
+class RemoteHost:
+    """The second host's processes: each is restarted when it ends, until the host dies."""
 
-    def __init__(self, cable: Cable, run: Living) -> None:
+    def __init__(self, cable: Cable, run: LiveRun) -> None:
         self._cable, self._run = cable, run
         self._loops: list[subprocess.Popen[bytes]] = []
 
@@ -63,7 +63,7 @@ class Far:
                 )
 
     def die(self) -> None:
-        """All at once, as when the power goes."""
+        """Kills all at once, as a power loss does."""
         for loop in self._loops:
             for process in [loop.pid, *_below(loop.pid)]:
                 _kill(process)
@@ -79,19 +79,19 @@ class Fault(NamedTuple):
     end: Callable[[], None]
 
 
-def faults(cable: Cable, far: Far) -> list[Fault]:
+def faults(cable: Cable, far: RemoteHost) -> list[Fault]:
     return [
-        Fault("cut for 1 s", 1, cable.cut, cable.mend),
-        Fault("20 % of the packets lost for 20 s", 20, lambda: cable.lose(20), cable.mend),
-        Fault("cut for 8 s", 8, cable.cut, cable.mend),
-        Fault("host gone for 30 s, and back", 30, cable.cut, cable.mend),
+        Fault("cut for 1 s", 1, cable.cut, cable.repair),
+        Fault("20 % of the packets lost for 20 s", 20, lambda: cable.lose(20), cable.repair),
+        Fault("cut for 8 s", 8, cable.cut, cable.repair),
+        Fault("host gone for 30 s, and back", 30, cable.cut, cable.repair),
         Fault("host without power for 10 s", 10, far.die, far.start),
     ]
 
 
 def run(quick: bool, steps: int | None = None, out: Path | None = None) -> dict[str, Any]:
-    """`steps`: so many that the faults fit in; `out`: a folder that keeps the runs."""
-    if why := lacking():
+    """`steps`: enough for all faults; `out`: a folder that keeps the runs."""
+    if why := missing_tools():
         raise ConfigError(why)
     folder = out or Path(tempfile.mkdtemp(prefix="rhymed-hosts-"))
     shape = Shape(steps or (40 if quick else 150), rollout=1, reward=1, settings=_net(folder))
@@ -116,35 +116,35 @@ def _net(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def _whole(
-    shape: Shape, folder: Path, name: str, cable: Cable, planned: Callable[[Far], list[Fault]]
-) -> tuple[Living, float, list[str]]:
-    with Living(shape.write(folder, name), cable.near) as living, _far(cable, living) as far:
+    shape: Shape, folder: Path, name: str, cable: Cable, planned: Callable[[RemoteHost], list[Fault]]
+) -> tuple[LiveRun, float, list[str]]:
+    with LiveRun(shape.write(folder, name), cable.near) as live, _far(cable, live) as far:
         started, told = time.monotonic(), []
         for fault in planned(far):
-            if living.wait(BETWEEN_S) is not None:
+            if live.wait(BETWEEN_S) is not None:
                 break
             print(f"{time.monotonic() - started:6.1f} s  {fault.name}", flush=True)
             told.append(fault.name)
             fault.begin()
-            living.wait(fault.seconds)
+            live.wait(fault.seconds)
             fault.end()
         missed = len(planned(far)) - len(told)
-        status = living.wait()
+        status = live.wait()
         if status != 0:
-            raise ConfigError(f"the {name} run ended with status {status}:\n{living.tail()}")
+            raise ConfigError(f"the {name} run ended with status {status}:\n{live.tail()}")
         if missed:
             print(f"the run was over before {missed} of the faults: give it more --steps", flush=True)
-        return living, time.monotonic() - started, told
+        return live, time.monotonic() - started, told
 
 
 @contextmanager
-def _far(cable: Cable, living: Living) -> Iterator[Far]:
+def _far(cable: Cable, live: LiveRun) -> Iterator[RemoteHost]:
     deadline = time.monotonic() + START_S
-    while not (living.where.folder / "logs").is_dir():
-        if time.monotonic() > deadline or living.status is not None:
-            raise ConfigError(f"the run did not begin:\n{living.tail()}")
+    while not (live.where.folder / "logs").is_dir():
+        if time.monotonic() > deadline or live.status is not None:
+            raise ConfigError(f"the run did not begin:\n{live.tail()}")
         time.sleep(0.1)
-    far = Far(cable, living)
+    far = RemoteHost(cable, live)
     far.start()
     try:
         yield far
@@ -152,7 +152,7 @@ def _far(cable: Cable, living: Living) -> Iterator[Far]:
         far.die()
 
 
-def _judge(calm: Living, broken: Living) -> dict[str, Any]:
+def _judge(calm: LiveRun, broken: LiveRun) -> dict[str, Any]:
     with open_folder(calm.where.folder) as one, open_folder(broken.where.folder) as other:
         peace, war = audit(one), audit(other)
     both = against(calm.where.folder, broken.where.folder)
@@ -173,8 +173,8 @@ def _judge(calm: Living, broken: Living) -> dict[str, Any]:
     }
 
 
-def _joins(run: Living) -> int:
-    """Times that a process of the second host came into the run."""
+def _joins(run: LiveRun) -> int:
+    """How often processes of the second host joined the run."""
     log = (run.where.folder / "logs" / "broker.log").read_text()
     return sum(f"-{FAR}" in line and " joined " in line for line in log.splitlines())
 

@@ -1,6 +1,7 @@
-"""Messages that should not be: valid ones, drawn from the protocol's own types, and what a seeded hand makes of them.
+"""Malformed messages: valid ones, drawn from the protocol's own types, changed at random with a seed.
 
-Pure: all chance comes from the seed, so a frame that broke something is found again by its number. Knows no sockets.
+Pure: all chance comes from the seed, so a frame that broke something can be reproduced by its number. Knows no
+sockets.
 """
 
 from __future__ import annotations
@@ -46,11 +47,11 @@ JUNK: tuple[Any, ...] = (
     [None] * 100,
 )
 LENGTHS = (b"\xdf\xff\xff\xff\xff", b"\xdd\xff\xff\xff\xff", b"\xdb\xff\xff\xff\xff", b"\xc6\xff\xff\xff\xff")
-"""MessagePack heads of maps, lists, texts and bytes of 4 GiB that do not follow."""
+"""MessagePack headers of maps, lists, texts and bytes that announce 4 GiB."""
 
 DEEPEST = 50_000
 MOST_FRAMES = 40
-REMEMBERED = 256  # messages that may be said again
+REMEMBERED = 256  # messages that may be sent again
 SAMPLE_IDS = 3
 
 Frames = list[bytes]
@@ -177,7 +178,7 @@ class Malformed:
     # Parts
 
     def _changed(self, change: Callable[[dict[str, Any]], None]) -> Frames:
-        """A valid message, changed as a map: itself, or one of the maps inside."""
+        """A valid message with a change to its map or to one inside it."""
         head, body = self._valid()
         tree = msgspec.msgpack.decode(body)
         maps = [tree] + [one for value in tree.values() if isinstance(value, list) for one in value]
@@ -194,7 +195,7 @@ class Malformed:
         return self._value(self._draw.choice(self._types))
 
     def _value(self, kind: Any) -> Any:
-        """Anything of that type."""
+        """A random value of that type."""
         origin, arguments = get_origin(kind), get_args(kind)
         if origin is Literal:
             return self._draw.choice(arguments)

@@ -1,4 +1,4 @@
-"""Two hosts on one machine: network namespaces with an address each, joined by a cable that can be cut or made lossy.
+"""Two hosts on one machine: network namespaces with one address each, and a cable that can be cut or lose packets.
 
 Needs root, `ip`, and `nft` for loss. The second host has its own identity (see `rhymed.service.host`), so weights are
 sent over the wire as between machines. Everything is removed at the end.
@@ -20,8 +20,8 @@ from rhymed.service.host import BOOT_ID
 NEAR, FAR = "10.77.13.1", "10.77.13.2"
 
 
-def lacking() -> str:
-    """Why there can be no hosts here; empty: there can."""
+def missing_tools() -> str:
+    """Why hosts cannot be created here; empty if they can."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     missing = [tool for tool in ("ip", "nft", "mount") if shutil.which(tool) is None]
@@ -38,7 +38,7 @@ class Cable:
         self._identity = Path(tempfile.mkdtemp(prefix="rhymed-host-")) / "boot_id"
 
     def __enter__(self) -> Cable:
-        if why := lacking():
+        if why := missing_tools():
             raise ConfigError(why)
         self._identity.write_text(f"{uuid.uuid4()}\n")
         try:
@@ -62,12 +62,12 @@ class Cable:
 
     @property
     def near(self) -> list[str]:
-        """What a command line begins with to run on the first host."""
+        """Prefix of a command line that runs on the first host."""
         return ["ip", "netns", "exec", self._names[0]]
 
     @property
     def far(self) -> list[str]:
-        """And on the second, which does not know that it is the same machine."""
+        """And on the second host, which has its own boot id."""
         masked = f'mount --bind "{self._identity}" {BOOT_ID} && exec "$@"'
         return ["ip", "netns", "exec", self._names[1], "sh", "-c", masked, "sh"]
 
@@ -75,7 +75,7 @@ class Cable:
         self._inside(self._names[1], "ip", "link", "set", self._ends[1], "down")
 
     def lose(self, percent: int) -> None:
-        """So many of a hundred packets, in both directions."""
+        """Drops this percentage of packets, in both directions."""
         for name in self._names:
             rules = (
                 "add table inet cable; flush table inet cable;"
@@ -84,8 +84,8 @@ class Cable:
             )
             self._inside(name, "nft", rules)
 
-    def mend(self) -> None:
-        """Whatever was done to it."""
+    def repair(self) -> None:
+        """Undoes `cut` and `lose`."""
         self._inside(self._names[1], "ip", "link", "set", self._ends[1], "up")
         for name in self._names:
             self._inside(name, "nft", "add table inet cable; flush table inet cable")

@@ -20,18 +20,18 @@ ACCEPTS = {"broker": messages.ToBroker, "store": messages.ToStore, "weights": me
 SERVERS: dict[str, KeyRole] = {"broker": "broker", "store": "store", "weights": "trainer"}
 STOLEN: tuple[KeyRole, ...] = ("rollout", "reward", "viewer")
 SOCKETS = 8
-LIFE = 150  # frames of a connection: about when it is not listened to any more
+LIFE = 150  # frames per connection: after about as many the server ignores it
 STRANGER_EVERY = 5_000  # frames
 GARBAGE_EVERY = 1_000
 OVERSIZED_EVERY, OVERSIZED = 2_000, 5 << 20  # frames, bytes: too much for broker and weights
 SILENT = 100
 NAMES = (b"x" * 255, b"\xff", b"honest", b"reward-honest", b"broker")
-PATIENCE_S = 60.0  # a server that takes nothing for so long is stuck
+STUCK_S = 60.0  # a server that accepts nothing for this long is stuck
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(48)
 
 
-class Foe:
-    """Connections to one server, opened and left again."""
+class HostilePeer:
+    """Opens connections to one server."""
 
     def __init__(self, where: RunLayout, target: str, seed: int) -> None:
         self._where, self._target = where, target
@@ -40,10 +40,10 @@ class Foe:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
 
     def connect(self, role: KeyRole | None) -> zmq.Socket[bytes]:
-        """With a role's key; `None`: with one that nobody knows."""
+        """Connects with a role's key; `None`: with an unknown one."""
         link = self._context.socket(zmq.DEALER)
         link.setsockopt(zmq.LINGER, 2000)
-        link.setsockopt(zmq.SNDTIMEO, int(1000 * PATIENCE_S))
+        link.setsockopt(zmq.SNDTIMEO, int(1000 * STUCK_S))
         link.setsockopt(zmq.IMMEDIATE, 1)  # back-pressure instead of frames that wait for a refused handshake
         if self._where.keyfolder is not None:
             ring = Keyring(role or "viewer", self._where.keyfolder).to(SERVERS[self._target])
@@ -56,7 +56,7 @@ class Foe:
         return link
 
     def garbage(self) -> None:
-        """Bytes on the port that are no ZMTP, or begin as if they were."""
+        """Sends bytes that are not ZMTP, or only begin like it."""
         host, _, port = self._address.removeprefix("tcp://").rpartition(":")
         with contextlib.suppress(OSError), socket.create_connection((host, int(port)), 5) as link:
             noise = self._draw.randbytes(self._draw.randrange(1, 5000))
@@ -67,20 +67,20 @@ class Foe:
 
 
 def main(target: str, config: str, frames: str, seed: str) -> None:
-    """Send so many frames; their number goes to standard output."""
-    foe = Foe(layout_of(Config.model_validate_json(config)), target, int(seed))
+    """Sends `frames` frames and prints their number."""
+    peer = HostilePeer(layout_of(Config.model_validate_json(config)), target, int(seed))
     series = Malformed(ACCEPTS[target], int(seed))
-    silent = [foe.connect(foe.role()) for _ in range(SILENT)]
-    links = [foe.connect(foe.role()) for _ in range(SOCKETS)]
+    silent = [peer.connect(peer.role()) for _ in range(SILENT)]
+    links = [peer.connect(peer.role()) for _ in range(SOCKETS)]
     strangers = []
     sent, wanted = 0, int(frames)
     while sent < wanted:
         link = links[sent % SOCKETS]
         try:
             link.send_multipart(series.next() if sent % OVERSIZED_EVERY else [bytes(OVERSIZED)] * 2)
-        except zmq.Again:  # its name was taken over by another of us: nobody reads here any more
+        except zmq.Again:  # another hostile peer took over its name, so the server no longer reads it
             link.close(linger=0)
-            links[sent % SOCKETS] = foe.connect(foe.role())
+            links[sent % SOCKETS] = peer.connect(peer.role())
             continue
         sent += 1
         with contextlib.suppress(zmq.Again):  # some answers are read, most are left
@@ -89,11 +89,11 @@ def main(target: str, config: str, frames: str, seed: str) -> None:
         if sent % LIFE == 0:
             which = (sent // LIFE) % SOCKETS
             links[which].close()
-            links[which] = foe.connect(foe.role())
+            links[which] = peer.connect(peer.role())
         if sent % GARBAGE_EVERY == 0:
-            foe.garbage()
+            peer.garbage()
         if sent % STRANGER_EVERY == 0:
-            strangers.append(foe.connect(None))
+            strangers.append(peer.connect(None))
     time.sleep(1.0)
     for link in (*links, *silent, *strangers):
         link.close(linger=2000)

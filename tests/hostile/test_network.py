@@ -5,9 +5,9 @@ import sys
 
 import pytest
 
-from tests.hostile.network import FAR, NEAR, Cable, lacking
+from tests.hostile.network import FAR, NEAR, Cable, missing_tools
 
-pytestmark = pytest.mark.skipif(bool(lacking()), reason=f"no hosts here: {lacking()}")
+pytestmark = pytest.mark.skipif(bool(missing_tools()), reason=f"no hosts here: {missing_tools()}")
 
 ECHO = (
     f"import socket; s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.bind(('{NEAR}', 7)); print(flush=True)\n"
@@ -48,11 +48,11 @@ def test_a_cable_carries_is_cut_and_loses() -> None:
                 assert heard(cable, 3) == 3
                 cable.cut()
                 assert heard(cable, 2, 0.5) == 0
-                cable.mend()
+                cable.repair()
                 assert heard(cable, 3) > 0
                 cable.lose(90)
                 assert heard(cable, 8, 0.5) < 8
-                cable.mend()
+                cable.repair()
                 assert heard(cable, 3) == 3
             finally:
                 echo.kill()

@@ -25,9 +25,9 @@ from rhymed.history.compare.audit import audit
 from rhymed.history.compare.runs import against
 from rhymed.history.folder import open_folder
 from tests.stress import command
-from tests.stress.faults import KINDS, USUAL, Blow, Blows, Outcome, Storm
-from tests.stress.recovery import Pace
-from tests.stress.run import Living, Shape, Watch
+from tests.stress.faults import KINDS, USUAL, Fault, FaultInjector, FaultSchedule, Outcome
+from tests.stress.recovery import Throughput
+from tests.stress.run import LiveRun, Shape, Watch
 
 
 def run(
@@ -48,36 +48,36 @@ def run(
     shape = Shape(steps or (30 if quick else 200), rollout, reward, override=override)
     folder = out or Path(tempfile.mkdtemp(prefix="rhymed-chaos-"))
     kills = (12 if quick else 1_000_000) if kills is None else kills
-    result = asyncio.run(_both(shape, folder, Blows(seed, kills, every or (2.0 if quick else 5.0), kinds)))
+    result = asyncio.run(_both(shape, folder, FaultSchedule(seed, kills, every or (2.0 if quick else 5.0), kinds)))
     if out is None and result["good"]:
         shutil.rmtree(folder)
     return result
 
 
-async def _both(shape: Shape, folder: Path, blows: Blows) -> dict[str, Any]:
+async def _both(shape: Shape, folder: Path, faults: FaultSchedule) -> dict[str, Any]:
     print(f"{shape.steps} steps in {folder}", flush=True)
-    with Living(shape.write(folder, "calm")) as calm:
-        pace, calm_s = await _calm(calm)
-    print(f"calm: {calm_s:.0f} s, {pace.usual:,.0f} tokens/s", flush=True)
-    with Living(shape.write(folder, "chaos")) as chaos:
-        outcome = await Storm(chaos, blows, pace).run()
-    return _judge(calm, chaos, pace, calm_s, outcome)
+    with LiveRun(shape.write(folder, "calm")) as calm:
+        throughput, calm_s = await _calm(calm)
+    print(f"calm: {calm_s:.0f} s, {throughput.usual:,.0f} tokens/s", flush=True)
+    with LiveRun(shape.write(folder, "chaos")) as chaos:
+        outcome = await FaultInjector(chaos, faults, throughput).run()
+    return _judge(calm, chaos, throughput, calm_s, outcome)
 
 
-async def _calm(run: Living) -> tuple[Pace, float]:
+async def _calm(run: LiveRun) -> tuple[Throughput, float]:
     watch, started = Watch(run), time.monotonic()
-    looking = asyncio.create_task(watch.run())
+    watching = asyncio.create_task(watch.run())
     try:
         await run.ended()
     finally:
-        looking.cancel()
-        await asyncio.gather(looking, return_exceptions=True)
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
     if run.status != 0:
         raise ConfigError(f"the calm run failed, so there is nothing to compare with:\n{run.tail()}")
-    return Pace(watch.points), time.monotonic() - started
+    return Throughput(watch.points), time.monotonic() - started
 
 
-def _judge(calm: Living, chaos: Living, pace: Pace, calm_s: float, outcome: Outcome) -> dict[str, Any]:
+def _judge(calm: LiveRun, chaos: LiveRun, throughput: Throughput, calm_s: float, outcome: Outcome) -> dict[str, Any]:
     with open_folder(calm.where.folder) as one, open_folder(chaos.where.folder) as other:
         peace, war = audit(one), audit(other)
     both = against(calm.where.folder, chaos.where.folder)
@@ -90,12 +90,12 @@ def _judge(calm: Living, chaos: Living, pace: Pace, calm_s: float, outcome: Outc
         "epochs": war.epochs,
         "samples": war.trained,
         "dropped": war.dropped,
-        "kills": len(outcome.blows),
+        "kills": len(outcome.faults),
         "seconds": outcome.seconds,
         "calm_seconds": calm_s,
-        "calm_tokens_per_s": pace.usual,
+        "calm_tokens_per_s": throughput.usual,
         "acknowledged_lost": outcome.forgotten,
-        "table": _table(outcome.blows, pace),
+        "table": _table(outcome.faults, throughput),
         "audit": both.weights,
         "wrong": wrong,
         "good": not wrong,
@@ -105,12 +105,12 @@ def _judge(calm: Living, chaos: Living, pace: Pace, calm_s: float, outcome: Outc
     return result
 
 
-def _table(blows: Sequence[Blow], pace: Pace) -> list[dict[str, Any]]:
+def _table(faults: Sequence[Fault], throughput: Throughput) -> list[dict[str, Any]]:
     rows = []
-    for kind in sorted({blow.kind for blow in blows}):
-        mine = [blow for blow in blows if blow.kind == kind]
-        back = [blow.recovered_s for blow in mine if blow.recovered_s is not None]
-        losses = [loss.tokens for blow in mine for loss in blow.losses]
+    for kind in sorted({fault.kind for fault in faults}):
+        mine = [fault for fault in faults if fault.kind == kind]
+        back = [fault.recovered_s for fault in mine if fault.recovered_s is not None]
+        losses = [loss.tokens for fault in mine for loss in fault.losses]
         rows.append(
             {
                 "kind": kind,
@@ -123,7 +123,7 @@ def _table(blows: Sequence[Blow], pace: Pace) -> list[dict[str, Any]]:
                 "lost_max": max(losses) if losses else None,
             }
         )
-    calm = pace.calm_s
+    calm = throughput.calm_s
     waits = {
         "recovered": len(calm),
         "recovery_s": median(calm) if calm else None,

@@ -1,8 +1,8 @@
-"""How many tokens a killed worker had written that nobody has any more.
+"""How many generated tokens are lost when a worker is killed.
 
-What a running sample had is what its worker told last, and with the trace engine what it can have written since by
-that engine's own clock: then the estimate is from above. What is left of it is what the store has a moment after: the
-whole sample, its beginning, or nothing.
+A running sample had the tokens that its worker reported last, plus, with the trace engine, what it can have generated
+since by that engine's clock: an upper bound. What the store has a moment later is kept: the whole sample, its
+beginning, or nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rhymed.errors import StoreError
 from rhymed.messages import GetPartials, SampleId
 from rhymed_store.inspect.browse import Browse
 from rhymed_workers.engines.trace import TraceBook
-from tests.stress.run import Living, Watch
+from tests.stress.run import LiveRun, Watch
 
 KNOWN_S = 1.0
 
@@ -33,9 +33,9 @@ class Loss(NamedTuple):
 
 
 def held(watch: Watch, config: Config, pids: Collection[int]) -> list[tuple[SampleId, int]]:
-    """Samples that these processes are writing right now, with their tokens.
+    """The samples that these processes are generating, with their tokens.
 
-    Of a process that has said nothing for `KNOWN_S`, or was asked about before that, nothing is known.
+    Leaves out a process that has not reported for `KNOWN_S`.
     """
     if watch.queues is None:
         return []
@@ -52,8 +52,8 @@ def held(watch: Watch, config: Config, pids: Collection[int]) -> list[tuple[Samp
     return found
 
 
-def lost(run: Living, before: Sequence[tuple[SampleId, int]]) -> list[Loss]:
-    """What the store has of these. Nothing is known where the store cannot be read just then."""
+def lost(run: LiveRun, before: Sequence[tuple[SampleId, int]]) -> list[Loss]:
+    """What the store has of these; empty if it cannot be read at the moment."""
     with contextlib.suppress(StoreError), run.browse() as browse:
         partials, _ = browse.partials(GetPartials(samples=[id for id, _ in before]))
         begun = dict(zip(partials.samples, partials.lengths, strict=True))

@@ -44,10 +44,10 @@ SETTLE_S = 2.0
 
 
 class Look(NamedTuple):
-    """What one turn was like for the run."""
+    """The run during one turn."""
 
-    lag_ms: float  # 99th percentile of the broker's event loop, over the last 20 s: longer than a quick turn
-    cpu: float  # cores that the broker took
+    lag_ms: float  # 99th percentile of the broker's event loop over the last 20 s: longer than a quick turn
+    cpu: float  # cores that the broker used
     samples_per_s: float  # scored
 
 
@@ -61,10 +61,10 @@ def run(quick: bool) -> dict[str, float]:
     results = {"watch/page_bytes_per_s": turns.read / (pages * seconds * rounds)}
     results |= _ratios("watch/", f"{pages} pages", turns.without, turns.pages)
     results |= _ratios("watch/top_", "top", turns.without, turns.top)
-    print(f"a page reads {results['watch/page_bytes_per_s'] / 1000:,.0f} kB/s")
+    print(f"one page reads {results['watch/page_bytes_per_s'] / 1000:,.0f} kB/s")
     results |= {"watch/top_cpu": mean(turns.top_cpu), "watch/top_mib": turns.top_mib}
     low, high = min(turns.top_cpu), max(turns.top_cpu)
-    print(f"top takes {mean(turns.top_cpu):.2%} of a core ({low:.2%} to {high:.2%}), {turns.top_mib:.0f} MiB")
+    print(f"top uses {mean(turns.top_cpu):.2%} of a core ({low:.2%} to {high:.2%}), {turns.top_mib:.0f} MiB")
     return results
 
 
@@ -79,7 +79,7 @@ def _ratios(key: str, name: str, without: list[Look], beside: list[Look]) -> dic
 
 @dataclass
 class Turns:
-    """What was seen, one entry a round."""
+    """The measurements, one entry per round."""
 
     without: list[Look] = field(default_factory=list)
     pages: list[Look] = field(default_factory=list)
@@ -104,12 +104,12 @@ async def _turns(workers: int, pages: int, seconds: float, rounds: int) -> Turns
             async with watching(where.broker) as (terminal, top):
                 drawn = terminal.drawn
                 await _top(turns, top, where, broker, seconds)
-                assert terminal.drawn > drawn, "what was measured has drawn"
+                assert terminal.drawn > drawn, "top has drawn meanwhile"
     return turns
 
 
 async def _top(turns: Turns, top: psutil.Process, where: RunLayout, broker: psutil.Process, seconds: float) -> None:
-    await asyncio.sleep(SETTLE_S)  # what it takes to start is not what it takes to watch
+    await asyncio.sleep(SETTLE_S)  # the cost of its start is not counted
     cpu_s, started = cpu_seconds(top), time.monotonic()
     turns.top.append(await _look(where, broker, seconds))
     turns.top_cpu.append((cpu_seconds(top) - cpu_s) / (time.monotonic() - started))
@@ -151,7 +151,7 @@ async def _pages(where: RunLayout, count: int, read: list[int]) -> AsyncIterator
             yield
             for task in tasks:
                 if task.done():
-                    task.result()  # a page that failed is no page
+                    task.result()  # raises the error of a page that failed
         finally:
             for task in tasks:
                 task.cancel()

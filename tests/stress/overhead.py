@@ -20,7 +20,7 @@ from rhymed.config import Rollout
 from rhymed.errors import ConfigError
 from rhymed.run.folder import read_metrics
 from tests.stress import command
-from tests.stress.run import Living, Shape
+from tests.stress.run import LiveRun, Shape
 
 ROUNDS = 2
 WARM = 3  # first steps, which are left out
@@ -61,7 +61,7 @@ def _with(shape: Shape, settings: dict[str, dict[str, Any]]) -> Shape:
 
 async def _time(shape: Shape, folder: Path) -> float:
     """Mean seconds per step."""
-    with Living(shape.write(folder, "run")) as run:
+    with LiveRun(shape.write(folder, "run")) as run:
         if await run.ended() != 0:
             raise ConfigError(f"the run failed:\n{run.tail()}")
         rows = read_metrics(run.where)[WARM:]

@@ -1,8 +1,8 @@
-"""A run of the trace engine as real processes, made to be watched: its files, its supervisor, its parts, its pace.
+"""A run of the trace engine as real processes, for tests that observe it.
 
-No model: responses are made up, the trainer is `trainer.engine = trace`, so all that is measured is rhymed. The run
-is a `rhymed run` in a process of its own; what is known of it is what anybody could know: process names, the broker's
-answer to GetQueues, and the store's files.
+There is no model: responses are synthetic and `trainer.engine = trace`, so only rhymed is measured. The run is a
+`rhymed run` in a process of its own. It is observed from outside: process names, the broker's answer to GetQueues,
+and the store's files.
 """
 
 from __future__ import annotations
@@ -57,24 +57,24 @@ class Part(NamedTuple):
 
 
 class Point(NamedTuple):
-    """How far the run is."""
+    """The run's progress at one moment."""
 
     at: float  # time.monotonic
     samples: int  # in the store
-    tokens: int  # in the store, and of samples that are being written
+    tokens: int  # in the store, and of running samples
     step: int
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Small samples with a long tail: a few live longer than most processes do."""
+    """The size of a run. Samples are short with a long tail: a few live longer than most processes do."""
 
     steps: int = 200
     rollout: int = 3
     reward: int = 2
-    epochs: float = 3.3  # that the steps go through the dataset
-    prompts: int = 0  # in the dataset; 0: so many that it is gone through `epochs` times
-    settings: dict[str, dict[str, Any]] = field(default_factory=dict)  # by section, over what stands here
+    epochs: float = 3.3  # of the dataset, in all steps
+    prompts: int = 0  # in the dataset; 0: as many as give `epochs` epochs
+    settings: dict[str, dict[str, Any]] = field(default_factory=dict)  # by section, over those of `config`
     override: Sequence[str] = ()  # KEY=VALUE, over that
 
     def config(self, folder: Path, name: str) -> Config:
@@ -107,7 +107,7 @@ class Shape:
         return Config.model_validate(given)
 
     def write(self, folder: Path, name: str) -> Path:
-        """Dataset, reward and configuration; returns the configuration's file."""
+        """Writes dataset, reward and configuration. Returns the configuration's file."""
         folder.mkdir(parents=True, exist_ok=True)
         file = folder / f"{name}.json"
         file.write_text(self.config(folder.resolve(), name).model_dump_json())
@@ -121,10 +121,10 @@ class Shape:
         return file
 
 
-class Living:
-    """`with Living(config_file) as run: …`: the run goes on beside; leaving the block ends it.
+class LiveRun:
+    """`with LiveRun(config_file) as run: …`: runs it in the background; leaving the block ends it.
 
-    `prefix`: what its command line begins with, e.g. to run it on another host.
+    `prefix`: of its command line, e.g. to run it on another host.
     """
 
     def __init__(self, file: Path, prefix: Sequence[str] = ()) -> None:
@@ -134,7 +134,7 @@ class Living:
         self.output = file.with_suffix(".out")
         self._process: subprocess.Popen[bytes] | None = None
 
-    def __enter__(self) -> Living:
+    def __enter__(self) -> LiveRun:
         self.start()
         return self
 
@@ -154,18 +154,18 @@ class Living:
 
     @property
     def status(self) -> int | None:
-        """Of the supervisor; None: it is alive."""
+        """Exit status of the supervisor; None: it runs."""
         return self._process.poll() if self._process is not None else None
 
     def wait(self, seconds: float | None = None) -> int | None:
-        """Its exit status, once it has one; None: it still runs after so many seconds."""
+        """Waits for the exit status; None: it still runs after `seconds`."""
         assert self._process is not None, "it was started"
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(seconds)
         return self._process.returncode
 
     async def ended(self) -> int | None:
-        """Its exit status, once it has one."""
+        """Waits for the exit status."""
         return await asyncio.to_thread(self.wait)
 
     @property
@@ -174,7 +174,7 @@ class Living:
         return self._process.pid
 
     def interrupt(self) -> int | None:
-        """As a person does; returns the exit status."""
+        """Interrupts it as a user does. Returns the exit status."""
         if self._process is None:
             return None
         if self._process.poll() is None:
@@ -182,17 +182,17 @@ class Living:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(END_S)
         if self._process.poll() is None:
-            self.lose_power()
+            self.kill_all()
         return self._process.returncode
 
     def parts(self) -> list[Part]:
-        """The living processes, but for the supervisor."""
+        """The live processes without the supervisor."""
         with contextlib.suppress(psutil.Error):
             return [part for child in psutil.Process(self.pid).children(recursive=True) if (part := _part(child))]
         return []
 
-    def lose_power(self) -> None:
-        """All processes at once, the supervisor first; none has time to notice."""
+    def kill_all(self) -> None:
+        """Kills all processes at once, the supervisor first, so that none can react."""
         assert self._process is not None, "it was started"
         with contextlib.suppress(psutil.Error):
             whole = [psutil.Process(self.pid), *psutil.Process(self.pid).children(recursive=True)]
@@ -203,25 +203,25 @@ class Living:
 
     @contextlib.contextmanager
     def browse(self) -> Iterator[Browse]:
-        """The store's files, as they are. Raises `StoreError` while there are none."""
+        """Reads the store's files. Raises `StoreError` while there are none."""
         with Reader(self.where.database) as reader:
             yield Browse(reader)
 
     def tail(self, lines: int = 6) -> str:
-        """What it said last."""
+        """The last lines of its output."""
         return "\n".join(self.output.read_text(errors="replace").splitlines()[-lines:])
 
 
 class Watch:
-    """Looks at a living run five times a second, until it is cancelled."""
+    """Records the progress of a live run five times per second, until it is cancelled."""
 
-    def __init__(self, run: Living) -> None:
+    def __init__(self, run: LiveRun) -> None:
         self._run = run
         self.points: list[Point] = []
         self.queues: Queues | None = None  # the newest
-        self.asked_at = 0.0  # when they were
-        self.stored = 0  # samples in the store, at the last look
-        self.lost = 0  # samples that were in the store and are not any more
+        self.asked_at = 0.0  # when it asked for them
+        self.stored = 0  # samples in the store
+        self.lost = 0  # samples that disappeared from the store
 
     async def run(self) -> None:
         client = Client(self._run.where.broker, peer="broker")
@@ -250,7 +250,7 @@ class Watch:
 
 
 def send(pid: int, number: signal.Signals) -> bool:
-    """False: it is gone."""
+    """False: the process has ended."""
     try:
         os.kill(pid, number)
     except ProcessLookupError:
@@ -271,7 +271,7 @@ def _part(process: psutil.Process) -> Part | None:
 
 
 def name_of(words: Sequence[str]) -> str:
-    """From a command line: of a process that has not yet named itself, of one that has, or of a scoring process."""
+    """A process's name from its command line, before or after it has set its title."""
     if any(word.startswith("rhymed_workers.") for word in words):
         return "scorer"
     if any(ENGINE in word for word in words):

@@ -29,7 +29,7 @@ from rhymed.messages import GetStoreStats
 from rhymed.run.client import ask
 from rhymed.wire.sockets import Client
 from tests.stress import command
-from tests.stress.run import Living, Part, Shape
+from tests.stress.run import LiveRun, Part, Shape
 
 EVERY_S = 5.0
 ASK_S = 10.0
@@ -60,10 +60,10 @@ def run(
     settings: dict[str, Row] = {"rollout": {"max_response_length": 500}, "store": {"map_gib": 8.0}}
     shape = Shape(ENDLESS, rollout, reward, prompts=PROMPTS, settings=settings, override=override)
     rows: list[Row] = []
-    with Living(shape.write(folder, "soak")) as living:
-        asyncio.run(_watch(living, minutes * 60, rows, folder / "soak.jsonl"))
-        died = living.status
-        ended, said = living.interrupt(), living.tail(3)
+    with LiveRun(shape.write(folder, "soak")) as live:
+        asyncio.run(_watch(live, minutes * 60, rows, folder / "soak.jsonl"))
+        died = live.status
+        ended, said = live.interrupt(), live.tail(3)
     result = judge(rows)
     result |= {"minutes": minutes, "folder": str(folder), "resumable": ended == 130 and "--resume" in said}
     result["restarts"] = _restarts(rows)
@@ -80,14 +80,14 @@ def run(
     return result
 
 
-async def _watch(living: Living, seconds: float, rows: list[Row], file: Path) -> None:
-    broker = Client(living.where.broker, peer="broker")
-    store = Client(living.where.store, peer="store")
+async def _watch(live: LiveRun, seconds: float, rows: list[Row], file: Path) -> None:
+    broker = Client(live.where.broker, peer="broker")
+    store = Client(live.where.store, peer="store")
     try:
         await _timed(ask(broker, brief=False, deadline_s=START_S))
         started = time.monotonic()
         with file.open("w") as lines:
-            while time.monotonic() - started < seconds and living.status is None:
+            while time.monotonic() - started < seconds and live.status is None:
                 row: Row = {"at": time.monotonic() - started}
                 row["broker_ms"], queues = await _timed(ask(broker, brief=False, deadline_s=ASK_S))
                 row["store_ms"], stats = await _timed(store.request(GetStoreStats(), deadline_s=ASK_S))
@@ -95,7 +95,7 @@ async def _watch(living: Living, seconds: float, rows: list[Row], file: Path) ->
                     row |= {"lag_ms": queues.lag_ms, "step": queues.step}
                 if stats is not None:
                     row |= {"samples": stats.message.samples, "commit_ms": stats.message.commit_ms}
-                row["parts"] = {part.name: seen for part in living.parts() if (seen := _look(part))}
+                row["parts"] = {part.name: seen for part in live.parts() if (seen := _look(part))}
                 rows.append(row)
                 lines.write(json.dumps(row) + "\n")
                 lines.flush()

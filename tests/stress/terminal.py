@@ -1,7 +1,7 @@
-"""A real `rhymed top` in a pseudo-terminal, to measure what it costs.
+"""A real `rhymed top` in a pseudo-terminal, to measure its cost.
 
-Owns the process and its terminal, and reads all that it draws, so that it never waits for a reader. Knows nothing of
-what the picture says, except that there is one.
+Owns the process and its terminal, and reads everything it draws, so that it never blocks. Does not interpret the
+screen, except that there is one.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ import psutil
 from rhymed.errors import ConfigError
 
 COLUMNS, LINES = 120, 40
-PATIENCE_S = 60.0  # for the first picture
-FOOT = b"quit "  # of the last line, which tells the keys: the picture is there
-TAIL = 2000  # bytes that tell why it ended
+START_S = 60.0  # until the first screen
+FOOT = b"quit "  # in the last line, which lists the keys: the screen is complete
+TAIL = 2000  # bytes of output that are kept for an error
 
 
 class Terminal:
@@ -33,7 +33,7 @@ class Terminal:
         self._fd = fd
         self.drawn = 0
         self.tail = b""
-        self.told = asyncio.Event()  # there is a picture, or there will be none
+        self.started = asyncio.Event()  # there is a screen, or the process has ended
         self.over = False
 
     def read(self) -> None:
@@ -46,19 +46,19 @@ class Terminal:
             asyncio.get_running_loop().remove_reader(self._fd)
         self.drawn += len(new)
         if FOOT in self.tail + new or self.over:
-            self.told.set()
+            self.started.set()
         self.tail = (self.tail + new)[-TAIL:]
 
     def check(self) -> None:
-        """Raises `ConfigError` with what it said, if it does not draw, or not any more."""
-        if self.over or not self.told.is_set():
-            how = "has ended" if self.over else f"has no picture after {PATIENCE_S:g} s"
+        """Raises `ConfigError` with its output if it has no screen or has ended."""
+        if self.over or not self.started.is_set():
+            how = "has ended" if self.over else f"has no screen after {START_S:g} s"
             raise ConfigError(f"`rhymed top` {how}: {self.tail.decode(errors='replace').strip()}")
 
 
 @contextlib.asynccontextmanager
 async def watching(broker: str) -> AsyncIterator[tuple[Terminal, psutil.Process]]:
-    """`rhymed top` at this address, from its first picture on."""
+    """Runs `rhymed top` for this address, from its first screen on."""
     outside, inside = pty.openpty()
     fcntl.ioctl(inside, termios.TIOCSWINSZ, struct.pack("HHHH", LINES, COLUMNS, 0, 0))
     environment = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
@@ -72,12 +72,12 @@ async def watching(broker: str) -> AsyncIterator[tuple[Terminal, psutil.Process]
     asyncio.get_running_loop().add_reader(outside, terminal.read)
     try:
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(terminal.told.wait(), PATIENCE_S)
+            await asyncio.wait_for(terminal.started.wait(), START_S)
         terminal.check()
         try:
             yield terminal, psutil.Process(process.pid)
         finally:
-            terminal.check()  # that it has ended says more than what that led to
+            terminal.check()  # its end explains more than errors that followed
     finally:
         asyncio.get_running_loop().remove_reader(outside)
         with contextlib.suppress(ProcessLookupError):

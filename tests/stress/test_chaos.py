@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.stress import chaos
-from tests.stress.run import Living, Shape
+from tests.stress.run import LiveRun, Shape
 
 SMALL = (
     "rollout.max_response_length=300",
@@ -54,7 +54,7 @@ def test_other_samples_are_not_passed_for_the_same(tmp_path: Path) -> None:
     """Of two runs whose prompts came in another order: the audit compares something."""
     for name, seed in (("one", 0), ("other", 1)):
         shape = Shape(3, 1, 1, prompts=20, override=(*SMALL, f"run.seed={seed}"))
-        with Living(shape.write(tmp_path / name, "run")) as run:
+        with LiveRun(shape.write(tmp_path / name, "run")) as run:
             assert run.wait(250) == 0, run.tail()
     done = audit(tmp_path / "one" / "run", "--against", tmp_path / "other" / "run", "--json")
     told = json.loads(done.stdout)
@@ -68,7 +68,7 @@ def test_other_samples_are_not_passed_for_the_same(tmp_path: Path) -> None:
 def test_a_run_without_any_model_needs_none_and_imports_no_torch(tmp_path: Path) -> None:
     """Every process ends well although the model's name leads nowhere."""
     shape = Shape(2, 1, 1, override=(*SMALL, "model.path=/there/is/no/model"))
-    with Living(shape.write(tmp_path, "run")) as run:
+    with LiveRun(shape.write(tmp_path, "run")) as run:
         torch: set[bool] = set()
         while run.wait(0.2) is None:
             for part in run.parts():

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from rhymed.messages import SampleId
-from tests.stress.faults import KINDS, Blows
+from tests.stress.faults import KINDS, FaultSchedule
 from tests.stress.loss import Loss
-from tests.stress.recovery import WINDOW_S, Pace
+from tests.stress.recovery import WINDOW_S, Throughput
 from tests.stress.run import Point, name_of
 from tests.stress.soak import judge, slope
 
@@ -18,25 +18,28 @@ def steady(seconds: float, rate: float = 100.0, start: float = 0.0, tokens: int 
 
 
 def test_the_usual_speed_is_that_of_the_calm_run() -> None:
-    pace = Pace(steady(20))
-    assert pace.usual == pytest.approx(100, rel=0.02)
-    assert pace.calm_s
-    assert max(pace.calm_s) < 0.2
+    throughput = Throughput(steady(20))
+    assert throughput.usual == pytest.approx(100, rel=0.02)
+    assert throughput.calm_s
+    assert max(throughput.calm_s) < 0.2
 
 
 def test_a_run_is_back_when_the_next_seconds_are_at_full_speed() -> None:
-    pace = Pace(steady(20))
+    throughput = Throughput(steady(20))
     still = [Point(10 + place / 10, 0, 1000, 1) for place in range(1, 30)]  # for three seconds after a kill at 10
     points = [*steady(10), *still, *steady(10, start=13, tokens=1000)]
-    found = pace.recovery_s(points, 10.0, float("inf"))
+    found = throughput.recovery_s(points, 10.0, float("inf"))
     assert found is not None
     assert 2.5 < found <= 3.1
-    assert pace.recovery_s(points, 10.0, 13.0 + WINDOW_S / 2) is None  # the next blow came before
+    assert throughput.recovery_s(points, 10.0, 13.0 + WINDOW_S / 2) is None  # the next fault came before
 
 
 def test_one_that_never_comes_back_is_not_called_recovered() -> None:
-    pace = Pace(steady(20))
-    assert pace.recovery_s([*steady(10), *steady(10, rate=50, start=10.1, tokens=1000)], 10.0, float("inf")) is None
+    throughput = Throughput(steady(20))
+    assert (
+        throughput.recovery_s([*steady(10), *steady(10, rate=50, start=10.1, tokens=1000)], 10.0, float("inf"))
+        is None
+    )
 
 
 def test_a_run_that_trains_longer_than_it_writes_is_held_against_its_writing() -> None:
@@ -44,20 +47,20 @@ def test_a_run_that_trains_longer_than_it_writes_is_held_against_its_writing() -
     for start in (25.0, 50.0):
         points += steady(5, start=start, tokens=points[-1].tokens)
     points.append(Point(75.0, 0, points[-1].tokens, 1))
-    pace = Pace(points)
-    assert pace.usual == pytest.approx(100, rel=0.1)
-    assert max(pace.calm_s) > 10
+    throughput = Throughput(points)
+    assert throughput.usual == pytest.approx(100, rel=0.1)
+    assert max(throughput.calm_s) > 10
 
 
 def test_without_a_calm_run_nothing_is_made_up() -> None:
-    pace = Pace([])
-    assert (pace.usual, pace.calm_s) == (0.0, [])
+    throughput = Throughput([])
+    assert (throughput.usual, throughput.calm_s) == (0.0, [])
 
 
 def test_blows_follow_from_the_seed_and_leave_no_kind_out() -> None:
     def kinds(seed: int) -> list[str]:
-        blows = Blows(seed, 100, 1.0, KINDS)
-        return [blows.kind() for _ in range(3 * len(KINDS))]
+        faults = FaultSchedule(seed, 100, 1.0, KINDS)
+        return [faults.kind() for _ in range(3 * len(KINDS))]
 
     assert kinds(1) == kinds(1) != kinds(2)
     assert sorted(kinds(1)) == sorted(3 * KINDS)

@@ -7,8 +7,6 @@ than that of plain decoding, nothing is verified. `Aimd` is the rule of the Rhym
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -207,7 +205,3 @@ class Aimd:
             self._lengths[request] = min(self.CAP, self.limit(request) + self.GROWTH)
         elif drafted:
             self._lengths[request] = self.START
-
-    def forget(self, requests: Sequence[str]) -> None:
-        for request in requests:
-            self._lengths.pop(request, None)
