@@ -16,7 +16,7 @@ from rhymed.history.prompts import SHOWN, PromptRow, by_epoch, likeness, prompt_
 from rhymed.history.prompts import render as render_prompts
 from rhymed.history.similarity import rank_correlation
 from rhymed.text import counted, number, size
-from rhymed_store.database.reads import Found
+from rhymed_store.database.reads import SampleRecord
 from rhymed_store.inspect.browse import Browse, Totals
 from rhymed_store.inspect.epochs import epochs_of, is_trained, title
 
@@ -111,7 +111,7 @@ def stats(browse: Browse, most_prompts: int = MOST_PROMPTS, most_tokens: int = M
     )
 
 
-def _count(epochs: dict[int, Epoch], prompt: str, found: list[Found]) -> dict[int, int]:
+def _count(epochs: dict[int, Epoch], prompt: str, found: list[SampleRecord]) -> dict[int, int]:
     """Add one prompt's headers; returns its steps and their epochs."""
     numbers = epochs_of(sample.step for sample, _ in found)
     lengths: dict[int, list[int]] = defaultdict(list)

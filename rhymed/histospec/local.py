@@ -23,7 +23,7 @@ from rhymed.histospec.index.builder import PastResponse
 from rhymed.messages import GetHistory, OpenRun, PutSamples, SampleId, SampleInfo
 from rhymed_store.database.reads import Reads
 from rhymed_store.database.tables import Reader
-from rhymed_store.database.transactions import History, Operation
+from rhymed_store.database.transactions import Database, Operation
 from rhymed_store.database.writes import Writes, prepare
 from rhymed_store.inspect.epochs import ROUNDS
 
@@ -42,13 +42,13 @@ class LocalStore:
     def __init__(self, folder: Path, fingerprint: str, responses: int) -> None:
         self._responses = responses
         self._steps: dict[str, tuple[int, int]] = {}  # prompt -> step to write next, responses it has already
-        self._database: History | Reader
+        self._database: Database | Reader
         self._writes: Writes | None = None
         there = (folder / "data.mdb").exists()
         if there:
             _check(folder, fingerprint)
         try:
-            self._database = History(folder, MAP_BYTES, durable=False)
+            self._database = Database(folder, MAP_BYTES, durable=False)
             self._writes = self._begin(self._database, fingerprint)
         except UNUSABLE as error:
             if not there:
@@ -58,12 +58,12 @@ class LocalStore:
         self._reads = Reads(self._database)
 
     @staticmethod
-    def _begin(history: History, fingerprint: str) -> Writes:
-        writes = Writes(history, LEVEL)
+    def _begin(database: Database, fingerprint: str) -> Writes:
+        writes = Writes(database, LEVEL)
         try:
-            _commit(history, lambda batch: writes.open_run(batch, OpenRun(run=RUN, fingerprint=fingerprint)))
+            _commit(database, lambda batch: writes.open_run(batch, OpenRun(run=RUN, fingerprint=fingerprint)))
         except UNUSABLE:
-            history.close()
+            database.close()
             raise
         return writes
 
@@ -99,7 +99,7 @@ class LocalStore:
         frames = [np.asarray(context, "<u4").tobytes(), np.asarray(tokens, "<u4").tobytes(), b""]
         rows = prepare(PutSamples(samples=[info]), frames, LEVEL)
         try:
-            assert isinstance(self._database, History), "it was opened for writing"
+            assert isinstance(self._database, Database), "it was opened for writing"
             _commit(self._database, lambda batch: writes.put_samples(batch, rows))
         except UNUSABLE as error:
             log.warning("responses are no longer stored: %s", error)
@@ -113,7 +113,7 @@ class LocalStore:
 
 
 def _check(folder: Path, fingerprint: str) -> None:
-    """Raises `RunMismatch`, or `StoreDamaged` for a truncated file, which opening for writing would not notice."""
+    """Raises `RunMismatch`, or what `Reader` raises."""
     with Reader(folder) as reader, reader.read() as txn:
         found = txn.get(b"run", db=reader.tables["meta"])
         if found is None:
@@ -125,8 +125,8 @@ def _check(folder: Path, fingerprint: str) -> None:
         raise RunMismatch(f"it belongs to another model, {before}, not {fingerprint}: choose another folder")
 
 
-def _commit(history: History, operation: Operation) -> None:
-    (error,) = history.commit([operation])
+def _commit(database: Database, operation: Operation) -> None:
+    (error,) = database.commit([operation])
     if error is not None:
         raise error
 

@@ -23,10 +23,10 @@ from rhymed.run.layout import RunLayout
 from rhymed.run.timeline import Timeline
 from rhymed.run.totals import Row
 from rhymed.text import counted, step_phrase
-from rhymed_store.database.reads import Found
+from rhymed_store.database.reads import SampleRecord
 from rhymed_store.database.tables import Reader
 from rhymed_store.inspect.browse import Browse, Totals
-from rhymed_store.inspect.columns import Survey, survey
+from rhymed_store.inspect.columns import SampleColumns, read_columns
 
 MOST_SAMPLES = 1_000_000  # in the store; reading more would take many seconds
 INCIDENTS = ("lost", "rests", "left")
@@ -147,14 +147,14 @@ def _look_into_store(facts: Facts) -> None:
                     f" `rhymed history show --run {facts.folder}` shows them prompt by prompt."
                 )
             elif facts.store.samples:
-                facts.samples = list(_samples(run, survey(reader), facts.missing))
+                facts.samples = list(_samples(run, read_columns(reader), facts.missing))
             if facts.samples and run.missing:
                 facts.textless = run.missing
     except RhymedError as error:
         facts.missing.append(f"The store cannot be read: {error}.")
 
 
-def _samples(run: RunFolder, columns: Survey, missing: list[str]) -> Iterator[tuple[Pick, dict[str, Any]]]:
+def _samples(run: RunFolder, columns: SampleColumns, missing: list[str]) -> Iterator[tuple[Pick, dict[str, Any]]]:
     from rhymed.dashboard.data.samples import sample_page
 
     if columns.damaged:
@@ -173,11 +173,11 @@ def _samples(run: RunFolder, columns: Survey, missing: list[str]) -> Iterator[tu
 
 
 class Ids:
-    """Finds the samples behind rows of a survey; the headers of each prompt are read once."""
+    """Finds the samples behind rows of the columns; the headers of each prompt are read once."""
 
     def __init__(self, run: RunFolder) -> None:
         self._browse = run.browse
-        self._read: dict[str, list[Found]] = {}
+        self._read: dict[str, list[SampleRecord]] = {}
 
     def of(self, pick: Pick) -> SampleId:
         return self._found(pick).sample
@@ -189,8 +189,8 @@ class Ids:
         except RhymedError:
             return None  # damaged: reported where the sample is shown
 
-    def _found(self, pick: Pick) -> Found:
-        """Raises `UnknownSample` if the store has changed since the survey."""
+    def _found(self, pick: Pick) -> SampleRecord:
+        """Raises `UnknownSample` if the store has changed since the columns were read."""
         if pick.prompt not in self._read:
             self._read[pick.prompt] = self._browse.headers(pick.prompt)
         own = [row for row in self._read[pick.prompt] if row.sample.step == pick.step]

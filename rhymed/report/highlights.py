@@ -2,7 +2,7 @@
 
 `select` applies the rules in order; each gives candidates and a reason that the reader sees. The first candidate of a
 prompt that is not shown yet is taken, else the first that is not shown yet. Candidates are training samples; a run
-without any shows samples of its evaluations. Pure, over the columns of a survey. These do not contain drafts, so the
+without any shows samples of its evaluations. Pure, over the columns of all samples. These do not contain drafts, so the
 most drafted sample is searched among the `LOOKED` longest.
 """
 
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rhymed.messages import EVAL
-from rhymed_store.inspect.columns import Survey
+from rhymed_store.inspect.columns import SampleColumns
 
 MOST = 10
 LOOKED = 24
@@ -35,60 +35,60 @@ class Pick(NamedTuple):
     why: str
 
 
-def select(survey: Survey, share: Callable[[Pick], float | None] = lambda pick: None) -> list[Pick]:
+def select(columns: SampleColumns, share: Callable[[Pick], float | None] = lambda pick: None) -> list[Pick]:
     """At most `MOST` samples. `share`: share of accepted drafts in a sample's tokens; None if unknown."""
-    rows = _eligible(survey)
+    rows = _eligible(columns)
     picks: list[Pick] = []
-    rules = [*_extremes(survey, rows), *_changes(survey, rows), *_drafted(survey, rows, share), *_dropped(survey)]
-    for order, why in [*rules, *_more(survey, rows)]:
-        row = _first_new(survey, order, [chosen.row for chosen in picks]) if len(picks) < MOST else None
+    rules = [*_extremes(columns, rows), *_changes(columns, rows), *_drafted(columns, rows, share), *_dropped(columns)]
+    for order, why in [*rules, *_more(columns, rows)]:
+        row = _first_new(columns, order, [chosen.row for chosen in picks]) if len(picks) < MOST else None
         if row is not None:
-            picks.append(pick(survey, row, why))
+            picks.append(pick(columns, row, why))
     return picks
 
 
-def _first_new(survey: Survey, order: Rows, chosen: list[int]) -> int | None:
+def _first_new(columns: SampleColumns, order: Rows, chosen: list[int]) -> int | None:
     fresh = order[~np.isin(order, chosen)]
-    other_prompts = fresh[~np.isin(survey.prompt[fresh], survey.prompt[chosen])]
+    other_prompts = fresh[~np.isin(columns.prompt[fresh], columns.prompt[chosen])]
     return next((int(rows[0]) for rows in (other_prompts, fresh) if len(rows)), None)
 
 
-def pick(survey: Survey, row: int, why: str) -> Pick:
-    prompt, step = survey.prompt[row], survey.step[row]
+def pick(columns: SampleColumns, row: int, why: str) -> Pick:
+    prompt, step = columns.prompt[row], columns.step[row]
     first = row
-    while first and survey.prompt[first - 1] == prompt and survey.step[first - 1] == step:
+    while first and columns.prompt[first - 1] == prompt and columns.step[first - 1] == step:
         first -= 1
     return Pick(row, f"{int(prompt):016x}", int(step), row - first, why)
 
 
-def _eligible(survey: Survey) -> Rows:
-    kept = ~survey.dropped
-    trained = np.flatnonzero(kept & (survey.step >= 0) & (survey.step < EVAL))
-    return trained if len(trained) else np.flatnonzero(kept & (survey.step >= EVAL))
+def _eligible(columns: SampleColumns) -> Rows:
+    kept = ~columns.dropped
+    trained = np.flatnonzero(kept & (columns.step >= 0) & (columns.step < EVAL))
+    return trained if len(trained) else np.flatnonzero(kept & (columns.step >= EVAL))
 
 
-def _extremes(survey: Survey, rows: Rows) -> Iterator[Rule]:
+def _extremes(columns: SampleColumns, rows: Rows) -> Iterator[Rule]:
     """Best, worst, longest, shortest."""
-    scored = rows[~np.isnan(survey.reward[rows])]
+    scored = rows[~np.isnan(columns.reward[rows])]
     if len(scored):
-        rewards = survey.reward[scored]
+        rewards = columns.reward[scored]
         yield scored[rewards == rewards.max()], f"the highest reward of the run, {rewards.max():g}"
         yield scored[rewards == rewards.min()], f"the lowest reward of the run, {rewards.min():g}"
     if len(rows):
-        lengths = survey.length[rows]
+        lengths = columns.length[rows]
         yield rows[lengths == lengths.max()], f"the longest response, {lengths.max():,} tokens"
         yield rows[lengths == lengths.min()], f"the shortest response, {lengths.min():,} tokens"
 
 
-def _changes(survey: Survey, rows: Rows) -> Iterator[Rule]:
+def _changes(columns: SampleColumns, rows: Rows) -> Iterator[Rule]:
     """The prompts whose mean reward rose and fell most between first and last step: a response of the last."""
-    scored = rows[~np.isnan(survey.reward[rows])]
+    scored = rows[~np.isnan(columns.reward[rows])]
     if not len(scored):
         return
-    groups = _groups(survey, scored)
+    groups = _groups(columns, scored)
     firsts: dict[int, tuple[float, float, int]] = {}  # prompt -> mean first, mean last, group last
     for number, (start, end) in enumerate(groups):
-        prompt, mean = int(survey.prompt[scored[start]]), float(survey.reward[scored[start:end]].mean())
+        prompt, mean = int(columns.prompt[scored[start]]), float(columns.reward[scored[start:end]].mean())
         before = firsts.get(prompt, (mean, mean, number))
         firsts[prompt] = (before[0], mean, number)
     changed = [(last - first, number) for first, last, number in firsts.values() if last != first]
@@ -96,26 +96,26 @@ def _changes(survey: Survey, rows: Rows) -> Iterator[Rule]:
     for change in ends:
         own = [scored[slice(*groups[number])] for by, number in changed if by == change]
         best = np.argmax if change > 0 else np.argmin
-        equals = np.array([one[best(survey.reward[one])] for one in own])
+        equals = np.array([one[best(columns.reward[one])] for one in own])
         yield equals, f"the mean reward of its prompt changed by {change:+.3g} from first to last step"
 
 
-def _groups(survey: Survey, rows: Rows) -> list[tuple[int, int]]:
+def _groups(columns: SampleColumns, rows: Rows) -> list[tuple[int, int]]:
     """(start, end) in `rows` of each run of samples of one prompt and step."""
     new = np.ones(len(rows), bool)
-    new[1:] = (survey.prompt[rows[1:]] != survey.prompt[rows[:-1]]) | (
-        survey.step[rows[1:]] != survey.step[rows[:-1]]
+    new[1:] = (columns.prompt[rows[1:]] != columns.prompt[rows[:-1]]) | (
+        columns.step[rows[1:]] != columns.step[rows[:-1]]
     )
     starts = np.flatnonzero(new)
     return list(zip(starts.tolist(), [*starts[1:].tolist(), len(rows)], strict=True))
 
 
-def _drafted(survey: Survey, rows: Rows, share: Callable[[Pick], float | None]) -> Iterator[Rule]:
-    longest = rows[np.lexsort((rows, -survey.length[rows]))][:LOOKED]
+def _drafted(columns: SampleColumns, rows: Rows, share: Callable[[Pick], float | None]) -> Iterator[Rule]:
+    longest = rows[np.lexsort((rows, -columns.length[rows]))][:LOOKED]
     known = [
         (found, int(row))
         for row in longest
-        if survey.length[row] >= SHORTEST and (found := share(pick(survey, int(row), ""))) is not None
+        if columns.length[row] >= SHORTEST and (found := share(pick(columns, int(row), ""))) is not None
     ]
     if known and max(known)[0] > 0:
         part = max(known)[0]
@@ -123,21 +123,21 @@ def _drafted(survey: Survey, rows: Rows, share: Callable[[Pick], float | None]) 
         yield equals, f"{part:.0%} accepted drafts, the most among the {len(longest)} longest"
 
 
-def _dropped(survey: Survey) -> Iterator[Rule]:
+def _dropped(columns: SampleColumns) -> Iterator[Rule]:
     """The first and the last dropped sample, by step."""
-    gone = np.flatnonzero(survey.dropped)
+    gone = np.flatnonzero(columns.dropped)
     if len(gone):
-        steps = survey.step[gone]
+        steps = columns.step[gone]
         yield gone[steps == steps.min()], f"the first of {len(gone):,} that were generated and then dropped"
         yield gone[steps == steps.max()][::-1], f"the last of {len(gone):,} that were generated and then dropped"
 
 
-def _more(survey: Survey, rows: Rows) -> Iterator[Rule]:
+def _more(columns: SampleColumns, rows: Rows) -> Iterator[Rule]:
     """Fills up: the next best, worst and longest in turn."""
-    scored = rows[~np.isnan(survey.reward[rows])]
-    best = scored[np.lexsort((scored, -survey.reward[scored]))]
-    worst = scored[np.lexsort((scored, survey.reward[scored]))]
-    longest = rows[np.lexsort((rows, -survey.length[rows]))]
+    scored = rows[~np.isnan(columns.reward[rows])]
+    best = scored[np.lexsort((scored, -columns.reward[scored]))]
+    worst = scored[np.lexsort((scored, columns.reward[scored]))]
+    longest = rows[np.lexsort((rows, -columns.length[rows]))]
     orders = ((best, "highest rewards"), (worst, "lowest rewards"), (longest, "longest responses"))
     for _ in range(MOST):
         for order, kind in orders:

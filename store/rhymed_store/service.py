@@ -47,7 +47,7 @@ from rhymed.service.service import Service
 from rhymed.wire.sockets import DONE, Parcel, Server
 from rhymed_store.database.commit import Writer
 from rhymed_store.database.reads import Reads
-from rhymed_store.database.transactions import Batch, History
+from rhymed_store.database.transactions import Batch, Database
 from rhymed_store.database.writes import Writes, prepare
 
 Result = TypeVar("Result")
@@ -77,12 +77,12 @@ class StoreService(Service):
         config = self._config.store
         durable = config.durability == "sync"
         self._pool = ThreadPoolExecutor(THREADS, "store")
-        self._history = await self._aside(
-            partial(History, self._places.database, int(config.map_gib * 2**30), durable=durable)
+        self._database = await self._aside(
+            partial(Database, self._places.database, int(config.map_gib * 2**30), durable=durable)
         )
-        self._reads, self._writes = Reads(self._history), Writes(self._history, config.compression)
+        self._reads, self._writes = Reads(self._database), Writes(self._database, config.compression)
         self._underway_bytes = 0
-        self._writer = Writer(self._history.commit)
+        self._writer = Writer(self._database.commit)
         self._handlers = self._table()
         address = self._places.listens(self._places.store)
         self._server = Server(address, ToStore, self._answer, keys=self._places.keys("store"))
@@ -95,9 +95,9 @@ class StoreService(Service):
             self._server.close()
         if hasattr(self, "_writer"):
             await asyncio.to_thread(self._writer.close)
-        self._pool.shutdown(wait=hasattr(self, "_history"))  # else it is still being opened, which may take long
-        if hasattr(self, "_history"):
-            await asyncio.to_thread(self._history.close)
+        self._pool.shutdown(wait=hasattr(self, "_database"))  # else it is still being opened, which may take long
+        if hasattr(self, "_database"):
+            await asyncio.to_thread(self._database.close)
 
     def _table(self) -> dict[type[Message], Callable[[Any, Sequence[bytes]], Awaitable[Message | Parcel]]]:
         reads, writes = self._reads, self._writes
@@ -147,13 +147,13 @@ class StoreService(Service):
         raise StoreFull(self._why_full)
 
     def _unreadable(self, error: lmdb.Error) -> StoreError:
-        explained = self._history.explain(error)
+        explained = self._database.explain(error)
         if isinstance(explained, Unusable):
             self.spawn(_end(explained))
         return explained
 
     def _stats(self, message: GetStoreStats) -> StoreStats:
-        return msgspec.structs.replace(self._history.stats(), full=self._why_full)
+        return msgspec.structs.replace(self._database.stats(), full=self._why_full)
 
     def _write(self, operation: Callable[[Batch, Any], None]) -> Callable[..., Awaitable[Message]]:
         async def handle(message: Message, frames: Sequence[bytes]) -> Message:
@@ -219,7 +219,7 @@ class StoreService(Service):
     async def _sync(self) -> None:
         while True:
             await asyncio.sleep(SYNC_S)
-            await self._aside(self._history.sync)
+            await self._aside(self._database.sync)
 
 
 async def _end(error: Unusable) -> None:

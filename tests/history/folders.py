@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from rhymed.inputs.rows import prompt_id
 from rhymed.messages import EVAL, MarkSamples, PromptRow, PutPrompts, PutScores, SampleId, SampleInfo, Score
 from rhymed_store.client import NewSample
-from tests.store.stores import Book
+from tests.store.stores import LocalStore
 
 ROWS = [{"prompt": "how many apples are there?", "answer": "7"}, {"prompt": "how many pears are there?"}]
 APPLES, PEARS = map(prompt_id, ROWS)
@@ -38,9 +38,9 @@ def drafts_of(id: SampleId, length: int) -> NDArray[np.bool_] | None:
 
 
 def write_store(folder: Path, samples: Sequence[Sample], dropped: Sequence[SampleId] = ()) -> None:
-    book = Book(folder / "store")
+    local = LocalStore(folder / "store")
     rows = [PromptRow(prompt=prompt_id(row), row=json.dumps(row)) for row in ROWS]
-    book.do(lambda batch: book.writes.put_prompts(batch, PutPrompts(rows=rows)))
+    local.do(lambda batch: local.writes.put_prompts(batch, PutPrompts(rows=rows)))
     for step, prompt, index, tokens, reward in samples:
         id = SampleId(step, prompt, index)
         info = SampleInfo(
@@ -51,13 +51,13 @@ def write_store(folder: Path, samples: Sequence[Sample], dropped: Sequence[Sampl
             versions=[(max(0, step), len(tokens))] if tokens else [],
         )
         array, logprobs = np.asarray(tokens, np.uint32), np.zeros(len(tokens) if step >= 0 else 0, np.float32)
-        book.put(NewSample(info, np.arange(3, dtype=np.uint32), array, logprobs, drafts_of(id, len(tokens))))
+        local.put(NewSample(info, np.arange(3, dtype=np.uint32), array, logprobs, drafts_of(id, len(tokens))))
         if reward is not None:
             scores = PutScores(scores=[Score(id=id, reward=reward)])
-            book.do(lambda batch, scores=scores: book.writes.put_scores(batch, scores))
+            local.do(lambda batch, scores=scores: local.writes.put_scores(batch, scores))
     marks = MarkSamples(samples=list(dropped), state="dropped", reason="scorer timed out")
-    book.do(lambda batch: book.writes.mark(batch, marks))
-    book.history.close()
+    local.do(lambda batch: local.writes.mark(batch, marks))
+    local.database.close()
 
 
 def write_tokenizer(folder: Path, first: str = "<pad>") -> Path:

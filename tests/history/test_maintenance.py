@@ -15,7 +15,7 @@ from rhymed.run.layout import layout_of
 from rhymed_store.client import StoreClient
 from rhymed_store.codec.records import sample_key
 from tests.store.damage import content, write
-from tests.store.stores import PROMPT, Book, new_sample, start_process
+from tests.store.stores import PROMPT, LocalStore, new_sample, start_process
 
 
 @pytest.fixture
@@ -71,10 +71,10 @@ def test_damage_is_named_and_repaired_and_the_old_file_kept(kept: Path, rhymed) 
 
 def test_what_cannot_be_kept_up_is_told(kept: Path, tmp_path: Path, rhymed) -> None:
     assert "does not exist" in rhymed("verify", tmp_path / "gone")[2]
-    book = Book(kept / "store")
+    local = LocalStore(kept / "store")
     status, _, err = rhymed("repair", kept)
     assert (status, "a store process has" in err) == (2, True)
-    book.history.close()
+    local.database.close()
     (tmp_path / "there").mkdir()
     status, _, err = rhymed("backup", kept, tmp_path / "there")
     assert (status, "is there already" in err) == (2, True)

@@ -6,13 +6,13 @@ import numpy as np
 
 from rhymed.messages import EVAL
 from rhymed.report.highlights import MOST, select
-from rhymed_store.inspect.columns import Survey
+from rhymed_store.inspect.columns import SampleColumns
 
 
-def survey(rows: list[tuple[int, int, int, float, bool]]) -> Survey:
+def columns_of(rows: list[tuple[int, int, int, float, bool]]) -> SampleColumns:
     """(prompt, step, length, reward, dropped), sorted."""
     prompt, step, length, reward, dropped = zip(*rows, strict=True) if rows else ((),) * 5
-    return Survey(
+    return SampleColumns(
         prompt=np.array(prompt, np.uint64),
         step=np.array(step, np.int64),
         length=np.array(length, np.int64),
@@ -24,7 +24,7 @@ def survey(rows: list[tuple[int, int, int, float, bool]]) -> Survey:
 
 def test_the_most_telling_ones_follow_a_rule() -> None:
     nan = float("nan")
-    columns = survey([
+    columns = columns_of([
         (1, 0, 20, 0.5, False), (1, 0, 30, 0.5, False), (1, 4, 25, 1.0, False), (1, 4, 25, 0.8, False),
         (2, 1, 90, 0.9, False), (2, 5, 40, 0.1, False), (2, 5, 41, 0.3, False),
         (3, 2, 5, 0.0, False), (3, 2, 50, nan, True), (3, 6, 51, nan, True), (3, EVAL, 999, 9.0, False),
@@ -47,12 +47,12 @@ def test_the_most_telling_ones_follow_a_rule() -> None:
 
 
 def test_of_nothing_nothing_is_told() -> None:
-    assert select(survey([])) == []
-    assert [pick.row for pick in select(survey([(1, 0, 0, float("nan"), False)]))] == [0]
+    assert select(columns_of([])) == []
+    assert [pick.row for pick in select(columns_of([(1, 0, 0, float("nan"), False)]))] == [0]
 
 
 def test_of_equals_one_of_another_prompt_is_told() -> None:
-    columns = survey([
+    columns = columns_of([
         (1, 0, 9, 1.0, False), (1, 0, 3, 0.0, False),
         (2, 1, 9, 0.0, False), (2, 1, 9, 1.0, False),
         (3, 2, 9, 0.5, False), (3, 2, 3, 0.5, False),
@@ -66,22 +66,24 @@ def test_of_equals_one_of_another_prompt_is_told() -> None:
 
 
 def test_what_fills_the_ten_is_of_other_prompts_as_long_as_there_are_any() -> None:
-    columns = survey([(prompt, 0, 9, reward, False) for prompt in range(12) for reward in (0.1 * prompt, 2.0, 0.0)])
+    columns = columns_of(
+        [(prompt, 0, 9, reward, False) for prompt in range(12) for reward in (0.1 * prompt, 2.0, 0.0)]
+    )
     found = select(columns)
     assert len({pick.prompt for pick in found}) == len(found) == MOST
-    few = select(survey([(prompt, step, 9, 1.0, False) for prompt in (1, 2) for step in range(9)]))
+    few = select(columns_of([(prompt, step, 9, 1.0, False) for prompt in (1, 2) for step in range(9)]))
     assert len({pick.row for pick in few}) == MOST
 
 
 def test_equals_of_one_prompt_are_told_one_after_the_other() -> None:
-    columns = survey([(1, step, 9, 1.0, False) for step in range(3)])
+    columns = columns_of([(1, step, 9, 1.0, False) for step in range(3)])
     assert [pick.row for pick in select(columns)] == [0, 1, 2]
 
 
 def test_changes_and_drops_that_are_equal_spread_over_prompts() -> None:
     rose = [(prompt, step, 9, reward, False) for prompt in range(1, 6) for step, reward in ((0, 0.0), (4, 0.5))]
     lost = [(prompt, 5, 7, float("nan"), True) for prompt in (6, 6, 7)]
-    found = {pick.why: pick.row for pick in select(survey([*rose, *lost]), lambda pick: 0.5)}
+    found = {pick.why: pick.row for pick in select(columns_of([*rose, *lost]), lambda pick: 0.5)}
     assert found["the highest reward of the run, 0.5"] == 1
     changed = found["the mean reward of its prompt changed by +0.5 from first to last step"]
     assert changed == 9, "of the one prompt that is new"

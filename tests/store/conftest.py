@@ -11,14 +11,14 @@ from rhymed.config import Config
 from rhymed.run.layout import RunLayout, layout_of
 from rhymed_store.client import StoreClient
 from rhymed_store.service import StoreService
-from tests.store.stores import Book
+from tests.store.stores import LocalStore
 
 
 @pytest.fixture
-def book(tmp_path: Path) -> Iterator[Book]:
-    book = Book(tmp_path / "store")
-    yield book
-    book.history.close()
+def local(tmp_path: Path) -> Iterator[LocalStore]:
+    local = LocalStore(tmp_path / "store")
+    yield local
+    local.database.close()
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from rhymed.messages import (
 )
 from rhymed_store.database.tables import Reader
 from rhymed_store.inspect.browse import Browse
-from tests.store.stores import OTHER, PROMPT, Book, new_sample
+from tests.store.stores import OTHER, PROMPT, LocalStore, new_sample
 
 PROMPTS = (PROMPT, OTHER, "00000000000000ff")
 LENGTHS = (0, 1, 40, 700, 3000, 20_000)
@@ -34,26 +34,26 @@ BEGUN = SampleId(6, PROMPT, 9)
 
 def write(folder: Path, seed: int = 0) -> None:
     """Imported, forgotten, live, scored, trained, dropped, held-out and begun samples, and their prompts."""
-    book, rng = Book(folder), np.random.default_rng(seed)
-    book.do(lambda b: book.writes.open_run(b, OpenRun(run="run", fingerprint="{}")))
+    local, rng = LocalStore(folder), np.random.default_rng(seed)
+    local.do(lambda b: local.writes.open_run(b, OpenRun(run="run", fingerprint="{}")))
     rows = [PromptRow(prompt=prompt, row=msgspec.json.encode({"prompt": prompt}).decode()) for prompt in PROMPTS]
-    book.do(lambda b: book.writes.put_prompts(b, PutPrompts(rows=rows)))
+    local.do(lambda b: local.writes.put_prompts(b, PutPrompts(rows=rows)))
     for step in (-1, 0, 1, 2, 3, 4, 5, EVAL + 1):
         length = [int(rng.choice(LENGTHS)) for _ in range(12)]
         samples = [new_sample(step, i, prompt=PROMPTS[i % 3], length=length[i]) for i in range(12)]
-        book.put(*samples)
+        local.put(*samples)
         ids = [sample.info.id for sample in samples]
         scores = PutScores(scores=[Score(id=id, reward=float(rng.random())) for id in ids[:9]])
-        book.do(lambda b, scores=scores: book.writes.put_scores(b, scores))
+        local.do(lambda b, scores=scores: local.writes.put_scores(b, scores))
         for state, some in (("trained", ids[:4]), ("dropped", [*ids[8:10], SampleId(step, OTHER, 40)])):
             mark = MarkSamples(samples=some, state=state, reason="slow" if state == "dropped" else "")
-            book.do(lambda b, mark=mark: book.writes.mark(b, mark))
-    book.do(lambda b: book.writes.forget_logprobs(b, ForgetLogprobs(below_step=2)))
+            local.do(lambda b, mark=mark: local.writes.mark(b, mark))
+    local.do(lambda b: local.writes.forget_logprobs(b, ForgetLogprobs(below_step=2)))
     for start in range(0, 600, 30):
         part = PutPartials(samples=[BEGUN], starts=[start], lengths=[30])
         tokens = np.arange(start, start + 30, dtype="<u4").tobytes()
-        book.do(lambda b, part=part, tokens=tokens: book.writes.put_partials(b, part, tokens))
-    book.history.close()
+        local.do(lambda b, part=part, tokens=tokens: local.writes.put_partials(b, part, tokens))
+    local.database.close()
 
 
 def same(saved: dict[str, Any], written: dict[str, Any]) -> bool:

@@ -14,7 +14,7 @@ from rhymed.config import Config
 from rhymed.messages import PutSamples, SampleId, SampleInfo
 from rhymed_store.client import NewSample
 from rhymed_store.database.reads import Reads
-from rhymed_store.database.transactions import History
+from rhymed_store.database.transactions import Database
 from rhymed_store.database.writes import Writes, prepare
 
 PROMPT = "00000000000000aa"
@@ -48,12 +48,12 @@ def new_sample(step: int = 0, index: int = 0, *, prompt: str = PROMPT, length: i
     return NewSample(info, np.arange(7, dtype=np.uint32), tokens, logprobs, drafted)
 
 
-class Book:
+class LocalStore:
     """A history with its operations and questions, each operation committed alone."""
 
     def __init__(self, folder: Path, map_bytes: int = 64 << 20, *, durable: bool = False) -> None:
-        self.history = History(folder, map_bytes, durable=durable)
-        self.writes, self.reads = Writes(self.history, 1), Reads(self.history)
+        self.database = Database(folder, map_bytes, durable=durable)
+        self.writes, self.reads = Writes(self.database, 1), Reads(self.database)
 
     def put(self, *samples: NewSample) -> None:
         masks = [np.packbits(s.drafted) for s in samples if s.drafted is not None]
@@ -66,7 +66,7 @@ class Book:
         self.do(lambda batch: self.writes.put_samples(batch, rows))
 
     def do(self, operation: Callable[[Any], None]) -> None:
-        (error,) = self.history.commit([operation])
+        (error,) = self.database.commit([operation])
         if error is not None:
             raise error
 

@@ -20,7 +20,7 @@ import pytest
 from rhymed.inputs.rows import prompt_id
 from rhymed.messages import EVAL, GetHistory
 from rhymed_store.database.reads import Reads
-from rhymed_store.database.transactions import History
+from rhymed_store.database.transactions import Database
 
 REWARD = """
 def reward(completions, **columns):
@@ -265,17 +265,17 @@ def test_one_step_of_staleness_is_used_and_never_more(write, tmp_path: Path) -> 
 
 def tokens_of(folder: Path) -> dict[str, list[int]]:
     """Every training sample of the run: its tokens."""
-    history = History(folder / "store", 1 << 28)
+    database = Database(folder / "store", 1 << 28)
     found = {}
     try:
         for row in map(json.loads, (folder.parent / "rows.jsonl").read_text().splitlines()):
             question = GetHistory(prompt=prompt_id(row), before_step=EVAL, limit=1000)
-            samples, (tokens,) = Reads(history).history(question)
+            samples, (tokens,) = Reads(database).history(question)
             ends = list(accumulate(info.length for info in samples.samples))
             for info, end in zip(samples.samples, ends, strict=True):
                 found[str(info.id)] = tokens[end - info.length : end].tolist()
     finally:
-        history.close()
+        database.close()
     return found
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rhymed.messages import EVAL
-from rhymed_store.inspect.columns import Survey
+from rhymed_store.inspect.columns import SampleColumns
 
 Sort = Literal["id", "reward", "length", "spread"]
 SORTS: tuple[Sort, ...] = get_args(Sort)
@@ -28,26 +28,26 @@ Floats = NDArray[np.float64]
 class Catalog:
     """Prompts are numbered in the order of their ids."""
 
-    survey: Survey
+    columns: SampleColumns
 
     @cached_property
     def epochs(self) -> NDArray[np.int64]:
         """Of every sample: its epoch; for imported history and evaluations, the step."""
-        survey = self.survey
-        trained = (survey.step >= 0) & (survey.step < EVAL)
-        begins = np.ones(len(survey), bool)  # of a prompt's step
-        begins[1:] = (survey.prompt[1:] != survey.prompt[:-1]) | (survey.step[1:] != survey.step[:-1])
+        columns = self.columns
+        trained = (columns.step >= 0) & (columns.step < EVAL)
+        begins = np.ones(len(columns), bool)  # of a prompt's step
+        begins[1:] = (columns.prompt[1:] != columns.prompt[:-1]) | (columns.step[1:] != columns.step[:-1])
         so_far = np.cumsum(begins & trained)
         before: NDArray[np.int64] = (so_far - (begins & trained))[self._starts]  # trained steps of earlier prompts
-        return np.where(trained, so_far - 1 - before[self._numbers], survey.step)
+        return np.where(trained, so_far - 1 - before[self._numbers], columns.step)
 
     @cached_property
     def ids(self) -> list[str]:
-        return [f"{int(number):016x}" for number in self.survey.prompt[self._starts]]
+        return [f"{int(number):016x}" for number in self.columns.prompt[self._starts]]
 
     @cached_property
     def _starts(self) -> NDArray[np.int64]:
-        prompt = self.survey.prompt
+        prompt = self.columns.prompt
         new = np.ones(len(prompt), bool)
         new[1:] = prompt[1:] != prompt[:-1]
         return np.flatnonzero(new)
@@ -59,7 +59,7 @@ class Catalog:
 
     @cached_property
     def _counts(self) -> NDArray[np.int64]:
-        return np.diff(np.append(self._starts, len(self.survey)))
+        return np.diff(np.append(self._starts, len(self.columns)))
 
     def _sums(self, values: NDArray[Any]) -> Floats:
         """By prompt."""
@@ -68,15 +68,15 @@ class Catalog:
     @cached_property
     def length(self) -> Floats:
         """Mean response length by prompt."""
-        return self._sums(self.survey.length) / self._counts
+        return self._sums(self.columns.length) / self._counts
 
     @cached_property
     def _scored(self) -> tuple[Floats, Floats]:
         """By prompt: how many samples have a reward, and its mean; NaN: none."""
-        known = ~np.isnan(self.survey.reward)
+        known = ~np.isnan(self.columns.reward)
         count = self._sums(known)
         with np.errstate(invalid="ignore"):
-            return count, self._sums(np.where(known, self.survey.reward, 0.0)) / count
+            return count, self._sums(np.where(known, self.columns.reward, 0.0)) / count
 
     @property
     def reward(self) -> Floats:
@@ -86,15 +86,15 @@ class Catalog:
     def spread(self) -> Floats:
         """Standard deviation of the rewards by prompt; NaN: no rewards."""
         count, mean = self._scored
-        known = ~np.isnan(self.survey.reward)
-        off = np.where(known, self.survey.reward - mean[self._numbers], 0.0)
+        known = ~np.isnan(self.columns.reward)
+        off = np.where(known, self.columns.reward - mean[self._numbers], 0.0)
         with np.errstate(invalid="ignore"):
             return np.sqrt(self._sums(off * off) / count)
 
     @cached_property
     def _epoch_counts(self) -> Floats:
         """Training epochs by prompt."""
-        return np.maximum.reduceat(self._trained_epochs + 1, self._starts) if len(self.survey) else np.zeros(0)
+        return np.maximum.reduceat(self._trained_epochs + 1, self._starts) if len(self.columns) else np.zeros(0)
 
     @property
     def _trained_epochs(self) -> NDArray[np.int64]:
@@ -126,7 +126,7 @@ class Catalog:
     @cached_property
     def lengths(self) -> list[dict[str, Any]]:
         """A histogram of response lengths per epoch, all with the same edges."""
-        epochs, length = self._trained_epochs, self.survey.length
+        epochs, length = self._trained_epochs, self.columns.length
         longest = int(length[epochs >= 0].max(initial=0))
         width = max(1, -(-longest // BINS))
         edges = np.arange(0, width * BINS + 1, width)

@@ -150,7 +150,7 @@ class Source:
                 ]
             shown = numbers[offset : offset + min(limit, MOST_ROWS)]
             rows = catalog.rows(shown, [text(number)[:LISTED] for number in shown])
-        return {"total": len(numbers), "prompts": rows, "damaged": catalog.survey.damaged}
+        return {"total": len(numbers), "prompts": rows, "damaged": catalog.columns.damaged}
 
     def prompt(self, prompt: str) -> dict[str, Any]:
         records.prompt_key(prompt)

@@ -18,7 +18,7 @@ from rhymed.errors import ConfigError, StoreError
 from rhymed.history.folder import RunFolder
 from rhymed_store.database.tables import Reader
 from rhymed_store.inspect.browse import Browse
-from rhymed_store.inspect.columns import survey
+from rhymed_store.inspect.columns import read_columns
 
 FRESH_S = 2.0  # a catalog is kept at least this long
 FRESH_PER_COST = 20  # and at least this many times the time that it took
@@ -76,7 +76,7 @@ class OpenStore:
             changes, now = self._reader.changes, time.monotonic()
             kept_s = max(FRESH_S, FRESH_PER_COST * self._cost)
             if self._catalog is None or (changes != self._changes and now > self._surveyed_at + kept_s):
-                self._catalog, self._changes = Catalog(survey(self._reader)), changes
+                self._catalog, self._changes = Catalog(read_columns(self._reader)), changes
                 self._surveyed_at = time.monotonic()
                 self._cost = self._surveyed_at - now
             return self._catalog

@@ -34,20 +34,20 @@ from rhymed.messages import (
 from rhymed_store.codec import frames, records
 from rhymed_store.codec.records import Record, Tokens
 from rhymed_store.database import partials
-from rhymed_store.database.tables import Database
+from rhymed_store.database.tables import Tables
 
 
-class Found(NamedTuple):
+class SampleRecord(NamedTuple):
     sample: SampleId
     record: Record
 
 
 class Reads:
-    def __init__(self, history: Database) -> None:
-        self._history, self._tables = history, history.tables
+    def __init__(self, database: Tables) -> None:
+        self._database, self._tables = database, database.tables
 
     def samples(self, message: GetSamples) -> tuple[Samples, list[Any]]:
-        with self._history.read() as txn:
+        with self._database.read() as txn:
             found = [self._find(txn, sample) for sample in message.samples]
             arrays: list[Any] = [self._tokens(txn, found)]
             if message.logprobs:
@@ -58,7 +58,7 @@ class Reads:
 
     def partials(self, message: GetPartials) -> tuple[Partials, list[Any]]:
         found = {}
-        with self._history.read() as txn, txn.cursor(self._tables["partials"]) as cursor:
+        with self._database.read() as txn, txn.cursor(self._tables["partials"]) as cursor:
             for sample in message.samples:
                 tokens = partials.get(cursor, sample)
                 if tokens is not None:
@@ -69,15 +69,15 @@ class Reads:
     def history(self, message: GetHistory) -> tuple[Samples, list[Any]]:
         if message.limit < 1:
             raise MalformedMessage(f"GetHistory: limit {message.limit}, at least 1 expected")
-        with self._history.read() as txn:
+        with self._database.read() as txn:
             found = self._earlier(txn, message.prompt, message.before_step, message.limit)
             arrays = [self._tokens(txn, found)]
         return _samples(found), arrays
 
-    def _earlier(self, txn: Any, prompt: str, before_step: int, limit: int) -> list[Found]:
+    def _earlier(self, txn: Any, prompt: str, before_step: int, limit: int) -> list[SampleRecord]:
         """Newest step first, and within a step by index."""
         low = records.prompt_key(prompt)
-        taken: list[tuple[int, int, Found]] = []
+        taken: list[tuple[int, int, SampleRecord]] = []
         with txn.cursor(self._tables["samples"]) as cursor:
             inside = cursor.set_range(low + records.step_prefix(before_step))
             inside = cursor.prev() if inside else cursor.last()
@@ -86,12 +86,12 @@ class Reads:
                 if len(taken) >= limit and step != -taken[-1][0]:
                     break
                 sample = records.sample_at(key, prompt)
-                taken.append((-step, sample.index, Found(sample, records.unpack_record(key, cursor.value()))))
+                taken.append((-step, sample.index, SampleRecord(sample, records.unpack_record(key, cursor.value()))))
                 inside = cursor.prev()
         return [found for _, _, found in sorted(taken, key=lambda row: row[:2])[:limit]]
 
     def lengths(self, message: GetLengths) -> Lengths:
-        with self._history.read() as txn, txn.cursor(self._tables["samples"]) as cursor:
+        with self._database.read() as txn, txn.cursor(self._tables["samples"]) as cursor:
             rows = [self._lengths(cursor, prompt, message.before_step) for prompt in message.prompts]
         return Lengths(rows=rows)
 
@@ -107,8 +107,8 @@ class Reads:
 
     def journal(self, message: GetJournal) -> Journal:
         entries, low = {}, records.step_prefix(message.from_step)
-        with self._history.read() as txn:
-            forgotten = self._history.number(txn, "forgotten")
+        with self._database.read() as txn:
+            forgotten = self._database.number(txn, "forgotten")
             with txn.cursor(self._tables["partials"]) as cursor:
                 for sample in partials.begun(cursor, low):
                     entries[sample] = JournalEntry(id=sample, state="begun")
@@ -123,7 +123,7 @@ class Reads:
 
     def prompts(self, message: GetPrompts) -> Prompts:
         rows = []
-        with self._history.read() as txn:
+        with self._database.read() as txn:
             for prompt in message.prompts:
                 value = txn.get(records.prompt_key(prompt), db=self._tables["prompts"])
                 if value is None:
@@ -132,36 +132,36 @@ class Reads:
                 rows.append(PromptRow(prompt=prompt, row=data.decode()))
         return Prompts(rows=rows)
 
-    def _find(self, txn: Any, sample: SampleId) -> Found:
+    def _find(self, txn: Any, sample: SampleId) -> SampleRecord:
         key = records.sample_key(sample)
         value = txn.get(key, db=self._tables["samples"])
         if value is None:
             raise UnknownSample(f"sample {sample} was never stored")
-        return Found(sample, records.unpack_record(key, value))
+        return SampleRecord(sample, records.unpack_record(key, value))
 
-    def _tokens(self, txn: Any, found: Sequence[Found]) -> Tokens:
+    def _tokens(self, txn: Any, found: Sequence[SampleRecord]) -> Tokens:
         out, starts = _space([record.length for _, record in found])
         with txn.cursor(self._tables["tokens"]) as cursor:
             for (sample, record), start in zip(found, starts, strict=True):
                 what = f"sample {sample}"
-                frame = self._history.stream.read(cursor, record.position, record.size, what)
+                frame = self._database.stream.read(cursor, record.position, record.size, what)
                 records.unpack_tokens(frame, record.width, out[start : start + record.length], what)
         return out
 
-    def _logprobs(self, txn: Any, found: Found) -> memoryview:
+    def _logprobs(self, txn: Any, found: SampleRecord) -> memoryview:
         sample, record = found
         value = txn.get(records.journal_key(sample), db=self._tables["logprobs"])
         if value is None:
             if not 0 <= sample.step < EVAL:
                 kind = "imported history" if sample.step < 0 else "an evaluation"
                 raise UnknownSample(f"sample {sample} is {kind}: there are no log-probs of it")
-            forgotten = self._history.number(txn, "forgotten", sample.step)
+            forgotten = self._database.number(txn, "forgotten", sample.step)
             if sample.step < forgotten:
                 raise UnknownSample(f"log-probs of sample {sample} were forgotten: a checkpoint holds its step")
             raise StoreDamaged(f"sample {sample}: its log-probs are missing; {frames.RESCUE}")
         return records.unpack_logprobs(value, record.length, f"sample {sample}")
 
-    def _contexts(self, txn: Any, found: Sequence[Found]) -> Tokens:
+    def _contexts(self, txn: Any, found: Sequence[SampleRecord]) -> Tokens:
         out, starts = _space([record.prompt_length for _, record in found])
         unpacked: dict[bytes, Tokens] = {}
         for (sample, record), start in zip(found, starts, strict=True):
@@ -184,5 +184,5 @@ def _space(lengths: Sequence[int]) -> tuple[Tokens, list[int]]:
     return np.empty(ends.pop(), np.uint32), ends
 
 
-def _samples(found: Sequence[Found]) -> Samples:
+def _samples(found: Sequence[SampleRecord]) -> Samples:
     return Samples(samples=[record.info(sample) for sample, record in found])

@@ -1,4 +1,4 @@
-"""Room for new data: in LMDB's map, and on the disk, where it is claimed before it is needed.
+"""Space for new data: in LMDB's map, and on the disk, where it is claimed before it is needed.
 
 Invariant: a part of the map, and a part of the file behind its last page, is kept back from new data. So in a full
 store, and on a full disk, scores, marks and the forgetting that makes room work on. A disk that was full is asked
@@ -34,7 +34,7 @@ def claim_lock(folder: Path) -> None:
         os.close(file)
 
 
-class Room:
+class Space:
     """Of one open database. For the writer's thread alone."""
 
     def __init__(self, folder: Path, map_bytes: int) -> None:
@@ -54,7 +54,7 @@ class Room:
         if not self._grow(end + size + self._reserve) and not self._fits(used, end, size):
             raise StoreFull(disk_full(self._folder))
 
-    def keep(self, end: int) -> None:
+    def reserve(self, end: int) -> None:
         """Before a transaction: promise what scores and marks may need, as far as the disk does."""
         self._grow(end + self._reserve)
 

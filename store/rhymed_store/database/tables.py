@@ -36,7 +36,7 @@ SLACK = 64  # pages that LMDB may have numbered and never written
 TWIN = os.strerror(errno.EAGAIN)  # what LMDB says when another process has our process id, in another namespace
 
 
-class Database:
+class Tables:
     """What reading and writing share. Who derives from it opens `_env`, then the tables."""
 
     folder: Path
@@ -70,7 +70,7 @@ class Database:
         return default if value is None else int(bytes(value))
 
 
-class Reader(Database):
+class Reader(Tables):
     """Read-only: any number of them may be open, in any process. A context manager."""
 
     def __init__(self, folder: Path) -> None:

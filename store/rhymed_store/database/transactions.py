@@ -23,8 +23,8 @@ from rhymed import errors
 from rhymed.messages import StoreStats
 from rhymed_store.codec.records import SCHEMA
 from rhymed_store.database.probe import LONG_S, SHORT_S, damaged, probe
-from rhymed_store.database.space import FULL, Room, claim_lock, disk_full
-from rhymed_store.database.tables import TABLES, Database, check_schema
+from rhymed_store.database.space import FULL, Space, claim_lock, disk_full
+from rhymed_store.database.tables import TABLES, Tables, check_schema
 
 OPEN = b"open"  # stands in the lock's file while a store has the folder, and after one that was killed
 
@@ -45,7 +45,7 @@ Operation: TypeAlias = Callable[[Batch], object]
 """A part of a transaction. It checks before it writes: when it raises a `RhymedError`, it has written nothing."""
 
 
-class History(Database):
+class Database(Tables):
     """Safe to share between threads, but `commit` is for one thread alone."""
 
     def __init__(self, folder: Path, map_bytes: int, *, durable: bool = True) -> None:
@@ -64,9 +64,9 @@ class History(Database):
                 self._env = self._open(durable)
                 opened.callback(self._env.close)
                 self._env.reader_check()
-                self._room = Room(folder, map_bytes)
-                opened.callback(self._room.close)
-                self._room.keep(self._end_bytes())
+                self._space = Space(folder, map_bytes)
+                opened.callback(self._space.close)
+                self._space.reserve(self._end_bytes())
                 self._open_tables(create=True)
                 self._settle_schema()
             except lmdb.Error as error:
@@ -116,7 +116,7 @@ class History(Database):
         outcomes: list[Exception | None] = []
         began = time.perf_counter()
         end = self._end_bytes()
-        self._room.keep(end)
+        self._space.reserve(end)
         with self._env.begin(write=True) as txn:
             batch = Batch(txn, self.used_bytes(txn), end)
             for operation in operations:
@@ -134,7 +134,7 @@ class History(Database):
     def explain(self, error: lmdb.Error) -> errors.StoreError:
         """In words, and as what the rest of the program knows."""
         if isinstance(error, lmdb.MapFullError | lmdb.TxnFullError):
-            return self._room.map_full()
+            return self._space.map_full()
         if any(os.strerror(number) in str(error) for number in FULL):
             return errors.StoreFull(disk_full(self.folder))
         if isinstance(error, (lmdb.PanicError, *DAMAGED)):
@@ -142,9 +142,9 @@ class History(Database):
             return errors.Unusable(f"{self.folder} has to be opened again: {error}")
         return errors.StoreError(f"{self.folder}: {error}")
 
-    def claim_room(self, batch: Batch, size: int) -> None:
+    def claim_space(self, batch: Batch, size: int) -> None:
         """Raises `StoreFull` unless `size` bytes of new data fit without touching the reserve."""
-        self._room.claim(batch.used_bytes, batch.end_bytes, size)
+        self._space.claim(batch.used_bytes, batch.end_bytes, size)
         batch.used_bytes += size
         batch.end_bytes += size
 

@@ -29,7 +29,7 @@ from rhymed.messages import (
 )
 from rhymed_store.codec import frames, masks, records
 from rhymed_store.database import partials
-from rhymed_store.database.transactions import Batch, History
+from rhymed_store.database.transactions import Batch, Database
 
 HEADER_BYTES = 256  # what a sample takes beside its arrays, with room for partly filled pages
 
@@ -102,8 +102,8 @@ def _differing(first: str, second: str) -> tuple[str, str]:
 class Writes:
     """The operations on one history. `level` is zstd's, of what is compressed here (prompts and their tokens)."""
 
-    def __init__(self, history: History, level: int) -> None:
-        self._history, self._tables, self._level = history, history.tables, level
+    def __init__(self, database: Database, level: int) -> None:
+        self._database, self._tables, self._level = database, database.tables, level
 
     def open_run(self, batch: Batch, message: OpenRun) -> None:
         meta = self._tables["meta"]
@@ -115,13 +115,13 @@ class Writes:
             run, fingerprint = msgspec.json.decode(found, type=tuple[str, str])
             before, now = _differing(fingerprint, message.fingerprint)
             raise RunMismatch(
-                f"{self._history.folder} belongs to run {run!r} ({before}), not to {message.run!r} ({now}); choose"
+                f"{self._database.folder} belongs to run {run!r} ({before}), not to {message.run!r} ({now}); choose"
                 " another run.name, or restore model, data and seed"
             )
 
     def put_prompts(self, batch: Batch, message: PutPrompts) -> None:
         rows = [(records.prompt_key(row.prompt), _checked(row.prompt, row.row)) for row in message.rows]
-        self._history.claim_room(batch, sum(len(data) + HEADER_BYTES for _, data in rows))
+        self._database.claim_space(batch, sum(len(data) + HEADER_BYTES for _, data in rows))
         for key, data in rows:
             if batch.txn.get(key, db=self._tables["prompts"]) is None:
                 batch.txn.put(key, frames.pack_bytes(data, self._level), db=self._tables["prompts"])
@@ -141,9 +141,9 @@ class Writes:
     def _put_fresh(self, batch: Batch, fresh: Sequence[NewRow]) -> None:
         txn = batch.txn
         blob = b"".join([part for row in fresh for part in (row.frame, row.drafted)])
-        self._history.claim_room(batch, len(blob) + sum(len(row.logprobs) + HEADER_BYTES for row in fresh))
+        self._database.claim_space(batch, len(blob) + sum(len(row.logprobs) + HEADER_BYTES for row in fresh))
         self._put_contexts(txn, fresh)
-        made = self._headers(txn, fresh, self._history.stream.append(txn, blob))
+        made = self._headers(txn, fresh, self._database.stream.append(txn, blob))
         self._put_all(
             txn, "samples", [(row.key, record.pack(row.key)) for row, record in zip(fresh, made, strict=True)]
         )
@@ -187,7 +187,7 @@ class Writes:
         Raises `MalformedMessage`.
         """
         _check_partials(message, len(tokens))
-        self._history.claim_room(batch, len(tokens) + partials.HEADER_BYTES * len(message.samples))
+        self._database.claim_space(batch, len(tokens) + partials.HEADER_BYTES * len(message.samples))
         live_from = self._live_from(batch.txn)
         parts = zip(message.samples, message.starts, _cut(tokens, message.lengths), strict=True)
         missing = []
@@ -235,7 +235,7 @@ class Writes:
             with batch.txn.cursor(self._tables[table]) as cursor:
                 while cursor.set_range(low) and cursor.key() < high:
                     cursor.delete()
-        self._history.put_number(batch.txn, "forgotten", below)
+        self._database.put_number(batch.txn, "forgotten", below)
 
     def _settle(self, txn: Any, below: int) -> None:
         """Scored samples of training steps become trained. Few are left to: the journal's first byte tells which."""
@@ -262,7 +262,7 @@ class Writes:
 
     def _live_from(self, txn: Any) -> int:
         """First step that no checkpoint holds: older ones have neither journal nor log-probs."""
-        return self._history.number(txn, "forgotten")
+        return self._database.number(txn, "forgotten")
 
     def _record(self, txn: Any, sample: SampleId, *, missing_ok: bool = False) -> Any:
         key = records.sample_key(sample)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from rhymed.messages import SampleId, SampleInfo, SampleState
 from rhymed_store.codec import frames, masks, records
 from rhymed_store.codec.records import Record, Tokens
-from rhymed_store.database.reads import Found, Reads
+from rhymed_store.database.reads import Reads, SampleRecord
 
 LAST = b"\xff" * 6  # step and index of a sample key
 
@@ -43,19 +43,19 @@ class Response(NamedTuple):
 
 class Browse(Reads):
     def totals(self) -> Totals:
-        with self._history.read() as txn:
+        with self._database.read() as txn:
             return Totals(
                 samples=txn.stat(self._tables["samples"])["entries"],
-                tokens=self._history.number(txn, "tokens"),
+                tokens=self._database.number(txn, "tokens"),
                 prompts=txn.stat(self._tables["prompts"])["entries"],
-                used_bytes=self._history.used_bytes(txn),
-                passing_bytes=self._history.used_bytes(txn, "logprobs", "journal"),
+                used_bytes=self._database.used_bytes(txn),
+                passing_bytes=self._database.used_bytes(txn, "logprobs", "journal"),
             )
 
     def ids(self) -> list[str]:
         """Prompts that have samples, ascending."""
         found = []
-        with self._history.read() as txn, txn.cursor(self._tables["samples"]) as cursor:
+        with self._database.read() as txn, txn.cursor(self._tables["samples"]) as cursor:
             there = cursor.first()
             while there:
                 prompt = bytes(cursor.key()[:8])
@@ -67,18 +67,18 @@ class Browse(Reads):
 
     def row(self, prompt: str) -> str | None:
         """JSON of the dataset's row, where the store was given it."""
-        with self._history.read() as txn:
+        with self._database.read() as txn:
             value = txn.get(records.prompt_key(prompt), db=self._tables["prompts"])
             return None if value is None else frames.unpack_bytes(value, f"prompt {prompt}").decode()
 
-    def headers(self, prompt: str) -> list[Found]:
+    def headers(self, prompt: str) -> list[SampleRecord]:
         """The prompt's samples without their tokens, by step and index."""
-        with self._history.read() as txn:
+        with self._database.read() as txn:
             return self._headers(txn, prompt)
 
     def responses(self, prompt: str) -> list[Response]:
         """The prompt's samples with all that is kept of them, by step and index."""
-        with self._history.read() as txn:
+        with self._database.read() as txn:
             found = self._headers(txn, prompt)
             tokens = _cut(self._tokens(txn, found), [row.record.length for row in found])
             contexts = _cut(self._contexts(txn, found), [row.record.prompt_length for row in found])
@@ -90,44 +90,44 @@ class Browse(Reads):
             )
         ]
 
-    def drafted(self, found: Sequence[Found]) -> list[NDArray[np.bool_] | None]:
+    def drafted(self, found: Sequence[SampleRecord]) -> list[NDArray[np.bool_] | None]:
         """Which tokens of these samples, as `headers` told of them, were accepted drafts; without their tokens."""
-        with self._history.read() as txn:
+        with self._database.read() as txn:
             return self._masks(txn, found)
 
     def drops(self, prompt: str) -> dict[SampleId, str]:
         """The prompt's samples that were dropped, with the reason; also those that were never generated."""
         low, found = records.prompt_key(prompt), {}
-        with self._history.read() as txn, txn.cursor(self._tables["drops"]) as cursor:
+        with self._database.read() as txn, txn.cursor(self._tables["drops"]) as cursor:
             there = cursor.set_range(low)
             while there and cursor.key()[:8] == low:
                 found[records.sample_at(cursor.key(), prompt)] = bytes(cursor.value()).decode()
                 there = cursor.next()
         return found
 
-    def _headers(self, txn: Any, prompt: str) -> list[Found]:
+    def _headers(self, txn: Any, prompt: str) -> list[SampleRecord]:
         low, found = records.prompt_key(prompt), []
         with txn.cursor(self._tables["samples"]) as cursor:
             there = cursor.set_range(low)
             while there and cursor.key()[:8] == low:
                 found.append(
-                    Found(
+                    SampleRecord(
                         records.sample_at(cursor.key(), prompt), records.unpack_record(cursor.key(), cursor.value())
                     )
                 )
                 there = cursor.next()
         return found
 
-    def _masks(self, txn: Any, found: Sequence[Found]) -> list[NDArray[np.bool_] | None]:
+    def _masks(self, txn: Any, found: Sequence[SampleRecord]) -> list[NDArray[np.bool_] | None]:
         with txn.cursor(self._tables["tokens"]) as cursor:
             return [self._mask(cursor, *row) if row.record.drafted else None for row in found]
 
     def _mask(self, cursor: Any, sample: SampleId, record: Record) -> NDArray[np.bool_]:
         what = f"sample {sample}"
-        value = self._history.stream.read(cursor, record.position + record.size, record.drafted, what)
+        value = self._database.stream.read(cursor, record.position + record.size, record.drafted, what)
         return masks.unpack(bytes(value), record.length, what)
 
-    def _reason(self, txn: Any, found: Found) -> str:
+    def _reason(self, txn: Any, found: SampleRecord) -> str:
         if found.record.state != "dropped":
             return ""
         return bytes(txn.get(records.sample_key(found.sample), db=self._tables["drops"]) or b"").decode()

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rhymed_store.codec.records import REWARD_BIT, STATE_SHIFT, STATES, STEP_BIAS, intact
-from rhymed_store.database.tables import Database
+from rhymed_store.database.tables import Tables
 
 SLICE = 2000  # records
 PAUSE_S = 0.0005  # between slices; long enough for a thread that waits for the interpreter to get it
@@ -36,7 +36,7 @@ HEADER = np.dtype(
 
 
 @dataclass(frozen=True)
-class Survey:
+class SampleColumns:
     """One row a sample, by prompt, step, index."""
 
     prompt: NDArray[np.uint64]  # the id as a number
@@ -50,7 +50,7 @@ class Survey:
         return len(self.prompt)
 
 
-def survey(database: Database) -> Survey:
+def read_columns(database: Tables) -> SampleColumns:
     """Raises `StoreDamaged` where the database cannot be read."""
     keys: list[bytes] = []
     headers: list[bytes] = []
@@ -62,7 +62,7 @@ def survey(database: Database) -> Survey:
     return _columns(b"".join(keys), b"".join(headers), damaged)
 
 
-def _slice(database: Database, after: bytes, keys: list[bytes], headers: list[bytes]) -> tuple[Any, int]:
+def _slice(database: Tables, after: bytes, keys: list[bytes], headers: list[bytes]) -> tuple[Any, int]:
     """Adds the records behind `after`; returns the key to go on behind, None at the end, and how many are damaged."""
     damaged = count = 0
     last: Any = None
@@ -85,10 +85,10 @@ def _is_whole(key: bytes, value: bytes) -> bool:
     return len(key) == KEY.itemsize and len(value) >= HEADER.itemsize and intact(key, value)
 
 
-def _columns(keys: bytes, headers: bytes, damaged: int) -> Survey:
+def _columns(keys: bytes, headers: bytes, damaged: int) -> SampleColumns:
     key, header = np.frombuffer(keys, KEY), np.frombuffer(headers, HEADER)
     flags = header["flags"]
-    return Survey(
+    return SampleColumns(
         prompt=key["prompt"].astype(np.uint64),
         step=key["step"].astype(np.int64) - STEP_BIAS,
         length=header["length"].astype(np.int64),

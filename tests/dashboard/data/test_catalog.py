@@ -12,7 +12,7 @@ from rhymed.messages import EVAL
 from rhymed_store.database.tables import Reader
 from rhymed_store.inspect import columns
 from rhymed_store.inspect.browse import Browse
-from rhymed_store.inspect.columns import survey
+from rhymed_store.inspect.columns import read_columns
 from rhymed_store.inspect.epochs import epochs_of
 from tests.history.folders import APPLES, write_store
 from tests.store.damage import write
@@ -25,7 +25,7 @@ def test_a_survey_is_all_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with Reader(tmp_path / "store") as reader:
         browse = Browse(reader)
         found = [row for prompt in browse.ids() for row in browse.headers(prompt)]
-        made = survey(reader)
+        made = read_columns(reader)
     assert made.damaged == 0
     assert [f"{int(number):016x}" for number in made.prompt] == [sample.prompt for sample, _ in found]
     assert made.step.tolist() == [sample.step for sample, _ in found]
@@ -44,7 +44,7 @@ def test_epochs_are_those_of_the_history(tmp_path: Path) -> None:
             samples = [sample for sample, _ in browse.headers(prompt)]
             numbers = epochs_of(sample.step for sample in samples)
             wanted += [numbers[sample.step] for sample in samples]
-        catalog = Catalog(survey(reader))
+        catalog = Catalog(read_columns(reader))
     assert catalog.epochs.tolist() == wanted
     assert {-1, 0, EVAL + 1} <= set(wanted)
 
@@ -53,7 +53,7 @@ def test_what_is_not_known_comes_last(tmp_path: Path) -> None:
     other = "0" * 15 + "1"
     write_store(tmp_path, [(0, APPLES, 0, [1, 2], None), (0, other, 0, [1], 0.5), (0, other, 1, [], 1.5)])
     with Reader(tmp_path / "store") as reader:
-        catalog = Catalog(survey(reader))
+        catalog = Catalog(read_columns(reader))
     unscored = catalog.ids.index(APPLES)
     for down in (True, False):
         assert catalog.order("reward", down=down)[-1] == unscored
@@ -66,14 +66,14 @@ def test_what_is_not_known_comes_last(tmp_path: Path) -> None:
 def test_an_empty_store_has_an_empty_overview(tmp_path: Path) -> None:
     write_store(tmp_path, [])
     with Reader(tmp_path / "store") as reader:
-        catalog = Catalog(survey(reader))
+        catalog = Catalog(read_columns(reader))
     assert (catalog.ids, catalog.lengths, catalog.order("spread", down=True)) == ([], [], [])
 
 
 def test_of_very_many_epochs_the_newest_are_shown(tmp_path: Path) -> None:
     write_store(tmp_path, [(step, APPLES, 0, [1], None) for step in range(MOST_EPOCHS + 3)])
     with Reader(tmp_path / "store") as reader:
-        lengths = Catalog(survey(reader)).lengths
+        lengths = Catalog(read_columns(reader)).lengths
     assert [lengths[0]["epoch"], lengths[-1]["epoch"], len(lengths)] == [3, MOST_EPOCHS + 2, MOST_EPOCHS]
 
 
@@ -86,6 +86,6 @@ def test_a_damaged_record_is_left_out(tmp_path: Path) -> None:
     whole = file.read_bytes()
     file.write_bytes(whole.replace(record, b"\xff" + record[1:]))
     with Reader(tmp_path / "store") as reader:
-        catalog = Catalog(survey(reader))
-    assert catalog.survey.damaged == 1
-    assert catalog.survey.length.tolist() == [2, 3]
+        catalog = Catalog(read_columns(reader))
+    assert catalog.columns.damaged == 1
+    assert catalog.columns.length.tolist() == [2, 3]

@@ -24,7 +24,7 @@ from rhymed_store.client import NewSample, StoredSample
 from rhymed_workers.trainer import lineage
 from rhymed_workers.trainer.lineage import Lineage
 from rhymed_workers.trainer.trace import TraceLearner
-from tests.store.stores import Book
+from tests.store.stores import LocalStore
 
 PROMPTS, PER_STEP, GROUP, STEPS = 5, 2, 3, 6  # two epochs and two prompts more; the seam is inside a step
 
@@ -51,14 +51,14 @@ class Run:
         (self.folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         config = self.config()
         (self.folder / "config.json").write_text(config.model_dump_json())
-        self.book = Book(self.folder / "store")
+        self.local = LocalStore(self.folder / "store")
         plan = Plan([prompt_id(row) for row in rows], PER_STEP, GROUP, 3, STEPS, 0)
         learner, kept = TraceLearner(config), Lineage()
         for step in range(STEPS):
             self.step(step, plan.samples(step), learner, kept)
         for id in self.more:
             self.put(id)
-        self.book.history.close()
+        self.local.database.close()
         return self.folder
 
     def config(self) -> Config:
@@ -112,13 +112,13 @@ class Run:
         return NewSample(info, np.arange(3, dtype=np.uint32), tokens, np.zeros(length, np.float32)), draw.random()
 
     def put(self, id: SampleId, sample: NewSample | None = None) -> None:
-        self.book.put(sample or self.sample(id)[0])
+        self.local.put(sample or self.sample(id)[0])
         scores = PutScores(scores=[Score(id=id, reward=self.rewards.get(id, self.sample(id)[1]))])
-        self.book.do(lambda batch: self.book.writes.put_scores(batch, scores))
+        self.local.do(lambda batch: self.local.writes.put_scores(batch, scores))
 
     def mark(self, ids: Sequence[SampleId], state: Any, reason: str = "") -> None:
         marks = MarkSamples(samples=list(ids), state=state, reason=reason)
-        self.book.do(lambda batch: self.book.writes.mark(batch, marks))
+        self.local.do(lambda batch: self.local.writes.mark(batch, marks))
 
 
 FIELDS = ("id", "prompt_length", "length", "finish_reason", "versions")

@@ -13,7 +13,7 @@ from rhymed.messages import EVAL, ForgetLogprobs, SampleId, SampleInfo
 from rhymed_store.client import NewSample
 from rhymed_workers.engines.base import seed_of
 from tests.history.folders import APPLES, PEARS, two_epochs
-from tests.store.stores import Book
+from tests.store.stores import LocalStore
 
 PROMPT = 3  # tokens, see `folders`
 
@@ -87,9 +87,9 @@ def test_the_earliest_difference_is_told_first(make_run: Callable[..., Path], rh
 def test_a_checkpoint_lets_the_log_probs_go(make_run: Callable[..., Path], rhymed) -> None:
     one, two = ([(0, APPLES, 0, [token], 1.0)] for token in (5, 6))
     folders = make_run("one", one), make_run("two", two)
-    book = Book(folders[1] / "store")
-    book.do(lambda batch: book.writes.forget_logprobs(batch, ForgetLogprobs(below_step=1)))
-    book.history.close()
+    local = LocalStore(folders[1] / "store")
+    local.do(lambda batch: local.writes.forget_logprobs(batch, ForgetLogprobs(below_step=1)))
+    local.database.close()
     status, out, _ = rhymed("compare", *folders)
     assert (status, "log-probs, which checkpoints let go" in out) == (1, True)
 
@@ -112,9 +112,9 @@ def test_another_prompt_is_another_question(make_run: Callable[..., Path], rhyme
     """The same row, worded otherwise: equal answers say nothing."""
     folders = make_run("one", []), make_run("two", [])
     for folder, prompt in zip(folders, ([1, 2], [1, 3]), strict=True):
-        book, id = Book(folder / "store"), SampleId(0, APPLES, 0)
+        local, id = LocalStore(folder / "store"), SampleId(0, APPLES, 0)
         info = SampleInfo(id=id, prompt_length=2, length=1, finish_reason="stop", versions=[(0, 1)])
-        book.put(NewSample(info, np.array(prompt, np.uint32), np.array([5], np.uint32), np.zeros(1, np.float32)))
-        book.history.close()
+        local.put(NewSample(info, np.array(prompt, np.uint32), np.array([5], np.uint32), np.zeros(1, np.float32)))
+        local.database.close()
     status, out, _ = rhymed("compare", *folders)
     assert (status, "asked with another prompt: 1 sample" in out) == (1, True)

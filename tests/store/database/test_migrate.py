@@ -11,18 +11,18 @@ from rhymed.errors import StoreError
 from rhymed_store.database.tables import TABLES, Reader
 from rhymed_store.integrity.repair import repair
 from rhymed_store.integrity.verify import verify
-from tests.store.stores import Book, new_sample
+from tests.store.stores import LocalStore, new_sample
 
 
 @pytest.mark.parametrize("schema", [1, 2, 4])
 def test_a_folder_of_another_schema_is_refused_and_left_alone(tmp_path: Path, schema: int) -> None:
     folder = tmp_path / "store"
-    book = Book(folder)
-    book.put(new_sample(4))
-    book.do(lambda batch: book.history.put_number(batch.txn, "schema", schema))
-    book.history.close()
+    local = LocalStore(folder)
+    local.put(new_sample(4))
+    local.do(lambda batch: local.database.put_number(batch.txn, "schema", schema))
+    local.database.close()
     data = (folder / "data.mdb").read_bytes()
-    for opened in (Book, Reader, verify, repair):
+    for opened in (LocalStore, Reader, verify, repair):
         with pytest.raises(StoreError, match=f"is of schema {schema}, this release reads and writes schema 3 only"):
             opened(folder)
     assert (folder / "data.mdb").read_bytes().startswith(data)
@@ -35,7 +35,7 @@ def test_a_folder_whose_store_was_killed_before_its_first_commit_is_new(tmp_path
         for name in TABLES:
             env.open_db(name.encode(), txn=txn)
     assert verify(folder).findings == []
-    book = Book(folder)
-    book.put(new_sample(0))
-    book.history.close()
+    local = LocalStore(folder)
+    local.put(new_sample(0))
+    local.database.close()
     assert verify(folder).counts["samples"] == 1

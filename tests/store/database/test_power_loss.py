@@ -17,34 +17,34 @@ import numpy as np
 from rhymed.messages import ForgetLogprobs, MarkSamples, PutPartials, PutScores, SampleId, Score
 from rhymed_store.integrity.verify import verify
 from tests.store.damage import PROMPTS, content, write
-from tests.store.stores import PROMPT, Book, new_sample
+from tests.store.stores import PROMPT, LocalStore, new_sample
 
 SECTOR, HEADERS = 512, 2 * 4096
 
 
 def commits(folder: Path) -> list[bytes]:
     """The file before and after each of some commits, all of them flushed."""
-    book = Book(folder, durable=True)
+    local = LocalStore(folder, durable=True)
     images = [(folder / "data.mdb").read_bytes()]
 
     def done() -> None:
         images.append((folder / "data.mdb").read_bytes())
 
     for step in range(6, 12):
-        book.put(*(new_sample(step, index, prompt=PROMPTS[index % 3], length=500 * index) for index in range(8)))
+        local.put(*(new_sample(step, index, prompt=PROMPTS[index % 3], length=500 * index) for index in range(8)))
         done()
         part = PutPartials(samples=[SampleId(step, PROMPT, 50)], starts=[0], lengths=[64])
-        book.do(lambda b, part=part: book.writes.put_partials(b, part, np.arange(64, dtype="<u4").tobytes()))
+        local.do(lambda b, part=part: local.writes.put_partials(b, part, np.arange(64, dtype="<u4").tobytes()))
         done()
         ids = [SampleId(step, PROMPTS[index % 3], index) for index in range(8)]
         scores = PutScores(scores=[Score(id=id, reward=0.5) for id in ids])
-        book.do(lambda b, scores=scores: book.writes.put_scores(b, scores))
+        local.do(lambda b, scores=scores: local.writes.put_scores(b, scores))
         done()
-        book.do(lambda b, ids=ids: book.writes.mark(b, MarkSamples(samples=ids, state="trained")))
+        local.do(lambda b, ids=ids: local.writes.mark(b, MarkSamples(samples=ids, state="trained")))
         done()
-        book.do(lambda b, step=step: book.writes.forget_logprobs(b, ForgetLogprobs(below_step=step - 1)))
+        local.do(lambda b, step=step: local.writes.forget_logprobs(b, ForgetLogprobs(below_step=step - 1)))
         done()
-    book.history.close()
+    local.database.close()
     return images
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from rhymed.errors import StoreDamaged, StoreError
 from rhymed_store.database.tables import Reader
-from rhymed_store.database.transactions import History
+from rhymed_store.database.transactions import Database
 
 TWIN = """
 import fcntl, sys
@@ -21,7 +21,7 @@ sys.stdin.read()
 
 
 def test_a_process_of_the_same_number_is_told_of_and_is_no_damage(tmp_path: Path) -> None:
-    History(tmp_path, 64 << 20, durable=False).close()
+    Database(tmp_path, 64 << 20, durable=False).close()
     command = [sys.executable, "-c", TWIN, str(tmp_path / "lock.mdb"), str(os.getpid())]  # as LMDB marks a reader
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as twin:
         assert twin.stdout is not None

@@ -20,7 +20,7 @@ from rhymed.run.layout import layout_of
 from rhymed_store.client import NewSample, StoreClient
 from rhymed_store.integrity.verify import verify
 from rhymed_store.service import StoreService
-from tests.store.stores import PROMPT, Book, new_sample, start_process
+from tests.store.stores import PROMPT, LocalStore, new_sample, start_process
 
 
 @pytest.fixture
@@ -137,23 +137,23 @@ def test_a_disk_that_is_full_before_there_is_a_store_is_named(disk: Path) -> Non
     fill(disk)
     for left in range(4):  # a page more for the files at each turn
         with pytest.raises(StoreFull, match=r"the disk under .* is full"):
-            Book(disk / f"store-{left}")
+            LocalStore(disk / f"store-{left}")
         with (disk / "filler").open("r+b") as filler:
             filler.truncate(disk.joinpath("filler").stat().st_size - 4096 * left)
 
 
 def test_a_database_that_gives_up_ends_and_is_there_again(tmp_path: Path) -> None:
     lmdb = pytest.importorskip("lmdb")
-    book = Book(tmp_path / "store")
-    book.put(new_sample(0))
+    local = LocalStore(tmp_path / "store")
+    local.put(new_sample(0))
 
     def fail(batch: object) -> None:
         raise lmdb.PanicError("a header that was written half")
 
     with pytest.raises(Unusable, match="has to be opened again"):
-        book.do(fail)
-    book.history.close()
+        local.do(fail)
+    local.database.close()
     assert (tmp_path / "store" / "writer.lock").read_bytes() == b"open", "so the next start looks at every page"
-    book.__init__(tmp_path / "store")  # type: ignore[misc]
-    assert book.history.stats().samples == 1
-    book.history.close()
+    local.__init__(tmp_path / "store")  # type: ignore[misc]
+    assert local.database.stats().samples == 1
+    local.database.close()

@@ -21,7 +21,7 @@ from rhymed_store.inspect.browse import Browse
 from rhymed_store.integrity.repair import copy, repair
 from rhymed_store.integrity.verify import verify
 from tests.store.damage import BEGUN, content, same, write
-from tests.store.stores import PROMPT, Book, new_sample
+from tests.store.stores import PROMPT, LocalStore, new_sample
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
@@ -159,10 +159,10 @@ def test_nothing_is_repaired_where_nothing_is_damaged(store: Path) -> None:
 
 
 def test_a_store_at_work_is_not_repaired(store: Path) -> None:
-    book = Book(store)
+    local = LocalStore(store)
     with pytest.raises(StoreError, match="another store process"):
         repair(store)
-    book.history.close()
+    local.database.close()
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -178,7 +178,7 @@ def test_flipped_bits_anywhere_are_survived_and_what_they_spare_is_saved(store: 
         assert found.findings == report.findings
         assert (kept is None) == report.sound
         assert verify(store).findings == []
-        Book(store).history.close()
+        LocalStore(store).database.close()
         after = content(store)
         assert same(after, before)
         if report.sound:
@@ -211,7 +211,7 @@ def test_a_destroyed_tree_is_named_by_its_table_and_the_store_refuses_it(store: 
         data[root * PAGE + 12 : root * PAGE + 16] = b"\xff\xff\x01\x00"
         (store / "data.mdb").write_bytes(data)
         with pytest.raises(StoreDamaged, match=rf"table '{name}'.*rhymed history repair"):
-            Book(store)
+            LocalStore(store)
         with pytest.raises(StoreDamaged, match=f"table '{name}'"):
             copy(store, store)
         assert name in {table for table, _ in named(store)}
@@ -222,7 +222,7 @@ def test_a_file_without_headers_cannot_be_saved_and_with_one_it_can(store: Path,
     with pytest.raises(StoreDamaged, match="both of its headers"):
         repair(store)
     with pytest.raises(RhymedError, match="its headers"):
-        Book(store)
+        LocalStore(store)
     for page in (0, 1):
         data = bytearray((whole / "data.mdb").read_bytes())
         data[page * PAGE : (page + 1) * PAGE] = bytes(PAGE)
@@ -257,9 +257,9 @@ def test_a_list_of_free_pages_that_names_used_ones_is_found(store: Path) -> None
 def test_a_repaired_store_is_written_on(store: Path) -> None:
     change(store, b"samples", sample_key(SampleId(3, PROMPT, 3)), last_flipped)
     repair(store)
-    book = Book(store)
-    book.put(new_sample(3, 3, length=20), new_sample(9, 0, length=9000))
-    book.history.close()
+    local = LocalStore(store)
+    local.put(new_sample(3, 3, length=20), new_sample(9, 0, length=9000))
+    local.database.close()
     report = verify(store)
     assert report.findings == []
     assert report.counts["samples"] == 97
@@ -267,7 +267,7 @@ def test_a_repaired_store_is_written_on(store: Path) -> None:
 
 def test_a_look_after_a_kill_is_at_every_page(store: Path) -> None:
     assert (store / "writer.lock").read_bytes() == b""
-    book = Book(store)
+    local = LocalStore(store)
     assert (store / "writer.lock").read_bytes() == b"open"
-    book.history.close()
+    local.database.close()
     assert (store / "writer.lock").read_bytes() == b""
