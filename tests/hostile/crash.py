@@ -32,7 +32,7 @@ from rhymed.errors import DeadlineExceeded, RhymedError, StoreError
 from rhymed.messages import GetPartials, GetSamples, SampleId, SampleInfo, Score
 from rhymed.run.layout import layout_of
 from rhymed_store.client import NewSample, StoreClient
-from rhymed_store.database.reads import Found
+from rhymed_store.database.reads import SampleRecord
 from rhymed_store.database.tables import Reader
 from rhymed_store.inspect.browse import Browse
 from rhymed_store.integrity.verify import verify
@@ -268,7 +268,7 @@ class _StoreHistory:
         wanted = [sample.tokens, *([sample.logprobs] if live else []), sample.prompt_tokens]
         if [bytes(array) for array in arrays] != [np.asarray(array).tobytes() for array in wanted]:
             return "its arrays are not those that were put"
-        (drafted,) = browse.drafted([Found(fate.id, record)])
+        (drafted,) = browse.drafted([SampleRecord(fate.id, record)])
         if drafted is None or sample.drafted is None or bytes(drafted) != bytes(sample.drafted):
             return "its accepted drafts are not those that were put"
         if info.reward != (fate.reward if record.state != "generated" else None) or info.length != fate.length:
