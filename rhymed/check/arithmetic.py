@@ -148,7 +148,7 @@ def _warnings(rollout: Rollout, trainer: Trainer, eval: Eval, load: Workload) ->
         yield (
             f"trainer.micro_tokens = {trainer.micro_tokens} is less than one sample at full length"
             f" (max_prompt_length + max_response_length = {longest}): such a sample is a pass of its own and takes"
-            " more memory than micro_tokens says"
+            " more memory than micro_tokens allows"
         )
     if trainer.warmup_steps > load.steps:
         yield (

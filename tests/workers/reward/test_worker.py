@@ -1,4 +1,4 @@
-"""The reward worker between a real store and a broker that only writes down what it is told."""
+"""The reward worker with a real store and a broker that only records messages."""
 
 import asyncio
 import time
@@ -56,8 +56,8 @@ def sample_id(index: int) -> SampleId:
     return SampleId(step=0, prompt=PROMPT, index=index)
 
 
-class Desk:
-    """A broker's front: it knows a worker from its Join on, and keeps every message."""
+class FakeBroker:
+    """Accepts a worker that has joined, and keeps its messages."""
 
     def __init__(self, address: str) -> None:
         self.joins: list[Join] = []
@@ -147,47 +147,49 @@ def make(tmp_path: Path) -> Callable[..., Config]:
 
 @pytest.fixture
 async def where(make: Callable[..., Config]) -> AsyncIterator[RunLayout]:
-    """The places of a run whose store is up."""
+    """The layout of a run whose store is up."""
     config = make()
     async with StoreService(config, layout_of(config)).running():
         yield layout_of(config)
 
 
 @pytest.fixture
-async def desk(where: RunLayout) -> AsyncIterator[Desk]:
-    made = Desk(where.broker)
+async def broker(where: RunLayout) -> AsyncIterator[FakeBroker]:
+    made = FakeBroker(where.broker)
     yield made
     made.server.close()
 
 
-async def test_samples_are_scored_stored_and_told(make: Callable[..., Config], where: RunLayout, desk: Desk) -> None:
+async def test_samples_are_scored_stored_and_told(
+    make: Callable[..., Config], where: RunLayout, broker: FakeBroker
+) -> None:
     ids, began = await put(where, "1 2 3", "3 2 1"), time.monotonic()
     async with RewardWorker(make(), where, "reward-0").running():
-        await until(lambda: desk.joins)
-        assert (desk.joins[0].role, desk.joins[0].worker, desk.joins[0].slots) == ("reward", "reward-0", 8)
-        await desk.rate(*ids)
-        await until(lambda: len(desk.scores) == 2)
-        await until(lambda: not desk.last.holding and desk.stats["reward/scored"] == 2)
-        await desk.rate(ids[0])  # told again after a restart, it answers again
-        await until(lambda: desk.stats["reward/scored"] == 3)
-    assert [desk.scores[id].reward for id in ids] == [1.0, 0.0]
-    assert min(desk.stats["seconds/score"], desk.stats["seconds/idle"]) > 0
-    assert sum(seconds_of("reward", desk.stats).values()) <= time.monotonic() - began
+        await until(lambda: broker.joins)
+        assert (broker.joins[0].role, broker.joins[0].worker, broker.joins[0].slots) == ("reward", "reward-0", 8)
+        await broker.rate(*ids)
+        await until(lambda: len(broker.scores) == 2)
+        await until(lambda: not broker.last.holding and broker.stats["reward/scored"] == 2)
+        await broker.rate(ids[0])  # told again after a restart, it answers again
+        await until(lambda: broker.stats["reward/scored"] == 3)
+    assert [broker.scores[id].reward for id in ids] == [1.0, 0.0]
+    assert min(broker.stats["seconds/score"], broker.stats["seconds/idle"]) > 0
+    assert sum(seconds_of("reward", broker.stats).values()) <= time.monotonic() - began
     assert await rewards(where, *ids) == [1.0, 0.0]
-    assert [leave.worker for leave in desk.leaves] == ["reward-0"]
+    assert [leave.worker for leave in broker.leaves] == ["reward-0"]
 
 
 @pytest.mark.parametrize(("on_error", "reward"), [("drop", None), ("zero", 0.0)])
 async def test_errors_and_time_outs_are_told_and_never_silently_zero(
-    make: Callable[..., Config], where: RunLayout, desk: Desk, on_error: str, reward: float | None
+    make: Callable[..., Config], where: RunLayout, broker: FakeBroker, on_error: str, reward: float | None
 ) -> None:
     ids = await put(where, "13", "99", "1 2 3")
     async with RewardWorker(make(on_error=on_error, timeout_s=3.0), where, "reward-0").running():
-        await until(lambda: desk.joins)
-        await desk.rate(*ids)
-        await until(lambda: len(desk.scores) == 3)
-        await until(lambda: desk.stats["reward/errors"] + desk.stats["reward/scored"] == 3)
-    raised, late, fine = (desk.scores[id] for id in ids)
+        await until(lambda: broker.joins)
+        await broker.rate(*ids)
+        await until(lambda: len(broker.scores) == 3)
+        await until(lambda: broker.stats["reward/errors"] + broker.stats["reward/scored"] == 3)
+    raised, late, fine = (broker.scores[id] for id in ids)
     assert (raised.reward, raised.failed, raised.timeout) == (reward, "score", False)
     assert "score raised ValueError: unlucky (" in str(raised.error)
     assert "scorer.py, line 6)" in str(raised.error)
@@ -195,12 +197,12 @@ async def test_errors_and_time_outs_are_told_and_never_silently_zero(
     assert "reward.timeout_s" in str(late.error)
     assert fine == Score(id=ids[2], reward=1.0, parts={"score": 1.0})
     assert await rewards(where, *ids) == [reward, reward, 1.0]
-    counts = [desk.stats[f"reward/{name}"] for name in ("scored", "errors", "timeouts")]
+    counts = [broker.stats[f"reward/{name}"] for name in ("scored", "errors", "timeouts")]
     assert counts == [1, 2, 1]
 
 
 async def test_several_scorers_are_one_weighted_sum_and_each_is_told(
-    make: Callable[..., Config], where: RunLayout, desk: Desk
+    make: Callable[..., Config], where: RunLayout, broker: FakeBroker
 ) -> None:
     ids = await put(where, "1 2 3", "3 2 1 4 5", "13 14")
     scorers = [
@@ -209,10 +211,10 @@ async def test_several_scorers_are_one_weighted_sum_and_each_is_told(
         {"scorer": "exact"},
     ]
     async with RewardWorker(make(scorers=scorers), where, "reward-0").running():
-        await until(lambda: desk.joins)
-        await desk.rate(*ids)
-        await until(lambda: len(desk.scores) == 3)
-    right, long, raised = (desk.scores[id] for id in ids)
+        await until(lambda: broker.joins)
+        await broker.rate(*ids)
+        await until(lambda: len(broker.scores) == 3)
+    right, long, raised = (broker.scores[id] for id in ids)
     assert (right.reward, right.parts) == (3.0, {"length_penalty": 0.0, "mine": 1.0, "exact": 1.0})
     assert (long.reward, long.parts) == (-0.25, {"length_penalty": -0.5, "mine": 0.0, "exact": 0.0})
     assert (raised.reward, raised.failed, raised.parts) == (None, "mine", {"length_penalty": 0.0})
@@ -221,13 +223,13 @@ async def test_several_scorers_are_one_weighted_sum_and_each_is_told(
 
 @pytest.mark.parametrize("on_error", ["drop", "zero"])
 async def test_a_scorer_that_never_works_ends_the_worker_with_its_first_error(
-    make: Callable[..., Config], where: RunLayout, desk: Desk, on_error: str
+    make: Callable[..., Config], where: RunLayout, broker: FakeBroker, on_error: str
 ) -> None:
     rows = [{"prompt": f"count to {number}", "answer": "1"} for number in range(4)]
     ids = [id for row in rows for id in await put(where, *["13"] * 4, name=row["prompt"], row=row)]
     running = asyncio.create_task(RewardWorker(make(on_error=on_error), where, "reward-0").run())
-    await until(lambda: desk.joins)
-    await desk.rate(*ids)
+    await until(lambda: broker.joins)
+    await broker.rate(*ids)
     async with asyncio.timeout(60):
         with pytest.raises(
             RewardError, match=r"scorer score failed for each of the first 16 samples .*unlucky \(.*line 6"
@@ -236,27 +238,27 @@ async def test_a_scorer_that_never_works_ends_the_worker_with_its_first_error(
 
 
 async def test_a_sample_that_the_store_does_not_know_hurts_no_other(
-    make: Callable[..., Config], where: RunLayout, desk: Desk
+    make: Callable[..., Config], where: RunLayout, broker: FakeBroker
 ) -> None:
     ids = await put(where, "1 2 3")
     async with RewardWorker(make(on_error="zero"), where, "reward-0").running():
-        await until(lambda: desk.joins)
-        await desk.rate(sample_id(7), *ids)
-        await until(lambda: len(desk.scores) == 2)
-    assert desk.scores[ids[0]].reward == 1.0
-    assert desk.scores[sample_id(7)].reward is None
-    assert "not in the store" in str(desk.scores[sample_id(7)].error)
+        await until(lambda: broker.joins)
+        await broker.rate(sample_id(7), *ids)
+        await until(lambda: len(broker.scores) == 2)
+    assert broker.scores[ids[0]].reward == 1.0
+    assert broker.scores[sample_id(7)].reward is None
+    assert "not in the store" in str(broker.scores[sample_id(7)].error)
 
 
 async def test_a_new_broker_is_joined_with_what_is_in_hand(make: Callable[..., Config], where: RunLayout) -> None:
     ids = await put(where, "99")
-    first = Desk(where.broker)
+    first = FakeBroker(where.broker)
     async with RewardWorker(make(timeout_s=60), where, "reward-0").running():
         await until(lambda: first.joins)
         await first.rate(*ids)
         await until(lambda: first.last.holding)
         first.server.close()
-        second = Desk(where.broker)
+        second = FakeBroker(where.broker)
         await until(lambda: second.joins)
         assert second.joins[0].holding == ids
         await until(lambda: [held.id for held in second.last.holding] == ids)
@@ -268,32 +270,32 @@ async def test_the_store_may_restart(make: Callable[..., Config], tmp_path: Path
     where = layout_of(config)
     async with StoreService(config, where).running():
         ids = await put(where, "1 2 3")
-    desk = Desk(where.broker)
+    broker = FakeBroker(where.broker)
     async with RewardWorker(config, where, "reward-0").running():
-        await until(lambda: desk.joins)
-        await desk.rate(*ids)
+        await until(lambda: broker.joins)
+        await broker.rate(*ids)
         async with StoreService(config, where).running():
-            await until(lambda: desk.scores)
+            await until(lambda: broker.scores)
             assert await rewards(where, *ids) == [1.0]
-    desk.server.close()
+    broker.server.close()
 
 
-async def test_finish_ends_it(make: Callable[..., Config], where: RunLayout, desk: Desk) -> None:
+async def test_finish_ends_it(make: Callable[..., Config], where: RunLayout, broker: FakeBroker) -> None:
     worker = RewardWorker(make(), where, "reward-0")
     running = asyncio.create_task(worker.run())
-    await until(lambda: desk.joins)
-    await desk.server.request(b"reward-0", Finish(reason="all steps are trained"), deadline_s=60)
+    await until(lambda: broker.joins)
+    await broker.server.request(b"reward-0", Finish(reason="all steps are trained"), deadline_s=60)
     async with asyncio.timeout(60):
         await running
-    assert not desk.leaves
+    assert not broker.leaves
 
 
 async def test_a_scorer_that_cannot_be_loaded_ends_it_before_it_joins(
-    make: Callable[..., Config], where: RunLayout, desk: Desk
+    make: Callable[..., Config], where: RunLayout, broker: FakeBroker
 ) -> None:
     with pytest.raises(RewardError, match="did you mean exact"):
         await RewardWorker(make(scorer="exactly"), where, "reward-0").run()
-    assert not desk.joins
+    assert not broker.joins
 
 
 def test_the_models_tokenizer_decodes_without_special_tokens(tiny_model: Path) -> None:

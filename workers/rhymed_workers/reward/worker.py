@@ -1,10 +1,10 @@
-"""The reward worker: takes samples by reference, scores them in killable subprocesses, tells store, then broker.
+"""The reward worker: receives sample ids, scores the samples in killable processes, reports to store and broker.
 
-A sample is in `_holding` from the moment it is taken until the broker has acknowledged its score. Everything in
-between may be repeated: reading, scoring, storing and telling twice do no harm. Store and broker may restart; the
-worker waits for them, up to `patience.PATIENCE_S`, and joins again. What an error means for the step it does not
-know: that is the broker's, except that `reward.on_error = "zero"` makes it a reward here, so that the store agrees.
-A scorer that has never worked and keeps failing ends the worker, for good: see rhymed_workers.reward.health.
+Invariant: a sample is in `_holding` until the broker has acknowledged its score. Reading, scoring, storing and
+reporting may be repeated without harm. Store and broker may restart: the worker retries, within the limit of
+rhymed.service.retry, and joins again. Does not know what an error means for the step, except that `reward.on_error =
+"zero"` turns it into a reward here, so that store and broker agree. A scorer that never works ends the worker
+(rhymed_workers.reward.health).
 """
 
 from __future__ import annotations
@@ -20,11 +20,7 @@ from typing import Any
 
 from rhymed.config import Config
 from rhymed.config.checks import QUEUED
-from rhymed.errors import (
-    MalformedMessage,
-    RewardError,
-    UnknownSample,
-)
+from rhymed.errors import MalformedMessage, RewardError, UnknownSample
 from rhymed.messages import (
     Finish,
     Heartbeat,
@@ -54,14 +50,14 @@ from rhymed_workers.scoring.verdict import Outcome
 
 log = logging.getLogger(__name__)
 
-SLOTS_A_PROCESS = QUEUED  # so that no scoring process waits for store or broker
+SLOTS_PER_PROCESS = QUEUED  # so that no scoring process waits for store or broker
 BATCH = 256  # samples in one request to the store
 
 Decoder = Callable[[Sequence[StoredSample]], list[str]]
 
 
 def load_decoder(config: Config) -> Decoder:
-    """Response tokens to text, special tokens left out. The trace engine's tokens are no text: ids and blanks."""
+    """Decodes responses without special tokens. The trace engine has no tokenizer: its text is the token ids."""
     if config.rollout.engine == "trace":
         return lambda samples: [" ".join(map(str, sample.tokens.tolist())) for sample in samples]
     from tokenizers import Tokenizer
@@ -76,14 +72,14 @@ def load_decoder(config: Config) -> Decoder:
 
 
 class RewardWorker(Service):
-    """`name` is unique in the run. Raises `RewardError` from `run` when a scorer cannot be loaded, or never works."""
+    """`name` is unique in the run. `run` raises `RewardError` when a scorer cannot be loaded, or never works."""
 
-    def __init__(self, config: Config, where: RunLayout, name: str) -> None:
+    def __init__(self, config: Config, layout: RunLayout, name: str) -> None:
         super().__init__(name)
         self._config = config
-        self._where = where
-        self._holding: dict[SampleId, float] = {}  # sample -> when it was taken
-        self._taken: asyncio.Queue[SampleId] = asyncio.Queue()
+        self._layout = layout
+        self._holding: dict[SampleId, float] = {}  # sample -> time at which it was received
+        self._received: asyncio.Queue[SampleId] = asyncio.Queue()
         self._outcomes: asyncio.Queue[tuple[SampleId, Outcome]] = asyncio.Queue()
         self._health = ScorerHealth(config.rollout.group_size)
         self._seconds = Stopwatch("idle")
@@ -92,10 +88,12 @@ class RewardWorker(Service):
     async def open(self) -> None:
         self._decode = await asyncio.to_thread(load_decoder, self._config)
         self._pool = await self._closing.enter_async_context(Pool(self._config))
-        self._store = StoreClient(self._where.store, self.name, self._where.keys("reward"))
+        self._store = StoreClient(self._layout.store, self.name, self._layout.keys("reward"))
         self._closing.callback(self._store.close)
-        keys = self._where.keys("reward").to("broker")
-        link = Client(self._where.broker, self.name, peer="broker", accepts=ToReward, handler=self._handle, keys=keys)
+        keys = self._layout.keys("reward").to("broker")
+        link = Client(
+            self._layout.broker, self.name, peer="broker", accepts=ToReward, handler=self._handle, keys=keys
+        )
         self._closing.callback(link.close)
         self._membership = Membership(link, self._join, self._heartbeat)
         self._closing.push_async_callback(self._membership.leave, self.name)
@@ -111,7 +109,7 @@ class RewardWorker(Service):
                 fresh = [sample for sample in message.samples if sample not in self._holding]
                 for sample in fresh:
                     self._holding[sample] = time.monotonic()
-                    self._taken.put_nowait(sample)
+                    self._received.put_nowait(sample)
                 if fresh:
                     count = counted(len(fresh), "sample")
                     log.info("takes %s, first %s", count, fresh[0], extra=cause("scoring", fresh))
@@ -131,7 +129,7 @@ class RewardWorker(Service):
             worker=self.name,
             host=socket.gethostname(),
             pid=os.getpid(),
-            slots=self._config.reward.processes * SLOTS_A_PROCESS,
+            slots=self._config.reward.processes * SLOTS_PER_PROCESS,
             holding=list(self._holding),
         )
 
@@ -142,23 +140,23 @@ class RewardWorker(Service):
         stats = {**self._health.stats(), **stats_of("reward", self._seconds.read())}
         return Heartbeat(worker=self.name, phase=phase, holding=held, stats=stats)
 
-    # The way of a sample
+    # A sample: fetch, score, report
 
     async def _fetch(self) -> None:
         while True:
-            ids = await _batch(self._taken)
+            ids = await _batch(self._received)
             for id, work in await self._read(ids):
                 self.spawn(self._score(id, work))
 
     async def _read(self, ids: Sequence[SampleId]) -> list[tuple[SampleId, Item]]:
-        """Texts, tokens and rows of these samples. One that the store does not know ends here, with an error."""
+        """Texts, tokens and rows of these samples. For one that the store does not have, the outcome is an error."""
         prompts = list(dict.fromkeys(id.prompt for id in ids))
         try:
             samples = await retry(lambda: self._store.get_samples(ids), "reading samples")
             rows = await retry(lambda: self._store.get_prompts(prompts), "reading prompts")
         except UnknownSample as error:
             if len(ids) > 1:
-                return [found for id in ids for found in await self._read([id])]
+                return [read for id in ids for read in await self._read([id])]
             self._outcomes.put_nowait((ids[0], Outcome(error=f"not in the store: {error}")))
             return []
         texts = await asyncio.to_thread(self._decode, samples)
@@ -181,17 +179,17 @@ class RewardWorker(Service):
             scores = []
             for id, outcome in await _batch(self._outcomes):
                 self._health.count(outcome)
-                scores.append(self._judge(id, outcome))
-            told = await self._keep(scores)
+                scores.append(self._score_of(id, outcome))
+            stored = await self._put(scores)
             try:
-                await self._membership.report(Scored(worker=self.name, scores=told), "reporting scores")
+                await self._membership.report(Scored(worker=self.name, scores=stored), "reporting scores")
             except RewardError as error:  # reward.on_error = "stop": Finish follows
                 log.error("%s: the broker ends the run: %s", self.name, error)
-            _tell_of(told)
-            for score in told:
+            _log_scored(stored)
+            for score in stored:
                 self._holding.pop(score.id, None)
 
-    def _judge(self, id: SampleId, outcome: Outcome) -> Score:
+    def _score_of(self, id: SampleId, outcome: Outcome) -> Score:
         zero = outcome.error is not None and self._config.reward.on_error == "zero"
         return Score(
             id=id,
@@ -202,8 +200,8 @@ class RewardWorker(Service):
             failed=outcome.failed,
         )
 
-    async def _keep(self, scores: list[Score]) -> list[Score]:
-        """Store the rewards; returns what is to be told. A sample that the store does not know has no reward."""
+    async def _put(self, scores: list[Score]) -> list[Score]:
+        """Store the rewards; returns what to report. A sample that the store does not have gets no reward."""
         rewards = [Score(id=score.id, reward=score.reward) for score in scores if score.reward is not None]
         if not rewards:
             return scores
@@ -211,13 +209,13 @@ class RewardWorker(Service):
             await retry(lambda: self._store.put_scores(rewards), "storing rewards")
         except UnknownSample as error:
             if len(scores) > 1:
-                return [kept for score in scores for kept in await self._keep([score])]
+                return [stored for score in scores for stored in await self._put([score])]
             return [Score(id=scores[0].id, error=scores[0].error or f"not in the store: {error}")]
         return scores
 
 
-def _tell_of(scores: Sequence[Score]) -> None:
-    """One line for all that have a reward, which store and broker know."""
+def _log_scored(scores: Sequence[Score]) -> None:
+    """One line for all that have a reward."""
     scored = [score for score in scores if score.reward is not None]
     if scored:
         more = cause("scored", [score.id for score in scored], rewards=[score.reward for score in scored])
@@ -226,8 +224,8 @@ def _tell_of(scores: Sequence[Score]) -> None:
 
 
 async def _batch(queue: asyncio.Queue[Any]) -> list[Any]:
-    """What waits in the queue, at least one thing, at most `BATCH`."""
-    found = [await queue.get()]
-    while len(found) < BATCH and not queue.empty():
-        found.append(queue.get_nowait())
-    return found
+    """Wait for one item, then take at most `BATCH` that are there."""
+    batch = [await queue.get()]
+    while len(batch) < BATCH and not queue.empty():
+        batch.append(queue.get_nowait())
+    return batch
