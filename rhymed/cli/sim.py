@@ -19,6 +19,20 @@ def add(commands: Any) -> None:
             "rhymed sim --trace run.jsonl --policy flow --staleness 1 --out sim",
         ),
     )
+    _add_cluster(parser)
+    _add_work(parser)
+    schedule = parser.add_argument_group("the schedule (default: all of them, compared)")
+    schedule.add_argument("--policy", choices=("fifo", "rhyme", "flow"))
+    schedule.add_argument("--staleness", type=_at_least_0(int), default=0, metavar="N")
+    schedule.add_argument(
+        "--run-ahead", action="store_true", help="generate the next step before its weights are loaded"
+    )
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="write table.json and gantt.png there")
+    parser.add_argument("--json", action="store_true", help="the table as JSON on standard output")
+    parser.set_defaults(handler=handle)
+
+
+def _add_cluster(parser: argparse.ArgumentParser) -> None:
     cluster = parser.add_argument_group("the machines")
     cluster.add_argument(
         "--workers", type=_positive(int), default=32, metavar="N", help="rollout workers (default: 32)"
@@ -39,6 +53,9 @@ def add(commands: Any) -> None:
     cluster.add_argument(
         "--failures", type=_at_least_0(int), default=0, metavar="N", help="workers that die, one after another"
     )
+
+
+def _add_work(parser: argparse.ArgumentParser) -> None:
     work = parser.add_argument_group("the work")
     work.add_argument("--trace", type=Path, metavar="FILE", help="JSONL of `rhymed history export`")
     work.add_argument(
@@ -55,15 +72,6 @@ def add(commands: Any) -> None:
         "--cap", type=_positive(int), default=32768, metavar="TOKENS", help="longest response (default: 32768)"
     )
     work.add_argument("--seed", type=int, default=0, metavar="N")
-    schedule = parser.add_argument_group("the schedule (default: all of them, compared)")
-    schedule.add_argument("--policy", choices=("fifo", "rhyme", "flow"))
-    schedule.add_argument("--staleness", type=_at_least_0(int), default=0, metavar="N")
-    schedule.add_argument(
-        "--run-ahead", action="store_true", help="generate the next step before its weights are loaded"
-    )
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help="write table.json and gantt.png there")
-    parser.add_argument("--json", action="store_true", help="the table as JSON on standard output")
-    parser.set_defaults(handler=handle)
 
 
 def handle(arguments: argparse.Namespace) -> int:
