@@ -1,8 +1,8 @@
-"""Other people's systems that the metrics of a run go on to: one file each, and what they have in common.
+"""Sinks for a run's metrics in third-party systems, one file each, and traces.
 
-Invariants: a run never waits for a sink, nor fails with it. Each is a process of its own that follows the lines of
-`metrics.jsonl` and remembers how far it has come: what it cannot send now it sends later, also when it was killed, or
-the run was. Names are those of docs/metrics.md. This module is light: a sink's package is imported in its process.
+Invariants: a run never waits for a sink, nor fails with it. Each sink is a process that follows `metrics.jsonl` and
+stores its position: what it cannot send now it sends later, even after it or the run was killed. Names are those of
+docs/metrics.md. This module is light: a sink's package is imported in the sink's process.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class About:
-    """What a sink is told of the run when it is opened."""
+class RunInfo:
+    """What a sink gets when it is opened."""
 
     name: str  # the run's
-    id: str  # 16 hex digits; the same however often the run, or the sink, is started again
-    config: Mapping[str, Any]  # the whole configuration, section -> key -> value, without passwords in addresses
-    settings: Mapping[str, Any]  # `[metrics]` as it is
+    id: str  # 16 hex digits; stays the same when the run or the sink restarts
+    config: Mapping[str, Any]  # section -> key -> value, without passwords in addresses
+    settings: Mapping[str, Any]  # `[metrics]`, unchanged
     folder: Path  # the run's, absolute
 
     @property
@@ -38,44 +38,44 @@ class About:
 
 
 @dataclass(frozen=True)
-class Line:
-    """A line of metrics.jsonl."""
+class MetricsRow:
+    """A row of metrics.jsonl."""
 
-    step: int  # of the training, from 0; of an evaluation: the policy version
-    time: float  # unix seconds
-    metrics: Mapping[str, float]  # without those that are no number
+    step: int  # of training, from 0; for an evaluation, the policy version
+    time: float  # Unix seconds
+    metrics: Mapping[str, float]  # finite numbers only
 
 
 class Sink(Protocol):
-    """May block and raise. The same line may come twice, and so may a step: the one that comes last counts."""
+    """May block and raise. Rows and steps may repeat: the last one counts."""
 
-    def write(self, line: Line) -> None: ...
+    def write(self, row: MetricsRow) -> None: ...
 
     def close(self, *, finished: bool) -> None:
-        """`finished`: the run is; else it was stopped, and may go on one day."""
+        """`finished`: the run is over; otherwise it was stopped and may be resumed."""
 
 
 PACKAGES = {"wandb": "wandb", "trackio": "trackio", "mlflow": "mlflow"}
-"""Name in `metrics.sinks` -> package that it needs. The module here, and the extra, are called like the sink."""
+"""Name in `metrics.sinks` -> package. The module here and the extra have the sink's name."""
 
 
-def open_sink(name: str, about: About) -> Sink:
-    """In the process of the sink: its package is imported now. Raises `ConfigError` if it is missing."""
+def open_sink(name: str, run: RunInfo) -> Sink:
+    """Imports the sink's package. Raises `ConfigError` if it is missing."""
     if not _installed(PACKAGES[name]):
         raise ConfigError(f"{PACKAGES[name]} is not installed: pip install 'rhymed[{name}]'")
-    sink: Sink = import_module(f"rhymed_broker.telemetry.{name}").open_sink(about)
+    sink: Sink = import_module(f"rhymed_broker.telemetry.{name}").open_sink(run)
     return sink
 
 
-def missing(metrics: Metrics) -> list[str]:
-    """What must be installed for `[metrics]` and is not: a sentence each."""
+def missing_packages(metrics: Metrics) -> list[str]:
+    """A sentence for each package that `[metrics]` needs and that is not installed."""
     wanted: list[tuple[str, str, str]] = [
         (f"metrics.sinks has {name!r}", name, PACKAGES[name]) for name in metrics.sinks
     ]
     if metrics.traces:
         wanted.append(("metrics.traces is set", "otel", "opentelemetry.exporter.otlp.proto.http"))
     return [
-        f"{why}, but {package} is not installed: pip install 'rhymed[{extra}]', or take it out"
+        f"{why}, but {package} is not installed: pip install 'rhymed[{extra}]', or remove the setting"
         for why, extra, package in wanted
         if not _installed(package)
     ]
@@ -84,15 +84,15 @@ def missing(metrics: Metrics) -> list[str]:
 def _installed(package: str) -> bool:
     try:
         spec = find_spec(package)
-    except ModuleNotFoundError:  # of a package around it
+    except ModuleNotFoundError:  # the parent package is missing
         return False
-    return spec is not None and spec.origin is not None  # not just a folder of that name, as W&B likes to leave
+    return spec is not None and spec.origin is not None  # not just a folder of that name, such as W&B leaves
 
 
-def shareable(tree: Any) -> Any:
-    """The same without what stands before the @ of addresses in it: `https://me:secret@host` is `https://***@host`."""
+def without_passwords(tree: Any) -> Any:
+    """Replaces user and password in addresses: `https://me:secret@host` becomes `https://***@host`."""
     if isinstance(tree, Mapping):
-        return {key: shareable(value) for key, value in tree.items()}
+        return {key: without_passwords(value) for key, value in tree.items()}
     if isinstance(tree, list):
-        return [shareable(value) for value in tree]
+        return [without_passwords(value) for value in tree]
     return re.sub(r"://[^/@\s]+@", "://***@", tree) if isinstance(tree, str) else tree

@@ -1,7 +1,7 @@
-"""The process of one sink: `python -m rhymed_broker.telemetry wandb runs/quickstart/config.json` sends what it has not sent yet.
+"""The process of one sink: `python -m rhymed_broker.telemetry wandb runs/mine/config.json` sends all unsent rows.
 
-With `--live`, as the broker starts it, it goes on until its stdin ends; "finished" there means that the run is. A
-call into the sink's package that takes too long ends the process: whoever started it may start it again.
+With `--live`, as the broker starts it, it continues until its stdin ends; "finished" on stdin means that the run is
+over. A call into the sink's package that takes too long ends the process, which can then be restarted.
 """
 
 from __future__ import annotations
@@ -19,61 +19,61 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from rhymed.errors import ConfigError
-from rhymed_broker.telemetry import PACKAGES, About, open_sink, shareable
-from rhymed_broker.telemetry.follow import Bookmark, lines
+from rhymed_broker.telemetry import PACKAGES, RunInfo, open_sink, without_passwords
+from rhymed_broker.telemetry.follow import Bookmark, rows
 
 POLL_S = 0.5
-NICE = 10
+NICENESS = 10
 
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m rhymed_broker.telemetry", description="Send a run's metrics elsewhere."
+        prog="python -m rhymed_broker.telemetry", description="Send a run's unsent metrics to a sink."
     )
     parser.add_argument("sink", choices=sorted(PACKAGES))
     parser.add_argument("config", type=Path, help="config.json in the run's folder")
-    parser.add_argument("--live", action="store_true", help="go on until stdin ends")
+    parser.add_argument("--live", action="store_true", help="continue until stdin ends")
     parser.add_argument("--stall-s", type=float, default=300.0, help="end when one call takes longer (default: 300)")
-    given = parser.parse_args(arguments)
-    config = _read(given.config, whole=given.live)
-    if given.live:
-        os.nice(NICE)
-    Sending(given.sink, config, given.stall_s).run(live=given.live)
+    options = parser.parse_args(arguments)
+    config = _read(options.config, complete=options.live)
+    if options.live:
+        os.nice(NICENESS)
+    Sender(options.sink, config, options.stall_s).run(live=options.live)
 
 
-def _read(file: Path, *, whole: bool) -> Mapping[str, Any]:
-    """`whole`: every key is there, so it need not be checked, which would take the half of a start."""
+def _read(file: Path, *, complete: bool) -> Mapping[str, Any]:
+    """`complete`: the file has every key, so validation, which is half of the start-up time, is skipped."""
     try:
         tree: Mapping[str, Any] = json.loads(file.read_text())
     except (OSError, ValueError) as error:
         raise ConfigError(f"{file} cannot be read: {error}; name the config.json in a run's folder") from None
-    if whole:
+    if complete:
         return tree
     from rhymed.config import Config
 
     return Config.model_validate(tree).model_dump(mode="json")
 
 
-class Sending:
-    """One sink, and the lines that it has not taken yet."""
+class Sender:
+    """One sink, and the rows that it has not taken yet."""
 
     def __init__(self, name: str, config: Mapping[str, Any], stall_s: float) -> None:
-        run = config["run"]
-        folder = Path(run["folder"]).expanduser().resolve() / run["name"]
+        name_of_run = config["run"]["name"]
+        folder = Path(config["run"]["folder"]).expanduser().resolve() / name_of_run
         self._stall_s = stall_s
         self._file = folder / "metrics.jsonl"
         with self._limited():
             self._bookmark = Bookmark(folder / "sinks", name)
-            about = About(run["name"], self._bookmark.id, shareable(config), config["metrics"], folder)
-            self._sink = open_sink(name, about)
+            run = RunInfo(name_of_run, self._bookmark.id, without_passwords(config), config["metrics"], folder)
+            self._sink = open_sink(name, run)
 
     def run(self, *, live: bool) -> None:
-        """All lines; `live`: until stdin ends, and then those that came before its end."""
+        """Sends all rows; `live`: until stdin ends."""
         finished = not live
-        for said in _words() if live else ():
+        for text in _read_stdin() if live else ():
             self._catch_up()
-            self._bookmark.works()
-            finished = finished or said == b"finished\n"
+            self._bookmark.mark_working()
+            finished = finished or text == b"finished\n"
         while self._catch_up():
             pass
         with self._limited():
@@ -81,19 +81,19 @@ class Sending:
         self._bookmark.close()
 
     def _catch_up(self) -> int:
-        """How many lines there were."""
+        """Returns the number of new lines."""
         count = 0
-        for line, offset in lines(self._file, self._bookmark.offset):
+        for row, offset in rows(self._file, self._bookmark.offset):
             count += 1
-            if line is not None and line.metrics:
+            if row is not None and row.metrics:
                 with self._limited():
-                    self._sink.write(line)
+                    self._sink.write(row)
             self._bookmark.put(offset)
         return count
 
     @contextmanager
     def _limited(self) -> Iterator[None]:
-        """If what is done inside takes longer than `stall_s`, threads tell where they are, and the process ends."""
+        """If the block takes longer than `stall_s`, dumps the threads' stacks and ends the process."""
         faulthandler.dump_traceback_later(self._stall_s, exit=True)
         try:
             yield
@@ -101,19 +101,19 @@ class Sending:
             faulthandler.cancel_dump_traceback_later()
 
 
-def _words() -> Iterator[bytes]:
-    """What is said on stdin, until its end; nothing (b"") at once, and after every `POLL_S`."""
+def _read_stdin() -> Iterator[bytes]:
+    """Input until its end; b"" at once, and after every `POLL_S` without input."""
     yield b""
     while True:
         ready, _, _ = select.select([0], [], [], POLL_S)
-        said = os.read(0, 4096) if ready else b""
-        yield said
-        if ready and not said:
+        text = os.read(0, 4096) if ready else b""
+        yield text
+        if ready and not text:
             return
 
 
 def _end(status: int) -> NoReturn:
-    """At once: what a package has left behind keeps nobody waiting, and has nothing more to say."""
+    """At once, without waiting for threads and exit handlers of the sink's package."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
@@ -127,8 +127,6 @@ if __name__ == "__main__":
         _end(2)
     except Exception as error:
         traceback.print_exc()
-        print(
-            " ".join(f"{type(error).__name__}: {error}".split()), file=sys.stderr
-        )  # the reason, in one line, is last
+        print(" ".join(f"{type(error).__name__}: {error}".split()), file=sys.stderr)  # the last line is the reason
         _end(1)
     _end(0)

@@ -13,9 +13,9 @@ from rhymed.config import Config
 from rhymed.errors import ConfigError
 from rhymed.run.layout import RunLayout
 from rhymed_broker.ledger.samples import Samples
-from rhymed_broker.telemetry import missing
+from rhymed_broker.telemetry import missing_packages
 from rhymed_broker.telemetry.otlp import Exporter, otlp
-from rhymed_broker.telemetry.processes import Keeper
+from rhymed_broker.telemetry.processes import SinkProcesses
 from rhymed_broker.telemetry.spans import Recorder
 
 TRACES_S = 3.0  # at the end, for queued spans
@@ -24,12 +24,12 @@ TRACES_S = 3.0  # at the end, for queued spans
 class Exports:
     def __init__(self, config: Config, layout: RunLayout) -> None:
         self._config = config
-        self._sinks = Keeper(config, layout)
+        self._sinks = SinkProcesses(config, layout)
         self._exporter: Exporter | None = None
 
     async def run(self, samples: Samples) -> None:
         """Until cancelled. Raises `ConfigError` at once if a package is missing."""
-        if problems := missing(self._config.metrics):
+        if problems := missing_packages(self._config.metrics):
             raise ConfigError("\n".join(problems))
         run, metrics = self._config.run.name, self._config.metrics
         if metrics.traces:

@@ -1,7 +1,7 @@
-"""Follows the lines of a run's metrics.jsonl for one sink, and remembers how far it has come.
+"""Follows a run's metrics.jsonl for one sink, and stores its position.
 
-Invariant: the bookmark is past a line only when the sink has taken it. A sink that dies in between gets that one line
-again. Of two processes that follow for the same sink, the second waits until the first has ended.
+Invariant: the bookmark is after a line only if the sink has taken it; a sink that dies in between gets that line
+again. A second process for the same sink waits until the first has ended.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rhymed import atomic
-from rhymed_broker.telemetry import Line
+from rhymed_broker.telemetry import MetricsRow
 
-LARGEST = 1 << 24  # bytes that are read at once
+READ_BYTES = 1 << 24  # at once
 
 
 class Bookmark:
-    """`<folder>/<sink>.json`: the id of the run there, and the first byte of metrics.jsonl that it has not taken."""
+    """`<folder>/<sink>.json`: the run's id in the sink, and the first byte of metrics.jsonl that it has not taken."""
 
     def __init__(self, folder: Path, sink: str) -> None:
-        """Holds the sink's lock until the process ends; waits for it."""
+        """Waits for the sink's lock, and holds it until the process ends."""
         folder.mkdir(parents=True, exist_ok=True)
         self._lock = (folder / f"{sink}.lock").open("w")
         fcntl.flock(self._lock, fcntl.LOCK_EX)
@@ -34,55 +34,55 @@ class Bookmark:
         with contextlib.suppress(FileNotFoundError, ValueError, KeyError, TypeError):
             kept = json.loads(self._file.read_text())
             self.id, self.offset = str(kept["id"]), int(kept["offset"])
-        self._works = 0
+        self._working_pid = 0
         self.put(self.offset)
 
-    def works(self) -> None:
-        """All that there was is sent, by this process."""
-        if not self._works:
-            self._works = os.getpid()
+    def mark_working(self) -> None:
+        """This process has sent everything that there was."""
+        if not self._working_pid:
+            self._working_pid = os.getpid()
             self.put(self.offset)
 
     def put(self, offset: int) -> None:
-        """All before this byte is sent."""
+        """Everything before this byte was sent."""
         self.offset = offset
-        atomic.write(self._file, json.dumps({"id": self.id, "offset": offset, "works": self._works}) + "\n")
+        atomic.write(self._file, json.dumps({"id": self.id, "offset": offset, "works": self._working_pid}) + "\n")
 
     def close(self) -> None:
         self._lock.close()
 
 
-def read_worker(folder: Path, sink: str) -> int:
-    """The process that has sent all that there was; 0: none has, since one was started last."""
+def working_pid(folder: Path, sink: str) -> int:
+    """The process that sent everything that there was; 0: none has since the last start."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         return int(json.loads((folder / f"{sink}.json").read_text())["works"])
     return 0
 
 
-def lines(file: Path, offset: int) -> Iterator[tuple[Line | None, int]]:
-    """The whole lines from there on, each with the byte after it; None for one that is no row of metrics."""
+def rows(file: Path, offset: int) -> Iterator[tuple[MetricsRow | None, int]]:
+    """Complete lines from `offset` on, each with the byte after it; None for a line that is no row of metrics."""
     try:
         with file.open("rb") as opened:
             opened.seek(0, os.SEEK_END)
-            opened.seek(offset if offset <= opened.tell() else 0)  # a shorter file is not the one that was read
+            opened.seek(offset if offset <= opened.tell() else 0)  # a shorter file was replaced
             offset = opened.tell()
-            for raw in opened.read(LARGEST).splitlines(keepends=True):
+            for raw in opened.read(READ_BYTES).splitlines(keepends=True):
                 if not raw.endswith(b"\n"):
-                    return  # it is being written
+                    return  # this line is still being written
                 offset += len(raw)
                 yield parse(raw), offset
     except FileNotFoundError:
         return
 
 
-def parse(raw: bytes) -> Line | None:
-    """A line of metrics.jsonl; what is no finite number is left out."""
+def parse(raw: bytes) -> MetricsRow | None:
+    """A line of metrics.jsonl; values that are no finite numbers are left out."""
     try:
         row = json.loads(raw)
         step, time = int(row.pop("step")), float(row.pop("time"))
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
-    return Line(step, time, {name: float(value) for name, value in row.items() if _is_number(value)})
+    return MetricsRow(step, time, {name: float(value) for name, value in row.items() if _is_number(value)})
 
 
 def _is_number(value: object) -> bool:

@@ -1,7 +1,7 @@
-"""The ids under which a run's traces are found: pure functions, so logs can carry them without knowing any trace.
+"""The ids of a run's traces: pure functions, so that logs can carry them without a trace.
 
-A trace is the life of a step: its samples are spans of it, and what happened to a sample are spans of that. Ids stay
-the same over a restart of any process. Knows no OpenTelemetry.
+A trace is the life of a step: its samples are spans of it, and their states are spans below those. Ids do not change
+when a process restarts. Knows no OpenTelemetry.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from rhymed.messages import SampleId
 
 
 def trace_id(run: str, step: int) -> str:
-    """32 hex digits: the trace that the samples of this step are in; `run` is its name."""
+    """32 hex digits: the trace of this step's samples; `run` is the run's name."""
     return _hash(16, run, step)
 
 
@@ -27,12 +27,12 @@ def step_span_id(run: str, step: int) -> str:
 
 
 def phase_span_id(run: str, id: SampleId, state: str, start_ns: int) -> str:
-    """16 hex digits: the sample's being in that state from then on."""
+    """16 hex digits: the sample's time in that state from `start_ns` on."""
     return _hash(8, run, id, state, start_ns)
 
 
 def is_traced(run: str, id: SampleId, ratio: float) -> bool:
-    """Whether the sample is among the `ratio` of all that are traced: always the same ones, and more with more."""
+    """Whether the sample is traced: a deterministic choice, and a larger `ratio` only adds samples."""
     return int(_hash(8, run, id, "traced"), 16) < ratio * 2**64
 
 

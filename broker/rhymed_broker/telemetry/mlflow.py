@@ -1,8 +1,8 @@
-"""MLflow: one run there for a run here, found again by a tag, whatever happens to its processes.
+"""MLflow: one MLflow run per run, found again by a tag after restarts.
 
-Where to: `metrics.mlflow`, else MLFLOW_TRACKING_URI, else `mlflow.db` in the folder where runs are made. A line's own
-time is its timestamp, so what is sent twice is the same point; of a step that is trained again, MLflow shows the
-later one. Parameters are written when the run is made there, and never again: MLflow refuses a change.
+Destination: `metrics.mlflow`, else MLFLOW_TRACKING_URI, else `mlflow.db` in the folder of the runs. The row's time is
+the timestamp, so a row that is sent twice is one point; of a step that is trained again, MLflow shows the later
+value. Parameters are written once, when the MLflow run is created: MLflow refuses changes.
 """
 
 from __future__ import annotations
@@ -12,43 +12,43 @@ import os
 import re
 from typing import Any
 
-from rhymed_broker.telemetry import About, Line
+from rhymed_broker.telemetry import MetricsRow, RunInfo
 
 TAG = "rhymed.id"
-LONGEST = 500  # characters of a parameter: what the oldest servers take
-AT_ONCE = 100  # parameters in one call, likewise
+PARAMETER_CHARACTERS = 500  # limit of the oldest servers
+PARAMETERS_PER_CALL = 100  # likewise
 
 
 class Mlflow:
-    def __init__(self, about: About) -> None:
+    def __init__(self, run: RunInfo) -> None:
         from mlflow.entities import Metric
         from mlflow.tracking import MlflowClient
 
         self._metric = Metric
-        local = f"sqlite:///{about.folder.parent / 'mlflow.db'}"
-        uri = about.settings["mlflow"] or os.environ.get("MLFLOW_TRACKING_URI") or local
+        local = f"sqlite:///{run.folder.parent / 'mlflow.db'}"
+        uri = run.settings["mlflow"] or os.environ.get("MLFLOW_TRACKING_URI") or local
         self._client: Any = MlflowClient(tracking_uri=uri)
-        project = about.settings["project"]
+        project = run.settings["project"]
         experiment = self._client.get_experiment_by_name(project)
-        place = (about.folder.parent / "mlartifacts").as_uri() if uri == local else None
-        number = experiment.experiment_id if experiment else self._client.create_experiment(project, place)
-        found = self._client.search_runs([number], f"tags.`{TAG}` = '{about.id}'", max_results=1)
-        self._id = found[0].info.run_id if found else self._create(number, about)
+        artifacts = (run.folder.parent / "mlartifacts").as_uri() if uri == local else None
+        experiment_id = experiment.experiment_id if experiment else self._client.create_experiment(project, artifacts)
+        runs = self._client.search_runs([experiment_id], f"tags.`{TAG}` = '{run.id}'", max_results=1)
+        self._id = runs[0].info.run_id if runs else self._create(experiment_id, run)
         self._client.set_terminated(self._id, "RUNNING")
 
-    def _create(self, experiment: str, about: About) -> str:
+    def _create(self, experiment: str, run: RunInfo) -> str:
         from mlflow.entities import Param
 
-        params = [Param(key, _text(value)) for key, value in about.flat.items()]
-        made = self._client.create_run(experiment, run_name=about.name)
-        for start in range(0, len(params), AT_ONCE):
-            self._client.log_batch(made.info.run_id, params=params[start : start + AT_ONCE])
-        self._client.set_tag(made.info.run_id, TAG, about.id)  # last: a run without it was not begun
-        return str(made.info.run_id)
+        params = [Param(key, _text(value)) for key, value in run.flat.items()]
+        created = self._client.create_run(experiment, run_name=run.name)
+        for start in range(0, len(params), PARAMETERS_PER_CALL):
+            self._client.log_batch(created.info.run_id, params=params[start : start + PARAMETERS_PER_CALL])
+        self._client.set_tag(created.info.run_id, TAG, run.id)  # last: a run without it is incomplete
+        return str(created.info.run_id)
 
-    def write(self, line: Line) -> None:
-        at = int(1000 * line.time)
-        metrics = [self._metric(metric_name(name), value, at, line.step) for name, value in line.metrics.items()]
+    def write(self, row: MetricsRow) -> None:
+        at = int(1000 * row.time)
+        metrics = [self._metric(metric_name(name), value, at, row.step) for name, value in row.metrics.items()]
         self._client.log_batch(self._id, metrics=metrics)
 
     def close(self, *, finished: bool) -> None:
@@ -56,13 +56,13 @@ class Mlflow:
 
 
 def metric_name(name: str) -> str:
-    """As MLflow allows it: `val/gsm8k/acc/mean@4` is `val/gsm8k/acc/mean_at_4` there."""
+    """In the letters that MLflow allows: `val/gsm8k/acc/mean@4` becomes `val/gsm8k/acc/mean_at_4`."""
     return re.sub(r"[^\w\-. /]", "_", name.replace("@", "_at_"))
 
 
 def _text(value: Any) -> str:
-    return (value if isinstance(value, str) else json.dumps(value))[:LONGEST]
+    return (value if isinstance(value, str) else json.dumps(value))[:PARAMETER_CHARACTERS]
 
 
-def open_sink(about: About) -> Mlflow:
-    return Mlflow(about)
+def open_sink(run: RunInfo) -> Mlflow:
+    return Mlflow(run)

@@ -1,8 +1,8 @@
-"""Keeps the processes of a run's sinks going, beside the broker, and never in its way.
+"""Keeps the processes of a run's sinks running, as children of the broker that it never waits for.
 
-One that ends is started again, after a pause that grows; why is told once, until it works again. Nothing is handed to
-them: they read metrics.jsonl. When the run ends they get `deadline_s` for what is left, and are then killed: what was
-not sent can be sent later, by the command that the warning names.
+A process that ends is restarted after a growing pause; the reason is logged once, until it works again. They get
+nothing from the broker: they read metrics.jsonl. When the run ends they have `deadline_s` for the rest, then they are
+killed; the command in the warning sends later what was not sent.
 """
 
 from __future__ import annotations
@@ -17,33 +17,33 @@ from pathlib import Path
 from rhymed.config import Config
 from rhymed.run.layout import RunLayout
 from rhymed.service.children import last_lines, restart_pause_s, wait_or_kill
-from rhymed_broker.telemetry.follow import read_worker
+from rhymed_broker.telemetry.follow import working_pid
 
 log = logging.getLogger(__name__)
 
-PAUSE_S = 1.0  # before one that ended is started again; doubled each time
+PAUSE_S = 1.0  # before the first restart; doubled each time
 LONGEST_PAUSE_S = 300.0
-LOOK_S = 2.0
+POLL_S = 2.0
 STALL_S = 300.0  # for one call into a sink's package
 TAIL_BYTES = 4096
 REASON = 300  # characters
 
 
-class Keeper:
+class SinkProcesses:
     def __init__(
-        self, config: Config, where: RunLayout, *, pause_s: float = PAUSE_S, stall_s: float = STALL_S
+        self, config: Config, layout: RunLayout, *, pause_s: float = PAUSE_S, stall_s: float = STALL_S
     ) -> None:
         self._config = config
-        self._where = where
+        self._layout = layout
         self._pause_s, self._stall_s = pause_s, stall_s
         self._living: dict[str, Process] = {}
-        self._troubles: dict[str, str] = {}  # sink -> why it does not work just now
+        self._troubles: dict[str, str] = {}  # sink -> why it does not work now
         self._closing = False
-        self._written = False  # the configuration
+        self._config_written = False
 
     @property
     def trouble(self) -> str:
-        """For people; empty: all of them work."""
+        """Empty: all of them work."""
         return "; ".join(self._troubles.values())
 
     async def run(self) -> None:
@@ -55,23 +55,23 @@ class Keeper:
         while not self._closing:
             try:
                 process = self._living[name] = await self._start(name)
-            except OSError as error:  # no memory, or no room on the disk
+            except OSError as error:  # no memory, or the disk is full
                 worked, reason = False, f"it cannot be started: {error}"
             else:
                 worked = await self._watch(name, process)
                 reason = await asyncio.to_thread(self._reason, name, process.returncode)
             if self._closing:
                 return
-            self._tell(name, reason)
+            self._report(name, reason)
             failures = 1 if worked else failures + 1
             await asyncio.sleep(restart_pause_s(failures, self._pause_s, LONGEST_PAUSE_S))
 
     async def _watch(self, name: str, process: Process) -> bool:
-        """Until it ends. Whether it has sent all that there was at some time."""
+        """Until it ends. Returns whether it had sent everything at some time."""
         while True:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(process.wait(), LOOK_S)
-            worked = read_worker(self._folder, name) == process.pid
+                await asyncio.wait_for(process.wait(), POLL_S)
+            worked = working_pid(self._folder, name) == process.pid
             if process.returncode is not None:
                 return worked
             if worked:
@@ -79,27 +79,27 @@ class Keeper:
 
     @property
     def _folder(self) -> Path:
-        return self._where.folder / "sinks"
+        return self._layout.folder / "sinks"
 
     @property
     def _file(self) -> Path:
         return self._folder / "config.json"
 
     def _write_config(self) -> None:
-        """Once: what a sink reads must not change under its eyes."""
-        if not self._written:
+        """Once: the configuration must not change while a sink reads it."""
+        if not self._config_written:
             self._folder.mkdir(parents=True, exist_ok=True)
-            run = self._config.run.model_copy(update={"folder": str(self._where.folder.parent)})
+            run = self._config.run.model_copy(update={"folder": str(self._layout.folder.parent)})
             self._file.write_text(self._config.model_copy(update={"run": run}).model_dump_json(indent=2) + "\n")
-            self._written = True
+            self._config_written = True
 
     async def _start(self, name: str) -> Process:
         self._write_config()
-        place = self._where.log(f"sink-{name}")
-        place.parent.mkdir(parents=True, exist_ok=True)
+        log_file = self._layout.log(f"sink-{name}")
+        log_file.parent.mkdir(parents=True, exist_ok=True)
         command = [
             sys.executable,
-            "-P",  # what lies in the folder where the run was started is no package
+            "-P",  # files in the current folder are not packages
             "-m",
             "rhymed_broker.telemetry",
             name,
@@ -107,21 +107,21 @@ class Keeper:
             "--live",
             f"--stall-s={self._stall_s:g}",
         ]
-        with place.open("ab") as output:
+        with log_file.open("ab") as output:
             return await asyncio.create_subprocess_exec(
                 *command, stdin=PIPE, stdout=output, stderr=output, start_new_session=True
             )
 
-    def _tell(self, name: str, reason: str) -> None:
+    def _report(self, name: str, reason: str) -> None:
         before = self._troubles.get(name)
-        self._troubles[name] = f"metrics do not get to {name} (they will, when it works again): {reason}"
+        self._troubles[name] = f"metrics do not reach {name} (they will when it works again): {reason}"
         if before is None:
-            log.warning("%s; see %s", self._troubles[name], self._where.log(f"sink-{name}"))
+            log.warning("%s; see %s", self._troubles[name], self._layout.log(f"sink-{name}"))
 
     def _reason(self, name: str, status: int | None) -> str:
         """The last line of its log."""
         with contextlib.suppress(OSError):
-            lines = last_lines(self._where.log(f"sink-{name}"), most_bytes=TAIL_BYTES)
+            lines = last_lines(self._layout.log(f"sink-{name}"), most_bytes=TAIL_BYTES)
             if any("Timeout (" in line for line in lines[-200:]):
                 return f"it hung for more than {self._stall_s:g} s"
             if lines:
@@ -129,11 +129,11 @@ class Keeper:
         return f"it ended with status {status}"
 
     async def close(self, *, finished: bool, deadline_s: float) -> None:
-        """Let them send what is left. `finished`: the run is; else it may go on one day. Again: does nothing."""
+        """Lets them send the rest. `finished`: the run is over; otherwise it may be resumed. Idempotent."""
         self._closing = True
         living = {name: process for name, process in self._living.items() if process.returncode is None}
         self._living = {}
-        await asyncio.gather(*(self._end(name, one, finished, deadline_s) for name, one in living.items()))
+        await asyncio.gather(*(self._end(name, process, finished, deadline_s) for name, process in living.items()))
 
     async def _end(self, name: str, process: Process, finished: bool, deadline_s: float) -> None:
         assert process.stdin is not None, "it was started with one"
@@ -143,5 +143,5 @@ class Keeper:
             process.stdin.close()
         await wait_or_kill(process, deadline_s, session=True)
         if process.returncode:
-            again = f"python -m rhymed_broker.telemetry {name} {self._file}"
-            log.warning("%s has not taken all metrics of the run; to send the rest: %s", name, again)
+            command = f"python -m rhymed_broker.telemetry {name} {self._file}"
+            log.warning("%s has not taken all metrics of the run; to send the rest: %s", name, command)

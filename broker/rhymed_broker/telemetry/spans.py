@@ -1,9 +1,9 @@
-"""Turns the moves of samples into finished spans. Pure: what happened and when comes in, spans go out.
+"""Turns the moves of samples into finished spans. Pure: events with their times in, spans out.
 
-A step is a span without parent; each traced sample of it is a span below that, and each state that the sample was in
-one below the sample. A span is handed out once, when it is over: a state's at the move out of it, a sample's when it
-is trained or dropped, a step's when it is closed. Steps that are set back leave no span; they are opened again. Knows
-no OpenTelemetry, and keeps nothing of samples that are not traced.
+A step is a root span; each of its traced samples is a span below it, and each state of the sample a span below the
+sample. A span is emitted once, at its end: a state's when the sample leaves it, a sample's when it is trained or
+dropped, a step's when it is closed. Steps that are rolled back emit no span; they are opened again. Knows no
+OpenTelemetry, and stores nothing about samples that are not traced.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ BIRTHS: frozenset[Event] = frozenset(NEXT["new"])
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One that is over. Ids are hex digits, times unix nanoseconds."""
+    """A finished span. Ids are hex digits, times Unix nanoseconds."""
 
     name: str
     trace: str
@@ -34,12 +34,12 @@ class Span:
     start_ns: int
     end_ns: int
     attributes: dict[str, Value]
-    error: str = ""  # why it did not end well
+    error: str = ""  # why it failed
 
 
 @dataclass(slots=True)
-class _Life:
-    """A traced sample that is not over."""
+class _OpenSample:
+    """A traced sample that is not finished."""
 
     began: int
     state: str
@@ -48,7 +48,7 @@ class _Life:
 
 
 @dataclass(slots=True)
-class _Step:
+class _OpenStep:
     began: int
     latest: int
     samples: int = 0
@@ -60,20 +60,20 @@ class Recorder:
     """A `Watcher`."""
 
     def __init__(self, run: str, emit: Callable[[Span], None], *, ratio: float = 1.0, epoch_ns: int = 0) -> None:
-        """`epoch_ns`: unix time at zero of the clock that moves are told in (seconds)."""
+        """`epoch_ns`: Unix time at zero of the clock of the moves' times (seconds)."""
         self._run = run
         self._emit = emit
         self._ratio = ratio
         self._epoch_ns = epoch_ns
-        self._steps: dict[int, _Step] = {}
-        self._lives: dict[int, dict[Sample, _Life]] = {}  # step -> its traced samples
+        self._steps: dict[int, _OpenStep] = {}
+        self._samples: dict[int, dict[Sample, _OpenSample]] = {}  # step -> its traced samples
 
     def moved(self, samples: Sequence[Sample], event: Event, now: float, who: str) -> None:
         at = self._epoch_ns + int(now * 1e9)
         for sample in samples:
             step = self._steps.get(sample.id.step)
             if step is None:
-                step = self._steps[sample.id.step] = _Step(at, at)
+                step = self._steps[sample.id.step] = _OpenStep(at, at)
             step.latest = at
             step.samples += event in BIRTHS
             step.dropped += event in DROPS
@@ -81,43 +81,49 @@ class Recorder:
             self._sample(sample, event, at, who)
 
     def _sample(self, sample: Sample, event: Event, at: int, who: str) -> None:
-        lives = self._lives.setdefault(sample.id.step, {})
-        life = lives.get(sample)
-        if life is None:
+        open_samples = self._samples.setdefault(sample.id.step, {})
+        open_sample = open_samples.get(sample)
+        if open_sample is None:
             if event in BIRTHS:
-                self._begin(lives, sample, event, at, who)
+                self._begin(open_samples, sample, event, at, who)
             return
-        self._phase(sample, life, event, at, who)
+        self._phase(sample, open_sample, event, at, who)
         if event in ENDS:
-            del lives[sample]
-            self._end(sample, life, event, at, who)
+            del open_samples[sample]
+            self._end(sample, open_sample, event, at, who)
         else:
-            life.state, life.since, life.worker = sample.state, at, who
+            open_sample.state, open_sample.since, open_sample.worker = sample.state, at, who
 
-    def _begin(self, lives: dict[Sample, _Life], sample: Sample, event: Event, at: int, who: str) -> None:
+    def _begin(
+        self, open_samples: dict[Sample, _OpenSample], sample: Sample, event: Event, at: int, who: str
+    ) -> None:
         if not is_traced(self._run, sample.id, self._ratio):
             return
-        life = _Life(at, sample.state, at, "")
+        open_sample = _OpenSample(at, sample.state, at, "")
         if event in ENDS:
-            self._end(sample, life, event, at, who)
+            self._end(sample, open_sample, event, at, who)
         else:
-            lives[sample] = life
+            open_samples[sample] = open_sample
 
-    def _phase(self, sample: Sample, life: _Life, event: Event | Literal["graded"], at: int, who: str) -> None:
-        """The state that it was in until now."""
-        step, state = sample.id.step, life.state
+    def _phase(
+        self, sample: Sample, open_sample: _OpenSample, event: Event | Literal["graded"], at: int, who: str
+    ) -> None:
+        """Emits the state that ends now."""
+        step, state = sample.id.step, open_sample.state
         attributes = _identity(sample) | {"rhymed.event": event}
-        if life.worker and state in ("running", "scoring", "training"):
-            attributes["rhymed.worker"] = life.worker
+        if open_sample.worker and state in ("running", "scoring", "training"):
+            attributes["rhymed.worker"] = open_sample.worker
         if state == "running" and event == "generated":
             attributes |= {"rhymed.tokens": sample.length, "rhymed.version": sample.oldest}
         if state == "scoring" and event == "scored" and sample.reward is not None:
             attributes["rhymed.reward"] = sample.reward
         error = who or event if event in ("returned", "dropped") else ""
-        id, parent = phase_span_id(self._run, sample.id, state, life.since), span_id(self._run, sample.id)
-        self._emit(Span(state, trace_id(self._run, step), id, parent, life.since, at, attributes, error))
+        id, parent = phase_span_id(self._run, sample.id, state, open_sample.since), span_id(self._run, sample.id)
+        self._emit(Span(state, trace_id(self._run, step), id, parent, open_sample.since, at, attributes, error))
 
-    def _end(self, sample: Sample, life: _Life, event: Event | Literal["graded"], at: int, who: str) -> None:
+    def _end(
+        self, sample: Sample, open_sample: _OpenSample, event: Event | Literal["graded"], at: int, who: str
+    ) -> None:
         step = sample.id.step
         attributes = _identity(sample) | {"rhymed.event": event, "rhymed.tokens": sample.length}
         attributes |= {"rhymed.version": sample.oldest, "rhymed.retries": sample.failures}
@@ -125,30 +131,32 @@ class Recorder:
             attributes["rhymed.reward"] = sample.reward
         error = (who or "dropped") if event in DROPS else ""
         trace, parent = trace_id(self._run, step), step_span_id(self._run, step)
-        self._emit(Span("sample", trace, span_id(self._run, sample.id), parent, life.began, at, attributes, error))
+        self._emit(
+            Span("sample", trace, span_id(self._run, sample.id), parent, open_sample.began, at, attributes, error)
+        )
 
     def closed(self, step: int) -> None:
-        """Samples of an evaluation end here: they are not trained."""
-        kept = self._steps.pop(step, None)
-        lives = self._lives.pop(step, {})
-        if kept is None:
+        """Samples of an evaluation end here, as they are not trained."""
+        open_step = self._steps.pop(step, None)
+        open_samples = self._samples.pop(step, {})
+        if open_step is None:
             return
-        for sample, life in lives.items():
-            self._phase(sample, life, "graded", kept.latest, "")
-            self._end(sample, life, "graded", kept.latest, "")
+        for sample, open_sample in open_samples.items():
+            self._phase(sample, open_sample, "graded", open_step.latest, "")
+            self._end(sample, open_sample, "graded", open_step.latest, "")
         counts: dict[str, Value] = {
-            "rhymed.samples": kept.samples,
-            "rhymed.dropped": kept.dropped,
-            "rhymed.trained": kept.trained,
+            "rhymed.samples": open_step.samples,
+            "rhymed.dropped": open_step.dropped,
+            "rhymed.trained": open_step.trained,
         }
         name, number = _named(step)
         attributes = {"rhymed.run": self._run, f"rhymed.{name}": number, **counts}
         trace, id = trace_id(self._run, step), step_span_id(self._run, step)
-        self._emit(Span(f"{name} {number}", trace, id, "", kept.began, kept.latest, attributes))
+        self._emit(Span(f"{name} {number}", trace, id, "", open_step.began, open_step.latest, attributes))
 
     def rolled_back(self) -> None:
         self._steps.clear()
-        self._lives.clear()
+        self._samples.clear()
 
 
 def _named(step: int) -> tuple[str, int]:

@@ -1,36 +1,36 @@
-"""trackio: one run there for a run here, in its local database or in a Hugging Face Space.
+"""trackio: one trackio run per run, in its local database or in a Hugging Face Space.
 
-A run is found again there by its name, so that has a part of our id. `trackio show` shows the local ones, which lie
-where TRACKIO_DIR says.
+trackio identifies a run by its name, so the name contains a part of the id. `trackio show` shows the local runs,
+which are stored in TRACKIO_DIR.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from rhymed_broker.telemetry import About, Line
+from rhymed_broker.telemetry import MetricsRow, RunInfo
 
 
 class Trackio:
-    def __init__(self, about: About) -> None:
+    def __init__(self, run: RunInfo) -> None:
         import trackio
 
-        settings = about.settings
+        settings = run.settings
         self._run: Any = trackio.init(
             project=settings["project"],
-            name=f"{about.name}-{about.id[:6]}",
+            name=f"{run.name}-{run.id[:6]}",
             space_id=settings["space"] or None,
-            config=dict(about.config),
+            config=dict(run.config),
             resume="allow",
             embed=False,
         )
 
-    def write(self, line: Line) -> None:
-        self._run.log(dict(line.metrics), step=line.step)
+    def write(self, row: MetricsRow) -> None:
+        self._run.log(dict(row.metrics), step=row.step)
 
     def close(self, *, finished: bool) -> None:
         self._run.finish()
 
 
-def open_sink(about: About) -> Trackio:
-    return Trackio(about)
+def open_sink(run: RunInfo) -> Trackio:
+    return Trackio(run)

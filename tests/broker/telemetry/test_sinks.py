@@ -22,10 +22,11 @@ from rhymed.errors import ConfigError
 from rhymed.run.layout import RunLayout, layout_of
 from rhymed.run.metrics import MetricsLog
 from rhymed_broker import telemetry
-from rhymed_broker.telemetry import About, Line, missing, open_sink, shareable
+from rhymed_broker.telemetry import MetricsRow, RunInfo, missing_packages, open_sink, without_passwords
 from rhymed_broker.telemetry.__main__ import main
-from rhymed_broker.telemetry.follow import Bookmark, lines, parse
-from rhymed_broker.telemetry.processes import Keeper
+from rhymed_broker.telemetry.follow import Bookmark, parse
+from rhymed_broker.telemetry.follow import rows as metrics_rows
+from rhymed_broker.telemetry.processes import SinkProcesses
 
 HONEST = """
 import json, os, sys
@@ -76,9 +77,9 @@ def configured(tmp_path: Path, *names: str) -> Config:
 
 
 @contextlib.asynccontextmanager
-async def kept(config: Config, **settings: float) -> AsyncIterator[Keeper]:
+async def kept(config: Config, **settings: float) -> AsyncIterator[SinkProcesses]:
     """The sinks of this run are kept going, with short pauses."""
-    keeper = Keeper(config, layout_of(config), **({"pause_s": 0.1} | settings))
+    keeper = SinkProcesses(config, layout_of(config), **({"pause_s": 0.1} | settings))
     task = asyncio.create_task(keeper.run())
     try:
         yield keeper
@@ -177,11 +178,11 @@ async def test_a_resumed_run_goes_on_where_it_was_and_a_step_trained_again_is_se
 def test_a_package_that_is_not_there_is_told_of_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(telemetry.PACKAGES, "mlflow", "no_such_package")
     config = Config.model_validate({"metrics": {"sinks": ["mlflow"]}})
-    assert missing(config.metrics) == [
-        "metrics.sinks has 'mlflow', but no_such_package is not installed: pip install 'rhymed[mlflow]', or take"
-        " it out"
+    assert missing_packages(config.metrics) == [
+        "metrics.sinks has 'mlflow', but no_such_package is not installed: pip install 'rhymed[mlflow]', or"
+        " remove the setting"
     ]
-    assert missing(Metrics()) == []
+    assert missing_packages(Metrics()) == []
 
 
 def test_what_a_person_forgot_is_told_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,16 +190,16 @@ def test_what_a_person_forgot_is_told_in_a_sentence(tmp_path: Path, monkeypatch:
         main(["wandb", str(tmp_path / "config.json")])
     monkeypatch.setitem(telemetry.PACKAGES, "wandb", "no_such_package")
     with pytest.raises(ConfigError, match=r"^no_such_package is not installed: pip install 'rhymed\[wandb\]'$"):
-        open_sink("wandb", About("r", "0" * 16, {}, {}, tmp_path))
+        open_sink("wandb", RunInfo("r", "0" * 16, {}, {}, tmp_path))
 
 
 def test_a_folder_that_is_called_like_a_package_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "left_by_somebody").mkdir()
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setitem(telemetry.PACKAGES, "wandb", "left_by_somebody")
-    assert missing(Metrics(sinks=["wandb"]))
+    assert missing_packages(Metrics(sinks=["wandb"]))
     monkeypatch.setitem(telemetry.PACKAGES, "wandb", "pytest")
-    assert not missing(Metrics(sinks=["wandb"]))
+    assert not missing_packages(Metrics(sinks=["wandb"]))
 
 
 @pytest.mark.parametrize(
@@ -215,32 +216,32 @@ def test_passwords_in_addresses_stay_here() -> None:
         "metrics": {"mlflow": "postgresql://me:s3@cret@h/db", "sinks": ["a"], "n": 1},
         "data": {"args": ["http://x@y"]},
     }
-    assert "s3" not in str(shareable(tree))
-    assert shareable({"a": ["http://x:p@y/z", "val/d/acc/mean@4", 1, None]}) == {
+    assert "s3" not in str(without_passwords(tree))
+    assert without_passwords({"a": ["http://x:p@y/z", "val/d/acc/mean@4", 1, None]}) == {
         "a": ["http://***@y/z", "val/d/acc/mean@4", 1, None]
     }
 
 
 def test_only_whole_lines_are_read_each_once(tmp_path: Path) -> None:
     file = tmp_path / "metrics.jsonl"
-    assert list(lines(file, 0)) == []
+    assert list(metrics_rows(file, 0)) == []
     file.write_bytes(
         b'{"step": 0, "time": 1.5, "a/b": 2, "c": null, "d": NaN, "e": "x", "f": true}\n' + b"\x00\xff{\n[1]\n{"
     )
-    found = list(lines(file, 0))
-    assert [line for line, _ in found] == [Line(0, 1.5, {"a/b": 2.0}), None, None]
+    found = list(metrics_rows(file, 0))
+    assert [line for line, _ in found] == [MetricsRow(0, 1.5, {"a/b": 2.0}), None, None]
     end = found[-1][1]
-    assert list(lines(file, end)) == []
+    assert list(metrics_rows(file, end)) == []
     with file.open("ab") as opened:
         opened.write(b'"step": 1, "time": 2}\n')
-    assert [line for line, _ in lines(file, end)] == [Line(1, 2.0, {})]
+    assert [line for line, _ in metrics_rows(file, end)] == [MetricsRow(1, 2.0, {})]
     assert parse(b'{"step": "x", "time": 1}') is None
 
 
 def test_of_a_file_that_was_begun_anew_all_is_read(tmp_path: Path) -> None:
     file = tmp_path / "metrics.jsonl"
     file.write_text('{"step": 0, "time": 1}\n')
-    assert [line and line.step for line, _ in lines(file, 10_000)] == [0]
+    assert [line and line.step for line, _ in metrics_rows(file, 10_000)] == [0]
 
 
 @pytest.mark.parametrize("damage", ["", "{", "[]", '{"id": "x"}', '{"id": 1, "offset": "y"}'])

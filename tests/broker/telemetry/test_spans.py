@@ -116,7 +116,7 @@ def test_what_is_not_traced_leaves_only_the_steps_span(story: Story) -> None:
     train(story)
     assert [span.name for span in found] == ["step 0"]
     assert found[0].attributes["rhymed.samples"] == 2
-    assert not recorder._lives
+    assert not recorder._samples
     assert not recorder._steps
 
 
