@@ -31,7 +31,7 @@ def quick_check(config: Config, *, resume: bool = False) -> Report:
             rollout, trainer = config.rollout, config.trainer
             load = arithmetic.workload(rollout, trainer, len(inputs.training.rows), rollout.max_prompt_length)
             need = memory.needs(config.model, rollout, trainer, inputs.size, load)
-            report.errors += memory.errors(rollout, trainer, need, machine.look(layout.folder))
+            report.errors += memory.errors(rollout, trainer, need, machine.measure(layout.folder))
         if loading is not None and report.attempt(lambda: loading.result() or True):
             _check_reward(config, report, inputs, None)
     return report
@@ -60,7 +60,7 @@ def _check_sizes(config: Config, report: Report, inputs: Inputs) -> None:
     load = arithmetic.workload(config.rollout, config.trainer, len(inputs.training.rows), longest)
     report.add(arithmetic.describe(config, load, [len(dataset.rows) for dataset in inputs.held_out]))
     if inputs.size:
-        report.add(memory.describe(config, inputs.size, load, machine.look(layout_of(config).folder)))
+        report.add(memory.describe(config, inputs.size, load, machine.measure(layout_of(config).folder)))
 
 
 def _check_overlap(inputs: Inputs, report: Report) -> None:
@@ -89,7 +89,7 @@ def _generate(rollout: Rollout, report: Report, inputs: Inputs, renderer: Render
         return reward.unasked("the trace engine has no model")
     if size.parameters > reward.MAX_PARAMETERS:
         return reward.unasked(f"{size.parameters / 1e6:,.0f} M parameters are too many to load for a check")
-    if 2 * memory.FP32 * size.parameters > machine.look(folder).memory_free:
+    if 2 * memory.FP32 * size.parameters > machine.measure(folder).memory_free:
         return reward.unasked("there is too little memory")
     try:
         return reward.write(folder, renderer(*training.rows[0]), rollout.max_response_length)

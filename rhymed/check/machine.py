@@ -24,7 +24,7 @@ MAX_IPC = 107  # bytes of a socket's path
 SHARED_MEMORY = Path("/dev/shm")
 
 
-def look(folder: Path) -> Machine:
+def measure(folder: Path) -> Machine:
     """`folder` need not exist."""
     import psutil
 
@@ -36,43 +36,43 @@ def look(folder: Path) -> Machine:
 def describe(config: Config, *, resume: bool = False) -> Section:
     section = Section("folder and addresses")
     taken = layout_of(config).config.exists() and not resume
-    where = layout_of(config if resume else runs.with_free_name(config))
+    layout = layout_of(config if resume else runs.with_free_name(config))
     name = f" ({config.run.name} is taken by an earlier run)" if taken else ""
-    section.add("folder", f"{where.folder}{name}")
+    section.add("folder", f"{layout.folder}{name}")
     for key in ("broker", "store", "weights"):
-        section.add(key, str(getattr(where, key)))
-    section.errors += problems(config.net, where, resume=resume)
+        section.add(key, str(getattr(layout, key)))
+    section.errors += problems(config.net, layout, resume=resume)
     return section
 
 
-def problems(net: Net, where: RunLayout, *, resume: bool = False) -> Iterator[str]:
+def problems(net: Net, layout: RunLayout, *, resume: bool = False) -> Iterator[str]:
     """Why the run's processes could not use their folder or their addresses."""
-    existing = _existing(where.folder)
+    existing = _existing(layout.folder)
     if not existing.is_dir():
         yield f"run.folder: {existing} is a file; name another folder"
     elif not os.access(existing, os.W_OK | os.X_OK):
         yield f"run.folder: {existing} cannot be written to; name another folder, e.g. -o run.folder=..."
-    if resume and where.folder.is_dir():
+    if resume and layout.folder.is_dir():
         try:
-            with runs.hold(where):
+            with runs.hold(layout):
                 pass
         except ConfigError as error:
             yield str(error)
             return  # its addresses are in use as well
-    yield from _key_problems(where)
+    yield from _key_problems(layout)
     for key in ("broker", "store", "weights"):
-        address = where.listens(str(getattr(where, key)))
+        address = layout.listens(str(getattr(layout, key)))
         if problem := address_problem(address, insecure=net.insecure, locked=bool(net.keys)):
             yield f"net.{key} = {address}: {problem}"
 
 
-def _key_problems(where: RunLayout) -> Iterator[str]:
+def _key_problems(layout: RunLayout) -> Iterator[str]:
     """`rhymed run` starts every role here, so it needs every role's keys."""
-    if where.keyfolder is None or not any(map(is_lockable, (where.broker, where.store, where.weights))):
+    if layout.keyfolder is None or not any(map(is_lockable, (layout.broker, layout.store, layout.weights))):
         return
     for role in ROLES:
         try:
-            where.keys(role).own_public()
+            layout.keys(role).own_public()
         except ConfigError as error:
             yield f"net.keys: {error}"
 
@@ -133,7 +133,7 @@ def _port_problem(host: str, port: int) -> str:
 
 
 def _by(port: int) -> str:
-    """The process that listens there, where the system lets us see it."""
+    """The process that listens there, if the system lets us see it."""
     import psutil
 
     with contextlib.suppress(psutil.Error, OSError):
