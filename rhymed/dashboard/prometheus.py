@@ -31,13 +31,13 @@ FINAL = ("trained", "dropped")
 """States that no sample leaves: `rhymed_samples_total` counts them instead."""
 
 WORKER_STATS: dict[str, tuple[str, Kind, str]] = {
-    "rollout/tokens_per_s": ("tokens_per_second", "gauge", "Tokens that the worker made a second, lately."),
+    "rollout/tokens_per_s": ("tokens_per_second", "gauge", "Recent tokens per second of the worker."),
     "rollout/running": ("running_samples", "gauge", "Samples that its engine decodes."),
     "rollout/waiting": ("waiting_samples", "gauge", "Samples that wait in its engine."),
-    "reward/scored": ("scored_total", "counter", "Samples that it has scored since it began."),
-    "reward/errors": ("score_errors_total", "counter", "Scorings that failed since it began."),
-    "reward/timeouts": ("score_timeouts_total", "counter", "Scorings that took too long since it began."),
-    "timing_s/score": ("score_seconds", "gauge", "Mean time of scoring a sample."),
+    "reward/scored": ("scored_total", "counter", "Samples that it has scored since it started."),
+    "reward/errors": ("score_errors_total", "counter", "Failed scorings since it started."),
+    "reward/timeouts": ("score_timeouts_total", "counter", "Scorings that timed out since it started."),
+    "timing_s/score": ("score_seconds", "gauge", "Mean time to score a sample."),
 }
 """Statistic in heartbeats -> name after `rhymed_worker_`, kind, help."""
 
@@ -45,9 +45,9 @@ STORE: dict[str, tuple[str, Kind, str]] = {
     "samples": ("samples", "gauge", "Samples in the store."),
     "tokens": ("tokens", "gauge", "Response tokens in the store."),
     "prompts": ("prompts", "gauge", "Prompts in the store."),
-    "used_bytes": ("used_bytes", "gauge", "Bytes of the store's map that are used."),
+    "used_bytes": ("used_bytes", "gauge", "Used bytes of the store's map."),
     "map_bytes": ("map_bytes", "gauge", "Bytes that the store's map can grow to."),
-    "commits": ("commits_total", "counter", "Transactions since the store began."),
+    "commits": ("commits_total", "counter", "Transactions since the store started."),
     "commit_s": ("commit_seconds", "gauge", "Mean time of the last transactions."),
 }
 
@@ -89,15 +89,17 @@ class _Families:
 
 
 def _run(families: _Families, queues: Queues) -> None:
-    families.gauge("up", 1.0, "The broker has answered; a run that is over has no such series.")
-    families.gauge("uptime_seconds", queues.uptime_s, "Since the broker began.")
-    families.gauge("step", queues.step, "Step to be trained next, from 0.")
+    families.gauge("up", 1.0, "1 while the broker answers; a run that is over has no such series.")
+    families.gauge("uptime_seconds", queues.uptime_s, "Seconds since the broker started.")
+    families.gauge("step", queues.step, "Step that is trained next, from 0.")
     families.gauge("steps", queues.steps, "Steps of the whole run.")
     families.gauge("policy_version", queues.version, "Newest published policy version.")
     families.gauge("finished", float(queues.finished), "1 when all steps are trained.")
-    families.gauge("troubles", len(queues.troubles), "What keeps the run from going on just now: how many things.")
+    families.gauge("troubles", len(queues.troubles), "Number of problems that hold the run up now.")
     families.gauge(
-        "event_loop_lag_seconds", queues.lag_ms / 1000, "99th percentile of the last seconds, of the broker's."
+        "event_loop_lag_seconds",
+        queues.lag_ms / 1000,
+        "Lag of the broker's event loop: 99th percentile of the last seconds.",
     )
 
 
@@ -105,15 +107,20 @@ def _samples(families: _Families, queues: Queues) -> None:
     depths = [({"queue": queue}, depth) for queue, depth in queues.queues.items() if queue not in FINAL]
     families.add("queue_samples", "gauge", "Samples of the open steps by state.", depths)
     ages = [({"queue": queue}, queues.oldest_s.get(queue, 0.0)) for queue in queues.queues if queue not in FINAL]
-    families.add("queue_oldest_seconds", "gauge", "For how long the oldest sample has been in that state.", ages)
+    families.add("queue_oldest_seconds", "gauge", "Time that the oldest sample has spent in that state.", ages)
     counts = dict(queues.counts)
     tokens, lost = counts.pop("tokens", 0), counts.pop("lost", 0)
     if queues.counts:
         events = dict.fromkeys(("generated", "scored", "trained", "dropped"), 0) | counts
         samples = [({"event": event}, count) for event, count in sorted(events.items())]
-        families.add("samples_total", "counter", "Samples by what happened to them, since the broker began.", samples)
-        families.add("tokens_total", "counter", "Response tokens of finished samples, likewise.", [({}, tokens)])
-        families.add("workers_lost_total", "counter", "Workers that fell silent, likewise.", [({}, lost)])
+        families.add("samples_total", "counter", "Samples by event, since the broker started.", samples)
+        families.add(
+            "tokens_total",
+            "counter",
+            "Response tokens of finished samples, since the broker started.",
+            [({}, tokens)],
+        )
+        families.add("workers_lost_total", "counter", "Lost workers, since the broker started.", [({}, lost)])
 
 
 def _steps(families: _Families, queues: Queues) -> None:
@@ -121,7 +128,7 @@ def _steps(families: _Families, queues: Queues) -> None:
     gauges: tuple[tuple[str, str, Callable[[StepRow], float]], ...] = (
         ("open_step_groups", "Groups of an open step.", lambda row: row.groups),
         ("open_step_groups_ready", "Groups whose samples are all scored or dropped.", lambda row: row.groups_ready),
-        ("open_step_seconds", "Since the step was opened.", lambda row: row.open_s),
+        ("open_step_seconds", "Seconds since the step was opened.", lambda row: row.open_s),
     )
     for name, help, of in gauges:
         families.add(name, "gauge", help, [({"step": str(row.step)}, of(row)) for row in rows])
@@ -137,18 +144,20 @@ def _store(families: _Families, store: Mapping[str, float]) -> None:
 def _workers(families: _Families, workers: list[WorkerRow]) -> None:
     roles = sorted({row.role for row in workers} | {"rollout", "reward", "trainer"})
     present = [({"role": role}, float(sum(row.role == role for row in workers))) for role in roles]
-    families.add("workers", "gauge", "Workers that are here.", present)
+    families.add("workers", "gauge", "Connected workers.", present)
     shown = sorted(workers, key=lambda row: row.worker)[:MAX_WORKERS]
     left_out = float(len(workers) - len(shown))
     families.gauge(
-        "workers_left_out", left_out, f"Workers without series of their own: more than {MAX_WORKERS} are here."
+        "workers_left_out",
+        left_out,
+        f"Workers without series of their own, because more than {MAX_WORKERS} are connected.",
     )
     named = [({"worker": row.worker, "role": row.role}, row) for row in shown]
     gauges: tuple[tuple[str, str, Callable[[WorkerRow], float]], ...] = (
-        ("slots", "Samples that it can have in hand at once.", lambda row: row.slots),
-        ("held_samples", "Samples that it has in hand.", lambda row: row.held),
+        ("slots", "Samples that it can hold at once.", lambda row: row.slots),
+        ("held_samples", "Samples that it holds.", lambda row: row.held),
         ("policy_version", "Policy version that it has loaded; -1: none.", lambda row: row.version),
-        ("silent_seconds", "Since it was heard last.", lambda row: row.silent_s),
+        ("silent_seconds", "Seconds since its last heartbeat.", lambda row: row.silent_s),
     )
     for name, help, of in gauges:
         families.add(f"worker_{name}", "gauge", help, [(labels, of(row)) for labels, row in named])
@@ -164,7 +173,7 @@ def _seconds(families: _Families, named: list[tuple[Labels, WorkerRow]]) -> None
         for labels, row in named
         for activity, seconds in seconds_of(row.role, row.stats).items()
     )
-    families.add("worker_seconds_total", "counter", "What its time went to, since it began.", spent)
+    families.add("worker_seconds_total", "counter", "Seconds by activity, since it started.", spent)
 
 
 def _metrics(families: _Families, metrics: Mapping[str, float], source: str) -> None:

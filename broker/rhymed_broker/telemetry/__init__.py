@@ -1,4 +1,4 @@
-"""Sinks for a run's metrics in third-party systems, one file each, and traces.
+"""Exports to third-party systems: metrics to W&B, trackio and MLflow, one file each, and traces over OTLP.
 
 Invariants: a run never waits for a sink, nor fails with it. Each sink is a process that follows `metrics.jsonl` and
 stores its position: what it cannot send now it sends later, even after it or the run was killed. Names are those of

@@ -3,7 +3,7 @@
 /** In the order of the page; series: [label, metric, colour, more]. */
 export const CHARTS = [
     {
-        title: "Tokens per second",
+        title: "Throughput",
         unit: "tokens/s",
         zero: true,
         series: [["rollout", "rollout/tokens_per_s", "--c1"]],

@@ -107,7 +107,7 @@ const FACTS = [
     ["bubble", "Bubbles", (state) => percent(state.newest("rollout/bubble_ratio"))],
     ["time", "Time per step", (state) => seconds(state.newest("timing_s/step"))],
     ["workers", "Workers", (state) => (state.queues ? whole(state.queues.workers.length) : null)],
-    ["troubles", "Troubles", (state) => (state.queues ? whole(state.queues.troubles?.length ?? 0) : null)],
+    ["troubles", "Problems", (state) => (state.queues ? whole(state.queues.troubles?.length ?? 0) : null)],
 ];
 
 function lostSentence(run, since) {
