@@ -126,16 +126,16 @@ def _reliability(trace: Trace, **learned: Any) -> list[dict[str, float]]:
     return rows
 
 
-def _compare(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> dict[str, float]:
+def _compare(index: list[dict[str, Any]], trees: list[dict[str, Any]]) -> dict[str, float]:
     """Ratios of index to suffix trees; tokens per forward where both verify equally many per token.
 
     Settings of the trees that verify less, or more, than any of the index are left out.
     """
-    costs = [row["verified_per_token"] for row in ours]
-    comparable = [row for row in theirs if min(costs) <= row["verified_per_token"] <= max(costs)]
+    costs = [row["verified_per_token"] for row in index]
+    comparable = [row for row in trees if min(costs) <= row["verified_per_token"] <= max(costs)]
 
     def at(cost: float, value: str) -> float:
-        return float(np.interp(cost, costs, [row[value] for row in ours]))
+        return float(np.interp(cost, costs, [row[value] for row in index]))
 
     def ratios(value: str) -> list[float]:
         return [at(row["verified_per_token"], value) / row[value] for row in comparable]
@@ -147,9 +147,9 @@ def _compare(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> dict[s
         "tokens_per_forward_least": min(ratios("tokens_per_forward"), default=float("nan")),
         "tokens_per_forward_median": float(np.median(ratios("tokens_per_forward") or [np.nan])),
         "accepted_per_verified_least": min(ratios("accepted_per_verified"), default=float("nan")),
-        "draft_time": median(theirs, "draft_us") / median(ours, "draft_us"),
-        "build_speed": median(ours, "build_tokens_per_s") / median(theirs, "build_tokens_per_s"),
-        "bytes": median(ours, "bytes_per_token") / median(theirs, "bytes_per_token"),
+        "draft_time": median(trees, "draft_us") / median(index, "draft_us"),
+        "build_speed": median(index, "build_tokens_per_s") / median(trees, "build_tokens_per_s"),
+        "bytes": median(index, "bytes_per_token") / median(trees, "bytes_per_token"),
     }
     print("\nindex to arctic-inference, where both verify equally many tokens (least and median over its settings)")
     for name, ratio in result.items():

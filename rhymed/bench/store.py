@@ -134,12 +134,12 @@ async def _history(client: StoreClient, kind: str, fetches: int) -> dict[str, fl
     prompt, took, empty = group[0].info.id.prompt, [], []
     for _ in range(fetches):
         began = time.perf_counter()
-        found = await client.history(prompt, before_step=4, limit=16)
+        samples = await client.history(prompt, before_step=4, limit=16)
         between = time.perf_counter()
         nothing = await client.history(prompt, before_step=0)
         took.append(1000 * (between - began))
         empty.append(1000 * (time.perf_counter() - between))
-        assert sum(len(sample.tokens) for sample in found) == 16 * 4096
+        assert sum(len(sample.tokens) for sample in samples) == 16 * 4096
         assert not nothing
     ordered = sorted(took)
     return {

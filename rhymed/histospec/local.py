@@ -44,14 +44,14 @@ class LocalStore:
         self._steps: dict[str, tuple[int, int]] = {}  # prompt -> step to write next, responses it has already
         self._database: Database | Reader
         self._writes: Writes | None = None
-        there = (folder / "data.mdb").exists()
-        if there:
+        exists = (folder / "data.mdb").exists()
+        if exists:
             _check(folder, fingerprint)
         try:
             self._database = Database(folder, MAP_BYTES, durable=False)
             self._writes = self._begin(self._database, fingerprint)
         except UNUSABLE as error:
-            if not there:
+            if not exists:
                 raise
             log.warning("%s is opened read-only: %s", folder, error)
             self._database = Reader(folder)
@@ -68,13 +68,13 @@ class LocalStore:
         return writes
 
     def read(self, prompt: str) -> list[PastResponse]:
-        """Its earlier responses; from now on what `write` brings counts as one epoch more."""
+        """A prompt's earlier responses. Responses written after this call belong to the next epoch."""
         try:
-            found, arrays = self._reads.history(GetHistory(prompt=prompt, before_step=0, limit=self._responses or 1))
+            answer, arrays = self._reads.history(GetHistory(prompt=prompt, before_step=0, limit=self._responses or 1))
         except lmdb.Error as error:
             raise StoreDamaged(str(error)) from None
         past, at = [], 0
-        for info in found.samples:
+        for info in answer.samples:
             past.append(PastResponse(arrays[0][at : at + info.length].astype(np.int32), info.id.step, info.reward))
             at += info.length
         self._steps[prompt] = (max((response.step for response in past), default=ROUNDS - 1) + 1, 0)
@@ -115,10 +115,10 @@ class LocalStore:
 def _check(folder: Path, fingerprint: str) -> None:
     """Raises `RunMismatch`, or what `Reader` raises."""
     with Reader(folder) as reader, reader.read() as txn:
-        found = txn.get(b"run", db=reader.tables["meta"])
-        if found is None:
+        header = txn.get(b"run", db=reader.tables["meta"])
+        if header is None:
             return
-        run, before = msgspec.json.decode(bytes(found), type=tuple[str, str])
+        run, before = msgspec.json.decode(bytes(header), type=tuple[str, str])
     if run != RUN:
         raise RunMismatch(f"it is the store of run {run!r}: choose a folder that only the engine uses")
     if before != fingerprint:

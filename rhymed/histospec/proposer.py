@@ -205,19 +205,19 @@ class HistoSpec:
 
 def _log_with_vllm() -> None:
     """Unless logging is configured for rhymed, its lines go where vLLM's go."""
-    ours, theirs = logging.getLogger("rhymed"), logging.getLogger("vllm")
-    if not ours.hasHandlers():
-        ours.handlers, ours.propagate = theirs.handlers, False
-        ours.setLevel(theirs.level)
+    rhymed, vllm = logging.getLogger("rhymed"), logging.getLogger("vllm")
+    if not rhymed.hasHandlers():
+        rhymed.handlers, rhymed.propagate = vllm.handlers, False
+        rhymed.setLevel(vllm.level)
 
 
 def _stops(params: Any) -> set[int]:
     return set() if params.ignore_eos else {*params.all_stop_token_ids, *(params.stop_token_ids or ())}
 
 
-def prompt_key(given: Any) -> str:
+def prompt_key(value: Any) -> str:
     """The store's key for a name from `extra_args`; empty without one."""
-    name = str(given or "")
+    name = str(value or "")
     if not name or re.fullmatch(r"[0-9a-f]{16}", name):
         return name
     return hashlib.blake2b(name.encode(), digest_size=8).hexdigest()

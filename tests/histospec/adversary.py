@@ -1,4 +1,4 @@
-"""HistoSpec with a script: what a vLLM engine in a process of its own loads as its drafter, and as its extension."""
+"""HistoSpec with scripted wrong drafts, loaded by a vLLM engine in another process as drafter and extension."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ EOS = 1
 
 
 class Adversary(HistoSpec):
-    """Drafts what `known` says is right, made wrong in every way; without `known` it is HistoSpec itself."""
+    """Drafts the known responses with errors of every kind; without known responses it is HistoSpec."""
 
     def __init__(self, vllm_config: Any) -> None:
         super().__init__(vllm_config)
         self._config = vllm_config
         self._width = vllm_config.speculative_config.num_speculative_tokens
         self._known: dict[int, list[int]] = {}  # by key: the response
-        self._carried: dict[int, Any] = {}  # by key: what the request is said to have made before
+        self._carried: dict[int, Any] = {}  # by key: the request's carried tokens
         self._random = random.Random(0)
         self.drafted = dict.fromkeys(KINDS, 0)
 
@@ -61,14 +61,14 @@ class Adversary(HistoSpec):
         self._carried = carried
 
     def _describe(self, request: str) -> RequestInfo | None:
-        asked = super()._describe(request)
-        if asked is None or not self._carried:
-            return asked
+        info = super()._describe(request)
+        if info is None or not self._carried:
+            return info
         state = self._runner.requests[request]
-        return asked._replace(carried=self._carried[state.sampling_params.extra_args["rhymed"]["key"]])
+        return info._replace(carried=self._carried[state.sampling_params.extra_args["rhymed"]["key"]])
 
     def restart(self, settings: dict[str, Any]) -> None:
-        """As an engine with these settings would have it."""
+        """Restarts the drafter with these settings."""
         config, runner = copy.copy(self._config), self._runner
         config.additional_config = {"rhymed": settings}
         self.__init__(config)  # type: ignore[misc]
@@ -76,7 +76,7 @@ class Adversary(HistoSpec):
 
 
 class Extension(extension.Extension):
-    """What the tests ask of the engine's worker, beside what rhymed's own rollout worker asks."""
+    """The worker methods that the tests call, in addition to those of the rollout worker."""
 
     def script(self, known: dict[int, list[int]]) -> dict[str, int]:
         """Returns how many tokens of each kind were drafted since the restart."""
@@ -91,18 +91,18 @@ class Extension(extension.Extension):
         self.model_runner.drafter.restart(settings)
 
     def warnings(self) -> list[str]:
-        """What rhymed warned of since the last call."""
-        told, WARNINGS.told = WARNINGS.told, []
-        return told
+        """The warnings of rhymed since the last call."""
+        lines, WARNINGS.lines = WARNINGS.lines, []
+        return lines
 
 
 class Warnings(logging.Handler):
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
-        self.told: list[str] = []
+        self.lines: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.told.append(record.getMessage())
+        self.lines.append(record.getMessage())
 
 
 WARNINGS = Warnings()

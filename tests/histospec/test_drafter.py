@@ -18,7 +18,7 @@ from rhymed.histospec.drafts.yields import accepted
 from rhymed.histospec.index import arena
 from rhymed.histospec.index.builder import Builder, PastResponse
 from rhymed.histospec.settings import Settings
-from tests.histospec.scripted import PROMPT, Engine, words
+from tests.histospec.scripted_engine import PROMPT, Engine, words
 
 
 @pytest.fixture

@@ -14,14 +14,14 @@ from rhymed.histospec.sampling import noise
 
 pytest.importorskip("vllm")
 HERE = Path(__file__).parent
-from tests.histospec.keyedengine import prompts
+from tests.histospec.keyed_engine import prompts
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 
 @pytest.fixture(scope="module")
 def told(tiny_model):
-    command = [sys.executable, str(HERE / "keyedengine.py"), str(tiny_model)]
+    command = [sys.executable, str(HERE / "keyed_engine.py"), str(tiny_model)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=390)
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout.splitlines()[-1])

@@ -17,7 +17,7 @@ from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from rhymed.histospec import plugin
 from rhymed.histospec.sampling.sampler import KeyedRejectionSampler, KeyedSampler
-from tests.histospec.sampling.fakerunner import Runner, spec_metadata
+from tests.histospec.sampling.fake_runner import Runner, spec_metadata
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # vLLM's and torch's own
 

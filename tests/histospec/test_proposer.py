@@ -8,7 +8,7 @@ from vllm import SamplingParams
 from rhymed.histospec import plugin
 from rhymed.histospec.proposer import HistoSpec
 from rhymed.histospec.sampling import noise
-from tests.histospec.sampling.fakerunner import Runner, V
+from tests.histospec.sampling.fake_runner import Runner, V
 
 
 @pytest.fixture

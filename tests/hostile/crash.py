@@ -127,7 +127,7 @@ def cut(folder: Path, cuts: int, seed: int) -> Tally:
             durability = "sync" if number // CUTS_A_FOLDER % 2 == 0 else "async"
             store = {"map_gib": 0.5, "durability": durability}
             config = Config.model_validate({"run": {"folder": str(folder), "name": f"{number}"}, "store": store})
-            uvloop.run(_StoreHistory(config, zygote, rng, tally).tell(min(CUTS_A_FOLDER, cuts - number)))
+            uvloop.run(_StoreHistory(config, zygote, rng, tally).play(min(CUTS_A_FOLDER, cuts - number)))
     return tally
 
 
@@ -154,7 +154,7 @@ class _StoreHistory:
         self._fates: list[Fate] = []
         self._forgotten = (0, 0)  # acknowledged, asked
 
-    async def tell(self, cuts: int) -> None:
+    async def play(self, cuts: int) -> None:
         """The clients stay, as workers do: requests to a killed store reach the next one first."""
         self._clients = [StoreClient(self._where.store, f"client-{number}") for number in range(CLIENTS)]
         try:

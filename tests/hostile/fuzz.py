@@ -132,7 +132,7 @@ async def _attack_servers(mode: str, frames: int, seed: int, half_open: int) -> 
                 f"{mode}/{name}/rss_after_mib": after[name],
                 f"{mode}/{name}/log_kib": logs[name] / 1024,
             }
-        return result | {f"{mode}/{name}": value for name, value in watch.told().items()}
+        return result | {f"{mode}/{name}": value for name, value in watch.summary().items()}
 
 
 def _config(folder: Path, *, locked: bool) -> Config:
@@ -199,7 +199,7 @@ class _HonestClients:
             self.asked[name].clear()
             self.failed[name].clear()
 
-    def told(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, Any]:
         result: dict[str, Any] = {}
         for name, times in self.asked.items():
             ordered = sorted(times) or [float("nan")]
@@ -292,9 +292,9 @@ async def _send_frames(config: Config, mode: str, frames: int, seed: int) -> int
         )
         for number, target in enumerate(TARGETS)
     ]
-    told = await asyncio.gather(*(child.communicate() for child in children))
+    outputs = await asyncio.gather(*(child.communicate() for child in children))
     assert all(child.returncode == 0 for child in children), f"{mode}: a hostile process failed"
-    return sum(int(out) for out, _ in told)
+    return sum(int(out) for out, _ in outputs)
 
 
 async def _hold_silent_connections(where: RunLayout, count: int) -> None:

@@ -100,8 +100,8 @@ def run(quick: bool, steps: int | None = None, out: Path | None = None) -> dict[
     with Cable() as cable:
         calm, calm_s, _ = _whole(shape, folder, "calm", cable, lambda far: [])
         print(f"calm: {calm_s:.0f} s", flush=True)
-        broken, seconds, told = _whole(shape, folder, "broken", cable, lambda far: faults(cable, far))
-    result = _judge(calm, broken) | {"calm_s": calm_s, "seconds": seconds, "faults": told, "folder": str(folder)}
+        broken, seconds, applied = _whole(shape, folder, "broken", cable, lambda far: faults(cable, far))
+    result = _judge(calm, broken) | {"calm_s": calm_s, "seconds": seconds, "faults": applied, "folder": str(folder)}
     for fault in result["wrong"][:20]:
         print(f"wrong: {fault}")
     print("passed: every sample once, and the same as in the calm run" if result["good"] else f"failed; see {folder}")
@@ -119,22 +119,22 @@ def _whole(
     shape: Shape, folder: Path, name: str, cable: Cable, planned: Callable[[RemoteHost], list[Fault]]
 ) -> tuple[LiveRun, float, list[str]]:
     with LiveRun(shape.write(folder, name), cable.near) as live, _far(cable, live) as far:
-        started, told = time.monotonic(), []
+        started, applied = time.monotonic(), []
         for fault in planned(far):
             if live.wait(BETWEEN_S) is not None:
                 break
             print(f"{time.monotonic() - started:6.1f} s  {fault.name}", flush=True)
-            told.append(fault.name)
+            applied.append(fault.name)
             fault.begin()
             live.wait(fault.seconds)
             fault.end()
-        missed = len(planned(far)) - len(told)
+        missed = len(planned(far)) - len(applied)
         status = live.wait()
         if status != 0:
             raise ConfigError(f"the {name} run ended with status {status}:\n{live.tail()}")
         if missed:
             print(f"the run was over before {missed} of the faults: give it more --steps", flush=True)
-        return live, time.monotonic() - started, told
+        return live, time.monotonic() - started, applied
 
 
 @contextmanager

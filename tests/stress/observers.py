@@ -43,7 +43,7 @@ EVERY_S = 2.0
 SETTLE_S = 2.0
 
 
-class Look(NamedTuple):
+class Measurement(NamedTuple):
     """The run during one turn."""
 
     lag_ms: float  # 99th percentile of the broker's event loop over the last 20 s: longer than a quick turn
@@ -52,12 +52,12 @@ class Look(NamedTuple):
 
 
 def run(quick: bool) -> dict[str, float]:
-    """Measure, print a table, return the numbers; units are in the names."""
+    """Measures and prints a table. Returns the numbers; units are in the names."""
     workers, pages, seconds, rounds = (64, 5, 5.0, 1) if quick else (256, 5, 21.0, 4)
     turns = asyncio.run(_turns(workers, pages, seconds, rounds))
-    for name, looks in (("without", turns.without), (f"{pages} pages", turns.pages), ("top", turns.top)):
-        for one in looks:
-            print(f"{name:<8} lag {one.lag_ms:6.1f} ms   broker {one.cpu:5.1%}   {one.samples_per_s:7,.0f} samples/s")
+    for name, rows in (("without", turns.without), (f"{pages} pages", turns.pages), ("top", turns.top)):
+        for row in rows:
+            print(f"{name:<8} lag {row.lag_ms:6.1f} ms   broker {row.cpu:5.1%}   {row.samples_per_s:7,.0f} samples/s")
     results = {"watch/page_bytes_per_s": turns.read / (pages * seconds * rounds)}
     results |= _ratios("watch/", f"{pages} pages", turns.without, turns.pages)
     results |= _ratios("watch/top_", "top", turns.without, turns.top)
@@ -68,22 +68,22 @@ def run(quick: bool) -> dict[str, float]:
     return results
 
 
-def _ratios(key: str, name: str, without: list[Look], beside: list[Look]) -> dict[str, float]:
-    found = {}
-    for what in Look._fields:
-        ratios = [getattr(b, what) / getattr(a, what) for a, b in zip(without, beside, strict=True)]
-        found[f"{key}{what}_ratio"] = mean(ratios)
+def _ratios(key: str, name: str, without: list[Measurement], observed: list[Measurement]) -> dict[str, float]:
+    ratios_by_name = {}
+    for what in Measurement._fields:
+        ratios = [getattr(b, what) / getattr(a, what) for a, b in zip(without, observed, strict=True)]
+        ratios_by_name[f"{key}{what}_ratio"] = mean(ratios)
         print(f"{what:<14} {name} to without: {mean(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})")
-    return found
+    return ratios_by_name
 
 
 @dataclass
 class Turns:
     """The measurements, one entry per round."""
 
-    without: list[Look] = field(default_factory=list)
-    pages: list[Look] = field(default_factory=list)
-    top: list[Look] = field(default_factory=list)
+    without: list[Measurement] = field(default_factory=list)
+    pages: list[Measurement] = field(default_factory=list)
+    top: list[Measurement] = field(default_factory=list)
     top_cpu: list[float] = field(default_factory=list)  # cores that `rhymed top` took
     top_mib: float = 0.0  # its memory, the last time
     read: int = 0  # bytes, by all pages
@@ -96,10 +96,10 @@ async def _turns(workers: int, pages: int, seconds: float, rounds: int) -> Turns
     async with cluster(Config.model_validate(tree)) as (where, broker), _working(where, workers):
         raise_priority(broker)
         for _ in range(rounds):
-            turns.without.append(await _look(where, broker, seconds))
+            turns.without.append(await _measure(where, broker, seconds))
             count = [0]
             async with _pages(where, pages, count):
-                turns.pages.append(await _look(where, broker, seconds))
+                turns.pages.append(await _measure(where, broker, seconds))
             turns.read += count[0]
             async with watching(where.broker) as (terminal, top):
                 drawn = terminal.drawn
@@ -111,7 +111,7 @@ async def _turns(workers: int, pages: int, seconds: float, rounds: int) -> Turns
 async def _top(turns: Turns, top: psutil.Process, where: RunLayout, broker: psutil.Process, seconds: float) -> None:
     await asyncio.sleep(SETTLE_S)  # the cost of its start is not counted
     cpu_s, started = cpu_seconds(top), time.monotonic()
-    turns.top.append(await _look(where, broker, seconds))
+    turns.top.append(await _measure(where, broker, seconds))
     turns.top_cpu.append((cpu_seconds(top) - cpu_s) / (time.monotonic() - started))
     turns.top_mib = top.memory_info().rss / 2**20
 
@@ -131,13 +131,13 @@ async def _working(where: RunLayout, workers: int) -> AsyncIterator[None]:
             store.close()
 
 
-async def _look(where: RunLayout, broker: psutil.Process, seconds: float) -> Look:
+async def _measure(where: RunLayout, broker: psutil.Process, seconds: float) -> Measurement:
     await asyncio.sleep(SETTLE_S)
     first, cpu_s, started = await snapshot_of(where), cpu_seconds(broker), time.monotonic()
     await asyncio.sleep(seconds)
     last, cpu_s, wall_s = await snapshot_of(where), cpu_seconds(broker) - cpu_s, time.monotonic() - started
     scored = last.counts.get("scored", 0) - first.counts.get("scored", 0)
-    return Look(last.lag_ms, cpu_s / wall_s, scored / wall_s)
+    return Measurement(last.lag_ms, cpu_s / wall_s, scored / wall_s)
 
 
 @contextlib.asynccontextmanager

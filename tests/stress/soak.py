@@ -34,11 +34,11 @@ from tests.stress.run import LiveRun, Part, Shape
 EVERY_S = 5.0
 ASK_S = 10.0
 START_S = 60.0
-WARM = 0.2  # of the time: what is loaded, cached and filled once
-MOST_MIB = 8.0  # an hour
-MOST_EACH = 6.0  # open files, threads: an hour
+WARM = 0.2  # share of the time in which things are loaded and caches filled
+MOST_MIB = 8.0  # per hour
+MOST_EACH = 6.0  # open files, threads: per hour
 LEAST_S = 600.0
-MOST_MS = 20.0  # by which an answer may take longer after an hour
+MOST_MS = 20.0  # growth of an answer's time per hour
 ENDLESS = 100_000_000  # steps
 PROMPTS = 500
 LIMITS = {"rss_mib": MOST_MIB, "files": MOST_EACH, "threads": MOST_EACH}
@@ -106,7 +106,7 @@ async def _watch(live: LiveRun, seconds: float, rows: list[Row], file: Path) -> 
 
 
 async def _timed(question: Awaitable[Any]) -> tuple[float | None, Any]:
-    """Milliseconds that the answer took, and the answer; None: there was none."""
+    """(milliseconds until the answer, the answer); None if there was none."""
     started = time.perf_counter()
     with contextlib.suppress(RhymedError):
         answer = await question
@@ -115,14 +115,14 @@ async def _timed(question: Awaitable[Any]) -> tuple[float | None, Any]:
 
 
 def _look(part: Part) -> Row | None:
-    """Scoring processes come and go by design, and are not looked at."""
+    """None for a scoring process: these come and go by design."""
     with contextlib.suppress(psutil.Error):
         process = psutil.Process(part.pid)
         if part.role != "scorer":
             memory = process.memory_info()
             return {
                 "pid": part.pid,
-                "rss_mib": (memory.rss - getattr(memory, "shared", 0)) / 2**20,  # what is mapped of files is not ours
+                "rss_mib": (memory.rss - getattr(memory, "shared", 0)) / 2**20,  # mapped files do not count
                 "files": process.num_fds(),
                 "threads": process.num_threads(),
             }
@@ -133,7 +133,7 @@ def _look(part: Part) -> Row | None:
 
 
 def judge(rows: Sequence[Row]) -> dict[str, Any]:
-    """Slopes an hour, by process and by question, and what is wrong with them. Pure."""
+    """Slopes per hour, by process and by request, and what is wrong with them. Pure."""
     parts: dict[str, dict[str, float]] = {}
     wrong: list[str] = []
     long_enough = bool(rows) and rows[-1]["at"] >= LEAST_S
@@ -143,7 +143,7 @@ def judge(rows: Sequence[Row]) -> dict[str, Any]:
             growth = slope([(at, one[key]) for at, one in seen], rows)
             parts[name] |= {key: float(seen[-1][1][key]), f"{key}_per_hour": growth}
             if growth > limit and long_enough:
-                wrong.append(f"{name}: {key} grows by {growth:.1f} an hour, at most {limit:g} are allowed")
+                wrong.append(f"{name}: {key} grows by {growth:.1f} per hour, at most {limit:g} are allowed")
     answers: dict[str, dict[str, float]] = {}
     for key in ("broker_ms", "store_ms", "lag_ms", "commit_ms"):
         values = [(row["at"], row[key]) for row in rows if row.get(key) is not None]
@@ -152,7 +152,7 @@ def judge(rows: Sequence[Row]) -> dict[str, Any]:
             growth = slope(values, rows)
             answers[key] = {"median": float(np.median(all_ms)), "max": float(all_ms.max()), "per_hour": growth}
             if growth > MOST_MS and long_enough:
-                wrong.append(f"{key} grows by {growth:.1f} ms an hour, at most {MOST_MS:g} are allowed")
+                wrong.append(f"{key} grows by {growth:.1f} ms per hour, at most {MOST_MS:g} are allowed")
     return {
         "parts": parts,
         "answers": answers,
@@ -162,7 +162,7 @@ def judge(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def slope(values: Sequence[tuple[float, float]], rows: Sequence[Row]) -> float:
-    """An hour, after the warm-up; seconds come in. The median of slopes between far points: outliers do not count."""
+    """Slope per hour after the warm-up; times in seconds. The median over distant pairs, so outliers do not count."""
     begin = WARM * rows[-1]["at"]
     late = [value for value in values if value[0] >= begin]
     half = len(late) // 2
@@ -208,18 +208,18 @@ def draw(rows: Sequence[Row], path: Path) -> Path | None:
 
 
 def _print(result: Row, picture: Path | None) -> None:
-    print(f"{'process':12} {'MiB':>8} {'an hour':>8} {'files':>6} {'an hour':>8} {'threads':>8} {'an hour':>8}")
+    print(f"{'process':12} {'MiB':>8} {'per hour':>8} {'files':>6} {'per hour':>8} {'threads':>8} {'per hour':>8}")
     for name, seen in result["parts"].items():
         print(
             f"{name:12} {seen['rss_mib']:8.1f} {seen['rss_mib_per_hour']:+8.1f} {seen['files']:6.0f}"
             f" {seen['files_per_hour']:+8.1f} {seen['threads']:8.0f} {seen['threads_per_hour']:+8.1f}"
         )
     for name, seen in result["answers"].items():
-        print(f"{name}: median {seen['median']:.2f}, longest {seen['max']:.1f}, {seen['per_hour']:+.2f} an hour")
+        print(f"{name}: median {seen['median']:.2f}, longest {seen['max']:.1f}, {seen['per_hour']:+.2f} per hour")
     print(f"{result['steps']} steps in {result['minutes']:g} minutes")
     for fault in result["wrong"]:
         print(f"wrong: {fault}")
-    flat = "flat" if result["minutes"] * 60 >= LEAST_S else "nothing wrong, and too short to tell more"
+    flat = "flat" if result["minutes"] * 60 >= LEAST_S else "nothing wrong, but too short to judge growth"
     print(f"{flat if result['good'] else 'not passed'}; see {picture or result['folder']}")
 
 

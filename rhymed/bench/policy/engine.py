@@ -48,10 +48,10 @@ class EngineProcess:
 
     def __init__(self, engine: dict[str, Any], *, path: Sequence[str] = (), fix_expand: bool = False) -> None:
         context = multiprocessing.get_context("spawn")
-        self._link, there = context.Pipe()
-        self._process = context.Process(target=serve, args=(there, engine, list(path), fix_expand), daemon=True)
+        self._link, remote_end = context.Pipe()
+        self._process = context.Process(target=serve, args=(remote_end, engine, list(path), fix_expand), daemon=True)
         self._process.start()
-        there.close()
+        remote_end.close()
 
     def ready(self) -> None:
         self._receive(START_S, "start")

@@ -10,7 +10,7 @@ import pytest
 
 from rhymed.histospec.drafts.carried import PRIOR, Carried, CarriedDrafts
 from rhymed.histospec.drafts.stats import Account
-from tests.histospec.scripted import Engine, words
+from tests.histospec.scripted_engine import Engine, words
 
 WIDTH = 8  # of the engine's drafts
 

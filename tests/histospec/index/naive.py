@@ -1,4 +1,4 @@
-"""What the index should do, written as directly as possible: lists, comparisons, no hashes."""
+"""A reference of the index, written as directly as possible: lists and comparisons, no hashes."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Naive:
     def __init__(self, prompt, orders, weights=None):
         self.orders, self.weights = orders, weights or Weights()
         self.texts, self.kinds, self.ages, self.weight = [], [], [], []
-        self.written = []  # (sequence, position), in the order of time
-        self.kept = []  # by sequence: (sequence, position, how alike), or None
+        self.written = []  # (sequence, position), the oldest first
+        self.tracked = []  # by sequence: (sequence, position, similarity), or None
         self._begin(PROMPT_START, "prompt", 0, ONE)
         self.extend(0, prompt)
 
@@ -32,7 +32,7 @@ class Naive:
         self.written.append((len(self.texts) - 1, 0))
         whole = [row for row, other in enumerate(self.kinds[:-1]) if other in ("history", "closed")]
         beginnings = [(row, 0, ONE) for row in whole[::-1]] if kind == "open" else []
-        self.kept.append((beginnings + [None] * TRACKS)[:TRACKS])
+        self.tracked.append((beginnings + [None] * TRACKS)[:TRACKS])
         return len(self.texts) - 1
 
     def add(self, tokens, age, reward=None):
@@ -50,33 +50,33 @@ class Naive:
         for token in tokens:
             self.texts[row].append(int(token))
             self.written.append((row, len(self.texts[row]) - 1))
-            self.kept[row] = [place and self._go_on(*place, int(token)) for place in self.kept[row]]
+            self.tracked[row] = [place and self._advance(*place, int(token)) for place in self.tracked[row]]
 
-    def _go_on(self, other, place, alike, token):
+    def _advance(self, other, place, similarity, token):
         if place + 1 >= len(self.texts[other]):
             return None
         same = self.texts[other][place + 1] == token
-        return other, place + 1, alike + (ONE if same else 0) // FADE - alike // FADE
+        return other, place + 1, similarity + (ONE if same else 0) // FADE - similarity // FADE
 
-    def _keep(self, row, other, place, alike):
-        values = [-1 if kept is None else kept[2] for kept in self.kept[row]]
-        if min(values) < alike:
-            self.kept[row][values.index(min(values))] = other, place, alike
+    def _track(self, row, other, place, similarity):
+        values = [-1 if track is None else track[2] for track in self.tracked[row]]
+        if min(values) < similarity:
+            self.tracked[row][values.index(min(values))] = other, place, similarity
 
-    def alike(self, row, end, other, place):
-        """The share of equal tokens up to here, of which each weighs 1 - 1 / FADE of the next one."""
-        alike, weight = 0.0, 1.0
+    def similarity(self, row, end, other, place):
+        """The share of equal tokens up to here; each weighs 1 - 1 / FADE of the next one."""
+        total, weight = 0.0, 1.0
         for _ in range(RECENT):
             same = self.texts[row][end] == self.texts[other][place]
             if end == 0 or place == 0:
-                return int(ONE * (alike + weight * same))
-            alike += weight / FADE * same
+                return int(ONE * (total + weight * same))
+            total += weight / FADE * same
             weight -= weight / FADE
             end, place = end - 1, place - 1
-        return int(ONE * alike)
+        return int(ONE * total)
 
     def matched(self, row, end, other, place, most=LONGEST):
-        """Tokens in common, backwards from these two; a common start is as good as the longest."""
+        """Equal tokens backwards from these two; up to a common start counts as `most`."""
         match = 0
         while match < most:
             if self.texts[row][end] != self.texts[other][place]:
@@ -86,13 +86,13 @@ class Naive:
             match, end, place = match + 1, end - 1, place - 1
         return match
 
-    def places(self, row, settings):
-        """(sequence, position of the next token, match, how alike), newest first."""
+    def matches(self, row, settings):
+        """(sequence, position of the next token, match length, similarity), newest first."""
         long, short = self.orders
         end, found = len(self.texts[row]) - 1, []
-        for other, place, alike in [] if settings.backoff else [kept for kept in self.kept[row] if kept]:
+        for other, place, similarity in [] if settings.backoff else [track for track in self.tracked[row] if track]:
             if place + 1 < len(self.texts[other]):
-                found.append((other, place + 1, self.matched(row, end, other, place), alike))
+                found.append((other, place + 1, self.matched(row, end, other, place), similarity))
         found += self._search(row, long, LONGEST, settings)
         if not (settings.backoff and found):
             found += self._search(row, short, long - 1, settings)
@@ -108,28 +108,28 @@ class Naive:
                 if self.kinds[other] == "history" and self.ages[other] == 1:
                     found.append((other, place + 1, match, 0))
                 continue
-            if (other, place) in [kept[:2] for kept in self.kept[row] if kept]:
+            if (other, place) in [track[:2] for track in self.tracked[row] if track]:
                 continue
-            alike = self.alike(row, end, other, place)
+            similarity = self.similarity(row, end, other, place)
             if other not in (0, row):
-                self._keep(row, other, place, alike)
-            found.append((other, place + 1, match, alike))
+                self._track(row, other, place, similarity)
+            found.append((other, place + 1, match, similarity))
         return found
 
-    def class_of(self, row, other, match, alike):
+    def class_of(self, row, other, match, similarity):
         kind = PROMPT if other == 0 else OWN if other == row else OTHER
         at = max(i for i, least in enumerate(MATCHES) if match >= least)
-        return (at * SIMILARITIES + min(SIMILARITIES * alike // ONE, SIMILARITIES - 1)) * 3 + kind
+        return (at * SIMILARITIES + min(SIMILARITIES * similarity // ONE, SIMILARITIES - 1)) * 3 + kind
 
     def draft(self, row, limit, settings: Matching, trust, key=None):
-        """[(token, scores by token, what speaks for it, how many agree, trust in the best of them)], one a step."""
-        places, steps = self.places(row, settings), []
-        self.voted = len(places)
+        """[(token, scores by token, evidence, number of agreeing matches, trust in the best)], one per step."""
+        matches, steps = self.matches(row, settings), []
+        self.voted = len(matches)
         start = len(self.texts[row]) - 1
-        while places and len(steps) < limit:
+        while matches and len(steps) < limit:
             shares, right = {}, {}
-            for other, place, match, alike in places:
-                token, at = self.texts[other][place], self.class_of(row, other, match, alike)
+            for other, place, match, similarity in matches:
+                token, at = self.texts[other][place], self.class_of(row, other, match, similarity)
                 shares[token] = shares.get(token, 0.0) + self.weight[other] * float(trust.weight[at])
                 right[token] = max(right.get(token, 0.0), trust.right[at])
             total = sum(shares.values())
@@ -141,15 +141,15 @@ class Naive:
                 others = [score for token, score in scores.items() if token != best]
                 lead = math.exp(max(others) - scores[best]) if others else 0.0
                 share = math.exp(-UNSEEN * math.exp(-scores[best])) / (1.0 + lead)
-            agree = sum(self.texts[other][place] == best for other, place, _, _ in places)
+            agree = sum(self.texts[other][place] == best for other, place, _, _ in matches)
             steps.append((best, scores, share, agree, right[best]))
-            places = [place for place in (self._after(row, best, place, settings) for place in places) if place]
+            matches = [place for place in (self._after(row, best, place, settings) for place in matches) if place]
         return steps
 
     def _after(self, row, token, where, settings):
-        other, place, match, alike = where
+        other, place, match, similarity = where
         agrees = self.texts[other][place] == token
         if place + 1 >= len(self.texts[other]) or (not agrees and (settings.backoff or other in (0, row))):
             return None
         fresh = ONE // FADE if agrees else 0
-        return other, place + 1, min(match + 1, LONGEST) if agrees else 0, alike + fresh - alike // FADE
+        return other, place + 1, min(match + 1, LONGEST) if agrees else 0, similarity + fresh - similarity // FADE

@@ -16,7 +16,7 @@ from vllm.v1.sample.sampler import Sampler
 from rhymed.histospec.plugin import attach
 from rhymed.histospec.sampling import device, noise
 from rhymed.histospec.sampling.sampler import Keyed
-from tests.histospec.sampling.fakerunner import Runner, V
+from tests.histospec.sampling.fake_runner import Runner, V
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # vLLM's and torch's own
 

@@ -1,4 +1,4 @@
-"""The drafter's engine in tests: it follows scripts, and takes the drafts that agree with them."""
+"""An engine for tests of the drafter: it follows scripts and accepts the drafts that agree with them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PROMPT = [5, 6, 7]
 
 
 class Engine:
-    """Accepts the drafted tokens that its script goes on with, and makes one more, like a real one."""
+    """Accepts the drafted tokens that its script continues with, and makes one more, like a real engine."""
 
     def __init__(self, **settings: object) -> None:
         self.builder = Builder(1000)

@@ -1,6 +1,6 @@
-"""A real vLLM engine that samples by keys, as a program: `python keyedengine.py MODEL` prints its outputs as JSON.
+"""A real vLLM engine with keyed sampling: `python keyed_engine.py MODEL` prints its outputs as JSON.
 
-A program, since keyed sampling is switched on for a whole process.
+It is a program because keyed sampling is switched on for a whole process.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import sys
 from typing import Any
 
 VOCABULARY = 264
-KNOWN: dict[int, list[int]] = {}  # whole sequences, by key: what `Recall` drafts
+KNOWN: dict[int, list[int]] = {}  # whole sequences by key, from which `KnownDrafts` drafts
 EOS = 1
 
 
-class Recall:
-    """Drafts what is known to come, with every seventh token wrong, and too long where the sequence ends."""
+class KnownDrafts:
+    """Drafts the known sequence with every seventh token wrong, and beyond its end."""
 
     def __init__(self, vllm_config: Any) -> None:
         from rhymed.histospec.plugin import install
@@ -34,7 +34,10 @@ class Recall:
         self.runner = runner
 
     def propose(self, sampled, num_tokens_no_spec, token_ids_cpu, slot_mappings=None) -> list[list[int]]:
-        drafts = [self._draft(row, int(num_tokens_no_spec[row])) if made else [] for row, made in enumerate(sampled)]
+        drafts = [
+            self._draft(row, int(num_tokens_no_spec[row])) if generated else []
+            for row, generated in enumerate(sampled)
+        ]
         self.drafted += sum(map(len, drafts))
         return drafts
 
@@ -45,7 +48,7 @@ class Recall:
         return [3 if t % 7 == 0 else known[t] if t < len(known) else 5 for t in range(at, at + width)]
 
 
-def engine(model: str, **given: Any) -> Any:
+def engine(model: str, **options: Any) -> Any:
     from vllm import LLM
 
     return LLM(
@@ -62,7 +65,7 @@ def engine(model: str, **given: Any) -> Any:
         logprobs_mode="processed_logprobs",
         max_logprobs=VOCABULARY,
         disable_log_stats=True,
-        **given,
+        **options,
     )
 
 
@@ -71,21 +74,21 @@ def prompts() -> list[list[int]]:
     return [[rng.randrange(2, 250) for _ in range(rng.randrange(4, 120))] for _ in range(16)]
 
 
-def params(key: int, **given: Any) -> Any:
+def params(key: int, **options: Any) -> Any:
     from vllm import SamplingParams
 
     shape = [{}, {"temperature": 0.7, "top_p": 0.9}, {"top_k": 20}, {"temperature": 0.0}][key % 4]
-    given = {"logprobs": 0, "max_tokens": 40, "stop_token_ids": [EOS], "detokenize": False, **shape, **given}
-    return SamplingParams(seed=key, extra_args={"rhymed": {"key": key}}, **given)
+    options = {"logprobs": 0, "max_tokens": 40, "stop_token_ids": [EOS], "detokenize": False, **shape, **options}
+    return SamplingParams(seed=key, extra_args={"rhymed": {"key": key}}, **options)
 
 
 def outputs(llm: Any, batch: int) -> list[tuple[list[int], list[float]]]:
-    made: list[Any] = []
-    asked = [{"prompt_token_ids": prompt} for prompt in prompts()]
+    generated: list[Any] = []
+    requests = [{"prompt_token_ids": prompt} for prompt in prompts()]
     for at in range(0, 16, batch):
         keys = range(at, at + batch)
-        made += llm.generate(asked[at : at + batch], [params(key) for key in keys], use_tqdm=False)
-    return [(list(one.outputs[0].token_ids), chosen(one.outputs[0])) for one in made]
+        generated += llm.generate(requests[at : at + batch], [params(key) for key in keys], use_tqdm=False)
+    return [(list(request.outputs[0].token_ids), chosen(request.outputs[0])) for request in generated]
 
 
 def chosen(output: Any) -> list[float]:
@@ -94,9 +97,11 @@ def chosen(output: Any) -> list[float]:
 
 def everything(llm: Any) -> list[list[list[float]]]:
     """All log-probs at every position of the first eight samples."""
-    asked = [{"prompt_token_ids": prompt} for prompt in prompts()[:8]]
-    made = llm.generate(asked, [params(key, logprobs=-1) for key in range(8)], use_tqdm=False)
-    return [[[row[v].logprob for v in range(len(row))] for row in one.outputs[0].logprobs] for one in made]
+    requests = [{"prompt_token_ids": prompt} for prompt in prompts()[:8]]
+    generated = llm.generate(requests, [params(key, logprobs=-1) for key in range(8)], use_tqdm=False)
+    return [
+        [[row[v].logprob for v in range(len(row))] for row in request.outputs[0].logprobs] for request in generated
+    ]
 
 
 def runner_of(llm: Any) -> Any:
@@ -104,7 +109,7 @@ def runner_of(llm: Any) -> Any:
 
 
 def count_preemptions() -> list[str]:
-    """Names of requests, as they are preempted."""
+    """Collects the ids of preempted requests."""
     from vllm.v1.core.sched.scheduler import Scheduler
 
     preempted, original = [], Scheduler._preempt_request
@@ -118,26 +123,26 @@ def count_preemptions() -> list[str]:
 
 
 def main() -> None:
-    told: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     preempted = count_preemptions()
     llm = engine(sys.argv[1], worker_extension_cls="rhymed.histospec.extension.Extension")
-    told["alone"] = outputs(llm, 1)
-    told["together"] = outputs(llm, 16)
-    told["everything"] = everything(llm)
-    told["samplers"] = [type(runner_of(llm).sampler).__name__]
-    told["preempted"] = [len(preempted)]
-    import keyedengine  # as vLLM imports it, which is not this program
+    results["alone"] = outputs(llm, 1)
+    results["together"] = outputs(llm, 16)
+    results["everything"] = everything(llm)
+    results["samplers"] = [type(runner_of(llm).sampler).__name__]
+    results["preempted"] = [len(preempted)]
+    import keyed_engine  # as vLLM imports it, which is not this program
 
-    for key, (prompt, (tokens, _)) in enumerate(zip(prompts(), told["together"], strict=True)):
-        keyedengine.KNOWN[key] = prompt + tokens
+    for key, (prompt, (tokens, _)) in enumerate(zip(prompts(), results["together"], strict=True)):
+        keyed_engine.KNOWN[key] = prompt + tokens
     del llm
-    spec = {"method": "custom_class", "model": "keyedengine.Recall", "num_speculative_tokens": 6}
+    spec = {"method": "custom_class", "model": "keyed_engine.KnownDrafts", "num_speculative_tokens": 6}
     llm = engine(sys.argv[1], speculative_config=spec, additional_config={"rhymed": {"keyed": True}})
-    told["drafted"] = outputs(llm, 16)
-    told["samplers"] += [type(runner_of(llm).rejection_sampler).__name__]
-    told["preempted"].append(len(preempted) - told["preempted"][0])
-    told["drafts"] = runner_of(llm).drafter.drafted
-    print("\n" + json.dumps(told), flush=True)
+    results["drafted"] = outputs(llm, 16)
+    results["samplers"] += [type(runner_of(llm).rejection_sampler).__name__]
+    results["preempted"].append(len(preempted) - results["preempted"][0])
+    results["drafts"] = runner_of(llm).drafter.drafted
+    print("\n" + json.dumps(results), flush=True)
 
 
 if __name__ == "__main__":

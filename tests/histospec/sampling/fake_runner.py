@@ -1,4 +1,4 @@
-"""A model runner's part that samplers see: a batch of requests with parameters, filled as vLLM fills it."""
+"""The part of a model runner that samplers use: a batch of requests, filled as vLLM fills it."""
 
 from __future__ import annotations
 
