@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NoReturn
 
+from rhymed.config import Schedule
 from rhymed.errors import InvalidTransition
 from rhymed.messages import Drafting, SampleId
 
@@ -71,6 +72,18 @@ class Rules:
     lost_after_s: float = 20.0
     stuck_after_s: float = 900.0
     missing_after_s: float = 5.0  # a worker that does not report a sample for so long does not have it
+
+    @classmethod
+    def of(cls, schedule: Schedule) -> Rules:
+        return cls(
+            max_staleness=schedule.max_staleness,
+            run_ahead=schedule.run_ahead,
+            max_retries=schedule.max_retries,
+            max_losses=schedule.max_losses,
+            lost_after_s=schedule.lost_after_s,
+            stuck_after_s=schedule.stuck_after_s,
+            missing_after_s=max(5.0, 3 * schedule.heartbeat_s),
+        )
 
 
 class Sample:

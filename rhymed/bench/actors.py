@@ -173,7 +173,7 @@ class Reward(Actor):
         await asyncio.sleep(self.work_s)
         scores = [self.judge(id) for id in ids]
         if self.store is not None:
-            await self.store.put_scores([score for score in scores if score.error is None])
+            await self.store.put_scores([score for score in scores if score.reward is not None])
         with contextlib.suppress(RhymedError):
             await self.report(messages.Scored(worker=self.name, scores=scores))
         for id in ids:

@@ -51,7 +51,7 @@ TO_STORE: Permits = {
     messages.GetHistory: _ROLLOUT | _BROKER,
     messages.GetPrompts: _WORKERS | _BROKER,
     messages.GetSamples: _WORKERS | _BROKER,
-    messages.PutScores: _REWARD | _BROKER,  # the broker writes zeros if reward.on_error = "zero"
+    messages.PutScores: _REWARD | _BROKER,  # the broker also imports rewards of an earlier run
     messages.GetStoreStats: _ALL,
 }
 

@@ -108,6 +108,14 @@ class Failing(Reward):
         return messages.Score(id=id, error="no answer found") if wrong else messages.Score(id=id, reward=1.0)
 
 
+class Zeroing(Failing):
+    """As the reward worker with `reward.on_error = "zero"`."""
+
+    def judge(self, id: messages.SampleId) -> messages.Score:
+        score = super().judge(id)
+        return score if score.error is None else messages.Score(id=id, reward=0.0, error=score.error)
+
+
 async def test_scoring_errors_drop_by_default(cluster: Cluster) -> None:
     await cluster.actor(Rollout, "rollout-0")
     await cluster.actor(Failing, "reward-0")
@@ -121,7 +129,7 @@ async def test_scoring_errors_as_zero(config: Config) -> None:
     async with contextlib.AsyncExitStack() as stack:
         cluster = await Cluster(changed(config, reward={"on_error": "zero"}), stack).open()
         await cluster.actor(Rollout, "rollout-0")
-        await cluster.actor(Failing, "reward-0")
+        await cluster.actor(Zeroing, "reward-0")
         trainer = await cluster.actor(Trainer, "trainer")
         await asyncio.wait_for(trainer.over.wait(), 60)
         assert [len(step.samples) for step in trainer.steps] == [8, 8, 8]

@@ -41,6 +41,7 @@ def test_only_the_broker_marks_samples() -> None:
 def test_rewards_are_the_reward_workers_and_weights_the_rollout_workers() -> None:
     assert allowed(messages.ToStore, "reward", messages.PutScores(scores=[]))
     assert not allowed(messages.ToStore, "rollout", messages.PutScores(scores=[]))
+    assert allowed(messages.ToStore, "broker", messages.PutScores(scores=[])), "history import uses the broker's key"
     assert allowed(messages.ToWeights, "rollout", messages.GetManifest(version=0))
     assert not allowed(messages.ToWeights, "reward", messages.GetManifest(version=0))
 

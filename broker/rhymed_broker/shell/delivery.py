@@ -1,7 +1,7 @@
-"""What the broker asks of workers and the trainer: the ledger's actions as messages, each with a deadline.
+"""Sends the ledger's actions to workers and the trainer as messages, each with a deadline.
 
-Owns who can be reached how: a worker's link is the one that it joined over last, and the trainer is the process that
-joined last. What could not be delivered goes back to the ledger, with the reason. Knows nothing of what is reported.
+Owns the addresses: a worker is reached over the link that it last joined over, and the trainer is the process that
+joined last. An action that cannot be delivered goes back to the ledger with the reason. Knows nothing of reports.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from rhymed_broker.ledger.ledger import Ledger
 
 log = logging.getLogger(__name__)
 
-DELIVERY_S = 15.0  # a worker answers that it took something; its work comes later
-TRAIN_S = 300.0  # the trainer answers when it has read all of the step
-REFUSED_S = 600.0  # as long as others wait for one that does not do what it is asked
+DELIVERY_S = 15.0  # for the answer that a worker has accepted a request; the work comes later
+TRAIN_S = 300.0  # the trainer answers when it has read all samples of the step
+REFUSED_S = 600.0  # then the run ends
 
 Order = Assign | ScoreSamples | Cancel | Release | Load | Train
 
@@ -31,13 +31,13 @@ class Delivery:
     def __init__(
         self, server: Server, ledger: Ledger, written: Callable[[], Awaitable[bool]], wake: Callable[[], None]
     ) -> None:
-        """`written`: waits until what was decided is in the store; `wake`: the ledger has news."""
+        """`written`: waits until the store has all marks; `wake`: the ledger has changed."""
         self._server, self._ledger = server, ledger
         self._written, self._wake = written, wake
         self._peers: dict[str, bytes] = {}
-        self._weights = ""  # where the trainer serves them
+        self._weights = ""  # address at which the trainer serves them
         self._life = ""  # of the trainer that joined last
-        self._train: Train | None = None  # given last: an earlier one's fate is of no interest
+        self._train: Train | None = None  # the last one; earlier ones no longer matter
 
     def joined(self, peer: bytes, join: messages.Join) -> None:
         self._peers[join.worker] = peer
@@ -47,21 +47,23 @@ class Delivery:
     def forget(self, worker: str) -> None:
         self._peers.pop(worker, None)
 
-    def check_trainer(self, peer: bytes, told: messages.Trained | messages.Checkpointed) -> None:
-        """Raises `PeerGone` if this is from a process, or over a link, that another has taken the place of."""
-        if self._peers.get(told.worker) != peer or told.life != self._life:
-            raise PeerGone(f"{told.worker} has joined anew since it said this: join first")
+    def check_trainer(self, peer: bytes, report: messages.Trained | messages.Checkpointed) -> None:
+        """Raises `PeerGone` if the report is from a process, or over a link, that has been replaced."""
+        if self._peers.get(report.worker) != peer or report.life != self._life:
+            raise PeerGone(f"{report.worker} has joined again since it sent this: join first")
 
     async def deliver(self, order: Order) -> None:
-        """Raises `StepRefused` when the trainer has not taken a step for too long: nothing else will come of it."""
+        """Raises `StepRefused` if the trainer has refused a step for too long."""
         if isinstance(order, Train):
             self._train = order
-        _tell_of(order)
+        _log(order)
         try:
             if isinstance(order, Train) and not await self._written():
-                raise StoreError("what is dropped of the step is not yet written down")  # it must not come back later
+                raise StoreError(
+                    "the step's dropped samples are not yet in the store"
+                )  # a restart would bring them back
             await self.ask(order.worker, self._message(order), TRAIN_S if isinstance(order, Train) else DELIVERY_S)
-        except RhymedError as error:  # the link's, or the worker's own
+        except RhymedError as error:  # of the link or of the worker
             self._undelivered(order, error)
 
     async def ask(self, worker: str, message: messages.Message, deadline_s: float = DELIVERY_S) -> None:
@@ -71,12 +73,12 @@ class Delivery:
         await self._server.request(peer, message, deadline_s=deadline_s)
 
     async def finish(self, names: Sequence[str], reason: str) -> list[str]:
-        """Tell them that the run is over. Those who have heard it."""
+        """Report the end of the run to these workers. Returns those that have heard it."""
         finish = messages.Finish(reason=reason)
         answers = await asyncio.gather(*(self.ask(name, finish) for name in names), return_exceptions=True)
         for name, answer in zip(names, answers, strict=True):
             if isinstance(answer, BaseException):
-                log.warning("%s was not told of the end: %s", name, answer)
+                log.warning("%s did not learn of the end: %s", name, answer)
         return [name for name, answer in zip(names, answers, strict=True) if not isinstance(answer, BaseException)]
 
     def _message(self, order: Order) -> messages.Message:
@@ -96,12 +98,12 @@ class Delivery:
 
     def _undelivered(self, order: Order, error: RhymedError) -> None:
         ids = order.ids if isinstance(order, Assign | ScoreSamples | Release) else ()
-        more = cause("undelivered", ids, reason=str(error))
-        log.warning("%s to %s failed: %s", type(order).__name__, order.worker, error, extra=more)
+        fields = cause("undelivered", ids, reason=str(error))
+        log.warning("%s to %s failed: %s", type(order).__name__, order.worker, error, extra=fields)
         now = time.monotonic()
         match order:
             case Assign(name, ids, _) | ScoreSamples(name, ids):
-                silent = isinstance(error, PeerGone | DeadlineExceeded)  # then no sample has done anything to it
+                silent = isinstance(error, PeerGone | DeadlineExceeded)  # then it cannot be a sample's fault
                 self._ledger.retries.given_back(name, ids, str(error), now, blame="nobody" if silent else "worker")
             case Load(name, _):
                 self._ledger.load_failed(name)
@@ -115,17 +117,17 @@ class Delivery:
         self._ledger.handover.failed(now, str(error))
         if (tried_s := self._ledger.handover.refused_s(now)) > REFUSED_S:
             raise StepRefused(
-                f"step {step + 1} could not be given to the trainer for {tried_s:.0f} s: {error}; put that right,"
+                f"step {step + 1} could not be given to the trainer for {tried_s:.0f} s: {error}; fix that,"
                 " then resume the run"
             ) from error
 
 
-def _tell_of(order: Order) -> None:
-    """What workers are given they log themselves; what is taken from them they may not be able to."""
+def _log(order: Order) -> None:
+    """Workers log what they are assigned; they may not be able to log what is taken from them."""
     rare = isinstance(order, Cancel | Release)
     if isinstance(order, Load | Train) or not log.isEnabledFor(logging.INFO if rare else logging.DEBUG):
         return
     kind = type(order).__name__
-    more = cause(kind.lower(), order.ids, worker=order.worker)
+    fields = cause(kind.lower(), order.ids, worker=order.worker)
     level = logging.INFO if rare else logging.DEBUG
-    log.log(level, "%s %d samples to %s, first %s", kind, len(order.ids), order.worker, order.ids[0], extra=more)
+    log.log(level, "%s %d samples to %s, first %s", kind, len(order.ids), order.worker, order.ids[0], extra=fields)

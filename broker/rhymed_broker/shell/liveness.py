@@ -1,7 +1,7 @@
-"""The broker's clock: who is silent for too long is lost, and what was refused is tried again.
+"""The ledger's tick: workers that are silent for too long are lost, and refused requests are repeated.
 
-Invariant: time in which this process did not run counts as nobody's silence: what they said meanwhile is still to be
-read.
+Invariant: time in which this process did not run (it was suspended) does not count as a worker's silence, since the
+messages of that time are still unread.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rhymed_broker.status.timeline import TimelineRecorder
 
 log = logging.getLogger(__name__)
 
-LATE_S = 1.0  # a clock that comes later than this had not been running
+LATE_S = 1.0  # a tick that is later than this: the process was suspended
 
 
 class Liveness:
@@ -27,7 +27,7 @@ class Liveness:
         self._schedule, self._ledger, self._delivery, self._timeline = schedule, ledger, delivery, timeline
 
     async def run(self, wake: Callable[[], None]) -> None:
-        """`wake`: the ledger has news."""
+        """`wake`: the ledger has changed."""
         pause_s = min(1.0, self._schedule.heartbeat_s)
         last = time.monotonic()
         while True:
@@ -36,17 +36,17 @@ class Liveness:
             if (late_s := now - last - pause_s) > LATE_S:
                 self._excuse(late_s, now)
             last = now
-            self._turn(now)
+            self._tick(now)
             wake()
 
-    def _turn(self, now: float) -> None:
-        for name, had in self._ledger.tick(now).items():
-            more = cause("lost", had, worker=name)
-            log.warning("%s is lost: silent for more than %g s", name, self._schedule.lost_after_s, extra=more)
+    def _tick(self, now: float) -> None:
+        for name, held in self._ledger.tick(now).items():
+            fields = cause("lost", held, worker=name)
+            log.warning("%s is lost: silent for more than %g s", name, self._schedule.lost_after_s, extra=fields)
             self._delivery.forget(name)
             self._timeline.gone("lost", name, now)
 
     def _excuse(self, late_s: float, now: float) -> None:
-        log.warning("this process did not run for %.1f s: nobody's silence in that time counts", late_s)
+        log.warning("this process did not run for %.1f s: that time does not count as silence of workers", late_s)
         for worker in self._ledger.workers.by_name.values():
             worker.seen = min(now, worker.seen + late_s)

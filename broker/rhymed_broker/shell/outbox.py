@@ -1,7 +1,7 @@
-"""What the broker writes, in order and off everybody's way: marks in the store's journal, lines of metrics.
+"""The broker's writes to the store, in order and in the background: marks in the journal, log-probs to delete.
 
-Attempts wait in a queue and are tried again while the store is away, up to a deadline; then the broker ends with an
-error that says so. Losing the queue in a crash does no harm: a mark that is missing costs work, never a sample.
+A write is repeated while the store is away, up to a deadline; then the broker ends with that error. Losing the queue
+in a crash is safe: a missing mark costs repeated work, never a sample.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ class Outbox:
         self._writes.put_nowait((what, write))
 
     async def run(self) -> None:
-        """Attempt until cancelled. Raises `StoreError` when the store stays away."""
+        """Until cancelled. Raises `StoreError` if the store stays away."""
         while True:
             what, write = await self._writes.get()
             await retry_store(write, what, self._patience_s)
             self._writes.task_done()
 
     async def flush(self, deadline_s: float) -> bool:
-        """Wait until all is written, but not longer than this. Whether it is."""
+        """Wait until all is written, up to the deadline; returns whether it is."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._writes.join(), deadline_s)
             return True

@@ -1,47 +1,48 @@
-"""What keeps a run from going on just now, in words for people. Pure: from the ledger and the time.
+"""What keeps the run from making progress now, in sentences for people. Pure: from the ledger and the time.
 
-Nobody waits in silence: every wait that a person could end, or would want to know of, has its sentence here.
+Every wait that a person could end, or would want to know of, has its sentence here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from rhymed.messages import EVAL
+from rhymed.messages import EVAL, Role
 from rhymed.text import step_name
 from rhymed_broker.ledger.ledger import Ledger
 from rhymed_broker.ledger.retries import TAKEN
+from rhymed_broker.states import State
 
-PATIENCE_S = 10.0  # what is over sooner is no trouble
+PATIENCE_S = 10.0  # shorter waits are not reported
 LOADING_S = 90.0
-PHASE_S = 300.0  # a trainer tells of every micro-batch
+PHASE_S = 300.0  # a trainer changes its phase with every micro-batch
 MANY = 0.5  # of a step's samples
 WORDS = 160  # characters of a reason
-LOOKED = 64  # of the samples that are longest in their state
+QUEUES: tuple[tuple[State, Role, str], ...] = (("waiting", "rollout", "generated"), ("generated", "reward", "scored"))
+CHECKED = 64  # samples per state, those that entered it first
 
 
-def troubles(ledger: Ledger, now: float, *, up_s: float, ready: bool, others: Sequence[str] = ()) -> list[str]:
-    """`up_s`: since the broker began; `ready`: the dataset is read; `others`: further ones, empty ones left out."""
-    found = [*_steered(ledger, now), *(other for other in others if other)]
+def diagnostics(ledger: Ledger, now: float, *, up_s: float, ready: bool, others: Sequence[str] = ()) -> list[str]:
+    """`up_s`: since the broker started; `ready`: the dataset is read; `others`: more sentences, or empty strings."""
+    lines = [*_operated(ledger, now), *(other for other in others if other)]
     if ready and up_s > PATIENCE_S:
-        found += _absent(ledger, now)
+        lines += _absent(ledger, now)
     more = [*_resting(ledger, now), *_refused(ledger, now), *_loading(ledger, now), *_dropped(ledger)]
-    return [*found, *_silent(ledger, now), *_slow(ledger, now), *_stuck(ledger, now), *more]
+    return [*lines, *_silent(ledger, now), *_slow(ledger, now), *_stuck(ledger, now), *more]
 
 
-def _steered(ledger: Ledger, now: float) -> Iterator[str]:
-    """What a person wanted, and another may have forgotten."""
-    steering = ledger.control
-    if steering.paused:
-        yield f"paused by an operator for {now - steering.paused_at:.0f} s; `rhymed steer resume` goes on"
-    for state, role in (("waiting", "rollout"), ("generated", "reward")):
-        crew = [worker for worker in ledger.workers.by_name.values() if worker.role == role]
-        if crew and all(worker.drained for worker in crew) and ledger.samples.queues[state]:  # type: ignore[index]
+def _operated(ledger: Ledger, now: float) -> Iterator[str]:
+    """What an operator asked for, and may have forgotten."""
+    control = ledger.control
+    if control.paused:
+        yield f"paused by an operator for {now - control.paused_at:.0f} s; `rhymed steer resume` continues"
+    for state, role, _ in QUEUES:
+        workers = ledger.workers.of_role(role)
+        if workers and all(worker.drained for worker in workers) and ledger.samples.queues[state]:
             yield f"every {role} worker is drained; `rhymed steer undrain WORKER` gives one work again"
     for open_step in ledger.samples.evaluations():
         version = open_step.step - EVAL
-        crew = [worker for worker in ledger.workers.by_name.values() if worker.role == "rollout"]
-        able = [worker for worker in crew if worker.version == version]
+        able = [worker for worker in ledger.workers.of_role("rollout") if worker.version == version]
         if open_step.counts["waiting"] and able and all(worker.drained for worker in able):
             yield f"the evaluation of version {version} waits for {able[0].name}, which is drained"
 
@@ -50,11 +51,10 @@ def _absent(ledger: Ledger, now: float) -> Iterator[str]:
     if ledger.finished:
         return
     if ledger.workers.trainer is None:
-        yield "no trainer is here: nothing is trained, and no weights are given out"
-    for state, role, what in (("waiting", "rollout", "written"), ("generated", "reward", "scored")):
-        queue = ledger.samples.queues[state]  # type: ignore[index]
-        here = any(worker.role == role for worker in ledger.workers.by_name.values())
-        if queue and not here and now - next(iter(queue)).since > PATIENCE_S:
+        yield "no trainer is here: no step is trained, and no weights are served"
+    for state, role, what in QUEUES:
+        queue = ledger.samples.queues[state]
+        if queue and not ledger.workers.of_role(role) and now - next(iter(queue)).since > PATIENCE_S:
             yield f"no {role} worker is here: {len(queue)} samples wait to be {what}"
 
 
@@ -80,7 +80,7 @@ def _refused(ledger: Ledger, now: float) -> Iterator[str]:
 
 
 def _dropped(ledger: Ledger) -> Iterator[str]:
-    """A run goes on without them, and learns next to nothing."""
+    """The run continues without them, but learns little."""
     step, samples, dropped = ledger.samples.sparse
     why = ledger.samples.last_drop[:WORDS]
     if not ledger.finished and dropped > samples * MANY:
@@ -90,7 +90,7 @@ def _dropped(ledger: Ledger) -> Iterator[str]:
 def _loading(ledger: Ledger, now: float) -> Iterator[str]:
     for name, worker in sorted(ledger.workers.by_name.items()):
         if worker.target != -1 and now - worker.target_at > LOADING_S:
-            yield f"{name} was told to load version {worker.target} {now - worker.target_at:.0f} s ago"
+            yield f"{name} was asked to load version {worker.target} {now - worker.target_at:.0f} s ago"
 
 
 def _slow(ledger: Ledger, now: float) -> Iterator[str]:
@@ -104,7 +104,7 @@ def _stuck(ledger: Ledger, now: float) -> Iterator[str]:
     """The first of each state."""
     limit_s = ledger.rules.stuck_after_s
     for state in TAKEN:
-        for sample, _ in zip(ledger.samples.queues[state], range(LOOKED), strict=False):
+        for sample, _ in zip(ledger.samples.queues[state], range(CHECKED), strict=False):
             still_s = now - max(sample.since, sample.advanced)
             worker = ledger.workers.by_name.get(sample.worker)
             parked = worker is not None and sample.id in worker.parked

@@ -1,9 +1,10 @@
-"""A snapshot of everything for people: pure, from the ledger and the time."""
+"""A snapshot of the run for people: pure, from the ledger, the time and a `RunInfo`."""
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from itertools import chain, count, islice, takewhile
 
 from rhymed.messages import (
@@ -22,56 +23,52 @@ from rhymed_broker.ledger.ledger import Ledger
 from rhymed_broker.ledger.step import OpenStep
 from rhymed_broker.ledger.workers import Worker
 from rhymed_broker.states import Sample
-from rhymed_broker.status.diagnostics import troubles
+from rhymed_broker.status.diagnostics import diagnostics
 
-GROUPS = 96  # of a step that are told one by one
+GROUPS = 96  # rows per step
 
 
-def queues(
-    ledger: Ledger,
-    now: float,
-    *,
-    run: str,
-    started_at: float,
-    steps: int,
-    finished: bool,
-    metrics: dict[str, float],
-    val: dict[str, float],
-    lag_ms: float,
-    ready: bool = True,
-    others: Sequence[str] = (),
-    store: dict[str, float] | None = None,
-    brief: str | None = None,
-) -> Queues:
-    """`ready`: the dataset is read; `others`: further troubles, empty ones left out.
+@dataclass(frozen=True)
+class RunInfo:
+    """What a snapshot shows besides the ledger."""
 
-    `brief`: tell the samples of this worker only; None: of all.
-    """
+    name: str
+    uptime_s: float = 0.0
+    steps: int | None = None  # of the whole run; None: the dataset is not read yet
+    finished: bool = False
+    metrics: dict[str, float] = field(default_factory=dict)  # of the last trained step
+    evaluation: dict[str, float] = field(default_factory=dict)  # the newest one
+    lag_ms: float = 0.0
+    store: dict[str, float] = field(default_factory=dict)
+    warnings: Sequence[str] = ()  # empty ones are left out
+
+
+def queues(ledger: Ledger, now: float, run: RunInfo, *, only: str | None = None) -> Queues:
+    """`only`: with the samples of this worker alone; None: of all workers."""
     running = _running(ledger)
+    depths, waiting = ledger.samples.depths(), ledger.samples.queues
     return Queues(
-        run=run,
-        uptime_s=now - started_at,
+        run=run.name,
+        uptime_s=run.uptime_s,
         version=ledger.version,
         step=ledger.version,
-        steps=steps,
-        finished=finished,
-        queues={str(state): depth for state, depth in ledger.samples.depths().items()},
-        oldest_s={
-            str(state): now - next(iter(queue)).since for state, queue in ledger.samples.queues.items() if queue
-        },
+        steps=run.steps or 0,
+        finished=run.finished,
+        queues={str(state): depth for state, depth in depths.items()},
+        oldest_s={str(state): now - next(iter(queue)).since for state, queue in waiting.items() if queue},
         workers=[
-            _worker(worker, now, brief is None or name == brief)
+            _worker(worker, now, with_samples=only is None or name == only)
             for name, worker in sorted(ledger.workers.by_name.items())
         ],
         open_steps=[
-            _step(open_step, now, running.get(open_step.step, {})) for open_step in ledger.samples.open_steps.values()
+            _step(open_step, now, running.get(step, {})) for step, open_step in ledger.samples.open_steps.items()
         ],
-        metrics=metrics,
-        val=val,
-        lag_ms=lag_ms,
+        metrics=run.metrics,
+        val=run.evaluation,
+        lag_ms=run.lag_ms,
         counts=dict(ledger.samples.counts),
-        store=store or {},
-        troubles=troubles(ledger, now, up_s=now - started_at, ready=ready, others=others),
+        store=run.store,
+        troubles=diagnostics(ledger, now, up_s=run.uptime_s, ready=run.steps is not None, others=run.warnings),
         paused=ledger.control.paused,
     )
 
@@ -98,19 +95,18 @@ def _member(sample: Sample, now: float) -> Member:
 
 
 def numbers(stats: StoreStats) -> dict[str, float]:
-    """What the store tells of itself, as far as it is numbers; names as in `StoreStats`."""
+    """The numeric fields of the store's statistics."""
     fields = {name: getattr(stats, name) for name in stats.__struct_fields__}
     return {name: float(value) for name, value in fields.items() if isinstance(value, int | float)}
 
 
 def stored(numbers: dict[str, float]) -> dict[str, float]:
-    """What a step's row tells of the store; empty before that has told anything."""
+    """The store's part of a step's metrics; empty before its first statistics."""
     return {f"store/{name}": numbers[name] for name in ("used_bytes", "samples") if name in numbers}
 
 
-def _worker(worker: Worker, now: float, told: bool) -> WorkerRow:
-    """`told`: with its samples."""
-    tokens = {item.id: item.tokens for item in worker.holding} if told else {}
+def _worker(worker: Worker, now: float, *, with_samples: bool) -> WorkerRow:
+    tokens = {item.id: item.tokens for item in worker.holding} if with_samples else {}
     return WorkerRow(
         worker=worker.name,
         role=worker.role,
@@ -122,7 +118,7 @@ def _worker(worker: Worker, now: float, told: bool) -> WorkerRow:
         silent_s=now - worker.seen,
         holding=[
             Holding(id=id, tokens=tokens.get(id, 0), parked=id in worker.parked, seconds=now - sample.since)
-            for id, sample in (worker.held.items() if told else ())
+            for id, sample in (worker.held.items() if with_samples else ())
         ],
         stats=worker.stats,
         held=len(worker.held),
@@ -133,7 +129,7 @@ def _worker(worker: Worker, now: float, told: bool) -> WorkerRow:
 
 
 def _running(ledger: Ledger) -> dict[int, dict[str, list[int]]]:
-    """Step -> prompt -> tokens of each of its samples that run."""
+    """Step -> prompt -> tokens of each running sample."""
     found: dict[int, dict[str, list[int]]] = {}
     for sample in ledger.samples.queues["running"]:
         found.setdefault(sample.id.step, {}).setdefault(sample.id.prompt, []).append(sample.tokens)
@@ -141,8 +137,7 @@ def _running(ledger: Ledger) -> dict[int, dict[str, list[int]]]:
 
 
 def _groups(open_step: OpenStep, running: dict[str, list[int]]) -> list[GroupRow]:
-    """As many as are told: those that run come first, the longest before the others. Costs what runs, not what
-    waits."""
+    """The first `GROUPS`, running ones first, the longest before the others. Costs O(running samples)."""
     first = heapq.nlargest(GROUPS, running, key=lambda prompt: max(running[prompt]))
     others = (prompt for prompt in open_step.prompts() if prompt not in running)
     return [open_step.row(prompt, running.get(prompt, ())) for prompt in islice(chain(first, others), GROUPS)]

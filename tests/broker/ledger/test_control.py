@@ -22,7 +22,7 @@ from rhymed_broker.ledger.actions import Assign, Load, Release, ScoreSamples, Tr
 from rhymed_broker.ledger.evaluation import Evaluation
 from rhymed_broker.ledger.ledger import Ledger
 from rhymed_broker.states import Rules
-from rhymed_broker.status.diagnostics import troubles
+from rhymed_broker.status.diagnostics import diagnostics
 from tests.broker.cluster import Cluster, until
 from tests.broker.ledger.stories import SmallPlan, Story
 
@@ -47,7 +47,7 @@ def hand_over(story: Story, name: str, *ids: SampleId) -> list:
 
 
 def told(story: Story) -> list[str]:
-    return troubles(story.ledger, story.now, up_s=story.now, ready=True)
+    return diagnostics(story.ledger, story.now, up_s=story.now, ready=True)
 
 
 # -- a paused run ---------------------------------------------------------------------------------------------------
@@ -91,7 +91,7 @@ def test_ten_hours_of_pause_cost_no_sample(story: Story) -> None:
         assert story.tick(HOUR) == []
         assert story.lost == {}
     assert [story.state(id) for id in (A0, A1, B0, B1)] == ["generated", "generated", "waiting", "waiting"]
-    assert told(story)[0] == "paused by an operator for 36000 s; `rhymed steer resume` goes on"
+    assert told(story)[0] == "paused by an operator for 36000 s; `rhymed steer resume` continues"
     assert pause(story, False) == [Assign("w", [B0, B1]), ScoreSamples("r", [A0, A1])]
     assert told(story) == []
 
@@ -329,7 +329,7 @@ async def test_a_brief_answer_names_one_workers_samples_only(cluster: Cluster) -
 
 
 def test_of_very_many_groups_some_are_told_and_those_in_work_first() -> None:
-    from rhymed_broker.status.snapshot import GROUPS, queues
+    from rhymed_broker.status.snapshot import GROUPS, RunInfo, queues
 
     class Wide(SmallPlan):
         def samples(self, step: int) -> list[SampleId]:
@@ -340,10 +340,8 @@ def test_of_very_many_groups_some_are_told_and_those_in_work_first() -> None:
     story.join("w", "rollout", slots=6)
     held = list(story.ledger.workers.by_name["w"].held)
     story.ledger.heartbeat("w", 0, "", [messages.Holding(id=held[4], tokens=50)], {}, story.now)
-    told = queues(
-        story.ledger, story.now, run="", started_at=0, steps=1, finished=False, metrics={}, val={}, lag_ms=0, brief=""
-    )
-    (step, *_) = told.open_steps
+    snapshot = queues(story.ledger, story.now, RunInfo("run", steps=1), only="")
+    (step, *_) = snapshot.open_steps
     assert (step.groups, len(step.rows)) == (500, GROUPS)
     assert (step.rows[0].prompt, step.rows[0].longest) == (held[4].prompt, 50)
     assert [row.running for row in step.rows[:4]] == [2, 2, 2, 0]

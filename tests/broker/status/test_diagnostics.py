@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from rhymed.messages import Holding, SampleId
-from rhymed_broker.status.diagnostics import troubles
+from rhymed_broker.status.diagnostics import diagnostics
 from tests.broker.ledger.stories import SmallPlan, Story
 
 A0, A1 = SampleId(0, "a", 0), SampleId(0, "a", 1)
 
 
 def told(story: Story, **given: object) -> list[str]:
-    return troubles(story.ledger, story.now, **{"up_s": 100.0, "ready": True, **given})  # type: ignore[arg-type]
+    return diagnostics(story.ledger, story.now, **{"up_s": 100.0, "ready": True, **given})  # type: ignore[arg-type]
 
 
 def test_a_run_that_goes_on_has_no_trouble(story: Story) -> None:
@@ -25,7 +25,7 @@ def test_who_is_missing_is_named_with_what_waits_for_him(story: Story) -> None:
     assert told(story) == []  # it has just begun
     story.now += 15
     story.beat("trainer")
-    assert told(story) == ["no rollout worker is here: 2 samples wait to be written"]
+    assert told(story) == ["no rollout worker is here: 2 samples wait to be generated"]
     story.join("w", "rollout")
     story.generated("w", A0, A1)
     story.now += 15
@@ -108,4 +108,4 @@ def test_weights_that_are_not_loaded_and_a_worker_that_rests_are_told(story: Sto
     story.now += 100
     for name in ("trainer", "v", "w"):
         story.ledger.workers.by_name[name].seen = story.now
-    assert told(story)[-1] == "v was told to load version 0 100 s ago"
+    assert told(story)[-1] == "v was asked to load version 0 100 s ago"

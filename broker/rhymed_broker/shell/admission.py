@@ -1,0 +1,108 @@
+"""Who may take part in the run: joins, heartbeats and goodbyes of workers.
+
+Invariants: there is one trainer; another is refused while the first one is heard. A worker that this broker does not
+know, because one of the two has restarted, is refused with `PeerGone` and has to join first. Knows nothing of samples
+beyond what a worker holds when it joins.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+from rhymed.config import Schedule
+from rhymed.errors import MalformedMessage, PeerGone, WireError
+from rhymed.messages import PROTOCOL, Heartbeat, Join, Leave, Message, SampleId, Welcome
+from rhymed.service.logline import cause
+from rhymed.wire.sockets import DONE
+from rhymed_broker.ledger.ledger import Ledger
+from rhymed_broker.ledger.workers import Worker
+from rhymed_broker.shell.delivery import Delivery
+from rhymed_broker.status.timeline import TimelineRecorder
+
+log = logging.getLogger(__name__)
+
+
+class Admission:
+    def __init__(
+        self,
+        run: str,
+        schedule: Schedule,
+        ledger: Ledger,
+        delivery: Delivery,
+        timeline: TimelineRecorder,
+        restart_at: Callable[[int], None],
+    ) -> None:
+        """`run`: its name; `restart_at`: the trainer is at this position, and the ledger is not."""
+        self._run, self._schedule, self._restart_at = run, schedule, restart_at
+        self._ledger, self._delivery, self._timeline = ledger, delivery, timeline
+
+    def member(self, name: str) -> Worker:
+        """A worker that has joined; it is heard now. Raises `PeerGone`."""
+        worker = self._ledger.workers.by_name.get(name)
+        if worker is None:
+            raise PeerGone(f"{name} is not known here: join first")
+        worker.seen = time.monotonic()
+        return worker
+
+    def join(self, peer: bytes, join: Join) -> Welcome:
+        now = time.monotonic()
+        self._check(join, now)
+        self._delivery.joined(peer, join)
+        lost = self._lost(join)
+        if self._ledger.join(join, now):
+            self._restart_at(join.version)
+        worker = self._ledger.workers.by_name[join.worker]
+        self._timeline.joined(join, now, worker.rests_until - now)
+        fields = {"event": "joined", "worker": join.worker}
+        log.info("%s joined with %d slots, version %d", join.worker, join.slots, join.version, extra=fields)
+        if lost:
+            returned = cause("returned", lost, worker=join.worker, reason="its worker started again")
+            log.warning("%s started again: its %d samples go to others", join.worker, len(lost), extra=returned)
+        return Welcome(
+            run=self._run,
+            heartbeat_s=self._schedule.heartbeat_s,
+            lost_after_s=self._schedule.lost_after_s,
+            step=max(0, join.version) if join.role == "trainer" else self._ledger.version,
+        )
+
+    def _check(self, join: Join, now: float) -> None:
+        if join.protocol != PROTOCOL:
+            raise MalformedMessage(
+                f"{join.worker} speaks protocol {join.protocol}, this broker {PROTOCOL}: install the same release"
+            )
+        if join.role != "trainer":
+            return
+        if join.version < 0:
+            raise MalformedMessage(f"{join.worker} reports {join.version} trained steps: there are none below 0")
+        present = self._ledger.workers.trainer
+        if present is None or present.name == join.worker:
+            return
+        silent_s = now - present.seen
+        if silent_s < 3 * self._schedule.heartbeat_s:
+            raise WireError(f"{present.name} is the trainer, heard {silent_s:.1f} s ago; end it before another joins")
+
+    def _lost(self, join: Join) -> list[SampleId]:
+        """Samples that the worker held when it was last here, and holds no longer."""
+        known, kept = self._ledger.workers.by_name.get(join.worker), set(join.holding)
+        return [id for id in known.held if id not in kept] if known is not None else []
+
+    def heartbeat(self, peer: bytes, beat: Heartbeat) -> Message:
+        worker, ledger = self.member(beat.worker), self._ledger
+        if worker.role == "trainer" and ledger.started and beat.version < ledger.version:
+            raise PeerGone(f"{worker.name} is at step {beat.version}, not {ledger.version}: join first")
+        ledger.heartbeat(beat.worker, beat.version, beat.phase, beat.holding, beat.stats, time.monotonic())
+        self._timeline.heard(beat, time.monotonic())
+        return DONE
+
+    def leave(self, peer: bytes, leave: Leave) -> Message:
+        log.info("%s left", leave.worker)
+        self.dismissed(leave.worker)
+        self._timeline.gone("left", leave.worker, time.monotonic())
+        return DONE
+
+    def dismissed(self, name: str) -> None:
+        """The worker takes no more part."""
+        self._ledger.leave(name, time.monotonic())
+        self._delivery.forget(name)

@@ -1,0 +1,60 @@
+"""Passes workers' reports about samples to the ledger: at once, or as soon as the ledger has started.
+
+A report of a worker that is not known counts too, since the store has the data. Of `reward.on_error` only "stop" is
+applied here: the reward worker turns an error into a zero, and the ledger drops a sample that has no reward.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from rhymed.config import Reward
+from rhymed.errors import RewardError
+from rhymed.messages import Ahead, Generated, GiveBack, Scored
+from rhymed.service.logline import cause
+from rhymed_broker.ledger.ledger import Ledger
+
+log = logging.getLogger(__name__)
+
+Report = Generated | Scored | Ahead | GiveBack
+
+
+class Reports:
+    def __init__(self, ledger: Ledger, reward: Reward) -> None:
+        self._ledger, self._reward = ledger, reward
+        self._early: list[Report] = []  # received before the ledger started
+
+    def take(self, report: Report) -> None:
+        """Raises `RewardError` if a sample could not be scored and the run has to stop for it."""
+        if isinstance(report, Scored) and self._reward.on_error == "stop":
+            for score in report.scores:
+                if score.reward is None:
+                    raise RewardError(
+                        f"sample {score.id} could not be scored: {score.error} (reward.on_error = 'stop')"
+                    )
+        if self._ledger.started:
+            self._apply(report)
+        else:
+            self._early.append(report)
+
+    def replay(self) -> None:
+        """The ledger has started."""
+        early, self._early = self._early, []
+        for report in early:
+            self._apply(report)
+
+    def _apply(self, report: Report) -> None:
+        now = time.monotonic()
+        match report:
+            case Generated():
+                self._ledger.generated(report.worker, report.samples, now)
+            case Scored():
+                self._ledger.scored(report.worker, report.scores, now)
+            case Ahead():
+                self._ledger.parked(report.worker, report.samples, now)
+            case GiveBack(worker=worker, samples=ids, reason=reason, retry=retry, moved=moved):
+                level, event = (logging.INFO, "moved") if moved else (logging.WARNING, "returned")
+                fields = cause(event, ids, worker=worker)
+                log.log(level, "%s gives back %d samples: %s", worker, len(ids), reason, extra=fields)
+                self._ledger.retries.given_back(worker, ids, reason, now, retry=retry, moved=moved)
