@@ -126,7 +126,7 @@ def newest(folder: Path) -> tuple[int, list[Line], list[str]]:
     try:
         return found.step, lineage.read(found.folder), []
     except FileNotFoundError:
-        why = "has no lineage.jsonl: it was made by a release that kept none"
+        why = "has no lineage.jsonl"
     except (OSError, ValueError) as error:
         why = f"has a lineage that cannot be read: {error}"
     return found.step, [], [f"{found.folder} {why}"]

@@ -53,7 +53,7 @@ class Run:
         (self.folder / "config.json").write_text(config.model_dump_json())
         self.local = LocalStore(self.folder / "store")
         plan = Plan([prompt_id(row) for row in rows], PER_STEP, GROUP, 3, STEPS, 0)
-        learner, kept = TraceLearner(config), Lineage()
+        learner, kept = TraceLearner(config.trace, config.schedule), Lineage()
         for step in range(STEPS):
             self.step(step, plan.samples(step), learner, kept)
         for id in self.more:

@@ -14,7 +14,7 @@ from rhymed.config import Config
 from rhymed.errors import CheckpointError, StalenessBroken
 from rhymed.messages import SampleId, SampleInfo
 from rhymed_store.client import StoredSample
-from rhymed_workers.trainer.learner import Learner
+from rhymed_workers.trainer.learner import TorchLearner
 from rhymed_workers.trainer.policy import Policy
 
 PROMPTS, GROUP = 3, 4
@@ -51,17 +51,19 @@ def rewarded(given: list[StoredSample], reward: Callable[[SampleInfo], float | N
 
 
 @pytest.fixture
-def learner(tiny_model: Path) -> Callable[..., Learner]:
-    def make(folder: Path = tiny_model, **settings: Any) -> Learner:
+def learner(tiny_model: Path) -> Callable[..., TorchLearner]:
+    def make(folder: Path = tiny_model, **settings: Any) -> TorchLearner:
         trainer = {"lr": 1e-3, "warmup_steps": 3, "weight_decay": 0.01, "micro_tokens": 40, **settings}
         config = Config.model_validate({"trainer": trainer, "rollout": {"prompts_per_step": 3, "group_size": 4}})
         reference = Policy.load(tiny_model) if config.trainer.kl_coef else None
-        return Learner(config, Policy.load(folder), reference, tiny_model)
+        return TorchLearner(
+            config.trainer, Policy.load(folder), reference, tiny_model, max_staleness=0, dtype="bfloat16"
+        )
 
     return make
 
 
-def weights(learner: Learner) -> dict[str, torch.Tensor]:
+def weights(learner: TorchLearner) -> dict[str, torch.Tensor]:
     return {name: tensor.clone() for name, tensor in learner.policy.model.state_dict().items()}
 
 
@@ -71,7 +73,7 @@ def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 
 @pytest.mark.parametrize("settings", [{}, {"minibatches": 3, "kl_coef": 0.1, "norm": "sequence"}])
 def test_two_and_two_steps_are_four_steps_to_the_bit(
-    learner: Callable[..., Learner], tiny_model: Path, tmp_path: Path, settings: dict[str, Any]
+    learner: Callable[..., TorchLearner], tiny_model: Path, tmp_path: Path, settings: dict[str, Any]
 ) -> None:
     straight = learner(**settings)
     expected = [straight.train(samples(step)) for step in range(4)]
@@ -96,7 +98,7 @@ def untimed(metrics: dict[str, float]) -> dict[str, float]:
 
 
 def test_a_checkpoint_is_a_folder_that_transformers_reads(
-    learner: Callable[..., Learner], tiny_model: Path, tmp_path: Path
+    learner: Callable[..., TorchLearner], tiny_model: Path, tmp_path: Path
 ) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -110,12 +112,12 @@ def test_a_checkpoint_is_a_folder_that_transformers_reads(
     )
 
 
-def test_what_is_no_checkpoint_is_refused(learner: Callable[..., Learner], tiny_model: Path) -> None:
+def test_what_is_no_checkpoint_is_refused(learner: Callable[..., TorchLearner], tiny_model: Path) -> None:
     with pytest.raises(CheckpointError, match="not a checkpoint"):
         learner().load(tiny_model)
 
 
-def test_micro_batches_do_not_change_the_step(learner: Callable[..., Learner]) -> None:
+def test_micro_batches_do_not_change_the_step(learner: Callable[..., TorchLearner]) -> None:
     one, many = learner(micro_tokens=4096), learner(micro_tokens=1)
     first, second = one.train(samples(0)), many.train(samples(0))
     assert first["actor/grad_norm"] == pytest.approx(second["actor/grad_norm"], rel=1e-4)
@@ -123,7 +125,7 @@ def test_micro_batches_do_not_change_the_step(learner: Callable[..., Learner]) -
     assert first["actor/entropy"] == pytest.approx(second["actor/entropy"], rel=1e-5)
 
 
-def test_metrics_say_what_was_trained(learner: Callable[..., Learner]) -> None:
+def test_metrics_say_what_was_trained(learner: Callable[..., TorchLearner]) -> None:
     given = samples(0)
     found = learner(kl_coef=0.1).train(given)
     lengths = [sample.info.length for sample in given]
@@ -140,7 +142,7 @@ def test_metrics_say_what_was_trained(learner: Callable[..., Learner]) -> None:
     assert found["actor/grad_norm"] > 0
 
 
-def test_equal_rewards_change_nothing(learner: Callable[..., Learner]) -> None:
+def test_equal_rewards_change_nothing(learner: Callable[..., TorchLearner]) -> None:
     made = learner(weight_decay=0.0)
     before = weights(made)
     found = made.train(rewarded(samples(0), lambda info: 0.1))
@@ -151,7 +153,7 @@ def test_equal_rewards_change_nothing(learner: Callable[..., Learner]) -> None:
 
 
 def test_the_mismatch_is_watched_also_when_nothing_is_trained(
-    learner: Callable[..., Learner], caplog: pytest.LogCaptureFixture
+    learner: Callable[..., TorchLearner], caplog: pytest.LogCaptureFixture
 ) -> None:
     same = rewarded(samples(0), lambda info: 1.0)
     assert 0 <= learner().train(same)["mismatch_kl/mean"] < 0.05
@@ -160,7 +162,7 @@ def test_the_mismatch_is_watched_also_when_nothing_is_trained(
     assert "above trainer.mismatch_warn" in caplog.text
 
 
-def test_what_has_no_signal_is_not_computed_and_changes_nothing(learner: Callable[..., Learner]) -> None:
+def test_what_has_no_signal_is_not_computed_and_changes_nothing(learner: Callable[..., TorchLearner]) -> None:
     """Skipping samples of advantage 0 must not show: a vanishing KL term makes the learner compute all of them."""
     flat = rewarded(samples(0), lambda info: 1.0 if info.id.prompt.endswith("1") else float(info.id.index))
     lean, full = learner(), learner(kl_coef=1e-30)
@@ -169,7 +171,7 @@ def test_what_has_no_signal_is_not_computed_and_changes_nothing(learner: Callabl
         assert torch.allclose(tensor, weights(full)[name], atol=2e-5), name
 
 
-def test_groups_with_less_than_two_rewards_are_left_out_and_counted(learner: Callable[..., Learner]) -> None:
+def test_groups_with_less_than_two_rewards_are_left_out_and_counted(learner: Callable[..., TorchLearner]) -> None:
     def reward(info: SampleInfo) -> float | None:
         missing = info.id.prompt.endswith("0") and info.id.index > 0
         return (None, float("nan"))[info.id.index % 2] if missing else float(info.id.index)
@@ -181,7 +183,7 @@ def test_groups_with_less_than_two_rewards_are_left_out_and_counted(learner: Cal
 
 @pytest.mark.parametrize("given", [[], rewarded(samples(0), lambda info: None)])
 def test_a_step_without_anything_to_train_is_a_step(
-    learner: Callable[..., Learner], given: list[StoredSample]
+    learner: Callable[..., TorchLearner], given: list[StoredSample]
 ) -> None:
     made = learner()
     before = weights(made)
@@ -191,7 +193,7 @@ def test_a_step_without_anything_to_train_is_a_step(
 
 
 def test_what_is_not_finite_does_not_reach_the_weights(
-    learner: Callable[..., Learner], caplog: pytest.LogCaptureFixture
+    learner: Callable[..., TorchLearner], caplog: pytest.LogCaptureFixture
 ) -> None:
     made = learner(std_normalise=False)
     before = weights(made)
@@ -203,7 +205,7 @@ def test_what_is_not_finite_does_not_reach_the_weights(
     assert not equal(weights(made), before)
 
 
-def test_stale_samples_are_refused(learner: Callable[..., Learner]) -> None:
+def test_stale_samples_are_refused(learner: Callable[..., TorchLearner]) -> None:
     made = learner()
     made.steps = 2
     with pytest.raises(StalenessBroken, match=r"version 1; step 3 .*max_staleness = 0"):
@@ -213,7 +215,7 @@ def test_stale_samples_are_refused(learner: Callable[..., Learner]) -> None:
     assert made.steps == 2
 
 
-def test_learning_raises_the_probability_of_what_is_rewarded(learner: Callable[..., Learner]) -> None:
+def test_learning_raises_the_probability_of_what_is_rewarded(learner: Callable[..., TorchLearner]) -> None:
     made = learner(warmup_steps=0)
     given = rewarded(samples(0), lambda info: float(info.id.index == 0))
 

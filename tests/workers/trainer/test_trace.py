@@ -40,7 +40,7 @@ def samples(step: int, count: int = 8, *, version: int | None = None) -> list[St
 
 
 def trained(*steps: Sequence[StoredSample]) -> TraceLearner:
-    learner = TraceLearner(CONFIG)
+    learner = TraceLearner(CONFIG.trace, CONFIG.schedule)
     for step in steps:
         learner.train(step)
     return learner
@@ -55,12 +55,12 @@ def test_equal_samples_give_equal_bits_in_any_order() -> None:
     second = trained(samples(0)[::-1], samples(1)[3:] + samples(1)[:3])
     assert first.digest() == second.digest()
     assert first.steps == second.steps == 2
-    assert first.digest() != trained(samples(0)).digest() != TraceLearner(CONFIG).digest()
+    assert first.digest() != trained(samples(0)).digest() != TraceLearner(CONFIG.trace, CONFIG.schedule).digest()
 
 
 def test_log_probs_and_versions_do_not_count() -> None:
     stale = Config.model_validate(CONFIG.model_dump() | {"schedule": {"max_staleness": 1}})
-    learner = TraceLearner(stale)
+    learner = TraceLearner(stale.trace, stale.schedule)
     learner.train(samples(0))
     learner.train(samples(1, version=0))
     assert learner.digest() == trained(samples(0), samples(1)).digest()
@@ -98,7 +98,7 @@ def test_whatever_is_different_is_seen_for_ever(change) -> None:
 def test_a_checkpoint_holds_all_that_decides_the_next_steps(tmp_path: Path) -> None:
     learner = trained(samples(0), samples(1))
     learner.save(tmp_path)
-    again = TraceLearner.restore(CONFIG, tmp_path)
+    again = TraceLearner.restore(CONFIG.trace, CONFIG.schedule, tmp_path)
     assert (again.steps, again.digest()) == (2, learner.digest())
     learner.train(samples(2))
     again.train(samples(2))
@@ -111,10 +111,10 @@ def test_a_checkpoint_that_is_not_ours_is_refused(tmp_path: Path, file: str) -> 
     trained(samples(0)).save(tmp_path)
     (tmp_path / file).write_bytes(b"{}")
     with pytest.raises(CheckpointError, match=r"not a checkpoint of trainer\.engine = trace"):
-        TraceLearner.restore(CONFIG, tmp_path)
+        TraceLearner.restore(CONFIG.trace, CONFIG.schedule, tmp_path)
     (tmp_path / file).unlink()
     with pytest.raises(CheckpointError, match="not a checkpoint"):
-        TraceLearner.restore(CONFIG, tmp_path)
+        TraceLearner.restore(CONFIG.trace, CONFIG.schedule, tmp_path)
 
 
 def test_the_staleness_contract_is_kept_here_as_well() -> None:
@@ -153,6 +153,6 @@ def test_other_numbers_than_are_published_are_refused(tmp_path: Path) -> None:
     publisher = Publisher(tmp_path, "bfloat16")
     try:
         with pytest.raises(TrainerError, match="weights is float32, and bfloat16 is published"):
-            publisher.publish(0, TraceLearner(CONFIG).tensors().items())
+            publisher.publish(0, TraceLearner(CONFIG.trace, CONFIG.schedule).tensors().items())
     finally:
         publisher.close()

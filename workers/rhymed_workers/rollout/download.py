@@ -38,7 +38,7 @@ class Fetcher:
         self._link: Client | None = None
 
     async def fetch(self, version: int, address: str) -> Path:
-        """The file of this version. Raises the trainer's error, or `WireError` if the copy does not match its digest."""
+        """The file of this version. Raises the trainer's error, or `WireError` if the copy is damaged."""
         link = self._connect(address)
         manifest = await self._manifest(link, version, self._host)
         if manifest.host == self._host and _size(Path(manifest.path)) == manifest.size:

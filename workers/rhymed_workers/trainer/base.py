@@ -1,4 +1,4 @@
-"""What the trainer asks of whoever learns, and who that is. Only a learner that needs torch imports it."""
+"""What the trainer service requires of a learner, and which learner the configuration names."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rhymed_workers.trainer.samples import Progress
 
 
 class Learner(Protocol):
-    """What the trainer asks of whoever learns. Blocking; on one thread, but for `check`."""
+    """Blocking. All methods but `check` are called on one thread."""
 
     steps: int  # trained so far; also the version of the weights
     reads_logprobs: bool  # samples are fetched with log-probs and prompt tokens
@@ -20,26 +20,31 @@ class Learner(Protocol):
     @property
     def dtype(self) -> str: ...  # of the weights that are published
 
-    def check(self, step: int, samples: Sequence[StoredSample]) -> None: ...
+    def check(self, step: int, samples: Sequence[StoredSample]) -> None:
+        """Raises `StalenessBroken`."""
 
-    def train(self, samples: Sequence[StoredSample], progress: Progress) -> dict[str, float]: ...
+    def train(self, samples: Sequence[StoredSample], progress: Progress) -> dict[str, float]:
+        """Train the next step; returns its metrics."""
 
-    def tensors(self) -> dict[str, Any]: ...
+    def tensors(self) -> dict[str, Any]:
+        """The weights by name, torch's or numpy's arrays."""
 
-    def digest(self) -> str: ...
+    def digest(self) -> str:
+        """Of the weights; empty if that is slow."""
 
-    def save(self, folder: Path) -> None: ...
+    def save(self, folder: Path) -> None:
+        """Write everything that a resume needs."""
 
 
 def restore(config: Config, folder: Path | None) -> Learner:
     """The learner that the configuration names, from a checkpoint's folder or from the beginning.
 
-    Torch takes seconds to import, so only who needs it does.
+    Torch is imported only if needed: it takes seconds.
     """
     if config.trainer.engine == "trace":
         from rhymed_workers.trainer.trace import TraceLearner
 
-        return TraceLearner.restore(config, folder)
-    from rhymed_workers.trainer.learner import Learner as TorchLearner
+        return TraceLearner.restore(config.trace, config.schedule, folder)
+    from rhymed_workers.trainer.learner import TorchLearner
 
     return TorchLearner.restore(config, folder)

@@ -1,7 +1,7 @@
-"""A checkpoint as others want a model: a Hugging Face folder with nothing of the trainer in it, in any number format.
+"""Exports a checkpoint as a plain Hugging Face folder, without the trainer's files, in any number format.
 
-The folder is whole or not there. Weights are converted file by file; nothing of what a checkpoint's manifest does not
-vouch for is exported.
+The folder appears complete or not at all. Weights are converted file by file; only checkpoints whose digests agree
+with their manifest are exported.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import shutil
 from pathlib import Path
 from typing import Literal
 
-from rhymed.atomic import sync
+from rhymed import atomic
 from rhymed.errors import CheckpointError
 from rhymed.run.checkpoint import MANIFEST, Checkpoint, at_step, checkpoints_in, newest
 
@@ -22,37 +22,32 @@ DType = Literal["float32", "bfloat16", "float16"]
 
 
 def chosen(folder: Path, step: int | None) -> Checkpoint:
-    """The good one of that step, or the newest good one. Blocking: its digests are verified."""
-    found = newest(folder) if step is None else at_step(folder, step)
-    if found is None:
-        there = ", ".join(str(one.step) for one in checkpoints_in(folder)) or "none"
-        what = "no checkpoint that is whole" if step is None else f"no good checkpoint of step {step}"
+    """The intact checkpoint of that step, or the newest intact one. Blocking: verifies its digests."""
+    checkpoint = newest(folder) if step is None else at_step(folder, step)
+    if checkpoint is None:
+        there = ", ".join(str(other.step) for other in checkpoints_in(folder)) or "none"
+        what = "no intact checkpoint" if step is None else f"no good checkpoint of step {step}"
         raise CheckpointError(f"{folder} has {what}; there: {there}")
-    return found
+    return checkpoint
 
 
-def export(found: Checkpoint, target: Path, dtype: DType) -> None:
+def export(checkpoint: Checkpoint, target: Path, dtype: DType) -> None:
     """Write the folder `target`, which must not exist. Raises `CheckpointError`."""
     if target.exists():
         raise CheckpointError(f"{target} exists already; name a new folder")
-    made = target.with_name(f".{target.name}.writing")
     try:
-        shutil.rmtree(made, ignore_errors=True)
-        made.mkdir(parents=True)
-        for file in sorted(found.folder.iterdir()):
-            if file.suffix == ".safetensors":
-                _convert(file, made / file.name, dtype)
-            elif file.name not in OURS:
-                shutil.copyfile(file, made / file.name)
-        _rewrite(made, dtype)
-        for file in made.iterdir():
-            sync(file)
-        made.rename(target)
-        sync(target.parent)
+        with atomic.new_folder(target) as folder:
+            for file in sorted(checkpoint.folder.iterdir()):
+                if file.suffix == ".safetensors":
+                    _convert(file, folder / file.name, dtype)
+                elif file.name not in OURS:
+                    shutil.copyfile(file, folder / file.name)
+            _rewrite(folder, dtype)
+            for file in folder.iterdir():
+                atomic.sync(file)
+        atomic.sync(target.parent)
     except OSError as error:
         raise CheckpointError(f"{target} cannot be written: {error}") from error
-    finally:
-        shutil.rmtree(made, ignore_errors=True)
 
 
 def _convert(source: Path, target: Path, dtype: DType) -> None:
@@ -64,24 +59,24 @@ def _convert(source: Path, target: Path, dtype: DType) -> None:
     with safe_open(source, framework="pt") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     save_file(
-        {name: one.to(wanted) if one.is_floating_point() else one for name, one in tensors.items()},
+        {name: tensor.to(wanted) if tensor.is_floating_point() else tensor for name, tensor in tensors.items()},
         target,
         metadata={"format": "pt"},
     )
 
 
 def _rewrite(folder: Path, dtype: DType) -> None:
-    """What the files say of their own number format and size."""
+    """Correct the number format and size that the files state."""
     config = folder / "config.json"
-    told = json.loads(config.read_text())
-    told["dtype"] = dtype
-    told.pop("torch_dtype", None)
-    config.write_text(json.dumps(told, indent=2) + "\n")
+    settings = json.loads(config.read_text())
+    settings["dtype"] = dtype
+    settings.pop("torch_dtype", None)
+    config.write_text(json.dumps(settings, indent=2) + "\n")
     index = folder / INDEX
     if index.exists():
-        listed = json.loads(index.read_text())
-        listed["metadata"] = {"total_size": sum(_payload(file) for file in folder.glob("*.safetensors"))}
-        index.write_text(json.dumps(listed, indent=2) + "\n")
+        content = json.loads(index.read_text())
+        content["metadata"] = {"total_size": sum(_payload(file) for file in folder.glob("*.safetensors"))}
+        index.write_text(json.dumps(content, indent=2) + "\n")
 
 
 def _payload(file: Path) -> int:

@@ -1,7 +1,7 @@
-"""The GRPO loss and its family's switches, as pure functions over flat tokens (axis N: response tokens, end to end).
+"""The GRPO loss and its variants, as pure functions over flat tokens (axis N: response tokens, sample after sample).
 
 The loss is a weighted sum over tokens: normalisation is in the weights, so micro-batches of any size add up to the
-same gradient, and a token of weight 0 is masked. It knows neither models nor batches. Definitions follow TRL 1.16
+same gradient, and a token of weight 0 is masked. Knows neither models nor batches. Definitions follow TRL 1.16
 (`GRPOTrainer._compute_loss`, loss types "dapo"/"bnpo" for norm "token", "grpo" for norm "sequence"); left out: the
 second clip (delta), entropy masks, sequence-level ratios, batch-wide reward scaling.
 """
@@ -26,18 +26,18 @@ class Objective:
 
 
 class Terms(NamedTuple):
-    """Of each token, before weighting."""
+    """Per token, before weighting."""
 
     loss_N: Tensor  # carries the gradient
-    clipped_N: Tensor  # bool: the clip took the gradient away
+    clipped_N: Tensor  # bool: the clip removed the gradient
     kl_N: Tensor | None  # k3 estimate against the reference; None without one
 
 
 def advantages(rewards_B: Tensor, groups_B: Tensor, *, std_normalise: bool = True) -> Tensor:
     """Reward minus the mean of its group, divided by the group's unbiased standard deviation (+ 1e-4).
 
-    `groups_B` numbers the groups from 0; they may differ in size. A group of equal rewards, or of one, gives exactly
-    0: in floating point its mean may differ from its members, and the small divisor would make that a signal.
+    `groups_B` numbers the groups from 0; they may differ in size. A group of equal rewards, or of one sample, gives
+    exactly 0: in floating point its mean may differ from its members, and the small divisor would amplify that.
     """
     rewards = rewards_B.double()
     count = int(groups_B.max()) + 1 if len(groups_B) else 0
@@ -56,8 +56,9 @@ def advantages(rewards_B: Tensor, groups_B: Tensor, *, std_normalise: bool = Tru
 
 
 def token_weights(lengths_B: Tensor, norm: Literal["token", "sequence"]) -> Tensor:
-    """Weight of every token of B samples so that the weighted sum is the mean over tokens, or over samples of
-    means."""
+    """Weight of every token of B samples, so that a weighted sum is the mean over tokens, or the mean of the samples'
+    means.
+    """
     if norm == "token":
         total = int(lengths_B.sum())
         return torch.full((total,), 1.0 / max(1, total))
@@ -68,16 +69,16 @@ def token_weights(lengths_B: Tensor, norm: Literal["token", "sequence"]) -> Tens
 def engine_weights(old_N: Tensor, engine_N: Tensor, cap: float) -> Tensor:
     """Truncated importance weights between the trainer's and the engine's policy of the same version.
 
-    Corrects that the engine samples from slightly other probabilities than the trainer computes. An engine log-prob
-    that is not a number counts as equal.
+    Corrects for the engine's probabilities, which differ slightly from the trainer's. An engine log-prob that is not
+    a number counts as equal.
     """
     return torch.nan_to_num(old_N - engine_N, nan=0.0).exp().clamp(max=cap)
 
 
 def k3(logp_N: Tensor, other_N: Tensor) -> Tensor:
-    """Schulman's estimate of KL(p || other) from samples of p: never negative, low variance."""
+    """Schulman's estimate of KL(p || other) from samples of p: not negative, low variance."""
     difference = other_N - logp_N
-    return difference.expm1() - difference  # exact where the policies are close
+    return difference.expm1() - difference  # expm1: exact for close policies
 
 
 def terms(
@@ -90,10 +91,10 @@ def terms(
 ) -> Terms:
     """Clipped policy-gradient loss of each token. Only `logp_N` carries a gradient.
 
-    logp: the policy that is trained; old: the trainer's policy before this step's first update; engine: what the
-    engine said when it sampled; reference: for the KL term, needed if `kl_coef` is not 0. That term is weighted by
-    the ratio, so that its gradient is the unbiased one of the reverse KL (DeepSeek-V3.2, arXiv 2512.02556; TRL's
-    default).
+    logp: the policy that is trained; old: the trainer's policy before this step's first update; engine: log-probs
+    that the engine computed while sampling; reference: for the KL term, needed if `kl_coef` is not 0. The KL term is
+    weighted by the ratio, so that its gradient is the unbiased one of the reverse KL (DeepSeek-V3.2, arXiv
+    2512.02556; TRL's default).
     """
     low, high = 1 - objective.clip_eps_low, 1 + objective.clip_eps_high
     ratio_N = (logp_N - old_N).exp()

@@ -1,16 +1,14 @@
-"""One training step: scored groups in, changed weights and metrics out. Blocking; lives on one thread.
+"""The learner with torch: scored groups in, changed weights and metrics out. Blocking; runs on one thread.
 
-Owns policy, optimizer and position. Two learners with equal state that are given equal samples end up with equal
-bits. A sample whose advantage is 0 adds nothing to the gradient, so without a KL term it is not computed at all; it
-still counts in the loss's mean. It does not know where samples come from or where weights go.
+Owns policy, optimizer and position. Two learners with equal state and equal samples end up with equal bits. A sample
+whose advantage is 0 adds nothing to the gradient, so without a KL term it is not computed; it still counts in the
+loss's mean. Does not know where samples come from or where weights go.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import math
-import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -21,27 +19,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rhymed.config import Config
-from rhymed.errors import CheckpointError
+from rhymed.config import Config, Trainer
 from rhymed.inputs.models import resolve_model
 from rhymed_store.client import StoredSample
-from rhymed_workers.trainer import grpo
-from rhymed_workers.trainer import samples as lesson
+from rhymed_workers.trainer import grpo, state
 from rhymed_workers.trainer.packing import MicroBatch, Sequences, micro_batches
 from rhymed_workers.trainer.policy import Policy
-from rhymed_workers.trainer.samples import Progress
+from rhymed_workers.trainer.samples import Progress, check_staleness, sample_metrics, scored_groups
 
 log = logging.getLogger(__name__)
-
-TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "vocab*", "merges.txt", "chat_template*", "*.model")
-MOMENTS = ("exp_avg", "exp_avg_sq", "step")
-OPTIMIZER = "optimizer.state"
-"""A safetensors file; were it called so, engines would take it for a part of the model beside it."""
 
 
 @dataclass
 class Sums:
-    """Running sums over the tokens of a step."""
+    """Sums over the tokens of a step."""
 
     tokens: int = 0
     loss: float = 0.0
@@ -49,57 +40,63 @@ class Sums:
     clipped: float = 0.0
     kl: float = 0.0
     mismatch: float = 0.0
-    compared: int = 0  # tokens that `mismatch` is about
-    computed: int = 0  # tokens through the model, prompts included, padding not
+    compared: int = 0  # tokens summed in `mismatch`
+    computed: int = 0  # tokens through the model, with prompts, without padding
     grad_norms: list[float] = field(default_factory=list)
-    skipped: int = 0  # optimizer steps that were not finite
+    skipped: int = 0  # optimizer steps with a loss or gradient that is not finite
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """Of all response tokens of a step, the samples' end to end. Axis N."""
+    """All response tokens of a step, sample after sample. Axis N."""
 
     advantages_N: Tensor
-    engine_N: Tensor  # log-probs as the engine saw them
+    engine_N: Tensor  # log-probs from the engine
     weights_N: Tensor
-    old_N: Tensor | None  # the trainer's before the first update; None: the same as in the only update
+    old_N: Tensor | None  # the trainer's before the first update; None: there is only one update
     reference_N: Tensor | None
 
 
-class Learner:
-    """`source`: folder of the model that training began with, for its tokenizer files."""
+class TorchLearner:
+    """`source`: folder of the model that training started from, for its tokenizer files. `dtype`: of the published
+    weights.
+    """
 
     reads_logprobs = True
 
     def __init__(
-        self, config: Config, policy: Policy, reference: Policy | None = None, source: Path | None = None
+        self,
+        config: Trainer,
+        policy: Policy,
+        reference: Policy | None = None,
+        source: Path | None = None,
+        *,
+        max_staleness: int,
+        dtype: str,
     ) -> None:
-        self._config = config.trainer
-        self._staleness = config.schedule.max_staleness
+        self._config, self._max_staleness = config, max_staleness
         self.policy, self._reference, self._source = policy, reference, source
-        self.dtype = config.model.dtype  # of what is published
+        self.dtype = dtype
         self.steps = 0  # trained so far; also the version of the weights
-        settings = self._config
-        self._objective = grpo.Objective(
-            settings.clip_eps_low, settings.clip_eps_high, settings.kl_coef, settings.tis_cap
-        )
+        self._objective = grpo.Objective(config.clip_eps_low, config.clip_eps_high, config.kl_coef, config.tis_cap)
         self._optimizer = torch.optim.AdamW(
             policy.model.parameters(),
-            lr=settings.lr,
-            betas=settings.betas,
-            weight_decay=settings.weight_decay,
+            lr=config.lr,
+            betas=config.betas,
+            weight_decay=config.weight_decay,
             fused=True,
         )
 
     @classmethod
-    def restore(cls, config: Config, folder: Path | None) -> Learner:
-        """From the folder of a checkpoint; None: from the model. Raises `CheckpointError`, `ConfigError`."""
+    def restore(cls, config: Config, folder: Path | None) -> TorchLearner:
+        """From a checkpoint's folder, or without one from the model. Raises `CheckpointError`, `ConfigError`."""
         if config.trainer.threads:
             torch.set_num_threads(config.trainer.threads)
         source, temperature = resolve_model(config), config.rollout.temperature
         policy = Policy.load(folder or source, temperature)
         reference = Policy.load(source, temperature) if config.trainer.kl_coef else None
-        learner = cls(config, policy, reference, source)
+        max_staleness, dtype = config.schedule.max_staleness, config.model.dtype
+        learner = cls(config.trainer, policy, reference, source, max_staleness=max_staleness, dtype=dtype)
         if folder is not None:
             learner.load(folder)
         return learner
@@ -111,28 +108,27 @@ class Learner:
         return self.policy.tensors()
 
     def digest(self) -> str:
-        """Not told: reading all weights after each step would take a second a gigabyte."""
+        """Empty: reading all weights after each step would take a second per gigabyte."""
         return ""
 
     # -- training -----------------------------------------------------------------------------------------------
 
     def check(self, step: int, samples: Sequence[StoredSample]) -> None:
         """Raises `StalenessBroken`."""
-        lesson.check_staleness(step, samples, self._staleness)
+        check_staleness(step, samples, self._max_staleness)
 
     def train(
         self, samples: Sequence[StoredSample], progress: Progress = lambda done, total: None
     ) -> dict[str, float]:
-        """Train the next step on these and return its metrics. Groups with less than two scored samples are left
-        out."""
+        """Train the next step and return its metrics. Groups with fewer than two scored samples are left out."""
         self.check(self.steps, samples)
         started = time.perf_counter()
         torch.manual_seed(self.steps)
-        chosen, skipped = lesson.scored_groups(samples)
+        chosen, skipped = scored_groups(samples)
         sums = self._update(chosen, progress) if chosen else Sums()
         self.steps += 1
         seconds = time.perf_counter() - started
-        metrics = lesson.describe(self.steps - 1, samples, chosen) | self._measure(sums)
+        metrics = sample_metrics(self.steps - 1, samples, chosen) | self._update_metrics(sums)
         metrics |= {
             "actor/groups_skipped": float(skipped),
             "timing_s/train": seconds,
@@ -145,7 +141,7 @@ class Learner:
         rewards = torch.tensor([sample.info.reward for sample in samples], dtype=torch.float64)
         advantages_B = grpo.advantages(rewards, groups, std_normalise=self._config.std_normalise)
         useful_B = (advantages_B != 0).numpy() | (self._config.kl_coef > 0)
-        sequences = [Sequences(_given(sample.prompt_tokens), sample.tokens) for sample in samples]
+        sequences = [Sequences(_required(sample.prompt_tokens), sample.tokens) for sample in samples]
         parts = np.array_split(np.arange(len(samples)), min(self._config.minibatches, len(samples)))
         batches = [micro_batches(sequences, part[useful_B[part]], self._config.micro_tokens) for part in parts]
         tokens = self._tokens(samples, parts, advantages_B, [batch for part in batches for batch in part])
@@ -163,10 +159,10 @@ class Learner:
         return sums
 
     def _compare(self, samples: Sequence[StoredSample], sequences: Sequence[Sequences], sums: Sums) -> None:
-        """No sample had a signal: engine and trainer are compared all the same, on one micro-batch."""
+        """No sample had a signal: engine and trainer are still compared, on one micro-batch."""
         batches = micro_batches(sequences, range(len(samples)), self._config.micro_tokens)
         if batches:
-            engine_N = torch.from_numpy(np.concatenate([_given(sample.logprobs) for sample in samples]))
+            engine_N = torch.from_numpy(np.concatenate([_required(sample.logprobs) for sample in samples]))
             self._mismatch(engine_N[batches[0].flat_N], self.policy.logprobs(batches[0]), sums)
 
     def _mismatch(self, engine_N: Tensor, logp_N: Tensor, sums: Sums) -> None:
@@ -184,7 +180,7 @@ class Learner:
         weights = [grpo.token_weights(lengths_B[torch.from_numpy(part)], self._config.norm) for part in parts]
         return Tokens(
             advantages_B.repeat_interleave(lengths_B),
-            torch.from_numpy(np.concatenate([_given(sample.logprobs) for sample in samples])),
+            torch.from_numpy(np.concatenate([_required(sample.logprobs) for sample in samples])),
             torch.cat(weights),
             _logprobs(self.policy, batches, int(lengths_B.sum())) if len(parts) > 1 else None,
             _logprobs(self._reference, batches, int(lengths_B.sum())) if self._reference else None,
@@ -195,12 +191,12 @@ class Learner:
             old_N = logp_N.detach() if tokens.old_N is None else tokens.old_N[flat_N]
             engine_N = tokens.engine_N[flat_N]
             reference_N = None if tokens.reference_N is None else tokens.reference_N[flat_N]
-            found = grpo.terms(logp_N, old_N, engine_N, tokens.advantages_N[flat_N], self._objective, reference_N)
+            terms = grpo.terms(logp_N, old_N, engine_N, tokens.advantages_N[flat_N], self._objective, reference_N)
             sums.entropy += float(entropy_N.sum())
-            sums.clipped += float(found.clipped_N.sum())
+            sums.clipped += float(terms.clipped_N.sum())
             self._mismatch(engine_N, old_N, sums)
-            sums.kl += 0.0 if found.kl_N is None else float(found.kl_N.sum())
-            return (found.loss_N * tokens.weights_N[flat_N]).sum()
+            sums.kl += 0.0 if terms.kl_N is None else float(terms.kl_N.sum())
+            return (terms.loss_N * tokens.weights_N[flat_N]).sum()
 
         value = self.policy.backward(batch, loss)
         sums.tokens += len(batch.target_N)
@@ -209,10 +205,10 @@ class Learner:
         return value
 
     def _optimize(self, loss: float, sums: Sums) -> None:
-        """Clip and step. What is not finite must not reach the weights: the update is skipped and the run goes on."""
+        """Clip and step. An update that is not finite is skipped, so that it never reaches the weights."""
         parameters = list(self.policy.model.parameters())
         for parameter in parameters:
-            if parameter.grad is None:  # nothing had a signal: momentum moves the weights all the same
+            if parameter.grad is None:  # no sample had a signal: momentum still moves the weights
                 parameter.grad = torch.zeros_like(parameter)
         norm = float(torch.nn.utils.clip_grad_norm_(parameters, self._config.max_grad_norm))
         if math.isfinite(norm) and math.isfinite(loss):
@@ -227,36 +223,39 @@ class Learner:
 
     @property
     def lr(self) -> float:
-        """Of the next step: linear warm-up, then constant."""
+        """Learning rate of the next step: linear warm-up, then constant."""
         return self._config.lr * min(1.0, (self.steps + 1) / max(1, self._config.warmup_steps))
 
     # -- metrics ------------------------------------------------------------------------------------------------
 
-    def _measure(self, sums: Sums) -> dict[str, float]:
-        """What was not computed is left out, rather than told as 0."""
+    def _update_metrics(self, sums: Sums) -> dict[str, float]:
+        """A metric that was not computed is left out, not 0."""
         updates = max(1, len(sums.grad_norms) + sums.skipped)
-        found = {"actor/loss": sums.loss / updates, "actor/lr": float(self._optimizer.param_groups[0]["lr"])}
-        found["actor/skipped_updates"] = float(sums.skipped)
+        metrics = {
+            "actor/loss": sums.loss / updates,
+            "actor/lr": float(self._optimizer.param_groups[0]["lr"]),
+            "actor/skipped_updates": float(sums.skipped),
+        }
         if sums.grad_norms:
-            found["actor/grad_norm"] = float(np.mean(sums.grad_norms))
+            metrics["actor/grad_norm"] = float(np.mean(sums.grad_norms))
         if sums.tokens:
-            found |= {
+            metrics |= {
                 "actor/tokens": float(sums.tokens),
                 "actor/entropy": sums.entropy / sums.tokens,
                 "actor/pg_clipfrac": sums.clipped / sums.tokens,
             }
             if self._reference is not None:
-                found["actor/kl"] = sums.kl / sums.tokens
+                metrics["actor/kl"] = sums.kl / sums.tokens
         if sums.compared:
-            found["mismatch_kl/mean"] = sums.mismatch / sums.compared
-            self._warn_of_mismatch(found["mismatch_kl/mean"])
-        return found
+            metrics["mismatch_kl/mean"] = sums.mismatch / sums.compared
+            self._warn_of_mismatch(metrics["mismatch_kl/mean"])
+        return metrics
 
     def _warn_of_mismatch(self, mean: float) -> None:
         if mean > self._config.mismatch_warn:
             log.warning(
-                "step %d: mismatch_kl/mean %.4f is above trainer.mismatch_warn = %g: the engine samples from other"
-                " probabilities than the trainer computes",
+                "step %d: mismatch_kl/mean %.4f is above trainer.mismatch_warn = %g: the probabilities of engine and"
+                " trainer differ",
                 self.steps,
                 mean,
                 self._config.mismatch_warn,
@@ -265,51 +264,24 @@ class Learner:
     # -- state --------------------------------------------------------------------------------------------------
 
     def save(self, folder: Path) -> None:
-        """A Hugging Face folder (with the tokenizer files of `source`) and what a resume needs beside it."""
-        from safetensors.torch import save_file
-
-        self.policy.model.save_pretrained(folder)
-        for pattern in TOKENIZER_FILES:
-            for file in self._source.glob(pattern) if self._source else ():
-                shutil.copyfile(file, folder / file.name)
-        state = {
-            f"{key}.{name}": self._optimizer.state[parameter][key]
-            for name, parameter in self.policy.model.named_parameters()
-            if parameter in self._optimizer.state
-            for key in MOMENTS
-        }
-        save_file({**state, "rng": torch.get_rng_state()}, folder / OPTIMIZER)
-        position = {"steps": self.steps, "lr": self._optimizer.param_groups[0]["lr"]}
-        (folder / "trainer.json").write_text(json.dumps(position))
+        """A Hugging Face folder with what a resume needs."""
+        state.save(folder, self.policy.model, self._optimizer, self.steps)
+        if self._source:
+            state.copy_tokenizer(self._source, folder)
 
     def load(self, folder: Path) -> None:
-        """The optimizer's side of `save`; the policy was loaded from the same folder. Raises `CheckpointError`."""
-        from safetensors.torch import load_file
-
-        try:
-            position = json.loads((folder / "trainer.json").read_text())
-            state = load_file(folder / OPTIMIZER)
-            torch.set_rng_state(state.pop("rng"))
-            for name, parameter in self.policy.model.named_parameters():
-                if f"step.{name}" in state:
-                    self._optimizer.state[parameter] = {key: state.pop(f"{key}.{name}") for key in MOMENTS}
-            self.steps = int(position["steps"])
-            for group in self._optimizer.param_groups:
-                group["lr"] = position["lr"]
-        except (OSError, ValueError, KeyError) as error:
-            raise CheckpointError(f"{folder}: not a checkpoint of this trainer: {error!r}") from error
-        if state:
-            raise CheckpointError(f"{folder}: state of parameters that the model does not have: {sorted(state)[:3]}")
+        """All but the policy, which was loaded from the same folder. Raises `CheckpointError`."""
+        self.steps = state.load(folder, self.policy.model, self._optimizer)
 
 
-def _given(array: np.ndarray[Any, Any] | None) -> np.ndarray[Any, Any]:
+def _required(array: np.ndarray[Any, Any] | None) -> np.ndarray[Any, Any]:
     assert array is not None, "samples are fetched with log-probs and prompt tokens"
     return array
 
 
 def _logprobs(policy: Policy, batches: Sequence[MicroBatch], count: int) -> Tensor:
-    """(count,) log-probs of all response tokens; NaN where no batch has them."""
-    found_N = torch.full((count,), torch.nan)
+    """(count,) log-probs of all response tokens; NaN for tokens in no batch."""
+    logprobs_N = torch.full((count,), torch.nan)
     for batch in batches:
-        found_N[torch.from_numpy(batch.flat_N)] = policy.logprobs(batch)
-    return found_N
+        logprobs_N[torch.from_numpy(batch.flat_N)] = policy.logprobs(batch)
+    return logprobs_N

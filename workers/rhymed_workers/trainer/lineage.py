@@ -1,8 +1,8 @@
-"""What every step was trained on, in one line a step: the proof that nothing was trained twice or left out.
+"""What every step was trained on, one line per step: the proof that nothing was trained twice or left out.
 
-Kept by the trainer in memory and in every checkpoint, so a step that is trained again after a set-back replaces the
-one of the lost future. A line's digest is a function of the samples' ids, tokens and rewards alone: who wrote them,
-where, when and with how many interruptions does not enter. Knows no learner, no store.
+The trainer keeps it in memory and in every checkpoint, so a step that is trained again after a rollback replaces the
+line that was lost. A line's digest is a function of the samples' ids, tokens and rewards only: it does not depend on
+which worker generated them, when, or with how many interruptions. Knows no learner and no store.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ class Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     step: int
     samples: int
     tokens: int  # response tokens
-    digest: str  # blake2b-128 in hex over the samples in the order of their ids, see `imprint`
-    weights: str = ""  # digest of the weights after it, where that is cheap
+    digest: str  # blake2b-128 in hex over the samples in the order of their ids, see `sample_bytes`
+    weights: str = ""  # digest of the weights after the step; empty if that is slow
 
 
 class Digest:
-    """Grows sample by sample, in the order of their ids."""
+    """Of the samples of a step, which are added in the order of their ids."""
 
     def __init__(self) -> None:
         self._hash = hashlib.blake2b(digest_size=16)
         self.samples = self.tokens = 0
 
     def add(self, id: SampleId, tokens: np.ndarray[Any, Any], reward: float | None) -> None:
-        self._hash.update(imprint(id, tokens, reward))
+        self._hash.update(sample_bytes(id, tokens, reward))
         self.samples += 1
         self.tokens += len(tokens)
 
@@ -56,7 +56,7 @@ class Lineage:
         self.lines = list(lines)  # by step, ascending, without gaps
 
     def add(self, step: int, samples: Sequence[StoredSample], weights: str = "") -> Line:
-        """Step `step` was trained on these. Lines of it and of later steps, if there are any, were another future."""
+        """Step `step` was trained on these. Drops lines of this step and of later ones: they were rolled back."""
         digest = Digest()
         for sample in sorted(samples, key=lambda sample: sample.info.id):
             digest.add(sample.info.id, sample.tokens, sample.info.reward)
@@ -71,29 +71,23 @@ class Lineage:
 
     @classmethod
     def load(cls, folder: Path, steps: int) -> Lineage:
-        """Of the checkpoint of so many steps. One of an earlier release has none: then it begins here.
-
-        Raises `CheckpointError` where it does not end at the checkpoint's own step.
-        """
+        """From the checkpoint after `steps` steps. Raises `CheckpointError` unless it has one line per step."""
         try:
             lines = read(folder)
-        except FileNotFoundError:
-            return cls()
         except (OSError, ValueError) as error:
             raise CheckpointError(f"{folder / FILE}: {error}") from error
-        first = steps - len(lines)
-        if [line.step for line in lines] != list(range(first, steps)):
-            raise CheckpointError(f"{folder / FILE} does not tell of every step once, up to step {steps - 1}")
+        if [line.step for line in lines] != list(range(steps)):
+            raise CheckpointError(f"{folder / FILE} does not list every step up to {steps} exactly once")
         return cls(lines)
 
 
 def read(folder: Path) -> list[Line]:
-    """The lines as they stand in a checkpoint's folder. Raises `FileNotFoundError`, `ValueError`."""
+    """The lines in a checkpoint's folder, unchecked. Raises `OSError`, `ValueError`."""
     content = (folder / FILE).read_bytes()
     return [msgspec.json.decode(line, type=Line) for line in content.splitlines()]
 
 
-def imprint(id: SampleId, tokens: np.ndarray[Any, Any], reward: float | None) -> bytes:
-    """What of a sample counts, as bytes that no other sample has."""
+def sample_bytes(id: SampleId, tokens: np.ndarray[Any, Any], reward: float | None) -> bytes:
+    """The identity and content of a sample; different for any two samples."""
     head = _HEAD.pack(id.step, id.index, len(tokens)) + id.prompt.encode()
     return head + np.ascontiguousarray(tokens, "<u4").tobytes() + _REWARD.pack(reward is not None, reward or 0.0)

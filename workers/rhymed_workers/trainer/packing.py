@@ -1,9 +1,9 @@
-"""From samples to micro-batches, in numpy: which token stands where. Knows no rewards, no torch and no model.
+"""Packs samples into micro-batches, in numpy. Knows no rewards, no torch and no model.
 
 A row is a prompt followed by the responses of several samples to it, so the prompt is computed once for all of them.
-Each response sees the prompt and itself, not its siblings, and its positions go on from the prompt's: the outputs are
-those of separate rows. Rows grow up to `PACK_TOKENS` because attention's cost is quadratic in the row's length; a
-sample that is longer has a row of its own.
+Each response attends to the prompt and itself, not to its siblings, and its positions continue the prompt's: the
+outputs are those of separate rows. Rows grow up to `PACK_TOKENS` because attention's cost is quadratic in the row's
+length; a longer sample has a row of its own.
 
 Axes: B rows, T tokens of the longest row, N response tokens of the micro-batch.
 """
@@ -31,7 +31,7 @@ class Sequences(NamedTuple):
 
 
 @dataclass
-class Row:
+class PackedRow:
     prompt: NDArray[Any]
     samples: list[int] = field(default_factory=list)
     length: int = 0  # tokens
@@ -42,39 +42,39 @@ class MicroBatch:
     tokens_BT: Ints  # right-padded with 0
     positions_BT: Ints
     segments_BT: Ints  # 0: prompt, k: k-th response of the row, -1: padding
-    predictor_N: Ints  # which of the B x T positions, row by row, predicts this response token
+    predictor_N: Ints  # index into the flattened B x T positions of the one that predicts this response token
     target_N: Ints  # the response token
-    flat_N: Ints  # its place among the response tokens of all samples, end to end
-    packed: bool  # some row has more than one response, so attention needs a mask
+    flat_N: Ints  # its index among the response tokens of all samples, sample after sample
+    packed: bool  # a row has more than one response, so attention needs a mask
 
 
 def offsets(samples: Sequence[Sequences]) -> Ints:
-    """(samples + 1,): where each sample's response begins when all of them lie end to end."""
+    """(samples + 1,): where each sample's response begins if all responses are concatenated."""
     return np.concatenate([[0], np.cumsum([len(sample.response) for sample in samples], dtype=np.int64)])
 
 
 def micro_batches(
     samples: Sequence[Sequences], chosen: Sequence[int], micro_tokens: int, pack_tokens: int = PACK_TOKENS
 ) -> list[MicroBatch]:
-    """Every response token of the chosen samples exactly once, at most `micro_tokens` padded tokens together.
+    """Every response token of the chosen samples exactly once, at most `micro_tokens` padded tokens per micro-batch.
 
-    A row that is longer than that is alone. Longest rows first: what does not fit in memory shows at once.
+    A longer row is alone in its micro-batch. The longest rows come first, so that too little memory shows at once.
     """
     starts = offsets(samples)
-    made = sorted(rows(samples, chosen, min(micro_tokens, pack_tokens)), key=lambda row: row.length, reverse=True)
-    found: list[list[Row]] = []
-    for row in made:
-        if found and (len(found[-1]) + 1) * found[-1][0].length <= micro_tokens:
-            found[-1].append(row)
+    packed = sorted(rows(samples, chosen, min(micro_tokens, pack_tokens)), key=lambda row: row.length, reverse=True)
+    batches: list[list[PackedRow]] = []
+    for row in packed:
+        if batches and (len(batches[-1]) + 1) * batches[-1][0].length <= micro_tokens:
+            batches[-1].append(row)
         else:
-            found.append([row])
-    return [_lay_out(group, samples, starts) for group in found]
+            batches.append([row])
+    return [_lay_out(batch, samples, starts) for batch in batches]
 
 
-def rows(samples: Sequence[Sequences], chosen: Sequence[int], pack_tokens: int) -> list[Row]:
-    """Samples of equal prompts share rows, in the order given. An empty response has nothing to train."""
-    made: list[Row] = []
-    open_rows: dict[bytes, Row] = {}
+def rows(samples: Sequence[Sequences], chosen: Sequence[int], pack_tokens: int) -> list[PackedRow]:
+    """Samples of equal prompts share rows, in the order given. Empty responses are left out."""
+    packed: list[PackedRow] = []
+    open_rows: dict[bytes, PackedRow] = {}
     for number in chosen:
         prompt, response = samples[number]
         if not len(response):
@@ -82,14 +82,14 @@ def rows(samples: Sequence[Sequences], chosen: Sequence[int], pack_tokens: int) 
         key = np.asarray(prompt, np.int64).tobytes()
         row = open_rows.get(key)
         if row is None or row.length + len(response) > pack_tokens:
-            row = open_rows[key] = Row(prompt, length=len(prompt))
-            made.append(row)
+            row = open_rows[key] = PackedRow(prompt, length=len(prompt))
+            packed.append(row)
         row.samples.append(number)
         row.length += len(response)
-    return made
+    return packed
 
 
-def _lay_out(group: list[Row], samples: Sequence[Sequences], starts: Ints) -> MicroBatch:
+def _lay_out(group: list[PackedRow], samples: Sequence[Sequences], starts: Ints) -> MicroBatch:
     width = max(row.length for row in group)
     tokens, positions = np.zeros((2, len(group), width), np.int64)
     segments = np.full((len(group), width), PADDING, np.int64)

@@ -1,10 +1,10 @@
 """The language model as the loss sees it: log-probs and entropies of response tokens, and their gradient.
 
-Owns the model in fp32. Logits are made only where a response token is predicted, and only for `LOGITS_BYTES` of them
-at a time: the loss is a sum over tokens, so a slice's gradient can be taken at once, and no logits wait for a
+Owns the model in fp32. Logits are computed only where a response token is predicted, `LOGITS_BYTES` of them at a
+time: the loss is a sum over tokens, so the gradient of a slice is computed immediately, and no logits are kept for a
 backward pass. Temperature divides the logits, as it did when the engine sampled; top-k, top-p and min-p are not
-applied, as nowhere in the field. The model runs in evaluation mode: the engine it is compared with has no dropout
-either. It knows nothing of rewards or of optimizers.
+applied, as usual in the field. The model runs in evaluation mode, because the engine has no dropout either. Knows
+nothing of rewards or optimizers.
 """
 
 from __future__ import annotations
@@ -33,8 +33,7 @@ UNKNOWN_HEADS = (
     "lm_head_multiplier",
     "output_multiplier",
 )
-"""Configuration keys of models that change logits after the head's matrix product; ours does not, so it refuses
-them."""
+"""Configuration keys of models that change logits after the head's matrix product, which this module does not."""
 
 
 class Policy:
@@ -51,7 +50,7 @@ class Policy:
 
     @classmethod
     def load(cls, folder: Path, temperature: float = 1.0) -> Policy:
-        """A Hugging Face folder, in fp32 whatever it is stored in."""
+        """A Hugging Face folder; converted to fp32."""
         from transformers import AutoModelForCausalLM
         from transformers.utils import logging as output
 
@@ -62,10 +61,10 @@ class Policy:
 
     @torch.no_grad()
     def tensors(self) -> dict[str, Tensor]:
-        """The weights, by the names that they have in a Hugging Face folder, which are those that engines read.
+        """The weights, by their names in a Hugging Face folder, which engines read.
 
-        In the model some architectures have others: transformers renames and merges when it loads. A tied head goes
-        before that: it changes the order of names, and the name that counts is the first.
+        In the model some architectures have other names, because transformers renames and merges tensors when it
+        loads. A tied head is removed first: reverting changes the order, and the first of its names counts.
         """
         from transformers.core_model_loading import revert_weight_conversion
 
@@ -85,8 +84,7 @@ class Policy:
     def backward(self, batch: MicroBatch, loss: Loss) -> float:
         """Add the gradient of `loss` to the parameters' `grad`; returns its value.
 
-        The head's gradient is written out by hand, which saves one buffer of logits and all of autograd's passes over
-        it.
+        The head's gradient is computed by hand, which saves one buffer of logits and autograd's passes over it.
         """
         hidden_NH = self._hidden(batch)
         gradient_NH = torch.empty_like(hidden_NH)
@@ -140,6 +138,6 @@ def _slope(loss: Loss, logp_N: Tensor, entropy_N: Tensor, flat_N: Tensor) -> tup
 
 
 def _mask(segments_BT: Tensor) -> Tensor:
-    """(B, 1, T, T), True where a query (rows) may look: back, at the prompt and its own response."""
+    """(B, 1, T, T), True where a query (rows) attends: earlier positions of the prompt and of its own response."""
     key, query = segments_BT[:, None, :], segments_BT[:, :, None]
     return (((key == 0) | (key == query)).tril()).unsqueeze(1)

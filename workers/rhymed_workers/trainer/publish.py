@@ -1,8 +1,8 @@
-"""Published policy versions: one safetensors file each, and the server that tells where they are.
+"""Published policy versions: one safetensors file each, and the server that hands them out.
 
-The file lies in shared memory where there is room, so publishing is one conversion into memory that the engines on
-this machine map. It appears under its name only when it is whole; the last `KEEP` versions are kept. Nothing is made
-durable here: a checkpoint is what outlives the machine. Engines are not known here, they come and ask.
+The file is in shared memory if there is room, so publishing is one conversion into memory that the engines on this
+machine map. It gets its name only when it is complete; the last `KEEP` versions are kept. Nothing here is durable:
+only checkpoints survive a reboot. Knows no engines; they send requests.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ ALIGN = 64  # bytes
 PIECE = 1 << 20  # elements
 WRITERS = 2  # threads
 SHARED_MEMORY = Path(os.environ.get("RHYMED_SHARED_MEMORY") or "/dev/shm")
-"""Where readers on this host look, too: containers share a folder in memory, and each has a /dev/shm of its own."""
+"""Readers on this host see the same folder. Containers need to share one: each has its own /dev/shm."""
 
 MAX_SLICE_BYTES = 32 << 20
 DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
@@ -56,7 +56,7 @@ class Published(NamedTuple):
 
 
 class Publisher:
-    """Writes versions, for one trainer at a time: what an earlier one left in the folder is removed."""
+    """Writes versions, for one trainer at a time: files of an earlier trainer in the folder are removed."""
 
     def __init__(self, folder: Path, dtype: str = "bfloat16") -> None:
         self._fallback = folder
@@ -68,18 +68,18 @@ class Publisher:
     def publish(self, version: int, tensors: Tensors) -> Published:
         """Blocking. Tensors that share memory (a tied head) are written once, under their first name.
 
-        They are torch's, or numpy's of the very type that is published.
+        Torch tensors, or numpy arrays that already have the published dtype.
         """
-        given = list(tensors)
-        plain = all(isinstance(tensor, np.ndarray) for _, tensor in given)
-        kept = given if plain else unique(given)
+        named = list(tensors)
+        numpy_only = all(isinstance(tensor, np.ndarray) for _, tensor in named)
+        kept = named if numpy_only else unique(named)
         header, starts, size = _header(kept, DTYPES[self._dtype], version)
         folder = self._place(size)
         path = folder / f"version-{version:06d}.safetensors"
         with atomic.new_file(path) as part, part.open("wb", buffering=0) as file:
             file.write(header)
-            if plain:
-                _write_plain(file.fileno(), kept, starts, self._dtype)
+            if numpy_only:
+                _write_arrays(file.fileno(), kept, starts, self._dtype)
             else:
                 _write(file.fileno(), kept, starts, self._dtype)
         self._digests.pop(version, None)
@@ -97,7 +97,7 @@ class Publisher:
             raise TrainerError(f"version {version} of the weights is not kept; there is: {kept}") from None
 
     def digest(self, version: int) -> str:
-        """Blake2b-128 in hex, computed when it is first asked for. Blocking: a second a gigabyte."""
+        """Blake2b-128 in hex, computed on first use. Blocking: a second per gigabyte."""
         found = self.find(version)
         if version not in self._digests:
             with found.path.open("rb") as file:
@@ -107,7 +107,7 @@ class Publisher:
         return self._digests[version]
 
     def close(self) -> None:
-        """Remove all versions. Who has one open keeps it."""
+        """Remove all versions. A process that has one open can still read it."""
         self._kept.clear()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -139,7 +139,7 @@ class Publisher:
 
 
 class WeightsServer:
-    """Answers readers at `address`. Made on the event loop; close it there."""
+    """Answers requests at `address`. Create and close it on the event loop."""
 
     def __init__(self, address: str, publisher: Publisher, *, keys: Keyring = OPEN) -> None:
         self._publisher = publisher
@@ -155,7 +155,7 @@ class WeightsServer:
                 return await self._manifest(message)
             case GetWeights():
                 return Parcel(DONE, [await asyncio.to_thread(self._slice, message)])
-        raise MalformedMessage(f"the weights' server does not take {type(message).__name__}")
+        raise MalformedMessage(f"the weights server does not take {type(message).__name__}")
 
     async def _manifest(self, ask: GetManifest) -> Manifest:
         version, path, size = self._publisher.find(ask.version)
@@ -178,7 +178,7 @@ class WeightsServer:
 
 
 def unique(tensors: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
-    """Of tensors that share memory only the first."""
+    """Of tensors that share memory, only the first."""
     seen: set[tuple[int, tuple[int, ...], tuple[int, ...]]] = set()
     kept = []
     for name, tensor in tensors:
@@ -190,7 +190,7 @@ def unique(tensors: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
 
 
 def _header(tensors: list[tuple[str, Any]], dtype: str, version: int) -> tuple[bytes, list[int], int]:
-    """(header, where each tensor begins in the file, size of the file): the safetensors format, all in one dtype."""
+    """(header, offset of each tensor in the file, size of the file) in the safetensors format, all of one dtype."""
     item = ITEM_BYTES[dtype]
     entries: dict[str, Any] = {"__metadata__": {"format": "pt", "version": str(version)}}
     offsets, end = [], 0
@@ -204,8 +204,8 @@ def _header(tensors: list[tuple[str, Any]], dtype: str, version: int) -> tuple[b
     return len(text).to_bytes(8, "little") + text, [start + offset for offset in offsets], start + end
 
 
-def _write_plain(descriptor: int, arrays: list[tuple[str, Any]], starts: list[int], dtype: str) -> None:
-    """Without torch. They are small."""
+def _write_arrays(descriptor: int, arrays: list[tuple[str, Any]], starts: list[int], dtype: str) -> None:
+    """Without torch. The arrays are small."""
     for (name, array), start in zip(arrays, starts, strict=True):
         if array.dtype != dtype:
             raise TrainerError(f"{name} is {array.dtype}, and {dtype} is published")
@@ -219,10 +219,10 @@ def _put(descriptor: int, content: memoryview, start: int) -> None:
 
 
 def _write(descriptor: int, tensors: list[tuple[str, Tensor]], starts: list[int], dtype: str) -> None:
-    """Convert and write piece by piece, on threads of our own.
+    """Convert and write piece by piece, on our own threads.
 
-    A piece is small enough to stay in the cache between the two. Torch's own threads would be woken for each piece,
-    which costs more than the work when the machine is busy; a mapped file would cost a fault for each page.
+    A piece is small enough to stay in the cache between conversion and write. Torch's threads would be woken for
+    every piece, which costs more than the work itself on a busy machine; a mapped file would fault on every page.
     """
     import torch
 
@@ -236,7 +236,7 @@ def _write(descriptor: int, tensors: list[tuple[str, Tensor]], starts: list[int]
     with ThreadPoolExecutor(WRITERS, "publish", initializer=torch.set_num_threads, initargs=(1,)) as pool:
         parts = [pieces[writer::WRITERS] for writer in range(WRITERS)]
         list(pool.map(lambda part: _write_part(descriptor, part, target), parts))
-    torch.set_num_threads(threads)  # threads that are made later take the number that was set last
+    torch.set_num_threads(threads)  # later threads take the number that was set last
 
 
 def _write_part(descriptor: int, pieces: list[tuple[Tensor, int]], dtype: torch.dtype) -> None:

@@ -1,6 +1,6 @@
-"""A step's samples as every learner sees them: do they keep the contract, which of them count, what are they like.
+"""A step's samples, for every learner: whether they keep the staleness contract, which are trained on, their metrics.
 
-Pure: numpy at most. What is learnt from them is the learner's affair.
+Pure: numpy only. Knows no learner.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from rhymed.errors import StalenessBroken
 from rhymed_store.client import StoredSample
 
 Progress = Callable[[int, int], None]
-"""(parts done, parts of the step); called on the learner's thread. What it raises ends the step."""
+"""(parts done, parts of the step). Called on the learner's thread; an error that it raises ends the step."""
 
 
 def check_staleness(step: int, samples: Sequence[StoredSample], allowed: int) -> None:
@@ -33,7 +33,7 @@ def scored(sample: StoredSample) -> bool:
 
 
 def scored_groups(samples: Sequence[StoredSample]) -> tuple[list[StoredSample], int]:
-    """Samples with a finite reward whose group has at least two such, and how many groups are left out."""
+    """Samples with a finite reward whose group has at least two of them, and the number of groups left out."""
     counts = dict.fromkeys((sample.info.id.prompt for sample in samples), 0)
     for sample in samples:
         counts[sample.info.id.prompt] += scored(sample)
@@ -42,22 +42,22 @@ def scored_groups(samples: Sequence[StoredSample]) -> tuple[list[StoredSample], 
 
 
 def flat_groups(samples: Sequence[StoredSample]) -> float:
-    """Share of the groups whose rewards are all equal: they teach nothing."""
+    """Share of the groups whose rewards are all equal: they have no gradient."""
     groups: dict[str, set[float | None]] = {}
     for sample in samples:
         groups.setdefault(sample.info.id.prompt, set()).add(sample.info.reward)
     return sum(len(rewards) == 1 for rewards in groups.values()) / max(1, len(groups))
 
 
-def describe(step: int, samples: Sequence[StoredSample], chosen: Sequence[StoredSample]) -> dict[str, float]:
-    """Metrics of step `step`'s samples, whatever was learnt from them. `chosen`: those that count."""
+def sample_metrics(step: int, samples: Sequence[StoredSample], chosen: Sequence[StoredSample]) -> dict[str, float]:
+    """Metrics of the samples of step `step`. `chosen`: those that are trained on."""
     if not samples:
         return {}
     rewards = np.array([sample.info.reward for sample in samples if scored(sample)])
     lengths = np.array([sample.info.length for sample in samples])
     cut = [sample.info.finish_reason == "length" for sample in samples]
     oldest = [min((version for version, _ in sample.info.versions), default=step) for sample in samples]
-    found = {
+    metrics = {
         "response_length/mean": float(lengths.mean()),
         "response_length/max": float(lengths.max()),
         "response_length/clip_ratio": float(np.mean(cut)),
@@ -65,6 +65,6 @@ def describe(step: int, samples: Sequence[StoredSample], chosen: Sequence[Stored
         "actor/samples": float(len(chosen)),
     }
     if len(rewards):
-        found |= {"reward/mean": float(rewards.mean()), "reward/std": float(rewards.std())}
-        found["reward/flat_groups"] = flat_groups(chosen)
-    return found
+        metrics |= {"reward/mean": float(rewards.mean()), "reward/std": float(rewards.std())}
+        metrics["reward/flat_groups"] = flat_groups(chosen)
+    return metrics

@@ -1,10 +1,9 @@
-"""The trainer's process: takes whole steps by reference, trains, publishes the next version, checkpoints.
+"""The trainer's process: receives whole steps by reference, trains, publishes the next version, writes checkpoints.
 
-All of the learner's work runs on one thread, in the order it was asked for, so heartbeats go on. A step goes: fetch
-and check (before the broker is told that it is taken), train, publish, tell, and only then checkpoint. Being told the
-same thing twice does no harm: a step that is trained is answered, not trained again. Broker and store may restart at
-any time. What learning is, and whether it takes torch, is the learner's affair; what every step was trained on is
-written down in `lineage`, which goes into each checkpoint.
+All of the learner's work runs on one thread, in order, so heartbeats continue. A step is fetched and checked (before
+the broker's request is answered), trained, published, reported, and only then checkpointed. Requests may be repeated:
+a step that is trained already is reported again, not trained again. Broker and store may restart at any time. Does
+not know how a learner learns; `lineage` records what every step was trained on and is part of each checkpoint.
 """
 
 from __future__ import annotations
@@ -52,45 +51,45 @@ log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
-LAST_WORDS_S = 10.0  # for what is not acknowledged when the run is over
+LAST_REPORTS_S = 10.0  # for reports that are not acknowledged when the run is over
 FETCH_S = 30.0  # for the samples of one request
-FETCHED = 256  # samples in one request: a step of any size is read, as long as the store answers
+FETCHED = 256  # samples in one request, so that a step of any size can be read in time
 
 
 class TrainerService(Service):
-    def __init__(self, config: Config, places: RunLayout, name: str = "") -> None:
+    def __init__(self, config: Config, where: RunLayout, name: str = "") -> None:
         super().__init__(name or f"trainer@{socket.gethostname()}:{os.getpid()}")
-        self._config, self._places = config, places
+        self._config, self._where = config, where
         self._thread = ThreadPoolExecutor(1, "learner")
         self._phase = "start"
         self._seconds = Stopwatch("wait")
-        self._life = secrets.token_hex(8)  # what an earlier process told or published is not ours
-        self._step: asyncio.Task[list[StoredSample]] | None = None  # fetching, or fetched and being trained
+        self._life = secrets.token_hex(8)  # distinguishes our reports and weights from those of an earlier process
+        self._step: asyncio.Task[list[StoredSample]] | None = None  # being fetched, or fetched and being trained
         self._idle = asyncio.Event()
         self._idle.set()
         self._version = 0  # published; the learner's own count is ahead while a step is being published
         self._last: Trained | None = None
         self._reports: set[asyncio.Task[None]] = set()
         self._saved = 0  # steps in the newest checkpoint
-        self._over = False  # we were told that the run is
+        self._over = False  # the broker has ended the run
         self._closing = contextlib.AsyncExitStack()
 
     # -- life ---------------------------------------------------------------------------------------------------
 
     async def open(self) -> None:
-        self._learner, self._lineage = await self._aside(self._load, "load")
-        self._publisher = Publisher(self._places.folder / "weights", self._learner.dtype)
+        self._learner, self._lineage = await self._on_thread(self._load, "load")
+        self._publisher = Publisher(self._where.folder / "weights", self._learner.dtype)
         self._closing.callback(self._publisher.close)
         await self._publish()
-        keys = self._places.keys("trainer")
-        address = self._places.weights
-        self._weights = WeightsServer(self._places.listens(address), self._publisher, keys=keys)
-        self._announced = address if self._places.bind else self._weights.address
+        keys = self._where.keys("trainer")
+        address = self._where.weights
+        self._weights = WeightsServer(self._where.listens(address), self._publisher, keys=keys)
+        self._announced = address if self._where.bind else self._weights.address
         self._closing.callback(self._weights.close)
-        self._store = StoreClient(self._places.store, self.name, keys)
+        self._store = StoreClient(self._where.store, self.name, keys)
         self._closing.callback(self._store.close)
         link = Client(
-            self._places.broker,
+            self._where.broker,
             self.name,
             peer="broker",
             accepts=ToTrainer,
@@ -111,20 +110,20 @@ class TrainerService(Service):
         await self._closing.aclose()
 
     def _load(self) -> tuple[Learner, Lineage]:
-        """From the newest checkpoint that is whole; from the beginning if there is none at all."""
-        found = checkpoint.resume(self._places.checkpoints)
-        learner = restore(self._config, found.folder if found else None)
-        lineage = Lineage.load(found.folder, learner.steps) if found else Lineage()
-        self._saved = found.step if found else 0
-        log.info("%s, %d steps trained, from %s", learner, learner.steps, found or "the beginning")
+        """From the newest intact checkpoint, or from the beginning if there is no checkpoint."""
+        newest = checkpoint.resume(self._where.checkpoints)
+        learner = restore(self._config, newest.folder if newest else None)
+        lineage = Lineage.load(newest.folder, learner.steps) if newest else Lineage()
+        self._saved = newest.step if newest else 0
+        log.info("%s, %d steps trained, from %s", learner, learner.steps, newest or "the beginning")
         return learner, lineage
 
     def _progress(self) -> object:
-        """Changes with every micro-batch; None: there is nothing to do."""
+        """Changes with every micro-batch; None if there is nothing to do."""
         return None if self._idle.is_set() else (self._version, self._phase)
 
-    async def _aside(self, work: Callable[[], Result], activity: str) -> Result:
-        """On the learner's thread, counted as this activity from when it begins there."""
+    async def _on_thread(self, work: Callable[[], Result], activity: str) -> Result:
+        """Run on the learner's thread; the time there counts as this activity."""
 
         def timed() -> Result:
             with self._seconds.during(activity):
@@ -132,7 +131,7 @@ class TrainerService(Service):
 
         return await asyncio.get_running_loop().run_in_executor(self._thread, timed)
 
-    # -- belonging to the run -----------------------------------------------------------------------------------
+    # -- membership of the run ----------------------------------------------------------------------------------
 
     def _join(self) -> Join:
         return Join(
@@ -168,11 +167,11 @@ class TrainerService(Service):
         return DONE
 
     async def _take(self, order: TrainStep) -> None:
-        """Returns when the step's samples are here and fit, or it is trained already. Raises why it cannot be."""
+        """Returns when the step's samples are fetched and valid, or the step is trained already. Raises otherwise."""
         steps = self._version
         if order.step < steps:
-            known = self._last if self._last and self._last.step == order.step else None
-            self._report(known or Trained(worker=self.name, step=order.step, metrics={}, life=self._life))
+            last = self._last if self._last and self._last.step == order.step else None
+            self._report(last or Trained(worker=self.name, step=order.step, metrics={}, life=self._life))
             return
         if order.step > steps:
             raise TrainerError(
@@ -186,12 +185,14 @@ class TrainerService(Service):
 
     async def _fetch(self, step: int, ids: list[SampleId]) -> list[StoredSample]:
         started = time.perf_counter()
-        more, samples = self._learner.reads_logprobs, list[StoredSample]()
+        with_logprobs, samples = self._learner.reads_logprobs, list[StoredSample]()
         for start in range(0, len(ids), FETCHED):
             self._phase = f"fetch {start}/{len(ids)}"
             part = ids[start : start + FETCHED]
             with self._seconds.during("load"):
-                samples += await self._store.get_samples(part, logprobs=more, prompt_tokens=more, deadline_s=FETCH_S)
+                samples += await self._store.get_samples(
+                    part, logprobs=with_logprobs, prompt_tokens=with_logprobs, deadline_s=FETCH_S
+                )
         self._learner.check(step, samples)
         self._fetch_s = time.perf_counter() - started
         return samples
@@ -215,13 +216,14 @@ class TrainerService(Service):
             return metrics
 
         step, self._phase = self._version, "train"
-        metrics = await self._aside(train, "train")
+        metrics = await self._on_thread(train, "train")
         self._phase = "publish"
         metrics |= {"timing_s/fetch": self._fetch_s, "timing_s/publish": await self._publish()}
         self._last = Trained(worker=self.name, step=step, metrics=metrics, life=self._life)
         self._step = None
-        told = " ".join(f"{key}={value:.4g}" for key, value in sorted(metrics.items()))
-        log.info("step %d: %s", step + 1, told, extra=cause("trained", [one.info.id for one in samples], step=step))
+        values = " ".join(f"{key}={value:.4g}" for key, value in sorted(metrics.items()))
+        more = cause("trained", [sample.info.id for sample in samples], step=step)
+        log.info("step %d: %s", step + 1, values, extra=more)
         self._report(self._last)
         if self._version % self._config.trainer.checkpoint_every == 0:
             await self._save()
@@ -230,36 +232,34 @@ class TrainerService(Service):
             self._idle.set()
 
     async def _publish(self) -> float:
-        """Seconds it took."""
+        """Returns the seconds that it took."""
         started = time.perf_counter()
         learner, version = self._learner, self._learner.steps
-        await self._aside(lambda: self._publisher.publish(version, learner.tensors().items()), "publish")
+        await self._on_thread(lambda: self._publisher.publish(version, learner.tensors().items()), "publish")
         self._version = version
         return time.perf_counter() - started
 
     async def _save(self) -> None:
-        """Write and tell. The next step waits for it on the learner's thread, the workers do not.
-
-        Told is the oldest one that is kept: should the newest be damaged, that is where the run goes on, and what the
-        store has of the steps after it, log-probs too, is needed again.
-        """
-        settings, started = self._config.trainer, time.perf_counter()
+        """Write a checkpoint and report it. The next step waits for the learner's thread, the workers do not."""
+        started, steps, keep = time.perf_counter(), self._learner.steps, self._config.trainer.keep_checkpoints
         self._phase = "checkpoint"
 
         def fill(folder: Path) -> None:
             self._learner.save(folder)
             self._lineage.save(folder)
 
-        where, steps = self._places.checkpoints, self._learner.steps
+        saved = await self._on_thread(
+            lambda: checkpoint.save(self._where.checkpoints, steps, fill, keep), "checkpoint"
+        )
+        self._saved = saved.step
+        log.info("checkpoint %s in %.1f s", saved.folder, time.perf_counter() - started)
+        await self._report_saved()
 
-        keep = settings.keep_checkpoints
-        found = await self._aside(lambda: checkpoint.save(where, steps, fill, keep), "checkpoint")
-        self._saved = found.step
-        log.info("checkpoint %s in %.1f s", found.folder, time.perf_counter() - started)
-        await self._tell_saved()
-
-    async def _tell_saved(self) -> None:
-        kept = await self._aside(lambda: checkpoint.checkpoints_in(self._places.checkpoints), "checkpoint")
+    async def _report_saved(self) -> None:
+        """Report the oldest checkpoint that is kept: if newer ones are damaged, the run resumes from it and needs what
+        the store has of the later steps, log-probs included.
+        """
+        kept = await self._on_thread(lambda: checkpoint.checkpoints_in(self._where.checkpoints), "checkpoint")
         oldest = kept[0].step if kept else 0
         self._report(Checkpointed(worker=self.name, step=oldest, newest=self._saved, life=self._life))
 
@@ -272,7 +272,9 @@ class TrainerService(Service):
         if self._saved != self._version:
             await self._save()
         else:
-            await self._tell_saved()  # the broker may have died since: it asks for no less than all steps
+            await (
+                self._report_saved()
+            )  # the broker may have restarted since, and needs to know that all steps are saved
         if self._reports:
-            await asyncio.wait(self._reports, timeout=LAST_WORDS_S)
+            await asyncio.wait(self._reports, timeout=LAST_REPORTS_S)
         self.stop()

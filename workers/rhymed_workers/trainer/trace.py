@@ -1,9 +1,9 @@
-"""The learner without a model: a few numbers that every trained sample leaves its mark on.
+"""The learner without a model: a few numbers that every trained sample changes.
 
-`SIZE` float32 numbers with momentum stand for weights and optimizer. What a sample adds is a pseudo-random function
-of its id, tokens and reward, added up in the order of the ids: equal samples give equal bits, and another sample, one
-that is missing or one that comes twice gives other bits from then on. Needs neither torch nor a model; for runs of
-the trace engine, to try the whole system and to prove what it trains.
+`SIZE` float32 numbers with momentum stand for weights and optimizer. A sample's gradient is a pseudo-random function
+of its id, tokens and reward, summed in the order of the ids: equal samples give equal bits, and a different, missing
+or repeated sample changes all bits from then on. Needs neither torch nor a model. For runs of the trace engine, which
+try the whole system and prove what it trains.
 """
 
 from __future__ import annotations
@@ -17,17 +17,16 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from rhymed.config import Config
+from rhymed.config import Schedule, Trace
 from rhymed.errors import CheckpointError
 from rhymed_store.client import StoredSample
-from rhymed_workers.trainer import lineage
-from rhymed_workers.trainer import samples as lesson
-from rhymed_workers.trainer.samples import Progress
+from rhymed_workers.trainer.lineage import sample_bytes
+from rhymed_workers.trainer.samples import Progress, check_staleness, sample_metrics, scored_groups
 
 SIZE = 1024
 MOMENTUM = np.float32(0.9)
 RATE = np.float32(0.01)
-SLICE_S = 0.02  # of the time that a step takes: how soon it can be interrupted
+SLICE_S = 0.02  # of a step's time: how soon it can be interrupted
 WEIGHTS = "model.safetensors"
 OPTIMIZER = "optimizer.state"
 
@@ -35,22 +34,21 @@ Numbers = NDArray[np.float32]
 
 
 class TraceLearner:
-    """Two with equal state that are given equal samples, in any order, end up with equal bits."""
+    """Two learners with equal state and equal samples, in any order, end up with equal bits."""
 
-    dtype = "float32"  # of what it publishes
+    dtype = "float32"
     reads_logprobs = False
 
-    def __init__(self, config: Config) -> None:
-        self._staleness = config.schedule.max_staleness
-        self._train_s = config.trace.train_s
+    def __init__(self, trace: Trace, schedule: Schedule) -> None:
+        self._train_s, self._max_staleness = trace.train_s, schedule.max_staleness
         self.steps = 0  # trained so far; also the version of the weights
         self._weights: Numbers = np.zeros(SIZE, np.float32)
         self._momentum: Numbers = np.zeros(SIZE, np.float32)
 
     @classmethod
-    def restore(cls, config: Config, folder: Path | None) -> TraceLearner:
-        """From the folder of a checkpoint; None: from the beginning. Raises `CheckpointError`."""
-        learner = cls(config)
+    def restore(cls, trace: Trace, schedule: Schedule, folder: Path | None) -> TraceLearner:
+        """From a checkpoint's folder, or without one from the beginning. Raises `CheckpointError`."""
+        learner = cls(trace, schedule)
         if folder is not None:
             learner.load(folder)
         return learner
@@ -60,25 +58,25 @@ class TraceLearner:
 
     def check(self, step: int, samples: Sequence[StoredSample]) -> None:
         """Raises `StalenessBroken`."""
-        lesson.check_staleness(step, samples, self._staleness)
+        check_staleness(step, samples, self._max_staleness)
 
     def train(
         self, samples: Sequence[StoredSample], progress: Progress = lambda done, total: None
     ) -> dict[str, float]:
-        """Train the next step on these, in `trace.train_s` seconds or more, and return its metrics."""
+        """Train the next step, in `trace.train_s` seconds or more, and return its metrics."""
         self.check(self.steps, samples)
         started = time.perf_counter()
-        chosen, skipped = lesson.scored_groups(samples)
+        chosen, skipped = scored_groups(samples)
         gradient = np.zeros(SIZE, np.float32)
         for sample in sorted(samples, key=lambda sample: sample.info.id):
-            gradient += mark(sample)
+            gradient += gradient_of(sample)
         self._wait(started, progress)
         self._momentum = MOMENTUM * self._momentum + gradient
         self._weights = self._weights - RATE * self._momentum
         self.steps += 1
         seconds = time.perf_counter() - started
         tokens = sum(sample.info.length for sample in samples)
-        return lesson.describe(self.steps - 1, samples, chosen) | {
+        return sample_metrics(self.steps - 1, samples, chosen) | {
             "actor/groups_skipped": float(skipped),
             "actor/grad_norm": float(np.linalg.norm(gradient)),
             "timing_s/train": seconds,
@@ -97,7 +95,7 @@ class TraceLearner:
         return {"weights": self._weights}
 
     def digest(self) -> str:
-        """Of the weights: blake2b-128 in hex."""
+        """Blake2b-128 of the weights, in hex."""
         return hashlib.blake2b(self._weights.tobytes(), digest_size=16).hexdigest()
 
     def save(self, folder: Path) -> None:
@@ -124,8 +122,8 @@ class TraceLearner:
         self._weights, self._momentum, self.steps = weights, momentum, steps
 
 
-def mark(sample: StoredSample) -> Numbers:
-    """What one sample adds to the gradient: (SIZE,) between -1/2 and 1/2."""
-    content = lineage.imprint(sample.info.id, sample.tokens, sample.info.reward)
+def gradient_of(sample: StoredSample) -> Numbers:
+    """(SIZE,) numbers between -1/2 and 1/2."""
+    content = sample_bytes(sample.info.id, sample.tokens, sample.info.reward)
     key = int.from_bytes(hashlib.blake2b(content, digest_size=16).digest(), "little")
     return np.random.Generator(np.random.Philox(key=key)).random(SIZE, dtype=np.float32) - np.float32(0.5)

@@ -1,0 +1,62 @@
+"""What a resume needs, in a checkpoint's folder: model, optimizer, random generator and position.
+
+The folder is also a Hugging Face model. The optimizer's file is a safetensors file with another suffix, so that
+engines do not take it for a part of the model.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rhymed.errors import CheckpointError
+
+TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "vocab*", "merges.txt", "chat_template*", "*.model")
+MOMENTS = ("exp_avg", "exp_avg_sq", "step")
+OPTIMIZER = "optimizer.state"
+POSITION = "trainer.json"
+
+
+def save(folder: Path, model: Any, optimizer: torch.optim.Optimizer, steps: int) -> None:
+    from safetensors.torch import save_file
+
+    model.save_pretrained(folder)
+    tensors = {
+        f"{key}.{name}": optimizer.state[parameter][key]
+        for name, parameter in model.named_parameters()
+        if parameter in optimizer.state
+        for key in MOMENTS
+    }
+    save_file({**tensors, "rng": torch.get_rng_state()}, folder / OPTIMIZER)
+    (folder / POSITION).write_text(json.dumps({"steps": steps, "lr": optimizer.param_groups[0]["lr"]}))
+
+
+def copy_tokenizer(source: Path, folder: Path) -> None:
+    for pattern in TOKENIZER_FILES:
+        for file in source.glob(pattern):
+            shutil.copyfile(file, folder / file.name)
+
+
+def load(folder: Path, model: Any, optimizer: torch.optim.Optimizer) -> int:
+    """Restores optimizer and random generator; returns the trained steps. Raises `CheckpointError`."""
+    from safetensors.torch import load_file
+
+    try:
+        position = json.loads((folder / POSITION).read_text())
+        tensors = load_file(folder / OPTIMIZER)
+        torch.set_rng_state(tensors.pop("rng"))
+        for name, parameter in model.named_parameters():
+            if f"step.{name}" in tensors:
+                optimizer.state[parameter] = {key: tensors.pop(f"{key}.{name}") for key in MOMENTS}
+        for group in optimizer.param_groups:
+            group["lr"] = position["lr"]
+        steps = int(position["steps"])
+    except (OSError, ValueError, KeyError) as error:
+        raise CheckpointError(f"{folder}: not a checkpoint of this trainer: {error!r}") from error
+    if tensors:
+        raise CheckpointError(f"{folder}: state of parameters that the model does not have: {sorted(tensors)[:3]}")
+    return steps
