@@ -1,14 +1,14 @@
-# Images of rhymed. Targets: `slim` (broker, store, dashboard), `worker` (trainer, rollout and reward on processors),
-# `gpu` (trainer and rollout on vLLM's CUDA image). Needs BuildKit. What an index would be asked for is taken from
-# docker/wheels first (`make wheels`); a pip.conf can be given as the build secret `pip`. SINKS: packages for the broker's
-# metrics and traces, e.g. "tensorboard wandb".
+# Images of rhymed. Targets: `slim` (broker, store, dashboard), `worker` (trainer, rollout and reward on CPUs),
+# `gpu` (trainer and rollout on vLLM's CUDA image). Needs BuildKit. Packages are taken from docker/wheels (`make wheels`)
+# before an index is asked; a pip.conf can be passed as the build secret `pip`. SINKS: packages for the broker's metrics
+# and traces, e.g. "tensorboard wandb".
 
 ARG BASE_IMAGE=python:3.11-slim-bookworm
 ARG BUILD_IMAGE=python:3.11-bookworm
 ARG GPU_IMAGE=vllm/vllm-openai:v0.32.0
 
 
-# Who runs, and where things are: everything that changes lies in volumes, whose first owner is decided here.
+# User and folders: everything that changes is in volumes, whose initial owner is set here.
 FROM ${BASE_IMAGE} AS base
 RUN groupadd --gid 10001 rhymed \
  && useradd --uid 10001 --gid 10001 --create-home --shell /usr/sbin/nologin rhymed \
@@ -27,8 +27,8 @@ ENV PATH=/opt/own/bin:/opt/rhymed/bin:$PATH \
 WORKDIR /app
 
 
-# A virtual environment each, made by the same Python beside a compiler and binutils: what is installed is copied, what
-# installs stays behind.
+# One virtual environment per image, built by the same Python with a compiler and binutils: only the installed packages
+# are copied, the build tools are not.
 FROM ${BUILD_IMAGE} AS tools
 ARG PIP_INDEX_URL
 ARG PIP_EXTRA_INDEX_URL
@@ -54,12 +54,12 @@ FROM tools AS worker-installed
 COPY requirements/cpu.txt requirements/
 RUN --mount=type=bind,source=docker/wheels,target=/wheels --mount=type=secret,id=pip,target=/etc/pip.conf \
     python3 -m pip --python /opt/rhymed/bin/python install --no-deps -r requirements/cpu.txt
-# vLLM imports it through torch when it starts; a virtual environment with pip has it.
+# vLLM imports setuptools through torch when it starts; a virtual environment made without pip lacks it.
 RUN --mount=type=bind,source=docker/wheels,target=/wheels --mount=type=secret,id=pip,target=/etc/pip.conf \
     python3 -m pip --python /opt/rhymed/bin/python install --no-deps 'setuptools>=77,<81'
 RUN echo /opt/own > $(echo /opt/rhymed/lib/python3*/site-packages)/own.pth
 
-# The project itself in a folder of its own: a change in it is a small layer.
+# The project itself in its own folder, so that a change in it is a small layer.
 FROM tools AS own
 COPY . .
 RUN --mount=type=bind,source=docker/wheels,target=/wheels --mount=type=secret,id=pip,target=/etc/pip.conf \
@@ -86,7 +86,7 @@ USER 10001:10001
 ENTRYPOINT ["rhymed"]
 
 
-# vLLM, torch and CUDA are the image's own and stay as they are; only what is missing is installed.
+# vLLM, torch and CUDA of the image are not changed; only missing packages are installed.
 FROM ${GPU_IMAGE} AS gpu
 USER root
 ARG PIP_INDEX_URL

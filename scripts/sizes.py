@@ -1,6 +1,6 @@
-"""Holds the house to its sizes: `python -m scripts.sizes` names every file, function and folder that is too large.
+"""Checks sizes: `python -m scripts.sizes` lists every file, function and folder that is too large.
 
-A room that gets crowded is divided by what its parts are for, not by line count. Tests have no limit of their own.
+Divide a crowded folder by the purpose of its files, not by line count. Tests have no limits.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ FILE_LINES, FUNCTION_LINES, FOLDER_FILES, FOLDER_DEPTH = 300, 46, 12, 2
 
 
 def sources(root: Path = ROOT) -> list[Path]:
-    """Python and JavaScript files of the product; vendored ones apart."""
+    """Python and JavaScript files of the product, without vendored ones."""
     found = [file for top in TOPS for kind in ("*.py", "*.js") for file in (root / top).rglob(kind)]
     return sorted(file for file in found if "vendor" not in file.parts)
 

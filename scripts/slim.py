@@ -1,7 +1,7 @@
-"""requirements/slim.txt: what broker, store and dashboard need, out of requirements/cpu.txt, and nothing more.
+"""Writes requirements/slim.txt: the part of requirements/cpu.txt that broker, store and dashboard need.
 
-`python scripts/slim.py` writes it. The base dependencies of pyproject.toml with all that these need, and `tokenizers`
-without what it asks for: that turns tokens into text for the dashboard, and is alone enough for it.
+These are the base dependencies of pyproject.toml, with their own, and `tokenizers` without its dependencies: the
+dashboard only decodes tokens with it. `python scripts/slim.py`.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ HEAD = "# What broker, store and dashboard need: a part of cpu.txt, written by `
 
 
 def pins(file: Path) -> dict[str, str]:
-    """canonical name -> line."""
+    """Canonical name -> line."""
     lines = [line for line in file.read_text().splitlines() if line and not line.startswith("#")]
     return {canonicalize_name(line.partition("==")[0]): line for line in lines}
 
 
 def needed() -> set[str]:
-    """Canonical names of the base dependencies and of all that they need here."""
+    """Canonical names of the base dependencies and of their dependencies on this platform."""
     found: set[str] = set()
     wanted = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     while wanted:

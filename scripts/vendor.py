@@ -1,10 +1,10 @@
-"""The dashboard's chart library: fetched from the npm registry, checked against what `VERSION` names.
+"""The dashboard's chart library: downloaded from the npm registry and compared with `VERSION`.
 
-    python scripts/vendor.py            fetch it again; refused unless package and files are those of VERSION
-    python scripts/vendor.py --check    only look whether the files in the tree are those of VERSION (no network)
-    python scripts/vendor.py 1.6.33     take another version and write down what it is
+    python scripts/vendor.py            download it again; refused unless package and files are those of VERSION
+    python scripts/vendor.py --check    only compare the files in the tree with VERSION (no network)
+    python scripts/vendor.py 1.6.33     change to another version and write its hashes to VERSION
 
-What comes from the registry is only unpacked and hashed, never run. Needs `npm` to fetch.
+The package is only unpacked and hashed, never run. Downloading needs `npm`.
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ def main() -> int:
     if options.check:
         return report(known, {name: (FOLDER / name).read_bytes() for name in FILES.values()})
     if known is None and not options.version:
-        parser.error("there is no VERSION yet: name the version to take")
+        parser.error("there is no VERSION yet: name a version")
     version = options.version or known["version"]
     archive = pack(version)
     files = unpack(archive)
-    told = {"name": PACKAGE, "version": version, "package_sha256": sha256(archive), "sha256": hashes(files)}
-    if not options.version and told != known:
-        print(f"{PACKAGE} {version} from the registry is not what VERSION names: {json.dumps(told)}", file=sys.stderr)
+    actual = {"name": PACKAGE, "version": version, "package_sha256": sha256(archive), "sha256": hashes(files)}
+    if not options.version and actual != known:
+        print(f"{PACKAGE} {version} from the registry differs from VERSION: {json.dumps(actual)}", file=sys.stderr)
         return 1
     FOLDER.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
         (FOLDER / name).write_bytes(content)
-    (FOLDER / "VERSION").write_text(json.dumps(told, indent=2) + "\n")
-    return report(told, files)
+    (FOLDER / "VERSION").write_text(json.dumps(actual, indent=2) + "\n")
+    return report(actual, files)
 
 
 def pack(version: str) -> bytes:
-    """The package as the registry serves it. `--ignore-scripts`: nothing of it is run."""
+    """The package as the registry serves it. `--ignore-scripts`: none of its code is run."""
     with tempfile.TemporaryDirectory() as folder:
         options = ["--silent", "--ignore-scripts", "--pack-destination", folder]
         command = ["npm", "pack", *options, f"{PACKAGE}@{version}"]
@@ -63,7 +63,7 @@ def pack(version: str) -> bytes:
 
 
 def unpack(archive: bytes) -> dict[str, bytes]:
-    """The few files of it that the page loads."""
+    """The files of the package that the page loads."""
     with tarfile.open(fileobj=io.BytesIO(archive), mode="r:gz") as tar:
         members = {path: tar.extractfile(path) for path in FILES}
         return {FILES[path]: member.read() for path, member in members.items() if member is not None}

@@ -1,4 +1,4 @@
-"""Full marks for the right number alone; every character beside it costs a little, a wrong number everything."""
+"""1 for the right number alone, a little less for every other character, 0 for a wrong number."""
 
 import re
 

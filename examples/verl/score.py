@@ -1,4 +1,4 @@
-"""A reward function of verl, unchanged: `compute_score` with its four arguments."""
+"""A reward function in verl's format: `compute_score` with its four arguments."""
 
 import re
 
