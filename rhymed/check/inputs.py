@@ -9,7 +9,7 @@ from rhymed.check.report import Report
 from rhymed.check.size import Size, model_size
 from rhymed.config import Config
 from rhymed.inputs.datasets import placed_rows
-from rhymed.inputs.lengths import Measured, asked, check_prompts
+from rhymed.inputs.lengths import Measured, check_prompts, used_datasets
 from rhymed.inputs.models import resolve_model
 
 
@@ -36,7 +36,7 @@ def read(config: Config, report: Report) -> Inputs:
     measured = report.attempt(lambda: check_prompts(config)) if folder or needless else None
     if measured is None:  # each dataset may be readable still
         measured = []
-        for name, data in asked(config):
+        for name, data in used_datasets(config):
             rows = report.attempt(lambda data=data: placed_rows(config, data))  # type: ignore[misc]
             if rows is not None:
                 measured.append(Measured(name, data, rows, []))

@@ -1,7 +1,7 @@
-"""What a row must be: a JSON object with a prompt. Chooses the prompt's column; every refusal names the row's place.
+"""Checks that a row is a JSON object with a prompt, and chooses the prompt's column. Errors name the row's place.
 
-Rows with `prompt` pass as they are, TRL's (text or messages, any columns) and verl's (`data_source`, `prompt`,
-`reward_model`, `extra_info`). Others get `prompt` from another column and keep all they have. Pure.
+Rows with `prompt` pass unchanged: TRL's (text or messages, any columns) and verl's (`data_source`, `prompt`,
+`reward_model`, `extra_info`). Others get `prompt` from another column and keep all columns. Pure.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from rhymed.inputs.rows import Row
 from rhymed.text import short
 
 PROMPTS = ("question", "problem", "instruction", "input", "query")
-"""Columns that are a prompt where there is none of that name; the first that holds text."""
+"""Columns that are used if there is no `prompt`: the first of them that holds text."""
 
 ANSWERS = ("completion", "chosen", "rejected")
-"""Columns of supervised and preference data, which this training does not use."""
+"""Columns of supervised and preference data, which GRPO does not use."""
 
 
 class Columns:
-    """The rule of one dataset."""
+    """The rules of one dataset."""
 
     def __init__(self, data: Data) -> None:
         self._data = data
@@ -32,12 +32,12 @@ class Columns:
         # Generated rows always have their prompt; `prompt_column` may be inherited from another kind of data.
         self._chosen = "" if data.source == "reasoning_gym" else data.prompt_column
 
-    def row(self, where: str, given: Any) -> Row:
-        """The row as it is used. Raises `DataError`."""
-        if not isinstance(given, dict):
-            raise DataError(f"{where}: {short(given)} is not a JSON object: write one object a line")
-        _storable(where, given)
-        row = self._with_prompt(where, given)
+    def row(self, where: str, value: Any) -> Row:
+        """The row with its prompt. Raises `DataError`."""
+        if not isinstance(value, dict):
+            raise DataError(f"{where}: {short(value)} is not a JSON object: write one object per line")
+        _check_storable(where, value)
+        row = self._with_prompt(where, value)
         for column in sorted(self._named - row.keys()):
             raise DataError(
                 f"{where}: no column {column!r}{_near(column, row)} (data.template = {self._data.template!r})"
@@ -46,7 +46,7 @@ class Columns:
         return row
 
     def question(self, row: Row) -> str:
-        """Equal for rows that ask the model the same."""
+        """Equal for rows that give the model the same prompt."""
         return json.dumps([row[column] for column in sorted(self._named | {"prompt"})], sort_keys=True)
 
     def _with_prompt(self, where: str, row: Row) -> Row:
@@ -70,21 +70,21 @@ def template_columns(template: str) -> set[str]:
     try:
         fields = [name for _, name, _, _ in string.Formatter().parse(template) if name is not None]
     except ValueError as error:
-        raise ConfigError(f"data.template: {error}; a brace that is meant is written twice") from None
+        raise ConfigError(f"data.template: {error}; write a literal brace twice") from None
     names = {name.partition(".")[0].partition("[")[0] for name in fields}
     if not names or "" in names:
         raise ConfigError(f"data.template = {template!r} must name columns, as in '{{prompt}}'")
     return names
 
 
-def unused(row: Row) -> str:
-    """A sentence about columns of another kind of training; empty when there are none."""
-    found = [column for column in ANSWERS if column in row]
-    if not found:
+def unused_columns(row: Row) -> str:
+    """A warning about columns of another kind of training; empty if there are none."""
+    unused = [column for column in ANSWERS if column in row]
+    if not unused:
         return ""
     return (
-        f"column{'s' * (len(found) > 1)} {', '.join(found)}: answers are generated, given ones are not trained on;"
-        f" one can be the reference of a scorer: reward.args.column = {found[0]!r}"
+        f"column{'s' * (len(unused) > 1)} {', '.join(unused)}: training uses generated answers, not these;"
+        f" one can be the reference of a scorer: reward.args.column = {unused[0]!r}"
     )
 
 
@@ -94,7 +94,7 @@ def _near(column: str, row: Row) -> str:
 
 
 def _advice(row: Row) -> str:
-    """What to do about a row in which no prompt was found."""
+    """What to do about a row without a prompt."""
     close = difflib.get_close_matches("prompt", row, n=1)
     guess = f"; did you mean {close[0]!r}?" if close else f", nor one of {', '.join(PROMPTS)};"
     listed = f"{guess} columns: {', '.join(map(str, row)) or 'none'}."
@@ -108,7 +108,7 @@ def _advice(row: Row) -> str:
         return f"{listed} Set data.prompt_column = {name!r}"
     texts = [column for column, value in row.items() if isinstance(value, str) and value.strip()]
     best = close[0] if close else max(texts, key=lambda column: len(row[column]), default="")
-    return f"{listed} Name one: data.prompt_column = {best!r}" if best else f"{listed} Add one that holds text"
+    return f"{listed} Name one: data.prompt_column = {best!r}" if best else f"{listed} Add one that contains text"
 
 
 def _is_chat(value: Any) -> bool:
@@ -123,22 +123,22 @@ def _check_prompt(where: str, prompt: Any) -> None:
     if not isinstance(prompt, list) or not prompt:
         raise DataError(f"{where}: prompt is {short(prompt)}; it must be a string or a list of {{role, content}}")
     for number, message in enumerate(prompt):
-        known = isinstance(message, dict) and isinstance(message.get("role"), str)
-        if not known or not isinstance(message.get("content"), str):
+        has_role = isinstance(message, dict) and isinstance(message.get("role"), str)
+        if not has_role or not isinstance(message.get("content"), str):
             raise DataError(f"{where}: prompt[{number}] is {short(message)}; it must be {{role, content}}, both text")
 
 
-def _storable(where: str, row: Row) -> None:
-    """Rows travel and rest as strict JSON, so what that cannot hold is refused here, not in the middle of a run."""
-    if not _unstorable(row):
+def _check_storable(where: str, row: Row) -> None:
+    """Rows are sent and stored as strict JSON; others are refused here, not in the middle of a run."""
+    if not _json_problem(row):
         return
     for column, value in row.items():
-        if reason := _unstorable(value):
+        if reason := _json_problem(value):
             raise DataError(f"{where}: column {column!r} {reason}")
     raise DataError(f"{where}: the names of its columns cannot be JSON")
 
 
-def _unstorable(value: Any) -> str:
+def _json_problem(value: Any) -> str:
     try:
         json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     except UnicodeEncodeError:

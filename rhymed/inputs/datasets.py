@@ -1,8 +1,8 @@
-"""Dataset rows at the door: from `data`, or a dataset of `eval.datasets`, to rows that a run can use.
+"""Loads and checks the rows of `data`, or of a dataset in `eval.datasets`.
 
-What comes out is checked: different rows, enough of them, each as `rhymed.inputs.columns` says, and every complaint names
-the row's place (`train.jsonl, line 7`). Deterministic, so every process sees the same. Synchronous and slow (imports,
-files, network): call it in a thread. Knows nothing of tokenizers, except that `data.overlong = "drop"` asks for one.
+The rows are distinct, enough, and valid (`rhymed.inputs.columns`); errors name a row's place (`train.jsonl, line 7`).
+Deterministic, so that all processes see the same rows. Blocking and slow (imports, files, network): call it in a
+thread. Needs a tokenizer only for `data.overlong = "drop"`.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from rhymed.config import Config, Data, HeldOut
+from rhymed.config import Config, Data, HeldOut, Rollout
 from rhymed.errors import DataError
-from rhymed.inputs.columns import Columns, unused
+from rhymed.inputs.columns import Columns, unused_columns
 from rhymed.inputs.rows import Row, prompt_id
 
 log = logging.getLogger(__name__)
@@ -25,9 +25,9 @@ Placed = tuple[str, Row]
 
 
 def load_rows(config: Config, data: Data | None = None) -> list[Row]:
-    """All rows in their order, exact copies once; of `config.data`, or of the held-out dataset that is given.
+    """All rows in order, without exact copies; of `data`, by default `config.data`.
 
-    Raises `DataError` naming file and line, or `ConfigError`.
+    Raises `DataError` that names file and line, or `ConfigError`.
     """
     return [row for _, row in placed_rows(config, data)]
 
@@ -35,20 +35,20 @@ def load_rows(config: Config, data: Data | None = None) -> list[Row]:
 def placed_rows(config: Config, data: Data | None = None) -> list[Placed]:
     """`load_rows` with the place of each row."""
     data = data or config.data
-    rows = _different(place(data), Columns(data), read_rows(config, data))
+    rows = _without_copies(place(data), Columns(data), read_rows(config, data))
     if data.overlong == "drop":
-        rows = _short_enough(config, data, rows)
-    _enough(config, data, len(rows))
+        rows = _without_overlong(config, data, rows)
+    _check_count(config.rollout, data, len(rows))
     return rows
 
 
 def read_rows(config: Config, data: Data | None = None) -> Iterator[Placed]:
-    """(where, row) one by one, checked and with its prompt, copies too."""
+    """(where, row) one by one, each checked and with its prompt, including copies."""
     data = data or config.data
     columns = Columns(data)
-    for number, (where, given) in enumerate(islice(_open(config, data), data.limit or None)):
-        row = columns.row(where, given)
-        if number == 0 and (note := unused(row)):
+    for number, (where, value) in enumerate(islice(_open(data, config.run.seed), data.limit or None)):
+        row = columns.row(where, value)
+        if number == 0 and (note := unused_columns(row)):
             log.warning("%s: %s", where, note)
         yield where, row
 
@@ -62,11 +62,11 @@ def place(data: Data) -> str:
     return str(Path(data.path).expanduser())
 
 
-def _open(config: Config, data: Data) -> Iterator[tuple[str, Any]]:
+def _open(data: Data, seed: int) -> Iterator[tuple[str, Any]]:
     if data.source == "reasoning_gym":
         from rhymed.inputs.gym import read_gym
 
-        return read_gym(data, None if isinstance(data, HeldOut) else config.run.seed)
+        return read_gym(data, None if isinstance(data, HeldOut) else seed)
     if data.source == "hub":
         from rhymed.inputs.hub import read_hub
 
@@ -77,11 +77,11 @@ def _open(config: Config, data: Data) -> Iterator[tuple[str, Any]]:
     return read_jsonl(path) if data.source == "jsonl" else read_parquet(path)
 
 
-def _different(name: str, columns: Columns, read: Iterator[Placed]) -> list[Placed]:
-    """Exact copies once. Rows that ask the same and differ elsewhere are used, but the user should know."""
+def _without_copies(name: str, columns: Columns, read: Iterator[Placed]) -> list[Placed]:
+    """Also warns about rows with the same prompt that differ in other columns; they are used."""
     rows: dict[str, Placed] = {}
-    asked: dict[int, str] = {}  # by a hash of what is asked: the place
-    copies, alike = Pairs(), Pairs()
+    places: dict[int, str] = {}  # of the first row, by a hash of its prompt
+    copies, same_prompt = Repeats(), Repeats()
     for where, row in read:
         identity = prompt_id(row)
         if identity in rows:
@@ -89,24 +89,24 @@ def _different(name: str, columns: Columns, read: Iterator[Placed]) -> list[Plac
             continue
         rows[identity] = where, row
         question = hash(columns.question(row))
-        if question in asked:
-            alike.add(where, asked[question])
-        asked.setdefault(question, where)
+        if question in places:
+            same_prompt.add(where, places[question])
+        places.setdefault(question, where)
     total = len(rows) + copies.count
     if copies.count:
         log.warning(
-            "%s: %d of %d rows are exact copies of others and are used once: %s", name, copies.count, total, copies
+            "%s: %d of %d rows are exact copies of others and are skipped: %s", name, copies.count, total, copies
         )
-    if alike.count:
+    if same_prompt.count:
         log.warning(
-            "%s: %d of %d rows ask the same as others but differ in other columns, and are used: %s",
-            name, alike.count, total, alike,
+            "%s: %d of %d rows have the same prompt as others but differ in other columns, and are used: %s",
+            name, same_prompt.count, total, same_prompt,
         )  # fmt: skip
     return list(rows.values())
 
 
-class Pairs:
-    """How many rows repeat earlier ones, and the first of them."""
+class Repeats:
+    """Counts rows that repeat earlier ones, and names the first."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -121,7 +121,7 @@ class Pairs:
         return self._first
 
 
-def _short_enough(config: Config, data: Data, rows: list[Placed]) -> list[Placed]:
+def _without_overlong(config: Config, data: Data, rows: list[Placed]) -> list[Placed]:
     from rhymed.inputs.render import load_renderer
 
     limit = config.rollout.max_prompt_length
@@ -135,15 +135,15 @@ def _short_enough(config: Config, data: Data, rows: list[Placed]) -> list[Placed
     return kept
 
 
-def _enough(config: Config, data: Data, rows: int) -> None:
-    """Training takes a whole step's worth; of a held-out dataset any row will do."""
-    short = f" of at most rollout.max_prompt_length = {config.rollout.max_prompt_length} tokens"
+def _check_count(rollout: Rollout, data: Data, rows: int) -> None:
+    """Training needs the prompts of a whole step; a held-out dataset needs one row."""
+    short = f" of at most rollout.max_prompt_length = {rollout.max_prompt_length} tokens"
     which = short if data.overlong == "drop" else ""
     if not rows:
         raise DataError(f"{place(data)}: " + (f"no prompts{which}" if which else "the dataset is empty"))
-    needed = config.rollout.prompts_per_step
+    needed = rollout.prompts_per_step
     if rows < needed and not isinstance(data, HeldOut):
         raise DataError(
-            f"{place(data)}: {rows} different rows{which}, but a step takes rollout.prompts_per_step = {needed};"
+            f"{place(data)}: {rows} distinct rows{which}, but a step needs rollout.prompts_per_step = {needed};"
             " add rows or lower it"
         )

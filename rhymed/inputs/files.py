@@ -1,6 +1,6 @@
-"""JSONL and parquet: from a path to (where, row), `where` as in `train.jsonl, line 7`. Knows not what a row must be.
+"""Reads JSONL and parquet files as (where, row), where `where` is e.g. `train.jsonl, line 7`. Does not check rows.
 
-A file that is not what its name says gets an error that tells what it is; a path that leads nowhere, what is near.
+The error for a file of another format names that format; the error for a missing path names similar ones.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 from rhymed.errors import ConfigError, DataError
 
 Read = Iterator[tuple[str, Any]]
-"""(where, row as it was read)."""
+"""(where, row), unchecked."""
 
 RECODE = "write it as UTF-8 first (iconv -f UTF-16 -t UTF-8)"
 
@@ -28,16 +28,16 @@ MAGIC = {
     b"\xfe\xff": f"UTF-16 text: {RECODE}",
     b"version https://git-lfs": "a Git LFS pointer, not the data: run `git lfs pull` where it came from",
 }
-"""How files begin that are often given by mistake, and what to do about it."""
+"""First bytes of files that are often named by mistake, and what to do about them."""
 
 FROM_CSV = "pandas.read_csv(PATH).to_json(OUT, orient='records', lines=True)"
 
-SHOWN = 6
-"""Names that an error lists of a folder."""
+MAX_NAMES = 6
+"""Of a folder's content, in an error."""
 
 
-def beside(path: Path) -> str:
-    """What is near a path that leads nowhere: the end of an error's sentence."""
+def similar(path: Path) -> str:
+    """Ends an error about a missing path: a similar name, or the content of the nearest existing folder."""
     folder = path.parent
     while not folder.is_dir() and folder != folder.parent:
         path, folder = folder, folder.parent
@@ -47,12 +47,12 @@ def beside(path: Path) -> str:
         names = []
     if close := difflib.get_close_matches(path.name, names, n=1):
         return f"; did you mean {folder / close[0]}?"
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return f"; {folder.resolve()} holds {', '.join(names[:SHOWN]) or 'nothing'}{more}"
+    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+    return f"; {folder.resolve()} contains {', '.join(names[:MAX_NAMES]) or 'nothing'}{more}"
 
 
 def read_jsonl(path: Path) -> Read:
-    _look(path, MAGIC)
+    _check_format(path, MAGIC)
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             where = f"{path}, line {number}"
@@ -70,30 +70,30 @@ def _parse(where: str, line: bytes) -> Any:
         return json.loads(line.decode(), parse_constant=refuse)
     except UnicodeDecodeError as error:
         raise DataError(
-            f"{where}: not UTF-8 text ({error.reason} at byte {error.start}); *.jsonl is text, one object a line"
+            f"{where}: not UTF-8 text ({error.reason} at byte {error.start}); *.jsonl is text, one object per line"
         ) from None
     except json.JSONDecodeError as error:
-        raise DataError(f"{where}: not JSON ({error.msg}, column {error.colno}){_meant(where, line)}") from None
+        raise DataError(f"{where}: not JSON ({error.msg}, column {error.colno}){_guess(where, line)}") from None
     except RecursionError:
         raise DataError(f"{where}: nested too deeply") from None
 
 
-def _meant(where: str, line: bytes) -> str:
-    """What a line that is no JSON may be, and what to do."""
+def _guess(where: str, line: bytes) -> str:
+    """What a line that is not JSON may be, and what to do."""
     start = line.strip()[:60].decode(errors="replace")
     if not where.endswith(", line 1"):
         return f"; the line begins: {start}"
     if start[:1] == "[":
-        return ": this looks like one JSON array; write one object a line (jq -c '.[]' does it)"
+        return ": this looks like one JSON array; write one object per line (jq -c '.[]' does it)"
     if start == "{":
-        return ": this looks like JSON over several lines; write one object a line (jq -c . does it)"
+        return ": this looks like JSON over several lines; write one object per line (jq -c . does it)"
     if "," in start and start[:1] != "{":
-        return f": this looks like CSV ({start}); write one object a line, e.g. with {FROM_CSV}"
+        return f": this looks like CSV ({start}); write one object per line, e.g. with {FROM_CSV}"
     return f"; the line begins: {start}"
 
 
 def read_parquet(path: Path) -> Read:
-    _look(path, {magic: text for magic, text in MAGIC.items() if magic != b"PAR1"})
+    _check_format(path, {magic: text for magic, text in MAGIC.items() if magic != b"PAR1"})
     try:
         import pyarrow
         from pyarrow import parquet
@@ -109,21 +109,21 @@ def read_parquet(path: Path) -> Read:
     except (pyarrow.ArrowException, OSError) as error:
         with path.open("rb") as opened:
             text = opened.read(64).lstrip()[:1] in (b"{", b"[")
-        hint = "it looks like JSON: set data.source to 'jsonl'" if text else f"{error} Get it again"
+        hint = "it looks like JSON: set data.source to 'jsonl'" if text else f"{error} Download it again"
         raise DataError(f"{path}: not a readable parquet file: {hint}") from None
 
 
-def _look(path: Path, foreign: dict[bytes, str]) -> None:
-    """Refuse what is no file, or begins like another kind of file than its source says."""
+def _check_format(path: Path, foreign: dict[bytes, str]) -> None:
+    """Raises `DataError` for a path that is not a file, or a file that starts like one of another format."""
     if path.is_dir():
         raise DataError(f"{path} is a folder: data.path must be one file (data.source = 'hub' reads a folder)")
     try:
         with path.open("rb") as file:
             head = file.read(64)
     except FileNotFoundError:
-        raise DataError(f"{path}: No such file (data.path, seen from {Path.cwd()}){beside(path)}") from None
+        raise DataError(f"{path}: No such file (data.path, relative to {Path.cwd()}){similar(path)}") from None
     except OSError as error:
-        raise DataError(f"{path}: {error.strerror or error} (data.path, seen from {Path.cwd()})") from None
+        raise DataError(f"{path}: {error.strerror or error} (data.path, relative to {Path.cwd()})") from None
     for magic, text in foreign.items():
         if head.startswith(magic):
             raise DataError(f"{path} is {text}")

@@ -1,6 +1,6 @@
-"""From a GGUF file to a folder in Hugging Face's layout, weights in bfloat16 and the tokenizer from the same file.
+"""Converts a GGUF file to a Hugging Face model folder, with bfloat16 weights and the file's tokenizer.
 
-Needs torch. Knows no cache and no model by name.
+Needs torch. Knows neither the cache nor names of models.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ MAGIC = b"GGUF"
 
 
 def convert(file: Path, folder: Path) -> None:
-    """Write config, weights, tokenizer and generation config into the folder. Seconds to minutes."""
+    """Write config, weights, tokenizer and generation config into the folder. Takes seconds to minutes."""
     with file.open("rb") as opened:
         if opened.read(4) != MAGIC:
-            raise ConfigError(f"{file} is not a GGUF file: it does not begin with {MAGIC.decode()!r}")
+            raise ConfigError(f"{file} is not a GGUF file: it does not start with {MAGIC.decode()!r}")
     try:
         import torch
         from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, GgufConfig
@@ -35,11 +35,11 @@ def convert(file: Path, folder: Path) -> None:
             file.parent, gguf_file=file.name, quantization_config=GgufConfig(dequantize=True), dtype=torch.float32
         ).to(torch.bfloat16)
         tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
-    except Exception as error:  # of transformers' readers: any kind, by what the file holds
+    except Exception as error:  # transformers' readers raise anything
         raise ConfigError(f"{file} cannot be converted: {type(error).__name__}: {error}") from error
-    _split_words(file, tokenizer)
+    _set_pre_tokenizer(file, tokenizer)
     if tokenizer.eos_token_id is None:
-        raise ConfigError(f"{file} names no end-of-sequence token: give the folder of the original model")
+        raise ConfigError(f"{file} has no end-of-sequence token: name the folder of the original model")
     special = {
         "eos_token_id": tokenizer.eos_token_id,
         "bos_token_id": tokenizer.bos_token_id,
@@ -54,21 +54,21 @@ def convert(file: Path, folder: Path) -> None:
     tokenizer.save_pretrained(folder)
 
 
-def _split_words(file: Path, tokenizer: Any) -> None:
-    """A GGUF file only names how text is cut before byte pairs are merged; the reader does not know every name."""
+def _set_pre_tokenizer(file: Path, tokenizer: Any) -> None:
+    """A GGUF file only names its pre-tokenizer, and transformers' reader does not know every name."""
     from tokenizers import pre_tokenizers
     from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
     from transformers.integrations.gguf.reader import read_gguf_metadata
 
     metadata, _ = read_gguf_metadata(str(file))
     name = metadata.get("tokenizer.ggml.pre", "default")
-    if name == "smollm":  # every digit is a token of its own, then byte-level BPE
+    if name == "smollm":  # single digits, then byte-level BPE
         tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
             [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
         )
     elif name not in {"default", "gpt-2", *GGUF_PRE_TOKENIZER_SPLITS}:
         log.warning(
-            "%s: its tokenizer cuts text by %r, which is not known here: tokens may differ from the original's;"
-            " better give the original model's folder",
+            "%s: its pre-tokenizer %r is unknown: tokens may differ from those of the original model;"
+            " prefer the original model's folder",
             file, name,
         )  # fmt: skip

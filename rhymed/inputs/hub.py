@@ -1,8 +1,8 @@
-"""The Hugging Face hub: datasets and models, from the network or from the local cache, in seconds or not at all.
+"""Datasets and models of the Hugging Face hub, from the network or the local cache.
 
-Before anything is fetched the hub is asked once, with a time limit: what does not exist or must not be read is an
-error that says so, and a hub that cannot be reached means that only the cache is used (`HF_HUB_OFFLINE=1` does the
-same without asking). The libraries' own retries would take minutes. Slow to import; call it in a thread.
+One request with a time limit comes first: it raises an error for names that do not exist or may not be read, and if
+the hub does not answer, only the cache is used (`HF_HUB_OFFLINE=1` does the same without a request). The libraries'
+own retries would take minutes. Slow to import; call it in a thread.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from typing import Any, Literal
 
 from rhymed.config import Data
 from rhymed.errors import ConfigError, DataError, RhymedError
-from rhymed.inputs.files import Read, beside
+from rhymed.inputs.files import Read, similar
 
 log = logging.getLogger(__name__)
 
 Kind = Literal["model", "dataset"]
 
 PATIENCE_S = 5.0
-"""How long the hub may take to answer whether something exists."""
+"""For the answer whether a repository exists."""
 
 FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer*", "*.model", "merges.txt", "vocab.txt"]
-"""What a model's folder needs."""
+"""Files of a model."""
 
 NOT_FILES = ["*/*", "consolidated*"]
 """The same weights in other formats."""
@@ -36,7 +36,7 @@ IDENTIFIER = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
 def is_identifier(text: str) -> bool:
-    """May this be a name on the hub, rather than a path?"""
+    """Whether this can be a name on the hub."""
     return IDENTIFIER.fullmatch(text) is not None
 
 
@@ -50,49 +50,55 @@ def read_hub(data: Data, place: str) -> Read:
     except ImportError:
         raise ConfigError("data.source = 'hub' needs datasets: pip install 'rhymed[data]'") from None
     datasets.disable_progress_bars()
-    logging.getLogger("datasets").setLevel(logging.CRITICAL)  # what it says comes again as an exception
+    logging.getLogger("datasets").setLevel(logging.CRITICAL)  # its messages are in the exceptions
     dataset = _local(datasets, data)
     if dataset is None:
         dataset = _remote(datasets, data)
     number = 0
-    for table in dataset.with_format("arrow").iter(batch_size=1024):  # as stored: nothing is decoded
+    for table in dataset.with_format("arrow").iter(batch_size=1024):  # as stored, without decoding
         for row in table.to_pylist():
             yield f"{place}, row {number}", row
             number += 1
 
 
 def _local(datasets: Any, data: Data) -> Any:
-    """The split of a folder; None when there is nothing at that path, and it may be a name on the hub."""
+    """The split in a local folder; None if the path does not exist and may be a name on the hub."""
     folder = Path(data.path).expanduser()
     if folder.is_dir():
         return _split(datasets, data, str(folder))
     if folder.exists():
-        raise DataError(f"{folder}: this kind of file is not read: give *.jsonl, *.parquet, a folder or a hub id")
+        raise DataError(
+            f"{folder}: this kind of file cannot be read: name a *.jsonl, *.parquet, a folder or a hub id"
+        )
     if not is_identifier(data.path):
-        raise DataError(f"data.path = {data.path!r}: no such folder{beside(folder)}")
+        raise DataError(f"data.path = {data.path!r}: no such folder{similar(folder)}")
     return None
 
 
 def _remote(datasets: Any, data: Data) -> Any:
-    why = ask("dataset", data.path, data.revision, DataError)
+    why = check_repository("dataset", data.path, data.revision, DataError)
     try:
         with _offline() if why else contextlib.nullcontext():
             return _split(datasets, data, data.path)
     except (ConnectionError, FileNotFoundError) as error:
-        raise DataError(_unreachable("dataset", data.path, why or f"the hub is gone: {error}")) from None
+        raise DataError(
+            _unreachable("dataset", data.path, why or f"the connection to the hub was lost: {error}")
+        ) from None
 
 
 def _split(datasets: Any, data: Data, path: str) -> Any:
-    """The dataset of `data.subset` and `data.split`. Raises `DataError` that says which there are."""
-    with _told(path):
+    """The dataset of `data.subset` and `data.split`. Raises `DataError` that lists the existing ones."""
+    with _one_line_errors(path):
         try:
             builder = datasets.load_dataset_builder(path, data.subset or None, revision=data.revision or None)
         except ValueError as error:
             raise DataError(f"{path}: {_subsets(data.subset, error)}") from None
         name = re.split(r"[\[+]", data.split)[0]
-        known = list(builder.info.splits or builder.config.data_files or [])
-        if known and name not in known:
-            raise DataError(f"{path}: data.split = {data.split!r}: there is no such split; it has {', '.join(known)}")
+        splits = list(builder.info.splits or builder.config.data_files or [])
+        if splits and name not in splits:
+            raise DataError(
+                f"{path}: data.split = {data.split!r}: there is no such split; it has {', '.join(splits)}"
+            )
         builder.download_and_prepare()
         try:
             return builder.as_dataset(split=data.split)
@@ -100,19 +106,19 @@ def _split(datasets: Any, data: Data, path: str) -> Any:
             raise DataError(f"{path}: data.split = {data.split!r}: {error}") from None
 
 
-def _subsets(given: str, error: ValueError) -> str:
+def _subsets(subset: str, error: ValueError) -> str:
     """The library's list of subsets as a sentence."""
-    found = re.search(r"\[.*\]", str(error))
-    names = ", ".join(re.findall(r"'([^']*)'", found.group())) if found else ""
+    listed = re.search(r"\[.*\]", str(error))
+    names = ", ".join(re.findall(r"'([^']*)'", listed.group())) if listed else ""
     if not names:
-        return f"data.subset = {given!r}: {' '.join(str(error).split())}"
-    wrong = f"data.subset = {given!r}: there is no such subset" if given else "data.subset must name a subset"
+        return f"data.subset = {subset!r}: {' '.join(str(error).split())}"
+    wrong = f"data.subset = {subset!r}: there is no such subset" if subset else "data.subset must name a subset"
     return f"{wrong}; it has {names}"
 
 
 @contextlib.contextmanager
-def _told(path: str) -> Iterator[None]:
-    """Whatever the library says about the data, as one line. What the network lacks passes through."""
+def _one_line_errors(path: str) -> Iterator[None]:
+    """Turns the library's errors about data into a `DataError` of one line; network errors pass through."""
     try:
         yield
     except (DataError, ConnectionError):
@@ -120,7 +126,7 @@ def _told(path: str) -> Iterator[None]:
     except Exception as error:
         if type(error) is FileNotFoundError:
             raise
-        # "An error occurred while generating the dataset" says nothing
+        # the text of a DatasetGenerationError is always the same
         reason = error.__cause__ if type(error).__name__ == "DatasetGenerationError" and error.__cause__ else error
         text = " ".join(str(reason).split())
         raise DataError(f"data.path = {path!r} cannot be read: {type(reason).__name__}: {text}") from None
@@ -130,7 +136,7 @@ def _told(path: str) -> Iterator[None]:
 
 
 def fetch_model(name: str, revision: str, *, newest: bool = False) -> Path:
-    """The folder of a snapshot: what is in the cache, whole, else from the hub. `newest` asks the hub first."""
+    """The folder of a snapshot: from the cache if it is complete, else from the hub. `newest` asks the hub first."""
     try:
         from huggingface_hub import snapshot_download
         from huggingface_hub.errors import LocalEntryNotFoundError
@@ -142,19 +148,19 @@ def fetch_model(name: str, revision: str, *, newest: bool = False) -> Path:
         disable_progress_bars()
 
     def get(*, local: bool) -> Path:
-        found = snapshot_download(
+        folder = snapshot_download(
             name,
             revision=revision or None,
             allow_patterns=FILES,
             ignore_patterns=NOT_FILES,
             local_files_only=local,
         )
-        return Path(found)
+        return Path(folder)
 
     if not newest:
         with contextlib.suppress(LocalEntryNotFoundError):
             return get(local=True)
-    why = ask("model", name, revision, ConfigError)
+    why = check_repository("model", name, revision, ConfigError)
     try:
         return get(local=bool(why))
     except LocalEntryNotFoundError:
@@ -166,15 +172,15 @@ def fetch_model(name: str, revision: str, *, newest: bool = False) -> Path:
 # The hub itself
 
 
-def ask(kind: Kind, name: str, revision: str, error: type[RhymedError]) -> str:
-    """Empty when the hub is there and lets us read this, else why it cannot be asked. Raises `error` for every no."""
+def check_repository(kind: Kind, name: str, revision: str, error: type[RhymedError]) -> str:
+    """Why the hub cannot be used; empty: it can. Raises `error` if the repository cannot be read."""
     from huggingface_hub import HfApi, constants
     from huggingface_hub import errors as hub
 
     if constants.is_offline_mode():
         return "HF_HUB_OFFLINE is set"
     section = "model" if kind == "model" else "data"
-    given = f"{section}.path = {name!r}"
+    setting = f"{section}.path = {name!r}"
     page = f"{constants.ENDPOINT}/{'datasets/' if kind == 'dataset' else ''}{name}"
     api = HfApi()
     try:
@@ -183,23 +189,23 @@ def ask(kind: Kind, name: str, revision: str, error: type[RhymedError]) -> str:
             api.auth_check(name, repo_type=kind)
     except hub.GatedRepoError:
         raise error(
-            f"{given}: this {kind} is gated: accept its terms at {page}, then `hf auth login` (or HF_TOKEN)"
+            f"{setting}: this {kind} is gated: accept its terms at {page}, then `hf auth login` (or HF_TOKEN)"
         ) from None
     except hub.RevisionNotFoundError:
         raise error(f"{section}.revision = {revision!r}: no such branch, tag or commit; see {page}") from None
     except hub.RepositoryNotFoundError:
         raise error(
-            f"{given}: the hub has no {kind} of that name, or it is private (then: `hf auth login` or HF_TOKEN),"
-            f" and there is no such path on this machine{beside(Path(name).expanduser())}"
+            f"{setting}: the hub has no {kind} of that name, or it is private (then: `hf auth login` or HF_TOKEN),"
+            f" and there is no such path on this machine{similar(Path(name).expanduser())}"
         ) from None
     except hub.HFValidationError as reason:
-        raise error(f"{given}: {reason}") from None
+        raise error(f"{setting}: {reason}") from None
     except hub.HfHubHTTPError as reason:
         if reason.response.status_code in (401, 403):
             text = reason.server_message or reason
-            raise error(f"{given}: the hub refuses: {text}; see `hf auth whoami`") from None
+            raise error(f"{setting}: the hub refuses: {text}; see `hf auth whoami`") from None
         why = f"{constants.ENDPOINT} answers {reason.response.status_code}"
-    except Exception as reason:  # no route, no name, no answer in time, a proxy: whatever the HTTP client calls it
+    except Exception as reason:  # of the HTTP client: no route, no name, a time-out, a proxy
         why = f"{constants.ENDPOINT} cannot be reached ({type(reason).__name__})"
     else:
         return ""
@@ -210,23 +216,23 @@ def ask(kind: Kind, name: str, revision: str, error: type[RhymedError]) -> str:
 def _unreachable(kind: Kind, name: str, why: str) -> str:
     flag = " --repo-type dataset" if kind == "dataset" else ""
     key = "model.path" if kind == "model" else "data.path"
-    near = beside_local(name)
+    near = similar_path(name)
     end = "" if near.endswith("?") else "."
     return (
-        f"{key} = {name!r}: not in the local cache, and {why}{near}{end} Where there is a network:"
-        f" `hf download {name}{flag} --local-dir FOLDER`; then set {key} to that folder"
+        f"{key} = {name!r}: not in the local cache, and {why}{near}{end} With a network:"
+        f" `hf download {name}{flag} --local-dir FOLDER`, then set {key} to that folder"
     )
 
 
-def beside_local(name: str) -> str:
-    """A hub id may be a mistyped path."""
+def similar_path(name: str) -> str:
+    """For a hub id that may be a mistyped path."""
     path = Path(name)
-    return f", nor is there a folder {name}{beside(path)}" if path.parent.is_dir() else ""
+    return f", nor is there a folder {name}{similar(path)}" if path.parent.is_dir() else ""
 
 
 @contextlib.contextmanager
 def _offline() -> Iterator[None]:
-    """Both libraries read their switch once, at import."""
+    """Both libraries read HF_HUB_OFFLINE only at import."""
     import datasets
     from huggingface_hub import constants
 

@@ -1,6 +1,6 @@
-"""Every prompt of a run measured in tokens before it starts: none may be longer than `rollout.max_prompt_length`.
+"""Measures every prompt in tokens before a run: none may be longer than `rollout.max_prompt_length`.
 
-Blocking: reads datasets and a tokenizer (10,000 prompts in seconds).
+Blocking: loads datasets and a tokenizer (10,000 prompts in seconds).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Measured:
-    """One dataset with the length of each prompt."""
+    """A dataset with the length of each prompt."""
 
     name: str  # "data", or the name of a held-out dataset
     data: Data
@@ -27,47 +27,46 @@ class Measured:
 
 
 def check_prompts(config: Config) -> list[Measured]:
-    """Of all that is `asked`, in that order. Raises `DataError` about prompts that are too long, all at once."""
+    """Of all `used_datasets`, in that order. Raises `DataError` for a dataset with prompts that are too long."""
     renderer = load_renderer(config)
     measured: list[Measured] = []
-    for name, data in asked(config):
+    for name, data in used_datasets(config):
         rows = placed_rows(config, data)
         if not renderer.has_template and config.rollout.engine != "trace":
-            _warn_of_joining(config, data, rows)
-        found = Measured(name, data, rows, renderer.lengths(rows))
-        _fit(found, config.rollout.max_prompt_length)
-        measured.append(found)
+            _warn_of_lost_roles(config, data, rows)
+        measured.append(Measured(name, data, rows, renderer.lengths(rows)))
+        _check_lengths(measured[-1], config.rollout.max_prompt_length)
     return measured
 
 
-def asked(config: Config) -> list[tuple[str, Data]]:
-    """The datasets that the run will ask, by name: `data` unless it trains nothing, and `eval.datasets`."""
+def used_datasets(config: Config) -> list[tuple[str, Data]]:
+    """The datasets of a run by name: `data`, unless it trains nothing, and `eval.datasets`."""
     training: list[tuple[str, Data]] = [("data", config.data)] if config.trainer.steps != 0 else []
-    return [*training, *((one.name, one) for one in config.eval.datasets)]
+    return [*training, *((dataset.name, dataset) for dataset in config.eval.datasets)]
 
 
-def _warn_of_joining(config: Config, data: Data, rows: list[Placed]) -> None:
-    """Plain text is what a base model expects; a chat whose roles are lost is rarely meant."""
+def _warn_of_lost_roles(config: Config, data: Data, rows: list[Placed]) -> None:
+    """Base models expect plain text; losing the roles of a chat is rarely intended."""
     if data.system or isinstance(rows[0][1]["prompt"], list):
         log.warning(
             "%s: %r has no chat template, so messages are joined by blank lines and their roles are lost: name a file"
-            " with one in model.chat_template, or give prompts as text",
+            " with one in model.chat_template, or use prompts of plain text",
             rows[0][0],
             config.model.path,
         )
 
 
-def _fit(found: Measured, limit: int) -> None:
-    for (where, _), length in zip(found.rows, found.lengths, strict=True):
+def _check_lengths(dataset: Measured, limit: int) -> None:
+    for (where, _), length in zip(dataset.rows, dataset.lengths, strict=True):
         if not length:
             raise DataError(f"{where}: the prompt is empty: it has no token")
-    over = [number for number, length in enumerate(found.lengths) if length > limit]
+    over = [number for number, length in enumerate(dataset.lengths) if length > limit]
     if not over:
         return
-    key = "data" if found.name == "data" else "eval.datasets"
+    key = "data" if dataset.name == "data" else "eval.datasets"
     raise DataError(
-        f"{found.rows[over[0]][0]}: the prompt has {found.lengths[over[0]]} tokens, more than"
-        f" rollout.max_prompt_length = {limit}. {place(found.data)} has {len(over)} such of {len(found.rows)}"
-        f" prompts, the longest {max(found.lengths)} tokens: raise rollout.max_prompt_length, or leave them out with"
-        f' {key}.overlong = "drop"'
+        f"{dataset.rows[over[0]][0]}: the prompt has {dataset.lengths[over[0]]} tokens, more than"
+        f" rollout.max_prompt_length = {limit}. In {place(dataset.data)}, {len(over)} of {len(dataset.rows)} prompts"
+        f" are too long, the longest has {max(dataset.lengths)} tokens: raise rollout.max_prompt_length, or leave them"
+        f' out with {key}.overlong = "drop"'
     )

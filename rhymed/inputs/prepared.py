@@ -1,8 +1,8 @@
-"""A dataset's rows, read and checked beforehand: one JSON line each, in the run's folder.
+"""Rows of a dataset that were loaded and checked in advance: a file of JSON lines in the run's folder.
 
-Reading a dataset takes libraries that are larger than a broker. `rhymed prepare` reads it where they are, and a
-broker without them finds the rows here. A file's name says of which settings it holds the rows, so no broker takes
-those of other settings; where there is none the dataset itself is read. Knows no network and no processes.
+Loading a dataset needs libraries that are larger than a broker. `rhymed prepare` loads it where they are installed,
+and a broker without them reads this file. The file's name is a digest of the settings, so rows of other settings are
+never used; without a file, the dataset itself is loaded. Knows no network and no processes.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ log = logging.getLogger(__name__)
 
 
 def file_of(config: Config, folder: Path, data: Data) -> Path:
-    """Where the rows of this dataset are, or would be, in a run's folder."""
-    told = json.dumps([identity(config), data.model_dump()], sort_keys=True, default=str)
-    return folder / "rows" / f"{hashlib.blake2b(told.encode(), digest_size=8).hexdigest()}.jsonl"
+    """The file of this dataset's rows in a run's folder, whether it exists or not."""
+    settings = json.dumps([identity(config), data.model_dump()], sort_keys=True, default=str)
+    return folder / "rows" / f"{hashlib.blake2b(settings.encode(), digest_size=8).hexdigest()}.jsonl"
 
 
 def prepare(config: Config, folder: Path, data: Data) -> int:
-    """Read the dataset and write its rows, whole or not at all; how many. Raises `DataError`, `ConfigError`."""
+    """Load the dataset and write its rows; returns their number. Raises `DataError`, `ConfigError`."""
     rows = load_rows(config, data)
     file = file_of(config, folder, data)
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -39,7 +39,7 @@ def prepare(config: Config, folder: Path, data: Data) -> int:
 
 
 def rows_of(config: Config, folder: Path, data: Data) -> list[Row]:
-    """The prepared rows of this dataset, else the dataset's own. Raises `DataError`, `ConfigError`."""
+    """The prepared rows of this dataset, else those of the dataset itself. Raises `DataError`, `ConfigError`."""
     file = file_of(config, folder, data)
     try:
         with file.open(encoding="utf-8") as stream:

@@ -1,7 +1,7 @@
 """From a dataset row to prompt tokens: template, system message, chat template, tokenizer.
 
-A `Renderer` is pure once built. Errors name the row as the caller does: `prompt 0123456789abcdef` where only the id
-is known, `train.jsonl, line 7` at the door. Knows nothing of engines, nor where rows come from.
+A `Renderer` is pure once built. Errors name a row as its caller does: `prompt 0123456789abcdef` if only the id is
+known, `train.jsonl, line 7` when the dataset is loaded. Knows nothing of engines, nor where rows come from.
 """
 
 from __future__ import annotations
@@ -11,40 +11,40 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from rhymed.config import Config, Data
+from rhymed.config import Config, Data, Model
 from rhymed.errors import ConfigError, DataError
 from rhymed.inputs.rows import Row
 
 Chat = list[dict[str, str]]
 Render = Callable[[str, Row], list[int]]
-"""(what to call the row in an error, row) -> token ids. Raises `DataError`."""
+"""(name of the row for errors, row) -> token ids. Raises `DataError`."""
 
 PROBE = "Is this text in the prompt?"
 
 
 def messages(data: Data, where: str, row: Row) -> Chat:
-    """The chat of this row. `data.template` makes the user message; of a given chat, its last user message."""
-    given = row.get("prompt")
-    if isinstance(given, str):
-        chat = [{"role": "user", "content": _fill(data, where, row, given)}]
-    elif _is_chat(given):
-        chat = [dict(message) for message in given]
+    """The chat of this row. `data.template` is applied to a text prompt, or to the last user message of a chat."""
+    prompt = row.get("prompt")
+    if isinstance(prompt, str):
+        chat = [{"role": "user", "content": _fill(data, where, row, prompt)}]
+    elif _is_chat(prompt):
+        chat = [dict(message) for message in prompt]
         for message in reversed(chat):
             if message["role"] == "user":
                 message["content"] = _fill(data, where, row, message["content"])
                 break
     else:
-        raise DataError(f"{where}: column `prompt` must be text or a list of {{role, content}}, not {given!r:.80}")
+        raise DataError(f"{where}: column `prompt` must be text or a list of {{role, content}}, not {prompt!r:.80}")
     if data.system and chat[0]["role"] != "system":
         chat.insert(0, {"role": "system", "content": data.system})
     return chat
 
 
-def _is_chat(given: Any) -> TypeGuard[Chat]:
+def _is_chat(prompt: Any) -> TypeGuard[Chat]:
     def is_message(part: Any) -> bool:
         return isinstance(part, dict) and isinstance(part.get("role"), str) and isinstance(part.get("content"), str)
 
-    return isinstance(given, list) and len(given) > 0 and all(map(is_message, given))
+    return isinstance(prompt, list) and len(prompt) > 0 and all(map(is_message, prompt))
 
 
 def _fill(data: Data, where: str, row: Row, content: str) -> str:
@@ -59,16 +59,11 @@ def _fill(data: Data, where: str, row: Row, content: str) -> str:
 
 
 class Renderer:
-    """Blocking to build (reads the tokenizer) and safe to call from several threads.
+    """Thread-safe. Without a tokenizer, as for the trace engine, a prompt's bytes are its tokens."""
 
-    Without a model's folder (the trace engine has no tokenizer) a prompt's bytes are its tokens.
-    """
-
-    def __init__(self, config: Config, folder: Path | None) -> None:
-        self._limit = config.rollout.max_prompt_length
-        self._data = config.data
-        self._tokenizer = load_tokenizer(config, folder) if folder else None
-        self._lock = threading.Lock()  # a fast tokenizer may not be used by two threads at once
+    def __init__(self, data: Data, max_prompt_length: int, tokenizer: Any = None) -> None:
+        self._data, self._limit, self._tokenizer = data, max_prompt_length, tokenizer
+        self._lock = threading.Lock()  # fast tokenizers are not thread-safe
 
     @property
     def has_template(self) -> bool:
@@ -87,33 +82,35 @@ class Renderer:
         return tokens
 
     def text(self, where: str, row: Row) -> str:
-        """What the model is given, special tokens in their written form."""
+        """The model's input as text, with special tokens."""
         chat = messages(self._data, where, row)
         if not self.has_template:
             return "\n\n".join(message["content"] for message in chat)
-        begun = chat[-1]["role"] == "assistant"  # TRL's convention: an answer that is begun is to be continued
+        continued = chat[-1]["role"] == "assistant"  # as in TRL: the model continues this answer
         try:
             with self._lock:
-                return _apply(self._tokenizer, chat, add_generation_prompt=not begun, continue_final_message=begun)
-        except Exception as error:  # a template is a program of its author's
+                return _apply(
+                    self._tokenizer, chat, add_generation_prompt=not continued, continue_final_message=continued
+                )
+        except Exception as error:  # a template may raise anything
             raise DataError(
                 f"{where}: the chat template refuses it ({type(error).__name__}: {error}){self._advice(row, chat)}"
             ) from None
 
     def lengths(self, rows: Sequence[tuple[str, Row]]) -> list[int]:
-        """Prompt tokens of many (where, row), however long."""
-        found: list[int] = []
+        """Prompt tokens of many (where, row), without the limit."""
+        lengths: list[int] = []
         for start in range(0, len(rows), 1024):
             batch = rows[start : start + 1024]
-            found += map(len, self._tokens([self.text(where, row) for where, row in batch]))
-        return found
+            lengths += map(len, self._tokens([self.text(where, row) for where, row in batch]))
+        return lengths
 
     def _tokens(self, texts: list[str]) -> list[list[int]]:
         if self._tokenizer is None:
             return [list(text.encode()) for text in texts]
         with self._lock:
-            read = self._tokenizer(texts, add_special_tokens=not self.has_template, verbose=False)
-        return [list(tokens) for tokens in read.input_ids]
+            encoded = self._tokenizer(texts, add_special_tokens=not self.has_template, verbose=False)
+        return [list(tokens) for tokens in encoded.input_ids]
 
     def _advice(self, row: Row, chat: Chat) -> str:
         if chat[0]["role"] != "system":
@@ -124,41 +121,43 @@ class Renderer:
         return ": if it knows no system message, move the row's into its user message, or give model.chat_template"
 
 
-def load_tokenizer(config: Config, folder: Path) -> Any:
-    """The tokenizer of that folder with the chat template that is to be used. Raises `ConfigError`."""
+def load_tokenizer(model: Model, folder: Path) -> Any:
+    """The tokenizer of that folder, with `model.chat_template` if that is set. Raises `ConfigError`."""
     try:
         from transformers import AutoTokenizer
     except ImportError:
         raise ConfigError("reading a tokenizer needs transformers: pip install 'rhymed[rollout]'") from None
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except Exception as error:  # of many libraries
-        raise ConfigError(f"{folder}: no tokenizer could be read there: {error}") from None
-    given = config.model.chat_template
-    if given:
-        file = Path(given).expanduser()
+    except Exception as error:  # of several libraries
+        raise ConfigError(f"{folder}: its tokenizer cannot be read: {error}") from None
+    template = model.chat_template
+    if template:
+        file = Path(template).expanduser()
         try:
             tokenizer.chat_template = file.read_text()
         except (OSError, UnicodeDecodeError) as error:
-            from rhymed.inputs.files import beside
+            from rhymed.inputs.files import similar
 
             reason = getattr(error, "strerror", None) or error
-            near = beside(file) if isinstance(error, FileNotFoundError) else ""
-            raise ConfigError(f"model.chat_template = {given!r}: {reason}{near}") from None
+            near = similar(file) if isinstance(error, FileNotFoundError) else ""
+            raise ConfigError(f"model.chat_template = {template!r}: {reason}{near}") from None
     if tokenizer.chat_template:
-        _probe(tokenizer, f"model.chat_template = {given!r}" if given else f"the chat template in {folder}")
+        _check_template(
+            tokenizer, f"model.chat_template = {template!r}" if template else f"the chat template in {folder}"
+        )
     return tokenizer
 
 
-def _probe(tokenizer: Any, name: str) -> None:
-    """A template that cannot be read, or leaves out what is asked, is no row's fault."""
+def _check_template(tokenizer: Any, name: str) -> None:
+    """Raises `ConfigError` for a template that is not valid, or leaves out the user's message."""
     from jinja2 import TemplateSyntaxError
 
     try:
         text = _apply(tokenizer, [{"role": "user", "content": PROBE}], add_generation_prompt=True)
     except TemplateSyntaxError as error:
         raise ConfigError(f"{name}, line {error.lineno}: not a Jinja template: {error.message}") from None
-    except Exception:  # refuses this chat; perhaps none of the rows
+    except Exception:  # it refuses this chat, but perhaps none of the rows
         return
     if PROBE not in text:
         raise ConfigError(f"{name} leaves out the user's message: it must write message['content'] of `messages`")
@@ -169,9 +168,10 @@ def _apply(tokenizer: Any, chat: Chat, **options: bool) -> str:
 
 
 def load_renderer(config: Config) -> Renderer:
-    """Blocking: reads a tokenizer from disk where the engine has a model."""
+    """Blocking: reads a tokenizer from disk, unless the engine is the trace engine."""
     if config.rollout.engine == "trace":
-        return Renderer(config, None)
+        return Renderer(config.data, config.rollout.max_prompt_length)
     from rhymed.inputs.models import resolve_model
 
-    return Renderer(config, resolve_model(config))
+    tokenizer = load_tokenizer(config.model, resolve_model(config))
+    return Renderer(config.data, config.rollout.max_prompt_length, tokenizer)

@@ -7,10 +7,10 @@ import json
 from typing import Any
 
 Row = dict[str, Any]
-"""Columns of one dataset row. `prompt` is a string or a list of {role, content}; the rest is the scorer's."""
+"""Columns of one dataset row. `prompt` is a string or a list of {role, content}; others are for scorers."""
 
 
 def prompt_id(row: Row) -> str:
-    """16 hex digits of the row's content: the same row is the same prompt in every run, so history carries over."""
+    """16 hex digits of the row's content: equal rows are the same prompt in every run, so history can be reused."""
     text = json.dumps(row, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()

@@ -1,4 +1,4 @@
-"""What token ids mean: the identity of a tokenizer, to keep one run's ids out of another's history."""
+"""The identity of a tokenizer, which keeps token ids of another one out of a run's history."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from rhymed.errors import ConfigError
 
 @dataclass(frozen=True)
 class Vocabulary:
-    size: int | None = None  # ids are below it; None: not known
-    fingerprint: str = ""  # of all ids and their tokens; empty: not known (the trace engine has no tokens)
+    size: int | None = None  # ids are below it; None: unknown
+    fingerprint: str = ""  # of all ids and their tokens; empty: unknown (the trace engine has no tokens)
 
-    def check(self, other: Vocabulary, whose: str, others: str) -> None:
-        """Raises `ConfigError` when the ids of `other` are known to mean something else."""
+    def check(self, other: Vocabulary, name: str, other_name: str) -> None:
+        """Raises `ConfigError` if the ids of `other` have other meanings."""
         if self.fingerprint and other.fingerprint and self.fingerprint != other.fingerprint:
             raise ConfigError(
-                f"{others} was made with another tokenizer ({other.size} tokens, fingerprint {other.fingerprint})"
-                f" than {whose} ({self.size} tokens, fingerprint {self.fingerprint}): its token ids mean something"
-                " else; import from a run of the same model family"
+                f"{other_name} was made with another tokenizer ({other.size} tokens, fingerprint {other.fingerprint})"
+                f" than {name} ({self.size} tokens, fingerprint {self.fingerprint}): its token ids have other"
+                " meanings; import from a run of the same model family"
             )
 
 
 def read_vocabulary(file: Path) -> Vocabulary:
-    """Of a tokenizer.json; with the model's config.json beside it, the size is that of the model's output."""
+    """Of a tokenizer.json; with the model's config.json next to it, the size is that of the model's output."""
     from tokenizers import Tokenizer
 
     tokens: dict[str, int] = Tokenizer.from_file(str(file)).get_vocab(with_added_tokens=True)

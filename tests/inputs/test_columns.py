@@ -74,7 +74,7 @@ def test_generated_rows_do_not_care_for_an_inherited_prompt_column() -> None:
 @pytest.mark.parametrize(
     ("row", "advice"),
     [
-        ({"id": 1}, "columns: id. Add one that holds text"),
+        ({"id": 1}, "columns: id. Add one that contains text"),
         ({"id": "a", "text": "a longer one"}, "columns: id, text. Name one: data.prompt_column = 'text'"),
         ({"messages": [{"role": "user", "content": "q"}]}, "Set data.prompt_column = 'messages'"),
         (

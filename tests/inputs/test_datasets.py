@@ -43,7 +43,7 @@ def test_the_same_question_with_other_columns_is_used_and_told(
     read: Callable[..., list[Row]], caplog: pytest.LogCaptureFixture
 ) -> None:
     assert len(read(lines(TRL, VERL, TRL | {"answer": "5"}, TRL | {"answer": "6"}))) == 4
-    assert "2 of 4 rows ask the same as others but differ in other columns, and are used" in caplog.text
+    assert "2 of 4 rows have the same prompt as others but differ in other columns, and are used" in caplog.text
     assert "rows.jsonl, line 3 repeats line 1" in caplog.text
     caplog.clear()
     read(lines(TRL, TRL | {"answer": "5"}), template="{prompt} ({answer})")
@@ -90,7 +90,7 @@ def test_fewer_rows_than_a_step_takes(tmp_path: Path) -> None:
         "data": {"source": "jsonl", "path": str(tmp_path / "rows.jsonl")},
         "rollout": {"prompts_per_step": 2},
     }
-    with pytest.raises(DataError, match=r"1 different rows, but a step takes rollout\.prompts_per_step = 2"):
+    with pytest.raises(DataError, match=r"1 distinct rows, but a step needs rollout\.prompts_per_step = 2"):
         load_rows(Config.model_validate(made))
 
 

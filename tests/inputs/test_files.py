@@ -19,7 +19,7 @@ from tests.inputs.datafiles import config
     [
         (b"", "jsonl", "the dataset is empty"),
         (b"\n \n", "jsonl", "the dataset is empty"),
-        (b'[\n{"prompt": "q"}\n]', "jsonl", r"one JSON array; write one object a line \(jq"),
+        (b'[\n{"prompt": "q"}\n]', "jsonl", r"one JSON array; write one object per line \(jq"),
         (b"PAR1....", "jsonl", "a parquet file: set data.source to 'parquet'"),
         (b"\x1f\x8b\x08", "jsonl", "compressed with gzip"),
         (b"version https://git-lfs.github.com/spec/v1\n", "parquet", "a Git LFS pointer"),
@@ -54,7 +54,7 @@ def test_a_mistyped_path_tells_what_is_there(tmp_path: Path) -> None:
     (tmp_path / "train.jsonl").touch()
     with pytest.raises(DataError, match=r"did you mean .*/train\.jsonl\?"):
         load_rows(config(path=str(tmp_path / "trian.jsonl")))
-    with pytest.raises(DataError, match=rf"{tmp_path} holds train\.jsonl$"):
+    with pytest.raises(DataError, match=rf"{tmp_path} contains train\.jsonl$"):
         load_rows(config(path=str(tmp_path / "gone" / "deep" / "zzz.jsonl")))
 
 

@@ -48,7 +48,7 @@ def test_composite_takes_its_parts_from_the_configuration() -> None:
         ({"task": "chain_sums"}, "did you mean chain_sum"),
         ({"task": "zzz"}, "known: .*chain_sum"),
         ({"args": {"min_term": 2}}, "has no argument 'min_term'; known: .*min_terms"),
-        ({"args": {"min_terms": 0}}, "chain_sum refuses them"),
+        ({"args": {"min_terms": 0}}, "chain_sum refuses its arguments"),
     ],
 )
 def test_reasoning_gym_mistakes(data: dict[str, Any], message: str) -> None:

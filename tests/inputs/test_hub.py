@@ -109,7 +109,7 @@ def test_folders_that_hold_no_dataset(local: Path) -> None:
         placed_rows(config(local, subset="main"))
     with pytest.raises(DataError, match=r"no such folder; did you mean .*/gsm8k\?"):
         placed_rows(config(local.parent / "gsm8"))
-    with pytest.raises(DataError, match=r"README\.md: this kind of file is not read"):
+    with pytest.raises(DataError, match=r"README\.md: this kind of file cannot be read"):
         placed_rows(config(local / "README.md"))
 
 

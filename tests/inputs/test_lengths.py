@@ -41,8 +41,8 @@ def test_prompts_over_the_limit_are_told_all_at_once(tmp_path: Path) -> None:
         check_prompts(config(tmp_path, 6))
     assert str(caught.value) == (
         f"{tmp_path}/train.jsonl, line 2: the prompt has 50 tokens, more than rollout.max_prompt_length = 6."
-        f" {tmp_path}/train.jsonl has 2 such of 3 prompts, the longest 50 tokens: raise rollout.max_prompt_length, or"
-        ' leave them out with data.overlong = "drop"'
+        f" In {tmp_path}/train.jsonl, 2 of 3 prompts are too long, the longest has 50 tokens: raise"
+        ' rollout.max_prompt_length, or leave them out with data.overlong = "drop"'
     )
     with pytest.raises(DataError, match=r'test\.jsonl, line 2: .* eval\.datasets\.overlong = "drop"'):
         check_prompts(config(tmp_path, 50, ["d", "e" * 51]))
@@ -57,7 +57,7 @@ def test_prompts_over_the_limit_are_left_out_if_wanted(tmp_path: Path, caplog: p
 
 def test_too_few_prompts_are_left(tmp_path: Path) -> None:
     with pytest.raises(
-        DataError, match=r"1 different rows of at most rollout\.max_prompt_length = 6 tokens, but a step"
+        DataError, match=r"1 distinct rows of at most rollout\.max_prompt_length = 6 tokens, but a step"
     ):
         load_rows(config(tmp_path, 6, overlong="drop"))
     with pytest.raises(DataError, match=r"no prompts of at most rollout\.max_prompt_length = 1 tokens"):

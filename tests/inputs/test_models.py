@@ -57,7 +57,7 @@ def _slow_tokenizer(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (lambda folder: (folder / "config.json").unlink(), r"has no config\.json: give a Hugging Face model folder$"),
+        (lambda folder: (folder / "config.json").unlink(), r"has no config\.json: name a Hugging Face model folder$"),
         (lambda folder: (folder / "config.json").rename(folder / "adapter_config.json"), "LoRA adapter: merge it"),
         (lambda folder: (folder / "config.json").write_text("{"), r"config\.json cannot be read: "),
         (lambda folder: (folder / "config.json").write_text("[]"), "is not a JSON object"),
@@ -100,12 +100,12 @@ def test_a_context_that_is_too_short_tells_the_numbers(tmp_path: Path) -> None:
     ("given", "message"),
     [
         ("Nobody-7B", r"neither a folder nor a GGUF file, a hub id \(owner/name\) or a known model \(SmolLM2-135M"),
-        ("runs/models/arithmetic", "is not there yet: `make bench-model` builds it"),
+        ("runs/models/arithmetic", "does not exist yet: `make bench-model` builds it"),
         ("smollm2-135m-instruct", r"did you mean SmolLM2-135M-Instruct\?"),
         ("{tmp_path}/modle", r"did you mean .*/model\?"),
-        ("{tmp_path}/model/config.json", "is a file: give the model's folder"),
-        ("{tmp_path}/none.gguf", r"neither a folder .* holds model$"),
-        ("{tmp_path}/model/fake.gguf", "is not a GGUF file: it does not begin with 'GGUF'"),
+        ("{tmp_path}/model/config.json", "is a file: name the model's folder"),
+        ("{tmp_path}/none.gguf", r"neither a folder .* contains model$"),
+        ("{tmp_path}/model/fake.gguf", "is not a GGUF file: it does not start with 'GGUF'"),
     ],
 )
 def test_a_name_that_leads_nowhere(tmp_path: Path, given: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:

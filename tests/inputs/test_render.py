@@ -7,7 +7,7 @@ import pytest
 
 from rhymed.config import Config
 from rhymed.errors import ConfigError, DataError
-from rhymed.inputs.render import Renderer, messages
+from rhymed.inputs.render import Renderer, load_tokenizer, messages
 
 NAME = "prompt 0123456789abcdef"
 
@@ -16,6 +16,11 @@ def config(limit: int = 512, chat_template: str = "", **data: Any) -> Config:
     return Config.model_validate(
         {"data": data, "model": {"chat_template": chat_template}, "rollout": {"max_prompt_length": limit}}
     )
+
+
+def renderer(settings: Config, folder: Path | None) -> Renderer:
+    tokenizer = load_tokenizer(settings.model, folder) if folder else None
+    return Renderer(settings.data, settings.rollout.max_prompt_length, tokenizer)
 
 
 def test_text_becomes_a_user_message_with_system_and_template() -> None:
@@ -49,7 +54,7 @@ def test_a_template_with_an_unknown_column_or_a_bad_brace() -> None:
 
 
 def test_too_long_a_prompt_tells_both_lengths() -> None:
-    render = Renderer(config(limit=4), None)
+    render = renderer(config(limit=4), None)
     assert render(NAME, {"prompt": "hihi"}) == list(b"hihi")
     with pytest.raises(DataError, match=f"{NAME} has 5 tokens, rollout.max_prompt_length is 4"):
         render(NAME, {"prompt": "hello"})
@@ -61,15 +66,15 @@ def test_the_tokenizers_chat_template_is_used_when_there_is_one(tiny_model: Path
     from transformers import AutoTokenizer
 
     settings = config(system="S")
-    assert not Renderer(settings, tiny_model).has_template
+    assert not renderer(settings, tiny_model).has_template
     tokenizer = AutoTokenizer.from_pretrained(tiny_model)
-    plain = Renderer(settings, tiny_model)(NAME, {"prompt": "hello"})
+    plain = renderer(settings, tiny_model)(NAME, {"prompt": "hello"})
     assert tokenizer.decode(plain) == "S\n\nhello"
     tokenizer.chat_template = (
         "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{% if add_generation_prompt %}>{% endif %}"
     )
     tokenizer.save_pretrained(tmp_path)
-    chat = Renderer(settings, tmp_path)(NAME, {"prompt": "hello"})
+    chat = renderer(settings, tmp_path)(NAME, {"prompt": "hello"})
     assert tokenizer.decode(chat) == "[system]S[user]hello>"
 
 
@@ -97,14 +102,14 @@ STRICT = (
 def test_a_file_with_a_chat_template_replaces_the_tokenizers_own(tmp_path: Path) -> None:
     file = tmp_path / "chat.jinja"
     file.write_text(CHAT)
-    render = Renderer(config(chat_template=str(file)), templated(tmp_path, "{{ messages[0].content }}"))
+    render = renderer(config(chat_template=str(file)), templated(tmp_path, "{{ messages[0].content }}"))
     assert render.has_template
     assert render.text(NAME, {"prompt": "hi"}) == "[user]hi>"
     assert render(NAME, {"prompt": "hi"}) == render._tokenizer("[user]hi>").input_ids
 
 
 def test_an_answer_that_is_begun_is_continued(tmp_path: Path) -> None:
-    render = Renderer(config(), templated(tmp_path, CHAT))
+    render = renderer(config(), templated(tmp_path, CHAT))
     chat = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "It is"}]
     assert render.text(NAME, {"prompt": chat}) == "[user]2+2?[assistant]It is"
 
@@ -121,7 +126,7 @@ def test_chat_templates_that_cannot_be_used(tmp_path: Path, template: str | None
     file = tmp_path / "chat.jinja"
     (tmp_path / "chat.jinja2" if template is None else file).write_text(template or CHAT)
     with pytest.raises(ConfigError, match=message):
-        Renderer(config(chat_template=str(file)), templated(tmp_path / "model", ""))
+        renderer(config(chat_template=str(file)), templated(tmp_path / "model", ""))
 
 
 @pytest.mark.parametrize(
@@ -138,9 +143,9 @@ def test_chat_templates_that_cannot_be_used(tmp_path: Path, template: str | None
 )
 def test_a_template_that_refuses_a_row(tmp_path: Path, data: dict[str, Any], prompt: Any, message: str) -> None:
     with pytest.raises(DataError, match=f"^{NAME}: the chat template refuses it.*{message}"):
-        Renderer(config(**data), templated(tmp_path, STRICT))(NAME, {"prompt": prompt})
+        renderer(config(**data), templated(tmp_path, STRICT))(NAME, {"prompt": prompt})
 
 
 def test_a_folder_without_a_tokenizer(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no tokenizer could be read there"):
-        Renderer(config(), tmp_path)
+    with pytest.raises(ConfigError, match="its tokenizer cannot be read"):
+        renderer(config(), tmp_path)

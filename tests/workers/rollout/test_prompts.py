@@ -22,7 +22,7 @@ async def test_siblings_fetch_and_render_once_and_errors_are_not_remembered() ->
         await asyncio.sleep(0)
         return [{"prompt": "hi" if len(asked) > 1 else 7} for _ in prompts]
 
-    cache = PromptCache(fetch, Renderer(Config(), None))
+    cache = PromptCache(fetch, Renderer(Config().data, Config().rollout.max_prompt_length))
     with pytest.raises(DataError, match=f"prompt {P}: column `prompt`"):
         await cache.tokens(P)
     assert await asyncio.gather(*(cache.tokens(P) for _ in range(8))) == [list(b"hi")] * 8
