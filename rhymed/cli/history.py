@@ -202,7 +202,7 @@ def bring(arguments: argparse.Namespace) -> int:
 
     from rhymed.errors import ConfigError
     from rhymed.history import ingest
-    from rhymed.history.origins import open_past
+    from rhymed.history.origins import open_source
     from rhymed.inputs.datasets import load_rows
     from rhymed.inputs.rows import prompt_id
     from rhymed.run.layout import layout_of
@@ -210,14 +210,14 @@ def bring(arguments: argparse.Namespace) -> int:
     config = _target(arguments)
     if layout_of(config).folder == arguments.source.resolve():
         raise ConfigError(f"{arguments.source} is the folder of CONFIG's own run: its history is there already")
-    with open_past(arguments.source) as past:
+    with open_source(arguments.source) as source:
         whose = f"the model of {arguments.config}"
         own = ingest.vocabulary_of(config)
-        own.check(past.vocabulary, whose, str(arguments.source))
-        if own.size and not (own.fingerprint and past.vocabulary.fingerprint):
-            ingest.check_ids(past, own.size, whose)
+        own.check(source.vocabulary, whose, str(arguments.source))
+        if own.size and not (own.fingerprint and source.vocabulary.fingerprint):
+            ingest.check_ids(source, own.size, whose)
         wanted = None if arguments.all else {prompt_id(row) for row in load_rows(config)}
-        report = asyncio.run(ingest.bring(past, config, wanted))
+        report = asyncio.run(ingest.import_history(source, config, wanted))
     _tell(arguments, config, report)
     return 0
 

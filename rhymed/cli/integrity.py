@@ -137,7 +137,7 @@ def audit(arguments: argparse.Namespace) -> int:
     both = None
     if arguments.against is not None:
         with open_folder(arguments.against) as other:
-            both = runs.against(folder.folder, other.folder)
+            both = runs.compare_runs(folder.folder, other.folder)
             told["against"] = both.json()
             text += "\n" + runs.render(both, folder.name, other.name)
     print(json.dumps(told, indent=2) if arguments.json else text)

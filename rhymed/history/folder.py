@@ -1,7 +1,7 @@
-"""The store of a run's folder, opened to be looked at, and the tokenizer that its tokens are of.
+"""A run's folder opened for reading: its store, its configuration and its tokenizer.
 
-Works beside a living run, and on a folder that was moved: everything is found from the folder itself. Without a
-tokenizer there is no text, and the reason is told; that is never an error by itself.
+Works next to a living run, and on a folder that was moved: everything is found from the folder itself. Without a
+tokenizer there is no text, and `missing` says why; that is never an error by itself.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Decode = Callable[[Sequence[Any]], list[str]]
 
 @dataclass
 class RunFolder:
-    """`missing`: why there is no text, once `decode` was asked for."""
+    """`missing`: why there is no text, known after the first use of `decode`."""
 
     folder: Path
     browse: Browse
@@ -34,7 +34,7 @@ class RunFolder:
 
     @cached_property
     def config(self) -> Config | None:
-        """None where there is none, or one of another release."""
+        """None where it is missing, or of another release."""
         try:
             return load_run(self.folder)
         except ConfigError:
@@ -46,7 +46,7 @@ class RunFolder:
 
     @cached_property
     def tokenizer(self) -> Path | None:
-        """A file tokenizer.json: of the newest checkpoint, else of the model."""
+        """The file tokenizer.json of the newest checkpoint, else of the model."""
         if self.config is not None and self.config.rollout.engine == "trace":
             self.missing = "the trace engine has no tokenizer"
             return None
@@ -54,13 +54,13 @@ class RunFolder:
         if kept:
             return kept[-1]
         if self.config is None:
-            self.missing = f"{self.folder} has no config.json that this release reads, so its model is not known"
+            self.missing = f"{self.folder} has no config.json that this release reads, so its model is unknown"
             return None
         return self._of_model(self.config)
 
     def _of_model(self, config: Config) -> Path | None:
         file = Path(config.model.path).expanduser() / "tokenizer.json"
-        if file.is_file():  # text needs nothing else of the model
+        if file.is_file():  # decoding needs nothing else of the model
             return file
         from rhymed.inputs.models import resolve_model
 
@@ -96,13 +96,13 @@ def open_folder(folder: Path) -> Iterator[RunFolder]:
     try:
         folder, store = find(folder)
     except PermissionError:
-        raise ConfigError(f"{folder} belongs to {owner(folder)}, and you may not look into it") from None
+        raise ConfigError(f"{folder} belongs to {owner(folder)}, and you may not read it") from None
     with Reader(store) as reader:
         yield RunFolder(folder, Browse(reader))
 
 
 def find(folder: Path) -> tuple[Path, Path]:
-    """The run's folder and its store; the store's own folder is taken as well."""
+    """The run's folder and its store, from either of the two."""
     store = folder / "store"
     if not folder.exists():
         raise ConfigError(f"{folder} does not exist: name a run's folder, e.g. runs/quickstart")
@@ -114,7 +114,7 @@ def find(folder: Path) -> tuple[Path, Path]:
 
 
 def prompt_text(row: str | None) -> str:
-    """What the row asks, in one piece; a chat's messages one after another."""
+    """The row's prompt as one text; a chat's messages one per line."""
     if row is None:
         return "(its row is not in the store)"
     prompt = json.loads(row).get("prompt", row)

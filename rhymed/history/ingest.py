@@ -1,8 +1,8 @@
 """`rhymed history import`: an earlier run's responses as history of another run.
 
-A prompt's newest epoch becomes step -1, the one before -2, and so on, so they are older than all that the run itself
-will make. Nothing imported is ever trained. The writing goes through the run's store: the living one, or one that is
-started here for as long as it takes. Doing it twice does no harm.
+A prompt's newest epoch becomes step -1, the one before -2, and so on, so imported samples are older than all of the
+run's own. Imported samples are never trained. They are written through the run's store: the living one, or one
+started here for the import. An import can be repeated without harm.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 
 from rhymed.config import Config, Net
 from rhymed.errors import DataError, DeadlineExceeded
-from rhymed.history.origins import Past, Sample
+from rhymed.history.origins import Sample, Source
 from rhymed.inputs.rows import Row
 from rhymed.inputs.tokenizer import Vocabulary, read_vocabulary
 from rhymed.messages import EVAL, SampleId, SampleInfo, Score
@@ -30,17 +30,17 @@ from rhymed_store.client import NewSample, StoreClient
 from rhymed_store.database.transactions import is_open
 from rhymed_store.service import StoreService
 
-GROUP = 256  # samples in one message
-AT_ONCE = 32  # prompts that are written together: they share the store's commits
+MESSAGE_SAMPLES = 256
+AT_ONCE = 32  # prompts written together: they share the store's commits
 MOST_HISTORY = 1 << 16  # responses of one prompt
 LIVING_S = 5.0
 
-ELSEWHERE = "of prompts that are not in the new run's data (--all takes them, too)"
+ELSEWHERE = "of prompts that are not in the new run's data (--all imports them too)"
 HELD_OUT = "evaluations of held-out prompts"
 DROPPED = "dropped in that run"
-UNFINISHED = "empty or broken off"
+UNFINISHED = "empty or aborted"
 THERE = "already imported"
-TAKEN = "their place is taken by another import: use a new run.name"
+TAKEN = "another import has their steps: use a new run.name"
 
 
 @dataclass
@@ -53,7 +53,7 @@ class Report:
 
 
 def vocabulary_of(config: Config) -> Vocabulary:
-    """Of the model that the configuration names."""
+    """The vocabulary of the configured model."""
     if config.rollout.engine == "trace":
         return Vocabulary(size=config.trace.vocabulary)
     from rhymed.inputs.models import resolve_model
@@ -61,39 +61,39 @@ def vocabulary_of(config: Config) -> Vocabulary:
     return read_vocabulary(resolve_model(config) / "tokenizer.json")
 
 
-def check_ids(past: Past, size: int, whose: str) -> None:
-    """Read all of it once: a single id that the model does not have means another tokenizer. Raises `DataError`."""
-    for samples in past.prompts():
+def check_ids(source: Source, size: int, owner: str) -> None:
+    """Raises `DataError` if a token id is not in the owner's vocabulary: the source has another tokenizer."""
+    for samples in source.prompts():
         for sample in samples:
             for name in ("prompt_tokens", "tokens"):
                 largest = int(np.max(sample[name], initial=0))
                 if largest >= size:
                     raise DataError(
-                        f"{whose} has {size} tokens, but sample {_id(sample, sample['step'])} has the token id"
+                        f"{owner} has {size} tokens, but sample {_id(sample, sample['step'])} has the token id"
                         f" {largest}: it was made with another tokenizer; nothing was imported"
                     )
 
 
-async def bring(past: Past, config: Config, wanted: Container[str] | None) -> Report:
-    """`wanted`: ids of the prompts to take, None: all."""
+async def import_history(source: Source, config: Config, wanted: Container[str] | None) -> Report:
+    """`wanted`: ids of the prompts to import; None: all."""
     report = Report()
     async with _store(config) as client:
-        pieces = _pieces(past, wanted, report)
-        while some := await asyncio.to_thread(lambda: list(islice(pieces, AT_ONCE))):
-            await client.put_prompts([piece.row for piece in some if piece.row is not None])
-            await asyncio.gather(*(_put(client, piece.samples, report) for piece in some))
+        groups = _groups(source, wanted, report)
+        while batch := await asyncio.to_thread(lambda: list(islice(groups, AT_ONCE))):
+            await client.put_prompts([group.row for group in batch if group.row is not None])
+            await asyncio.gather(*(_put(client, group.samples, report) for group in batch))
     return report
 
 
-class Piece(NamedTuple):
-    """One prompt."""
+class Group(NamedTuple):
+    """A prompt's samples."""
 
     row: Row | None
     samples: list[NewSample]
 
 
-def _pieces(past: Past, wanted: Container[str] | None, report: Report) -> Iterator[Piece]:
-    for samples in past.prompts():
+def _groups(source: Source, wanted: Container[str] | None, report: Report) -> Iterator[Group]:
+    for samples in source.prompts():
         prompt = str(samples[0]["prompt_id"])
         if wanted is not None and prompt not in wanted:
             report.left_out[ELSEWHERE] += len(samples)
@@ -102,8 +102,8 @@ def _pieces(past: Past, wanted: Container[str] | None, report: Report) -> Iterat
         steps = sorted({sample["step"] for sample in kept}, reverse=True)
         row = samples[0]["row"]
         if kept:
-            made = [_new(sample, -1 - steps.index(sample["step"])) for sample in kept]
-            yield Piece(None if row is None else msgspec.json.decode(row, type=Row), made)
+            new = [_new_sample(sample, -1 - steps.index(sample["step"])) for sample in kept]
+            yield Group(None if row is None else msgspec.json.decode(row, type=Row), new)
 
 
 def _unfit(sample: Sample) -> str:
@@ -118,7 +118,7 @@ def _id(sample: Sample, step: int) -> SampleId:
     return SampleId(step=step, prompt=sample["prompt_id"], index=sample["index"])
 
 
-def _new(sample: Sample, step: int) -> NewSample:
+def _new_sample(sample: Sample, step: int) -> NewSample:
     tokens, context = np.asarray(sample["tokens"], np.uint32), np.asarray(sample["prompt_tokens"], np.uint32)
     info = SampleInfo(
         id=_id(sample, step),
@@ -132,21 +132,21 @@ def _new(sample: Sample, step: int) -> NewSample:
 
 
 async def _put(client: StoreClient, samples: list[NewSample], report: Report) -> None:
-    """One prompt's samples, unless they are there."""
-    found = await client.history(samples[0].info.id.prompt, 0, MOST_HISTORY)
-    there = {stored.info.id: stored for stored in found}
+    """One prompt's samples, except those that the store has."""
+    history = await client.history(samples[0].info.id.prompt, 0, MOST_HISTORY)
+    stored_by_id = {stored.info.id: stored for stored in history}
     fresh, unscored = [], []
     for sample in samples:
-        known = there.get(sample.info.id)
-        if known is None:
+        stored = stored_by_id.get(sample.info.id)
+        if stored is None:
             fresh.append(sample)
         else:
-            same = np.array_equal(known.tokens, np.asarray(sample.tokens))
+            same = np.array_equal(stored.tokens, np.asarray(sample.tokens))
             report.left_out[THERE if same else TAKEN] += 1
-            if same and known.info.reward is None:  # an import was broken off in between
+            if same and stored.info.reward is None:  # an earlier import was interrupted
                 unscored.append(sample)
-    for start in range(0, len(fresh), GROUP):
-        await client.put_samples(fresh[start : start + GROUP])
+    for start in range(0, len(fresh), MESSAGE_SAMPLES):
+        await client.put_samples(fresh[start : start + MESSAGE_SAMPLES])
     rewards = [(sample.info.id, sample.info.reward) for sample in fresh + unscored]
     await client.put_scores([Score(id=id, reward=reward) for id, reward in rewards if reward is not None])
     report.samples += len(fresh)
@@ -158,25 +158,25 @@ async def _put(client: StoreClient, samples: list[NewSample], report: Report) ->
 @contextlib.asynccontextmanager
 async def _store(config: Config) -> AsyncIterator[StoreClient]:
     """The store of the run: the living one, or its folder opened here."""
-    where = layout_of(config)
-    if is_open(where.database):
-        with contextlib.closing(StoreClient(where.store, "import", where.keys("broker"))) as client:
+    layout = layout_of(config)
+    if is_open(layout.database):
+        with contextlib.closing(StoreClient(layout.store, "import", layout.keys("broker"))) as client:
             try:
                 await client.stats(deadline_s=LIVING_S)
             except DeadlineExceeded:
                 raise DeadlineExceeded(
-                    f"{where.database} is open in a store process that does not answer at {where.store} within"
+                    f"{layout.database} is open in a store process that does not answer at {layout.store} within"
                     f" {LIVING_S:g} s: is CONFIG the configuration that it was started with?"
                 ) from None
             yield client
         return
-    config = config.model_copy(update={"net": Net()})  # nobody else is to find it
-    where = layout_of(config)
-    made = not where.sockets.exists()
+    config = config.model_copy(update={"net": Net()})  # only this process connects
+    layout = layout_of(config)
+    is_new = not layout.sockets.exists()
     try:
-        async with StoreService(config, where).running():
-            with contextlib.closing(StoreClient(where.store, "import")) as client:
+        async with StoreService(config, layout).running():
+            with contextlib.closing(StoreClient(layout.store, "import")) as client:
                 yield client
     finally:
-        if made:
-            shutil.rmtree(where.sockets, ignore_errors=True)
+        if is_new:
+            shutil.rmtree(layout.sockets, ignore_errors=True)

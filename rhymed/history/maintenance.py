@@ -20,7 +20,7 @@ NOUNS = {"samples": "sample", "prompts": "prompt", "contexts": "tokenised prompt
 
 
 def verify_run(run: Path) -> tuple[Report, int]:
-    """Its report, and the bytes of its file. Beside a living store as well. Raises `ConfigError`, `StoreError`."""
+    """The report, and the file's bytes. Works next to a living store. Raises `ConfigError`, `StoreError`."""
     _, store = find(run)
     report = verify(store)
     return report, (store / "data.mdb").stat().st_size
@@ -33,9 +33,9 @@ def render_verify(report: Report, run: Path, file_bytes: int) -> str:
         return f"{read}: all as they were written"
     shown = [f"  {table}: {name}: {why}" for table, name, why in report.findings[:SHOWN]]
     more = len(report.findings) - SHOWN
-    end = f"`rhymed history repair {run}` leaves that out and saves the rest, while no run is alive"
+    end = f"`rhymed history repair {run}` leaves these out and saves the rest, while no run is alive"
     rest = [f"  and {more:,} more: --json shows all"] if more > 0 else []
-    return "\n".join([f"{read} are sound", f"{counted(len(report.findings), 'thing')} damaged:", *shown, *rest, end])
+    return "\n".join([f"{read} are sound", f"{counted(len(report.findings), 'finding')}:", *shown, *rest, end])
 
 
 def as_json(report: Report) -> dict[str, Any]:
@@ -47,20 +47,20 @@ def as_json(report: Report) -> dict[str, Any]:
     }
 
 
-ALSO = ("config.json", "metrics.jsonl")  # of the run's folder: which model's tokens these are, and how it went
+RUN_FILES = ("config.json", "metrics.jsonl")  # copied with the store: the model of the tokens, the course of training
 
 
 def backup_run(run: Path, target: Path) -> Report:
-    """Raises `ConfigError` where `target` is there already, `StoreDamaged` where a copy would be damaged, too."""
+    """Raises `ConfigError` where `target` exists, `StoreDamaged` where the copy would be damaged too."""
     folder, store = find(run)
     if target.exists() or target.is_symlink():
-        raise ConfigError(f"{target} is there already, and a backup replaces nothing: name another folder")
+        raise ConfigError(f"{target} exists already, and a backup replaces nothing: name another folder")
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         with atomic.new_folder(target) as part:
             (part / "store").mkdir()
             report = copy(store, part / "store")
-            for name in ALSO:
+            for name in RUN_FILES:
                 if (folder / name).is_file():
                     shutil.copyfile(folder / name, part / name)
             atomic.sync_folder(part)
@@ -73,14 +73,16 @@ def backup_run(run: Path, target: Path) -> Report:
 def render_backup(report: Report, run: Path, target: Path) -> str:
     held = f"{counted(report.counts['samples'], 'sample')}, {counted(report.tokens, 'token')}"
     written = size((target / "store" / "data.mdb").stat().st_size)
-    return f"{target}: {held} of {run}, {written}, verified; `rhymed history` and --resume take it as a run's folder"
+    return (
+        f"{target}: {held} of {run}, {written}, verified; `rhymed history` and --resume accept it as a run's folder"
+    )
 
 
 def repair_run(run: Path) -> tuple[Report, Path | None]:
-    """What was found, and where the old file is; None: all is sound. Raises `ConfigError`, `StoreError`."""
+    """The report, and where the old file is; None: nothing is damaged. Raises `ConfigError`, `StoreError`."""
     folder, store = find(run)
     if is_open(store):
-        raise ConfigError(f"a store process has {store}: end the run of {folder} first")
+        raise ConfigError(f"a store process has {store} open: end the run of {folder} first")
     return repair(store)
 
 
@@ -89,9 +91,11 @@ def render_repair(report: Report, kept: Path | None, run: Path) -> str:
         return f"{run}: nothing is damaged, and nothing was changed"
     lost = [f"  {table}: {name}: {why}" for table, name, why in report.findings[:SHOWN]]
     if len(report.findings) > SHOWN:
-        lost.append(f"  and {len(report.findings) - SHOWN} more: `rhymed history verify` of a copy of it tells all")
+        lost.append(
+            f"  and {len(report.findings) - SHOWN} more: `rhymed history verify` of a copy of the old file lists all"
+        )
     saved = ", ".join(
         counted(report.counts[table], noun) for table, noun in (("samples", "sample"), ("prompts", "prompt"))
     )
-    end = f"saved {saved}, {counted(report.tokens, 'token')}; the damaged file is {kept}: remove it when all is well"
-    return "\n".join([f"{run}: damaged, and left out or written anew:", *lost, end])
+    end = f"saved {saved}, {counted(report.tokens, 'token')}; the damaged file is {kept}: delete it when all is well"
+    return "\n".join([f"{run}: damaged, and left out or rebuilt:", *lost, end])

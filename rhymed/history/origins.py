@@ -1,6 +1,6 @@
 """Where imported history comes from: a run's folder, or a parquet file that `rhymed history export` wrote.
 
-Both give one prompt after another, all of its samples at once, as dictionaries with the keys of the file's schema.
+Both yield prompt after prompt, all of its samples at once, as dictionaries with the keys of the file's schema.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from rhymed.inputs.tokenizer import Vocabulary
 Sample = dict[str, Any]
 
 
-class Past(Protocol):
+class Source(Protocol):
     vocabulary: Vocabulary
 
     def prompts(self) -> Iterator[list[Sample]]: ...
 
 
 @contextlib.contextmanager
-def open_past(path: Path) -> Iterator[Past]:
-    """Raises `ConfigError` for what is neither of the two, `DataError` for another parquet file."""
+def open_source(path: Path) -> Iterator[Source]:
+    """Raises `ConfigError` for a path that is neither, `DataError` for another parquet file."""
     if path.is_file():
         if path.suffix != ".parquet":
             raise ConfigError(f"{path}: name a run's folder, or a .parquet file that `rhymed history export` wrote")
-        yield _File(path)
+        yield _FileSource(path)
         return
     with open_folder(path) as folder:
-        yield _Folder(folder)
+        yield _RunSource(folder)
 
 
-class _Folder:
+class _RunSource:
     def __init__(self, folder: RunFolder) -> None:
         self.vocabulary, self._browse = folder.vocabulary, folder.browse
-        folder.decode = None  # nobody needs the text
+        folder.decode = None  # the text is not imported
         self._folder = folder
 
     def prompts(self) -> Iterator[list[Sample]]:
@@ -49,28 +49,28 @@ class _Folder:
             yield rows(self._folder, prompt)
 
 
-class _File:
+class _FileSource:
     def __init__(self, path: Path) -> None:
         self._path, pa = path, arrow()
         try:
-            found = pa.parquet.read_schema(path)
+            file_schema = pa.parquet.read_schema(path)
         except (pa.ArrowException, OSError) as error:
             raise DataError(f"{path}: not a readable parquet file: {error}") from None
         needed = [name for name in schema().names if name not in ("text", "drafted")]
-        if missing := [name for name in needed if name not in found.names]:
+        if missing := [name for name in needed if name not in file_schema.names]:
             raise DataError(
                 f"{path} is not a file of `rhymed history export`: no column {', '.join(missing)}; its columns:"
-                f" {', '.join(found.names)}"
+                f" {', '.join(file_schema.names)}"
             )
         self._columns = needed
-        about = json.loads((found.metadata or {}).get(META, b"{}"))
+        about = json.loads((file_schema.metadata or {}).get(META, b"{}"))
         self.vocabulary = Vocabulary(about.get("size"), about.get("fingerprint", ""))
 
     def prompts(self) -> Iterator[list[Sample]]:
         before = ""
         for prompt, samples in groupby(self._rows(), key=lambda row: str(row["prompt_id"])):
             if prompt <= before:
-                raise DataError(f"{self._path}: its rows are not in order of prompt_id, as they were written")
+                raise DataError(f"{self._path}: its rows are not in order of prompt_id, as an export writes them")
             before = prompt
             yield list(samples)
 

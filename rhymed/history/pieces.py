@@ -1,7 +1,7 @@
-"""A response as pieces of text, cut where its tokens begin or cease to be accepted drafts. Pure.
+"""Splits a response's text where its tokens begin or stop being accepted drafts. Pure.
 
-Invariant: end to end the pieces are the text of the whole. A character that several tokens make is never cut: all of
-it is in the piece where it begins.
+Invariant: the pieces concatenated are the whole text. A character of several tokens is never split: it belongs to the
+piece in which it begins.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from numpy.typing import NDArray
 
 from rhymed.history.folder import Decode
 
-BEFORE = 8  # tokens that a piece is decoded with: at a text's start some tokenizers leave out a space
+BEFORE = 8  # preceding tokens that a piece is decoded with: some tokenizers drop a space at a text's start
 BROKEN = "\ufffd"  # what the first tokens of a character are decoded to
 LONGEST = 4  # bytes of a character, so tokens
 
 
 class Piece(NamedTuple):
     text: str
-    drafted: bool | None  # None: not known
+    drafted: bool | None  # None: unknown
 
 
 def pieces(decode: Decode, tokens: NDArray[np.uint32], drafted: NDArray[np.bool_] | None) -> list[Piece]:
-    """`drafted`: of each token. One piece where that is not known, or where the text cannot be cut."""
+    """`drafted`: per token. One piece where that is unknown, or where the text cannot be split."""
     (whole,) = decode([tokens])
     if drafted is None or not len(tokens):
         return [Piece(whole, None)]
@@ -36,14 +36,14 @@ def pieces(decode: Decode, tokens: NDArray[np.uint32], drafted: NDArray[np.bool_
     firsts = [max(0, start - BEFORE) for start in starts]
     before = decode([tokens[first:start] for first, start in zip(firsts, starts, strict=True)])
     both = decode([tokens[first:end] for first, end in zip(firsts, ends, strict=True)])
-    texts = [text[len(known) :] for known, text in zip(before, both, strict=True)]
+    texts = [text[len(prefix) :] for prefix, text in zip(before, both, strict=True)]
     if "".join(texts) != whole:
         return [Piece(whole, None)]
     return [Piece(text, bool(drafted[start])) for text, start in zip(texts, starts, strict=True) if text]
 
 
 def _whole_characters(decode: Decode, tokens: NDArray[np.uint32], starts: list[int]) -> list[int]:
-    """Those of the places, each moved to the end of the character that it is in; what is empty then goes."""
+    """These starts, each moved behind the character that it lies in; starts of empty pieces are dropped."""
     for _ in range(LONGEST - 1):
         tails = decode([tokens[max(0, start - BEFORE) : start] for start in starts])
         moved = [start + tail.endswith(BROKEN) for start, tail in zip(starts, tails, strict=True)]

@@ -1,4 +1,4 @@
-"""How predictable each prompt is, epoch by epoch, and which ones are the most and the least. Pure but for drawing."""
+"""How predictable each prompt is, per epoch, and which are the most and the least predictable."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from rhymed.history.similarity import predicted
+from rhymed.history.similarity import count_predicted
 from rhymed.text import counted, number
 from rhymed_store.inspect.browse import Response
 from rhymed_store.inspect.epochs import epochs_of, is_trained
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 SHOWN = 5  # prompts at either end
-LAST_EPOCHS = 6  # whose share is shown
+LAST_EPOCHS = 6  # shown
 
-Likeness = dict[int, tuple[int, int]]
-"""Epoch -> of how many tokens how many were predicted from the epoch before; only epochs with one before."""
+Predictions = dict[int, tuple[int, int]]
+"""Epoch -> its tokens, and how many were predicted from the epoch before; only for epochs with a predecessor."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,9 @@ class PromptRow:
     epochs: int
     length_mean: float  # response tokens, of its last epoch
     reward_mean: float | None  # likewise
-    predicted: dict[int, float]  # epoch -> share of its tokens, from the epoch before (for 0: the newest imported)
+    predicted: dict[
+        int, float
+    ]  # epoch -> share of its tokens predicted from the epoch before (for 0: the newest imported)
 
     @property
     def last(self) -> float:
@@ -40,33 +42,33 @@ class PromptRow:
 
 def by_epoch(responses: Iterable[Response]) -> dict[int, list[Response]]:
     """Of one prompt, oldest first."""
-    known = list(responses)
-    numbers = epochs_of(response.info.id.step for response in known)
-    found: dict[int, list[Response]] = defaultdict(list)
-    for response in known:
-        found[numbers[response.info.id.step]].append(response)
-    return found
+    responses = list(responses)
+    numbers = epochs_of(response.info.id.step for response in responses)
+    epochs: dict[int, list[Response]] = defaultdict(list)
+    for response in responses:
+        epochs[numbers[response.info.id.step]].append(response)
+    return epochs
 
 
-def likeness(found: dict[int, list[Response]]) -> Likeness:
-    tokens = {epoch: [response.tokens for response in one] for epoch, one in found.items()}
+def predictions(epochs: dict[int, list[Response]]) -> Predictions:
+    tokens = {epoch: [response.tokens for response in responses] for epoch, responses in epochs.items()}
     return {
-        epoch: (sum(map(len, now)), predicted(tokens[epoch - 1], now))
+        epoch: (sum(map(len, now)), count_predicted(tokens[epoch - 1], now))
         for epoch, now in tokens.items()
         if epoch - 1 in tokens
     }
 
 
-def prompt_row(prompt: str, found: dict[int, list[Response]], alike: Likeness) -> PromptRow | None:
-    """None: no training epoch could be compared."""
-    shares = {epoch: hits / asked for epoch, (asked, hits) in alike.items() if is_trained(epoch) and asked}
+def prompt_row(prompt: str, epochs: dict[int, list[Response]], counts: Predictions) -> PromptRow | None:
+    """None where no training epoch has a predecessor."""
+    shares = {epoch: hits / tokens for epoch, (tokens, hits) in counts.items() if is_trained(epoch) and tokens}
     if not shares:
         return None
-    last = [response.info for response in found[max(filter(is_trained, found))]]
+    last = [response.info for response in epochs[max(filter(is_trained, epochs))]]
     rewards = [info.reward for info in last if info.reward is not None]
     return PromptRow(
         prompt=prompt,
-        epochs=sum(map(is_trained, found)),
+        epochs=sum(map(is_trained, epochs)),
         length_mean=fmean(info.length for info in last),
         reward_mean=fmean(rewards) if rewards else None,
         predicted=shares,
@@ -74,7 +76,7 @@ def prompt_row(prompt: str, found: dict[int, list[Response]], alike: Likeness) -
 
 
 def render(rows: Sequence[PromptRow], most: int = SHOWN) -> list[RenderableType]:
-    """`most` prompts at either end; all in one table where they are no more than both."""
+    """At most `most` prompts at either end; one table where that covers all."""
     if not rows:
         return []
     ranked = sorted(rows, key=lambda row: (-row.last, row.prompt))
@@ -107,6 +109,6 @@ def _table(heading: str, rows: Sequence[PromptRow]) -> RenderableType:
 
 
 def _shares(row: PromptRow) -> str:
-    """Columns of the same width, so that the same place is the same epoch where all prompts have as many."""
+    """In columns of equal width, so that rows with as many epochs align."""
     shares = [f"{row.predicted[epoch]:>4.0%}" for epoch in sorted(row.predicted)]
     return ("… " if len(shares) > LAST_EPOCHS else "") + " ".join(shares[-LAST_EPOCHS:])

@@ -1,7 +1,7 @@
-"""How much one epoch rhymes with the one before: in its tokens, and in which prompts are long. Pure numpy.
+"""How similar an epoch is to the previous one: in its tokens, and in which prompts are long. Pure numpy.
 
-A simple drafter stands for any: it matches the last three tokens in the earlier responses to the same prompt, else
-the last two, else one, and predicts what followed most often. What it gets right, speculative decoding may draft.
+The measure is a simple drafter: it looks up the last three tokens in the earlier responses to the same prompt, else
+the last two, else one, and predicts the most frequent next token. Its hit rate bounds what drafts can save.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ LONGEST_MATCH = 3  # tokens
 Ints = NDArray[np.int64]
 
 
-def predicted(before: Sequence[NDArray[Any]], now: Sequence[NDArray[Any]]) -> int:
-    """How many tokens of `now` the drafter would have predicted from `before`; of several best ones it takes any."""
+def count_predicted(before: Sequence[NDArray[Any]], now: Sequence[NDArray[Any]]) -> int:
+    """Tokens of `now` that the drafter predicts from `before`; ties are broken arbitrarily."""
     vocabulary, ranks = np.unique(np.concatenate([*before, *now]), return_inverse=True)
-    size = len(vocabulary) + 1  # 0 stands before the beginning of a response
+    size = len(vocabulary) + 1  # 0 is padding before a response
     seen, seen_next = _windows(ranks, 0, before, size)
     asked, asked_next = _windows(ranks, sum(map(len, before)), now, size)
-    guess = np.zeros(len(asked_next), np.int64)  # 0: none
+    guess = np.zeros(len(asked_next), np.int64)  # 0: no prediction
     for length in range(LONGEST_MATCH, 0, -1):
         low = size**length  # a window of fewer tokens is the last digits of a longer one
         contexts, best = _most_frequent(seen % low, seen_next, size)
         at = np.searchsorted(contexts, asked % low)
         at[at == len(contexts)] = 0
-        known = (contexts[at] == asked % low) & (guess == 0) if len(contexts) else np.zeros(len(guess), bool)
-        guess[known] = best[at[known]]
+        hit = (contexts[at] == asked % low) & (guess == 0) if len(contexts) else np.zeros(len(guess), bool)
+        guess[hit] = best[at[hit]]
     return int(np.count_nonzero(guess == asked_next))
 
 
 def _windows(ranks: Any, start: int, responses: Sequence[Any], size: int) -> tuple[Ints, Ints]:
-    """For every token: the three before it as one number to the base `size`, and itself; both from 1."""
+    """For every token: the three before it as one number in base `size`, and the token itself, counted from 1."""
     windows, tokens = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     for response in responses:
         own = ranks[start : start + len(response)].astype(np.int64) + 1
@@ -50,12 +50,12 @@ def _windows(ranks: Any, start: int, responses: Sequence[Any], size: int) -> tup
 
 
 def _most_frequent(contexts: Ints, following: Ints, size: int) -> tuple[Ints, Ints]:
-    """The different contexts, ascending, and what followed each most often."""
-    different, number = np.unique(contexts, return_inverse=True)
+    """The distinct contexts, ascending, and the most frequent next token of each."""
+    distinct, number = np.unique(contexts, return_inverse=True)
     pairs, counts = np.unique(number * size + following, return_counts=True)
     order = np.lexsort((counts, pairs // size))
     last = np.flatnonzero(np.diff(pairs[order] // size, append=-1))
-    return different, pairs[order][last] % size
+    return distinct, pairs[order][last] % size
 
 
 def rank_correlation(left: Sequence[float], right: Sequence[float]) -> float | None:

@@ -1,7 +1,7 @@
-"""`rhymed history stats`: how much is there, how long, how good, and how much each epoch rhymes with the one before.
+"""`rhymed history stats`: sizes, lengths, rewards, and how similar each epoch is to the one before.
 
-Sizes are of the whole store. The rest is of a sample of prompts where there are very many (ids are hashes, so every
-n-th is a fair sample), and the tokens read are bounded; what was looked at is in the result.
+Sizes cover the whole store. With very many prompts the rest covers every n-th one, a fair sample since ids are hashes,
+and the tokens read are bounded; the result says how much was read.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
 from rhymed.errors import StoreDamaged
-from rhymed.history.prompts import SHOWN, PromptRow, by_epoch, likeness, prompt_row
+from rhymed.history.prompts import SHOWN, PromptRow, by_epoch, predictions, prompt_row
 from rhymed.history.prompts import render as render_prompts
 from rhymed.history.similarity import rank_correlation
 from rhymed.text import counted, number, size
@@ -24,23 +24,23 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 MOST_PROMPTS = 2000  # whose headers are read
-MOST_TOKENS = 2_000_000  # read for the similarity, seconds
+MOST_TOKENS = 2_000_000  # read for the similarity; takes seconds
 
 
 @dataclass
 class Epoch:
-    """One of all prompts that were looked at, or imported history, or an evaluation."""
+    """A training epoch of all prompts that were read, or an epoch of imported history, or an evaluation."""
 
     lengths: list[int] = field(default_factory=list)
     rewards: list[float] = field(default_factory=list)
     means: dict[str, float] = field(default_factory=dict)  # prompt -> mean length
-    asked: int = 0  # tokens that the drafter was asked for
+    compared: int = 0  # tokens with an epoch before them
     hits: int = 0  # of these, predicted
 
 
 @dataclass(frozen=True)
 class EpochRow:
-    """None: nothing to tell, e.g. of the first epoch."""
+    """None: undefined, as for the first epoch."""
 
     epoch: int  # see rhymed_store.inspect.epochs
     name: str
@@ -48,7 +48,7 @@ class EpochRow:
     samples: int
     length_mean: float
     reward_mean: float | None
-    predicted: float | None  # share of tokens that a simple drafter has right from the epoch before
+    predicted: float | None  # share of tokens that a simple drafter predicts from the epoch before
     rank_correlation: float | None  # of prompts' mean lengths with the epoch before
 
 
@@ -61,13 +61,13 @@ class Stats:
     prompts: int  # with samples
     prompts_read: int  # for all that follows
     prompts_compared: int  # for `predicted`
-    damaged: list[str]  # what could not be read for it, and why
+    damaged: list[str]  # why prompts could not be read
     length_mean: float | None
     length_median: float | None
     length_max: int | None
     reward_mean: float | None
     epochs: list[EpochRow]
-    by_prompt: list[PromptRow]  # of those compared, whose training epochs could be
+    by_prompt: list[PromptRow]  # those whose training epochs could be compared
 
     def json(self) -> dict[str, Any]:
         return {**asdict(self), "totals": self.totals._asdict()}
@@ -81,9 +81,9 @@ def stats(browse: Browse, most_prompts: int = MOST_PROMPTS, most_tokens: int = M
     compared, damaged = 0, []
     by_prompt: list[PromptRow] = []
     for prompt in chosen:
-        found = browse.headers(prompt)
-        numbers = _count(epochs, prompt, found)
-        tokens = sum(record.length for _, record in found)
+        headers = browse.headers(prompt)
+        numbers = _count(epochs, prompt, headers)
+        tokens = sum(record.length for _, record in headers)
         if tokens <= most_tokens and _has_neighbours(numbers):
             most_tokens -= tokens
             try:
@@ -93,8 +93,8 @@ def stats(browse: Browse, most_prompts: int = MOST_PROMPTS, most_tokens: int = M
             else:
                 compared += 1
                 by_prompt += [row] if row else []
-    lengths = [length for epoch, one in epochs.items() if is_trained(epoch) for length in one.lengths]
-    rewards = [reward for epoch, one in epochs.items() if is_trained(epoch) for reward in one.rewards]
+    lengths = [length for number, epoch in epochs.items() if is_trained(number) for length in epoch.lengths]
+    rewards = [reward for number, epoch in epochs.items() if is_trained(number) for reward in epoch.rewards]
     return Stats(
         totals=totals,
         bytes_a_token=(totals.used_bytes - totals.passing_bytes) / totals.tokens if totals.tokens else None,
@@ -111,11 +111,11 @@ def stats(browse: Browse, most_prompts: int = MOST_PROMPTS, most_tokens: int = M
     )
 
 
-def _count(epochs: dict[int, Epoch], prompt: str, found: list[SampleRecord]) -> dict[int, int]:
+def _count(epochs: dict[int, Epoch], prompt: str, headers: list[SampleRecord]) -> dict[int, int]:
     """Add one prompt's headers; returns its steps and their epochs."""
-    numbers = epochs_of(sample.step for sample, _ in found)
+    numbers = epochs_of(sample.step for sample, _ in headers)
     lengths: dict[int, list[int]] = defaultdict(list)
-    for sample, record in found:
+    for sample, record in headers:
         epoch = numbers[sample.step]
         lengths[epoch].append(record.length)
         reward = record.info(sample).reward
@@ -132,32 +132,32 @@ def _has_neighbours(numbers: dict[int, int]) -> bool:
 
 
 def _compare(epochs: dict[int, Epoch], browse: Browse, prompt: str) -> PromptRow | None:
-    found = by_epoch(browse.responses(prompt))
-    alike = likeness(found)
-    for epoch, (asked, hits) in alike.items():
-        epochs[epoch].asked += asked
+    by_number = by_epoch(browse.responses(prompt))
+    counts = predictions(by_number)
+    for epoch, (tokens, hits) in counts.items():
+        epochs[epoch].compared += tokens
         epochs[epoch].hits += hits
-    return prompt_row(prompt, found, alike)
+    return prompt_row(prompt, by_number, counts)
 
 
-def _row(epoch: int, one: Epoch, before: Epoch | None) -> EpochRow:
-    both = sorted(one.means.keys() & before.means.keys()) if before else []
+def _row(number: int, epoch: Epoch, before: Epoch | None) -> EpochRow:
+    both = sorted(epoch.means.keys() & before.means.keys()) if before else []
     return EpochRow(
-        epoch=epoch,
-        name=title(epoch),
-        prompts=len(one.means),
-        samples=len(one.lengths),
-        length_mean=fmean(one.lengths),
-        reward_mean=fmean(one.rewards) if one.rewards else None,
-        predicted=one.hits / one.asked if one.asked else None,
-        rank_correlation=rank_correlation([before.means[p] for p in both], [one.means[p] for p in both])
+        epoch=number,
+        name=title(number),
+        prompts=len(epoch.means),
+        samples=len(epoch.lengths),
+        length_mean=fmean(epoch.lengths),
+        reward_mean=fmean(epoch.rewards) if epoch.rewards else None,
+        predicted=epoch.hits / epoch.compared if epoch.compared else None,
+        rank_correlation=rank_correlation([before.means[p] for p in both], [epoch.means[p] for p in both])
         if before
         else None,
     )
 
 
 def render(stats: Stats, name: str, most: int = SHOWN) -> RenderableType:
-    """Pure: the tables for people. `most`: prompts that are told of, the most and the least predictable."""
+    """Pure: the tables for people. `most`: prompts listed at either end of predictability."""
     from rich.console import Group
 
     shown = [row for row in stats.epochs if is_trained(row.epoch)]
@@ -188,7 +188,7 @@ def _head(stats: Stats, name: str, epochs: int) -> list[str]:
             f"   reward: mean {number(stats.reward_mean, '.3f')}"
         )
     if stats.prompts_read < stats.prompts:
-        lines.append(f"from here on, and for lengths and reward: a sample of {counted(stats.prompts_read, 'prompt')}")
+        lines.append(f"the rest, and lengths and reward: of a sample of {counted(stats.prompts_read, 'prompt')}")
     if stats.damaged:
         lines.append(f"damaged: {counted(len(stats.damaged), 'prompt')}; the first: {stats.damaged[0]}")
     return lines
@@ -219,6 +219,6 @@ def _legend(stats: Stats) -> str:
     partly = stats.prompts_compared < stats.prompts_read
     of = f"\n            (of {counted(stats.prompts_compared, 'prompt')})" if partly else ""
     return (
-        f"predicted   tokens that a simple drafter has right from the epoch before{of}\n"
-        "rank corr.  of prompts' mean lengths with the epoch before; 1: the same order"
+        f"predicted   share of tokens that a simple drafter predicts from the epoch before{of}\n"
+        "rank corr.  of prompts' mean lengths with those of the epoch before; 1: the same order"
     )

@@ -124,8 +124,8 @@ def test_what_is_not_history_is_left_out_and_counted(make_run, config: Path, tmp
     for line in (
         "left out 1 sample: evaluations of held-out prompts",
         "left out 1 sample: dropped in that run",
-        "left out 1 sample: empty or broken off",
-        "left out 1 sample: of prompts that are not in the new run's data (--all takes them, too)",
+        "left out 1 sample: empty or aborted",
+        "left out 1 sample: of prompts that are not in the new run's data (--all imports them too)",
     ):
         assert line in out
     _, out, _ = rhymed("import", config, folder, "--all")
@@ -140,7 +140,7 @@ def test_another_import_at_the_same_place_is_told_and_changes_nothing(
     other = make_run("other", [(0, APPLES, 0, [1, 2, 3], None), (0, APPLES, 5, [1, 2, 3], None)])
     _, out, _ = rhymed("import", config, other)
     assert "1 sample of 1 prompt imported" in out
-    assert "left out 1 sample: their place is taken by another import" in out
+    assert "left out 1 sample: another import has their steps" in out
     assert expected()[2] in found_in(tmp_path / "next")
 
 

@@ -77,7 +77,7 @@ def test_what_cannot_be_kept_up_is_told(kept: Path, tmp_path: Path, rhymed) -> N
     local.database.close()
     (tmp_path / "there").mkdir()
     status, _, err = rhymed("backup", kept, tmp_path / "there")
-    assert (status, "is there already" in err) == (2, True)
+    assert (status, "exists already" in err) == (2, True)
     name = damage(kept)
     status, _, err = rhymed("backup", kept, tmp_path / "copy")
     assert status == 2
@@ -121,8 +121,8 @@ async def test_verify_and_backup_work_beside_a_store_that_is_written(tmp_path: P
                 await client.forget_logprobs(step - 1)  # pages to use again: what a snapshot must not lose
                 put += fresh
             for one in asked:
-                told = one.communicate()[0]
-                assert one.returncode == 0, told
+                output = one.communicate()[0]
+                assert one.returncode == 0, output
             had = content_of_samples(tmp_path / f"copy-{number}" / "store")
             assert set(map(str, (sample.info.id for sample in put[:20]))) <= had
     finally:

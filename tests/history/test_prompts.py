@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from rich.console import Console, Group
 
-from rhymed.history.prompts import PromptRow, by_epoch, likeness, prompt_row, render
+from rhymed.history.prompts import PromptRow, by_epoch, predictions, prompt_row, render
 from rhymed.messages import EVAL, SampleId, SampleInfo
 from rhymed_store.inspect.browse import Response
 from tests.history.folders import APPLES, PEARS, two_epochs
@@ -29,7 +29,7 @@ def response(step: int, tokens: list[int], reward: float | None = None) -> Respo
 
 def told(*responses: Response) -> PromptRow | None:
     found = by_epoch(responses)
-    return prompt_row("a", found, likeness(found))
+    return prompt_row("a", found, predictions(found))
 
 
 def test_a_prompt_has_a_share_for_every_epoch_that_has_one_before() -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rhymed.history.similarity import predicted, rank_correlation
+from rhymed.history.similarity import count_predicted, rank_correlation
 from rhymed.messages import EVAL
 from rhymed_store.inspect.epochs import ROUNDS, epochs_of, is_trained, title
 
@@ -18,16 +18,16 @@ def arrays(*responses: list[int]) -> list[np.ndarray]:
 
 def test_what_was_said_before_is_predicted_from_the_first_token_on() -> None:
     text = [5, 6, 7, 5, 6, 8, 9]
-    assert predicted(arrays(text), arrays(text)) == 7  # two tokens back 5 6 is ambiguous, three back it is not
-    assert predicted(arrays([1, 2, 3]), arrays([4, 5, 6])) == 0
-    assert predicted(arrays([]), arrays([4, 5])) == 0
-    assert predicted(arrays([4]), arrays([])) == 0
+    assert count_predicted(arrays(text), arrays(text)) == 7  # two tokens back 5 6 is ambiguous, three back it is not
+    assert count_predicted(arrays([1, 2, 3]), arrays([4, 5, 6])) == 0
+    assert count_predicted(arrays([]), arrays([4, 5])) == 0
+    assert count_predicted(arrays([4]), arrays([])) == 0
 
 
 def test_it_backs_off_to_shorter_matches_and_takes_the_most_frequent() -> None:
     before = arrays([1, 2, 3, 4], [9, 2, 3, 4], [8, 3, 5])
-    assert predicted(before, arrays([7, 7, 3, 4])) == 1  # 3 -> 4 twice, 3 -> 5 once
-    assert predicted(before, arrays([7, 8, 3, 5])) == 2  # 8 -> 3, and (8, 3) -> 5 goes before 3 -> 4
+    assert count_predicted(before, arrays([7, 7, 3, 4])) == 1  # 3 -> 4 twice, 3 -> 5 once
+    assert count_predicted(before, arrays([7, 8, 3, 5])) == 2  # 8 -> 3, and (8, 3) -> 5 goes before 3 -> 4
 
 
 @given(st.lists(st.lists(st.integers(0, 3), max_size=8), max_size=4), st.lists(st.integers(0, 3), max_size=8))
@@ -48,7 +48,7 @@ def test_it_agrees_with_a_plain_one(before: list[list[int]], now: list[int]) -> 
                 tied = {one for one in followed if followed.count(one) == best}
                 least, most = least + (tied == {token}), most + (token in tied)
                 break
-    assert least <= predicted(arrays(*before), arrays(now)) <= most if before else True
+    assert least <= count_predicted(arrays(*before), arrays(now)) <= most if before else True
 
 
 def test_rank_correlation_is_spearmans() -> None:

@@ -1,6 +1,6 @@
-"""`rhymed history audit --against`: have two runs trained the same, step by step, and are their weights the same?
+"""`rhymed history audit --against`: did two runs train on the same samples, and are their weights equal?
 
-From the lineages and weights of their newest checkpoints alone: neither store is read.
+Reads the lineages and weights of their newest checkpoints only, neither store.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from pathlib import Path
 from typing import Any
 
 from rhymed.history.compare.audit import differ, listed, newest
-from rhymed.history.compare.weights import apart
+from rhymed.history.compare.weights import weight_difference
 from rhymed.run import checkpoint
 from rhymed.text import counted, step_name
 
 EQUAL = "the two are equal"
 NEARLY = "the two are equal but for the last bits of their weights"
 NEAR = 1e-5
-"""Weights that are no further apart are taken for equal: an engine's log-probs differ in their last bits."""
+"""Weights that differ by no more count as equal: an engine's log-probs differ in their last bits."""
 
 
 @dataclass
-class Against:
-    """Two runs held against each other, step by step."""
+class RunComparison:
+    """Two runs compared step by step."""
 
     both: int = 0  # steps that both have
     equal: int = 0  # of these
@@ -36,58 +36,61 @@ class Against:
         return {**asdict(self), "same": not self.wrong}
 
 
-def against(first: Path, second: Path) -> Against:
-    """Folders of two runs: the same samples in the same steps, and the same weights after them?"""
+def compare_runs(first: Path, second: Path) -> RunComparison:
+    """Two runs' folders: the same samples in the same steps, and the same weights after them?"""
     (a, ours, _), (b, theirs, _) = newest(first), newest(second)
-    one, other = ({line.step: line for line in lines} for lines in (ours, theirs))
-    common = sorted(one.keys() & other.keys())
-    different = [step for step in common if differ(one[step], other[step])]
-    found = Against(len(common), len(common) - len(different))
+    our_steps, their_steps = ({line.step: line for line in lines} for lines in (ours, theirs))
+    common = sorted(our_steps.keys() & their_steps.keys())
+    different = [step for step in common if differ(our_steps[step], their_steps[step])]
+    comparison = RunComparison(len(common), len(common) - len(different))
     if different:
         step = different[0]
-        found.wrong.append(f"{step_name(step)}, the first that differs: {differ(one[step], other[step])}")
-    if a != b:
-        found.wrong.append(f"{first.name} has {a} steps in its newest checkpoint, {second.name} has {b}")
-    if lonely := sorted(one.keys() ^ other.keys()):
-        found.wrong.append(
-            f"{step_name(lonely[0])} is in one of the lineages only ({counted(len(lonely), 'such step')})"
+        comparison.wrong.append(
+            f"{step_name(step)}, the first that differs: {differ(our_steps[step], their_steps[step])}"
         )
-    exact = any(line.weights for line in ours)  # the trace engine's: nothing else enters than the samples
-    _weights(first, second, a if a == b else 0, found, exact=exact)
-    return found
+    if a != b:
+        comparison.wrong.append(f"{first.name} has {a} steps in its newest checkpoint, {second.name} has {b}")
+    if unpaired := sorted(our_steps.keys() ^ their_steps.keys()):
+        comparison.wrong.append(
+            f"{step_name(unpaired[0])} is in one of the lineages only ({counted(len(unpaired), 'such step')})"
+        )
+    exact = any(line.weights for line in ours)  # the trace engine's weights depend on the samples alone
+    _weights(first, second, a if a == b else 0, comparison, exact=exact)
+    return comparison
 
 
-def render(found: Against, first: str, second: str) -> str:
-    lines = [
-        f"{first} and {second}: {found.equal} of {counted(found.both, 'common step')} trained on the same samples"
-    ]
-    lines += [found.weights] if found.weights else []
-    return "\n".join([*lines, *(listed(found.wrong) if found.wrong else [NEARLY if found.near else EQUAL])])
+def render(comparison: RunComparison, first: str, second: str) -> str:
+    steps = counted(comparison.both, "common step")
+    lines = [f"{first} and {second}: {comparison.equal} of {steps} trained on the same samples"]
+    lines += [comparison.weights] if comparison.weights else []
+    return "\n".join(
+        [*lines, *(listed(comparison.wrong) if comparison.wrong else [NEARLY if comparison.near else EQUAL])]
+    )
 
 
-def _weights(first: Path, second: Path, step: int, found: Against, *, exact: bool) -> None:
+def _weights(first: Path, second: Path, step: int, comparison: RunComparison, *, exact: bool) -> None:
     """Of the newest checkpoints, by the digests in their manifests."""
     files = [_manifest(folder, step) for folder in (first, second)]
     if not step or not all(files):
-        found.weights = "weights: not compared, for there is no checkpoint of one step in both"
+        comparison.weights = "weights: not compared, since the two have no checkpoint of the same step"
     elif files[0] == files[1]:
-        found.weights = f"weights: the same, bit for bit, after {counted(step, 'step')}"
+        comparison.weights = f"weights: the same, bit for bit, after {counted(step, 'step')}"
     else:
-        _measure(first, second, step, found, 0.0 if exact else NEAR)
+        _measure(first, second, step, comparison, 0.0 if exact else NEAR)
 
 
-def _measure(first: Path, second: Path, step: int, found: Against, near: float) -> None:
-    """They are not the same bits: is that the last bits of log-probs, or something else?"""
+def _measure(first: Path, second: Path, step: int, comparison: RunComparison, near: float) -> None:
+    """The bits differ: only by the last bits of log-probs, or by more?"""
     folders = [_place(folder, step) for folder in (first, second)]
-    by = apart(*(folder.glob("*.safetensors") for folder in folders))
-    told = (
+    by = weight_difference(*(folder.glob("*.safetensors") for folder in folders))
+    difference = (
         f"the weights after {counted(step, 'step')} differ: by {by.most:.1g} at most, in {by.differing:,} of"
         f" {by.numbers:,} numbers"
     )
     if by.most <= near:
-        found.weights, found.near = told, True
+        comparison.weights, comparison.near = difference, True
     else:
-        found.wrong.append(told)
+        comparison.wrong.append(difference)
 
 
 def _place(run: Path, step: int) -> Path:

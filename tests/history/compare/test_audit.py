@@ -13,7 +13,7 @@ import pytest
 
 from rhymed.config import Config
 from rhymed.history.compare.audit import Audit, audit
-from rhymed.history.compare.runs import NEAR, Against, against
+from rhymed.history.compare.runs import NEAR, RunComparison, compare_runs
 from rhymed.history.folder import open_folder
 from rhymed.inputs.prepared import prepare
 from rhymed.inputs.rows import prompt_id
@@ -135,8 +135,8 @@ def look(folder: Path) -> Audit:
         return audit(opened)
 
 
-def compare(first: Path, second: Path) -> Against:
-    return against(first, second)
+def compare(first: Path, second: Path) -> RunComparison:
+    return compare_runs(first, second)
 
 
 @pytest.fixture
@@ -296,14 +296,14 @@ def test_without_its_dataset_there_is_no_plan(calm: Path, rhymed) -> None:
 def test_weights_of_a_model_may_differ_in_their_last_bits_only(tmp_path: Path, by: float, equal: bool) -> None:
     from safetensors.numpy import save_file
 
-    from rhymed.history.compare.weights import apart
+    from rhymed.history.compare.weights import weight_difference
 
     first, second = (tmp_path / name / "model.safetensors" for name in "ab")
     for file in (first, second):
         file.parent.mkdir()
     save_file({"w": np.array([1.0, 2.0, 3.0], np.float32), "v": np.zeros(2, np.float32)}, first)
     save_file({"w": np.array([1.0, 2.0, 3.0], np.float32), "v": np.array([0.0, by], np.float32)}, second)
-    found = apart([first], [second])
+    found = weight_difference([first], [second])
     assert (found.differing, found.numbers) == (1, 5)
     assert found.most == pytest.approx(by)
     assert (found.most <= NEAR) == equal
