@@ -1,7 +1,7 @@
 """`rhymed history stats`: sizes, lengths, rewards, and how similar each epoch is to the one before.
 
-Sizes cover the whole store. With very many prompts the rest covers every n-th one, a fair sample since ids are hashes,
-and the tokens read are bounded; the result says how much was read.
+Sizes cover the whole store. With very many prompts the rest covers every n-th one (ids are hashes, so it is a fair
+sample), and the tokens read are bounded; the result says how much was read.
 """
 
 from __future__ import annotations

@@ -21,10 +21,11 @@ import numpy as np
 from rhymed.errors import RhymedError, RunMismatch, StoreDamaged
 from rhymed.histospec.index.builder import PastResponse
 from rhymed.messages import GetHistory, OpenRun, PutSamples, SampleId, SampleInfo
+from rhymed_store.database.prepare import prepare
 from rhymed_store.database.reads import Reads
 from rhymed_store.database.tables import Reader
 from rhymed_store.database.transactions import Database, Operation
-from rhymed_store.database.writes import Writes, prepare
+from rhymed_store.database.writes import Writes
 from rhymed_store.inspect.epochs import ROUNDS
 
 log = logging.getLogger(__name__)

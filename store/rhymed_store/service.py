@@ -46,9 +46,10 @@ from rhymed.run.layout import RunLayout
 from rhymed.service.service import Service
 from rhymed.wire.sockets import DONE, Parcel, Server
 from rhymed_store.database.commit import Writer
+from rhymed_store.database.prepare import prepare
 from rhymed_store.database.reads import Reads
 from rhymed_store.database.transactions import Batch, Database
-from rhymed_store.database.writes import Writes, prepare
+from rhymed_store.database.writes import Writes
 
 Result = TypeVar("Result")
 

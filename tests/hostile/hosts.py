@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from rhymed.errors import ConfigError
 from rhymed.history.compare.audit import audit
-from rhymed.history.compare.runs import against
+from rhymed.history.compare.runs import compare_runs
 from rhymed.history.folder import open_folder
 from rhymed.wire.keys import ROLES, make_keys
 from tests.hostile.network import NEAR, Cable, missing_tools
@@ -155,7 +155,7 @@ def _far(cable: Cable, live: LiveRun) -> Iterator[RemoteHost]:
 def _judge(calm: LiveRun, broken: LiveRun) -> dict[str, Any]:
     with open_folder(calm.where.folder) as one, open_folder(broken.where.folder) as other:
         peace, war = audit(one), audit(other)
-    both = against(calm.where.folder, broken.where.folder)
+    both = compare_runs(calm.where.folder, broken.where.folder)
     wrong = [f"calm: {fault}" for fault in peace.wrong] + [f"broken: {fault}" for fault in war.wrong + both.wrong]
     wrong += [f"{war.dropped} samples were dropped"] if war.dropped else []
     joins = {run.config.run.name: _joins(run) for run in (calm, broken)}

@@ -13,9 +13,10 @@ import numpy as np
 from rhymed.config import Config
 from rhymed.messages import PutSamples, SampleId, SampleInfo
 from rhymed_store.client import NewSample
+from rhymed_store.database.prepare import prepare
 from rhymed_store.database.reads import Reads
 from rhymed_store.database.transactions import Database
-from rhymed_store.database.writes import Writes, prepare
+from rhymed_store.database.writes import Writes
 
 PROMPT = "00000000000000aa"
 DRAFTED = (0.0, 0.8, 1.0, 0.97)  # parts of a response, by index; of every fifth it is not known

@@ -22,7 +22,7 @@ from typing import Any
 from rhymed.cli.options import add_override
 from rhymed.errors import ConfigError
 from rhymed.history.compare.audit import audit
-from rhymed.history.compare.runs import against
+from rhymed.history.compare.runs import compare_runs
 from rhymed.history.folder import open_folder
 from tests.stress import command
 from tests.stress.faults import KINDS, USUAL, Fault, FaultInjector, FaultSchedule, Outcome
@@ -80,7 +80,7 @@ async def _calm(run: LiveRun) -> tuple[Throughput, float]:
 def _judge(calm: LiveRun, chaos: LiveRun, throughput: Throughput, calm_s: float, outcome: Outcome) -> dict[str, Any]:
     with open_folder(calm.where.folder) as one, open_folder(chaos.where.folder) as other:
         peace, war = audit(one), audit(other)
-    both = against(calm.where.folder, chaos.where.folder)
+    both = compare_runs(calm.where.folder, chaos.where.folder)
     wrong = [f"calm: {fault}" for fault in peace.wrong] + [f"chaos: {fault}" for fault in war.wrong + both.wrong]
     wrong += [f"the supervisor gave up: {said}" for said in outcome.gave_up]
     wrong += [f"{count} samples were dropped" for count in [war.dropped] if count]

@@ -41,8 +41,8 @@ _LENGTH = struct.Struct("<I")
 _DRAFTED = struct.Struct("<I")  # size of the mask; behind the runs, where there is one
 _JOURNAL = struct.Struct("<BIiBd")  # state, length, oldest version, is there a reward, reward
 
-# Flags of a header: finish reason (2 bits), state (2), has a reward (1), width - 2 (2), has a checksum (1, always set):
-# of key and record, at the record's end
+# Flags of a header: finish reason (2 bits), state (2), has a reward (1), width - 2 (2), a checksum of key and record
+# follows at the end (1, always set)
 STATE_SHIFT, REWARD_BIT, _WIDTH_SHIFT, _CHECKED = 2, 1 << 4, 5, 1 << 7
 CHECK_BYTES = 4  # of a record's checksum
 

@@ -1,20 +1,20 @@
-"""What can be written: each operation is a part of a transaction, and checks all of its input before it writes.
+"""Write operations: each is a part of a transaction, and checks all of its input before it writes.
 
-A sample keeps its first record; a reward may be replaced until the sample is trained; the last mark wins, and what is
-trained or dropped stays so when a late score arrives. Only what may still be trained has log-probs: neither imported
-history (step < 0, no journal either) nor evaluations (from EVAL). Knows the tables, not LMDB.
+A sample keeps its first record; a reward may be replaced until the sample is trained; the last mark wins, and a late
+score does not change the state of a trained or dropped sample. Only samples that may still be trained have log-probs:
+neither imported history (step < 0, which has no journal either) nor evaluations (from EVAL). Knows the tables, not
+LMDB.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import numpy as np
 
-from rhymed.errors import MalformedMessage, RunMismatch, UnknownSample
+from rhymed.errors import RunMismatch, UnknownSample
 from rhymed.messages import (
     EVAL,
     ForgetLogprobs,
@@ -22,97 +22,41 @@ from rhymed.messages import (
     OpenRun,
     PutPartials,
     PutPrompts,
-    PutSamples,
     PutScores,
     SampleId,
     SampleInfo,
 )
-from rhymed_store.codec import frames, masks, records
+from rhymed_store.codec import frames, records
 from rhymed_store.database import partials
+from rhymed_store.database.prepare import HEADER_BYTES, NewRow, check_partials, check_row, cut
 from rhymed_store.database.transactions import Batch, Database
-
-HEADER_BYTES = 256  # what a sample takes beside its arrays, with room for partly filled pages
-
-
-class NewRow(NamedTuple):
-    """A sample made ready for writing."""
-
-    key: bytes
-    info: SampleInfo
-    frame: bytes
-    width: records.Width
-    logprobs: bytes  # packed; empty where they are not kept
-    context_key: bytes
-    context: Any  # prompt tokens, uint32 bytes
-    drafted: bytes = b""  # packed mask of the accepted drafts; empty where it is not known
-
-
-def prepare(message: PutSamples, frames: Sequence[bytes], level: int) -> list[NewRow]:
-    """Check and compress: the heavy part of a write, outside of any transaction. Raises `MalformedMessage`."""
-    infos = message.samples
-    lengths = [info.length for info in infos]
-    contexts = [info.prompt_length for info in infos]
-    with_logprobs = [info.length if info.id.step >= 0 else 0 for info in infos]
-    for info in infos:
-        _check_info(info)
-    if len(frames) != (expected := 3 + bool(message.drafted)):
-        what = "prompt tokens, tokens, log-probs, accepted drafts if there are any"
-        raise MalformedMessage(f"PutSamples carries {expected} arrays ({what}), not {len(frames)}")
-    sizes = (sum(contexts), sum(lengths), sum(with_logprobs))
-    for frame, size, what in zip(frames, sizes, ("prompt tokens", "tokens", "log-probs"), strict=False):
-        if len(frame) != 4 * size:
-            raise MalformedMessage(f"PutSamples: {len(frame)} bytes of {what}, {4 * size} announced")
-    packed, width = records.pack_tokens(np.frombuffer(frames[1], "<u4"), lengths, level)
-    drafted = masks.cut(frames[3], lengths, message.drafted) if message.drafted else [b""] * len(infos)
-    rows = []
-    for info, frame, context, logprobs, mask in zip(
-        infos, packed, _cut(frames[0], contexts), _cut(frames[2], with_logprobs), drafted, strict=True
-    ):
-        name = records.context_key(info.id.prompt, context)
-        key = records.sample_key(info.id)
-        kept = records.pack_logprobs(logprobs) if 0 <= info.id.step < EVAL else b""
-        rows.append(NewRow(key, info, frame, width, kept, name, context, mask))
-    return rows
-
-
-def _check_info(info: SampleInfo) -> None:
-    if info.length < 0 or info.prompt_length < 0:
-        raise MalformedMessage(f"sample {info.id}: negative length")
-    if sum(count for _, count in info.versions) != info.length or any(count < 1 for _, count in info.versions):
-        raise MalformedMessage(f"sample {info.id}: versions {info.versions} do not sum to {info.length} tokens")
-    if any(not -(1 << 31) <= version < 1 << 31 for version, _ in info.versions):
-        raise MalformedMessage(f"sample {info.id}: a policy version must fit 32 bits")
-
-
-def _cut(frame: bytes, lengths: list[int]) -> list[memoryview]:
-    view, ends = memoryview(frame), list(accumulate(lengths))
-    return [view[4 * (end - length) : 4 * end] for end, length in zip(ends, lengths, strict=True)]
 
 
 def _differing(first: str, second: str) -> tuple[str, str]:
-    """Of two fingerprints that are JSON objects only the keys that differ; of others all."""
+    """Of two fingerprints that are JSON objects the keys that differ; other ones whole."""
     try:
-        one, other = (msgspec.json.decode(text, type=dict[str, Any]) for text in (first, second))
+        trees = [msgspec.json.decode(text, type=dict[str, Any]) for text in (first, second)]
     except msgspec.DecodeError:
         return f"fingerprint {first}", f"fingerprint {second}"
-    keys = sorted(key for key in one | other if one.get(key) != other.get(key))
-    return tuple(", ".join(f"{key} = {tree.get(key)!r}" for key in keys) or "the same" for tree in (one, other))  # type: ignore[return-value]
+    keys = sorted(key for key in trees[0] | trees[1] if trees[0].get(key) != trees[1].get(key))
+    before, now = (", ".join(f"{key} = {tree.get(key)!r}" for key in keys) or "the same" for tree in trees)
+    return before, now
 
 
 class Writes:
-    """The operations on one history. `level` is zstd's, of what is compressed here (prompts and their tokens)."""
+    """The operations on one database. `level` is zstd's, for prompts and their tokens."""
 
     def __init__(self, database: Database, level: int) -> None:
         self._database, self._tables, self._level = database, database.tables, level
 
     def open_run(self, batch: Batch, message: OpenRun) -> None:
         meta = self._tables["meta"]
-        found = batch.txn.get(b"run", db=meta)
-        given = msgspec.json.encode([message.run, message.fingerprint])
-        if found is None:
-            batch.txn.put(b"run", given, db=meta)
-        elif bytes(found) != given:
-            run, fingerprint = msgspec.json.decode(found, type=tuple[str, str])
+        owner = batch.txn.get(b"run", db=meta)
+        claim = msgspec.json.encode([message.run, message.fingerprint])
+        if owner is None:
+            batch.txn.put(b"run", claim, db=meta)
+        elif bytes(owner) != claim:
+            run, fingerprint = msgspec.json.decode(owner, type=tuple[str, str])
             before, now = _differing(fingerprint, message.fingerprint)
             raise RunMismatch(
                 f"{self._database.folder} belongs to run {run!r} ({before}), not to {message.run!r} ({now}); choose"
@@ -120,14 +64,14 @@ class Writes:
             )
 
     def put_prompts(self, batch: Batch, message: PutPrompts) -> None:
-        rows = [(records.prompt_key(row.prompt), _checked(row.prompt, row.row)) for row in message.rows]
+        rows = [(records.prompt_key(row.prompt), check_row(row.prompt, row.row)) for row in message.rows]
         self._database.claim_space(batch, sum(len(data) + HEADER_BYTES for _, data in rows))
         for key, data in rows:
             if batch.txn.get(key, db=self._tables["prompts"]) is None:
                 batch.txn.put(key, frames.pack_bytes(data, self._level), db=self._tables["prompts"])
 
     def put_samples(self, batch: Batch, rows: Sequence[NewRow]) -> list[SampleInfo]:
-        """Returns what the store has of those of which it keeps another, earlier record."""
+        """Returns the stored record of every sample whose earlier record differs from the one passed in."""
         txn, table = batch.txn, self._tables["samples"]
         first = {row.key: row for row in reversed(rows)}
         fresh = [row for key, row in sorted(first.items()) if txn.get(key, db=table) is None]
@@ -143,12 +87,12 @@ class Writes:
         blob = b"".join([part for row in fresh for part in (row.frame, row.drafted)])
         self._database.claim_space(batch, len(blob) + sum(len(row.logprobs) + HEADER_BYTES for row in fresh))
         self._put_contexts(txn, fresh)
-        made = self._headers(txn, fresh, self._database.stream.append(txn, blob))
+        new = self._headers(txn, fresh, self._database.stream.append(txn, blob))
         self._put_all(
-            txn, "samples", [(row.key, record.pack(row.key)) for row, record in zip(fresh, made, strict=True)]
+            txn, "samples", [(row.key, record.pack(row.key)) for row, record in zip(fresh, new, strict=True)]
         )
         live_from = self._live_from(txn)
-        live = [(records.journal_key(row.info.id), row, record) for row, record in zip(fresh, made, strict=True)]
+        live = [(records.journal_key(row.info.id), row, record) for row, record in zip(fresh, new, strict=True)]
         live = sorted(entry for entry in live if is_live(entry[1].info.id.step, live_from))
         self._put_all(txn, "logprobs", [(key, row.logprobs) for key, row, _ in live if row.logprobs])
         self._put_all(txn, "journal", [(key, record.journal()) for key, _, record in live])
@@ -167,29 +111,30 @@ class Writes:
 
     def _headers(self, txn: Any, rows: Sequence[NewRow], position: int) -> list[records.Record]:
         drops = self._tables["drops"] if txn.stat(self._tables["drops"])["entries"] else None
-        made = []
+        headers = []
         for row in rows:
             check = int.from_bytes(row.context_key[-4:], "big")
             record = records.new_record(row.info, check, position, len(row.frame), row.width, len(row.drafted))
             if drops and txn.get(row.key, db=drops) is not None:
-                record = record.marked("dropped")  # it was given up before it came
-            made.append(record)
+                record = record.marked("dropped")  # dropped before it arrived
+            headers.append(record)
             position += record.size + record.drafted
-        return made
+        return headers
 
     def _put_all(self, txn: Any, table: str, rows: list[tuple[bytes, bytes]]) -> None:
         with txn.cursor(self._tables[table]) as cursor:
             cursor.putmulti(rows)
 
     def put_partials(self, batch: Batch, message: PutPartials, tokens: bytes) -> list[SampleId]:
-        """Returns those behind a hole: nothing of them is kept, nor of what is stored or not live.
+        """Returns the samples whose part would leave a hole: it is not kept. Parts of samples that are stored, or not
+        live, are ignored.
 
         Raises `MalformedMessage`.
         """
-        _check_partials(message, len(tokens))
+        check_partials(message, len(tokens))
         self._database.claim_space(batch, len(tokens) + partials.HEADER_BYTES * len(message.samples))
         live_from = self._live_from(batch.txn)
-        parts = zip(message.samples, message.starts, _cut(tokens, message.lengths), strict=True)
+        parts = zip(message.samples, message.starts, cut(tokens, message.lengths), strict=True)
         missing = []
         with batch.txn.cursor(self._tables["partials"]) as cursor:
             for sample, start, part in parts:
@@ -199,11 +144,11 @@ class Writes:
         return missing
 
     def put_scores(self, batch: Batch, message: PutScores) -> None:
-        found = []
+        updates = []
         for score in message.scores:
             reward = records.check_reward(score.reward, score.id)
-            found.append((score.id, self._record(batch.txn, score.id), reward))
-        for sample, record, reward in found:
+            updates.append((score.id, self._record(batch.txn, score.id), reward))
+        for sample, record, reward in updates:
             if record.state != "trained":
                 self._update(batch.txn, sample, record.scored(reward))
 
@@ -211,13 +156,13 @@ class Writes:
         txn, state = batch.txn, message.state
         if state == "dropped":
             self._drop(txn, message)
-        found = [(sample, self._record(txn, sample, missing_ok=state == "dropped")) for sample in message.samples]
-        for sample, record in found:
+        stored = [(sample, self._record(txn, sample, missing_ok=state == "dropped")) for sample in message.samples]
+        for sample, record in stored:
             if record is not None:
                 self._update(txn, sample, record.marked(state))
 
     def _drop(self, txn: Any, message: MarkSamples) -> None:
-        """Keep the reason for ever; what was never generated has no record, only a line in the journal."""
+        """Keep the reason for good; a sample that was never generated has no record, only a line in the journal."""
         keys = [(records.sample_key(sample), records.journal_key(sample)) for sample in message.samples]
         live_from = self._live_from(txn)
         line = records.pack_journal("dropped")
@@ -227,7 +172,7 @@ class Writes:
                 txn.put(journal, line, db=self._tables["journal"])
 
     def forget_logprobs(self, batch: Batch, message: ForgetLogprobs) -> None:
-        """What is scored in these steps is in the checkpoint: trained, though a broker died before it said so."""
+        """Scored samples of these steps are in the checkpoint: trained, even if a broker died before it marked them."""
         below = max(min(message.below_step, self._next_step(batch.txn)), self._live_from(batch.txn))
         self._settle(batch.txn, below)
         for table, first in (("logprobs", 0), ("journal", 0), ("journal", EVAL), ("partials", 0), ("partials", EVAL)):
@@ -238,7 +183,7 @@ class Writes:
         self._database.put_number(batch.txn, "forgotten", below)
 
     def _settle(self, txn: Any, below: int) -> None:
-        """Scored samples of training steps become trained. Few are left to: the journal's first byte tells which."""
+        """Scored samples of training steps become trained. Few are left; the journal's first byte identifies them."""
         high, scored = records.step_prefix(below), []
         with txn.cursor(self._tables["journal"]) as cursor:
             if cursor.set_range(records.step_prefix(0)):
@@ -254,14 +199,14 @@ class Writes:
                 txn.put(key, record.marked("trained").pack(key), db=self._tables["samples"])
 
     def _next_step(self, txn: Any) -> int:
-        """After the newest training step that the journal has: no checkpoint can hold more."""
+        """The step after the newest training step in the journal: no checkpoint can cover more."""
         with txn.cursor(self._tables["journal"]) as cursor:
             beyond = cursor.set_range(records.step_prefix(EVAL))
             there = cursor.prev() if beyond else cursor.last()
             return records.unpack_journal(cursor.key(), cursor.value()).id.step + 1 if there else 0
 
     def _live_from(self, txn: Any) -> int:
-        """First step that no checkpoint holds: older ones have neither journal nor log-probs."""
+        """First step that no checkpoint covers: older ones have neither journal nor log-probs."""
         return self._database.number(txn, "forgotten")
 
     def _record(self, txn: Any, sample: SampleId, *, missing_ok: bool = False) -> Any:
@@ -279,33 +224,10 @@ class Writes:
 
 
 def is_live(step: int, live_from: int) -> bool:
-    """Whether the journal tells of this step, when `live_from` is the first that no checkpoint holds."""
+    """Whether the journal covers this step, where `live_from` is the first that no checkpoint covers."""
     return step >= live_from and (step < EVAL or step - EVAL >= live_from)
 
 
 def _content(info: SampleInfo) -> tuple[Any, ...]:
-    """What of two records of a sample must agree; how far it came since does not count."""
+    """The part in which two records of a sample must agree; its state may differ."""
     return info.prompt_length, info.length, info.finish_reason, [tuple(run) for run in info.versions]
-
-
-def _check_partials(message: PutPartials, size: int) -> None:
-    counts = {len(message.samples), len(message.starts), len(message.lengths)}
-    if len(counts) > 1 or min((*message.starts, *message.lengths), default=0) < 0:
-        raise MalformedMessage(
-            f"PutPartials: {len(message.starts)} starts and {len(message.lengths)} lengths of"
-            f" {len(message.samples)} samples"
-        )
-    if size != 4 * sum(message.lengths):
-        raise MalformedMessage(f"PutPartials: {size} bytes, {4 * sum(message.lengths)} announced")
-    for sample, start, length in zip(message.samples, message.starts, message.lengths, strict=True):
-        records.check_id(sample)
-        if start + length > partials.MOST_TOKENS:
-            raise MalformedMessage(f"PutPartials: sample {sample} has no position {start + length}")
-
-
-def _checked(prompt: str, row: str) -> bytes:
-    try:
-        msgspec.json.decode(row, type=dict[str, Any])
-    except msgspec.MsgspecError as error:
-        raise MalformedMessage(f"row of prompt {prompt} is not a JSON object: {error}") from None
-    return row.encode()

@@ -1,0 +1,100 @@
+"""Checks and prepares what is written: the part of a write that needs no transaction. Pure.
+
+Raises `MalformedMessage` naming the message and the sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from rhymed.errors import MalformedMessage
+from rhymed.messages import EVAL, PutPartials, PutSamples, SampleInfo
+from rhymed_store.codec import masks, records
+from rhymed_store.database import partials
+
+HEADER_BYTES = 256  # of a sample in addition to its arrays, with a margin for partly filled pages
+
+
+class NewRow(NamedTuple):
+    """A sample ready to be written."""
+
+    key: bytes
+    info: SampleInfo
+    frame: bytes
+    width: records.Width
+    logprobs: bytes  # packed; empty if they are not kept
+    context_key: bytes
+    context: Any  # prompt tokens, uint32 bytes
+    drafted: bytes = b""  # packed mask of the accepted drafts; empty if unknown
+
+
+def prepare(message: PutSamples, frames: Sequence[bytes], level: int) -> list[NewRow]:
+    """Check and compress samples: the heavy part of their write."""
+    infos = message.samples
+    lengths = [info.length for info in infos]
+    contexts = [info.prompt_length for info in infos]
+    with_logprobs = [info.length if info.id.step >= 0 else 0 for info in infos]
+    for info in infos:
+        _check_info(info)
+    if len(frames) != (expected := 3 + bool(message.drafted)):
+        what = "prompt tokens, tokens, log-probs, accepted drafts if there are any"
+        raise MalformedMessage(f"PutSamples carries {expected} arrays ({what}), not {len(frames)}")
+    sizes = (sum(contexts), sum(lengths), sum(with_logprobs))
+    for frame, size, what in zip(frames, sizes, ("prompt tokens", "tokens", "log-probs"), strict=False):
+        if len(frame) != 4 * size:
+            raise MalformedMessage(f"PutSamples: {len(frame)} bytes of {what}, {4 * size} announced")
+    packed, width = records.pack_tokens(np.frombuffer(frames[1], "<u4"), lengths, level)
+    drafted = masks.cut(frames[3], lengths, message.drafted) if message.drafted else [b""] * len(infos)
+    rows = []
+    for info, frame, context, logprobs, mask in zip(
+        infos, packed, cut(frames[0], contexts), cut(frames[2], with_logprobs), drafted, strict=True
+    ):
+        name = records.context_key(info.id.prompt, context)
+        key = records.sample_key(info.id)
+        kept = records.pack_logprobs(logprobs) if 0 <= info.id.step < EVAL else b""
+        rows.append(NewRow(key, info, frame, width, kept, name, context, mask))
+    return rows
+
+
+def _check_info(info: SampleInfo) -> None:
+    if info.length < 0 or info.prompt_length < 0:
+        raise MalformedMessage(f"sample {info.id}: negative length")
+    if sum(count for _, count in info.versions) != info.length or any(count < 1 for _, count in info.versions):
+        raise MalformedMessage(f"sample {info.id}: versions {info.versions} do not sum to {info.length} tokens")
+    if any(not -(1 << 31) <= version < 1 << 31 for version, _ in info.versions):
+        raise MalformedMessage(f"sample {info.id}: a policy version must fit 32 bits")
+
+
+def cut(frame: bytes, lengths: list[int]) -> list[memoryview]:
+    """An array of four-byte elements as parts of these lengths."""
+    view, ends = memoryview(frame), list(accumulate(lengths))
+    return [view[4 * (end - length) : 4 * end] for end, length in zip(ends, lengths, strict=True)]
+
+
+def check_partials(message: PutPartials, size: int) -> None:
+    counts = {len(message.samples), len(message.starts), len(message.lengths)}
+    if len(counts) > 1 or min((*message.starts, *message.lengths), default=0) < 0:
+        raise MalformedMessage(
+            f"PutPartials: {len(message.starts)} starts and {len(message.lengths)} lengths of"
+            f" {len(message.samples)} samples"
+        )
+    if size != 4 * sum(message.lengths):
+        raise MalformedMessage(f"PutPartials: {size} bytes, {4 * sum(message.lengths)} announced")
+    for sample, start, length in zip(message.samples, message.starts, message.lengths, strict=True):
+        records.check_id(sample)
+        if start + length > partials.MOST_TOKENS:
+            raise MalformedMessage(f"PutPartials: sample {sample} has no position {start + length}")
+
+
+def check_row(prompt: str, row: str) -> bytes:
+    """The row as UTF-8."""
+    try:
+        msgspec.json.decode(row, type=dict[str, Any])
+    except msgspec.MsgspecError as error:
+        raise MalformedMessage(f"row of prompt {prompt} is not a JSON object: {error}") from None
+    return row.encode()
