@@ -172,7 +172,7 @@ class Writes:
                 txn.put(journal, line, db=self._tables["journal"])
 
     def forget_logprobs(self, batch: Batch, message: ForgetLogprobs) -> None:
-        """Scored samples of these steps are in the checkpoint: trained, even if a broker died before it marked them."""
+        """Scored samples of these steps are in the checkpoint: trained, even if a broker died before it said so."""
         below = max(min(message.below_step, self._next_step(batch.txn)), self._live_from(batch.txn))
         self._settle(batch.txn, below)
         for table, first in (("logprobs", 0), ("journal", 0), ("journal", EVAL), ("partials", 0), ("partials", EVAL)):
