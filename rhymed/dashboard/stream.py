@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from rhymed.dashboard.data.source import Source, encode
@@ -57,7 +58,7 @@ class Feed:
             except Exception:
                 log.exception("events")
 
-    async def serve(self, stream: ClientStream, write: Any) -> None:
+    async def serve(self, stream: ClientStream, write: Callable[[bytes], Awaitable[None]]) -> None:
         async def make(name: str) -> bytes | None:
             queues = await self._live.queues() if name in ("queues", "end") else None
             return await self._thread.run(stream.make, name, queues)

@@ -17,7 +17,7 @@ from rhymed.dashboard.snapshots import LiveRun, never
 from rhymed.messages import Queues, SampleId
 from rhymed.run.timeline import Event, Writer
 from rhymed.wire.addresses import HttpAddress
-from tests.dashboard.folders import NOW, row, span
+from tests.dashboard.rows import NOW, row, span
 from tests.history.folders import APPLES, two_epochs, write_store, write_tokenizer
 
 ANY = HttpAddress("127.0.0.1", 0)
@@ -60,20 +60,20 @@ Open = Callable[..., Any]
 
 
 @pytest.fixture
-def look(monkeypatch: pytest.MonkeyPatch) -> Open:
-    """`async with look(folder) as ask:`, then `await ask("/api/run")` gives the status and what was told."""
+def serve(monkeypatch: pytest.MonkeyPatch) -> Open:
+    """`async with serve(folder) as ask:`, then `await ask("/api/run")` returns the status and the answer."""
 
     monkeypatch.setattr("rhymed.dashboard.stream.POLL_S", 0.05)
     monkeypatch.setattr("rhymed.dashboard.snapshots.FRESH_S", 0.04)
 
     @contextlib.asynccontextmanager
     async def opened(
-        folder: Path, told: Callable[[], Queues | None] | None = None, address: HttpAddress = ANY
+        folder: Path, snapshot: Callable[[], Queues | None] | None = None, address: HttpAddress = ANY
     ) -> AsyncIterator[Any]:
         async def ask() -> Queues | None:
-            return told() if told else None
+            return snapshot() if snapshot else None
 
-        async with serving(folder, address, LiveRun(ask if told else never)) as taken, ClientSession() as session:
+        async with serving(folder, address, LiveRun(ask if snapshot else never)) as taken, ClientSession() as session:
             url = f"http://127.0.0.1:{taken.port}"
 
             async def get(path: str, **more: Any) -> tuple[int, Any]:

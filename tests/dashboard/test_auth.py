@@ -1,4 +1,4 @@
-"""Who may look: hosts, tokens, other sites' pages."""
+"""Who may serve: hosts, tokens, other sites' pages."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ def test_names_of_others(host: str) -> None:
     assert not is_local_name(host)
 
 
-async def test_a_page_that_makes_its_name_point_here_gets_nothing(run: Path, look: Any) -> None:
-    async with look(run) as ask:
+async def test_a_page_that_makes_its_name_point_here_gets_nothing(run: Path, serve: Any) -> None:
+    async with serve(run) as ask:
         for path in ("/", "/api/run", "/events", "/static/lib/main.js", "/health", "/nothing"):
-            status, told = await ask(path, headers={"Host": "evil.example"})
+            status, answer = await ask(path, headers={"Host": "evil.example"})
             assert status == 403
-            assert "127.0.0.1" in told["error"]
+            assert "127.0.0.1" in answer["error"]
 
 
-async def test_a_page_of_another_site_gets_nothing(run: Path, look: Any) -> None:
-    async with look(run) as ask:
+async def test_a_page_of_another_site_gets_nothing(run: Path, serve: Any) -> None:
+    async with serve(run) as ask:
         headers = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors"}
         assert (await ask("/events", headers=headers))[0] == 403
         assert (await ask("/api/run", headers=headers | {"Sec-Fetch-Site": "same-site"}))[0] == 403
@@ -56,8 +56,8 @@ async def test_a_page_of_another_site_gets_nothing(run: Path, look: Any) -> None
         assert (await ask("/api/run", headers={"Sec-Fetch-Site": "same-origin"}))[0] == 200
 
 
-async def test_open_to_the_network_only_with_the_token(run: Path, look: Any) -> None:
-    async with look(run, address=EVERYWHERE) as ask:
+async def test_open_to_the_network_only_with_the_token(run: Path, serve: Any) -> None:
+    async with serve(run, address=EVERYWHERE) as ask:
         token = (run / TOKEN_FILE).read_text().strip()
         for path in (
             "/",
@@ -79,8 +79,8 @@ async def test_open_to_the_network_only_with_the_token(run: Path, look: Any) -> 
         assert (await ask("/api/run"))[0] == 401  # that was no visit of the page: no cookie
 
 
-async def test_the_token_becomes_a_cookie_and_leaves_the_address(run: Path, look: Any) -> None:
-    async with look(run, address=EVERYWHERE) as ask:
+async def test_the_token_becomes_a_cookie_and_leaves_the_address(run: Path, serve: Any) -> None:
+    async with serve(run, address=EVERYWHERE) as ask:
         token = (run / TOKEN_FILE).read_text().strip()
         async with ask.session.get(f"{ask.url}/?token={token}&x=1", allow_redirects=False) as response:
             assert (response.status, response.headers["Location"]) == (303, "/?x=1")
@@ -91,14 +91,14 @@ async def test_the_token_becomes_a_cookie_and_leaves_the_address(run: Path, look
         assert (await ask("/api/run", headers={"Cookie": f"{cookie.key}=x"}))[0] == 401
 
 
-async def test_the_token_is_in_no_answer(run: Path, look: Any, caplog: pytest.LogCaptureFixture) -> None:
-    async with look(run, address=EVERYWHERE) as ask:
+async def test_the_token_is_in_no_answer(run: Path, serve: Any, caplog: pytest.LogCaptureFixture) -> None:
+    async with serve(run, address=EVERYWHERE) as ask:
         token = (run / TOKEN_FILE).read_text().strip()
         for path in ("/", "/api/run", "/api/nothing", "/static/nothing"):
-            _, told = await ask(f"{path}?token={token}" if path != "/" else path)
-            assert token not in str(told)
-        _, told = await ask("/api/run", headers={"Authorization": f"Bearer {token}"})
-        assert token not in str(told)
+            _, answer = await ask(f"{path}?token={token}" if path != "/" else path)
+            assert token not in str(answer)
+        _, answer = await ask("/api/run", headers={"Authorization": f"Bearer {token}"})
+        assert token not in str(answer)
         await asyncio.sleep(0)
     assert token not in caplog.text
 

@@ -14,12 +14,12 @@ from aiohttp import ClientError
 
 from rhymed.dashboard.events import Client, Hub, frame
 from rhymed.run.timeline import Writer
-from tests.dashboard.folders import NOW, queues, row, span
+from tests.dashboard.rows import NOW, queues, row, span
 
 WAIT_S = 60
 
 
-async def told(response: Any) -> AsyncIterator[tuple[str, Any, str]]:
+async def events(response: Any) -> AsyncIterator[tuple[str, Any, str]]:
     """(name, data, id) of each event."""
     name = id = ""
     async for line in response.content:
@@ -34,41 +34,41 @@ async def told(response: Any) -> AsyncIterator[tuple[str, Any, str]]:
 
 async def first(response: Any, wanted: str) -> tuple[Any, str]:
     async with asyncio.timeout(WAIT_S):
-        async for name, data, id in told(response):
+        async for name, data, id in events(response):
             if name == wanted:
                 return data, id
     raise AssertionError(f"no event {wanted}")
 
 
-async def test_what_is_there_comes_at_once_and_what_is_new_follows(run: Path, look: Any) -> None:
-    async with look(run, queues) as ask, ask.session.get(ask.url + f"/events?since={NOW + 2}") as response:
+async def test_what_is_there_comes_at_once_and_what_is_new_follows(run: Path, serve: Any) -> None:
+    async with serve(run, queues) as ask, ask.session.get(ask.url + f"/events?since={NOW + 2}") as response:
         assert response.content_type == "text/event-stream"
         data, _ = await first(response, "queues")
         assert data["workers"][0]["worker"] == "rollout-0"
         data, _ = await first(response, "steps")
-        assert [one["step"] for one in data["steps"]] == [0, 1, 2, 3]
+        assert [row_["step"] for row_ in data["steps"]] == [0, 1, 2, 3]
         data, id = await first(response, "timeline")
-        assert [one["t"] - NOW for one in data["spans"]] == [3.0, 4.0, 5.0]
+        assert [row_["t"] - NOW for row_ in data["spans"]] == [3.0, 4.0, 5.0]
 
         with (run / "metrics.jsonl").open("a") as file:
             file.write(json.dumps(row(4)) + "\n" + json.dumps(row(1, again=1.0)) + "\n")
         data, _ = await first(response, "steps")
-        assert [one["step"] for one in data["steps"]] == [1, 4]  # one of them trained again
+        assert [row_["step"] for row_ in data["steps"]] == [1, 4]  # one of them trained again
         write(run, span(NOW + 6))
         data, id = await first(response, "timeline")
-        assert [one["t"] - NOW for one in data["spans"]] == [6.0]
+        assert [row_["t"] - NOW for row_ in data["spans"]] == [6.0]
         write(run, span(NOW + 5.5, "rollout-1"))  # written late
         data, _ = await first(response, "timeline")
-        assert [one["worker"] for one in data["spans"]] == ["rollout-1"]
+        assert [row_["worker"] for row_ in data["spans"]] == ["rollout-1"]
 
     headers = {"Last-Event-ID": id}  # of another process, to which the browser comes back
-    async with look(run, queues) as ask, ask.session.get(ask.url + "/events", headers=headers) as response:
+    async with serve(run, queues) as ask, ask.session.get(ask.url + "/events", headers=headers) as response:
         data, _ = await first(response, "steps")
         assert data["steps"] == []
         with (run / "metrics.jsonl").open("a") as file:
             file.write(json.dumps(row(5)) + "\n")
         data, _ = await first(response, "steps")
-        assert [one["step"] for one in data["steps"]] == [5]
+        assert [row_["step"] for row_ in data["steps"]] == [5]
 
 
 def write(folder: Path, one: Any) -> None:
@@ -77,9 +77,9 @@ def write(folder: Path, one: Any) -> None:
     writer.close()
 
 
-async def test_the_end_is_told(run: Path, look: Any) -> None:
+async def test_the_end_is_told(run: Path, serve: Any) -> None:
     now = {"finished": False}
-    async with look(run, lambda: queues(**now)) as ask, ask.session.get(ask.url + "/events?after=3") as response:
+    async with serve(run, lambda: queues(**now)) as ask, ask.session.get(ask.url + "/events?after=3") as response:
         data, _ = await first(response, "steps")
         assert data["steps"] == []
         now["finished"] = True
@@ -89,21 +89,21 @@ async def test_the_end_is_told(run: Path, look: Any) -> None:
             assert (await first(late, "end"))[0]["state"] == "finished"
 
 
-async def test_a_run_that_is_over_says_so_at_once(run: Path, look: Any) -> None:
-    async with look(run) as ask, ask.session.get(ask.url + "/events") as response:
+async def test_a_run_that_is_over_says_so_at_once(run: Path, serve: Any) -> None:
+    async with serve(run) as ask, ask.session.get(ask.url + "/events") as response:
         assert (await first(response, "queues"))[0] is None
         assert (await first(response, "end"))[0]["live"] is False
 
 
-async def test_strange_ids_do_no_harm(run: Path, look: Any) -> None:
-    async with look(run) as ask:
+async def test_strange_ids_do_no_harm(run: Path, serve: Any) -> None:
+    async with serve(run) as ask:
         for id in ("", "x", "1", "99999/1", "-5/0", "1/2/3", "9" * 999):
             async with ask.session.get(ask.url + "/events", headers={"Last-Event-ID": id}) as response:
                 assert response.status in (200, 400)
 
 
-async def test_who_never_reads_costs_nothing(run: Path, look: Any) -> None:
-    async with look(run, queues) as ask, contextlib.AsyncExitStack() as stack:
+async def test_who_never_reads_costs_nothing(run: Path, serve: Any) -> None:
+    async with serve(run, queues) as ask, contextlib.AsyncExitStack() as stack:
         for _ in range(20):
             silent = socket.socket()
             silent.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
@@ -121,8 +121,8 @@ async def test_who_never_reads_costs_nothing(run: Path, look: Any) -> None:
         assert (await ask("/api/run"))[0] == 200
 
 
-async def test_one_too_many(run: Path, look: Any) -> None:
-    async with look(run) as ask, contextlib.AsyncExitStack() as stack:
+async def test_one_too_many(run: Path, serve: Any) -> None:
+    async with serve(run) as ask, contextlib.AsyncExitStack() as stack:
         status = 200
         for _ in range(40):
             response = await stack.enter_async_context(ask.session.get(ask.url + "/events"))
@@ -133,8 +133,8 @@ async def test_one_too_many(run: Path, look: Any) -> None:
         assert (await ask("/api/run"))[0] == 200
 
 
-async def test_many_connections_are_closed_and_few_served(run: Path, look: Any) -> None:
-    async with look(run) as ask, contextlib.AsyncExitStack() as stack:
+async def test_many_connections_are_closed_and_few_served(run: Path, serve: Any) -> None:
+    async with serve(run) as ask, contextlib.AsyncExitStack() as stack:
         for _ in range(200):
             _, writer = await asyncio.open_connection("127.0.0.1", ask.port)
             stack.callback(writer.close)

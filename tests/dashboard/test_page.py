@@ -4,7 +4,17 @@ import pytest
 
 from rhymed.cli.live.queues import PURPOSE
 from tests.dashboard.browser import Browser, Loop, find
-from tests.dashboard.made_up import GROUP, HOSTILE, SHAPE, Server, World, lengths_row, open_step, step_row, worker_row
+from tests.dashboard.fake_runs import (
+    GROUP,
+    HOSTILE,
+    SHAPE,
+    FakeRun,
+    Server,
+    lengths_row,
+    open_step,
+    step_row,
+    worker_row,
+)
 
 TABS = ("overview", "workers", "samples", "metrics", "configuration")
 DRAFTED = [count for count, drafted in SHAPE if drafted]
@@ -33,14 +43,14 @@ def browser(server):
 
 @pytest.fixture
 def show(server, browser):
-    """Opens a world; afterwards nothing may have been complained of, and nothing asked of another origin."""
+    """Opens a run; afterwards nothing may have been complained of, and nothing asked of another origin."""
     pages = []
 
-    def show(world, hash="", **options):
-        address = server.add(world)
+    def show(run, hash="", **options):
+        address = server.add(run)
         page = browser.open(f"{address}{hash}", **options)
         pages.append((page, address))
-        page.wait("document.getElementById('connection')?.textContent", "live" if world.live else "not running")
+        page.wait("document.getElementById('connection')?.textContent", "live" if run.live else "not running")
         return page
 
     yield show
@@ -52,7 +62,7 @@ def show(server, browser):
 
 @pytest.fixture(scope="module")
 def shared(server, browser):
-    address = server.add(World("plain"))
+    address = server.add(FakeRun("plain"))
     page = browser.open(address)
     page.wait("document.getElementById('connection')?.textContent", "live")
     yield page
@@ -80,11 +90,11 @@ def fact(page, name):
 
 
 def test_the_head_line_tells_how_the_run_does(plain):
-    world, page = World("plain"), plain
+    run, page = FakeRun("plain"), plain
     page.wait(fact(page, "step"), "20 / 40")
     page.wait(fact(page, "speed"), "412")
-    page.wait(fact(page, "reward"), f"{world.rows[-1]['reward/mean']:.3g}")
-    page.wait(fact(page, "accept"), f"{world.rows[-1]['rollout/spec_accept_length']:.3g} tokens")
+    page.wait(fact(page, "reward"), f"{run.rows[-1]['reward/mean']:.3g}")
+    page.wait(fact(page, "accept"), f"{run.rows[-1]['rollout/spec_accept_length']:.3g} tokens")
     assert page.text("#state") == "running"
     assert page.read("document.title") == "plain – rhymed"
 
@@ -167,7 +177,7 @@ def test_the_wheel_alone_scrolls_the_page_and_not_the_gantt(plain):
 
 
 def test_marks_of_a_long_run_leave_the_rows_to_be_seen(show):
-    page = show(World("marked", steps=160))
+    page = show(FakeRun("marked", steps=160))
     tab(page, "workers")
     page.wait("document.querySelector('.legend').textContent.includes('verify')")
     marked = """new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => {
@@ -208,8 +218,8 @@ def test_a_worker_is_told_with_its_accepted_length_and_its_last_heartbeat(plain)
 
 
 def test_every_queue_is_shown_as_long_as_the_run_lives(show, server):
-    world = World("queues")
-    page = show(world)
+    run = FakeRun("queues")
+    page = show(run)
     page.wait("document.querySelectorAll('.queues li').length", 6)
     said = {name: page.text(f"[data-queue={name}]") for name in list(PURPOSE)[:6]}
     assert said["waiting"] == f" waiting3{PURPOSE['waiting']}oldest 2 s"
@@ -224,10 +234,10 @@ def test_every_queue_is_shown_as_long_as_the_run_lives(show, server):
     widths = "[...document.querySelectorAll('.open-steps li:first-child i')].map(e => e.style.width).join()"
     assert page.read(widths) == "50%,31.25%,18.75%"
     many = [open_step(20 + step, waiting=4) for step in range(9)]
-    world.tell(server.loop, "queues", world.queues() | {"open_steps": many})
+    run.tell(server.loop, "queues", run.queues() | {"open_steps": many})
     page.wait(f"{steps}.at(-1)", "and 3 more steps")
-    world.live = False
-    world.tell(server.loop, "end", world.run(None))
+    run.live = False
+    run.tell(server.loop, "end", run.run(None))
     page.wait("document.getElementById('connection').textContent", "run ended")
     page.wait("document.querySelector('.now').hidden")
 
@@ -243,7 +253,7 @@ def test_training_health_has_what_the_run_tells(plain):
 
 
 def test_of_many_epochs_some_lengths_are_drawn_and_the_newest_always(show):
-    class Long(World):
+    class Long(FakeRun):
         def lengths(self, query):
             return {"epochs": [lengths_row(epoch) for epoch in range(40)]}
 
@@ -263,10 +273,10 @@ def test_of_many_epochs_some_lengths_are_drawn_and_the_newest_always(show):
 
 
 def test_rows_that_are_missing_are_told_of(show):
-    world = World("lacking", live=False)
-    world.missing = "metrics.jsonl is not in the run's folder"
-    page = show(world)
-    page.wait("document.getElementById('notice').textContent", world.missing)
+    run = FakeRun("lacking", live=False)
+    run.missing = "metrics.jsonl is not in the run's folder"
+    page = show(run)
+    page.wait("document.getElementById('notice').textContent", run.missing)
 
 
 def test_a_lost_worker_is_told_of(plain):
@@ -303,7 +313,7 @@ def test_a_sample_is_found_and_its_drafted_tokens_are_marked(plain):
 
 
 def test_the_id_of_a_sample_can_be_copied(show):
-    page = show(World("copied"), hash=f"#samples/{5:016x}/18/1")
+    page = show(FakeRun("copied"), hash=f"#samples/{5:016x}/18/1")
     page.wait("document.querySelectorAll('.full').length", 2)
     sample = f"18/{5:016x}/1"
     assert page.text(".full:first-child .copyable") == sample
@@ -317,9 +327,9 @@ def test_the_id_of_a_sample_can_be_copied(show):
 
 
 def test_of_many_epochs_the_first_and_the_newest_are_side_by_side(show):
-    world = World("many")
-    world.asked = 7
-    page = show(world, hash=f"#samples/{5:016x}")
+    run = FakeRun("many")
+    run.asked = 7
+    page = show(run, hash=f"#samples/{5:016x}")
     shown = "[...document.querySelectorAll('.matrix-row.head strong')].map(e => e.textContent)"
     page.wait("document.querySelectorAll('.card').length", 3 * GROUP)
     assert page.read(shown) == ["epoch 0", "epoch 5", "epoch 6"]
@@ -329,9 +339,9 @@ def test_of_many_epochs_the_first_and_the_newest_are_side_by_side(show):
 
 
 def test_a_link_leads_to_a_sample_in_an_order(show):
-    world = World("link")
-    page = show(world, hash=f"#samples/{5:016x}/18/1?beside=none&sort=reward/desc")
-    best = max(world.prompt_rows(), key=lambda row: row["reward"])
+    run = FakeRun("link")
+    page = show(run, hash=f"#samples/{5:016x}/18/1?beside=none&sort=reward/desc")
+    best = max(run.prompt_rows(), key=lambda row: row["reward"])
     page.wait("document.querySelector('#row-0 .row-text')?.textContent", best["text"])
     page.wait("document.querySelectorAll('.full').length", 1)
     assert page.text(".full h3") == "epoch 2"
@@ -339,7 +349,7 @@ def test_a_link_leads_to_a_sample_in_an_order(show):
 
 
 def test_a_click_counts_though_the_list_is_drawn_in_between(show):
-    page = show(World("drawn"), hash="#samples")
+    page = show(FakeRun("drawn"), hash="#samples")
     page.wait("document.querySelector('#row-1 .row-text') != null")
     x, y, *_ = page.rest("#row-1")
     page.mouse("mousePressed", x, y, button="left", clickCount=1)
@@ -350,7 +360,7 @@ def test_a_click_counts_though_the_list_is_drawn_in_between(show):
 
 
 def test_ten_thousand_prompts_are_a_few_rows_in_the_page(show):
-    page = show(World("many", prompts=10_000), hash="#samples")
+    page = show(FakeRun("many", prompts=10_000), hash="#samples")
     page.wait("document.querySelector('.count').textContent", "10,000 prompts")
     page.wait("document.querySelectorAll('.row').length > 5")
     assert page.count(".row") < 40
@@ -365,7 +375,7 @@ def test_ten_thousand_prompts_are_a_few_rows_in_the_page(show):
 
 
 def test_hostile_text_is_only_text(show):
-    page = show(World("hostile", text=HOSTILE), hash=f"#samples/{0:016x}/18/0")
+    page = show(FakeRun("hostile", text=HOSTILE), hash=f"#samples/{0:016x}/18/0")
     page.wait("document.querySelectorAll('.full mark').length", 2)
     assert page.read("document.querySelector('.full mark').textContent") == HOSTILE
     assert page.text("#row-0 .row-text") == HOSTILE
@@ -375,7 +385,7 @@ def test_hostile_text_is_only_text(show):
 
 def test_a_very_long_response_comes_in_parts(show):
     text = "wörd \U0001f600 " * 50_000
-    page = show(World("long", text=text, prompts=1), hash=f"#samples/{0:016x}/18/0?beside=none")
+    page = show(FakeRun("long", text=text, prompts=1), hash=f"#samples/{0:016x}/18/0?beside=none")
     page.wait("document.querySelectorAll('.full').length", 1)
     assert page.read("document.querySelector('.full .response').textContent.length") <= 40_000
     assert len(page.text(".row-text")) <= 300
@@ -386,43 +396,43 @@ def test_a_very_long_response_comes_in_parts(show):
 
 
 def test_events_change_what_is_shown(show, server):
-    world = World("events")
-    page = show(world)
+    run = FakeRun("events")
+    page = show(run)
     page.wait(fact(page, "step"), "20 / 40")
-    world.rows.append(step_row(20) | {"reward/mean": 0.875})
-    world.tell(server.loop, "steps", world.steps(after=19))
-    world.tell(server.loop, "queues", world.queues() | {"troubles": ["no reward worker"]})
+    run.rows.append(step_row(20) | {"reward/mean": 0.875})
+    run.tell(server.loop, "steps", run.steps(after=19))
+    run.tell(server.loop, "queues", run.queues() | {"troubles": ["no reward worker"]})
     page.wait(fact(page, "step"), "21 / 40")
     page.wait(fact(page, "reward"), "0.875")
     page.wait("document.getElementById('notice').textContent", "no reward worker")
     page.wait("document.querySelector('[data-chart=Reward]').getAttribute('aria-label').includes('step: last 0.875')")
     tab(page, "metrics")
-    world.rows.append(step_row(21) | {"reward/mean": 0.75})
-    world.tell(server.loop, "steps", world.steps(after=20))
+    run.rows.append(step_row(21) | {"reward/mean": 0.75})
+    run.tell(server.loop, "steps", run.steps(after=20))
     page.wait(fact(page, "step"), "21 / 40")
     page.wait(fact(page, "reward"), "0.75")
     tab(page, "overview")
     page.wait("document.querySelector('[data-chart=Reward]').getAttribute('aria-label').includes('step: last 0.75')")
-    world.tell(server.loop, "queues", world.queues() | {"paused": True})
+    run.tell(server.loop, "queues", run.queues() | {"paused": True})
     page.wait("document.getElementById('state').textContent", "paused")
-    end = world.spans[-1]["t"]
-    row = world.spans[-1] | {"t": end + 5, "worker": "rollout-9", "role": "rollout", "in": {"verify": 1.0}}
-    world.tell(server.loop, "timeline", {"spans": [row], "events": []})
+    end = run.spans[-1]["t"]
+    row = run.spans[-1] | {"t": end + 5, "worker": "rollout-9", "role": "rollout", "in": {"verify": 1.0}}
+    run.tell(server.loop, "timeline", {"spans": [row], "events": []})
     tab(page, "workers")
     page.wait("document.querySelector('[data-worker=rollout-9]') != null")
 
 
 def test_a_lost_connection_is_shown_and_mended(show, server):
-    world = World("broken")
-    page = show(world)
-    world.down = True
-    server.loop.loop.call_soon_threadsafe(lambda: [queue.put_nowait(None) for queue in world.listeners])
+    run = FakeRun("broken")
+    page = show(run)
+    run.down = True
+    server.loop.loop.call_soon_threadsafe(lambda: [queue.put_nowait(None) for queue in run.listeners])
     page.wait("document.getElementById('connection').textContent", "connection lost")
     page.wait("document.getElementById('notice').textContent.includes('tries again by itself')")
     assert page.text("#fact-step") == "20 / 40"
     page.wait("document.getElementById('state').textContent", "was running")
-    world.rows.append(step_row(20))
-    world.down = False
+    run.rows.append(step_row(20))
+    run.down = False
     page.wait("document.getElementById('connection').textContent", "live")
     page.wait(fact(page, "step"), "21 / 40")
     page.wait("document.getElementById('notice').hidden")
@@ -430,23 +440,23 @@ def test_a_lost_connection_is_shown_and_mended(show, server):
 
 
 def test_the_end_of_a_run_is_told(show, server):
-    world = World("ending")
-    page = show(world)
-    world.live = False
-    world.tell(server.loop, "end", world.run(None))
+    run = FakeRun("ending")
+    page = show(run)
+    run.live = False
+    run.tell(server.loop, "end", run.run(None))
     page.wait("document.getElementById('connection').textContent", "run ended")
     page.wait("document.getElementById('state').textContent", "finished")
     page.wait("document.getElementById('notice').textContent.startsWith('The run has finished')")
 
 
 def test_the_end_of_a_run_is_told_also_where_the_server_goes_with_it(show, server):
-    world = World("going")
-    page = show(world)
+    run = FakeRun("going")
+    page = show(run)
     page.wait(fact(page, "workers"), "2")
-    failed = {"t": world.spans[-1]["t"] + 1, "event": "finished", "text": "run failed: the store is full"}
-    world.tell(server.loop, "timeline", {"spans": [], "events": [failed]})
-    world.down = True
-    world.tell(server.loop, "end", world.run(None) | {"live": False, "state": "stopped"})
+    failed = {"t": run.spans[-1]["t"] + 1, "event": "finished", "text": "run failed: the store is full"}
+    run.tell(server.loop, "timeline", {"spans": [], "events": [failed]})
+    run.down = True
+    run.tell(server.loop, "end", run.run(None) | {"live": False, "state": "stopped"})
     page.wait("document.getElementById('connection').textContent", "run ended")
     page.wait("document.getElementById('state').textContent", "stopped")
     page.wait("document.getElementById('notice').textContent.startsWith('The run failed: the store is full')")
@@ -455,7 +465,7 @@ def test_the_end_of_a_run_is_told_also_where_the_server_goes_with_it(show, serve
 
 
 def test_a_finished_run_can_be_looked_at(show):
-    page = show(World("finished", live=False))
+    page = show(FakeRun("finished", live=False))
     page.wait("document.getElementById('state').textContent", "finished")
     page.wait(fact(page, "step"), "20 / 40")
     tab(page, "workers")
@@ -463,20 +473,20 @@ def test_a_finished_run_can_be_looked_at(show):
 
 
 def test_only_samples_that_have_come_since_are_called_new(show, server):
-    world = World("fresh")
-    page = show(world, hash="#samples")
+    run = FakeRun("fresh")
+    page = show(run, hash="#samples")
     page.wait(fact(page, "step"), "20 / 40")
     page.wait("document.querySelectorAll('.row-text').length > 0")
     assert page.read(f"{NEW}.hidden")
-    world.rows.append(step_row(20))
-    world.tell(server.loop, "steps", world.steps(after=19))
+    run.rows.append(step_row(20))
+    run.tell(server.loop, "steps", run.steps(after=19))
     page.wait(f"!{NEW}.hidden")
 
 
 def test_what_the_server_cannot_tell_is_a_sentence_and_the_rest_is_shown(show):
-    world = World("partly", refuses={"timeline": "timeline.jsonl cannot be read: it is a folder"})
-    page = show(world)
-    page.wait("document.getElementById('notice').textContent", world.refuses["timeline"])
+    run = FakeRun("partly", refuses={"timeline": "timeline.jsonl cannot be read: it is a folder"})
+    page = show(run)
+    page.wait("document.getElementById('notice').textContent", run.refuses["timeline"])
     page.wait(fact(page, "step"), "20 / 40")
     page.read("location.hash = '#samples/ffff/1/2'")
     page.wait("document.querySelector('.group').textContent.includes('no prompt ffff')")
@@ -484,7 +494,7 @@ def test_what_the_server_cannot_tell_is_a_sentence_and_the_rest_is_shown(show):
 
 
 def test_an_empty_run_says_what_will_appear(show):
-    page = show(World("empty", steps=0))
+    page = show(FakeRun("empty", steps=0))
     for name in TABS:
         tab(page, name)
     said = page.read("document.body.textContent")
@@ -539,7 +549,7 @@ def test_a_narrow_window_has_no_horizontal_scroll(plain):
 
 
 def test_the_theme_follows_the_system_and_the_switch(show):
-    page = show(World("theme"), dark=True)
+    page = show(FakeRun("theme"), dark=True)
     ground = "getComputedStyle(document.body).backgroundColor"
     assert page.read(ground) == "rgb(20, 23, 26)"
     page.click("#head .theme")
@@ -567,10 +577,10 @@ def test_everything_can_be_reached_and_has_a_name(plain):
 
 
 def test_a_worker_that_joins_appears_at_once(show, server):
-    world = World("joins", steps=0)
-    page = show(world)
+    run = FakeRun("joins", steps=0)
+    page = show(run)
     tab(page, "workers")
-    world.tell(server.loop, "queues", world.queues() | {"workers": [worker_row("rollout-7", 0)]})
+    run.tell(server.loop, "queues", run.queues() | {"workers": [worker_row("rollout-7", 0)]})
     page.wait("document.querySelector('[data-worker=rollout-7]')?.textContent.includes('0 / 16')")
 
 

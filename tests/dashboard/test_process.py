@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.dashboard.folders import queues
+from tests.dashboard.rows import queues
 
 
 @pytest.mark.parametrize("ends", [True, False])

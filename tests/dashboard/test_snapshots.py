@@ -17,7 +17,7 @@ from rhymed.dashboard.snapshots import LiveRun, SnapshotClient, SnapshotPipe, pl
 from rhymed.messages import Queues
 from rhymed.run.layout import layout_of
 from rhymed.run.timeline import Event
-from tests.dashboard.folders import NOW, queues, span
+from tests.dashboard.rows import NOW, queues, span
 
 
 async def test_many_at_a_time_are_one_question() -> None:

@@ -29,7 +29,7 @@ from rhymed.top.state import UiState
 from rhymed.wire.sockets import DONE, Client, Server
 from tests.broker.cluster import Cluster, until
 from tests.stress.terminal import watching
-from tests.top.scene import group, rollout, snapshot
+from tests.top.sample_run import group, rollout, snapshot
 
 
 class FakeBroker:

@@ -9,7 +9,7 @@ from rhymed.messages import Drain, Pause
 from rhymed.top.keys import click, press, wheel
 from rhymed.top.state import Connection, UiState
 from rhymed.top.views import listing
-from tests.top.scene import NOW, group, make_ui, rollout, snapshot
+from tests.top.sample_run import NOW, group, make_ui, rollout, snapshot
 
 
 def keys(seen: UiState, *pressed: str) -> list:

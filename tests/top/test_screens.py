@@ -13,7 +13,7 @@ from rhymed.top import text as words
 from rhymed.top.screen import paint
 from rhymed.top.state import Connection, Question, UiState
 from rhymed.top.table import Column, draw, fit, scroll
-from tests.top.scene import NOW, group, make_ui, rollout, same, snapshot
+from tests.top.sample_run import NOW, group, make_ui, rollout, same, snapshot
 
 
 def plain(seen: UiState, width: int, height: int, now: float = NOW) -> list[str]:

@@ -7,7 +7,7 @@ import pytest
 
 from rhymed.messages import WorkerRow
 from rhymed.top.state import LENGTH, REWARD, STEPS, WINDOW, History
-from tests.top.scene import rollout, snapshot
+from tests.top.sample_run import rollout, snapshot
 
 
 def told(history: History, uptime_s: float, *rows: WorkerRow) -> None:

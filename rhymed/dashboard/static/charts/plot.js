@@ -1,4 +1,4 @@
-// What uPlot is told of a chart: scales, axes, lines. Pure: a chart's options and its curves in, uPlot's options out.
+// uPlot's options of a chart: scales, axes, lines. Pure: a chart's options and its curves in, uPlot's options out.
 
 import { bytes, known, number } from "../lib/format.js";
 import { colour } from "../lib/theme.js";

@@ -4,9 +4,9 @@
 import * as api from "./api.js";
 
 const RETRY_MS = 3_000;
-const QUIET_MS = 20_000; // without an event: somebody asks whether the server is there
+const QUIET_MS = 20_000; // without an event, the server is asked whether it is alive
 const OVERLAP_S = 10; // of the timeline, fetched again: rows of several workers arrive out of order
-const POLL_MS = 10_000; // how often a page of a run that does not live looks whether it goes on; also for slow numbers
+const POLL_MS = 10_000; // between checks whether a run that is not alive continues
 
 export class Live {
     constructor(state) {
@@ -134,7 +134,7 @@ export class Live {
         this.state.connected("ended");
     }
 
-    /** What costs the server something and changes slowly. */
+    /** Parts that are expensive for the server and change slowly. */
     slow() {
         if (this.asking || document.hidden) return;
         this.asking = Promise.allSettled([

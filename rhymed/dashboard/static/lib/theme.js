@@ -1,5 +1,5 @@
-// Dark and light. Owns the choice (system, light, dark), where it is kept, and the colours that canvases need: the
-// style sheet has the only list of them.
+// Dark and light. Owns the choice (system, light, dark), where it is stored, and the colours that canvases need, read from
+// the style sheet.
 
 import { h } from "./dom.js";
 
@@ -26,7 +26,7 @@ function choose(theme) {
     try {
         localStorage.setItem(KEY, theme);
     } catch {
-        // A browser that keeps nothing still shows the theme.
+        // The theme is still shown if the browser stores nothing.
     }
     changed();
 }

@@ -1,4 +1,4 @@
-"""What stands in the folders that the dashboard's tests look at."""
+"""Rows, spans and snapshots of the runs in the dashboard's tests."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Made-up runs that a page is tested against, and the small server that tells of them.
+"""Fake runs that the page is tested against, and the small server that answers for them.
 
-Every world is a path of its own on one server (so the page is also tested behind a path); its answers are as the
-contract of the HTTP side says. Cases that are hard to bring about with a real run: nothing there yet, ten thousand
-prompts, a worker that was lost, texts that want to be markup.
+Every run is a path of its own on one server (so the page is also tested behind a path); its answers follow
+docs/http.md. Cases that are hard to produce with a real run: nothing yet, ten thousand prompts, a lost worker, texts
+that try to be markup.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ GROUP = 4
 HOSTILE = "<script>window.owned = 1</script><img src=x onerror='window.owned = 2'>\u202e\u0000 {{7*7}} &lt;b&gt;"
 
 
-class World:
-    """One run as the server tells of it. `prompts` distinct prompts, each `asked` so often; `steps` trained."""
+class FakeRun:
+    """One run: `prompts` distinct prompts, each in `asked` epochs; `steps` trained steps."""
 
     asked = 3
     missing = ""
@@ -157,19 +157,19 @@ SHAPE = [(12, False), (9, True), (3, False), (14, True), (4, False)]
 
 
 class Server:
-    """`address(world)` serves it."""
+    """`address(run)` serves it."""
 
     def __init__(self, loop):
-        self.loop, self.worlds = loop, {}
+        self.loop, self.runs = loop, {}
         loop.run(self._start())
 
-    def add(self, world):
-        self.worlds[world.name] = world
-        return f"http://127.0.0.1:{self.port}/{world.name}/"
+    def add(self, run):
+        self.runs[run.name] = run
+        return f"http://127.0.0.1:{self.port}/{run.name}/"
 
     async def _start(self):
         application = web.Application()
-        application.router.add_get("/{world}/{path:.*}", self._serve)
+        application.router.add_get("/{run}/{path:.*}", self._serve)
         self._runner = web.AppRunner(application, shutdown_timeout=0.1)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", 0)
@@ -177,51 +177,49 @@ class Server:
         self.port = site._server.sockets[0].getsockname()[1]
 
     def close(self):
-        for world in self.worlds.values():
-            self.loop.loop.call_soon_threadsafe(
-                lambda world=world: [queue.put_nowait(None) for queue in world.listeners]
-            )
+        for run in self.runs.values():
+            self.loop.loop.call_soon_threadsafe(lambda run=run: [queue.put_nowait(None) for queue in run.listeners])
         self.loop.run(self._runner.cleanup())
 
     async def _serve(self, request):
-        world, path = self.worlds[request.match_info["world"]], request.match_info["path"]
-        if world.down:
+        run, path = self.runs[request.match_info["run"]], request.match_info["path"]
+        if run.down:
             request.transport.abort()
             return web.Response()
         if path == "events":
-            return await self._events(request, world)
+            return await self._events(request, run)
         if path == "" or path.startswith("static/"):
             file = STATIC / (path.removeprefix("static/") or "index.html")
             return web.FileResponse(file, headers={**HEADERS, "Content-Type": TYPES[file.suffix]})
-        if refusal := world.refuses.get(path.removeprefix("api/")):
+        if refusal := run.refuses.get(path.removeprefix("api/")):
             return web.json_response({"error": refusal}, status=404, headers=HEADERS)
-        return web.json_response(answer(world, path.split("/")[1:], request.query), headers=HEADERS)
+        return web.json_response(answer(run, path.split("/")[1:], request.query), headers=HEADERS)
 
-    async def _events(self, request, world):
+    async def _events(self, request, run):
         response = web.StreamResponse(headers={**HEADERS, "Content-Type": "text/event-stream"})
         await response.prepare(request)
         queue = asyncio.Queue()
-        world.listeners.add(queue)
+        run.listeners.add(queue)
         try:
             while text := await queue.get():
                 await response.write(text)
         finally:
-            world.listeners.discard(queue)
+            run.listeners.discard(queue)
         if request.transport:
             request.transport.abort()
         return response
 
 
-def answer(world, path, query):
+def answer(run, path, query):
     match path:
         case ["prompts"]:
-            return world.list(query)
+            return run.list(query)
         case ["prompts", id]:
-            return world.prompt(id)
+            return run.prompt(id)
         case ["samples", step, id, index]:
-            return world.sample(step, id, index)
+            return run.sample(step, id, index)
         case [name]:
-            return getattr(world, name)(query)
+            return getattr(run, name)(query)
 
 
 def step_row(step):

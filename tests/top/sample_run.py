@@ -1,4 +1,4 @@
-"""A made-up run for screens: the same numbers every time. And text files that screens are compared with."""
+"""A made-up run for screens, with the same numbers every time; and the text files that screens are compared with."""
 
 from __future__ import annotations
 
