@@ -81,11 +81,11 @@ class Fetcher:
         except BaseException:
             part.unlink(missing_ok=True)
             raise
-        whole = part.rename(part.with_suffix(".safetensors"))
+        complete = part.rename(part.with_suffix(".safetensors"))
         for other in self._folder.iterdir():
-            if other != whole:
+            if other != complete:
                 other.unlink(missing_ok=True)
-        return whole
+        return complete
 
     async def _slices(self, link: Client, manifest: Manifest, part: Path) -> None:
         offsets = iter(range(0, manifest.size, SLICE_BYTES))

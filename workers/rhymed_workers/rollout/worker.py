@@ -275,7 +275,7 @@ class RolloutWorker(Service):
         """Raises `EngineError` when the engine stalls."""
         stall_s = self._config.rollout.stall_s
         stalled = errors.EngineError(
-            f"the engine has had work and made no token for {stall_s:g} s (rollout.stall_s): ending it"
+            f"the engine has work but made no token for {stall_s:g} s (rollout.stall_s): ending it"
         )
         await stall.watch(self._engine_state, stall_s, stalled)
 

@@ -98,9 +98,9 @@ class Publisher:
 
     def digest(self, version: int) -> str:
         """Blake2b-128 in hex, computed on first use. Blocking: a second per gigabyte."""
-        found = self.find(version)
+        published = self.find(version)
         if version not in self._digests:
-            with found.path.open("rb") as file:
+            with published.path.open("rb") as file:
                 self._digests[version] = hashlib.file_digest(
                     file, lambda: hashlib.blake2b(digest_size=16)
                 ).hexdigest()
@@ -164,14 +164,14 @@ class WeightsServer:
         return Manifest(version=version, host=host_id(), path=str(path), size=size, digest=digest)
 
     def _slice(self, ask: GetWeights) -> bytes:
-        found = self._publisher.find(ask.version)
-        if ask.offset < 0 or not 0 < ask.length <= min(MAX_SLICE_BYTES, found.size - ask.offset):
+        published = self._publisher.find(ask.version)
+        if ask.offset < 0 or not 0 < ask.length <= min(MAX_SLICE_BYTES, published.size - ask.offset):
             raise MalformedMessage(
-                f"bytes {ask.offset} to {ask.offset + ask.length} of version {ask.version}, which has {found.size}"
+                f"bytes {ask.offset} to {ask.offset + ask.length} of version {ask.version}, which has {published.size}"
                 f" (at most {MAX_SLICE_BYTES} at a time)"
             )
         try:
-            with found.path.open("rb") as file:
+            with published.path.open("rb") as file:
                 return os.pread(file.fileno(), ask.length, ask.offset)
         except FileNotFoundError:
             raise TrainerError(f"version {ask.version} of the weights was replaced meanwhile") from None

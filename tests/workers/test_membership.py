@@ -1,0 +1,104 @@
+"""Membership against a broker's front that can forget the worker and refuse it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rhymed import messages
+from rhymed.errors import PeerGone, RhymedError, WireError
+from rhymed.wire.sockets import DONE, Client, Server
+from rhymed_workers.membership import Membership
+from tests.workers.surroundings import until
+
+NAME = "reward-0"
+REPORT = messages.Scored(worker=NAME, scores=[])
+
+
+class Front:
+    """Knows the worker from its Join on; `refusal` is what it answers to the next Join."""
+
+    def __init__(self, address: str) -> None:
+        self.knows = False
+        self.refusal: RhymedError | None = None
+        self.received: list[Any] = []
+        self.server = Server(address, messages.ToBroker, self._answer)
+
+    async def _answer(self, peer: bytes, message: Any, frames: Any) -> messages.Message:
+        if isinstance(message, messages.Join):
+            refusal, self.refusal = self.refusal, None
+            if refusal is not None:
+                raise refusal
+            self.knows = True
+        elif not self.knows:
+            raise PeerGone("join first")
+        self.received.append(message)
+        if isinstance(message, messages.Join):
+            return messages.Welcome(run="run", heartbeat_s=0.02, lost_after_s=5, step=0)
+        return DONE
+
+    def kinds(self) -> list[str]:
+        return [type(message).__name__ for message in self.received]
+
+
+@pytest.fixture
+async def front(tmp_path: Path) -> AsyncIterator[Front]:
+    front = Front(f"ipc://{tmp_path}/broker")
+    yield front
+    front.server.close()
+
+
+@pytest.fixture
+async def link(front: Front) -> AsyncIterator[Client]:
+    link = Client(front.server.address, NAME, peer="broker")
+    yield link
+    link.close()
+
+
+def member(link: Client, **options: Any) -> Membership:
+    return Membership(
+        link,
+        lambda: messages.Join(role="reward", worker=NAME, host="here", pid=1),
+        lambda: messages.Heartbeat(worker=NAME),
+        **options,
+    )
+
+
+async def test_a_forgotten_worker_joins_again_at_its_next_heartbeat(front: Front, link: Client) -> None:
+    running = asyncio.ensure_future(member(link).run())
+    await until(lambda: "Heartbeat" in front.kinds())
+    front.knows = False
+    await until(lambda: front.kinds().count("Join") == 2)
+    await until(lambda: front.kinds()[-1] == "Heartbeat")
+    running.cancel()
+
+
+async def test_a_report_to_a_broker_that_forgot_joins_and_is_repeated(front: Front, link: Client) -> None:
+    await member(link).report(REPORT, "reporting scores")
+    assert front.kinds() == ["Join", "Scored"]
+
+
+async def test_which_refusals_are_retried_is_the_callers_choice(front: Front, link: Client) -> None:
+    front.refusal = WireError("another trainer is heard")
+    with pytest.raises(WireError, match="another trainer"):
+        await member(link).join()
+    front.refusal = WireError("another trainer is heard")
+    await member(link, retry_on=RhymedError).join()
+    assert front.kinds() == ["Join"]
+
+
+async def test_only_a_member_that_was_not_dismissed_says_leave(front: Front, link: Client) -> None:
+    stranger, dismissed, leaving = member(link), member(link), member(link)
+    await stranger.leave(NAME)
+    await dismissed.join()
+    dismissed.dismissed()
+    await dismissed.leave(NAME)
+    assert front.kinds() == ["Join"]
+    await leaving.join()
+    await leaving.leave(NAME)
+    await leaving.leave(NAME)
+    assert front.kinds() == ["Join", "Join", "Leave"]
