@@ -44,7 +44,7 @@ def save(folder: Path, step: int, write: Callable[[Path], None], keep: int) -> C
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _sweep(folder)
-        if not (target.is_dir() and _verified(target)):
+        if not (target.is_dir() and _is_intact(target)):
             part = folder / f"{UNFINISHED}{target.name}"
             part.mkdir()
             write(part)
@@ -61,26 +61,26 @@ def save(folder: Path, step: int, write: Callable[[Path], None], keep: int) -> C
 
 def newest(folder: Path) -> Checkpoint | None:
     """The newest intact one. Blocking: reads all of it."""
-    return next((found for found in reversed(checkpoints_in(folder)) if _verified(found.folder)), None)
+    return next((one for one in reversed(checkpoints_in(folder)) if _is_intact(one.folder)), None)
 
 
 def resume(folder: Path) -> Checkpoint | None:
     """The newest intact one; None if there is none at all. Raises `CheckpointLost` if all are damaged. Blocking."""
-    found = newest(folder)
-    if found is None and (damaged := checkpoints_in(folder)):
+    checkpoint = newest(folder)
+    if checkpoint is None and (damaged := checkpoints_in(folder)):
         names = ", ".join(one.folder.name for one in damaged)
         raise CheckpointLost(
             f"every checkpoint in {folder} is damaged ({names}): put a good one back, or start a new run"
         )
-    return found
+    return checkpoint
 
 
 def at_step(folder: Path, step: int) -> Checkpoint | None:
     """The one after `step` steps, if it is intact. Blocking."""
-    return next((found for found in checkpoints_in(folder) if found.step == step and _verified(found.folder)), None)
+    return next((one for one in checkpoints_in(folder) if one.step == step and _is_intact(one.folder)), None)
 
 
-def _verified(folder: Path) -> bool:
+def _is_intact(folder: Path) -> bool:
     """Logs the damage, if there is any."""
     if why := damage(folder):
         log.warning("checkpoint %s is damaged and will not be used: %s", folder, why)
@@ -112,7 +112,7 @@ def _seal(folder: Path) -> None:
 
 def _prune(folder: Path, step: int, keep: int) -> None:
     """Of those up to `step`. Later ones stay: a run that was rolled back by damage has yet to reach them."""
-    for old in [found for found in checkpoints_in(folder) if found.step <= step][:-keep]:
+    for old in [one for one in checkpoints_in(folder) if one.step <= step][:-keep]:
         shutil.rmtree(old.folder, ignore_errors=True)
 
 

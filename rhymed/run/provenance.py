@@ -73,11 +73,11 @@ def read(folder: Path) -> list[Start]:
 
 def versions() -> dict[str, str]:
     """Of installed packages, without importing them."""
-    found = {"python": platform.python_version()}
+    installed = {"python": platform.python_version()}
     for name in PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    return found
+            installed[name] = metadata.version(name)
+    return installed
 
 
 def code(root: Path) -> tuple[str, bool]:
@@ -103,15 +103,15 @@ def files(config: Config) -> dict[str, str]:
     """SHA-256 of the user's files of data and reward functions, by configured path."""
     data = [one.path for one in (config.data, *config.eval.datasets) if one.source in ("jsonl", "parquet")]
     rewards = [one.scorer.rpartition(":")[0] for one in config.reward.all]
-    found = {}
+    digests = {}
     for path in (*data, *(file for file in rewards if file.endswith(".py"))):
         expanded = os.path.expanduser(path)
         if not os.path.isfile(expanded):  # reading a pipe would empty it
             continue
         with contextlib.suppress(OSError), open(expanded, "rb") as file:
             small = os.fstat(file.fileno()).st_size <= LARGEST
-            found[path] = hashlib.file_digest(file, "sha256").hexdigest() if small else ""
-    return found
+            digests[path] = hashlib.file_digest(file, "sha256").hexdigest() if small else ""
+    return digests
 
 
 def machine() -> dict[str, str]:
@@ -119,14 +119,14 @@ def machine() -> dict[str, str]:
     import psutil
 
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count()
-    found = {
+    facts = {
         "system": f"{platform.system()} {platform.release()}",
         "processor": f"{_processor()}, {cores} cores",
         "memory": f"{psutil.virtual_memory().total / 2**30:.0f} GiB",
     }
     if gpus := _gpus():
-        found["accelerators"] = ", ".join(gpus)
-    return found
+        facts["accelerators"] = ", ".join(gpus)
+    return facts
 
 
 def _processor() -> str:
@@ -139,9 +139,9 @@ def _processor() -> str:
 
 def _gpus() -> list[str]:
     """Model names from NVIDIA's driver."""
-    found = []
+    models = []
     for file in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
         with contextlib.suppress(OSError):
             lines = file.read_text().splitlines()
-            found += [line.partition(":")[2].strip() for line in lines if line.startswith("Model:")]
-    return found
+            models += [line.partition(":")[2].strip() for line in lines if line.startswith("Model:")]
+    return models

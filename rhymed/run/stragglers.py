@@ -20,15 +20,17 @@ def stragglers(snapshot: Queues) -> dict[str, str]:
     from statistics import median
 
     busy = [row for row in snapshot.workers if row.role == "rollout" and _is_generating(row)]
-    found = {}
+    problems = {}
     usual = median([row.stats.get(RATE, 0.0) for row in busy]) if len(busy) > 1 else 0.0
     for row in busy:
         rate = row.stats.get(RATE, 0.0)
         if row.silent_s > SILENT_S:
-            found[row.worker] = f"not heard for {age(row.silent_s)}"
+            problems[row.worker] = f"silent for {age(row.silent_s)}"
         elif rate < SLOW * usual:
-            found[row.worker] = f"{usual / rate:.0f} times slower than its peers" if rate else "makes no tokens"
-    return found
+            problems[row.worker] = (
+                f"{usual / rate:.0f} times slower than its peers" if rate else "generates no tokens"
+            )
+    return problems
 
 
 def _is_generating(row: WorkerRow) -> bool:

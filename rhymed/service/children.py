@@ -33,7 +33,7 @@ def last_lines(log: Path, *, start: int = 0, most_bytes: int = TAIL_BYTES) -> li
 
 
 def terminate(process: Process | None) -> None:
-    """Ask the process alone: it ends its own children when it has handed back what they made."""
+    """Ask the process alone: it ends its own children after it has returned their work."""
     if process is not None and process.returncode is None:
         with contextlib.suppress(ProcessLookupError):
             process.terminate()

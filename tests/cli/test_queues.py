@@ -71,7 +71,7 @@ def test_who_holds_up_the_others_is_named() -> None:
     workers = [worker("a", 100), worker("b", 110), worker("c", 10), worker("d", 0), worker("e", 90, silent_s=7)]
     crowd = msgspec.structs.replace(SNAPSHOT, workers=[*workers, worker("idle", 0, held=0), worker("f", 95)])
     assert queues.stragglers(crowd) == {
-        "c": "9 times slower than its peers", "d": "makes no tokens", "e": "not heard for 7.0s",
+        "c": "9 times slower than its peers", "d": "generates no tokens", "e": "silent for 7.0s",
     }  # fmt: skip
     assert "c: 9 times slower than its peers" in text(crowd)
     alone = msgspec.structs.replace(SNAPSHOT, workers=[worker("a", 0.0)])
