@@ -39,20 +39,20 @@ test-compose: setup ## a run in containers; skipped where no Docker engine answe
 wheels: setup ## what images install, into docker/wheels: then a build needs no package index (PIP_NO_INDEX=1)
 	$(BIN)/pip wheel --quiet --no-deps --wheel-dir docker/wheels -r requirements/cpu.txt 'setuptools>=77,<81'
 
-lint: setup ## ruff, the floors of the house (imports), and its sizes
+lint: setup ## ruff, the floors of the house (imports), its sizes, and prettier for the page where npx works
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-logo --no-cache
 	$(BIN)/python -m scripts.sizes
-	@if command -v npx >/dev/null; then $(PRETTIER) --check $(PAGE); else echo "skipped: $(PAGE) (npx is not installed)"; fi
+	@if $(PRETTIER) --version >/dev/null 2>&1; then $(PRETTIER) --check $(PAGE); else echo "skipped: $(PAGE) (npx cannot run prettier)"; fi
 
 types: setup ## mypy, strict
 	$(BIN)/mypy
 
-format: setup ## put the code into shape
+format: setup ## put the code into shape: ruff, and prettier for the page where npx works
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-	@if command -v npx >/dev/null; then $(PRETTIER) --write $(PAGE); else echo "skipped: $(PAGE) (npx is not installed)"; fi
+	@if $(PRETTIER) --version >/dev/null 2>&1; then $(PRETTIER) --write $(PAGE); else echo "skipped: $(PAGE) (npx cannot run prettier)"; fi
 
 bench: setup ## every benchmark, in full
 	for name in store broker weights index sampler spec pipe; do $(BIN)/rhymed bench $$name || exit 1; done

@@ -1,7 +1,7 @@
 """The dashboard's HTTP routes; docs/http.md says what each of them answers.
 
 Every answer is made in the source's thread and leaves as bytes: the event loop reads no files and encodes nothing.
-Does not know who started it nor its address.
+Does not know what started it, nor its address.
 """
 
 from __future__ import annotations

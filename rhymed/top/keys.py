@@ -124,7 +124,7 @@ def _groups(ui: UiState) -> Effect:
 
 
 def _open(ui: UiState) -> Effect:
-    """UiState into what is selected."""
+    """Opens the selected row."""
     table = listing(ui)
     if not table.rows:
         return None
