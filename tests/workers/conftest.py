@@ -9,7 +9,7 @@ from rhymed.config import Config
 from rhymed.run.layout import RunLayout, layout_of
 from rhymed_store.client import StoreClient
 from rhymed_store.service import StoreService
-from tests.workers.surroundings import BAD, ROWS, Desk, Shelf
+from tests.workers.peers import BAD, ROWS, RecordingBroker, RecordingTrainer
 
 
 @pytest.fixture
@@ -25,13 +25,15 @@ def config(tmp_path: Path) -> Config:
 
 
 @pytest.fixture
-async def scene(config: Config, tmp_path: Path) -> AsyncIterator[tuple[RunLayout, Desk, Shelf, StoreClient]]:
+async def scene(
+    config: Config, tmp_path: Path
+) -> AsyncIterator[tuple[RunLayout, RecordingBroker, RecordingTrainer, StoreClient]]:
     where = layout_of(config)
     async with StoreService(config, where).running():
-        desk, shelf = Desk(where.broker), Shelf(where.weights, tmp_path / "weights")
+        broker, trainer = RecordingBroker(where.broker), RecordingTrainer(where.weights, tmp_path / "weights")
         client = StoreClient(where.store, "broker")
         await client.put_prompts([*ROWS, BAD])
-        yield where, desk, shelf, client
+        yield where, broker, trainer, client
         client.close()
-        desk.server.close()
-        shelf.server.close()
+        broker.server.close()
+        trainer.server.close()

@@ -13,7 +13,7 @@ from rhymed import messages
 from rhymed.errors import PeerGone, RhymedError, WireError
 from rhymed.wire.sockets import DONE, Client, Server
 from rhymed_workers.membership import Membership
-from tests.workers.surroundings import until
+from tests.workers.peers import until
 
 NAME = "reward-0"
 REPORT = messages.Scored(worker=NAME, scores=[])

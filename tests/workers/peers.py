@@ -1,4 +1,4 @@
-"""A rollout worker's surroundings: a broker and a trainer that only keep what they are told."""
+"""The peers of a rollout worker: a broker and a trainer that only record the messages they receive."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ def ids(row: dict[str, str] = ROWS[0], step: int = 0, count: int = 4) -> list[me
     return [messages.SampleId(step=step, prompt=prompt_id(row), index=index) for index in range(count)]
 
 
-class Desk:
-    """A broker's front: it knows a worker from its Join on, and keeps every message."""
+class RecordingBroker:
+    """A broker that knows a worker from its Join on, and keeps every message."""
 
     def __init__(self, address: str) -> None:
         self.known = False
-        self.got: list[Any] = []
+        self.received: list[Any] = []
         self.server = Server(address, messages.ToBroker, self._answer)
 
     async def _answer(self, peer: bytes, message: Any, frames: Any) -> messages.Message:
         if isinstance(message, messages.Join):
             self.known = True
-            self.got.append(message)
+            self.received.append(message)
             return messages.Welcome(run="run", heartbeat_s=0.05, lost_after_s=5, step=0)
         if not self.known:
             raise PeerGone(f"{NAME} is not known here: join first")
-        self.got.append(message)
+        self.received.append(message)
         return DONE
 
     def all(self, kind: type) -> list[Any]:
-        return [message for message in self.got if isinstance(message, kind)]
+        return [message for message in self.received if isinstance(message, kind)]
 
     @property
     def generated(self) -> dict[messages.SampleId, messages.SampleInfo]:
@@ -56,8 +56,8 @@ class Desk:
         await self.server.request(NAME.encode(), message, deadline_s=60)
 
 
-class Shelf:
-    """A trainer's front: a file for every version but the ones that are missing."""
+class RecordingTrainer:
+    """A trainer with a file for every version except the missing ones."""
 
     def __init__(self, address: str, file: Path) -> None:
         self.missing: set[int] = set()
@@ -81,17 +81,17 @@ async def until(condition: Callable[[], Any], deadline_s: float = 60.0) -> None:
 
 @asynccontextmanager
 async def at_work(
-    config: Config, where: RunLayout, desk: Desk, version: int | None = 0, engine: Engine | None = None
+    config: Config, where: RunLayout, broker: RecordingBroker, version: int | None = 0, engine: Engine | None = None
 ) -> AsyncIterator[RolloutWorker]:
     worker = RolloutWorker(config, where, NAME, engine)
     async with worker.running():
-        await until(lambda: desk.all(messages.Join))
+        await until(lambda: broker.all(messages.Join))
         if version is not None:
-            await desk.ask(messages.LoadVersion(version=version, weights=where.weights))
-            await until(lambda: desk.all(messages.Loaded))
+            await broker.ask(messages.LoadVersion(version=version, weights=where.weights))
+            await until(lambda: broker.all(messages.Loaded))
         yield worker
 
 
-def beat(desk: Desk) -> dict[messages.SampleId, messages.Holding]:
+def newest_heartbeat(broker: RecordingBroker) -> dict[messages.SampleId, messages.Holding]:
     """What the newest heartbeat says is held."""
-    return {item.id: item for item in desk.all(messages.Heartbeat)[-1].holding}
+    return {item.id: item for item in broker.all(messages.Heartbeat)[-1].holding}
