@@ -1,7 +1,7 @@
-"""What the other processes see of the store: typed calls, numpy arrays in and out.
+"""The store's interface for other processes: typed calls, numpy arrays in and out.
 
-Every call has a deadline and raises the store's own error by its name, or `DeadlineExceeded`. Arrays that come back
-are read-only views into the received frames; copy them to change them. Knows nothing of how the store keeps things.
+Every call has a deadline and raises the store's own error by its name, or `DeadlineExceeded`. Returned arrays are
+read-only views into the received frames; copy them to change them. Knows nothing of the store's format.
 """
 
 from __future__ import annotations
@@ -68,12 +68,12 @@ class NewSample:
     prompt_tokens: ArrayLike  # info.prompt_length token ids
     tokens: ArrayLike  # info.length token ids
     logprobs: ArrayLike | None  # info.length, natural logarithms under the policy that sampled them; imported: None
-    drafted: NDArray[np.bool_] | None = None  # info.length: was it an accepted draft; None: not known
+    drafted: NDArray[np.bool_] | None = None  # info.length: was it an accepted draft; None: unknown
 
 
 @dataclass(frozen=True)
 class StoredSample:
-    """A sample as the store gives it; what was not asked for is None."""
+    """A sample from the store; fields that were not requested are None."""
 
     info: SampleInfo
     tokens: Tokens
@@ -94,16 +94,16 @@ class StoreClient:
         self._link.close()
 
     async def open_run(self, run: str, fingerprint: str, *, deadline_s: float = DEADLINE_S) -> None:
-        """Claim the folder for this run. Raises `RunMismatch` when it is another's."""
+        """Claim the folder for this run. Raises `RunMismatch` if it belongs to another one."""
         await self._ask(OpenRun(run=run, fingerprint=fingerprint), Done, deadline_s=deadline_s)
 
     async def put_prompts(self, rows: Sequence[Row], *, deadline_s: float = DEADLINE_S) -> list[str]:
-        """Keep dataset rows; returns their ids in order. Writing a row twice does no harm."""
+        """Store dataset rows; returns their ids in order. Idempotent."""
         ids: list[str] = []
         for start in range(0, len(rows), ROWS_A_MESSAGE):
-            made = await asyncio.to_thread(_prompt_rows, rows[start : start + ROWS_A_MESSAGE])  # others use the loop
-            await self._ask(PutPrompts(rows=made), Done, deadline_s=deadline_s)
-            ids += [row.prompt for row in made]
+            batch = await asyncio.to_thread(_prompt_rows, rows[start : start + ROWS_A_MESSAGE])  # frees the loop
+            await self._ask(PutPrompts(rows=batch), Done, deadline_s=deadline_s)
+            ids += [row.prompt for row in batch]
         return ids
 
     async def get_prompts(self, prompts: Sequence[str], *, deadline_s: float = DEADLINE_S) -> list[Row]:
@@ -112,9 +112,9 @@ class StoreClient:
         return [msgspec.json.decode(row.row, type=dict[str, Any]) for row in answer.rows]
 
     async def put_samples(self, samples: Sequence[NewSample], *, deadline_s: float = DEADLINE_S) -> list[SampleInfo]:
-        """Returns when they are durable. A sample that is there already keeps its first record.
+        """Returns when the samples are durable. A sample that is stored already keeps its first record.
 
-        Of those whose first record is another one than given, what the store has: normally none.
+        Returns the stored record of every sample whose first record differs: normally none.
         """
         if not samples:
             return []
@@ -129,14 +129,15 @@ class StoreClient:
     async def put_partials(
         self, parts: Mapping[SampleId, tuple[int, ArrayLike]], *, deadline_s: float = DEADLINE_S
     ) -> list[SampleId]:
-        """Keep parts of samples that are being written: sample -> (position of the first, tokens).
+        """Store parts of unfinished samples: sample -> (position of the first token, tokens).
 
-        They replace all from that position on. Returns when they are durable. A part behind a hole is not kept: its
-        sample is returned. One of a sample that is whole already, or of a step that a checkpoint holds, is ignored.
+        A part replaces everything from its position on. Returns when the parts are durable. A part that would leave a
+        hole is not stored, and its sample is returned. A part of a finished sample, or of a step that a checkpoint
+        covers, is ignored.
         """
         if not parts:
             return []
-        arrays = [_tokens(given, f"sample {id}: tokens") for id, (_, given) in parts.items()]
+        arrays = [_tokens(tokens, f"sample {id}: tokens") for id, (_, tokens) in parts.items()]
         starts, lengths = [start for start, _ in parts.values()], [len(array) for array in arrays]
         question = PutPartials(samples=list(parts), starts=starts, lengths=lengths)
         answer, _ = await self._ask(question, Done | Missing, _join(arrays), deadline_s=deadline_s)
@@ -145,7 +146,7 @@ class StoreClient:
     async def get_partials(
         self, ids: Sequence[SampleId], *, deadline_s: float = DEADLINE_S
     ) -> dict[SampleId, Tokens]:
-        """The beginnings that the store has of these samples."""
+        """The first tokens of these samples, for those that have any."""
         answer, frames = await self._ask(GetPartials(samples=list(ids)), Partials, deadline_s=deadline_s)
         if len(frames) != 1:
             raise errors.MalformedMessage(f"store sent {len(frames)} arrays, 1 expected")
@@ -160,7 +161,7 @@ class StoreClient:
         prompt_tokens: bool = False,
         deadline_s: float = DEADLINE_S,
     ) -> list[StoredSample]:
-        """In the order asked. Raises `UnknownSample` naming the first one that the store does not have."""
+        """In the order requested. Raises `UnknownSample` naming the first one that the store does not have."""
         question = GetSamples(samples=list(ids), logprobs=logprobs, prompt_tokens=prompt_tokens)
         return await self._samples(question, logprobs, prompt_tokens, deadline_s)
 
@@ -174,13 +175,13 @@ class StoreClient:
     async def lengths(
         self, prompts: Sequence[str], before_step: int, *, deadline_s: float = DEADLINE_S
     ) -> dict[str, list[tuple[int, int]]]:
-        """Prompt -> [(step, response tokens)], oldest step first; an empty list where nothing is known."""
+        """Prompt -> [(step, response tokens)], oldest step first; an empty list if there are no responses."""
         question = GetLengths(prompts=list(prompts), before_step=before_step)
         answer, _ = await self._ask(question, Lengths, deadline_s=deadline_s)
         return {row.prompt: row.lengths for row in answer.rows}
 
     async def put_scores(self, scores: Sequence[Score], *, deadline_s: float = DEADLINE_S) -> None:
-        """Keep rewards; returns when they are durable. Scores without a reward are refused."""
+        """Store rewards; returns when they are durable. Scores without a reward are refused."""
         if scores:
             await self._ask(PutScores(scores=list(scores)), Done, deadline_s=deadline_s)
 
@@ -192,20 +193,20 @@ class StoreClient:
         *,
         deadline_s: float = DEADLINE_S,
     ) -> None:
-        """Journal how these samples ended. A sample that was never generated can be dropped, not trained."""
+        """Record how these samples ended. A sample that was never generated can be dropped, not trained."""
         if ids:
             await self._ask(MarkSamples(samples=list(ids), state=state, reason=reason), Done, deadline_s=deadline_s)
 
     async def forget_logprobs(self, below_step: int, *, deadline_s: float = DEADLINE_S) -> None:
-        """Steps below this one are checkpointed: their log-probs and journal lines go."""
+        """Steps below this one are in a checkpoint: delete their log-probs and journal lines."""
         await self._ask(ForgetLogprobs(below_step=below_step), Done, deadline_s=deadline_s)
 
     async def journal(self, from_step: int, *, deadline_s: float = DEADLINE_S) -> list[JournalEntry]:
-        """How far every sample of these steps has durably come, ordered by step, prompt, index."""
+        """The durable state of every sample of these steps, ordered by step, prompt, index."""
         return (await self.read_journal(from_step, deadline_s=deadline_s)).entries
 
     async def read_journal(self, from_step: int, *, deadline_s: float = DEADLINE_S) -> Journal:
-        """The same, and which steps have no lines any more."""
+        """The same, and which steps no longer have lines."""
         answer, _ = await self._ask(GetJournal(from_step=from_step), Journal, deadline_s=deadline_s)
         assert isinstance(answer, Journal)
         return answer
@@ -257,7 +258,7 @@ def _check(sample: NewSample) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]
 
 
 def _bits(sample: NewSample) -> NDArray[np.uint8]:
-    """Of the accepted drafts, see `messages.PutSamples`; none where they are not known."""
+    """The accepted drafts as in `messages.PutSamples`; empty if they are unknown."""
     if sample.drafted is None:
         return np.zeros(0, np.uint8)
     mask = np.asarray(sample.drafted)
@@ -269,8 +270,8 @@ def _bits(sample: NewSample) -> NDArray[np.uint8]:
     return np.packbits(mask)
 
 
-def _tokens(given: ArrayLike, what: str) -> NDArray[np.uint32]:
-    array = np.asarray(given)
+def _tokens(values: ArrayLike, what: str) -> NDArray[np.uint32]:
+    array = np.asarray(values)
     if array.dtype == np.uint32 and array.ndim == 1:
         return array
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):

@@ -1,6 +1,6 @@
-"""The store's process. Questions and compression run on a pool of threads, writes on a thread of their own.
+"""The store's process. Queries and compression run on a thread pool, writes on a thread of their own.
 
-`Done` to a write means that it is durable as configured. Owns the database's folder as long as it runs.
+`Done` as the answer to a write means that it is durable as configured. Owns the database's folder while it runs.
 """
 
 from __future__ import annotations
@@ -55,48 +55,50 @@ Result = TypeVar("Result")
 
 log = logging.getLogger(__name__)
 
-MOST_BYTES = 2 << 30  # of samples that may wait in memory; more is refused
-PRESSURE_BYTES = 4 << 20  # of samples underway: from here on they come faster than workers decode
+MOST_BYTES = 2 << 30  # of samples waiting in memory; more are refused
+PRESSURE_BYTES = 4 << 20  # of samples underway: beyond this they arrive faster than workers decode
 PRESSURE_LEVEL = -5  # zstd: twice as fast as level 1, for half again the size
-FULL_S = 540.0  # without room for a sample; then the store ends, in words, before its callers lose their patience
-TELL_S = 60.0  # how often it says so until then
-SYNC_S = 1.0  # durability = "async": how much a power failure may cost
+FULL_S = 540.0  # without room for a sample; then the store ends with an error, before its callers give up
+WARN_S = 60.0  # between log lines about it
+SYNC_S = 1.0  # durability = "async": a power failure may cost this much
 THREADS = 2
-SHORT_HISTORY = 16  # responses; of 4,096 tokens each they hold up the event loop for half a millisecond
+SHORT_HISTORY = 16  # responses; with 4,096 tokens each they block the event loop for half a millisecond
 
 
 class StoreService(Service):
-    """Serves `places.store` from the database in `places.database`."""
+    """Serves `layout.store` from the database in `layout.database`."""
 
-    def __init__(self, config: Config, places: RunLayout) -> None:
+    def __init__(self, config: Config, layout: RunLayout) -> None:
         super().__init__("store")
-        self._config, self._places = config, places
-        self._full: asyncio.Task[None] | None = None  # since new samples are refused
+        self._config, self._layout = config, layout
+        self._full: asyncio.Task[None] | None = None  # runs while new samples are refused
         self._why_full = ""
 
     async def open(self) -> None:
         config = self._config.store
         durable = config.durability == "sync"
         self._pool = ThreadPoolExecutor(THREADS, "store")
-        self._database = await self._aside(
-            partial(Database, self._places.database, int(config.map_gib * 2**30), durable=durable)
+        self._database = await self._in_pool(
+            partial(Database, self._layout.database, int(config.map_gib * 2**30), durable=durable)
         )
         self._reads, self._writes = Reads(self._database), Writes(self._database, config.compression)
         self._underway_bytes = 0
         self._writer = Writer(self._database.commit)
         self._handlers = self._table()
-        address = self._places.listens(self._places.store)
-        self._server = Server(address, ToStore, self._answer, keys=self._places.keys("store"))
+        address = self._layout.listens(self._layout.store)
+        self._server = Server(address, ToStore, self._answer, keys=self._layout.keys("store"))
         if not durable:
             self.spawn(self._sync())
 
     async def close(self) -> None:
-        """Acknowledged or not, what was received is written before the database is closed."""
+        """Everything received is written before the database is closed, acknowledged or not."""
         if hasattr(self, "_server"):
             self._server.close()
         if hasattr(self, "_writer"):
             await asyncio.to_thread(self._writer.close)
-        self._pool.shutdown(wait=hasattr(self, "_database"))  # else it is still being opened, which may take long
+        self._pool.shutdown(
+            wait=hasattr(self, "_database")
+        )  # otherwise it is still being opened, which may take long
         if hasattr(self, "_database"):
             await asyncio.to_thread(self._database.close)
 
@@ -124,9 +126,9 @@ class StoreService(Service):
             answer = await self._handlers[type(message)](message, frames)
         except StoreFull as error:
             if isinstance(message, PutPartials):
-                raise  # they come all the time, and nobody has to have them: a whole sample tells whether it is full
+                raise  # frequent and optional: only a finished sample decides whether the store is full
             self._why_full = str(error)
-            self._full = self._full or self.spawn(self._hold_out())
+            self._full = self._full or self.spawn(self._wait_for_space())
             raise
         except Unusable as error:
             self.spawn(_end(error))
@@ -136,15 +138,15 @@ class StoreService(Service):
         if self._full is not None and isinstance(message, PutSamples):
             self._full.cancel()
             self._full, self._why_full = None, ""
-            log.warning("there is room again: new samples are taken")
+            log.warning("there is room again: new samples are accepted")
         return answer
 
-    async def _hold_out(self) -> None:
-        """A checkpoint may forget what makes room; otherwise the user has to make some, and must hear of it."""
+    async def _wait_for_space(self) -> None:
+        """A checkpoint may free space; otherwise the user has to, and the log says so."""
         began = time.monotonic()
         while (left := began + FULL_S - time.monotonic()) > 0:
             log.error("%s; until then new samples are refused, for %.0f s at most", self._why_full, left)
-            await asyncio.sleep(min(TELL_S, left))
+            await asyncio.sleep(min(WARN_S, left))
         raise StoreFull(self._why_full)
 
     def _unreadable(self, error: lmdb.Error) -> StoreError:
@@ -166,11 +168,11 @@ class StoreService(Service):
     async def _put_samples(self, message: PutSamples, frames: Sequence[bytes]) -> Message:
         size = sum(map(len, frames))
         with self._underway(size):
-            rows = await self._aside(partial(prepare, message, frames, self._level()))
+            rows = await self._in_pool(partial(prepare, message, frames, self._level()))
             kept: list[SampleInfo] = []
 
             def put(batch: Batch) -> None:
-                kept[:] = self._writes.put_samples(batch, rows)  # may be tried twice
+                kept[:] = self._writes.put_samples(batch, rows)  # may run twice
 
             await self._writer.write(put, size)
         return Kept(samples=kept) if kept else DONE
@@ -180,7 +182,7 @@ class StoreService(Service):
         missing: list[SampleId] = []
 
         def put(batch: Batch) -> None:
-            missing[:] = self._writes.put_partials(batch, message, b"".join(frames))  # may be tried twice
+            missing[:] = self._writes.put_partials(batch, message, b"".join(frames))  # may run twice
 
         with self._underway(size):
             await self._writer.write(put, size)
@@ -197,32 +199,32 @@ class StoreService(Service):
             self._underway_bytes -= size
 
     def _level(self) -> int:
-        """Frames tell their own level, so under pressure speed comes first."""
+        """Every frame carries its own level, so under pressure speed comes first."""
         level = self._config.store.compression
         return level if self._underway_bytes < PRESSURE_BYTES else min(level, PRESSURE_LEVEL)
 
-    def _read(self, question: Callable[[Any], Any]) -> Callable[..., Awaitable[Message | Parcel]]:
+    def _read(self, query: Callable[[Any], Any]) -> Callable[..., Awaitable[Message | Parcel]]:
         async def handle(message: Message, frames: Sequence[bytes]) -> Message | Parcel:
-            answer = await self._aside(partial(question, message))
+            answer = await self._in_pool(partial(query, message))
             return Parcel(*answer) if isinstance(answer, tuple) else answer
 
         return handle
 
     async def _history_of(self, message: GetHistory, frames: Sequence[bytes]) -> Parcel:
-        """On the event loop when it is short: then it takes less time than two changes of thread."""
+        """A short one on the event loop: that takes less time than two thread switches."""
         if message.limit > SHORT_HISTORY:
-            return Parcel(*await self._aside(partial(self._reads.history, message)))
+            return Parcel(*await self._in_pool(partial(self._reads.history, message)))
         return Parcel(*self._reads.history(message))
 
-    async def _aside(self, work: Callable[[], Result]) -> Result:
+    async def _in_pool(self, work: Callable[[], Result]) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)
 
     async def _sync(self) -> None:
         while True:
             await asyncio.sleep(SYNC_S)
-            await self._aside(self._database.sync)
+            await self._in_pool(self._database.sync)
 
 
 async def _end(error: Unusable) -> None:
-    """Who is started again looks at the folder first."""
+    """The restarted process probes the folder before it opens it."""
     raise error

@@ -1,4 +1,4 @@
-"""Compressed bytes at rest: zstd frames, each with a checksum, which tell their own length and level."""
+"""Compressed bytes at rest: zstd frames, each with a checksum and its own length and level."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ def unpack_bytes(frame: Any, what: object) -> bytes:
 
 
 def compressor(level: int) -> zstandard.ZstdCompressor:
-    """This thread's own: they are neither thread-safe nor cheap to make."""
-    found: zstandard.ZstdCompressor | None = getattr(_local, f"level{level}", None)
-    if found is None:
-        found = zstandard.ZstdCompressor(level=level, write_checksum=True)
-        setattr(_local, f"level{level}", found)
-    return found
+    """This thread's own one: they are neither thread-safe nor cheap to create."""
+    cached: zstandard.ZstdCompressor | None = getattr(_local, f"level{level}", None)
+    if cached is None:
+        cached = zstandard.ZstdCompressor(level=level, write_checksum=True)
+        setattr(_local, f"level{level}", cached)
+    return cached
 
 
 def _decompressor() -> zstandard.ZstdDecompressor:
-    found: zstandard.ZstdDecompressor | None = getattr(_local, "decompressor", None)
-    if found is None:
-        found = _local.decompressor = zstandard.ZstdDecompressor()
-    return found
+    cached: zstandard.ZstdDecompressor | None = getattr(_local, "decompressor", None)
+    if cached is None:
+        cached = _local.decompressor = zstandard.ZstdDecompressor()
+    return cached

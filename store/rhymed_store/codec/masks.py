@@ -1,7 +1,7 @@
-"""Which tokens of a response were accepted drafts, at rest: a bit a token or, where that is shorter, deflated.
+"""Which tokens of a response were accepted drafts, at rest: a bit per token or, where that is shorter, deflated.
 
-A mask stands in the token stream behind its response's frame, behind a checksum of its own. Pure: knows neither
-records nor the stream.
+A mask follows its response's frame in the token stream and begins with a checksum. Pure: knows neither records nor
+the stream.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _LEAST = 16  # bytes below which deflating does not pay
 
 
 def bytes_of(length: int) -> int:
-    """Of the bits of so many tokens."""
+    """Bytes of a mask of this many tokens."""
     return (length + 7) // 8
 
 
 def cut(frame: bytes, lengths: Sequence[int], known: Sequence[bool]) -> list[bytes]:
-    """Each response's mask, packed; empty where it is not known. Raises `MalformedMessage`."""
+    """Each response's mask, packed; empty where it is unknown. Raises `MalformedMessage`."""
     if len(known) != len(lengths):
-        raise MalformedMessage(f"PutSamples: drafted tells of {len(known)} samples, there are {len(lengths)}")
+        raise MalformedMessage(f"PutSamples: drafted covers {len(known)} samples, there are {len(lengths)}")
     sizes = [bytes_of(length) if told else 0 for length, told in zip(lengths, known, strict=True)]
     if len(frame) != sum(sizes):
         raise MalformedMessage(f"PutSamples: {len(frame)} bytes of accepted drafts, {sum(sizes)} announced")
@@ -38,7 +38,7 @@ def cut(frame: bytes, lengths: Sequence[int], known: Sequence[bool]) -> list[byt
 
 
 def pack(bits: bytes) -> bytes:
-    """`bits` as they come over the wire, see `messages.PutSamples`."""
+    """`bits` as in `messages.PutSamples`."""
     body = b"\0" + bits
     if len(bits) >= _LEAST:
         short = b"\1" + zlib.compress(bits, 6, -zlib.MAX_WBITS)
@@ -47,7 +47,7 @@ def pack(bits: bytes) -> bytes:
 
 
 def unpack(value: bytes, length: int, what: object) -> NDArray[np.bool_]:
-    """Of a response of `length` tokens. Raises `StoreDamaged` naming `what` when the bytes are not those written."""
+    """The mask of `length` tokens. Raises `StoreDamaged` naming `what` when the bytes are not those written."""
     body, size = value[_CHECK:], bytes_of(length)
     try:
         if not body or zlib.crc32(body).to_bytes(_CHECK, "little") != value[:_CHECK]:

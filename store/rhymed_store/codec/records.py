@@ -1,8 +1,8 @@
-"""How things look at rest: keys, fixed headers, compressed token frames. Pure: no database, no clock.
+"""The format at rest: keys, fixed headers, compressed token frames. Pure: no database, no clock.
 
 Sample keys sort by prompt, step, index, so a prompt's history is one range; journal keys by step, prompt, index, so
 a step is one range. Steps are biased by 2^31: the negative ones of imported history sort first. A record's length
-stands at a fixed place and is read without its tokens. Every array and every record carries a checksum.
+has a fixed offset and is read without its tokens. Every array and every record carries a checksum.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ SAMPLE_KEY_BYTES = _SAMPLE_KEY.size
 _HEADER = struct.Struct("<IIIQIBd")  # length, prompt tokens, their checksum, frame's position and size, flags, reward
 _RUN = struct.Struct("<iI")  # policy version, how many tokens in a row
 _LENGTH = struct.Struct("<I")
-_DRAFTED = struct.Struct("<I")  # size of the mask; behind the runs, where there is one
-_JOURNAL = struct.Struct("<BIiBd")  # state, length, oldest version, is there a reward, reward
+_DRAFTED = struct.Struct("<I")  # size of the mask; follows the runs if there is a mask
+_JOURNAL = struct.Struct("<BIiBd")  # state, length, oldest version, has a reward, reward
 
 # Flags of a header: finish reason (2 bits), state (2), has a reward (1), width - 2 (2), a checksum of key and record
 # follows at the end (1, always set)
@@ -58,7 +58,7 @@ class Record(NamedTuple):
     flags: int
     reward: float
     versions: list[tuple[int, int]]
-    drafted: int = 0  # bytes behind the frame: which tokens were accepted drafts, see `masks`; 0: not known
+    drafted: int = 0  # bytes after the frame: which tokens were accepted drafts, see `masks`; 0: unknown
 
     @property
     def width(self) -> int:
@@ -88,12 +88,12 @@ class Record(NamedTuple):
         return self._replace(flags=flags)
 
     def journal(self) -> bytes:
-        """The journal's line about it."""
+        """Its line in the journal."""
         reward = self.reward if self.flags & REWARD_BIT else None
         return pack_journal(self.state, self.length, self.versions, reward)
 
     def pack(self, key: bytes) -> bytes:
-        """To stand under this sample key."""
+        """The value for this sample key."""
         header = _HEADER.pack(*self[:5], self.flags | _CHECKED, self.reward)
         body = header + b"".join(_RUN.pack(*run) for run in self.versions)
         if self.drafted:
@@ -104,7 +104,7 @@ class Record(NamedTuple):
 def new_record(
     info: SampleInfo, prompt_check: int, position: int, size: int, width: Width, drafted: int = 0
 ) -> Record:
-    """Of a sample that was just generated."""
+    """The record of a sample that was just generated."""
     flags = FINISHES.index(info.finish_reason) | (width - 2) << _WIDTH_SHIFT
     return Record(info.length, info.prompt_length, prompt_check, position, size, flags, 0.0, info.versions, drafted)
 
@@ -168,20 +168,20 @@ def check_id(sample: SampleId) -> None:
 
 
 def sample_at(key: Any, prompt: str) -> SampleId:
-    """The id that a sample key stands for; its prompt is known to who scans."""
+    """The id of a sample key; `prompt` is the one in the key, which a scan knows already."""
     _, step, index = _SAMPLE_KEY.unpack(key)
     return SampleId(step=step - STEP_BIAS, prompt=prompt, index=index)
 
 
 def name_of(key: Any) -> str:
-    """How the sample with this key is called; of a key that is none, its bytes."""
+    """The sample's id as text; for a malformed key its bytes in hex."""
     if len(key) != _SAMPLE_KEY.size:
         return bytes(key).hex()
     return str(sample_at(key, bytes(key[:8]).hex()))
 
 
 def sample_of(journal: Any) -> SampleId:
-    """The id that a journal key stands for; what follows in the key is not looked at."""
+    """The id of a journal key, which may be longer."""
     step, prompt, index = _JOURNAL_KEY.unpack_from(journal)
     return SampleId(step=step - STEP_BIAS, prompt=prompt.hex(), index=index)
 
@@ -197,7 +197,7 @@ def step_of(key: Any) -> int:
 
 
 def step_prefix(step: int) -> bytes:
-    """Where this step begins among journal keys, or after a prompt key. Steps out of range are clipped."""
+    """The step's part of a key: where it begins among journal keys, or after a prompt key. Clipped to the range."""
     return min(max(step + STEP_BIAS, 0), (1 << 32) - 1).to_bytes(4, "big")
 
 
@@ -214,7 +214,7 @@ def pack_journal(
 
 
 def journal_state(value: Any) -> SampleState:
-    """Of a packed line, without unpacking the rest."""
+    """The state of a packed line."""
     state: SampleState = STATES[value[0]]
     return state
 
@@ -274,7 +274,7 @@ def unpack_tokens(frame: Any, width: int, out: Tokens, what: object) -> None:
 
 
 def pack_logprobs(data: Any) -> bytes:
-    """float32 bytes behind their checksum. Not compressed: mantissas are noise, and they live for a few steps."""
+    """float32 bytes after their checksum. Not compressed: mantissas are noise, and they live for a few steps."""
     return b"".join((zlib.crc32(data).to_bytes(4, "little"), data))
 
 
@@ -286,7 +286,7 @@ def unpack_logprobs(value: Any, length: int, what: object) -> memoryview:
 
 
 def context_key(prompt: str, tokens: Any) -> bytes:
-    """Key of prompt tokens: the same prompt may be tokenised otherwise in imported history."""
+    """Key of prompt tokens: imported history may have the same prompt in another tokenization."""
     return prompt_key(prompt) + zlib.crc32(tokens).to_bytes(4, "big")
 
 

@@ -17,7 +17,7 @@ from rhymed_store.database.transactions import Operation
 
 log = logging.getLogger(__name__)
 
-GROUP_BYTES = 64 << 20  # of payload in one transaction, so that nobody waits long for its end
+GROUP_BYTES = 64 << 20  # of payload in one transaction: bounds how long its callers wait
 
 
 class _Pending(NamedTuple):
@@ -27,7 +27,7 @@ class _Pending(NamedTuple):
 
 
 class Writer:
-    """Made on the event loop; `commit` runs on its thread and tells for each operation what went wrong."""
+    """Created on the event loop; `commit` runs on the writer's own thread and returns the error of each operation."""
 
     def __init__(self, commit: Callable[[Sequence[Operation]], list[Exception | None]]) -> None:
         self._commit = commit
@@ -38,7 +38,7 @@ class Writer:
         self._thread.start()
 
     async def write(self, operation: Operation, size: int = 0) -> None:
-        """Returns when the operation is committed. Raises what it raised. `size`: bytes of payload, an estimate."""
+        """Returns when the operation is committed. Raises its error. `size`: bytes of payload, an estimate."""
         if self._closed:
             raise PeerGone("the store is closing")
         done: asyncio.Future[None] = self._loop.create_future()
@@ -46,7 +46,7 @@ class Writer:
         await done
 
     def close(self) -> None:
-        """Write what waits, then end the thread. Blocks."""
+        """Write what is queued, then end the thread. Blocks."""
         self._closed = True
         self._queue.put(None)
         self._thread.join()
@@ -64,7 +64,7 @@ class Writer:
                 return
 
     def _collect(self, first: _Pending) -> tuple[list[_Pending], bool]:
-        """What waits already, up to a limit; and whether there is more to come."""
+        """What is queued already, up to a limit; and whether more may come."""
         group, size = [first], first.size
         while size < GROUP_BYTES:
             try:
@@ -80,7 +80,7 @@ class Writer:
     def _settle(self, group: list[_Pending], outcomes: Sequence[Exception | None]) -> None:
         for pending, error in zip(group, outcomes, strict=True):
             if pending.done.done():
-                continue  # who asked has gone
+                continue  # its caller is gone
             if error is None:
                 pending.done.set_result(None)
             else:

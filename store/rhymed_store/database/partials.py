@@ -1,8 +1,8 @@
-"""Beginnings of samples that are being written, in chunks: more of one is appended without writing it all again.
+"""Partial samples in chunks, so that new tokens are appended without rewriting the earlier ones.
 
-A chunk's key is the sample's journal key and the position of its first token. Invariant: the chunks of a sample lie
-end to end from position 0, so what is read has no hole. They live for seconds and are short: raw tokens behind a
-checksum, for of some thirty tokens a compressed frame is mostly its header. Knows the table, not who may write.
+A chunk's key is the sample's journal key and the position of its first token. Invariant: the chunks of a sample are
+contiguous from position 0, so what is read has no hole. Chunks live for seconds and are short: raw tokens after a
+checksum, since a compressed frame of thirty tokens is mostly header. Knows the table, not who may write.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from rhymed.errors import StoreDamaged
 from rhymed.messages import SampleId
 from rhymed_store.codec import frames, records
 
-MOST_TOKENS = (1 << 32) - 1  # of one beginning: positions have four bytes
-HEADER_BYTES = 32  # what a chunk takes beside its tokens
+MOST_TOKENS = (1 << 32) - 1  # of one sample: positions have four bytes
+HEADER_BYTES = 32  # of a chunk in addition to its tokens
 _CHECK = 4  # bytes of a chunk's checksum; after it: bytes a token (one byte), tokens
 _NUMBERS = {2: "<u2", 4: "<u4"}  # bytes a token: numpy's name
 
 
 def put(cursor: Any, sample: SampleId, start: int, tokens: Any) -> bool:
-    """Replace all from `start` on by `tokens`, uint32 bytes. False where that left a hole: nothing is written."""
+    """Replace everything from `start` by `tokens`, uint32 bytes. False, and nothing written, if that left a hole."""
     low = records.journal_key(sample)
     if start and not _cut_at(cursor, low, start):
         return False
     remove(cursor, low, start)
-    if len(tokens) or not start:  # a sample without tokens yet is known, too
+    if len(tokens) or not start:  # a sample without tokens yet is recorded too
         cursor.put(_key(low, start), pack(np.frombuffer(tokens, "<u4")))
     return True
 
 
 def _cut_at(cursor: Any, low: bytes, start: int) -> bool:
-    """Whether there is something up to `start`; a chunk that reaches over it ends there from now on."""
+    """Whether the chunks reach `start`; one that reaches past it is cut there."""
     inside = cursor.set_range(_key(low, start))
     if not (cursor.prev() if inside else cursor.last()):
         return False
@@ -53,24 +53,24 @@ def _cut_at(cursor: Any, low: bytes, start: int) -> bool:
 
 
 def remove(cursor: Any, low: bytes, start: int = 0) -> None:
-    """All chunks from `start` on of the sample with this journal key."""
+    """Delete the chunks from `start` on of the sample with this journal key."""
     while cursor.set_range(_key(low, start)) and cursor.key()[:-4] == low:
         cursor.delete()
 
 
 def get(cursor: Any, sample: SampleId) -> NDArray[np.uint32] | None:
-    """Tokens from the first on, up to the first gap or damaged chunk; None when there is nothing."""
-    found, end = [], 0
+    """Tokens up to the first gap or damaged chunk; None if there are no chunks."""
+    chunks, end = [], 0
     for first, chunk in _chunks(cursor, records.journal_key(sample), f"the beginning of sample {sample}"):
         if first != end:
             break
-        found.append(chunk)
+        chunks.append(chunk)
         end += len(chunk)
-    return np.concatenate(found) if found else None
+    return np.concatenate(chunks) if chunks else None
 
 
 def begun(cursor: Any, low: bytes) -> Iterator[SampleId]:
-    """Samples of which there is something, from this journal key on."""
+    """Samples that have chunks, from this journal key on."""
     there = cursor.set_range(low)
     while there:
         key = bytes(cursor.key())[:-4]
@@ -84,7 +84,7 @@ def _chunks(cursor: Any, low: bytes, what: str) -> Iterator[tuple[int, NDArray[n
         try:
             yield position(cursor.key()), unpack(cursor.value(), what)
         except StoreDamaged:
-            return  # what is before it is right, and the rest can be generated again
+            return  # the earlier chunks are sound, and the rest can be generated again
         there = cursor.next()
 
 

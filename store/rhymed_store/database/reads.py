@@ -1,7 +1,7 @@
-"""What can be asked: each question is answered from one snapshot, by range scans and reads by key.
+"""Queries: each is answered from one snapshot, by range scans and reads by key.
 
-Raises `UnknownSample` naming what the store does not have, `StoreDamaged` naming what it can no longer read. A
-question about lengths reads headers only. Knows the tables, not LMDB.
+Raises `UnknownSample` naming a sample that the store does not have, `StoreDamaged` naming one that it can no longer
+read. A query for lengths reads headers only. Knows the tables, not LMDB.
 """
 
 from __future__ import annotations
@@ -48,31 +48,31 @@ class Reads:
 
     def samples(self, message: GetSamples) -> tuple[Samples, list[Any]]:
         with self._database.read() as txn:
-            found = [self._find(txn, sample) for sample in message.samples]
-            arrays: list[Any] = [self._tokens(txn, found)]
+            rows = [self._find(txn, sample) for sample in message.samples]
+            arrays: list[Any] = [self._tokens(txn, rows)]
             if message.logprobs:
-                arrays.append(b"".join([self._logprobs(txn, row) for row in found]))
+                arrays.append(b"".join([self._logprobs(txn, row) for row in rows]))
             if message.prompt_tokens:
-                arrays.append(self._contexts(txn, found))
-        return _samples(found), arrays
+                arrays.append(self._contexts(txn, rows))
+        return _samples(rows), arrays
 
     def partials(self, message: GetPartials) -> tuple[Partials, list[Any]]:
-        found = {}
+        tokens_by_id = {}
         with self._database.read() as txn, txn.cursor(self._tables["partials"]) as cursor:
             for sample in message.samples:
                 tokens = partials.get(cursor, sample)
                 if tokens is not None:
-                    found[sample] = tokens
-        lengths = [len(tokens) for tokens in found.values()]
-        return Partials(samples=list(found), lengths=lengths), [b"".join(map(bytes, found.values()))]
+                    tokens_by_id[sample] = tokens
+        lengths = [len(tokens) for tokens in tokens_by_id.values()]
+        return Partials(samples=list(tokens_by_id), lengths=lengths), [b"".join(map(bytes, tokens_by_id.values()))]
 
     def history(self, message: GetHistory) -> tuple[Samples, list[Any]]:
         if message.limit < 1:
             raise MalformedMessage(f"GetHistory: limit {message.limit}, at least 1 expected")
         with self._database.read() as txn:
-            found = self._earlier(txn, message.prompt, message.before_step, message.limit)
-            arrays = [self._tokens(txn, found)]
-        return _samples(found), arrays
+            rows = self._earlier(txn, message.prompt, message.before_step, message.limit)
+            arrays = [self._tokens(txn, rows)]
+        return _samples(rows), arrays
 
     def _earlier(self, txn: Any, prompt: str, before_step: int, limit: int) -> list[SampleRecord]:
         """Newest step first, and within a step by index."""
@@ -88,7 +88,7 @@ class Reads:
                 sample = records.sample_at(key, prompt)
                 taken.append((-step, sample.index, SampleRecord(sample, records.unpack_record(key, cursor.value()))))
                 inside = cursor.prev()
-        return [found for _, _, found in sorted(taken, key=lambda row: row[:2])[:limit]]
+        return [row for _, _, row in sorted(taken, key=lambda row: row[:2])[:limit]]
 
     def lengths(self, message: GetLengths) -> Lengths:
         with self._database.read() as txn, txn.cursor(self._tables["samples"]) as cursor:
@@ -97,13 +97,13 @@ class Reads:
 
     def _lengths(self, cursor: Any, prompt: str, before_step: int) -> LengthRow:
         low = records.prompt_key(prompt)
-        high, found = low + records.step_prefix(before_step), []
+        high, lengths = low + records.step_prefix(before_step), []
         if cursor.set_range(low):
             for key, value in cursor:
                 if bytes(key) >= high:
                     break
-                found.append((records.step_of(key), records.unpack_length(value)))
-        return LengthRow(prompt=prompt, lengths=found)
+                lengths.append((records.step_of(key), records.unpack_length(value)))
+        return LengthRow(prompt=prompt, lengths=lengths)
 
     def journal(self, message: GetJournal) -> Journal:
         entries, low = {}, records.step_prefix(message.from_step)
@@ -139,17 +139,17 @@ class Reads:
             raise UnknownSample(f"sample {sample} was never stored")
         return SampleRecord(sample, records.unpack_record(key, value))
 
-    def _tokens(self, txn: Any, found: Sequence[SampleRecord]) -> Tokens:
-        out, starts = _space([record.length for _, record in found])
+    def _tokens(self, txn: Any, rows: Sequence[SampleRecord]) -> Tokens:
+        out, starts = _space([record.length for _, record in rows])
         with txn.cursor(self._tables["tokens"]) as cursor:
-            for (sample, record), start in zip(found, starts, strict=True):
+            for (sample, record), start in zip(rows, starts, strict=True):
                 what = f"sample {sample}"
                 frame = self._database.stream.read(cursor, record.position, record.size, what)
                 records.unpack_tokens(frame, record.width, out[start : start + record.length], what)
         return out
 
-    def _logprobs(self, txn: Any, found: SampleRecord) -> memoryview:
-        sample, record = found
+    def _logprobs(self, txn: Any, row: SampleRecord) -> memoryview:
+        sample, record = row
         value = txn.get(records.journal_key(sample), db=self._tables["logprobs"])
         if value is None:
             if not 0 <= sample.step < EVAL:
@@ -161,10 +161,10 @@ class Reads:
             raise StoreDamaged(f"sample {sample}: its log-probs are missing; {frames.RESCUE}")
         return records.unpack_logprobs(value, record.length, f"sample {sample}")
 
-    def _contexts(self, txn: Any, found: Sequence[SampleRecord]) -> Tokens:
-        out, starts = _space([record.prompt_length for _, record in found])
+    def _contexts(self, txn: Any, rows: Sequence[SampleRecord]) -> Tokens:
+        out, starts = _space([record.prompt_length for _, record in rows])
         unpacked: dict[bytes, Tokens] = {}
-        for (sample, record), start in zip(found, starts, strict=True):
+        for (sample, record), start in zip(rows, starts, strict=True):
             key = records.prompt_key(sample.prompt) + record.prompt_check.to_bytes(4, "big")
             part = out[start : start + record.prompt_length]
             if key in unpacked:
@@ -184,5 +184,5 @@ def _space(lengths: Sequence[int]) -> tuple[Tokens, list[int]]:
     return np.empty(ends.pop(), np.uint32), ends
 
 
-def _samples(found: Sequence[SampleRecord]) -> Samples:
-    return Samples(samples=[record.info(sample) for sample, record in found])
+def _samples(rows: Sequence[SampleRecord]) -> Samples:
+    return Samples(samples=[record.info(sample) for sample, record in rows])

@@ -1,8 +1,8 @@
-"""An endless byte stream in one key-value table: append, and read any span. Keys are positions, values are pieces.
+"""A byte stream in one key-value table: append, and read any span. Keys are positions, values are pieces.
 
-Why not one value a sample: a value above ~2 KB takes whole pages of its own, which wastes half a page each; here a
-blob is cut into pieces that fill pages exactly and small rests that share pages, and keys only grow, so pages stay
-full. Knows nothing of what the bytes mean.
+Why not one value per sample: a value above ~2 KB takes pages of its own and wastes half a page; here a blob is cut
+into pieces that fill pages exactly and small rests that share pages, and keys only grow, so pages stay full. Knows
+nothing of what the bytes mean.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from rhymed.errors import StoreDamaged
 KEY_BYTES = 8
 PAGE_HEADER = 16
 NODE_HEADER = 8
-PIECE_PAGES = 16  # longest run of pages that one piece asks for: free runs of this size are easily found again
+PIECE_PAGES = 16  # longest run of pages for one piece: free runs of this size are easily found again
 
 
 class Stream:
@@ -23,7 +23,7 @@ class Stream:
     def __init__(self, table: Any, page_bytes: int) -> None:
         self._table = table
         self._page = page_bytes
-        # LMDB keeps a node in the page when two of them fit (me_nodemax), else on overflow pages of its own.
+        # LMDB keeps a node inside a leaf page if two of them fit (me_nodemax), else on overflow pages.
         self._inline = ((page_bytes - PAGE_HEADER) // 2 & ~1) - 2 - NODE_HEADER - KEY_BYTES
 
     def append(self, txn: Any, data: bytes) -> int:
@@ -39,14 +39,14 @@ class Stream:
         return start
 
     def _piece(self, left: int) -> int:
-        """Whole pages as long as they are full, then what fits a shared page."""
+        """Bytes of the next piece: whole pages while they are full, then what fits a shared page."""
         pages = min((left + PAGE_HEADER) // self._page, PIECE_PAGES)
         return pages * self._page - PAGE_HEADER if pages else min(left, self._inline)
 
     def read(self, cursor: Any, position: int, size: int, what: object) -> Any:
         """`size` bytes from `position`; a view into the map (valid as long as the transaction) or a copy.
 
-        `cursor` is one on this table. Raises `StoreDamaged` naming `what` where the stream has a hole.
+        `cursor` is on this table. Raises `StoreDamaged` naming `what` where the stream has a hole.
         """
         key = position.to_bytes(KEY_BYTES, "big")
         if not (cursor.set_range(key) and cursor.key() == key):

@@ -1,7 +1,7 @@
-"""The tables of a store's database and how they are read; `Reader` opens them beside a living store, or without one.
+"""The tables of a store's database and how they are read; `Reader` opens them next to a living store, or without one.
 
-Invariant: reading changes nothing, and holds no snapshot longer than one transaction, for pages that a snapshot needs
-cannot be used again by the writer. Knows neither what may be written nor who asks.
+Invariant: reading changes nothing, and holds no snapshot longer than one transaction, since the writer cannot reuse
+pages that a snapshot needs. Knows neither what may be written nor who reads.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ TABLES = {
     "contexts": "prompt tokens, once a prompt",
     "prompts": "dataset rows",
     "drops": "why samples were dropped, by sample",
-    "journal": "how far samples came, by step, prompt, index; only steps that no checkpoint holds",
-    "logprobs": "as the journal, of training steps",
-    "partials": "beginnings of samples that are being written, as the journal, then position",
-    "meta": "what the folder is",
+    "journal": "the state of samples, by step, prompt, index; only steps that no checkpoint covers",
+    "logprobs": "keyed as the journal, of training steps",
+    "partials": "first tokens of samples in progress, by the journal's key and position",
+    "meta": "schema, run and counters",
 }
-SLACK = 64  # pages that LMDB may have numbered and never written
-TWIN = os.strerror(errno.EAGAIN)  # what LMDB says when another process has our process id, in another namespace
+SLACK = 64  # pages that LMDB may have allocated and never written
+TWIN = os.strerror(errno.EAGAIN)  # LMDB's error when a process in another namespace has our process id
 
 
 class Tables:
-    """What reading and writing share. Who derives from it opens `_env`, then the tables."""
+    """What reading and writing share. A subclass opens `_env`, then the tables."""
 
     folder: Path
     _env: Any
@@ -50,22 +50,22 @@ class Tables:
         self.stream = Stream(self.tables["tokens"], self.page_bytes)
 
     def read(self) -> Any:
-        """A read transaction, a context manager. What it gives are views into the map, valid inside the context."""
+        """A read transaction, a context manager. Its results are views into the map, valid inside the context."""
         return self._env.begin(buffers=True)
 
     @property
     def changes(self) -> int:
-        """Transactions so far, of all processes: the same number, the same content."""
+        """Number of transactions so far, of all processes. Equal numbers mean equal content."""
         return int(self._env.info()["last_txnid"])
 
     def used_bytes(self, txn: Any, *names: str) -> int:
-        """Pages of these tables (none: of all) that hold something; what was forgotten leaves pages to use again."""
+        """Bytes of the pages in use by these tables (none named: by all). Deleted entries leave free pages."""
         stats = [txn.stat(self.tables[name]) for name in names or self.tables]
         pages: int = sum(stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"] for stat in stats)
         return pages * self.page_bytes
 
     def number(self, txn: Any, name: str, default: int = 0) -> int:
-        """From the table of what the folder is."""
+        """A number of the table "meta"."""
         value = txn.get(name.encode(), db=self.tables["meta"])
         return default if value is None else int(bytes(value))
 
@@ -80,7 +80,7 @@ class Reader(Tables):
                 raise StoreError(f"{folder} has no data.mdb: no store process has opened it yet")
             self._env = lmdb.open(
                 str(folder),
-                map_size=0,  # as large as its writer made it
+                map_size=0,  # the writer's
                 max_dbs=len(TABLES),
                 readonly=True,
                 create=False,
@@ -98,7 +98,7 @@ class Reader(Tables):
             self._opened = opened.pop_all()
 
     def _is_whole(self) -> None:
-        """Reading behind the end of a file that was cut would kill the process, so it is looked at first."""
+        """Reading past the end of a truncated file would kill the process."""
         page, pages = self._env.stat()["psize"], self._env.info()["last_pgno"] + 1
         found = (self.folder / "data.mdb").stat().st_size // page
         if pages - found > min(SLACK, pages // 16):
@@ -126,7 +126,7 @@ class Reader(Tables):
             if TWIN in what:
                 raise StoreError(
                     f"{self.folder} is open in a process with our process id ({os.getpid()}), in another container:"
-                    " LMDB tells readers apart by it; look again, or from a container that shares its pids (pid: ...)"
+                    " LMDB identifies readers by it; try again, or use a container that shares its pids (pid: ...)"
                 ) from None
             raise StoreDamaged(f"{self.folder} is damaged ({what}); check the disk, and restore data.mdb") from None
 
@@ -152,7 +152,7 @@ def check_schema(folder: Path, found: int) -> None:
 
 
 def owner(path: Path) -> str:
-    """Whose it is, or the nearest folder above that can be seen."""
+    """The user who owns a path, or the nearest visible folder above it."""
     for place in (path, *path.parents):
         with contextlib.suppress(OSError, KeyError):
             return place.owner()

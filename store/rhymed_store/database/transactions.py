@@ -1,8 +1,8 @@
-"""The database of a run as its one writer has it: transactions of many operations. With `database`, all of LMDB.
+"""A run's database, open for its one writer: transactions of many operations.
 
-Invariants: one writer (a lock on the folder); an operation happens wholly or not at all; the map's last part is kept
-back from new data, so that in a full store scores, marks and the forgetting that makes room work on. What the
-operations and the questions are is in `writes` and `reads`; knows neither sockets nor the event loop.
+Invariants: one writer (a lock on the folder); an operation happens wholly or not at all; the last part of the map is
+reserved from new data, so in a full store scores, marks and the deletions that make room still work. The operations
+and queries are in `writes` and `reads`; knows neither sockets nor the event loop.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from rhymed_store.database.probe import LONG_S, SHORT_S, damaged, probe
 from rhymed_store.database.space import FULL, Space, claim_lock, disk_full
 from rhymed_store.database.tables import TABLES, Tables, check_schema
 
-OPEN = b"open"  # stands in the lock's file while a store has the folder, and after one that was killed
+OPEN = b"open"  # content of the lock's file while a store has the folder open, and after it was killed
 
 
 @dataclass
 class Batch:
-    """One write transaction on its way."""
+    """One write transaction in progress."""
 
     txn: Any
     used_bytes: int  # of the map: measured when it began, then estimated
@@ -71,7 +71,9 @@ class Database(Tables):
                 self._settle_schema()
             except lmdb.Error as error:
                 raise self.explain(error) from None
-            with contextlib.suppress(OSError):  # a full disk: then the next start takes this one for killed or not
+            with contextlib.suppress(
+                OSError
+            ):  # a full disk: then the next start may take this one for closed cleanly
                 os.pwrite(self._lock, OPEN, 0)
             self._opened = opened.pop_all()
 
@@ -92,7 +94,7 @@ class Database(Tables):
         try:
             self._env.sync(True)
             if self._usable:
-                os.ftruncate(self._lock, 0)  # a clean end
+                os.ftruncate(self._lock, 0)  # closed cleanly
         finally:
             self._opened.close()
 
@@ -100,11 +102,11 @@ class Database(Tables):
         return (int(self._env.info()["last_pgno"]) + 1) * int(self._env.stat()["psize"])
 
     def sync(self) -> None:
-        """Make durable what was committed, for a history that was opened with `durable=False`."""
+        """Make all commits durable, for a database that was opened with `durable=False`."""
         self._env.sync(True)
 
     def commit(self, operations: Sequence[Operation]) -> list[Exception | None]:
-        """All in one transaction. Tells for each what went wrong; one that fails does not fail the others."""
+        """All in one transaction. Returns each operation's error or None; a failed one does not fail the others."""
         try:
             return self._commit(operations)
         except lmdb.Error as error:
@@ -132,7 +134,7 @@ class Database(Tables):
         return outcomes
 
     def explain(self, error: lmdb.Error) -> errors.StoreError:
-        """In words, and as what the rest of the program knows."""
+        """LMDB's error as one of ours."""
         if isinstance(error, lmdb.MapFullError | lmdb.TxnFullError):
             return self._space.map_full()
         if any(os.strerror(number) in str(error) for number in FULL):
@@ -164,7 +166,7 @@ class Database(Tables):
             )
 
     def _settle_schema(self) -> None:
-        """A new folder gets ours, one of another release is refused."""
+        """A new folder gets this release's schema, a folder of another one is refused."""
         with self._env.begin() as txn:
             found = self.number(txn, "schema")
         if found:
@@ -180,7 +182,7 @@ def _has_data(folder: Path) -> bool:
 
 
 def is_open(folder: Path) -> bool:
-    """Whether a store process, of this machine, has the folder."""
+    """Whether a store process on this machine has the folder open."""
     if not (folder / "writer.lock").exists():
         return False
     try:
@@ -192,7 +194,7 @@ def is_open(folder: Path) -> bool:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """No store has the folder, and none gets it while inside. Raises `StoreError` when one has."""
+    """Keep store processes out of the folder. Raises `StoreError` when one has it open."""
     descriptor = _lock(folder)
     try:
         yield
@@ -201,7 +203,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def _lock(folder: Path) -> int:
-    """Descriptor of the folder's lock. LMDB lets writers take turns; that one run has one store is our rule."""
+    """Descriptor of the folder's lock. LMDB allows several writers in turn; one store per run is our rule."""
     descriptor = os.open(folder / "writer.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

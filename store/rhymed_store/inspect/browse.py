@@ -1,6 +1,6 @@
-"""A whole store, prompt by prompt, for people: what `Reads` answers, and what no process of a run ever asks.
+"""A whole store, prompt by prompt, for people: the queries of `Reads`, and some that no process of a run needs.
 
-Each call is one snapshot of one prompt, however large the store is. Knows the tables, not LMDB.
+Each call reads one snapshot of one prompt, however large the store is. Knows the tables, not LMDB.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LAST = b"\xff" * 6  # step and index of a sample key
 
 
 class Totals(NamedTuple):
-    """Of the whole store, without reading it."""
+    """Of the whole store, from its counters."""
 
     samples: int
     tokens: int  # response tokens
@@ -31,14 +31,14 @@ class Totals(NamedTuple):
 
 
 class Response(NamedTuple):
-    """All that is kept of one sample."""
+    """Everything the store has of one sample."""
 
     info: SampleInfo
     state: SampleState
     reason: str  # why dropped
     tokens: Tokens
     prompt_tokens: Tokens
-    drafted: NDArray[np.bool_] | None = None  # of each token: was it an accepted draft; None: not known
+    drafted: NDArray[np.bool_] | None = None  # per token: was it an accepted draft; None: unknown
 
 
 class Browse(Reads):
@@ -61,12 +61,12 @@ class Browse(Reads):
                 prompt = bytes(cursor.key()[:8])
                 found.append(prompt.hex())
                 there = cursor.set_range(prompt + LAST)
-                if there and cursor.key()[:8] == prompt:  # a sample with the very last key there can be
+                if there and cursor.key()[:8] == prompt:  # a sample with the last possible key
                     there = cursor.next()
         return found
 
     def row(self, prompt: str) -> str | None:
-        """JSON of the dataset's row, where the store was given it."""
+        """JSON of the dataset's row; None if it was never stored."""
         with self._database.read() as txn:
             value = txn.get(records.prompt_key(prompt), db=self._tables["prompts"])
             return None if value is None else frames.unpack_bytes(value, f"prompt {prompt}").decode()
@@ -77,7 +77,7 @@ class Browse(Reads):
             return self._headers(txn, prompt)
 
     def responses(self, prompt: str) -> list[Response]:
-        """The prompt's samples with all that is kept of them, by step and index."""
+        """The prompt's samples with their tokens, by step and index."""
         with self._database.read() as txn:
             found = self._headers(txn, prompt)
             tokens = _cut(self._tokens(txn, found), [row.record.length for row in found])
@@ -91,12 +91,12 @@ class Browse(Reads):
         ]
 
     def drafted(self, found: Sequence[SampleRecord]) -> list[NDArray[np.bool_] | None]:
-        """Which tokens of these samples, as `headers` told of them, were accepted drafts; without their tokens."""
+        """Which tokens of these samples were accepted drafts, without reading the tokens."""
         with self._database.read() as txn:
             return self._masks(txn, found)
 
     def drops(self, prompt: str) -> dict[SampleId, str]:
-        """The prompt's samples that were dropped, with the reason; also those that were never generated."""
+        """The prompt's dropped samples with the reasons, including those that were never generated."""
         low, found = records.prompt_key(prompt), {}
         with self._database.read() as txn, txn.cursor(self._tables["drops"]) as cursor:
             there = cursor.set_range(low)

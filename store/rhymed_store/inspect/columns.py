@@ -1,8 +1,8 @@
-"""The headers of all samples of a store, as columns: for overviews. Ten times as fast as one record after another.
+"""The headers of all samples of a store as columns, for overviews: ten times as fast as unpacking each record.
 
-Invariant: what is read agrees with `records.unpack_record`; a record whose checksum differs is counted and left out.
-Holds no snapshot longer than a slice, and between two slices it lets other threads and the writer go on; so samples
-that are written meanwhile may be in it or not. Knows neither epochs nor text.
+Invariant: the columns agree with `records.unpack_record`; a record whose checksum differs is counted and left out.
+Holds no snapshot longer than a slice, and between slices other threads and the writer run; so samples that are
+written meanwhile may be missing. Knows neither epochs nor text.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rhymed_store.codec.records import REWARD_BIT, STATE_SHIFT, STATES, STEP_BIA
 from rhymed_store.database.tables import Tables
 
 SLICE = 2000  # records
-PAUSE_S = 0.0005  # between slices; long enough for a thread that waits for the interpreter to get it
+PAUSE_S = 0.0005  # between slices: long enough for a waiting thread to get the interpreter
 KEY = np.dtype([("prompt", ">u8"), ("step", ">u4"), ("index", ">u2")])
 HEADER = np.dtype(
     [
@@ -37,7 +37,7 @@ HEADER = np.dtype(
 
 @dataclass(frozen=True)
 class SampleColumns:
-    """One row a sample, by prompt, step, index."""
+    """One row per sample, by prompt, step, index."""
 
     prompt: NDArray[np.uint64]  # the id as a number
     step: NDArray[np.int64]
@@ -63,7 +63,7 @@ def read_columns(database: Tables) -> SampleColumns:
 
 
 def _slice(database: Tables, after: bytes, keys: list[bytes], headers: list[bytes]) -> tuple[Any, int]:
-    """Adds the records behind `after`; returns the key to go on behind, None at the end, and how many are damaged."""
+    """Add the records after a key. Returns the last key, None at the end, and how many records are damaged."""
     damaged = count = 0
     last: Any = None
     with database.read() as txn, txn.cursor(database.tables["samples"]) as cursor:

@@ -1,8 +1,8 @@
-"""Which epoch of a prompt a step is, and what it is called. Pure.
+"""Numbers and names of a prompt's epochs. Pure.
 
-An epoch is the ordinal of a prompt's training steps, from 0. Imported history keeps its negative step, so -1 comes
-right before epoch 0; evaluations keep their step, from EVAL, and so come after all epochs. Engines with a store of
-their own know no steps: they count from ROUNDS on how often a prompt was asked.
+An epoch is the ordinal of a prompt's training step, from 0. Imported history keeps its negative step, so -1 comes
+right before epoch 0; evaluations keep their step, from EVAL, and come after all epochs. Engines with a store of their
+own have no steps: they count from ROUNDS how often a prompt was generated.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from collections.abc import Iterable
 from rhymed.messages import EVAL
 
 ROUNDS = -(1 << 30)
-"""Step of the first time that a prompt was asked; imports never come so far down."""
+"""Step of the first time that a prompt was generated; imports never reach so far down."""
 
 
 def epochs_of(steps: Iterable[int]) -> dict[int, int]:
     """Step -> epoch, of one prompt, ascending."""
-    given = sorted(set(steps))
-    trained = [step for step in given if 0 <= step < EVAL]
+    distinct = sorted(set(steps))
+    trained = [step for step in distinct if 0 <= step < EVAL]
     numbers = {step: number for number, step in enumerate(trained)}
-    return {step: numbers.get(step, step) for step in given}
+    return {step: numbers.get(step, step) for step in distinct}
 
 
 def is_trained(epoch: int) -> bool:
@@ -28,7 +28,7 @@ def is_trained(epoch: int) -> bool:
 
 
 def title(epoch: int) -> str:
-    """Its name on a screen."""
+    """The epoch's name on a screen."""
     if epoch >= EVAL:
         return f"eval v{epoch - EVAL}"
     if epoch < ROUNDS // 2:
