@@ -28,7 +28,8 @@ async def session(config: Config, layout: RunLayout, *, plain: bool) -> int:
     survive_hangup()
     started = time.monotonic()
     with Screen(config, layout, plain=plain) as screen:
-        async with Supervisor(commands(config, layout.config), layout.log, screen.report) as supervisor:
+        processes = commands(config.rollout, config.reward, layout.config)
+        async with Supervisor(processes, layout.log, screen.report) as supervisor:
             finished = await _watch(layout, supervisor, screen, stop, evaluates_only=config.trainer.steps == 0)
             screen.closing(finished)
     shutil.rmtree(layout.sockets, ignore_errors=True)

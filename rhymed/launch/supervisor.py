@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rhymed.config import Config
+from rhymed.config import Reward, Rollout
 from rhymed.config.load import is_setting
 from rhymed.service.children import exit_reason, kill_session, last_lines, restart_pause_s, terminate
 from rhymed.service.service import EX_HOPELESS
@@ -87,7 +87,7 @@ class Child:
             kill_session(self.process)  # may still hold an engine
 
 
-def commands(config: Config, config_file: Path) -> list[Command]:
+def commands(rollout: Rollout, reward: Reward, config_file: Path) -> list[Command]:
     """What `rhymed run` starts, in this order; see `_stages` for the order of stopping."""
 
     def command(name: str, *arguments: str) -> Command:
@@ -100,8 +100,8 @@ def commands(config: Config, config_file: Path) -> list[Command]:
         command("store", "store"),
         command("broker", "broker"),
         worker("trainer", "trainer"),
-        *(worker("rollout", f"rollout-{i}") for i in range(config.rollout.workers)),
-        *(worker("reward", f"reward-{i}") for i in range(config.reward.workers)),
+        *(worker("rollout", f"rollout-{i}") for i in range(rollout.workers)),
+        *(worker("reward", f"reward-{i}") for i in range(reward.workers)),
     ]
 
 

@@ -1,4 +1,4 @@
-"""What stories about datasets are told with."""
+"""Rows and files for tests of datasets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A hub in a thread: serves folders as repositories over HTTP, as far as the client libraries ask. Logs nothing."""
+"""A hub in a thread: serves folders as repositories over HTTP, as far as the client libraries need."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FILE = re.compile(r"/(datasets/)?([^/]+/[^/]+)/resolve/([^/]+)/(.+)$")
 
 
 class Hub(ThreadingHTTPServer):
-    """`folders`: repository id -> its files. Ids in `gated` answer what the hub answers strangers."""
+    """`folders`: repository id -> its files. Ids in `gated` get the hub's answer for users without access."""
 
     def __init__(self, folders: dict[str, Path], gated: set[str]) -> None:
         super().__init__(("127.0.0.1", 0), Handler)

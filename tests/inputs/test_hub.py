@@ -1,4 +1,4 @@
-"""The client libraries read their settings at import, so each look at the hub is a process of its own."""
+"""The client libraries read their settings at import, so each test asks in a process of its own."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ Asked = list[tuple[Any, float]]
 
 @pytest.fixture
 def ask(tmp_path: Path) -> Callable[..., Asked]:
-    """Ask in a process whose hub and cache are the test's own."""
+    """Asks in a process with a hub and a cache of its own."""
 
     def run(endpoint: str, *what: dict[str, Any], **extra: str) -> Asked:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}

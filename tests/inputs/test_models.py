@@ -29,7 +29,7 @@ LLAMA = {"architectures": ["LlamaForCausalLM"], "max_position_embeddings": 2048}
 
 
 def write(folder: Path, **more: Any) -> Path:
-    """What the checks look at."""
+    """A model's folder, as far as the checks read it."""
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps({**LLAMA, **more}))
     (folder / "tokenizer.json").write_text("{}")

@@ -1,4 +1,4 @@
-"""Real processes: what dies comes back, what is stopped is gone, and so are its children."""
+"""With real processes: one that dies is restarted, one that is stopped is gone, and so are its children."""
 
 import asyncio
 import os
@@ -59,7 +59,7 @@ async def test_a_killed_process_is_started_again_and_said_so(tmp_path, logs, scr
 
 
 async def test_settings_come_from_the_configuration_alone(tmp_path, logs, script, monkeypatch) -> None:
-    """It has what the environment said, or what came after that: `-o`, a run's new name, an evaluation's no steps."""
+    """It holds those of the environment, and what overrides them: `-o`, a new run name, an evaluation without steps."""
     monkeypatch.setenv("RHYMED_TRAINER__STEPS", "4")
     monkeypatch.setenv("RHYMED_CONSOLE", "1")
     names = tmp_path / "names"
@@ -180,7 +180,7 @@ async def test_one_that_keeps_dying_is_not_given_up_while_the_run_gets_on(
         assert not running.failed.is_set()
         for life in range(6, 12):
             die(life)
-        await asyncio.wait_for(running.failed.wait(), 60)  # and now it does not get on any more
+        await asyncio.wait_for(running.failed.wait(), 60)  # now it makes no progress
 
 
 async def test_workers_hand_back_while_broker_and_store_are_there(tmp_path, script, logs) -> None:
@@ -221,7 +221,7 @@ async def test_only_the_leader_is_asked_to_end_and_may_end_its_children_itself(t
     file = tmp_path / "told"
     async with Supervisor([script("worker", text, file)], logs, lambda _: None):
         await until(lambda: file.exists() and file.read_text() == "up")
-    assert file.read_text() == "child None"  # alive when its parent was asked
+    assert file.read_text() == "child None"  # still alive when its parent was asked to end
 
 
 @pytest.mark.parametrize(("name", "forgiven"), [("trainer", False), ("rollout-0", True)])

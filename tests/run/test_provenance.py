@@ -1,4 +1,4 @@
-"""What a run's start leaves behind for whoever wants to do it again."""
+"""The record of a run's start, from which it can be reproduced."""
 
 from __future__ import annotations
 

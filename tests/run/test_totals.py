@@ -60,7 +60,7 @@ def test_every_epoch_has_its_means() -> None:
         row(1, 0.5, **{"training/epoch": 0.0, length: 10.0, seconds: 1.0}),
         row(2, None, **{"training/epoch": 1.0, length: 8.0, seconds: 2.0}, **drafts(10, 20, 15, 1.0, 0.5)),
     ]
-    first, second = epochs([row(-1, 0.0), *rows])  # a row of a release that knew of no epochs
+    first, second = epochs([row(-1, 0.0), *rows])  # a row without an epoch
     assert first == {
         "epoch": 0,
         "first_step": 0,

@@ -8,7 +8,7 @@ from rich.style import Style
 
 from rhymed.service.activities import ACTIVITIES, HEX, PREFIX, TERMINAL, WAITING, seconds_of, stats_of
 
-SIGHT = {  # linear RGB as others see it, Machado et al. 2009
+SIGHT = {  # linear RGB as the colour-blind see it, Machado et al. 2009
     "usual": np.eye(3),
     "deuteranopia": np.array([[0.367, 0.861, -0.228], [0.280, 0.673, 0.047], [-0.012, 0.043, 0.969]]),
     "protanopia": np.array([[0.152, 1.053, -0.205], [0.115, 0.786, 0.099], [-0.004, -0.048, 1.052]]),
@@ -25,7 +25,7 @@ def linear(colour: str) -> np.ndarray:
 
 
 def apart(one: str, other: str, sight: np.ndarray) -> float:
-    """Distance in OKLab; 0.02 is about what an eye can tell."""
+    """Distance in OKLab; 0.02 is about the smallest visible one."""
     seen = [OKLAB @ np.cbrt(CONES @ np.clip(sight @ linear(colour), 0, 1)) for colour in (one, other)]
     return float(np.linalg.norm(seen[0] - seen[1]))
 

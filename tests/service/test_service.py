@@ -16,7 +16,7 @@ from rhymed.service.service import LagMeter, Service
 
 
 class Recorder(Service):
-    """Writes down what happens to it; `fail` names the place where it raises."""
+    """Records its calls; `fail` names the one that raises."""
 
     def __init__(self, fail: str = "") -> None:
         super().__init__("recorder")

@@ -1,4 +1,4 @@
-"""Processes whose reader or whose terminal goes: they go on, and say so in the log."""
+"""Processes that lose their reader or terminal continue, and log that."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-LASTING = """
+OUTPUT = """
 import logging, sys
 logging.basicConfig(filename=sys.argv[1])
 from rhymed.service.stdio import ignore_output_errors
@@ -17,13 +17,13 @@ with ignore_output_errors():
     print("first", flush=True)
     sys.stdin.readline()
     for number in range(10_000):
-        print("nobody reads", number)
+        print("not read", number)
     print("nor", flush=True)
     print("this", file=sys.stderr, flush=True)
 open(sys.argv[2], "w").write("done")
 """
 
-LEFT = """
+HANGUP = """
 import asyncio, logging, sys
 logging.basicConfig(filename=sys.argv[1])
 from rhymed.service.stdio import ignore_output_errors, survive_hangup
@@ -33,7 +33,7 @@ async def work():
     print("first", flush=True)
     while not open(sys.argv[1]).read():
         await asyncio.sleep(0.02)
-    print("nobody reads", flush=True)
+    print("not read", flush=True)
     open(sys.argv[2], "w").write("done")
 
 with ignore_output_errors():
@@ -44,7 +44,7 @@ with ignore_output_errors():
 def test_a_reader_that_goes_ends_nothing(tmp_path: Path) -> None:
     log, done = tmp_path / "log", tmp_path / "done"
     pipe = subprocess.PIPE
-    command = [sys.executable, "-c", LASTING, str(log), str(done)]
+    command = [sys.executable, "-c", OUTPUT, str(log), str(done)]
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
         assert process.stdin is not None
         assert process.stdout is not None
@@ -62,12 +62,12 @@ def test_a_reader_that_goes_ends_nothing(tmp_path: Path) -> None:
 
 
 def test_a_terminal_that_goes_ends_nothing(tmp_path: Path) -> None:
-    """As when a connection drops: its end hangs up on the whole session."""
+    """As when a connection drops: the whole session gets SIGHUP."""
     log, done = tmp_path / "log", tmp_path / "done"
     pid, terminal = pty.fork()
     if pid == 0:
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whoever runs the tests may have it ignored
-        os.execv(sys.executable, [sys.executable, "-c", LEFT, str(log), str(done)])
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # it may be ignored where the tests run
+        os.execv(sys.executable, [sys.executable, "-c", HANGUP, str(log), str(done)])
     try:
         assert b"first" in os.read(terminal, 100)
         os.close(terminal)
@@ -81,7 +81,7 @@ def test_a_terminal_that_goes_ends_nothing(tmp_path: Path) -> None:
 
 
 def test_who_is_told_to_ignore_it_leaves_it_so() -> None:
-    """As under nohup: what is started from here is to ignore it, too."""
+    """As under nohup: child processes ignore SIGHUP, too."""
     text = (
         "import asyncio, signal\nfrom rhymed.service.stdio import survive_hangup\nsignal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
         "async def work(): survive_hangup()\nasyncio.run(work())\n"
@@ -93,16 +93,16 @@ def test_who_is_told_to_ignore_it_leaves_it_so() -> None:
 def test_a_full_disk_under_the_output_ends_nothing_either(tmp_path: Path) -> None:
     log, done = tmp_path / "log", tmp_path / "done"
     with open("/dev/full", "w") as full:
-        command = [sys.executable, "-c", LASTING, str(log), str(done)]
+        command = [sys.executable, "-c", OUTPUT, str(log), str(done)]
         status = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=full, stderr=full, timeout=60).returncode
     assert done.read_text() == "done", status
     assert "No space left on device" in log.read_text()
 
 
 def test_a_console_that_is_full_and_logs_there_too_ends_nothing(tmp_path: Path) -> None:
-    """What tells of it is written to the same place."""
+    """The log is written to the same stream."""
     log, done = tmp_path / "log", tmp_path / "done"
-    both = LASTING.replace("filename=sys.argv[1])", "handlers=[logging.FileHandler(sys.argv[1])])").replace(
+    both = OUTPUT.replace("filename=sys.argv[1])", "handlers=[logging.FileHandler(sys.argv[1])])").replace(
         "with ignore_output_errors():",
         "with ignore_output_errors():\n    logging.getLogger().addHandler(logging.StreamHandler())",
     )
@@ -117,6 +117,6 @@ def test_a_process_without_output_works(tmp_path: Path) -> None:
     log, done = tmp_path / "log", tmp_path / "done"
     shell = f'exec "{sys.executable}" -c "$TEXT" {log} {done} >&- 2>&-'
     subprocess.run(
-        ["sh", "-c", shell], env={**os.environ, "TEXT": LASTING}, stdin=subprocess.DEVNULL, timeout=60, check=True
+        ["sh", "-c", shell], env={**os.environ, "TEXT": OUTPUT}, stdin=subprocess.DEVNULL, timeout=60, check=True
     )
     assert done.read_text() == "done"

@@ -45,7 +45,7 @@ def test_a_loop_that_hangs_is_shown_where_and_ended() -> None:
 def test_a_process_that_was_stopped_is_not_blamed() -> None:
     child = start("turn")
     os.kill(child.pid, signal.SIGSTOP)
-    time.sleep(6)  # more than the looks that it has
+    time.sleep(6)  # longer than all of its checks
     os.kill(child.pid, signal.SIGCONT)
     time.sleep(1)
     assert child.poll() is None
