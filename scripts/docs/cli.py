@@ -12,15 +12,15 @@ from rhymed import cli
 
 HEAD = """# Commands
 
-Every command and option, generated from the parsers (`make docs`); `rhymed COMMAND --help` says the same. Who looks
-at a run and names none gets `runs/latest`: `rhymed run` leaves this link to its newest run.
+Every command and option, generated from the parsers (`make docs`); `rhymed COMMAND --help` prints the same. Commands
+that read a run use `runs/latest` by default, a link to the newest run of `rhymed run`.
 
 Exit status: 0 done, 1 failed, 2 something that you have to change, 130 interrupted. Any key of the
 [settings](config.md) can be changed with `-o section.key=value`, or by the environment (`RHYMED_SECTION__KEY=value`).
 """
 
 STANDARD = ("positional arguments", "options")
-"""Groups that argparse makes; others were given a title by us."""
+"""Groups that argparse creates; all others have a title of our own."""
 
 
 def page() -> str:
@@ -29,7 +29,7 @@ def page() -> str:
 
 
 def commands() -> Iterator[tuple[argparse.ArgumentParser, str]]:
-    """Each command that does something, with what `--help` says it does: `rhymed run`, `rhymed history show`, ..."""
+    """Each command that is no group, with its description in `--help`: `rhymed run`, `rhymed history show`, ..."""
     return _below(cli.parser(), "")
 
 
@@ -44,7 +44,7 @@ def _below(parser: argparse.ArgumentParser, about: str) -> Iterator[tuple[argpar
 
 
 def examples(parser: argparse.ArgumentParser) -> list[str]:
-    """The command lines at the end of its help, comments included."""
+    """The command lines at the end of its help text, with comments."""
     lines = (parser.epilog or "").splitlines()
     return [line.strip() for line in lines if line.strip() and not line.startswith("example")]
 
@@ -62,7 +62,7 @@ def _command(parser: argparse.ArgumentParser, about: str) -> Iterator[str]:
 
 
 def _tables(parser: argparse.ArgumentParser) -> Iterator[tuple[str, list[str]]]:
-    """One without a title, and one for each group that has a title of its own."""
+    """One table without a title, and one for each group with its own title."""
     rows: dict[str, list[str]] = {}
     for group in parser._action_groups:
         title = "" if group.title in STANDARD else group.title or ""
@@ -71,7 +71,7 @@ def _tables(parser: argparse.ArgumentParser) -> Iterator[tuple[str, list[str]]]:
 
 
 def _usage(parser: argparse.ArgumentParser) -> str:
-    """What must be said, and what may be, in brackets; the options are in the table."""
+    """Required arguments, and optional ones in brackets; the options are in the table."""
     parts = [parser.prog]
     for action in parser._actions:
         if action.option_strings:

@@ -9,17 +9,17 @@ def page() -> str:
     """docs/ledger.md."""
     return f"""# The ledger
 
-Where a sample can be, and what moves it. Generated from the table in `rhymed_broker/states.py`:
+The states of a sample and its transitions. Generated from the table in `rhymed_broker/states.py`:
 `make docs`.
 
 ```mermaid
 {diagram()}
 ```
 
-`returned`: its worker is lost, left, or gave it back; after `schedule.max_retries` failures, or
-more than `schedule.max_losses` workers that died with it while it came no further, it is dropped instead.
-`found_…`: the store's journal already had it when its step was opened, after a restart of the broker or the trainer.
-A sample that was trained after the trainer's last checkpoint is found as scored, and trained again.
+`returned`: the sample's worker was lost, left, or gave it back. After `schedule.max_retries` failures, or when more than
+`schedule.max_losses` workers died with it and it made no progress, it is dropped instead.
+`found_…`: the store's journal already contained the sample when its step was opened, after a restart of the broker or the
+trainer. A sample that was trained after the trainer's last checkpoint is found as scored, and trained again.
 """
 
 
