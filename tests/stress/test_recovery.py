@@ -86,7 +86,7 @@ def test_a_process_is_known_by_its_command_line(command: str, name: str) -> None
 
 
 def rows(seconds: float, grow_mib: float = 0.0, files: float = 0.0) -> list[dict]:
-    """`grow`: an hour."""
+    """`grow_mib`, `files`: growth per hour."""
     found = []
     for at in range(0, int(seconds), 5):
         part = {"pid": 1, "rss_mib": 100 + grow_mib * at / 3600, "files": 20 + files * at / 3600, "threads": 9}
@@ -97,8 +97,8 @@ def rows(seconds: float, grow_mib: float = 0.0, files: float = 0.0) -> list[dict
 def test_what_grows_is_named_and_what_does_not_is_not() -> None:
     assert judge(rows(3600))["wrong"] == []
     assert judge(rows(3600, grow_mib=3))["wrong"] == []
-    assert judge(rows(3600, grow_mib=50))["wrong"] == ["broker: rss_mib grows by 50.0 an hour, at most 8 are allowed"]
-    assert "broker: files grows by 30.0 an hour" in judge(rows(3600, files=30))["wrong"][0]
+    assert judge(rows(3600, grow_mib=50))["wrong"] == ["broker: rss_mib grows by 50.0 per hour, at most 8 are allowed"]
+    assert "broker: files grows by 30.0 per hour" in judge(rows(3600, files=30))["wrong"][0]
 
 
 def test_a_short_soak_judges_no_growth_but_tells_it() -> None:
