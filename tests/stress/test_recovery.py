@@ -97,7 +97,9 @@ def rows(seconds: float, grow_mib: float = 0.0, files: float = 0.0) -> list[dict
 def test_what_grows_is_named_and_what_does_not_is_not() -> None:
     assert judge(rows(3600))["wrong"] == []
     assert judge(rows(3600, grow_mib=3))["wrong"] == []
-    assert judge(rows(3600, grow_mib=50))["wrong"] == ["broker: rss_mib grows by 50.0 per hour, at most 8 are allowed"]
+    assert judge(rows(3600, grow_mib=50))["wrong"] == [
+        "broker: rss_mib grows by 50.0 per hour, at most 8 are allowed"
+    ]
     assert "broker: files grows by 30.0 per hour" in judge(rows(3600, files=30))["wrong"][0]
 
 
