@@ -10,10 +10,10 @@ from pathlib import Path
 
 from rhymed import atomic
 from rhymed.config import Config
-from rhymed.dashboard.data.redact import redacted
 from rhymed.errors import ConfigError
 from rhymed.report import curves, page
 from rhymed.report.facts import Facts, gather
+from rhymed.run.redact import redacted
 
 NO_PICTURES = "There are no pictures: matplotlib is not installed (pip install 'rhymed[plots]')."
 NO_METRICS = "There is nothing to draw: metrics.jsonl has no step."

@@ -11,11 +11,11 @@ import pytest
 
 from rhymed.config import Config
 from rhymed.dashboard import snapshots
-from rhymed.dashboard.data.redact import redacted
 from rhymed.dashboard.data.timeline import joined, newest
 from rhymed.dashboard.snapshots import LiveRun, SnapshotClient, SnapshotPipe, plain
 from rhymed.messages import Queues
 from rhymed.run.layout import layout_of
+from rhymed.run.redact import redacted
 from rhymed.run.timeline import Event
 from tests.dashboard.rows import NOW, queues, span
 

@@ -7,7 +7,6 @@ docs/metrics.md. This module is light: a sink's package is imported in the sink'
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -87,12 +86,3 @@ def _installed(package: str) -> bool:
     except ModuleNotFoundError:  # the parent package is missing
         return False
     return spec is not None and spec.origin is not None  # not just a folder of that name, such as W&B leaves
-
-
-def without_passwords(tree: Any) -> Any:
-    """Replaces user and password in addresses: `https://me:secret@host` becomes `https://***@host`."""
-    if isinstance(tree, Mapping):
-        return {key: without_passwords(value) for key, value in tree.items()}
-    if isinstance(tree, list):
-        return [without_passwords(value) for value in tree]
-    return re.sub(r"://[^/@\s]+@", "://***@", tree) if isinstance(tree, str) else tree

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from rhymed.errors import ConfigError
-from rhymed_broker.telemetry import PACKAGES, RunInfo, open_sink, without_passwords
+from rhymed.run.redact import without_passwords
+from rhymed_broker.telemetry import PACKAGES, RunInfo, open_sink
 from rhymed_broker.telemetry.follow import Bookmark, rows
 
 POLL_S = 0.5

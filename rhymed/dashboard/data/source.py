@@ -18,12 +18,12 @@ import msgspec
 from rhymed.dashboard.data import samples
 from rhymed.dashboard.data import timeline as spans
 from rhymed.dashboard.data.catalog import SORTS
-from rhymed.dashboard.data.redact import redacted
 from rhymed.dashboard.data.steps import StepRows
 from rhymed.dashboard.data.stored import OpenStore
 from rhymed.errors import ConfigError, MalformedMessage, StoreError
 from rhymed.messages import Queues, SampleId
 from rhymed.run import timeline
+from rhymed.run.redact import redacted
 from rhymed_store.codec import records
 
 MOST_ROWS = 500  # prompts in one answer

@@ -21,8 +21,9 @@ from rhymed.config import Config, Metrics
 from rhymed.errors import ConfigError
 from rhymed.run.layout import RunLayout, layout_of
 from rhymed.run.metrics import MetricsLog
+from rhymed.run.redact import without_passwords
 from rhymed_broker import telemetry
-from rhymed_broker.telemetry import MetricsRow, RunInfo, missing_packages, open_sink, without_passwords
+from rhymed_broker.telemetry import MetricsRow, RunInfo, missing_packages, open_sink
 from rhymed_broker.telemetry.__main__ import main
 from rhymed_broker.telemetry.follow import Bookmark, parse
 from rhymed_broker.telemetry.follow import rows as metrics_rows
