@@ -1,4 +1,4 @@
-"""Real subprocesses: each test states what a scorer may do to its child, and what the others see of it."""
+"""Real scoring processes: what a scorer may do to its own, and what the others notice."""
 
 import asyncio
 import contextlib
