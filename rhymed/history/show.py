@@ -1,6 +1,6 @@
-"""`rhymed history show`: a store's prompts, and one prompt's responses side by side, an epoch a column.
+"""`rhymed history show`: a store's prompts, and one prompt's responses side by side, one column per epoch.
 
-Pure but for reading the store: what is found comes back as tables.
+Pure apart from reading the store: the results are tables.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from rhymed_store.inspect.epochs import epochs_of, is_trained, title
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-COLUMN_WIDTH = 36  # characters below which a response is no pleasure to read
+COLUMN_WIDTH = 36  # characters below which a response is hard to read
 MOST_COLUMNS = 3
-DRAFTED = "dim"  # style of accepted drafts: what the model wrote by itself stands out
-TOKEN_IDS = 40  # of a response that are shown where there is no tokenizer
-BOILERPLATE = 20  # characters that all prompts begin with, from which on they are shown once
+DRAFTED = "dim"  # style of accepted drafts, so that sampled tokens stand out
+TOKEN_IDS = 40  # shown of a response without a tokenizer
+BOILERPLATE = 20  # common first characters of all prompts, from which on they are shown once
 
 
 def find(browse: Browse, wanted: str) -> list[str]:
-    """Prompts that are meant: an id or its beginning (four digits), else all whose text has these words in a row."""
+    """Prompts by id, by its first four or more digits, else by consecutive words of their text."""
     ids = browse.ids()
-    if re.fullmatch(r"[0-9a-f]{4,16}", wanted) and (found := [one for one in ids if one.startswith(wanted)]):
+    if re.fullmatch(r"[0-9a-f]{4,16}", wanted) and (found := [id for id in ids if id.startswith(wanted)]):
         return found
     words = " ".join(wanted.split()).casefold()
     found = [prompt for prompt in ids if words in " ".join(prompt_text(browse.row(prompt)).split()).casefold()]
@@ -45,7 +45,7 @@ def find(browse: Browse, wanted: str) -> list[str]:
 
 
 def listing(browse: Browse, ids: list[str]) -> list[dict[str, Any]]:
-    """A row for each of these prompts."""
+    """One row per prompt."""
     return [_listed(browse, prompt) for prompt in ids]
 
 
@@ -92,7 +92,7 @@ def render_listing(rows: list[dict[str, Any]], there: int) -> RenderableType:
 
 
 def columns(folder: RunFolder, prompt: str, epochs: list[int] | None, width: int) -> dict[int, list[Response]]:
-    """Epoch -> responses, oldest first: those asked for, else the last that fit. Training goes before the rest."""
+    """Epoch -> responses, oldest first: the requested epochs, else the last that fit, training epochs preferred."""
     found = by_epoch(folder.browse.responses(prompt))
     if epochs is None:
         best = [epoch for epoch in found if is_trained(epoch)] or list(found)
@@ -104,7 +104,7 @@ def columns(folder: RunFolder, prompt: str, epochs: list[int] | None, width: int
 
 
 def render(folder: RunFolder, prompt: str, shown: dict[int, list[Response]], limit: int) -> RenderableType:
-    """`limit`: responses an epoch."""
+    """`limit`: responses per epoch."""
     from rich.console import Group
     from rich.text import Text
 
@@ -113,7 +113,7 @@ def render(folder: RunFolder, prompt: str, shown: dict[int, list[Response]], lim
     rest = {name: value for name, value in json.loads(row or "{}").items() if name != "prompt"}
     if rest:
         parts.append(Text("row: " + visible(json.dumps(rest, ensure_ascii=False)), style="dim"))
-    known = any(response.drafted is not None for one in shown.values() for response in one[:limit])
+    known = any(response.drafted is not None for responses in shown.values() for response in responses[:limit])
     legend = [Text("dim: accepted drafts", style=DRAFTED)] if known and folder.decode is not None else []
     return Group(*parts, "", _side_by_side(folder, shown, limit), *legend)
 
@@ -129,10 +129,10 @@ def _side_by_side(folder: RunFolder, shown: dict[int, list[Response]], limit: in
         table.add_column(f"{title(epoch)} ({step_phrase(responses[0].info.id.step)}){reward}", ratio=1)
     most = max(len(responses) for responses in shown.values())
     for line in range(min(limit, most)):
-        table.add_row(*(_cell(folder, one[line]) if line < len(one) else "" for one in shown.values()))
+        table.add_row(*(_cell(folder, column[line]) if line < len(column) else "" for column in shown.values()))
         table.add_row()
     if most > limit:
-        table.caption = f"{most - limit} more an epoch: --limit {most}"
+        table.caption = f"{most - limit} more per epoch: --limit {most}"
         table.caption_justify = "left"
     return table
 
@@ -150,7 +150,7 @@ def _cell(folder: RunFolder, response: Response) -> Any:
     if folder.decode is None:
         return Text.assemble((head, "bold"), text_of(folder, response))
     found = pieces(folder.decode, response.tokens, drafted)
-    return Text.assemble((head, "bold"), *((visible(text), DRAFTED if told else "") for text, told in found))
+    return Text.assemble((head, "bold"), *((visible(text), DRAFTED if is_draft else "") for text, is_draft in found))
 
 
 def text_of(folder: RunFolder, response: Response) -> str:

@@ -1,7 +1,7 @@
-"""What is known of one sample besides the lines about it: from the store, and what the run met meanwhile.
+"""Facts about one sample in addition to its log lines: from the store, and from the run's timeline.
 
-A person names a sample by its id, a beginning of it, or a part of its prompt's id; `find` makes that whole. Works on
-a living run, and on a folder whose store, or logs, are gone: what cannot be read is told, and left out. Ids count
+A user names a sample by its id, its first characters, or a part of its prompt's id; `find` completes it. Works on a
+living run, and on a folder whose store or logs are gone: what cannot be read is reported and left out. Ids count
 steps from 0, sentences from 1.
 """
 
@@ -24,32 +24,32 @@ from rhymed_store.inspect.browse import Response
 
 WHOLE = re.compile(r"-?\d+/[0-9a-f]{16}/\d+")
 GIVEN = re.compile(r"(?:(-?\d+)/)?([0-9a-f]{1,16})(?:/(\d+)?)?")
-SHOWN = 8  # samples that are listed where one has to be chosen
-STARTS = 70  # characters of a prompt
+SHOWN = 8  # samples listed when several match
+PROMPT_CHARS = 70
 SHORTEST = 4  # digits of a prompt's id, without a step before them
 HINT = (
-    f"write step/prompt/index, e.g. 3/ab12cd34ab12cd34/0, or a beginning of it, or {SHORTEST} digits of a prompt;"
-    " steps in ids count from 0; ids stand in the report, in the dashboard, and in `samples` of `rhymed logs --json`"
+    f"write step/prompt/index, e.g. 3/ab12cd34ab12cd34/0, or its first characters, or {SHORTEST} digits of a prompt;"
+    " steps in ids count from 0; ids are in the report, in the dashboard, and in `samples` of `rhymed logs --json`"
 )
 
 
 def find(folder: Path, wanted: str, places: Sequence[Path], *, future: bool = False) -> str:
-    """The whole id. Raises `ConfigError` or `DataError` where none that was told of, or more than one, is meant.
+    """The complete id. Raises `ConfigError` or `DataError` where no sample matches, or more than one does.
 
-    `places`: where there are logs. `future`: a whole id may also be that of a sample which is still to come.
+    `places`: folders of logs. `future`: a complete id may also be that of a future sample.
     """
     given = GIVEN.fullmatch(wanted)
     if given is None or (given[1] is None and len(given[2]) < SHORTEST):
-        raise ConfigError(f"--sample {wanted!r} is no sample's id\n{HINT}")
+        raise ConfigError(f"--sample {wanted!r} is not a sample's id\n{HINT}")
     if future and WHOLE.fullmatch(wanted):
         return wanted
     found = _in_store(folder, given) or _in_logs(places, given)
     if len(found) == 1:
         return str(found[0])
     if not found:
-        raise DataError(f"--sample {wanted}: neither the store nor the logs in {folder} know such a sample\n{HINT}")
+        raise DataError(f"--sample {wanted}: neither the store nor the logs in {folder} have such a sample\n{HINT}")
     some = ", ".join(map(str, found[:SHOWN])) + (", …" if len(found) > SHOWN else "")
-    raise DataError(f"--sample {wanted}: {len(found)} samples begin so; name one: {some}")
+    raise DataError(f"--sample {wanted}: {len(found)} samples match; name one: {some}")
 
 
 def _fits(id: SampleId, given: re.Match[str]) -> bool:
@@ -65,7 +65,7 @@ def _in_store(folder: Path, given: re.Match[str]) -> list[SampleId]:
     try:
         with open_folder(folder) as run:
             browse = run.browse
-            prompts = [one for one in browse.ids() if one.startswith(given[2])]
+            prompts = [id for id in browse.ids() if id.startswith(given[2])]
             ids = {row.sample for prompt in prompts for row in browse.headers(prompt)}
             ids |= {id for prompt in prompts for id in browse.drops(prompt)}
     except RhymedError:
@@ -74,7 +74,7 @@ def _in_store(folder: Path, given: re.Match[str]) -> list[SampleId]:
 
 
 def _in_logs(places: Sequence[Path], given: re.Match[str]) -> list[SampleId]:
-    """Those that are still being written, and those of a store that is gone."""
+    """For samples that are still in progress, and for a store that is gone."""
     found: set[SampleId] = set()
     for log in logs(*places):
         for entry in entries(log, needle=given[2].encode()):
@@ -89,7 +89,7 @@ def parsed(id: str) -> SampleId:
 
 
 def summary(folder: Path, sample: str) -> list[str]:
-    """What the store has of it, in a few lines."""
+    """The sample in the store, in a few lines."""
     id = parsed(sample)
     head = f"sample {sample}, of {step_phrase(id.step)}"
     try:
@@ -101,7 +101,7 @@ def summary(folder: Path, sample: str) -> list[str]:
 
 def _kept(run: RunFolder, id: SampleId) -> Iterator[str]:
     text = " ".join(prompt_text(run.browse.row(id.prompt)).split())
-    yield f"  prompt   {text[:STARTS]}{'…' if len(text) > STARTS else ''}"
+    yield f"  prompt   {text[:PROMPT_CHARS]}{'…' if len(text) > PROMPT_CHARS else ''}"
     for response in run.browse.responses(id.prompt):
         if response.info.id == id:
             yield from _written(response)
@@ -122,7 +122,7 @@ def _written(response: Response) -> Iterator[str]:
 
 
 def own(entry: Entry, sample: str) -> Entry:
-    """The entry as it is about this sample, where it is about several."""
+    """An entry about several samples, reworded for this one."""
     if sample not in entry.samples:
         return entry
     place, others = entry.samples.index(sample), len(entry.samples) - 1
@@ -143,7 +143,7 @@ def own(entry: Entry, sample: str) -> Entry:
 
 
 def around(folder: Path, sample: str, first: str, last: str, workers: set[str]) -> list[Entry]:
-    """What the run met between these times that concerns it: its step's, and its workers', events."""
+    """The timeline's events between these times that concern the sample: of its step and its workers."""
     from rhymed.run.timeline import read
 
     step = parsed(sample).step

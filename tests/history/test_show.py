@@ -113,7 +113,7 @@ def test_where_no_drafts_are_known_nothing_is_said_of_them(make_run, rhymed) -> 
 def test_epochs_can_be_chosen_and_a_missing_one_is_told(run: Path, rhymed) -> None:
     _, out, _ = rhymed("show", APPLES, "--run", run, "--epochs", "1", "--limit", 1)
     assert "epoch 0" not in out
-    assert "1 more an epoch: --limit 2" in out
+    assert "1 more per epoch: --limit 2" in out
     status, _, err = rhymed("show", APPLES, "--run", run, "--epochs", "0,7")
     assert (status, "has no epoch 7; it has epoch 0, epoch 1" in err) == (2, True)
     assert "write numbers with commas" in rhymed("show", APPLES, "--run", run, "--epochs", "two")[2]

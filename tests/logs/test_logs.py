@@ -388,7 +388,7 @@ def test_a_sample_has_a_story_though_there_is_no_store(
     ]
     status, _, err = run(capsys, "--run", tmp_path, "--sample", "00000000000000ab")
     assert status != 0
-    assert f"3 samples begin so; name one: 3/00000000000000ab/0, {SAMPLE}" in err
+    assert f"3 samples match; name one: 3/00000000000000ab/0, {SAMPLE}" in err
 
 
 def test_an_evaluation_is_of_its_own_samples_alone(
@@ -421,11 +421,11 @@ def test_the_command_filters_and_tells_what_is_not_there(
 @pytest.mark.parametrize(
     ("wanted", "complaint"),
     [
-        ("3/ffffffffffffffff/0", "know such a sample"),
-        ("3/00000000000000ab/99", "know such a sample"),
-        ("4/00000000000000ab/1", "know such a sample"),
-        ("what?", "is no sample's id"),
-        ("", "'' is no sample's id"),
+        ("3/ffffffffffffffff/0", "have such a sample"),
+        ("3/00000000000000ab/99", "have such a sample"),
+        ("4/00000000000000ab/1", "have such a sample"),
+        ("what?", "is not a sample's id"),
+        ("", "'' is not a sample's id"),
     ],
 )
 @pytest.mark.parametrize("more", [(), ("--json",)])
@@ -440,7 +440,7 @@ def test_a_sample_that_nobody_told_of_is_a_mistake(
     status, out, err = run(capsys, tmp_path, "--sample", wanted, *more)
     assert (status, out) == (2, "")
     assert complaint in err
-    assert "steps in ids count from 0; ids stand in the report" in err
+    assert "steps in ids count from 0; ids are in the report" in err
     assert run(capsys, tmp_path, "--sample", SAMPLE, *more)[0] == 0, "one that has only a line"
 
 

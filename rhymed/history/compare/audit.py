@@ -1,8 +1,8 @@
 """`rhymed history audit`: was every sample of a run trained exactly once, or dropped with a reason?
 
-Three witnesses must agree: the plan (which prompts each step has, from the configuration and the dataset), the store
-(what became of each sample), and the lineage in the newest checkpoint (what each step was trained on). Reads only;
-knows nothing of how the run went. A sample of a step that no checkpoint holds may be in any state.
+Three records must agree: the plan (the prompts of each step, from the configuration and the dataset), the store (the
+state of each sample), and the lineage in the newest checkpoint (what each step was trained on). Reads only. A sample
+of a step that no checkpoint covers may be in any state.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SHOWN = 20  # faults that are listed
 
 @dataclass
 class Audit:
-    """What was found in one run. `wrong`: sentences; none: every sample is accounted for."""
+    """The result for one run. `wrong`: one sentence per fault; empty: every sample is accounted for."""
 
     steps: int = 0  # in the newest checkpoint
     planned: int = 0  # of the whole run
@@ -39,17 +39,17 @@ class Audit:
     trained: int = 0  # samples of these steps
     tokens: int = 0  # of the trained samples
     dropped: int = 0
-    never: int = 0  # of the dropped: those that were given up before they were written
-    later: int = 0  # samples of steps that no checkpoint holds yet
+    never: int = 0  # of the dropped: those that were dropped before they were written
+    later: int = 0  # samples of steps that no checkpoint covers yet
     staleness: int = 0  # of the oldest token that was trained, steps
     kept_length: float | None = None  # mean tokens of the trained samples
-    dropped_length: float | None = None  # of the dropped ones that were written
+    dropped_length: float | None = None  # of the dropped samples that were written
     reasons: dict[str, int] = field(default_factory=dict)  # why dropped -> samples
     wrong: list[str] = field(default_factory=list)
 
     @property
     def epochs(self) -> float:
-        """Times that the dataset was asked."""
+        """Passes over the dataset."""
         return self.asked / self.prompts if self.prompts else 0.0
 
     def json(self) -> dict[str, Any]:
@@ -57,9 +57,9 @@ class Audit:
 
 
 def audit(folder: RunFolder) -> Audit:
-    """Raises `ConfigError` or `DataError` where there is no plan to hold the run against."""
+    """Raises `ConfigError` or `DataError` where the run's plan cannot be derived."""
     if folder.config is None:
-        raise ConfigError(f"{folder.folder} has no config.json that this release reads, so its plan is not known")
+        raise ConfigError(f"{folder.folder} has no config.json that this release reads, so its plan is unknown")
     steps, lines, wrong = newest(folder.folder)
     plan = _plan(folder.config, folder.folder, steps)
     found = Audit(steps, plan.steps, len(plan.ids), steps * plan.prompts_per_step, wrong=wrong)
@@ -68,7 +68,7 @@ def audit(folder: RunFolder) -> Audit:
 
 
 def render(found: Audit, name: str) -> str:
-    """In words, line by line."""
+    """As text."""
     lines = [
         f"{name}: {found.steps} of {counted(found.planned, 'step')} in the newest checkpoint"
         f" ({found.epochs:.2f} epochs of {counted(found.prompts, 'prompt')})",
@@ -82,9 +82,9 @@ def render(found: Audit, name: str) -> str:
             f"mean length: {found.kept_length:.1f} tokens of the trained, {found.dropped_length:.1f} of the dropped"
         )
     if found.never:
-        lines.append(f"dropped before they were written, so of no known length: {found.never:,}")
+        lines.append(f"dropped before they were written, length unknown: {found.never:,}")
     if found.later:
-        lines.append(f"of later steps, in work: {counted(found.later, 'sample')}")
+        lines.append(f"of later steps, in progress: {counted(found.later, 'sample')}")
     if not found.wrong:
         return "\n".join([*lines, "every sample is accounted for, exactly once"])
     return "\n".join([*lines, *listed(found.wrong)])
@@ -96,7 +96,7 @@ def listed(wrong: Sequence[str]) -> list[str]:
 
 
 class _Plan(Plan):
-    """With the prompts by name, and as long as what was trained, should the run have been shortened since."""
+    """With the prompts by id, and at least as long as what was trained, even if the run was shortened since."""
 
     def __init__(self, prompts: Sequence[str], config: Config, steps: int) -> None:
         rollout, trainer = config.rollout, config.trainer
@@ -114,12 +114,12 @@ def _plan(config: Config, folder: Path, steps: int) -> _Plan:
     try:
         rows = rows_of(config, folder, config.data)
     except (RhymedError, OSError) as error:
-        raise ConfigError(f"the dataset, which the plan is made of, cannot be read: {error}") from None
+        raise ConfigError(f"the dataset, from which the plan follows, cannot be read: {error}") from None
     return _Plan([prompt_id(row) for row in rows], config, steps)
 
 
 def newest(folder: Path) -> tuple[int, list[Line], list[str]]:
-    """Steps of the newest good checkpoint, its lineage as it stands there, and what is wrong with either."""
+    """Steps of the newest valid checkpoint, its lineage, and what is wrong with either."""
     found = checkpoint.newest(folder / "checkpoints")
     if found is None:
         return 0, [], []
@@ -133,7 +133,7 @@ def newest(folder: Path) -> tuple[int, list[Line], list[str]]:
 
 
 class _Check:
-    """Goes through the store once, prompt by prompt, which is the order that digests are made in."""
+    """One pass over the store, prompt by prompt, which is the order of the digests."""
 
     def __init__(self, folder: RunFolder, config: Config, plan: _Plan, found: Audit) -> None:
         self._folder, self._config, self._plan, self._found = folder, config, plan, found
@@ -142,7 +142,7 @@ class _Check:
         for step in range(found.steps):
             for prompt in plan.prompts(step):
                 self._steps[prompt].add(step)
-        self._later: dict[int, frozenset[str]] = {}  # prompts of the steps after these, of which few have begun
+        self._later: dict[int, frozenset[str]] = {}  # prompts of later steps, few of which have begun
         self._kept, self._lost = Counter[str](), Counter[str]()  # samples and tokens: trained, dropped
 
     def run(self, lines: Sequence[Line]) -> None:
@@ -160,14 +160,15 @@ class _Check:
         self._found.wrong.append(what)
 
     def _prompt(self, prompt: str) -> None:
-        """Every sample of it is one of the plan's; of a step in the checkpoint every one of the plan's is there."""
+        """Every stored sample must be planned; of a step in the checkpoint every planned sample must be stored."""
         browse = self._folder.browse
         drops = {id: reason for id, reason in browse.drops(prompt).items() if 0 <= id.step < EVAL}
-        written = {one.info.id: one for one in browse.responses(prompt) if 0 <= one.info.id.step < EVAL}
+        responses = browse.responses(prompt)
+        written = {response.info.id: response for response in responses if 0 <= response.info.id.step < EVAL}
         group, planned = range(self._plan.group_size), sorted(self._steps.get(prompt, ()))
         for id in sorted({*drops, *written}):
             if not self._planned(id) or id.index not in group:
-                self._wrong(f"sample {id} is in the store, and the plan has no such sample")
+                self._wrong(f"sample {id} is in the store, but not in the plan")
             elif id.step >= self._found.steps:
                 self._found.later += 1
             else:
@@ -175,7 +176,7 @@ class _Check:
         self._whole(prompt, planned, {*drops, *written})
 
     def _planned(self, id: SampleId) -> bool:
-        """The plan has this prompt in this step."""
+        """Whether the plan has this prompt in this step."""
         if id.step < self._found.steps:
             return id.step in self._steps.get(id.prompt, ())
         if id.step not in self._later:
@@ -184,7 +185,7 @@ class _Check:
         return id.prompt in self._later[id.step]
 
     def _whole(self, prompt: str, planned: Iterable[int], there: set[SampleId]) -> None:
-        """No sample of its groups is missing, and every epoch has asked it once."""
+        """No sample of its groups is missing, and every epoch has the prompt once."""
         found = self._found
         for step in planned:
             for index in range(self._plan.group_size):
@@ -194,19 +195,21 @@ class _Check:
         if prompt in self._steps and times not in (int(found.epochs), int(found.epochs) + 1):
             self._wrong(f"prompt {prompt} was asked {times} times in {found.epochs:.2f} epochs")
 
-    def _sample(self, id: SampleId, one: Response | None, reason: str | None) -> None:
-        """Of a step in the checkpoint."""
-        if one is None or one.state == "dropped":
-            self._drop(id, one, reason or (one.reason if one else ""))
+    def _sample(self, id: SampleId, response: Response | None, reason: str | None) -> None:
+        """A sample of a step in the checkpoint."""
+        if response is None or response.state == "dropped":
+            self._drop(id, response, reason or (response.reason if response else ""))
             return
-        self._digests[id.step].add(id, one.tokens, one.info.reward)
-        self._kept += Counter(samples=1, tokens=one.info.length)
-        if one.state != "trained":
-            self._wrong(f"sample {id} is {one.state}, though a checkpoint holds its step: not marked as trained")
+        self._digests[id.step].add(id, response.tokens, response.info.reward)
+        self._kept += Counter(samples=1, tokens=response.info.length)
+        if response.state != "trained":
+            self._wrong(
+                f"sample {id} is {response.state}, though a checkpoint covers its step: not marked as trained"
+            )
         if reason is not None:
-            self._wrong(f"sample {id} is {one.state}, and was dropped as well: {reason}")
+            self._wrong(f"sample {id} is {response.state}, and was dropped as well: {reason}")
         oldest, newest = window(id.step, self._config.schedule.max_staleness)
-        versions = [version for version, _ in one.info.versions] or [newest]
+        versions = [version for version, _ in response.info.versions] or [newest]
         self._found.staleness = max(self._found.staleness, id.step - min(versions))
         if not oldest <= min(versions) <= max(versions) <= newest:
             self._wrong(
@@ -214,45 +217,45 @@ class _Check:
                 f" {oldest} to {newest}"
             )
 
-    def _drop(self, id: SampleId, one: Response | None, reason: str) -> None:
+    def _drop(self, id: SampleId, response: Response | None, reason: str) -> None:
         found = self._found
         found.dropped += 1
-        found.never += one is None
-        if one is not None:
-            self._lost += Counter(samples=1, tokens=one.info.length)
+        found.never += response is None
+        if response is not None:
+            self._lost += Counter(samples=1, tokens=response.info.length)
         if not reason:
-            self._wrong(f"sample {id} was dropped, and nobody said why")
+            self._wrong(f"sample {id} was dropped without a reason")
         kind = _kind(reason)
         found.reasons[kind] = found.reasons.get(kind, 0) + 1
 
     def _lineage(self, lines: Sequence[Line]) -> None:
-        """Every step once, and trained on what the store has of it."""
+        """Every step must be in the lineage once, and trained on the samples in the store."""
         counts = Counter(line.step for line in lines)
         for step in self._digests:
             if counts[step] != 1:
-                times = f"stands {counts[step]} times in" if counts[step] else "is missing in"
+                times = f"is {counts[step]} times in" if counts[step] else "is missing in"
                 self._wrong(f"{step_name(step)} {times} the lineage of the newest checkpoint")
         for line in lines:
             if line.step not in self._digests:
                 self._wrong(f"{step_name(line.step)} is in the lineage, which ends with step {self._found.steps}")
             elif why := differ(line, self._digests[line.step].line(line.step, line.weights)):
-                self._wrong(f"{step_name(line.step)} was not trained on what the store has: {why}")
+                self._wrong(f"{step_name(line.step)} was not trained on the samples in the store: {why}")
 
 
-def differ(one: Line, other: Line) -> str:
-    """How two lines of one step differ; empty: they do not."""
-    if (one.samples, one.tokens) != (other.samples, other.tokens):
-        counts = (f"{counted(line.samples, 'sample')} of {counted(line.tokens, 'token')}" for line in (one, other))
+def differ(first: Line, second: Line) -> str:
+    """How two lines of one step differ; empty if they do not."""
+    if (first.samples, first.tokens) != (second.samples, second.tokens):
+        counts = (f"{counted(line.samples, 'sample')} of {counted(line.tokens, 'token')}" for line in (first, second))
         return " against ".join(counts)
-    if one.digest != other.digest:
-        return f"as many samples and tokens ({one.samples:,}, {one.tokens:,}), but other tokens or rewards"
-    if one.weights and other.weights and one.weights != other.weights:
+    if first.digest != second.digest:
+        return f"as many samples and tokens ({first.samples:,}, {first.tokens:,}), but other tokens or rewards"
+    if first.weights and second.weights and first.weights != second.weights:
         return "the same samples, but other weights after them"
     return ""
 
 
 def _kind(reason: str) -> str:
-    """Reasons that differ in a number, a worker or a sample alone are one."""
+    """A reason without its numbers: reasons that differ only in those are counted together."""
     import re
 
     return re.sub(r"\d+(\.\d+)?", "N", reason) or "(no reason)"

@@ -1,8 +1,8 @@
-"""`rhymed history compare`: have two runs the same samples, and where they part, was it a near tie?
+"""`rhymed history compare`: do two runs have the same samples, and where they diverge, was it a near tie?
 
 Under position-keyed sampling a token is the argmax of log p + noise, and the noise is a function of run seed, sample,
-position and token. Where two runs of one seed part, both have drawn with the same noise from what should be the same
-distribution, so how far the scores of their two tokens lie apart tells arithmetic (a last bit decided) from a bug.
+position and token. Where two runs of one seed diverge, both sampled with the same noise from what should be the same
+distribution, so the gap between the scores of their two tokens separates rounding (a last bit decided) from a bug.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from rhymed.messages import GetSamples, SampleId
 from rhymed.text import counted
 from rhymed_store.inspect.browse import Response
 
-NEAR = {"float32": 1e-3, "float16": 0.03, "bfloat16": 0.25}  # of scores: below it a last bit of a logit decides
+NEAR = {"float32": 1e-3, "float16": 0.03, "bfloat16": 0.25}  # score gap below which the last bit of a logit decides
 SHOWN = 10
-UNKNOWN = "not known how close: that takes the same seed, keyed sampling, and log-probs, which checkpoints let go"
+UNKNOWN = "unknown how close: that needs the same seed, keyed sampling, and log-probs, which checkpoints delete"
 
 
 @dataclass(frozen=True)
 class Difference:
     sample: SampleId
     place: int  # the first response token that differs, from 0
-    gap: float | None  # of the two tokens' scores; None: not known
+    gap: float | None  # between the two tokens' scores; None: unknown
     near: bool = False
 
     def __str__(self) -> str:
@@ -47,26 +47,26 @@ class Comparison:
     rewards: int = 0  # samples with the same tokens and different rewards
     only_first: int = 0
     only_second: int = 0
-    damaged: list[str] = field(default_factory=list)  # of prompts that are left out, why
-    different: list[Difference] = field(default_factory=list)  # the earliest step's first
+    damaged: list[str] = field(default_factory=list)  # why prompts are left out
+    different: list[Difference] = field(default_factory=list)  # by sample, earliest step first
 
     @property
     def near(self) -> int:
-        return sum(one.near for one in self.different)
+        return sum(difference.near for difference in self.different)
 
     @property
     def same(self) -> bool:
-        """But for near ties."""
+        """Apart from near ties."""
         lacking = self.prompts or self.only_first or self.only_second or self.damaged
         return bool(self.both) and not (lacking or self.rewards or len(self.different) > self.near)
 
     def json(self) -> dict[str, Any]:
-        rows = [{**asdict(one), "sample": str(one.sample)} for one in self.different]
+        rows = [{**asdict(row), "sample": str(row.sample)} for row in self.different]
         return {**asdict(self), "different": rows, "near": self.near, "same": self.same}
 
 
 def compare(first: RunFolder, second: RunFolder) -> Comparison:
-    """Prompts that cannot be read are left out, and told."""
+    """Prompts that cannot be read are left out, and listed in `damaged`."""
     found, seed = Comparison(), _seed(first, second)
     for prompt in sorted({*first.browse.ids(), *second.browse.ids()}):
         try:
@@ -74,17 +74,17 @@ def compare(first: RunFolder, second: RunFolder) -> Comparison:
                 _add(found, first, second, one, other, seed)
         except StoreDamaged as error:
             found.damaged.append(f"prompt {prompt}: {error}")
-    found.different.sort(key=lambda one: one.sample)
+    found.different.sort(key=lambda difference: difference.sample)
     return found
 
 
 def render(found: Comparison, first: str, second: str) -> str:
-    """In words, line by line."""
+    """As text."""
     lines = [f"{first} and {second}: {counted(found.both, 'sample')} in both, {counted(found.tokens, 'token')}"]
     counts = {
         f"only in {first}": found.only_first,
         f"only in {second}": found.only_second,
-        "asked with another prompt": found.prompts,
+        "with different prompt tokens": found.prompts,
         "the same tokens and another reward": found.rewards,
     }
     lines += [f"{what}: {counted(count, 'sample')}" for what, count in counts.items() if count]
@@ -96,8 +96,8 @@ def render(found: Comparison, first: str, second: str) -> str:
     near = f", {found.near} of them in a near tie" if found.near else ""
     same = found.both - found.prompts - len(found.different)
     lines.append(f"{same:,} have the same tokens, {len(found.different):,} differ{near}; the earliest:")
-    lines += [f"  {one}" for one in found.different[:SHOWN]]
-    if any(one.gap is None for one in found.different):
+    lines += [f"  {difference}" for difference in found.different[:SHOWN]]
+    if any(difference.gap is None for difference in found.different):
         lines.append(UNKNOWN)
     return "\n".join(lines)
 
@@ -134,7 +134,7 @@ def _add(
 
 
 def _seed(first: RunFolder, second: RunFolder) -> int | None:
-    """Of the noise that both were drawn by."""
+    """The seed of the noise in both runs; None if they do not share one."""
     configs = [folder.config for folder in (first, second)]
     seeds = {config.run.seed if config and config.rollout.sampler == "keyed" else None for config in configs}
     return seeds.pop() if len(seeds) == 1 else None
@@ -155,7 +155,7 @@ def _difference(first: RunFolder, second: RunFolder, one: Response, other: Respo
 
 
 def _score(folder: RunFolder, response: Response, place: int, position: int, seed: int) -> float | None:
-    """log p + noise of the token that came; None: its log-prob is no longer in the store."""
+    """log p + noise of the sampled token; None if its log-prob is no longer in the store."""
     from rhymed_workers.engines.base import seed_of
 
     id: SampleId = response.info.id

@@ -48,7 +48,7 @@ class Space:
         os.close(self._file)
 
     def claim(self, used: int, end: int, size: int) -> None:
-        """Raises `StoreFull` unless `size` new bytes fit next to `used` ones of the map and `end` ones of the file."""
+        """Raises `StoreFull` unless `size` new bytes fit next to `used` in the map and `end` in the file."""
         if used + size > self._map_bytes * (1 - MAP_SHARE):
             raise self.map_full()
         if not self._grow(end + size + self._reserve) and not self._fits(used, end, size):

@@ -172,15 +172,15 @@ def test_drops_with_a_reason_are_no_fault_and_their_lengths_are_told(tmp_path: P
 BROKEN: dict[str, tuple[dict[str, Any], list[str]]] = {
     "a sample is missing": (
         {"skip": {ONE}},
-        [f"sample {ONE} is not in the store", "step 3 was not trained on what the store has: 6 samples of"],
+        [f"sample {ONE} is not in the store", "step 3 was not trained on the samples in the store: 6 samples of"],
     ),
     "a sample was trained twice": (
         {"twice": {ONE}},
-        ["step 3 was not trained on what the store has: 7 samples of"],
+        ["step 3 was not trained on the samples in the store: 7 samples of"],
     ),
     "a reward is another": (
         {"rewards": {ONE: 0.125}},
-        ["step 3 was not trained on what the store has: as many samples and tokens"],
+        ["step 3 was not trained on the samples in the store: as many samples and tokens"],
     ),
     "a step is missing in the lineage": (
         {"bend": lambda lines: [*lines[:3], *lines[4:]]},
@@ -188,7 +188,7 @@ BROKEN: dict[str, tuple[dict[str, Any], list[str]]] = {
     ),
     "a step stands twice in the lineage": (
         {"bend": lambda lines: [*lines, lines[1]]},
-        ["step 2 stands 2 times in the lineage"],
+        ["step 2 is 2 times in the lineage"],
     ),
     "a step too many is in the lineage": (
         {"bend": lambda lines: [*lines, lines[1].replace('"step":1', '"step":6')]},
@@ -196,11 +196,11 @@ BROKEN: dict[str, tuple[dict[str, Any], list[str]]] = {
     ),
     "a sample was not marked": (
         {"unmarked": {ONE}},
-        [f"sample {ONE} is scored, though a checkpoint holds its step"],
+        [f"sample {ONE} is scored, though a checkpoint covers its step"],
     ),
     "a drop has no reason": (
         {"drop": {ONE: ""}},
-        [f"sample {ONE} was dropped, and nobody said why"],
+        [f"sample {ONE} was dropped without a reason"],
     ),
     "a sample is stale": (
         {"versions": {ONE: 1}},
@@ -208,19 +208,19 @@ BROKEN: dict[str, tuple[dict[str, Any], list[str]]] = {
     ),
     "a sample is of no step of its prompt": (
         {"more": [SampleId(ABSENT, OFTEN, 0)]},
-        ["and the plan has no such sample", f"prompt {OFTEN} was asked 4 times in 2.40 epochs"],
+        ["but not in the plan", f"prompt {OFTEN} was asked 4 times in 2.40 epochs"],
     ),
     "a sample is of a step after the last": (
         {"more": [SampleId(STEPS, ROWS[0], 0)]},
-        [f"sample {SampleId(STEPS, ROWS[0], 0)} is in the store, and the plan has no such sample"],
+        [f"sample {SampleId(STEPS, ROWS[0], 0)} is in the store, but not in the plan"],
     ),
     "a sample is of an unknown prompt": (
         {"more": [SampleId(0, "f" * 16, 0)]},
-        ["and the plan has no such sample"],
+        ["but not in the plan"],
     ),
     "a group is too large": (
         {"more": [SampleId(ONE.step, ONE.prompt, GROUP)]},
-        ["and the plan has no such sample"],
+        ["but not in the plan"],
     ),
     "the lineage is garbage": (
         {"bend": lambda lines: ["garbage"]},
@@ -289,7 +289,7 @@ def test_without_its_dataset_there_is_no_plan(calm: Path, rhymed) -> None:
     (calm / "rows.jsonl").unlink()
     status, _, err = rhymed("audit", calm)
     assert status == 2
-    assert "the dataset, which the plan is made of, cannot be read" in err
+    assert "the dataset, from which the plan follows, cannot be read" in err
 
 
 @pytest.mark.parametrize(("by", "equal"), [(3e-7, True), (3e-4, False)])
