@@ -32,11 +32,11 @@ def number(value: float | None, form: str) -> str:
     return "-" if value is None else format(value, form)
 
 
-def size(count: float) -> str:
-    """Of a number of bytes: `812 B`, `14.3 MiB`, `2.0 GiB`."""
+def size_of(count: float) -> str:
+    """Of bytes: `812 B`, `1.4 MiB`, `313 MiB`, `2.0 GiB`."""
     for unit in ("B", "KiB", "MiB"):
         if count < 1024:
-            return f"{count:.4g} {unit}"
+            return f"{count:.{0 if unit == 'B' or count > 10 else 1}f} {unit}"
         count /= 1024
     return f"{count:.1f} GiB"
 

@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rhymed.check.arithmetic import Workload
-from rhymed.check.report import GIB, Section, gib
+from rhymed.check.report import GIB, Section
 from rhymed.check.size import Size
 from rhymed.config import Config, Model, Rollout, Store, Trainer
+from rhymed.text import size_of
 
 FP32 = 4  # bytes
 ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
@@ -90,20 +91,23 @@ def describe(config: Config, size: Size, load: Workload, machine: Machine) -> Se
     rollout, trainer, store = config.rollout, config.trainer, config.store
     need, section = needs(config.model, rollout, trainer, size, load), Section("memory and disk (estimates)")
     section.add("model", f"{size.architecture}, {size.parameters / 1e6:,.1f} M parameters")
-    kept = f"weights {gib(need.weights)}, gradients {gib(need.gradients)}, Adam {gib(need.moments)}"
-    kept += f", reference model {gib(need.reference)}" if need.reference else ""
-    section.add("trainer", f"{gib(need.trainer)}: {kept}, the largest pass {gib(need.working)}")
+    kept = f"weights {size_of(need.weights)}, gradients {size_of(need.gradients)}, Adam {size_of(need.moments)}"
+    kept += f", reference model {size_of(need.reference)}" if need.reference else ""
+    section.add("trainer", f"{size_of(need.trainer)}: {kept}, the largest pass {size_of(need.working)}")
     if need.engine:
         fit = int(rollout.kv_cache_gib * GIB // max(1, need.sequence))
         parts = f"weights ({config.model.dtype}), kv_cache_gib = {rollout.kv_cache_gib:g}, libraries"
-        each = f"{rollout.workers} x {gib(need.engine)}"
+        each = f"{rollout.workers} x {size_of(need.engine)}"
         section.add("engines", f"{each}: {parts}; {fit} samples fit at full length")
-    section.add("published", f"{gib(need.published)} in /dev/shm ({gib(machine.shared_free)} free)")
+    section.add("published", f"{size_of(need.published)} in /dev/shm ({size_of(machine.shared_free)} free)")
     total = in_memory(rollout, need, machine)
-    section.add("total", f"{gib(total)} of {gib(machine.memory_free)} available ({gib(machine.memory)} in total)")
-    section.add("checkpoints", f"{trainer.keep_checkpoints} kept + 1 being written, {gib(need.checkpoint)} each")
-    section.add("store", f"at most {gib(need.store)} (store.map_gib = {store.map_gib:g})")
-    section.add("disk", f"{gib(on_disk(trainer, store, need))} at most, {gib(machine.disk_free)} free")
+    section.add(
+        "total",
+        f"{size_of(total)} of {size_of(machine.memory_free)} available ({size_of(machine.memory)} in total)",
+    )
+    section.add("checkpoints", f"{trainer.keep_checkpoints} kept + 1 being written, {size_of(need.checkpoint)} each")
+    section.add("store", f"at most {size_of(need.store)} (store.map_gib = {store.map_gib:g})")
+    section.add("disk", f"{size_of(on_disk(trainer, store, need))} at most, {size_of(machine.disk_free)} free")
     section.errors += errors(rollout, trainer, need, machine)
     section.warnings += _warnings(rollout, trainer, store, need, machine)
     return section
@@ -123,20 +127,20 @@ def errors(rollout: Rollout, trainer: Trainer, need: Needs, machine: Machine) ->
     least = in_memory(rollout, need, machine) - need.working
     if least > machine.memory:
         yield (
-            f"memory: {gib(least)} are needed even for the shortest responses, this machine has"
-            f" {gib(machine.memory)}: use a smaller model, fewer rollout.workers or a smaller rollout.kv_cache_gib"
+            f"memory: {size_of(least)} are needed even for the shortest responses, this machine has"
+            f" {size_of(machine.memory)}: use a smaller model, fewer rollout.workers or a smaller rollout.kv_cache_gib"
         )
     if need.sequence > rollout.kv_cache_gib * GIB:
         yield (
             f"rollout.kv_cache_gib = {rollout.kv_cache_gib:g}: one sample of"
             f" max_prompt_length + max_response_length = {full_length(rollout)} tokens needs"
-            f" {gib(need.sequence)}: raise it, or lower them"
+            f" {size_of(need.sequence)}: raise it, or lower them"
         )
     checkpoints = (trainer.keep_checkpoints + 1) * need.checkpoint
     if checkpoints > machine.disk_free:
         yield (
-            f"disk: {trainer.keep_checkpoints} + 1 checkpoints take {gib(checkpoints)},"
-            f" {gib(machine.disk_free)} are free: lower trainer.keep_checkpoints, or set run.folder to another disk"
+            f"disk: {trainer.keep_checkpoints} + 1 checkpoints take {size_of(checkpoints)},"
+            f" {size_of(machine.disk_free)} are free: lower trainer.keep_checkpoints, or set run.folder to another disk"
         )
 
 
@@ -144,22 +148,22 @@ def _warnings(rollout: Rollout, trainer: Trainer, store: Store, need: Needs, mac
     total = in_memory(rollout, need, machine)
     if total > machine.memory_free and total - need.working <= machine.memory:
         yield (
-            f"memory: about {gib(total)} are needed, {gib(machine.memory_free)} are available: lower"
+            f"memory: about {size_of(total)} are needed, {size_of(machine.memory_free)} are available: lower"
             " trainer.micro_tokens, rollout.workers or rollout.kv_cache_gib, or end other programs"
         )
     if need.published > machine.shared_free:
         yield (
-            f"/dev/shm has {gib(machine.shared_free)} free, published weights need {gib(need.published)}: they"
+            f"/dev/shm has {size_of(machine.shared_free)} free, published weights need {size_of(need.published)}: they"
             " will go through the run's folder, which is slower"
         )
     if need.store > store.map_gib * GIB:
         yield (
             f"store.map_gib = {store.map_gib:g}, but if all responses are long the store takes"
-            f" {gib(need.store)}: raise it; it takes disk only as needed"
+            f" {size_of(need.store)}: raise it; it takes disk only as needed"
         )
     disk = on_disk(trainer, store, need)
     if disk > machine.disk_free >= (trainer.keep_checkpoints + 1) * need.checkpoint:
         yield (
-            f"disk: checkpoints and store may take {gib(disk)}, {gib(machine.disk_free)} are free"
+            f"disk: checkpoints and store may take {size_of(disk)}, {size_of(machine.disk_free)} are free"
             " (trainer.keep_checkpoints, run.folder)"
         )

@@ -69,10 +69,3 @@ class Report:
         finally:
             logger.removeHandler(notes)
             logger.propagate = before
-
-
-def gib(size: float) -> str:
-    """Bytes for people."""
-    if size < GIB / 10:
-        return f"{size / (1 << 20):.{0 if size > 10 << 20 else 1}f} MiB"
-    return f"{size / GIB:.1f} GiB"

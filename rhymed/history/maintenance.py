@@ -9,7 +9,7 @@ from typing import Any
 from rhymed import atomic
 from rhymed.errors import ConfigError, StoreError
 from rhymed.history.folder import find
-from rhymed.text import counted, size
+from rhymed.text import counted, size_of
 from rhymed_store.database.transactions import is_open
 from rhymed_store.integrity.findings import Report
 from rhymed_store.integrity.repair import copy, repair
@@ -28,7 +28,7 @@ def verify_run(run: Path) -> tuple[Report, int]:
 
 def render_verify(report: Report, run: Path, file_bytes: int) -> str:
     counts = ", ".join(counted(report.counts[table], noun) for table, noun in NOUNS.items())
-    read = f"{run}: {counts}, {counted(report.tokens, 'token')} in {size(file_bytes)}"
+    read = f"{run}: {counts}, {counted(report.tokens, 'token')} in {size_of(file_bytes)}"
     if report.sound:
         return f"{read}: all as they were written"
     shown = [f"  {table}: {name}: {why}" for table, name, why in report.findings[:SHOWN]]
@@ -72,7 +72,7 @@ def backup_run(run: Path, target: Path) -> Report:
 
 def render_backup(report: Report, run: Path, target: Path) -> str:
     held = f"{counted(report.counts['samples'], 'sample')}, {counted(report.tokens, 'token')}"
-    written = size((target / "store" / "data.mdb").stat().st_size)
+    written = size_of((target / "store" / "data.mdb").stat().st_size)
     return (
         f"{target}: {held} of {run}, {written}, verified; `rhymed history` and --resume accept it as a run's folder"
     )

@@ -15,7 +15,7 @@ from rhymed.errors import StoreDamaged
 from rhymed.history.prompts import SHOWN, PromptRow, by_epoch, predictions, prompt_row
 from rhymed.history.prompts import render as render_prompts
 from rhymed.history.similarity import rank_correlation
-from rhymed.text import counted, number, size
+from rhymed.text import counted, number, size_of
 from rhymed_store.database.reads import SampleRecord
 from rhymed_store.inspect.browse import Browse, Totals
 from rhymed_store.inspect.epochs import epochs_of, is_trained, title
@@ -176,11 +176,11 @@ def _head(stats: Stats, name: str, epochs: int) -> list[str]:
         f"{name}: {counted(stats.prompts, 'prompt')}, {counted(totals.samples, 'sample')},"
         f" {counted(totals.tokens, 'response token')}, {counted(epochs, 'epoch')}"
     ]
-    used = f"{size(totals.used_bytes)} used"
+    used = f"{size_of(totals.used_bytes)} used"
     if stats.bytes_a_token is not None:
         used += f", {stats.bytes_a_token:.2f} bytes a token at rest"
     if totals.passing_bytes:
-        used += f" (and {size(totals.passing_bytes)} until the next checkpoint)"
+        used += f" (and {size_of(totals.passing_bytes)} until the next checkpoint)"
     lines.append(used)
     if stats.length_mean is not None:
         lines.append(

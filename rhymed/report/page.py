@@ -18,12 +18,12 @@ from rhymed.report.highlights import MOST, Pick
 from rhymed.report.style import CSS
 from rhymed.run.provenance import LARGEST, Start
 from rhymed.run.totals import drafting, totals
-from rhymed.text import clock, counted, duration, size, step_phrase
+from rhymed.text import clock, counted, duration, size_of, step_phrase
 
 HEAD, TAIL = 1600, 1200  # characters of a response
 ASKED = 1200  # of a prompt
 MOST_INCIDENTS = 60
-TOO_LARGE = f"unknown: larger than {size(LARGEST)}"
+TOO_LARGE = f"unknown: larger than {size_of(LARGEST)}"
 HIDDEN = ("run.name", "run.folder")
 
 
@@ -88,7 +88,7 @@ def _headline(facts: Facts) -> Iterator[tuple[str, str]]:
         yield "samples dropped", f"{sums['dropped']:,.0f}"
     if facts.store is not None:
         yield "samples in the store", f"{facts.store.samples:,}"
-        yield "size of the store", size(facts.store.used_bytes)
+        yield "size of the store", size_of(facts.store.used_bytes)
 
 
 def _drafts(rows: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str]]:
