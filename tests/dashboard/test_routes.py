@@ -323,7 +323,7 @@ async def test_a_configuration_that_is_none(run: Path, serve: Any) -> None:
         status, answer = await ask(f"/api/samples/0/{APPLES}/0")
         assert status == 200
         assert answer["pieces"][0]["text"].startswith("40 41 42 ")  # without a model, ids
-        assert "model is not known" in answer["missing"]
+        assert "its model is unknown" in answer["missing"]
 
 
 async def test_a_store_that_is_cut(run: Path, serve: Any) -> None:
