@@ -63,9 +63,9 @@ def test_a_damaged_one_is_passed_over_and_a_named_one_refused(run: Path, tmp_pat
     with pytest.raises(CheckpointError, match="no good checkpoint of step 4; there: 2, 4"):
         chosen(run / "checkpoints", 4)
     assert main(["checkpoint", "list", str(run)]) == 1
-    told = capsys.readouterr().out.splitlines()
-    assert told[0].endswith("good")
-    assert f"DAMAGED: {weights.name} is not what was written" in told[1]
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].endswith("good")
+    assert f"DAMAGED: {weights.name} is not what was written" in lines[1]
 
 
 def test_nothing_is_overwritten_and_nothing_half_written_stays(run: Path, tmp_path: Path, monkeypatch) -> None:

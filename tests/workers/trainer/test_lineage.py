@@ -27,11 +27,11 @@ def sample(step: int, index: int, tokens: list[int], reward: float | None = 1.0)
 
 
 def test_a_line_tells_what_a_step_was_trained_on() -> None:
-    given = [sample(0, 0, [1, 2]), sample(0, 1, [3])]
-    line = Lineage().add(0, given, "w")
+    samples = [sample(0, 0, [1, 2]), sample(0, 1, [3])]
+    line = Lineage().add(0, samples, "w")
     assert (line.step, line.samples, line.tokens, line.weights) == (0, 2, 3, "w")
     assert len(line.digest) == 32
-    assert Lineage().add(0, given[::-1], "w") == line
+    assert Lineage().add(0, samples[::-1], "w") == line
 
 
 def test_no_two_lists_of_samples_have_one_digest() -> None:
@@ -45,7 +45,7 @@ def test_no_two_lists_of_samples_have_one_digest() -> None:
         [sample(1, 0, [1, 2])],
         [],
     ]
-    assert len({Lineage().add(0, given).digest for given in lists}) == len(lists)
+    assert len({Lineage().add(0, samples).digest for samples in lists}) == len(lists)
 
 
 def test_a_step_that_is_trained_again_replaces_the_lost_future() -> None:
