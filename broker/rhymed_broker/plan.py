@@ -1,10 +1,10 @@
 """Which prompts a step trains on. Pure: a position (the step's number) is all that a resume needs.
 
-The stream of prompts is the concatenation of the epochs' permutations, cut into steps: what an epoch leaves over
-opens the next one, so nothing is lost or repeated. No step has a prompt twice: at the seam of two epochs a prompt
-that the step already has is put behind the seam. What the last epoch leaves over is too little for a step and ends
-the run. The order depends on seed, epoch and the prompts' ids alone: not on the dataset's row order, nor on any
-library's random generator.
+The stream of prompts is the concatenation of the epochs' permutations, cut into steps: the rest of an epoch begins
+the next step, so no prompt is lost or repeated. No step has a prompt twice: in a step with prompts of two epochs, a
+prompt that it already has moves behind the step. The rest of the last epoch is too small for a step and is not used.
+The order depends only on the seed, the epoch and the prompts' ids, not on the dataset's row order or on a library's
+random generator.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ Order = npt.NDArray[np.intp]
 
 
 class Plan:
-    """`prompts` are ids (16 hex digits), each once. Raises `DataError` when they are too few for one step.
+    """`prompts` are ids (16 hex digits), each once. Raises `DataError` if they are too few for one step.
 
-    With `steps` = 0 nothing is trained, and there need be no prompts.
+    With `steps` = 0 nothing is trained, and `prompts` may be empty.
     """
 
     def __init__(
@@ -55,22 +55,22 @@ class Plan:
         self._delivery: list[Order] = []
 
     def prompts(self, step: int) -> list[str]:
-        """The step's prompts, in the order in which they are to be started."""
+        """The step's prompts, in the order in which to begin them."""
         if not 0 <= step < self.steps:
             raise IndexError(f"step {step} is not in 0..{self.steps - 1}")
         first, size = step * self.prompts_per_step, len(self._prompts)
         epoch, start = divmod(first, size)
-        found = list(self._order(epoch)[start : start + self.prompts_per_step])
-        if missing := self.prompts_per_step - len(found):
-            found += list(self._order(epoch + 1)[:missing])
-        return [self._prompts[place] for place in found]
+        rows = list(self._order(epoch)[start : start + self.prompts_per_step])
+        if missing := self.prompts_per_step - len(rows):
+            rows += list(self._order(epoch + 1)[:missing])
+        return [self._prompts[row] for row in rows]
 
     def samples(self, step: int) -> list[SampleId]:
         """Group after group."""
         return [SampleId(step, prompt, index) for prompt in self.prompts(step) for index in range(self.group_size)]
 
     def epoch(self, step: int) -> int:
-        """Of most of the step's prompts, from 0; of as many of two epochs, the earlier."""
+        """The epoch of most of the step's prompts, from 0; on a tie, the earlier one."""
         return (step * self.prompts_per_step + (self.prompts_per_step - 1) // 2) // len(self._prompts)
 
     def _order(self, epoch: int) -> Order:
@@ -79,9 +79,11 @@ class Plan:
         return self._delivery[epoch]
 
     def _seamless(self, epoch: int) -> Order:
-        """The epoch's permutation; what its first step has from the epoch before is moved behind that step."""
+        """The epoch's permutation; prompts that its first step already has move behind that step."""
         drawn = np.argsort(_mix(self._words ^ np.uint64(_key(self._seed, epoch))), kind="stable")
-        held = epoch * len(self._prompts) % self.prompts_per_step  # prompts that the seam's step has already
+        held = (
+            epoch * len(self._prompts) % self.prompts_per_step
+        )  # prompts that the first step has from the epoch before
         if not held:
             return drawn
         clash = np.isin(drawn, self._delivery[epoch - 1][-held:])
@@ -97,7 +99,7 @@ def _key(seed: int, epoch: int) -> int:
 
 
 def _mix(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """SplitMix64's finaliser (Steele, Lea, Flood 2014): a bijection, so different prompts keep different keys."""
+    """SplitMix64's finaliser (Steele, Lea, Flood 2014): a bijection, so different prompts have different keys."""
     words = words + np.uint64(GOLDEN)
     words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -1,7 +1,7 @@
-"""What a step cost and what it brought, as numbers. Pure accounting; names as in docs/metrics.md.
+"""The broker's metrics of a step; names as in docs/metrics.md. Pure accounting.
 
-`Occupancy` integrates slots over time, `StepMeter` notes a step's moments; `rollout_side` and `step_side` turn them
-into metrics. Knows nothing of transitions: the ledger tells it what happened.
+`Occupancy` integrates slots over time, `StepMeter` records when what happened to a step; `rollout_side` and
+`step_side` turn both into metrics. Knows nothing of transitions.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from rhymed_broker.states import Sample
 
 
 class Occupancy:
-    """Integrals over time of slots there are, and of slots in use. O(1) a change."""
+    """Time integrals of all slots and of slots in use. O(1) per change."""
 
     __slots__ = ("_at", "busy", "busy_s", "slot_s", "slots")
 
@@ -40,18 +40,18 @@ class Occupancy:
 
 
 class ScorerMeter:
-    """What one scorer gave in one step."""
+    """One scorer's results in one step."""
 
     __slots__ = ("count", "errors", "timeouts", "total")
 
     def __init__(self) -> None:
-        self.total = 0.0  # sum of what it gave, before its weight
+        self.total = 0.0  # of its points, before its weight
         self.count = 0
         self.errors = 0
         self.timeouts = 0
 
     def read(self, label: str) -> dict[str, float]:
-        """The mean is of what it gave, the rates are of the samples that it was asked about and applied to."""
+        """The mean is over its points, the rates over all samples that it scored or failed to score."""
         asked = max(1, self.count + self.errors)
         mean = {f"reward/{label}/mean": self.total / self.count} if self.count else {}
         return mean | {
@@ -71,9 +71,9 @@ class StepMeter:
     def __init__(self, now: float, slots: tuple[float, float]) -> None:
         self.opened_at = now
         self.slots_opened = slots
-        self.generated_at: float | None = None  # its last sample was generated
+        self.generated_at: float | None = None  # when its last sample was generated
         self.slots_generated = slots
-        self.complete_at: float | None = None  # its last group was complete
+        self.complete_at: float | None = None  # when its last group was complete
         self.handed_at: float | None = None  # to the trainer
         self.reports = 0  # scores and scoring errors
         self.errors = 0
@@ -141,20 +141,20 @@ def rollout_side(step: int, meter: StepMeter, samples: Iterable[Sample]) -> dict
 
 
 def _drafting(samples: Iterable[Sample]) -> dict[str, float]:
-    """What speculative decoding did for these. Empty when nobody told of it."""
-    told = [sample.drafting for sample in samples if sample.drafting is not None]
-    if not told:
+    """Speculative decoding of these samples. Empty without reports of it."""
+    reports = [sample.drafting for sample in samples if sample.drafting is not None]
+    if not reports:
         return {}
-    forwards, drafted = sum(one.forwards for one in told), sum(one.drafted for one in told)
-    accepted = sum(one.accepted for one in told)
-    timed_s, plain_s = sum(one.timed_s for one in told), sum(one.plain_s for one in told)
+    forwards, drafted = sum(one.forwards for one in reports), sum(one.drafted for one in reports)
+    accepted = sum(one.accepted for one in reports)
+    timed_s, plain_s = sum(one.timed_s for one in reports), sum(one.plain_s for one in reports)
     row = {
         "rollout/spec_forwards": float(forwards),
         "rollout/spec_drafted": float(drafted),
         "rollout/spec_accepted": float(accepted),
         "rollout/spec_timed_s": timed_s,
         "rollout/spec_saved_s": plain_s - timed_s,
-        "rollout/spec_draft_s": sum(one.draft_s for one in told),
+        "rollout/spec_draft_s": sum(one.draft_s for one in reports),
     }
     if forwards:
         row["rollout/spec_accept_length"] = 1 + accepted / forwards
@@ -166,7 +166,7 @@ def _drafting(samples: Iterable[Sample]) -> dict[str, float]:
 
 
 def _ahead(samples: Iterable[Sample]) -> dict[str, float]:
-    """What was written before its weights were there, or by another worker, and verified. Empty when nothing was."""
+    """Tokens written ahead or by another worker, then verified. Empty without any."""
     written, kept = (sum(one.ahead[place] for one in samples) for place in (0, 1))
     if not written:
         return {}
@@ -174,7 +174,7 @@ def _ahead(samples: Iterable[Sample]) -> dict[str, float]:
 
 
 def step_side(meter: StepMeter, previous_at: float | None, now: float) -> dict[str, float]:
-    """Metrics that are known when the step is trained. `previous_at`: when the step before it was."""
+    """Metrics that are known when the step is trained. `previous_at`: when the previous step was trained."""
     handed_at = meter.handed_at if meter.handed_at is not None else now
     return {
         "timing_s/train": now - handed_at,

@@ -1,7 +1,6 @@
 """HistoPipe: which worker gets which samples, and when. Pure functions over a snapshot, checked by `dispatch`.
 
-A policy is four functions (`view.Policy`): `rank` is the tier between steps, `deal` or `place` the tier inside one,
-`move` mends what turned out otherwise. `fifo` is what peers do, `rhyme` the RhymeRL paper, `flow` ours.
+`policy.py` has the interface. `fifo` is what other systems do, `rhyme` the RhymeRL paper, `flow` the default.
 """
 
 from rhymed_broker.pipe.fair import FAIR, FIFO, fair

@@ -1,4 +1,4 @@
-"""Even shares, no forecast. `fair` serves scoring; `FIFO` is what peers do with rollouts: an equal part a worker."""
+"""Even shares without a forecast: `FAIR` for scoring; `FIFO`, an equal part per worker, as other systems do."""
 
 from __future__ import annotations
 
@@ -22,11 +22,10 @@ from rhymed_broker.pipe.policy import (
 
 
 def fair(snapshot: Snapshot) -> list[Placement]:
-    """StepQueue after queue. What is dealt, each worker's own; what is not, least loaded worker first, all to the same
-    share of their slots.
+    """Queue after queue: dealt prompts go to their worker, others to the least loaded one, up to its even share.
 
-    A group stays on one worker as far as that worker's share goes: siblings share a prefix and draft for each other,
-    but nobody idles for it.
+    A group stays on one worker up to that share, since siblings share a prefix and draft for each other; no worker
+    idles for it.
     """
     loads = {worker.name: load(worker) for worker in snapshot.workers}
     placed: list[Placement] = []
@@ -47,7 +46,7 @@ def _own(queue: StepQueue, deal: Deal, able: Sequence[WorkerView], loads: dict[s
 
 
 def share(queue: StepQueue, able: Sequence[WorkerView], loads: dict[str, int]) -> list[Placement]:
-    """The groups in their order, each to the least loaded. Keeps `loads` up to date: worker -> samples in slots."""
+    """The groups in order, each to the least loaded worker. Updates `loads`: worker -> slots in use."""
     part = (queue.size + sum(loads[worker.name] for worker in able)) / sum(worker.slots for worker in able)
     heap = [(loads[worker.name] / worker.slots, order, worker) for order, worker in enumerate(able)]
     heapq.heapify(heap)
@@ -57,7 +56,7 @@ def share(queue: StepQueue, able: Sequence[WorkerView], loads: dict[str, int]) -
         while left and heap:
             _, order, worker = heapq.heappop(heap)
             busy = loads[worker.name]
-            even = math.ceil(part * worker.slots - 1e-9)  # its share in samples
+            even = math.ceil(part * worker.slots - 1e-9)  # its share, in samples
             take = min(len(left), max(1, min(worker.slots, even) - busy))
             placed.append(Placement(worker.name, left[:take]))
             del left[:take]
@@ -70,7 +69,7 @@ def share(queue: StepQueue, able: Sequence[WorkerView], loads: dict[str, int]) -
 
 
 def deal_evenly(prompts: Sequence[str], workers: Sequence[WorkerView], expect: Expect) -> Deal:
-    """As many prompts a worker as its part of the slots, in the order of `prompts`."""
+    """Prompts in order, in proportion to the workers' slots."""
     slots = sum(worker.slots for worker in workers)
     dealt: dict[str, Sequence[str]] = {}
     begin, passed = 0, 0

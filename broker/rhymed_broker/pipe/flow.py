@@ -1,8 +1,8 @@
-"""Work-conserving: longest forecast first, taken by whoever has room, and stragglers split off and moved.
+"""Work-conserving: longest forecast first, to any worker with a free slot; stragglers move to emptier workers.
 
-A step ends with its longest sample, so that one has to begin first; with the rest nobody idles as long as anything
-waits, of this step or, as far as the staleness bound and writing ahead allow, of the next. Where no history is, a few
-samples of every group go first: how long they run tells how long their siblings will.
+A step ends with its longest sample, so that one begins first. No worker idles while a sample waits, of this step or,
+as far as staleness and run-ahead allow, of the next. Of groups without history a few samples go first: their progress
+predicts the length of their siblings.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from rhymed_broker.pipe.policy import (
 )
 from rhymed_broker.states import Sample
 
-PROBES = 2  # samples of a group of which nothing is known; how they go tells about the others
-NEAR = 0.8  # of the longest forecast: siblings on one worker are worth that
-WORTH = 256  # tokens left, below which a move costs more than it brings
-CANDIDATES = 256  # samples that are looked at, those that have come furthest
-LIGHTER = 0.5  # of its worker's load must the other's be
+PROBES = 2  # samples of a group without history that go first
+NEAR = 0.8  # of the longest forecast: as long as that, a sibling of what the worker has goes first
+WORTH = 256  # expected tokens; below, a move costs more than it saves
+CANDIDATES = 256  # samples considered, those with the most tokens
+LIGHTER = 0.5  # times the load of its worker, at most: the load of the target
 
 
 def longest_first(step: int, prompts: Sequence[str], expect: Expect) -> list[str]:
@@ -39,7 +39,7 @@ def longest_first(step: int, prompts: Sequence[str], expect: Expect) -> list[str
 
 
 def pull(snapshot: Snapshot) -> list[Placement]:
-    """Who has room takes the next; of several the least loaded takes a group, as far as shares are even."""
+    """A worker with a free slot takes the next samples; several workers take groups in even shares."""
     placed: list[Placement] = []
     loads = {worker.name: load(worker) for worker in snapshot.workers}
     for queue in snapshot.queues:
@@ -52,14 +52,14 @@ def pull(snapshot: Snapshot) -> list[Placement]:
             placed += share(queue, able, loads)
         else:
             (worker,) = able
-            found = _next(queue, worker, worker.slots - loads[worker.name])
-            loads[worker.name] += len(found)
-            placed.append(Placement(worker.name, found))
+            taken = _next(queue, worker, worker.slots - loads[worker.name])
+            loads[worker.name] += len(taken)
+            placed.append(Placement(worker.name, taken))
     return placed
 
 
 def _next(queue: StepQueue, worker: WorkerView, room: int) -> list[Sample]:
-    """Longest first; of groups that are nearly as long, siblings of what it has."""
+    """Longest first; of groups that are nearly as long, siblings of what the worker has."""
     near = NEAR * next((queue.expected.get(prompt, 0.0) for prompt in queue.groups), 0.0)
     begun = {
         id.prompt: None
@@ -70,16 +70,16 @@ def _next(queue: StepQueue, worker: WorkerView, room: int) -> list[Sample]:
 
 
 def _probe(queue: StepQueue, able: Sequence[WorkerView], loads: dict[str, int]) -> list[Placement]:
-    """Of every group that nobody knows a few samples first, in even shares; then what is left of them."""
+    """A few samples of every group without history first, in even shares; then the rest of these groups."""
     samples = _probes_first(queue)
     slots = sum(worker.slots for worker in able)
     placed = []
     for worker in sorted(able, key=lambda worker: loads[worker.name] / worker.slots):
         part = math.ceil(queue.size * worker.slots / slots)
-        found = list(islice(samples, min(part, worker.slots - loads[worker.name])))
-        if found:
-            placed.append(Placement(worker.name, found))
-            loads[worker.name] += len(found)
+        taken = list(islice(samples, min(part, worker.slots - loads[worker.name])))
+        if taken:
+            placed.append(Placement(worker.name, taken))
+            loads[worker.name] += len(taken)
     return placed
 
 
@@ -92,7 +92,7 @@ def _probes_first(queue: StepQueue) -> Iterator[Sample]:
 
 
 def split_off(running: Running) -> list[Move]:
-    """The longest of what is left, from workers with much to workers with little."""
+    """The samples with the most tokens left, from loaded workers to emptier ones."""
     loads = {name: load(worker) for name, worker in running.workers.items()}
     lightest = [(busy, name) for name, busy in loads.items()]
     heapq.heapify(lightest)
@@ -100,9 +100,9 @@ def split_off(running: Running) -> list[Move]:
     if not lightest or lightest[0][0] + 1 > most:
         return []
     moves: list[Move] = []
-    full = [one for one in running.samples if loads.get(one.worker, 0) * LIGHTER >= lightest[0][0] + 1]
-    longest = heapq.nlargest(CANDIDATES, full, key=lambda one: one.tokens)
-    for left, _, sample in sorted(((running.left(one), one.id, one) for one in longest), reverse=True):
+    full = [sample for sample in running.samples if loads.get(sample.worker, 0) * LIGHTER >= lightest[0][0] + 1]
+    longest = heapq.nlargest(CANDIDATES, full, key=lambda sample: sample.tokens)
+    for left, _, sample in sorted(((running.left(sample), sample.id, sample) for sample in longest), reverse=True):
         busy, target = lightest[0]
         if left < WORTH or busy + 1 > most:
             break

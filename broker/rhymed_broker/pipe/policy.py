@@ -1,8 +1,15 @@
-"""What policies see and say.
+"""The interface of a scheduling policy: what it sees, and what it answers. Pure.
 
-They see live views of the ledger's own open_steps (building a snapshot costs nothing) and must not change them. A sample
-may be placed on a worker that has room and whose version lies between the queue's earliest and newest; what is left
-out stays waiting.
+A policy is four functions. `rank` works between steps: in which order a step's prompts are begun. Inside a step
+`deal` gives each worker its own prompts in advance, or is None; `place` fills free slots. `move` names
+running samples that another worker should continue. They are asked again and again, and keep no state: everything
+they may depend on is in their arguments.
+
+What they see are live views of the ledger, not copies, so a snapshot costs nothing; a policy must not change them.
+`dispatch` checks every answer. A sample may be placed on a worker with a free slot whose version is within the
+queue's `earliest_version` and `newest_version`; samples that a policy does not place keep waiting.
+
+To add a policy: write a module with a `Policy`, and name it in `pipe.POLICIES` and in the setting `schedule.policy`.
 """
 
 from __future__ import annotations
@@ -18,7 +25,7 @@ Expect = Callable[[str], float]  # prompt -> expected response tokens of one of 
 
 
 class WorkerView(Protocol):
-    """A worker, as policies see it; none has newer weights than the run."""
+    """A worker as policies see it. Its weights are not newer than the run's version."""
 
     name: str
     role: Role
@@ -27,50 +34,50 @@ class WorkerView(Protocol):
 
     @property
     def held(self) -> Mapping[SampleId, Sample]:
-        """Samples in hand."""
+        """The samples that it holds."""
 
     @property
     def parked(self) -> Collection[SampleId]:
-        """Those of them that are written ahead to their ends and wait, without a slot, for newer weights."""
+        """Held samples that are written ahead to the end: they wait for newer weights without a slot."""
 
 
 class StepQueue(NamedTuple):
-    """One step's samples that want a worker."""
+    """One step's samples that wait for a worker."""
 
     step: int
-    earliest_version: int  # weights that may begin them; below `oldest_version` they are written ahead:
-    oldest_version: int  # then what was written is verified when weights of this version are there
+    earliest_version: int  # the oldest weights that may begin them
+    oldest_version: int  # with older weights they are written ahead, and verified with weights of this version
     newest_version: int
     groups: Mapping[str, Mapping[Sample, None]]  # prompt -> its samples, in the order of `rank`; none is empty
     size: int  # samples
-    deal: Deal | None = None  # of the step, where the policy deals
+    deal: Deal | None = None  # of the step, if the policy deals
     expected: Mapping[str, float] = {}  # prompt -> response tokens, when `groups` were ranked
-    unprobed: Collection[str] = ()  # prompts of which nothing is known, neither history nor samples that are begun
+    unprobed: Collection[str] = ()  # prompts without history and without samples that have begun
 
     def ahead_of(self, worker: WorkerView) -> bool:
         """Would this worker write them ahead?"""
         return worker.version < self.oldest_version
 
     def fits(self, worker: WorkerView) -> bool:
-        """May this worker have them? One with as many parked as it has slots writes nothing more ahead."""
+        """May this worker have them? A worker with as many parked samples as slots writes nothing more ahead."""
         if worker.role == "reward":
             return True
         if not self.earliest_version <= worker.version <= self.newest_version:
             return False
         return not self.ahead_of(worker) or len(worker.parked) < worker.slots
 
-    def without(self, some: Collection[Sample]) -> StepQueue:
-        """All but these."""
+    def without(self, excluded: Collection[Sample]) -> StepQueue:
+        """Without these samples."""
         groups = {
             prompt: kept
             for prompt, group in self.groups.items()
-            if (kept := {sample: None for sample in group if sample not in some})
+            if (kept := {sample: None for sample in group if sample not in excluded})
         }
         return self._replace(groups=groups, size=sum(map(len, groups.values())))
 
 
 class Snapshot(NamedTuple):
-    """What a placement is decided on."""
+    """Input of `place`."""
 
     queues: Sequence[StepQueue]  # evaluations, then steps, oldest first
     workers: Sequence[WorkerView]  # with at least one free slot
@@ -82,27 +89,27 @@ class Placement(NamedTuple):
 
 
 class Move(NamedTuple):
-    """A running sample that another worker shall go on with."""
+    """A running sample that another worker should continue."""
 
     sample: Sample
     target: str
 
 
 class Running(NamedTuple):
-    """What moves are decided on, now and then."""
+    """Input of `move`, about once a second."""
 
-    samples: Sequence[Sample]  # of the oldest step that is not generated, none of which waits any more
+    samples: Sequence[Sample]  # of the oldest step that is not generated, none of whose samples waits
     size: int  # samples of that step
-    workers: Mapping[str, WorkerView]  # all rollout workers that may go on with them
-    left: Callable[[Sample], float]  # tokens that it will still need
-    total: Callable[[Sample], float]  # tokens that were expected of it when its step was opened
+    workers: Mapping[str, WorkerView]  # all rollout workers that may continue them
+    left: Callable[[Sample], float]  # tokens still expected of it
+    total: Callable[[Sample], float]  # tokens expected of it when its step was opened
 
 
 class Policy(NamedTuple):
     rank: Callable[[int, Sequence[str], Expect], list[str]]
-    """Inter-step: the order in which a step's prompts are begun. Gets the step's number."""
+    """Between steps: (step, prompts, expected length) -> the order in which its prompts are begun."""
     deal: Callable[[Sequence[str], Sequence[WorkerView], Expect], Deal] | None
-    """Intra-step: every worker's own prompts; None: whoever has room takes the next."""
+    """Inside a step: each worker's own prompts; None: a worker with a free slot takes the next one."""
     place: Callable[[Snapshot], list[Placement]]
     move: Callable[[Running], list[Move]]
 
@@ -113,17 +120,17 @@ def load(worker: WorkerView) -> int:
 
 
 def as_given(step: int, prompts: Sequence[str], expect: Expect) -> list[str]:
-    """The plan's own order."""
+    """In the plan's order."""
     return list(prompts)
 
 
 def stay(running: Running) -> list[Move]:
-    """Nothing is moved."""
+    """Moves nothing."""
     return []
 
 
 def take(queue: StepQueue, prompts: Iterable[str], room: int) -> list[Sample]:
-    """The next samples of these prompts, as many as there is room for."""
+    """The next samples of these prompts, at most `room`."""
     taken: list[Sample] = []
     for prompt in prompts:
         for sample in queue.groups.get(prompt, ()):

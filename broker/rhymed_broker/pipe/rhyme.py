@@ -1,4 +1,4 @@
-"""The two tiers of the RhymeRL paper (arXiv 2508.18588, section 4.2), as far as its text tells them.
+"""The two tiers of the RhymeRL paper (arXiv 2508.18588, section 4.2), as far as its text specifies them.
 
 Between steps: prompts are ranked by their past mean length, ascending in one step, descending in the next, so that a
 worker's short groups of one step are followed by its long ones. Inside a step: the ranking is cut into groups, and a
@@ -17,8 +17,8 @@ from rhymed_broker.pipe.fair import deal_evenly, fair
 from rhymed_broker.pipe.policy import Deal, Expect, Move, Policy, Running, WorkerView, load
 
 GROUPS_A_WORKER = 0.5
-LAST = 0.1  # of a step's samples
-FLAT = 1.05  # times: forecasts that lie closer together are no ranking
+LAST = 0.1  # of a step's samples: then outliers move
+FLAT = 1.05  # times: closer forecasts are no ranking
 GROWTH = 1.5  # times the forecast
 
 
@@ -28,9 +28,9 @@ def alternate(step: int, prompts: Sequence[str], expect: Expect) -> list[str]:
 
 
 def deal_by_rank(prompts: Sequence[str], workers: Sequence[WorkerView], expect: Expect) -> Deal:
-    """Consecutive prompts of the ranking for each worker, or for several that share them."""
+    """Consecutive prompts of the ranking for each worker, or for several workers that share them."""
     if not prompts or max(map(expect, prompts)) < FLAT * min(map(expect, prompts)):
-        return deal_evenly(prompts, workers, expect)  # nothing is known of them yet
+        return deal_evenly(prompts, workers, expect)  # no history yet
     count = min(len(prompts), max(1, round(GROUPS_A_WORKER * len(workers)) if len(workers) > 2 else len(workers)))
     bounds = [round(len(prompts) * group / count) for group in range(count + 1)]
     groups = [prompts[begin:end] for begin, end in pairwise(bounds)]
@@ -47,27 +47,27 @@ def deal_by_rank(prompts: Sequence[str], workers: Sequence[WorkerView], expect: 
 
 
 def workers_by_group(work: Sequence[float], workers: int) -> list[int]:
-    """So many for each group, shortest first, that times grow linearly with the rank; at least one each.
+    """Workers per group, shortest group first, so that times grow linearly with the rank; at least one each.
 
-    Binary search for the smallest slope that the workers suffice for; who is left over goes to the slowest groups.
+    Binary search for the smallest slope that the workers suffice for; remaining workers go to the slowest groups.
     """
 
     def needed(slope: float) -> list[int]:
-        return [max(1, math.ceil(one / (slope * (rank + 1)))) for rank, one in enumerate(work)]
+        return [max(1, math.ceil(tokens / (slope * (rank + 1)))) for rank, tokens in enumerate(work)]
 
     low, high = 1e-9, max(work) + 1.0
     for _ in range(60):
         middle = (low + high) / 2
         low, high = (low, middle) if sum(needed(middle)) <= workers else (middle, high)
-    found = needed(high)
-    for _ in range(workers - sum(found)):
-        slowest = max(range(len(work)), key=lambda rank: work[rank] / found[rank] / (rank + 1))
-        found[slowest] += 1
-    return found
+    counts = needed(high)
+    for _ in range(workers - sum(counts)):
+        slowest = max(range(len(work)), key=lambda rank: work[rank] / counts[rank] / (rank + 1))
+        counts[slowest] += 1
+    return counts
 
 
 def outliers(running: Running) -> list[Move]:
-    """To the least loaded workers, each of the samples that outgrow their forecasts at the end of a step."""
+    """At the end of a step, samples that exceed their forecast move to the least loaded workers."""
     if len(running.samples) > LAST * running.size or len(running.workers) < 2:
         return []
     loads = {name: load(worker) for name, worker in running.workers.items()}

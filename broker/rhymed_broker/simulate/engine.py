@@ -1,7 +1,7 @@
-"""A rollout worker in virtual time: what runs shares the engine's steps, a token each, and a step's time is a curve.
+"""An engine in virtual time: each step adds one token to every running sample, and its duration is a cost curve.
 
-Its clock counts steps. A sample that enters at clock c and needs n tokens leaves at c + n, whatever else happens, so
-one heap of leaving times is all that has to be kept; only the clock's speed changes with the number that run.
+Its clock counts steps. A sample that enters at clock c and needs n tokens leaves at c + n whatever else happens, so
+one heap of leaving times is all the state; the number of running samples only changes the clock's speed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Cost:
     """Seconds of an engine step by the number of samples that it decodes: straight lines between measured points."""
 
     def __init__(self, points: list[tuple[float, float]]) -> None:
-        """`points`: (samples, seconds), increasing. Beyond the last one the curve goes on straight."""
+        """`points`: (samples, seconds), increasing. Beyond the last one the curve continues straight."""
         self._table: list[float] = []
         self._points = sorted(points)
         if not points or min(seconds for _, seconds in points) <= 0:
@@ -60,8 +60,8 @@ class Entry:
 
     id: SampleId
     length: int  # response tokens
-    begun: int = 0  # tokens that it brings, verified first
-    checked: float = 0.0  # engine steps that their verification takes
+    begun: int = 0  # tokens that it enters with, verified first
+    checked: float = 0.0  # engine steps for their verification
     version: int = 0  # of its oldest token
     start: float = math.inf  # on the engine's clock, when it got a slot
 
@@ -70,7 +70,7 @@ class Entry:
         return self.checked + self.length - self.begun
 
     def done(self, clock: float) -> int:
-        """Tokens that it has, on the engine's clock."""
+        """Tokens so far, on the engine's clock."""
         return min(self.length, self.begun + math.floor(max(0.0, clock - self.start - self.checked + 1e-6)))
 
 
@@ -81,7 +81,7 @@ class Engine:
         self.waiting: deque[Entry] = deque()
         self.clock = 0.0  # steps
         self.busy_s = 0.0  # slots times seconds
-        self.idle_s = 0.0  # seconds without anything
+        self.idle_s = 0.0  # seconds without a sample
         self.changes: list[tuple[float, int]] = []  # (time, running), where `trace`
         self.trace = False
         self._leaving: list[tuple[float, int, Entry]] = []
@@ -100,7 +100,7 @@ class Engine:
         self._at = max(self._at, now)
 
     def pause(self, until: float) -> None:
-        """Nothing runs until then (it loads weights); `advance` to now comes before."""
+        """Nothing runs until then, while weights load; call `advance` to now first."""
         self._at = until
 
     def add(self, entry: Entry) -> None:
@@ -108,10 +108,10 @@ class Engine:
         self._fill()
 
     def remove(self, id: SampleId) -> Entry | None:
-        """Whether it runs or waits; None: it is not here."""
+        """Running or waiting; None: it is not here."""
         entry = self.running.pop(id, None)
         if entry is None:
-            entry = next((one for one in self.waiting if one.id == id), None)
+            entry = next((waiting for waiting in self.waiting if waiting.id == id), None)
             if entry is not None:
                 self.waiting.remove(entry)
         else:
@@ -120,7 +120,7 @@ class Engine:
         return entry
 
     def finished(self) -> list[Entry]:
-        """Those that leave now; others take their slots."""
+        """Samples that leave now; waiting ones take their slots."""
         done = []
         while self._leaving and self._leaving[0][0] <= self.clock + 1e-6:
             _, _, entry = heapq.heappop(self._leaving)
@@ -133,7 +133,7 @@ class Engine:
         return done
 
     def next_s(self) -> float | None:
-        """When the next one leaves, if nothing else happens."""
+        """When the next sample leaves, if nothing else happens."""
         while self._leaving and self.running.get(self._leaving[0][2].id) is not self._leaving[0][2]:
             heapq.heappop(self._leaving)
         if not self._leaving:

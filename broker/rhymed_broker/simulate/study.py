@@ -1,4 +1,4 @@
-"""Policies beside each other on the same workload, an oracle, and a bound: as a table, as JSON, as a picture."""
+"""Compares policies on one workload with an oracle and a bound: as a table, as JSON, as a picture."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BINS = 800  # of a picture's time axis
 
 
 class Mode(NamedTuple):
-    """A policy under a contract."""
+    """A policy with a staleness contract."""
 
     policy: str
     max_staleness: int = 0
@@ -52,24 +52,24 @@ class Result:
 
     def row(self) -> dict[str, Any]:
         """Numbers; units are in the names."""
-        one = self.totals
+        totals = self.totals
         return {
             "mode": str(self.mode),
-            "makespan_s": one.makespan_s,
-            "of_bound": self.bound_s / one.makespan_s,
-            "bubble_ratio": 1 - one.busy_s / one.slot_s if one.slot_s else 0.0,
-            "steady_bubble_ratio": 1 - one.steady_busy_s / one.steady_slot_s if one.steady_slot_s else 0.0,
-            "ahead_tokens_ratio": one.ahead / max(1, one.tokens),
-            "ahead_kept_ratio": one.kept / one.ahead if one.ahead else 0.0,
-            "wasted_tokens_ratio": (one.ahead - one.kept) / max(1, one.tokens),
-            "moved": one.moved,
-            "dropped": one.dropped,
-            "tokens": one.tokens,
+            "makespan_s": totals.makespan_s,
+            "of_bound": self.bound_s / totals.makespan_s,
+            "bubble_ratio": 1 - totals.busy_s / totals.slot_s if totals.slot_s else 0.0,
+            "steady_bubble_ratio": 1 - totals.steady_busy_s / totals.steady_slot_s if totals.steady_slot_s else 0.0,
+            "ahead_tokens_ratio": totals.ahead / max(1, totals.tokens),
+            "ahead_kept_ratio": totals.kept / totals.ahead if totals.ahead else 0.0,
+            "wasted_tokens_ratio": (totals.ahead - totals.kept) / max(1, totals.tokens),
+            "moved": totals.moved,
+            "dropped": totals.dropped,
+            "tokens": totals.tokens,
         }
 
 
 class Oracle:
-    """A forecast that knows: what the workload will do."""
+    """A forecast that reads the lengths from the workload."""
 
     def __init__(self, workload: Workload) -> None:
         self._workload = workload
@@ -86,7 +86,7 @@ class Oracle:
     def close(self, step: int) -> None: ...
 
     def expect(self, step: int, prompt: str) -> float:
-        """Of the longest of the group: that one decides when it has to begin."""
+        """Of the longest sample of the group, which decides when the group has to begin."""
         return float(max(self._workload.length(SampleId(step, prompt, index)) for index in self._group))
 
     def left(self, step: int, prompt: str, tokens: int) -> float:
@@ -94,7 +94,7 @@ class Oracle:
 
 
 def bound_s(workload: Workload, cluster: Cluster) -> float:
-    """No schedule is faster: all tokens at full slots everywhere, and the last step's training."""
+    """A lower bound: all tokens with all slots in use, then the training of the last step."""
     plan = workload.plan
     tokens = sum(workload.length(id) for step in range(plan.steps) for id in plan.samples(step))
     speed = sum(1 / cluster.slow.get(number, 1.0) for number in range(cluster.workers))
@@ -118,12 +118,12 @@ def compare(workload: Workload, cluster: Cluster, modes: Sequence[Mode], *, trac
 
 
 def table(results: Sequence[Result]) -> str:
-    """As text; the first is what the others are compared with."""
+    """As text; speed-ups are relative to the first result."""
     first = results[0].totals.makespan_s
     heads = ("faster", 8), ("of bound", 10), ("bubble", 8), ("steady", 8), ("ahead", 7), ("kept", 6), ("moved", 7)
     lines = [f"{'':<36}{'makespan':>10}" + "".join(f"{head:>{width}}" for head, width in heads)]
-    for one in results:
-        row = one.row()
+    for result in results:
+        row = result.row()
         lines.append(
             f"{row['mode']:<36}{row['makespan_s']:>9.0f}s{first / row['makespan_s']:>8.2f}{row['of_bound']:>10.3f}"
             f"{row['bubble_ratio']:>8.3f}{row['steady_bubble_ratio']:>8.3f}{row['ahead_tokens_ratio']:>7.2f}"
@@ -133,9 +133,9 @@ def table(results: Sequence[Result]) -> str:
 
 
 def picture(results: Sequence[Result], path: Path) -> Path | None:
-    """A Gantt picture: a row a worker, dark where its slots are full; a line where a step is trained.
+    """A Gantt chart: a row per worker, darker with more slots in use; a line where a step is trained.
 
-    None without matplotlib. The worlds must have been traced.
+    None without matplotlib. Needs results with `trace`.
     """
     try:
         from matplotlib.figure import Figure
@@ -143,15 +143,15 @@ def picture(results: Sequence[Result], path: Path) -> Path | None:
         return None
     figure = Figure(figsize=(11, 1 + 1.6 * len(results)), layout="constrained")
     axes = figure.subplots(len(results), 1, sharex=True, squeeze=False)[:, 0]
-    longest = max(one.totals.makespan_s for one in results)
-    for axis, one in zip(axes, results, strict=True):
+    longest = max(result.totals.makespan_s for result in results)
+    for axis, result in zip(axes, results, strict=True):
         image = axis.imshow(
-            occupancy(one.world, longest), aspect="auto", cmap="Blues", vmin=0, vmax=1, interpolation="nearest",
-            extent=(0, longest, len(one.world.engines), 0),
+            occupancy(result.world, longest), aspect="auto", cmap="Blues", vmin=0, vmax=1, interpolation="nearest",
+            extent=(0, longest, len(result.world.engines), 0),
         )  # fmt: skip
-        for at in one.world.step_s:
+        for at in result.world.step_s:
             axis.axvline(at, color="#cc7351", linewidth=0.8)
-        axis.set_title(f"{one.mode}: {one.totals.makespan_s:,.0f} s", loc="left", fontsize=9)
+        axis.set_title(f"{result.mode}: {result.totals.makespan_s:,.0f} s", loc="left", fontsize=9)
         axis.set_yticks([])
     axes[-1].set(xlabel="seconds; a row is a worker, a line the end of a step's training")
     figure.colorbar(image, ax=axes, label="slots in use", shrink=0.4)
@@ -160,7 +160,7 @@ def picture(results: Sequence[Result], path: Path) -> Path | None:
 
 
 def occupancy(world: World, longest: float) -> Any:
-    """Part of a worker's slots that is in use [workers, BINS], as it was in the middle of each bin."""
+    """Share of each worker's slots in use, in the middle of each bin: [workers, BINS]."""
     at = (np.arange(BINS) + 0.5) * longest / BINS
     rows = []
     for engine in world.engines.values():

@@ -1,4 +1,4 @@
-"""How long every sample of a run is: made up, from stated parameters, or recorded."""
+"""The length of every sample of a run: synthetic, from stated parameters, or recorded."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Synthetic:
 
 
 class Recorded:
-    """Lengths as a run had them. Samples of a step that was not recorded repeat the latest one before it."""
+    """Lengths that a run had. An epoch that was not recorded repeats the last one that was."""
 
     def __init__(
         self, lengths: Iterable[tuple[str, int, int]], prompts_per_step: int, steps: int | None = None
@@ -85,22 +85,22 @@ class Recorded:
             self._lengths[prompt][step].append(tokens)
         if not self._lengths:
             raise DataError("the trace has no responses")
-        everything = [one for steps in self._lengths.values() for group in steps.values() for one in group]
-        self.cap = max(everything)
-        group_size = max(len(group) for steps in self._lengths.values() for group in steps.values())
+        groups = [group for steps in self._lengths.values() for group in steps.values()]
+        self.cap = max(map(max, groups))
+        group_size = max(map(len, groups))
         epochs = max(len(steps) for steps in self._lengths.values())
         per_step = min(prompts_per_step, len(self._lengths))
         self.plan = Plan(sorted(self._lengths), per_step, group_size, epochs, steps)
 
     def length(self, id: SampleId) -> int:
-        """Of the prompt's n-th recorded step, when the run is in its n-th epoch."""
+        """In the n-th epoch, the length in the prompt's n-th recorded step."""
         steps = self._lengths[id.prompt]
         group = steps[sorted(steps)[min(self.plan.epoch(id.step), len(steps) - 1)]]
         return group[id.index % len(group)]
 
 
 class _Line(msgspec.Struct):
-    """Of a trace file, see rhymed_workers.engines.trace; `rhymed history export` writes the same fields."""
+    """A line of a trace file, see rhymed_workers.engines.trace; `rhymed history export` writes the same fields."""
 
     step: int
     prompt: str = ""
@@ -115,7 +115,7 @@ def read_trace(path: Path) -> list[tuple[str, int, int]]:
         lines = path.read_bytes().splitlines()
     except OSError as error:
         raise DataError(f"{path}: {error.strerror or error}") from None
-    found = []
+    lengths = []
     for number, line in enumerate(lines, 1):
         try:
             row = msgspec.json.decode(line, type=_Line)
@@ -125,8 +125,8 @@ def read_trace(path: Path) -> list[tuple[str, int, int]]:
         if length < 1:
             raise DataError(f"{path}:{number}: a response has at least one token")
         if 0 <= row.step < EVAL:  # neither imported nor an evaluation
-            found.append((_hex(row.prompt_id or row.prompt), row.step, length))
-    return found
+            lengths.append((_hex(row.prompt_id or row.prompt), row.step, length))
+    return lengths
 
 
 def _name(number: int) -> str:
@@ -134,7 +134,7 @@ def _name(number: int) -> str:
 
 
 def _hex(name: str) -> str:
-    """A prompt's id is 16 hex digits; another name gets its hash for one."""
+    """A prompt's id is 16 hex digits; any other name is hashed to one."""
     try:
         if len(name) == 16:
             int(name, 16)

@@ -1,8 +1,8 @@
-"""The dashboard beside the broker: a process of its own (`rhymed.dashboard`) that is started, fed and started again.
+"""Runs the dashboard (`rhymed.dashboard`) as a process next to the broker, and restarts it.
 
-Invariant: nothing that happens to it, or in it, reaches the run. It reads the run's folder by itself; from here it
-gets snapshots of the queues, when it asks and not more often than every `LEAST_S`. That is all that a page costs the
-broker's event loop, however many look. A dashboard that cannot be is a warning, and the run goes on without.
+Invariant: a failure of the dashboard does not affect the run. It reads the run's folder itself; from the broker it
+requests snapshots of the queues, at most every `LEAST_S`. That is its whole cost to the broker's event loop, for any
+number of pages. A dashboard that cannot start is a warning, and the run continues without it.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ from rhymed.service.children import exit_reason, restart_pause_s, terminate, wai
 log = logging.getLogger(__name__)
 
 LEAST_S = 0.5
-LONG_S = 60.0  # one that lived so long was no failure
+LONG_S = 60.0  # a process that ran for so long counts as no failure
 MOST_FAILURES = 5  # in a row
-STOP_S = 4.0  # in which it tells its pages how the run ended
-REFUSED = "!"  # before the reason why there is none
-ASKED = "?"  # for a snapshot; anything else that it says is its address
+STOP_S = 4.0  # for the process to show its pages the end of the run
+REFUSED = "!"  # precedes the reason why there is no dashboard
+REQUEST = "?"  # requests a snapshot; any other line is its address
 
 Snapshot = Callable[[], msgspec.Struct]
 
 
 class Dashboard:
-    """`address` as in net.http; empty: there is none. Nor is there one without a run's folder on this machine."""
+    """`address`: net.http; empty: no dashboard. Nor is there one without the run's folder on this machine."""
 
     def __init__(self, address: str, places: RunLayout, snapshot: Snapshot) -> None:
-        self._refused = False  # it said that it cannot be
+        self._refused = False  # it reported that it cannot start
         self._address, self._places, self._snapshot = address, places, snapshot
 
     async def run(self) -> None:
-        """Until cancelled, or until there is nothing to try any more."""
+        """Until cancelled, or until it has failed too often."""
         if not self._address or not self._places.config.exists():
             return
         try:
             await self._keep()
-        finally:  # who is killed does not come here: the next broker takes the same port
+        finally:  # a killed broker leaves the file, and the next one takes the same port
             with contextlib.suppress(OSError):
                 (self._places.folder / ADDRESS_FILE).unlink(missing_ok=True)
 
@@ -59,22 +59,22 @@ class Dashboard:
             if self._refused:
                 break
             failures = 1 if time.monotonic() > begun + LONG_S else failures + 1
-            log.warning("the dashboard ended (%s); it is started again", reason)
+            log.warning("the dashboard ended (%s) and is restarted", reason)
             await asyncio.sleep(restart_pause_s(failures, 1.0, LONG_S))
-        log.warning("there is no dashboard: %s; the run goes on without", reason)
+        log.warning("there is no dashboard: %s; the run continues without it", reason)
 
     async def _once(self) -> str:
-        """One life of it; why that ended."""
+        """One process; returns why it ended."""
         async with self._process() as process:
             assert process.stdin is not None, "it is a pipe"
             assert process.stdout is not None, "it is a pipe"
             async for line in process.stdout:
-                told = line.decode(errors="replace").strip()
-                if told.startswith(REFUSED):
+                text = line.decode(errors="replace").strip()
+                if text.startswith(REFUSED):
                     self._refused = True
-                    return told.removeprefix(REFUSED)
-                if told != ASKED:
-                    log.info("dashboard at %s", told)
+                    return text.removeprefix(REFUSED)
+                if text != REQUEST:
+                    log.info("dashboard at %s", text)
                     continue
                 body = msgspec.msgpack.encode(self._snapshot())
                 process.stdin.write(len(body).to_bytes(4, "big") + body)

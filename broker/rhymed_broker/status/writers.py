@@ -1,6 +1,6 @@
-"""Writes the timeline into the run's folder, a little later and off everybody's way.
+"""Writes the timeline and the metrics into the run's folder, in the background.
 
-The timeline is for people: rows that cannot be written are dropped, with one warning, and never hold up or end a run.
+Invariant: a file that cannot be written never delays or ends the run. Its rows are dropped, with a warning.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ EVERY_S = 0.5
 
 
 class TimelineWriter:
-    """`timeline` may be written into at any time."""
+    """Writes what `timeline` has recorded."""
 
     def __init__(self, folder: Path) -> None:
         self.timeline = TimelineRecorder(time.time(), time.monotonic())
-        self.trouble = ""  # why rows were dropped; empty: they were not
+        self.trouble = ""  # why rows were dropped; empty: none were
         self._writer = Writer(folder)
         self._writing = asyncio.Lock()
 
@@ -36,7 +36,7 @@ class TimelineWriter:
             await self.flush()
 
     async def flush(self) -> None:
-        """All that the timeline has."""
+        """Everything recorded so far."""
         async with self._writing:
             rows = self.timeline.drain()
             if not rows:
@@ -56,17 +56,17 @@ class TimelineWriter:
 
 class MetricsWriter:
     def __init__(self, file: MetricsLog) -> None:
-        self.trouble = ""  # why the last row was dropped; empty: it was not
+        self.trouble = ""  # why the last row was dropped; empty: it was written
         self._file = file
         self._waiting: asyncio.Queue[tuple[int, dict[str, float]]] = asyncio.Queue()
-        self._last = -1  # trained step that has its row
+        self._last = -1  # the last trained step with a row
 
     def roll_back(self, position: int) -> None:
         """Steps from `position` on are trained again."""
         self._last = min(self._last, position - 1)
 
     def trained(self, step: int, metrics: dict[str, float]) -> None:
-        """A step's row; said twice, it counts once."""
+        """A step's row; a repeated one is ignored."""
         if step > self._last and metrics:
             self._last = step
             self.put(step, metrics)
@@ -75,7 +75,7 @@ class MetricsWriter:
         self._waiting.put_nowait((step, metrics))
 
     async def run(self) -> None:
-        """Write until cancelled."""
+        """Until cancelled."""
         while True:
             step, metrics = await self._waiting.get()
             try:
@@ -89,10 +89,10 @@ class MetricsWriter:
             self._waiting.task_done()
 
     async def flush(self, deadline_s: float) -> None:
-        """Wait until all is written, but not longer than this."""
+        """Wait until all is written, up to the deadline."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._waiting.join(), deadline_s)
 
     async def close(self) -> None:
-        with contextlib.suppress(OSError):  # it was told when the row was written
+        with contextlib.suppress(OSError):  # reported when the row was written
             await asyncio.to_thread(self._file.close)

@@ -88,7 +88,7 @@ async def test_one_that_cannot_be_is_a_warning(where: RunLayout, caplog: pytest.
     async with asyncio.timeout(60):
         await Dashboard("192.0.2.1:80", where, lambda: None).run()  # type: ignore[arg-type,return-value]
     assert "there is no dashboard: the dashboard cannot listen at" in caplog.text
-    assert "the run goes on without" in caplog.text
+    assert "the run continues without it" in caplog.text
 
 
 async def test_without_an_address_or_a_folder_there_is_none(config: Config, where: RunLayout) -> None:
