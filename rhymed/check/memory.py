@@ -128,7 +128,8 @@ def errors(rollout: Rollout, trainer: Trainer, need: Needs, machine: Machine) ->
     if least > machine.memory:
         yield (
             f"memory: {size_of(least)} are needed even for the shortest responses, this machine has"
-            f" {size_of(machine.memory)}: use a smaller model, fewer rollout.workers or a smaller rollout.kv_cache_gib"
+            f" {size_of(machine.memory)}: use a smaller model, fewer rollout.workers or a smaller"
+            " rollout.kv_cache_gib"
         )
     if need.sequence > rollout.kv_cache_gib * GIB:
         yield (
@@ -140,7 +141,8 @@ def errors(rollout: Rollout, trainer: Trainer, need: Needs, machine: Machine) ->
     if checkpoints > machine.disk_free:
         yield (
             f"disk: {trainer.keep_checkpoints} + 1 checkpoints take {size_of(checkpoints)},"
-            f" {size_of(machine.disk_free)} are free: lower trainer.keep_checkpoints, or set run.folder to another disk"
+            f" {size_of(machine.disk_free)} are free: lower trainer.keep_checkpoints, or set run.folder to another"
+            " disk"
         )
 
 
@@ -153,8 +155,8 @@ def _warnings(rollout: Rollout, trainer: Trainer, store: Store, need: Needs, mac
         )
     if need.published > machine.shared_free:
         yield (
-            f"/dev/shm has {size_of(machine.shared_free)} free, published weights need {size_of(need.published)}: they"
-            " will go through the run's folder, which is slower"
+            f"/dev/shm has {size_of(machine.shared_free)} free, published weights need {size_of(need.published)}:"
+            " they will go through the run's folder, which is slower"
         )
     if need.store > store.map_gib * GIB:
         yield (
