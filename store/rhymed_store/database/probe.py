@@ -85,6 +85,7 @@ def _main(folder: str, limit_s: str, target: str = "") -> int:
         with lmdb.open(
             folder, map_size=0, max_dbs=64, readonly=True, create=False, lock=bool(target), readahead=False
         ) as env:
+            _say("list of tables")
             for name in _table_names(env):
                 _say(f"table {name.decode(errors='replace')!r}")
                 _walk(env, env.open_db(name, create=False))

@@ -1,0 +1,68 @@
+"""The probe of a database: a child process reads it, and how that ends says whether it is damaged."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import lmdb
+import pytest
+
+from rhymed.errors import StoreDamaged, StoreError
+from rhymed_store.database.probe import death, probe
+from rhymed_store.integrity.isolated import IsolatedReader
+from tests.store.stores import LocalStore, new_sample
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    store = LocalStore(tmp_path / "store")
+    store.put(*(new_sample(step, index, length=900) for step in range(4) for index in range(20)))
+    store.database.close()
+    return tmp_path / "store"
+
+
+def test_a_sound_database_passes_and_a_truncated_one_kills_only_the_child(folder: Path) -> None:
+    probe(folder)
+    os.truncate(folder / "data.mdb", 16 << 12)
+    with pytest.raises(StoreDamaged, match=r"reading it ended with SIGBUS.*rhymed history repair"):
+        probe(folder)
+
+
+def test_a_walk_that_reaches_its_time_limit_has_found_no_damage(folder: Path) -> None:
+    probe(folder, limit_s=1e-4)
+
+
+def test_only_a_crash_is_damage(folder: Path) -> None:
+    assert death(-signal.SIGSEGV, folder) == "reading it ended with SIGSEGV"
+    with pytest.raises(StoreError, match="was ended by SIGTERM") as error:
+        death(-signal.SIGTERM, folder)
+    assert not isinstance(error.value, StoreDamaged)
+
+
+def test_a_missing_table_is_named(folder: Path) -> None:
+    with lmdb.open(str(folder), max_dbs=16) as env, env.begin(write=True) as txn:
+        txn.drop(env.open_db(b"drops", txn=txn))
+    with pytest.raises(StoreDamaged, match="table 'drops' is missing"):
+        probe(folder)
+
+
+def test_a_reader_survives_the_death_of_its_child(folder: Path) -> None:
+    with IsolatedReader(folder) as reader:
+        whole = list(reader.entries("samples"))
+        assert reader._child is not None
+        children = Path(f"/proc/{reader._child.pid}/task/{reader._child.pid}/children").read_text().split()
+        os.kill(int(children[0]), signal.SIGSEGV)
+        assert list(reader.entries("samples")) == whole
+    assert subprocess.run(["ps", "-p", children[0]], check=False, capture_output=True).returncode
+
+
+def test_a_copy_is_compact_and_a_target_that_cannot_be_written_is_no_damage(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "copy").mkdir()
+    probe(folder, target=tmp_path / "copy")
+    probe(tmp_path / "copy")
+    with pytest.raises(StoreError, match="cannot be copied to") as error:
+        probe(folder, target=tmp_path / "copy" / "missing")
+    assert not isinstance(error.value, StoreDamaged)
