@@ -51,7 +51,7 @@ def schema() -> Any:
     return pa.schema(
         [
             ("prompt_id", pa.string()),
-            ("row", pa.string()),  # JSON; null where the store was not given it
+            ("row", pa.string()),  # JSON; null if it was never stored
             ("epoch", pa.int32()),
             ("step", pa.int32()),
             ("index", pa.int32()),
@@ -63,7 +63,7 @@ def schema() -> Any:
             ("prompt_tokens", pa.list_(pa.uint32())),
             ("tokens", pa.list_(pa.uint32())),
             ("text", pa.string()),  # null without a tokenizer
-            ("drafted", pa.list_(pa.bool_())),  # of each token: was it an accepted draft; null: not known
+            ("drafted", pa.list_(pa.bool_())),  # per token: was it an accepted draft; null: unknown
         ]
     )
 

@@ -113,8 +113,8 @@ def render(folder: RunFolder, prompt: str, shown: dict[int, list[Response]], lim
     rest = {name: value for name, value in json.loads(row or "{}").items() if name != "prompt"}
     if rest:
         parts.append(Text("row: " + visible(json.dumps(rest, ensure_ascii=False)), style="dim"))
-    known = any(response.drafted is not None for responses in shown.values() for response in responses[:limit])
-    legend = [Text("dim: accepted drafts", style=DRAFTED)] if known and folder.decode is not None else []
+    has_masks = any(response.drafted is not None for responses in shown.values() for response in responses[:limit])
+    legend = [Text("dim: accepted drafts", style=DRAFTED)] if has_masks and folder.decode is not None else []
     return Group(*parts, "", _side_by_side(folder, shown, limit), *legend)
 
 

@@ -33,17 +33,17 @@ HINT = (
 )
 
 
-def find(folder: Path, wanted: str, places: Sequence[Path], *, future: bool = False) -> str:
+def find(folder: Path, wanted: str, log_folders: Sequence[Path], *, future: bool = False) -> str:
     """The complete id. Raises `ConfigError` or `DataError` where no sample matches, or more than one does.
 
-    `places`: folders of logs. `future`: a complete id may also be that of a future sample.
+    `log_folders`: folders of logs. `future`: a complete id may also be that of a future sample.
     """
-    given = GIVEN.fullmatch(wanted)
-    if given is None or (given[1] is None and len(given[2]) < SHORTEST):
+    wanted_id = GIVEN.fullmatch(wanted)
+    if wanted_id is None or (wanted_id[1] is None and len(wanted_id[2]) < SHORTEST):
         raise ConfigError(f"--sample {wanted!r} is not a sample's id\n{HINT}")
     if future and WHOLE.fullmatch(wanted):
         return wanted
-    found = _in_store(folder, given) or _in_logs(places, given)
+    found = _in_store(folder, wanted_id) or _in_logs(log_folders, wanted_id)
     if len(found) == 1:
         return str(found[0])
     if not found:
@@ -52,8 +52,8 @@ def find(folder: Path, wanted: str, places: Sequence[Path], *, future: bool = Fa
     raise DataError(f"--sample {wanted}: {len(found)} samples match; name one: {some}")
 
 
-def _fits(id: SampleId, given: re.Match[str]) -> bool:
-    step, prompt, index = given.groups()
+def _fits(id: SampleId, wanted_id: re.Match[str]) -> bool:
+    step, prompt, index = wanted_id.groups()
     return (
         (step is None or id.step == int(step))
         and id.prompt.startswith(prompt)
@@ -61,26 +61,26 @@ def _fits(id: SampleId, given: re.Match[str]) -> bool:
     )
 
 
-def _in_store(folder: Path, given: re.Match[str]) -> list[SampleId]:
+def _in_store(folder: Path, wanted_id: re.Match[str]) -> list[SampleId]:
     try:
         with open_folder(folder) as run:
             browse = run.browse
-            prompts = [id for id in browse.ids() if id.startswith(given[2])]
+            prompts = [id for id in browse.ids() if id.startswith(wanted_id[2])]
             ids = {row.sample for prompt in prompts for row in browse.headers(prompt)}
             ids |= {id for prompt in prompts for id in browse.drops(prompt)}
     except RhymedError:
         return []
-    return sorted(id for id in ids if _fits(id, given))
+    return sorted(id for id in ids if _fits(id, wanted_id))
 
 
-def _in_logs(places: Sequence[Path], given: re.Match[str]) -> list[SampleId]:
+def _in_logs(log_folders: Sequence[Path], wanted_id: re.Match[str]) -> list[SampleId]:
     """For samples that are still in progress, and for a store that is gone."""
     found: set[SampleId] = set()
-    for log in logs(*places):
-        for entry in entries(log, needle=given[2].encode()):
+    for log in logs(*log_folders):
+        for entry in entries(log, needle=wanted_id[2].encode()):
             names = [*entry.samples, *WHOLE.findall(entry.text)]
             found |= {parsed(name) for name in names if WHOLE.fullmatch(name)}
-    return sorted(id for id in found if _fits(id, given))
+    return sorted(id for id in found if _fits(id, wanted_id))
 
 
 def parsed(id: str) -> SampleId:
@@ -126,18 +126,18 @@ def own(entry: Entry, sample: str) -> Entry:
     if sample not in entry.samples:
         return entry
     place, others = entry.samples.index(sample), len(entry.samples) - 1
-    beside = f", with {counted(others, 'other')}" if others else ""
+    together = f", with {counted(others, 'other')}" if others else ""
     of_step = "" if entry.step is None else f" in step {entry.step + 1}"
 
     def value(of: list[int] | list[float] | int | None) -> float:
         return of[place] if isinstance(of, list) and place < len(of) else float("nan")
 
     sentences = {
-        "taken": f"takes it{beside}",
+        "taken": f"takes it{together}",
         "stored": f"written and stored: {value(entry.tokens):g} tokens, {value(entry.accepted):g} of them drafts",
-        "scoring": f"takes it to be scored{beside}",
+        "scoring": f"takes it to be scored{together}",
         "scored": f"scored: {value(entry.rewards):g}",
-        "trained": f"trained{of_step}{beside}",
+        "trained": f"trained{of_step}{together}",
     }
     return msgspec.structs.replace(entry, text=sentences.get(entry.event, entry.text))
 

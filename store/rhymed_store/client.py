@@ -119,8 +119,8 @@ class StoreClient:
         if not samples:
             return []
         frames = [_join(list(column)) for column in zip(*map(_check, samples), strict=True)]
-        known = [sample.drafted is not None for sample in samples]
-        question = PutSamples(samples=[sample.info for sample in samples], drafted=known if any(known) else [])
+        masked = [sample.drafted is not None for sample in samples]
+        question = PutSamples(samples=[sample.info for sample in samples], drafted=masked if any(masked) else [])
         if question.drafted:
             frames.append(_join([_bits(sample) for sample in samples]))
         answer, _ = await self._ask(question, Done | Kept, *frames, deadline_s=deadline_s)

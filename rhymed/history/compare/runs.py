@@ -28,7 +28,7 @@ class RunComparison:
 
     both: int = 0  # steps that both have
     equal: int = 0  # of these
-    weights: str = ""  # what is known of them
+    weights: str = ""  # how they compare
     near: bool = False  # not the same bits, but nearly
     wrong: list[str] = field(default_factory=list)
 

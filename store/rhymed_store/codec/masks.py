@@ -25,16 +25,16 @@ def bytes_of(length: int) -> int:
     return (length + 7) // 8
 
 
-def cut(frame: bytes, lengths: Sequence[int], known: Sequence[bool]) -> list[bytes]:
+def cut(frame: bytes, lengths: Sequence[int], masked: Sequence[bool]) -> list[bytes]:
     """Each response's mask, packed; empty where it is unknown. Raises `MalformedMessage`."""
-    if len(known) != len(lengths):
-        raise MalformedMessage(f"PutSamples: drafted covers {len(known)} samples, there are {len(lengths)}")
-    sizes = [bytes_of(length) if told else 0 for length, told in zip(lengths, known, strict=True)]
+    if len(masked) != len(lengths):
+        raise MalformedMessage(f"PutSamples: drafted covers {len(masked)} samples, there are {len(lengths)}")
+    sizes = [bytes_of(length) if has_mask else 0 for length, has_mask in zip(lengths, masked, strict=True)]
     if len(frame) != sum(sizes):
         raise MalformedMessage(f"PutSamples: {len(frame)} bytes of accepted drafts, {sum(sizes)} announced")
     ends = accumulate(sizes)
     parts = [bytes(frame[end - size : end]) for size, end in zip(sizes, ends, strict=True)]
-    return [pack(part) if told else b"" for part, told in zip(parts, known, strict=True)]
+    return [pack(part) if has_mask else b"" for part, has_mask in zip(parts, masked, strict=True)]
 
 
 def pack(bits: bytes) -> bytes:

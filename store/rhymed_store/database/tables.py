@@ -156,4 +156,4 @@ def owner(path: Path) -> str:
     for place in (path, *path.parents):
         with contextlib.suppress(OSError, KeyError):
             return place.owner()
-    return "somebody else"
+    return "another user"

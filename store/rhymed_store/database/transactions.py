@@ -134,7 +134,7 @@ class Database(Tables):
         return outcomes
 
     def explain(self, error: lmdb.Error) -> errors.StoreError:
-        """LMDB's error as one of ours."""
+        """LMDB's error as an error of `rhymed.errors`."""
         if isinstance(error, lmdb.MapFullError | lmdb.TxnFullError):
             return self._space.map_full()
         if any(os.strerror(number) in str(error) for number in FULL):

@@ -29,6 +29,10 @@ class Snapshot:
         self._env = _open(folder)
         self._txn = self._env.begin(buffers=True)
         self._tables: dict[str, Any] = {}
+        self.failed = False  # LMDB reported an error: its transaction refuses everything from now on
+
+    def close(self) -> None:
+        self._env.close()
 
     def info(self) -> int:
         """Bytes of the map."""
@@ -65,6 +69,7 @@ class Snapshot:
                     if size > BATCH_BYTES:
                         return entries, MORE
         except (lmdb.Error, ValueError) as error:
+            self.failed = True
             return entries, str(error)
         return entries, MORE if len(entries) == most else END
 
@@ -122,8 +127,12 @@ def serve(folder: str, parent: Connection) -> None:
         try:
             snapshot = snapshot or Snapshot(folder)
             answer: Any = (True, getattr(snapshot, name)(*arguments))
+            failed = snapshot.failed
         except (lmdb.Error, OSError, MemoryError) as error:
-            answer = (False, str(error).removeprefix(f"{folder}: ") or type(error).__name__)
+            answer, failed = (False, str(error).removeprefix(f"{folder}: ") or type(error).__name__), True
+        if failed and snapshot is not None:
+            snapshot.close()
+            snapshot = None
         parent.send_bytes(msgspec.msgpack.encode(answer))
 
 

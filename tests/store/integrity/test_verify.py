@@ -204,6 +204,23 @@ def test_destroyed_pages_are_survived(store: Path, whole: Path, seed: int) -> No
         assert same(content(store), before)
 
 
+@pytest.mark.parametrize("filler", [b"\0", b"\xa5", b"\xff"])
+def test_a_destroyed_leaf_costs_only_the_entries_in_it(tmp_path: Path, filler: bytes) -> None:
+    folder = tmp_path / "store"
+    local = LocalStore(folder)
+    local.put(*(new_sample(step, index, length=20) for step in range(30) for index in range(20)))
+    local.database.close()
+    data, key = bytearray((folder / "data.mdb").read_bytes()), sample_key(SampleId(15, PROMPT, 7))
+    page = data.find(key) // PAGE
+    assert data.find(key, (page + 1) * PAGE) == -1, "one page has it"
+    data[page * PAGE : (page + 1) * PAGE] = filler * PAGE
+    (folder / "data.mdb").write_bytes(data)
+    assert "samples" in {table for table, _ in named(folder)}
+    report, _ = repair(folder)
+    assert 500 < report.counts["samples"] < 600
+    assert verify(folder).findings == []
+
+
 def test_a_destroyed_tree_is_named_by_its_table_and_the_store_refuses_it(store: Path) -> None:
     whole = (store / "data.mdb").read_bytes()
     for name, root in roots(store).items():
