@@ -1,4 +1,4 @@
-# A verb for everything a person does. `make quickstart` and `make test` set up what they need.
+# One target for everything that people do. `make quickstart` and `make test` set up what they need.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -12,10 +12,10 @@ PAGE := rhymed/dashboard/static
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
 
-setup: $(VENV)/.ready ## virtual environment with everything pinned
+setup: $(VENV)/.ready ## create the virtual environment, with pinned packages
 
 $(VENV)/.ready: requirements/cpu.txt pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; say PYTHON=..."; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; set PYTHON=..."; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --no-deps -r requirements/cpu.txt
 	$(BIN)/pip install --quiet --no-deps -e .
@@ -24,22 +24,22 @@ $(VENV)/.ready: requirements/cpu.txt pyproject.toml
 quickstart: setup ## train a real model on this machine, about ten minutes
 	$(BIN)/rhymed run configs/quickstart.toml
 
-test: setup ## the tests, two files at a time (JOBS)
+test: setup ## run the tests, two files at a time (JOBS)
 	$(PYTEST) -m "not thorough"
 
-test-thorough: setup ## what proves rather than checks: whole runs bit for bit, chaos, sieges, every jail of scorers
+test-thorough: setup ## long tests: whole runs bit for bit, injected faults, hostile peers, every kind of scorer jail
 	$(PYTEST) -m thorough
 
-test-fast: setup ## the tests that need no model
+test-fast: setup ## run the tests that need no model
 	$(PYTEST) -m "not slow and not thorough"
 
-test-compose: setup ## a run in containers; skipped where no Docker engine answers
+test-compose: setup ## test a run in containers; skipped without a Docker engine
 	RHYMED_COMPOSE=1 $(BIN)/python -m pytest tests/system/test_compose.py -rs
 
-wheels: setup ## what images install, into docker/wheels: then a build needs no package index (PIP_NO_INDEX=1)
+wheels: setup ## download the images' packages to docker/wheels, for builds without a package index (PIP_NO_INDEX=1)
 	$(BIN)/pip wheel --quiet --no-deps --wheel-dir docker/wheels -r requirements/cpu.txt 'setuptools>=77,<81'
 
-lint: setup ## ruff, the floors of the house (imports), its sizes, and prettier for the page where npx works
+lint: setup ## ruff, import directions, sizes, and prettier for the page if npx works
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-logo --no-cache
@@ -49,43 +49,43 @@ lint: setup ## ruff, the floors of the house (imports), its sizes, and prettier 
 types: setup ## mypy, strict
 	$(BIN)/mypy
 
-format: setup ## put the code into shape: ruff, and prettier for the page where npx works
+format: setup ## format the code: ruff, and prettier for the page if npx works
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	@if $(PRETTIER) --version >/dev/null 2>&1; then $(PRETTIER) --write $(PAGE); else echo "skipped: $(PAGE) (npx cannot run prettier)"; fi
 
-bench: setup ## every benchmark, in full
+bench: setup ## run every benchmark in full
 	for name in store broker weights index sampler spec pipe; do $(BIN)/rhymed bench $$name || exit 1; done
 
-stress-chaos: setup ## a run with injected faults against a calm one; ARGS="--quick", as for all of these
+stress-chaos: setup ## compare a run with injected faults to an undisturbed one; ARGS="--quick", as for all of these
 	$(BIN)/python -m tests.stress.chaos $(ARGS)
 
-stress-soak: setup ## an hour of a run: what grows?
+stress-soak: setup ## run for an hour and check that memory, files and threads do not grow
 	$(BIN)/python -m tests.stress.soak $(ARGS)
 
-stress-watch: setup ## what dashboard pages and `rhymed top` cost a run
+stress-watch: setup ## measure what dashboard pages and `rhymed top` cost a run
 	$(BIN)/python -m tests.stress.observers $(ARGS)
 
-stress-fuzz: setup ## hostile peers against broker, store and weights server
+stress-fuzz: setup ## attack broker, store and weights server with malformed messages
 	$(BIN)/python -m tests.hostile.fuzz $(ARGS)
 
-stress-crash: setup ## thousands of kills of the store under load
+stress-crash: setup ## kill the store thousands of times under load
 	$(BIN)/python -m tests.hostile.crash $(ARGS)
 
-stress-hosts: setup ## a run over two hosts whose network fails; needs root
+stress-hosts: setup ## run on two hosts whose network fails; needs root
 	$(BIN)/python -m tests.hostile.hosts $(ARGS)
 
-bench-model: setup ## the small reasoner that benchmarks run on; about a quarter of an hour
+bench-model: setup ## train the small reasoning model for benchmarks, about a quarter of an hour
 	$(BIN)/rhymed bench model
 
-docs: setup ## pages that are generated from the code
+docs: setup ## generate pages from the code
 	$(BIN)/python -m scripts.docs.protocol
 	$(BIN)/python -m scripts.docs.ledger > docs/ledger.md
 	$(BIN)/python -m scripts.docs.config > docs/config.md
 	$(BIN)/python -m scripts.docs.cli > docs/cli.md
 	$(BIN)/python -m scripts.docs.folders
 
-site: $(VENV)-docs/.ready ## the documentation as web pages, in site/: opens from the disk, needs no network
+site: $(VENV)-docs/.ready ## build the documentation as web pages in site/, which open from the disk without a network
 	NO_MKDOCS_2_WARNING=1 $(VENV)-docs/bin/mkdocs build --quiet --strict
 	@echo "site/index.html"
 
@@ -94,5 +94,5 @@ $(VENV)-docs/.ready: requirements/docs.txt
 	$(VENV)-docs/bin/pip install --quiet --no-deps -r requirements/docs.txt
 	touch $@
 
-clean: ## the virtual environment and caches; runs/ stays
+clean: ## remove the virtual environment and caches; runs/ stays
 	rm -rf $(VENV) $(VENV)-docs site build *.egg-info .mypy_cache .ruff_cache .pytest_cache
