@@ -93,7 +93,9 @@ class Dispatch:
 
         With too many groups this would block the event loop: then history alone decides.
         """
-        open_steps = [one for step, one in self._samples.open_steps.items() if step < EVAL and not one.all_generated]
+        open_steps = [
+            step for step in self._samples.open_steps.values() if step.step < EVAL and not step.all_generated
+        ]
         if sum(open_step.groups for open_step in open_steps) > MOST_RANKED:
             return
         steps = {open_step.step for open_step in open_steps}
@@ -187,7 +189,9 @@ class Dispatch:
         """Samples on their way to a worker that has room for them."""
         room = {worker.name: worker.slots - load(worker) for worker in workers}
         placed = []
-        self._moving = {one: None for one in self._moving if one.goal and self._samples.get(one.id) is one}
+        self._moving = {
+            sample: None for sample in self._moving if sample.goal and self._samples.get(sample.id) is sample
+        }
         for sample in self._moving:
             free = sample.state == "waiting" and room.get(sample.goal, 0) > 0
             if free and self.may_have(self._workers.by_name[sample.goal], sample.id.step, version):
@@ -235,14 +239,14 @@ class Dispatch:
     def move(self, version: int, now: float) -> list[Release]:
         """Requests to release samples of the oldest step that is not generated, so that others continue them."""
         open_steps = self._samples.open_steps.values()
-        open_step = next((one for one in open_steps if one.step < EVAL and not one.all_generated), None)
+        open_step = next((step for step in open_steps if step.step < EVAL and not step.all_generated), None)
         if open_step is None or open_step.counts["waiting"]:
             return []
         running = [sample for sample in self._samples.queues["running"] if sample.id.step == open_step.step]
         if any(now - sample.released < RELEASE_S for sample in running if sample.released):
             return []  # loads are about to change
         running = [sample for sample in running if not self._parked(sample)]
-        able = [one for one in self._workers.of_role("rollout") if not one.resting and not one.drained]
+        able = [worker for worker in self._workers.of_role("rollout") if not (worker.resting or worker.drained)]
         workers = {worker.name: worker for worker in able if self.may_have(worker, open_step.step, version)}
         releases: dict[str, list[SampleId]] = {}
         snapshot = Running(running, len(open_step.samples), workers, self._left, self._total)

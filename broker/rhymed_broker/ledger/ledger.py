@@ -193,7 +193,7 @@ class Ledger:
     def leave(self, name: str, now: float) -> None:
         """A worker ends in order. What it held goes to others and does not count as a failure."""
         if worker := self.workers.by_name.get(name):
-            self._remove(worker, "it left", now, blame="nobody")
+            self._remove(worker, "it left", now, blame="none")
 
     def tick(self, now: float) -> dict[str, list[SampleId]]:
         """To be called about once a second. Returns the workers lost now: name -> samples that it held."""

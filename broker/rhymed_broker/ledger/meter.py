@@ -110,9 +110,9 @@ class StepMeter:
 def rollout_side(step: int, meter: StepMeter, samples: Iterable[Sample]) -> dict[str, float]:
     """Metrics of a complete step before it is trained."""
     total = list(samples)
-    made = [sample for sample in total if sample.state != "dropped"]
-    lengths = [sample.length for sample in made]
-    ages = [step - sample.oldest for sample in made]
+    usable = [sample for sample in total if sample.state != "dropped"]
+    lengths = [sample.length for sample in usable]
+    ages = [step - sample.oldest for sample in usable]
     generated_at = meter.generated_at if meter.generated_at is not None else meter.opened_at
     complete_at = meter.complete_at if meter.complete_at is not None else generated_at
     rollout_s = generated_at - meter.opened_at
@@ -123,16 +123,16 @@ def rollout_side(step: int, meter: StepMeter, samples: Iterable[Sample]) -> dict
         "rollout/tokens": float(sum(lengths)),
         "rollout/tokens_per_s": sum(lengths) / rollout_s if rollout_s > 0 else 0.0,
         "rollout/bubble_ratio": meter.bubble_ratio(),
-        "rollout/samples": float(len(made)),
-        "rollout/dropped": float(len(total) - len(made)),
+        "rollout/samples": float(len(usable)),
+        "rollout/dropped": float(len(total) - len(usable)),
         "rollout/retries": float(sum(sample.failures for sample in total)),
         "rollout/losses": float(sum(sample.losses for sample in total)),
-        "rollout/moved": float(sum(sample.handovers > 0 for sample in made)),
+        "rollout/moved": float(sum(sample.handovers > 0 for sample in usable)),
         "reward/error_rate": meter.errors / max(1, meter.reports),
         "reward/timeout_rate": meter.timeouts / max(1, meter.reports),
         **meter.scores(),
-        **_drafting(made),
-        **_ahead(made),
+        **_drafting(usable),
+        **_ahead(usable),
         "staleness/mean": _mean(ages),
         "staleness/max": float(max(ages, default=0)),
         "timing_s/rollout": rollout_s,
@@ -145,16 +145,16 @@ def _drafting(samples: Iterable[Sample]) -> dict[str, float]:
     reports = [sample.drafting for sample in samples if sample.drafting is not None]
     if not reports:
         return {}
-    forwards, drafted = sum(one.forwards for one in reports), sum(one.drafted for one in reports)
-    accepted = sum(one.accepted for one in reports)
-    timed_s, plain_s = sum(one.timed_s for one in reports), sum(one.plain_s for one in reports)
+    forwards, drafted = sum(report.forwards for report in reports), sum(report.drafted for report in reports)
+    accepted = sum(report.accepted for report in reports)
+    timed_s, plain_s = sum(report.timed_s for report in reports), sum(report.plain_s for report in reports)
     row = {
         "rollout/spec_forwards": float(forwards),
         "rollout/spec_drafted": float(drafted),
         "rollout/spec_accepted": float(accepted),
         "rollout/spec_timed_s": timed_s,
         "rollout/spec_saved_s": plain_s - timed_s,
-        "rollout/spec_draft_s": sum(one.draft_s for one in reports),
+        "rollout/spec_draft_s": sum(report.draft_s for report in reports),
     }
     if forwards:
         row["rollout/spec_accept_length"] = 1 + accepted / forwards
@@ -167,7 +167,7 @@ def _drafting(samples: Iterable[Sample]) -> dict[str, float]:
 
 def _ahead(samples: Iterable[Sample]) -> dict[str, float]:
     """Tokens written ahead or by another worker, then verified. Empty without any."""
-    written, kept = (sum(one.ahead[place] for one in samples) for place in (0, 1))
+    written, kept = (sum(sample.ahead[place] for sample in samples) for place in (0, 1))
     if not written:
         return {}
     return {"rollout/ahead_tokens": float(written), "rollout/ahead_kept_ratio": kept / written}

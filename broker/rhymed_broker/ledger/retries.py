@@ -18,7 +18,7 @@ from rhymed_broker.ledger.samples import Samples
 from rhymed_broker.ledger.workers import Worker, Workers
 from rhymed_broker.states import Rules, Sample, State
 
-Blame = Literal["sample", "worker", "nobody"]
+Blame = Literal["sample", "worker", "none"]
 
 PROOFS = 2  # deaths with it as the only suspect
 
@@ -49,7 +49,7 @@ class Retries:
         for sample in held:
             if retry:
                 sample.handovers += moved
-                self.back(sample, f"{name}: {reason}", now, "nobody" if moved else blame)
+                self.back(sample, f"{name}: {reason}", now, "none" if moved else blame)
             else:
                 self.drop(sample, reason, now)
         if worker and held and retry and not moved:
@@ -60,10 +60,10 @@ class Retries:
         held = list(worker.held.values())
         alone = sum(sample in self._samples.suspects for sample in held) <= 1
         for sample in held:
-            mine: Blame = "nobody" if sample.id in keep else blame
-            if mine == "worker" and sample in self._samples.suspects and not alone:
-                mine = "nobody"
-            self.back(sample, why, now, mine)
+            blamed: Blame = "none" if sample.id in keep else blame
+            if blamed == "worker" and sample in self._samples.suspects and not alone:
+                blamed = "none"
+            self.back(sample, why, now, blamed)
 
     def back(self, sample: Sample, why: str, now: float, blame: Blame) -> None:
         """Other workers may continue it, unless it was blamed too often."""
@@ -108,7 +108,7 @@ class Retries:
         worker.missing = {id: worker.missing.get(id, now) for id in missing}
         late = sorted(id for id, since in worker.missing.items() if now - since > self._rules.missing_after_s)
         for id in late:
-            self.back(worker.held[id], f"{worker.name} does not have it", now, "nobody")
+            self.back(worker.held[id], f"{worker.name} does not have it", now, "none")
 
     def stuck(self, now: float) -> Iterator[tuple[State, Sample, float]]:
         """Samples without progress for too long: (state, sample, seconds)."""

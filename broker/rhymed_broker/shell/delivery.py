@@ -104,7 +104,7 @@ class Delivery:
         match order:
             case Assign(name, ids, _) | ScoreSamples(name, ids):
                 silent = isinstance(error, PeerGone | DeadlineExceeded)  # then it cannot be a sample's fault
-                self._ledger.retries.given_back(name, ids, str(error), now, blame="nobody" if silent else "worker")
+                self._ledger.retries.given_back(name, ids, str(error), now, blame="none" if silent else "worker")
             case Load(name, _):
                 self._ledger.load_failed(name)
             case Release(_, ids):

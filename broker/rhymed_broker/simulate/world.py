@@ -109,8 +109,8 @@ class World:
             if name in ledger.workers.by_name:
                 engine.advance(self.now)
                 ahead = self._ahead[name]
-                holding = [Holding(id=id, tokens=one.done(engine.clock)) for id, one in engine.running.items()]
-                holding += [Holding(id=one.id, tokens=one.begun) for one in engine.waiting]
+                holding = [Holding(id=id, tokens=entry.done(engine.clock)) for id, entry in engine.running.items()]
+                holding += [Holding(id=entry.id, tokens=entry.begun) for entry in engine.waiting]
                 holding += [Holding(id=id, tokens=tokens, parked=True) for id, tokens in ahead.items()]
                 ledger.heartbeat(name, self._versions[name], "", holding, {}, self.now)
         for name in ("reward", "trainer"):

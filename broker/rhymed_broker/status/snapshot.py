@@ -30,7 +30,7 @@ GROUPS = 96  # rows per step
 
 @dataclass(frozen=True)
 class RunInfo:
-    """What a snapshot shows besides the ledger."""
+    """What a snapshot shows in addition to the ledger."""
 
     name: str
     uptime_s: float = 0.0
@@ -78,8 +78,8 @@ def group(ledger: Ledger, step: int, prompt: str, now: float) -> Group:
     open_step = ledger.samples.open_steps.get(step)
     if open_step is None:
         return Group(step=step, prompt=prompt, members=[])
-    found = takewhile(bool, (open_step.samples.get(SampleId(step, prompt, index)) for index in count()))
-    members = [_member(sample, now) for sample in found if sample is not None]
+    samples = takewhile(bool, (open_step.samples.get(SampleId(step, prompt, index)) for index in count()))
+    members = [_member(sample, now) for sample in samples if sample is not None]
     return Group(step=step, prompt=prompt, members=members, expected=open_step.forecast.get(prompt, 0.0))
 
 
@@ -130,10 +130,10 @@ def _worker(worker: Worker, now: float, *, with_samples: bool) -> WorkerRow:
 
 def _running(ledger: Ledger) -> dict[int, dict[str, list[int]]]:
     """Step -> prompt -> tokens of each running sample."""
-    found: dict[int, dict[str, list[int]]] = {}
+    running: dict[int, dict[str, list[int]]] = {}
     for sample in ledger.samples.queues["running"]:
-        found.setdefault(sample.id.step, {}).setdefault(sample.id.prompt, []).append(sample.tokens)
-    return found
+        running.setdefault(sample.id.step, {}).setdefault(sample.id.prompt, []).append(sample.tokens)
+    return running
 
 
 def _groups(open_step: OpenStep, running: dict[str, list[int]]) -> list[GroupRow]:

@@ -1,4 +1,4 @@
-"""What stories about the ledger are told with."""
+"""Helpers for tests of the ledger: a plan, workers, and a ledger with a clock."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def info(id: SampleId, version: int | None = None, length: int = 10, drafting: D
 
 
 class Story:
-    """A ledger with a clock; every method tells one event and returns the actions that follow."""
+    """A ledger with a clock; every method reports one event and returns the actions that follow."""
 
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
@@ -98,7 +98,7 @@ class Story:
         return self.drain()
 
     def drain(self) -> list[Action]:
-        """Questions about history stand in `recalls`."""
+        """`Recall` actions go to `recalls`."""
         actions = self.ledger.drain(self.now)
         check(self.ledger)
         self.recalls += [action for action in actions if isinstance(action, Recall)]
@@ -111,7 +111,7 @@ class Story:
 
 
 def check(ledger: Ledger) -> None:
-    """The invariants, whatever has happened."""
+    """The invariants that hold at any time."""
     samples = ledger.samples
     held: dict[SampleId, str] = {}
     for worker in ledger.workers.by_name.values():

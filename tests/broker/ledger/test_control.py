@@ -46,7 +46,7 @@ def hand_over(story: Story, name: str, *ids: SampleId) -> list:
     return story.drain()
 
 
-def told(story: Story) -> list[str]:
+def lines(story: Story) -> list[str]:
     return diagnostics(story.ledger, story.now, up_s=story.now, ready=True)
 
 
@@ -91,9 +91,9 @@ def test_ten_hours_of_pause_cost_no_sample(story: Story) -> None:
         assert story.tick(HOUR) == []
         assert story.lost == {}
     assert [story.state(id) for id in (A0, A1, B0, B1)] == ["generated", "generated", "waiting", "waiting"]
-    assert told(story)[0] == "paused by an operator for 36000 s; `rhymed steer resume` continues"
+    assert lines(story)[0] == "paused by an operator for 36000 s; `rhymed steer resume` continues"
     assert pause(story, False) == [Assign("w", [B0, B1]), ScoreSamples("r", [A0, A1])]
-    assert told(story) == []
+    assert lines(story) == []
 
 
 def test_a_worker_that_comes_to_a_paused_run_gets_weights_and_no_work(story: Story) -> None:
@@ -201,7 +201,7 @@ def test_an_evaluation_is_not_taken_from_the_only_worker_that_has_its_version(st
     story.join("w", "rollout", slots=2)
     assert {story.state(X0), story.state(X1)} == {"running"}
     assert drain(story, "w") == []
-    assert "every rollout worker is drained" in " ".join(told(story))
+    assert "every rollout worker is drained" in " ".join(lines(story))
     story.join("v", "rollout", slots=2)
     assert story.tick() == [Release("w", [X0, X1])]
 
@@ -211,9 +211,9 @@ def test_all_workers_drained_is_said(story: Story) -> None:
     story.join("w", "rollout")
     drain(story, "w")
     hand_over(story, "w", A0, A1)
-    assert any("every rollout worker is drained" in trouble for trouble in told(story))
+    assert any("every rollout worker is drained" in trouble for trouble in lines(story))
     drain(story, "w", False)
-    assert not any("drained" in trouble for trouble in told(story))
+    assert not any("drained" in trouble for trouble in lines(story))
 
 
 def test_what_cannot_be_steered_is_said_in_words(story: Story) -> None:

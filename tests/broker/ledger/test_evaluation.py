@@ -1,4 +1,4 @@
-"""Evaluations: what they measure, and stories of how they go through the ledger beside the training."""
+"""Evaluations: their metrics, and how they run in the ledger next to the training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the broker does when others die at a bad moment, or cannot do what they are asked: over real sockets."""
+"""The broker when other processes die at a bad moment or refuse a request: over real sockets."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def troubles(link: Client) -> list[str]:
     return answer.troubles
 
 
-async def told(link: Client, words: str) -> None:
+async def reported(link: Client, words: str) -> None:
     async with asyncio.timeout(60):
         while not any(re.search(words, line) for line in await troubles(link)):
             await asyncio.sleep(0.05)
@@ -58,9 +58,9 @@ async def test_a_run_is_finished_when_its_last_checkpoint_is_written_and_not_bef
     watcher = Client(cluster.where.broker, "watcher", peer="broker")
     cluster.stack.callback(watcher.close)
     first = await trained(cluster, Unsaved)
-    await told(watcher, "the trainer writes the last checkpoint")
+    await reported(watcher, "the trainer writes the last checkpoint")
     await first.__aexit__()  # in order, but without a checkpoint
-    await told(watcher, "no trainer is here to write the last checkpoint")
+    await reported(watcher, "no trainer is here to write the last checkpoint")
     assert not cluster.broker.finished
     again = Unsaved(cluster.where.broker, cluster.store, "again")
     again.version = 3
@@ -75,7 +75,7 @@ async def lose_the_trainer_at_the_end(config: Config, lost: asyncio.Event) -> No
     async with contextlib.AsyncExitStack() as stack:
         cluster = await Cluster(config, stack).open()
         trainer = await trained(cluster, Unsaved)
-        await told(trainer.link, r"the trainer writes the last checkpoint, ([2-9]|\d\d+) s")
+        await reported(trainer.link, r"the trainer writes the last checkpoint, ([2-9]|\d\d+) s")
         trainer.vanish()
         lost.set()
         await until(lambda: cluster.broker.stopping, "the end")
@@ -134,7 +134,7 @@ async def test_metrics_that_cannot_be_written_hold_up_nothing(cluster: Cluster) 
     cluster.where.metrics.mkdir(parents=True)
     trainer = await trained(cluster, Trainer)
     assert [step.step for step in trainer.steps] == [0, 1, 2]
-    await told(trainer.link, r"a row of metrics.jsonl \(step 2 there\) could not be written, and is dropped: ")
+    await reported(trainer.link, r"a row of metrics.jsonl \(step 2 there\) could not be written, and is dropped: ")
 
 
 async def test_what_a_dead_trainer_said_does_not_move_the_run(cluster: Cluster) -> None:

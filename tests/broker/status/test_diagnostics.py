@@ -1,4 +1,4 @@
-"""What is told to people while a run does not go on."""
+"""The sentences that people see while a run makes no progress."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.broker.ledger.stories import SmallPlan, Story
 A0, A1 = SampleId(0, "a", 0), SampleId(0, "a", 1)
 
 
-def told(story: Story, **given: object) -> list[str]:
+def lines(story: Story, **given: object) -> list[str]:
     return diagnostics(story.ledger, story.now, **{"up_s": 100.0, "ready": True, **given})  # type: ignore[arg-type]
 
 
@@ -17,23 +17,23 @@ def test_a_run_that_goes_on_has_no_trouble(story: Story) -> None:
     story.begin(SmallPlan())
     story.join("w", "rollout")
     story.join("r", "reward")
-    assert told(story) == []
+    assert lines(story) == []
 
 
 def test_who_is_missing_is_named_with_what_waits_for_him(story: Story) -> None:
     story.begin(SmallPlan())
-    assert told(story) == []  # it has just begun
+    assert lines(story) == []  # it has just begun
     story.now += 15
     story.beat("trainer")
-    assert told(story) == ["no rollout worker is here: 2 samples wait to be generated"]
+    assert lines(story) == ["no rollout worker is here: 2 samples wait to be generated"]
     story.join("w", "rollout")
     story.generated("w", A0, A1)
     story.now += 15
     story.beat("trainer")
     story.beat("w")
-    assert told(story) == ["no reward worker is here: 2 samples wait to be scored"]
+    assert lines(story) == ["no reward worker is here: 2 samples wait to be scored"]
     story.ledger.leave("trainer", story.now)
-    assert told(story)[0].startswith("no trainer is here")
+    assert lines(story)[0].startswith("no trainer is here")
 
 
 def test_a_silent_worker_is_named_before_it_is_lost(story: Story) -> None:
@@ -41,7 +41,7 @@ def test_a_silent_worker_is_named_before_it_is_lost(story: Story) -> None:
     story.join("w", "rollout")
     story.now += 12
     story.beat("trainer")
-    assert told(story) == ["w has been silent for 12 s; lost in 8 s"]
+    assert lines(story) == ["w has been silent for 12 s; lost in 8 s"]
 
 
 def test_a_sample_that_does_not_advance_is_named_before_it_is_taken_away(story: Story) -> None:
@@ -52,12 +52,12 @@ def test_a_sample_that_does_not_advance_is_named_before_it_is_taken_away(story: 
         story.beat("trainer")
         holding = [Holding(id=A0, tokens=3), Holding(id=A1, tokens=int(story.now))]
         story.ledger.heartbeat("w", 0, "", holding, {}, story.now)
-    (line,) = told(story)
+    (line,) = lines(story)
     assert line.startswith("sample 0/a/0 has been running with w for 400 s without a change; taken from it in 500 s")
 
 
 def test_a_store_that_cannot_be_written_to_is_told_at_once(story: Story) -> None:
-    assert told(story, up_s=0.0, ready=False, others=["", "the disk is full"]) == ["the disk is full"]
+    assert lines(story, up_s=0.0, ready=False, others=["", "the disk is full"]) == ["the disk is full"]
 
 
 def test_a_trainer_that_does_not_get_on_is_named(story: Story) -> None:
@@ -66,11 +66,11 @@ def test_a_trainer_that_does_not_get_on_is_named(story: Story) -> None:
     for _ in range(2):
         story.ledger.heartbeat("trainer", 0, "train 3/8", [], {}, story.now)
         story.beat("w", [A0, A1])
-        assert told(story) == []
+        assert lines(story) == []
         story.now += 200
     story.ledger.heartbeat("trainer", 0, "train 3/8", [], {}, story.now)
     story.ledger.heartbeat("w", 0, "", [Holding(id=id, tokens=9) for id in (A0, A1)], {}, story.now)
-    assert told(story) == ["trainer has been at 'train 3/8' for 400 s"]
+    assert lines(story) == ["trainer has been at 'train 3/8' for 400 s"]
 
 
 def test_a_step_that_cannot_be_given_to_the_trainer_is_told_with_the_reason(story: Story) -> None:
@@ -81,7 +81,7 @@ def test_a_step_that_cannot_be_given_to_the_trainer_is_told_with_the_reason(stor
         story.now += 1
     story.beat("trainer")
     story.beat("w", [A0, A1])
-    assert told(story) == ["step 1 could not be given to the trainer for 12 s: no log-probs"]
+    assert lines(story) == ["step 1 could not be given to the trainer for 12 s: no log-probs"]
 
 
 def test_a_step_that_lost_most_of_its_samples_is_told_with_the_reason(story: Story) -> None:
@@ -96,16 +96,16 @@ def test_a_step_that_lost_most_of_its_samples_is_told_with_the_reason(story: Sto
         story.trained(step)
         story.loaded("w", step + 1)
         lost = ["2 of 2 samples of step 2 were dropped, lately: not scored: pear"] if step == 1 else []
-        assert told(story) == lost
+        assert lines(story) == lost
 
 
 def test_weights_that_are_not_loaded_and_a_worker_that_rests_are_told(story: Story) -> None:
     story.begin(SmallPlan())
     for _ in range(3):
         story.join("w", "rollout")
-    assert told(story) == ["w died 2 times in a row and did nothing: no work for 2 s"]
+    assert lines(story) == ["w died 2 times in a row and did nothing: no work for 2 s"]
     story.join("v", "rollout", version=-1)
     story.now += 100
     for name in ("trainer", "v", "w"):
         story.ledger.workers.by_name[name].seen = story.now
-    assert told(story)[-1] == "v was asked to load version 0 100 s ago"
+    assert lines(story)[-1] == "v was asked to load version 0 100 s ago"

@@ -23,82 +23,82 @@ def beat(name: str = "w", version: int = 3, rate: float = 10.0, **seconds: float
     return Heartbeat(worker=name, version=version, stats={**stats, "rollout/tokens_per_s": rate})
 
 
-def spans(open_step: TimelineRecorder) -> list[Span]:
-    return [row for row in open_step.drain() if isinstance(row, Span)]
+def spans(recorder: TimelineRecorder) -> list[Span]:
+    return [row for row in recorder.drain() if isinstance(row, Span)]
 
 
 def test_rows_are_what_counters_grew_by() -> None:
-    open_step = TimelineRecorder(WALL, 100.0)
-    open_step.joined(join(), 101.0)
-    open_step.heard(beat(decode=0.2, idle=0.8), 101.0)
-    open_step.heard(beat(decode=1.0, idle=1.0, rate=20.0), 102.0)
-    joined, row = open_step.drain()
+    recorder = TimelineRecorder(WALL, 100.0)
+    recorder.joined(join(), 101.0)
+    recorder.heard(beat(decode=0.2, idle=0.8), 101.0)
+    recorder.heard(beat(decode=1.0, idle=1.0, rate=20.0), 102.0)
+    joined, row = recorder.drain()
     assert joined == Event(t=WALL + 1, event="joined", worker="w")
     assert row == Span(
         t=WALL + 2, worker="w", role="rollout", host="h", s=2.0, version=3, tokens_per_s=15.0,
         inside={"decode": 1.0, "idle": 1.0},
     )  # fmt: skip
-    open_step.heard(beat(decode=1.5, idle=1.0), 102.5)
-    assert open_step.drain() == [], "too short"
-    open_step.heard(beat(decode=2.0, idle=1.0, verify=0.5), 103.5)
-    (row,) = spans(open_step)
+    recorder.heard(beat(decode=1.5, idle=1.0), 102.5)
+    assert recorder.drain() == [], "too short"
+    recorder.heard(beat(decode=2.0, idle=1.0, verify=0.5), 103.5)
+    (row,) = spans(recorder)
     assert (row.s, row.inside) == (1.5, {"verify": 0.5, "decode": 1.0})
 
 
 def test_a_lost_heartbeat_leaves_no_gap_and_a_strangers_none_at_all() -> None:
-    open_step = TimelineRecorder(WALL, 0.0)
-    open_step.heard(beat("stranger", idle=1.0), 1.0)
-    assert open_step.drain() == []
-    open_step.joined(join(), 0.0)
+    recorder = TimelineRecorder(WALL, 0.0)
+    recorder.heard(beat("stranger", idle=1.0), 1.0)
+    assert recorder.drain() == []
+    recorder.joined(join(), 0.0)
     for now in (1.0, 2.0, 7.0):
-        open_step.heard(beat(idle=now), now)
-    assert [row.s for row in spans(open_step)] == [1.0, 1.0, 5.0]
+        recorder.heard(beat(idle=now), now)
+    assert [row.s for row in spans(recorder)] == [1.0, 1.0, 5.0]
 
 
 def test_a_new_process_counts_from_nothing() -> None:
-    open_step = TimelineRecorder(WALL, 0.0)
-    open_step.joined(join(), 1.0)
-    open_step.heard(beat(idle=10.0, decode=1.0), 11.0)
-    open_step.heard(beat(idle=10.5, decode=1.0), 11.5)
-    open_step.joined(join(pid=2), 30.0)
-    open_step.heard(beat(idle=12.0, decode=2.0), 40.0)  # more than the one before, in everything
-    rows = open_step.drain()
+    recorder = TimelineRecorder(WALL, 0.0)
+    recorder.joined(join(), 1.0)
+    recorder.heard(beat(idle=10.0, decode=1.0), 11.0)
+    recorder.heard(beat(idle=10.5, decode=1.0), 11.5)
+    recorder.joined(join(pid=2), 30.0)
+    recorder.heard(beat(idle=12.0, decode=2.0), 40.0)  # more than the one before, in everything
+    rows = recorder.drain()
     assert [row.s for row in rows if isinstance(row, Span)] == [11.0, 0.5, 14.0]
     assert [row.event for row in rows if isinstance(row, Event)] == ["joined", "lost", "joined"]
-    open_step.heard(beat(idle=1.0, decode=0.5), 50.0)  # again a new one, that nobody saw join
-    assert [row.s for row in spans(open_step)] == [1.5]
+    recorder.heard(beat(idle=1.0, decode=0.5), 50.0)  # again a new one, that nobody saw join
+    assert [row.s for row in spans(recorder)] == [1.5]
 
 
 def test_a_worker_that_comes_back_goes_on_where_it_was() -> None:
-    open_step = TimelineRecorder(WALL, 0.0)
-    open_step.joined(join(), 0.0)
-    open_step.heard(beat(idle=5.0), 5.0)
-    open_step.gone("left", "w", 6.0)
-    open_step.joined(join(), 8.0)
-    open_step.joined(join(), 8.0)
-    open_step.heard(beat(idle=9.0), 9.0)
-    rows = open_step.drain()
+    recorder = TimelineRecorder(WALL, 0.0)
+    recorder.joined(join(), 0.0)
+    recorder.heard(beat(idle=5.0), 5.0)
+    recorder.gone("left", "w", 6.0)
+    recorder.joined(join(), 8.0)
+    recorder.joined(join(), 8.0)
+    recorder.heard(beat(idle=9.0), 9.0)
+    rows = recorder.drain()
     assert [row.s for row in rows if isinstance(row, Span)] == [5.0, 4.0]
     assert [row.event for row in rows if isinstance(row, Event)] == ["joined", "left", "joined"]
 
 
 def test_workers_that_are_older_than_the_broker_count_from_where_they_are() -> None:
-    open_step = TimelineRecorder(WALL, 1000.0)
-    open_step.joined(join(), 1001.0)
-    open_step.heard(beat(idle=5000.0, decode=100.0), 1002.0)
-    assert spans(open_step) == []
-    open_step.heard(beat(idle=5001.0, decode=100.5), 1003.5)
-    assert [row.inside for row in spans(open_step)] == [{"decode": 0.5, "idle": 1.0}]
+    recorder = TimelineRecorder(WALL, 1000.0)
+    recorder.joined(join(), 1001.0)
+    recorder.heard(beat(idle=5000.0, decode=100.0), 1002.0)
+    assert spans(recorder) == []
+    recorder.heard(beat(idle=5001.0, decode=100.5), 1003.5)
+    assert [row.inside for row in spans(recorder)] == [{"decode": 0.5, "idle": 1.0}]
 
 
 def test_what_is_left_when_somebody_goes_or_the_run_ends_is_a_row() -> None:
-    open_step = TimelineRecorder(WALL, 0.0)
+    recorder = TimelineRecorder(WALL, 0.0)
     for name in ("w", "v"):
-        open_step.joined(join(name), 0.0)
-        open_step.heard(beat(name, idle=0.4), 0.4)
-    open_step.gone("left", "w", 0.5, "had enough")
-    open_step.finished(0.6, "x" * 1000)
-    rows = open_step.drain()[2:]
+        recorder.joined(join(name), 0.0)
+        recorder.heard(beat(name, idle=0.4), 0.4)
+    recorder.gone("left", "w", 0.5, "had enough")
+    recorder.finished(0.6, "x" * 1000)
+    rows = recorder.drain()[2:]
     assert [type(row) for row in rows] == [Span, Event, Span, Event]
     assert rows[1] == Event(t=WALL + 0.5 + 0.001, event="left", worker="w", text="had enough")
     assert (rows[2].worker, rows[2].s) == ("v", 0.4)  # type: ignore[union-attr]
@@ -106,62 +106,62 @@ def test_what_is_left_when_somebody_goes_or_the_run_ends_is_a_row() -> None:
 
 
 def test_nonsense_is_not_written_down() -> None:
-    open_step = TimelineRecorder(WALL, 0.0)
-    open_step.joined(join(), 0.0)
-    open_step.heard(beat(idle=math.nan, decode=math.inf, verify=-1.0, cooking=3.0, rate=math.nan), 1.0)
-    open_step.heard(beat(idle=1e300), 2.0)
-    open_step.heard(beat(idle=1e300, decode=0.5, rate=-1.0), 3.0)
-    (row,) = spans(open_step)
+    recorder = TimelineRecorder(WALL, 0.0)
+    recorder.joined(join(), 0.0)
+    recorder.heard(beat(idle=math.nan, decode=math.inf, verify=-1.0, cooking=3.0, rate=math.nan), 1.0)
+    recorder.heard(beat(idle=1e300), 2.0)
+    recorder.heard(beat(idle=1e300, decode=0.5, rate=-1.0), 3.0)
+    (row,) = spans(recorder)
     assert (row.inside, row.tokens_per_s) == ({"decode": 0.5}, None)
 
 
 def test_times_never_repeat_and_never_go_back() -> None:
-    open_step = TimelineRecorder(WALL, 0.0)
+    recorder = TimelineRecorder(WALL, 0.0)
     for now in (1.0, 1.0, 1.0, 0.5, 2.0):
-        open_step.event("trained", now, step=1)
-    times = [row.t for row in open_step.drain()]
+        recorder.event("trained", now, step=1)
+    times = [row.t for row in recorder.drain()]
     assert times == sorted(set(times))
     assert times[-1] == WALL + 2
 
 
 def test_one_that_rests_is_told_of() -> None:
-    open_step = TimelineRecorder(WALL, 0.0)
-    open_step.joined(join(), 1.0, 4.0)
-    assert [row.event for row in open_step.drain() if isinstance(row, Event)] == ["joined", "rests"]
+    recorder = TimelineRecorder(WALL, 0.0)
+    recorder.joined(join(), 1.0, 4.0)
+    assert [row.event for row in recorder.drain() if isinstance(row, Event)] == ["joined", "rests"]
 
 
 @pytest.mark.parametrize(("workers", "every_s"), [(1, 0.1), (1, 30.0), (320, 0.5), (320, 30.0)])
 def test_versions_are_told_no_more_often_than_rows_are(workers: int, every_s: float) -> None:
     """However fast steps are; and all of them, where rows are more frequent."""
-    open_step, rounds = TimelineRecorder(WALL, 0.0), 100
+    recorder, rounds = TimelineRecorder(WALL, 0.0), 100
     for number in range(workers):
-        open_step.joined(join(f"w{number}"), 0.0)
+        recorder.joined(join(f"w{number}"), 0.0)
     for version in range(rounds):
         for number in range(workers):
-            open_step.event("version", version * every_s, worker=f"w{number}", step=version)
-    told = [row for row in open_step.drain() if isinstance(row, Event) and row.event == "version"]
+            recorder.event("version", version * every_s, worker=f"w{number}", step=version)
+    told = [row for row in recorder.drain() if isinstance(row, Event) and row.event == "version"]
     row_s = max(timeline.SHORTEST_S, workers / timeline.ROWS_A_SECOND)
     assert len({row.worker for row in told}) == workers
     if every_s > row_s:
         assert len(told) == min(timeline.UNREAD, rounds * workers)
     else:
         assert len(told) <= workers * (1 + rounds * every_s / (row_s * timeline.EARLY))
-    open_step.event("version", 1e6, worker="stranger", step=1)
-    assert open_step.drain() == []
+    recorder.event("version", 1e6, worker="stranger", step=1)
+    assert recorder.drain() == []
 
 
 @pytest.mark.parametrize(("workers", "hours"), [(1, 2), (8, 0.5), (500, 0.02)])
 def test_few_rows_however_many_workers_and_however_long(workers: int, hours: float, monkeypatch: Any) -> None:
     monkeypatch.setattr(timeline, "ROWS", 3000)
-    open_step, now, written = TimelineRecorder(WALL, 0.0), 0.0, 0
+    recorder, now, written = TimelineRecorder(WALL, 0.0), 0.0, 0
     for number in range(workers):
-        open_step.joined(join(f"w{number}"), 0.0)
+        recorder.joined(join(f"w{number}"), 0.0)
     whole = dict.fromkeys(range(workers), 0.0)
     while now < hours * 3600:
         now += 1.0
         for number in range(workers):
-            open_step.heard(beat(f"w{number}", idle=now), now)
-        rows = spans(open_step)
+            recorder.heard(beat(f"w{number}", idle=now), now)
+        rows = spans(recorder)
         written += len(rows)
         for row in rows:
             whole[int(row.worker[1:])] += row.s
@@ -174,9 +174,9 @@ def test_few_rows_however_many_workers_and_however_long(workers: int, hours: flo
 
 
 def test_rows_that_nobody_takes_are_let_go() -> None:
-    open_step = TimelineRecorder(WALL, 0.0)
+    recorder = TimelineRecorder(WALL, 0.0)
     for number in range(timeline.UNREAD + 10):
-        open_step.event("trained", float(number), step=number)
-    rows = open_step.drain()
+        recorder.event("trained", float(number), step=number)
+    rows = recorder.drain()
     assert len(rows) == timeline.UNREAD
     assert rows[-1].step == timeline.UNREAD + 9  # type: ignore[union-attr]
