@@ -1,7 +1,7 @@
-"""Commands and files of the pages for users: each runs as it is written, or is held against parsers and settings.
+"""Commands and files of the pages for users: each is run as written, or checked with the parsers and settings.
 
-A block with a title is a file. Sizes and engines come from the environment; addresses of this machine stand in for
-the page's.
+A block with a title is a file. Sizes and engines come from the environment; addresses of this machine replace the
+page's.
 """
 
 from __future__ import annotations
@@ -42,61 +42,61 @@ SETTINGS = {
 }
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
-Do = Callable[..., str]
+Execute = Callable[..., str]
 
 
 def blocks(page: str, kind: str) -> list[tuple[str, str]]:
     """Title and text of the fenced blocks of that language."""
     text = (ROOT / page).read_text()
-    found = re.findall(rf'^```(?:{kind})(?: title="([^"]*)")?\n(.*?)^```', text, re.DOTALL | re.MULTILINE)
-    return [(title, block) for title, block in found]
+    matches = re.findall(rf'^```(?:{kind})(?: title="([^"]*)")?\n(.*?)^```', text, re.DOTALL | re.MULTILINE)
+    return [(title, block) for title, block in matches]
 
 
 def lines(block: str) -> list[str]:
-    """Commands without comments; one that goes on over a line's end is one."""
-    whole = block.replace("\\\n", " ").splitlines()
-    return [line for one in whole if (line := re.split(r"(?:^|\s)#\s", one)[0].strip())]
+    """Commands without comments; continued lines are joined."""
+    joined = block.replace("\\\n", " ").splitlines()
+    return [line for raw in joined if (line := re.split(r"(?:^|\s)#\s", raw)[0].strip())]
 
 
 def commands(page: str) -> list[str]:
-    """Those of the page's bash blocks, in order."""
+    """The commands of the page's bash blocks, in order."""
     return [line for _, block in blocks(page, "bash") for line in lines(block)]
 
 
-def ours(line: str) -> list[str] | None:
-    """The arguments, where the command line calls rhymed."""
+def rhymed_arguments(line: str) -> list[str] | None:
+    """The arguments if the command line calls rhymed."""
     words = shlex.split(re.split(r"\s[|>]\s|\s&&\s", line)[0])
     while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
         words.pop(0)
     return words[1:] if words and words[0] == "rhymed" else None
 
 
-# Every page: what it says can be said
+# Every page: its commands and settings are valid
 
 
 def test_every_rhymed_command_of_every_page_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     top = parser()
-    said = 0
+    parsed = 0
     for page in PAGES:
         for _, block in blocks(str(page.relative_to(ROOT)), "bash|sh"):
             for line in lines(block):
-                if (words := ours(line)) is None:
+                if (words := rhymed_arguments(line)) is None:
                     continue
                 try:
                     chosen = top.parse_args(words)
                 except SystemExit:
                     pytest.fail(f"{page.name}: {line}")
-                changes = [one for one in getattr(chosen, "override", None) or [] if "keys" not in one]
+                changes = [change for change in getattr(chosen, "override", None) or [] if "keys" not in change]
                 load_config(ROOT / "configs/quickstart.toml", changes, {})
-                said += 1
-    assert said > 60
+                parsed += 1
+    assert parsed > 60
 
 
 def test_the_examples_of_every_help_text_parse() -> None:
     top = parser()
     for command, _ in cli.commands():
         for line in cli.examples(command):
-            words = ours(lines(line)[0])
+            words = rhymed_arguments(lines(line)[0])
             assert words is not None, line
             top.parse_args(words)
 
@@ -107,12 +107,12 @@ def test_every_toml_block_is_a_part_of_a_configuration(page: Path) -> None:
         Config.model_validate(tomllib.loads(block))
 
 
-# Pages that are followed from top to bottom
+# Pages whose commands are run from top to bottom
 
 
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A clone as far as the commands see it."""
+    """The parts of a clone that the commands use."""
     folder = tmp_path_factory.mktemp("clone")
     for name in ("configs", "examples"):
         shutil.copytree(ROOT / name, folder / name)
@@ -120,17 +120,17 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def do(clone: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> Do:
-    """Runs a command line there."""
+def execute(clone: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> Execute:
+    """Runs a command line in the clone."""
     for key, value in {**SETTINGS, "RHYMED_MODEL__PATH": str(tiny_model)}.items():
         monkeypatch.setenv(key, value)
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
 
     def run(line: str) -> str:
-        done = subprocess.run(shlex.split(line), cwd=clone, capture_output=True, text=True, timeout=DEADLINE_S)
-        assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
-        assert "Traceback" not in done.stderr, done.stderr
-        return done.stdout
+        result = subprocess.run(shlex.split(line), cwd=clone, capture_output=True, text=True, timeout=DEADLINE_S)
+        assert result.returncode == 0, f"{line}\n{result.stdout}\n{result.stderr}"
+        assert "Traceback" not in result.stderr, result.stderr
+        return result.stdout
 
     return run
 
@@ -143,35 +143,35 @@ def write_files(page: str, clone: Path) -> None:
                 (clone / title).write_text(block)
 
 
-def one(page: str, start: str) -> str:
-    """The only command of the page that begins so."""
+def only_command(page: str, start: str) -> str:
+    """The only command of the page with this start."""
     (line,) = (line for line in commands(page) if line.startswith(start))
     return line
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_own_data_and_reward(clone: Path, do: Do) -> None:
+def test_own_data_and_reward(clone: Path, execute: Execute) -> None:
     folder, rows, check, run, *later = commands("docs/own.md")
-    do(folder)
+    execute(folder)
     write_files("docs/own.md", clone)
     assert [line.split()[1] for line in later] == ["eval", "eval", "history", "checkpoint", "run"]
-    do(rows)
+    execute(rows)
     assert len((clone / "mine/train.jsonl").read_text().splitlines()) == 48
     assert len((clone / "mine/held_out.jsonl").read_text().splitlines()) == 16
-    report = do(check)
+    report = execute(check)
     assert "ready to run" in report
     assert "reward     1 (by reward)" in report, "the right answer"
     assert "reward     0 (by reward)" in report, "banana"
-    out = do(run)
+    out = execute(run)
     assert "2 steps" in out
     assert "val/held-out/acc/mean@1" in out
-    assert "plus" in do(later[2])
+    assert "plus" in execute(later[2])
 
 
 @contextlib.contextmanager
-def beside(line: str, folder: Path) -> Iterator[subprocess.Popen[str]]:
-    """Goes on while something else happens, and has to end well by itself."""
+def in_background(line: str, folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """Runs the command during the block; it has to end by itself, with status 0."""
     with subprocess.Popen(
         shlex.split(line), cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:
@@ -185,24 +185,25 @@ def beside(line: str, folder: Path) -> Iterator[subprocess.Popen[str]]:
                 process.communicate(timeout=60)
 
 
-def told(line: str, folder: Path) -> str:
-    """What it says, good or bad."""
+def output_of(line: str, folder: Path) -> str:
+    """Its standard output, whether it succeeds or fails."""
     return subprocess.run(shlex.split(line), cwd=folder, capture_output=True, text=True, timeout=DEADLINE_S).stdout
 
 
-def ports(count: int) -> list[int]:
-    """Free ones."""
+def free_ports(count: int) -> list[int]:
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
+        for probe in sockets:
+            probe.bind(("127.0.0.1", 0))
+        return [probe.getsockname()[1] for probe in sockets]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_second_machine_joins_with_keys(clone: Path, do: Do, monkeypatch: pytest.MonkeyPatch) -> None:
-    moved = {f"10.0.0.1:{port}": f"127.0.0.1:{free}" for port, free in zip((5550, 5551, 5552), ports(3), strict=True)}
+def test_a_second_machine_joins_with_keys(clone: Path, execute: Execute, monkeypatch: pytest.MonkeyPatch) -> None:
+    moved = {
+        f"10.0.0.1:{port}": f"127.0.0.1:{free}" for port, free in zip((5550, 5551, 5552), free_ports(3), strict=True)
+    }
 
     def here(text: str) -> str:
         for old, new in moved.items():
@@ -212,11 +213,11 @@ def test_a_second_machine_joins_with_keys(clone: Path, do: Do, monkeypatch: pyte
     ((_, net),) = [block for block in blocks("docs/machines.md", "toml") if block[0]]
     (clone / "cluster.toml").write_text((clone / "configs/quickstart.toml").read_text() + here(net))
     run, look, join = (
-        here(one("docs/machines.md", start))
+        here(only_command("docs/machines.md", start))
         for start in ("rhymed run cluster", "rhymed queues", "rhymed worker --role rollout")
     )
     monkeypatch.setenv("RHYMED_RUN__NAME", "cluster")
-    assert "rollout.secret" in do(one("docs/machines.md", "rhymed keygen"))
+    assert "rollout.secret" in execute(only_command("docs/machines.md", "rhymed keygen"))
     far = clone / "far"  # the other machine: its part of the keys, its own runs
     (far / "keys").mkdir(parents=True)
     shutil.copy(clone / "cluster.toml", far)
@@ -224,29 +225,29 @@ def test_a_second_machine_joins_with_keys(clone: Path, do: Do, monkeypatch: pyte
     for file in re.findall(r"keys/[a-z.]+", copy):
         shutil.copy(clone / file, far / file)
     assert {file.name for file in (far / "keys").iterdir()} == {"public", "rollout.secret"}
-    with beside(run, clone) as running:
+    with in_background(run, clone) as running:
         assert running.stdout is not None
-        while "starting" not in (said := running.stdout.readline()):
-            assert said, "the run ended before it began"
-        while "reward-0" not in (seen := told(look, clone)):
+        while "starting" not in (line := running.stdout.readline()):
+            assert line, "the run ended before it started"
+        while "reward-0" not in (seen := output_of(look, clone)):
             assert running.poll() is None, f"the run ended without rollout workers\n{seen}"
-        with beside(join, far):
+        with in_background(join, far):
             pass
     rows = (clone / "runs/cluster/metrics.jsonl").read_text().splitlines()
     assert len(rows) == 2
 
 
 @pytest.mark.slow
-def test_what_the_quickstart_looks_at_is_there(clone: Path, do: Do) -> None:
-    """A run with the quickstart's prompts is there: the one of the test before."""
+def test_what_the_quickstart_looks_at_is_there(clone: Path, execute: Execute) -> None:
+    """Uses the run of the test before, which has the quickstart's prompts."""
     if not (clone / "runs/cluster/summary.json").is_file():
         pytest.skip("needs the run of the test before")
     page = (ROOT / "docs/quickstart.md").read_text()
     (clone / "runs/quickstart").symlink_to(clone / "runs/cluster")
-    assert "8 + 9" in do(one("docs/quickstart.md", "rhymed history show '"))
-    assert "exactly once" in do(one("docs/quickstart.md", "rhymed history audit"))
-    assert "report.html" in do(one("docs/quickstart.md", "rhymed report"))
-    do(one("docs/quickstart.md", "rhymed checkpoint export"))
+    assert "8 + 9" in execute(only_command("docs/quickstart.md", "rhymed history show '"))
+    assert "exactly once" in execute(only_command("docs/quickstart.md", "rhymed history audit"))
+    assert "report.html" in execute(only_command("docs/quickstart.md", "rhymed report"))
+    execute(only_command("docs/quickstart.md", "rhymed checkpoint export"))
     assert (clone / "my-model").is_dir()
     table = page[page.index("| file | what |") : page.index("```bash\nrhymed history show '")]
     named = re.findall(r"`([\w.]+)/?`", "".join(line.split("|")[1] for line in table.splitlines() if "|" in line))
