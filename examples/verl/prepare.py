@@ -1,4 +1,4 @@
-"""Write train.parquet in the format of verl's data scripts: data_source, prompt, ability, reward_model, extra_info."""
+"""Write train.parquet in the format of verl's scripts: data_source, prompt, ability, reward_model, extra_info."""
 
 import json
 from pathlib import Path

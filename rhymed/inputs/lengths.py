@@ -67,6 +67,6 @@ def _check_lengths(dataset: Measured, limit: int) -> None:
     raise DataError(
         f"{dataset.rows[over[0]][0]}: the prompt has {dataset.lengths[over[0]]} tokens, more than"
         f" rollout.max_prompt_length = {limit}. In {place(dataset.data)}, {len(over)} of {len(dataset.rows)} prompts"
-        f" are too long, the longest has {max(dataset.lengths)} tokens: raise rollout.max_prompt_length, or leave them"
-        f' out with {key}.overlong = "drop"'
+        f" are too long, the longest has {max(dataset.lengths)} tokens: raise rollout.max_prompt_length, or leave"
+        f' them out with {key}.overlong = "drop"'
     )

@@ -2,8 +2,8 @@
 
 `select` applies the rules in order; each gives candidates and a reason that the reader sees. The first candidate of a
 prompt that is not shown yet is taken, else the first that is not shown yet. Candidates are training samples; a run
-without any shows samples of its evaluations. Pure, over the columns of all samples. These do not contain drafts, so the
-most drafted sample is searched among the `LOOKED` longest.
+without any shows samples of its evaluations. Pure, over the columns of all samples. These do not contain drafts, so
+the most drafted sample is searched among the `LOOKED` longest.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ async def test_a_killed_process_is_started_again_and_said_so(tmp_path, logs, scr
 
 
 async def test_settings_come_from_the_configuration_alone(tmp_path, logs, script, monkeypatch) -> None:
-    """It holds those of the environment, and what overrides them: `-o`, a new run name, an evaluation without steps."""
+    """It includes the environment and what overrides it: `-o`, a new run name, an evaluation without steps."""
     monkeypatch.setenv("RHYMED_TRAINER__STEPS", "4")
     monkeypatch.setenv("RHYMED_CONSOLE", "1")
     names = tmp_path / "names"

@@ -83,7 +83,8 @@ def test_a_terminal_that_goes_ends_nothing(tmp_path: Path) -> None:
 def test_who_is_told_to_ignore_it_leaves_it_so() -> None:
     """As under nohup: child processes ignore SIGHUP, too."""
     text = (
-        "import asyncio, signal\nfrom rhymed.service.stdio import survive_hangup\nsignal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
+        "import asyncio, signal\nfrom rhymed.service.stdio import survive_hangup\n"
+        "signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
         "async def work(): survive_hangup()\nasyncio.run(work())\n"
         "assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN"
     )

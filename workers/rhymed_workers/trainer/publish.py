@@ -167,8 +167,8 @@ class WeightsServer:
         published = self._publisher.find(ask.version)
         if ask.offset < 0 or not 0 < ask.length <= min(MAX_SLICE_BYTES, published.size - ask.offset):
             raise MalformedMessage(
-                f"bytes {ask.offset} to {ask.offset + ask.length} of version {ask.version}, which has {published.size}"
-                f" (at most {MAX_SLICE_BYTES} at a time)"
+                f"bytes {ask.offset} to {ask.offset + ask.length} of version {ask.version}, which has"
+                f" {published.size} (at most {MAX_SLICE_BYTES} at a time)"
             )
         try:
             with published.path.open("rb") as file:

@@ -256,8 +256,8 @@ class TrainerService(Service):
         await self._report_saved()
 
     async def _report_saved(self) -> None:
-        """Report the oldest checkpoint that is kept: if newer ones are damaged, the run resumes from it and needs what
-        the store has of the later steps, log-probs included.
+        """Report the oldest checkpoint that is kept: if newer ones are damaged, the run resumes from it and needs
+        what the store has of the later steps, log-probs included.
         """
         kept = await self._on_thread(lambda: checkpoint.checkpoints_in(self._where.checkpoints), "checkpoint")
         oldest = kept[0].step if kept else 0
