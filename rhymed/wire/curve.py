@@ -59,10 +59,9 @@ class Authenticator(AsyncioAuthenticator):
         return domain.encode()
 
     def close(self, domain: bytes) -> None:
+        """The authenticator keeps running: its delayed cleanup could remove the reader of a new one on this loop."""
         self._known.pop(domain.decode(), None)
         self.credentials_providers.pop(domain.decode(), None)
-        if not self._known:
-            self.stop()
 
     def start(self) -> None:
         self.context = zmq.Context.instance()

@@ -18,9 +18,7 @@ class Monitor:
         self._loop = asyncio.get_running_loop()
         self._fd = int(self._monitor.getsockopt(zmq.FD))
         self._loop.add_reader(self._fd, self._read)
-        self._first = self._loop.call_soon(
-            self._read
-        )  # the descriptor is edge-triggered: earlier events do not wake it
+        self._first = self._loop.call_soon(self._read)  # the descriptor is edge-triggered: earlier events are silent
 
     def close(self) -> None:
         self._loop.remove_reader(self._fd)

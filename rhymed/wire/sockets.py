@@ -193,6 +193,7 @@ class Client(Link):
 
 def drain(deadline_s: float = 0.5) -> None:
     """Wait until closed sockets have sent their queued messages, before a process exits abruptly."""
+    AUTHENTICATOR.stop()
     ending = threading.Thread(target=zmq.Context.instance().term, daemon=True)
     ending.start()
     ending.join(deadline_s)

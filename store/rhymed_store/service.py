@@ -96,9 +96,7 @@ class StoreService(Service):
             self._server.close()
         if hasattr(self, "_writer"):
             await asyncio.to_thread(self._writer.close)
-        self._pool.shutdown(
-            wait=hasattr(self, "_database")
-        )  # otherwise it is still being opened, which may take long
+        self._pool.shutdown(wait=hasattr(self, "_database"))  # else it is still being opened, which may take long
         if hasattr(self, "_database"):
             await asyncio.to_thread(self._database.close)
 

@@ -333,6 +333,16 @@ async def test_a_key_that_cannot_be_looked_up_is_refused(
         await answered(client)
 
 
+async def test_a_server_opened_right_after_the_last_one_was_closed_authenticates(folder: Path, heard: Heard) -> None:
+    server = Server(LOCAL, ToBroker, heard, keys=Keyring("broker", folder))
+    for _ in range(50):
+        server.close()
+        server = Server(LOCAL, ToBroker, heard, keys=Keyring("broker", folder))
+        async with calling(server, Keyring("viewer", folder)) as client:
+            await client.request(GetQueues(), deadline_s=10.0)
+    server.close()
+
+
 async def test_an_authenticator_that_fails_is_started_again(
     server: Server, folder: Path, heard: Heard, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -71,9 +71,7 @@ class Database(Tables):
                 self._settle_schema()
             except lmdb.Error as error:
                 raise self.explain(error) from None
-            with contextlib.suppress(
-                OSError
-            ):  # a full disk: then the next start may take this one for closed cleanly
+            with contextlib.suppress(OSError):  # a full disk: the next start may take this one for closed cleanly
                 os.pwrite(self._lock, OPEN, 0)
             self._opened = opened.pop_all()
 
