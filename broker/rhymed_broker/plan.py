@@ -52,7 +52,7 @@ class Plan:
         self._seed = seed
         self._prompts = sorted(prompts)
         self._words = np.array([int(prompt, 16) for prompt in self._prompts], dtype=np.uint64)
-        self._delivery: list[Order] = []
+        self._orders: list[Order] = []
 
     def prompts(self, step: int) -> list[str]:
         """The step's prompts, in the order in which to begin them."""
@@ -74,9 +74,9 @@ class Plan:
         return (step * self.prompts_per_step + (self.prompts_per_step - 1) // 2) // len(self._prompts)
 
     def _order(self, epoch: int) -> Order:
-        while len(self._delivery) <= epoch:
-            self._delivery.append(self._seamless(len(self._delivery)))
-        return self._delivery[epoch]
+        while len(self._orders) <= epoch:
+            self._orders.append(self._seamless(len(self._orders)))
+        return self._orders[epoch]
 
     def _seamless(self, epoch: int) -> Order:
         """The epoch's permutation; prompts that its first step already has move behind that step."""
@@ -86,7 +86,7 @@ class Plan:
         )  # prompts that the first step has from the epoch before
         if not held:
             return drawn
-        clash = np.isin(drawn, self._delivery[epoch - 1][-held:])
+        clash = np.isin(drawn, self._orders[epoch - 1][-held:])
         head = np.flatnonzero(~clash)[: self.prompts_per_step - held]
         rest = np.ones(len(drawn), dtype=bool)
         rest[head] = False
