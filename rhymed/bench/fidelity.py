@@ -145,7 +145,6 @@ async def _measure(config: Config, workers: int, train_s: float) -> tuple[float,
 
 
 async def _sample_occupancy(engines: Sequence[TraceEngine], slots: int, busy: list[float]) -> None:
-    """Appends the share of slots in use, periodically."""
     while True:
         running = sum(engine.stats()["rollout/running"] for engine in engines)
         busy.append(running / (slots * len(engines)))

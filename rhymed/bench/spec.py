@@ -170,7 +170,6 @@ def _by_prompt(requests: Sequence[Request], responses: Sequence[list[int]]) -> d
 
 
 def measure(bench: Bench, cell: Cell, rounds: int) -> dict[str, Any]:
-    """Runs and prints a cell. Returns its numbers by method."""
     runs = [bench.cell(cell, round) for round in range(rounds + 1)][1:]  # the first one warms up
     rows = {method: _row(method, runs) for method in bench.methods}
     print(f"{bench.workload.name}, {cell}")

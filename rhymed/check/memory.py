@@ -102,8 +102,7 @@ def describe(config: Config, size: Size, load: Workload, machine: Machine) -> Se
     section.add("published", f"{size_of(need.published)} in /dev/shm ({size_of(machine.shared_free)} free)")
     total = in_memory(rollout, need, machine)
     section.add(
-        "total",
-        f"{size_of(total)} of {size_of(machine.memory_free)} available ({size_of(machine.memory)} in total)",
+        "total", f"{size_of(total)} of {size_of(machine.memory_free)} available ({size_of(machine.memory)} in total)"
     )
     section.add("checkpoints", f"{trainer.keep_checkpoints} kept + 1 being written, {size_of(need.checkpoint)} each")
     section.add("store", f"at most {size_of(need.store)} (store.map_gib = {store.map_gib:g})")
@@ -123,7 +122,6 @@ def on_disk(trainer: Trainer, store: Store, need: Needs) -> float:
 
 
 def errors(rollout: Rollout, trainer: Trainer, need: Needs, machine: Machine) -> Iterator[str]:
-    """What cannot work."""
     least = in_memory(rollout, need, machine) - need.working
     if least > machine.memory:
         yield (

@@ -37,7 +37,6 @@ class Parser(argparse.ArgumentParser):
 
 
 def parser() -> argparse.ArgumentParser:
-    """The whole command line."""
     from rhymed.cli import bench, check, checkpoint, eval, history, model, prepare, report, run, sim
     from rhymed.cli.live import dashboard, logs, queues, steer
     from rhymed.cli.live import top as live_top

@@ -50,10 +50,7 @@ def render(report: Report, title: str, width: int = WIDTH) -> Iterator[tuple[str
         yield "bold", section.title
         for label, text in section.rows:
             yield from (("", line) for line in _row(label, text, width))
-    for style, title, texts in (
-        ("yellow", "warnings", report.warnings),
-        ("red", "must be changed", report.errors),
-    ):
+    for style, title, texts in (("yellow", "warnings", report.warnings), ("red", "must be changed", report.errors)):
         if texts:
             yield "", ""
             yield style, f"{title} ({len(texts)})"

@@ -18,10 +18,7 @@ LATEST = Path("runs/latest")
 def example(*lines: str) -> dict[str, Any]:
     """Arguments for `add_parser`: examples at the end of the help text."""
     head = "example:" if len(lines) == 1 else "examples:"
-    return {
-        "epilog": "\n  ".join((head, *lines)),
-        "formatter_class": argparse.RawDescriptionHelpFormatter,
-    }
+    return {"epilog": "\n  ".join((head, *lines)), "formatter_class": argparse.RawDescriptionHelpFormatter}
 
 
 class _Naming(argparse.Action):

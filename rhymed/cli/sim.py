@@ -15,8 +15,7 @@ def add(commands: Any) -> None:
         "sim",
         help="simulate how long each schedule takes on a given number of workers",
         **example(
-            "rhymed sim --workers 32 --slots 32",
-            "rhymed sim --trace run.jsonl --policy flow --staleness 1 --out sim",
+            "rhymed sim --workers 32 --slots 32", "rhymed sim --trace run.jsonl --policy flow --staleness 1 --out sim"
         ),
     )
     _add_cluster(parser)

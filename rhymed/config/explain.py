@@ -53,7 +53,6 @@ def explain(row: Any) -> str:
 
 
 def field_of(loc: Sequence[str | int]) -> FieldInfo | None:
-    """The field of `Config` at this key path, if there is one."""
     model: Any = Config
     field: FieldInfo | None = None
     for part in loc:

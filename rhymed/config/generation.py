@@ -61,9 +61,7 @@ class Trace(Section):
     step_s: float = Field(0.030, ge=0, description="seconds per forward pass")
     token_s: float = Field(0.0007, ge=0, description="seconds per token in a forward pass")
     verify_s: float = Field(
-        0.00007,
-        ge=0,
-        description="seconds to verify a carried token; tokens of one sample share memory reads",
+        0.00007, ge=0, description="seconds to verify a carried token; tokens of one sample share memory reads"
     )
     keep: float = Field(
         1.0, ge=0, le=1, description="probability that a token written ahead is the same under the next weights"

@@ -47,8 +47,6 @@ class Client:
 
 
 class Hub:
-    """All clients."""
-
     def __init__(self, most: int = MOST_CLIENTS) -> None:
         self._clients: set[Client] = set()
         self._most = most

@@ -27,7 +27,6 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def edge(access: AccessControl) -> Any:
-    """aiohttp's middleware."""
 
     @web.middleware
     async def checked(request: web.Request, handler: Handler) -> web.StreamResponse:

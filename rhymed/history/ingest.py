@@ -53,7 +53,6 @@ class Report:
 
 
 def vocabulary_of(config: Config) -> Vocabulary:
-    """The vocabulary of the configured model."""
     if config.rollout.engine == "trace":
         return Vocabulary(size=config.trace.vocabulary)
     from rhymed.inputs.models import resolve_model
@@ -86,8 +85,6 @@ async def import_history(source: Source, config: Config, wanted: Container[str] 
 
 
 class Group(NamedTuple):
-    """A prompt's samples."""
-
     row: Row | None
     samples: list[NewSample]
 

@@ -99,11 +99,7 @@ def _table(heading: str, rows: Sequence[PromptRow]) -> RenderableType:
     table.add_column("predicted", no_wrap=True)
     for row in rows:
         table.add_row(
-            row.prompt,
-            str(row.epochs),
-            f"{row.length_mean:.1f}",
-            number(row.reward_mean, ".3f"),
-            _shares(row),
+            row.prompt, str(row.epochs), f"{row.length_mean:.1f}", number(row.reward_mean, ".3f"), _shares(row)
         )
     return table
 

@@ -45,7 +45,6 @@ def find(browse: Browse, wanted: str) -> list[str]:
 
 
 def listing(browse: Browse, ids: list[str]) -> list[dict[str, Any]]:
-    """One row per prompt."""
     return [_listed(browse, prompt) for prompt in ids]
 
 

@@ -24,8 +24,6 @@ ANSWERS = ("completion", "chosen", "rejected")
 
 
 class Columns:
-    """The rules of one dataset."""
-
     def __init__(self, data: Data) -> None:
         self._data = data
         self._named = template_columns(data.template)

@@ -149,11 +149,7 @@ def fetch_model(name: str, revision: str, *, newest: bool = False) -> Path:
 
     def get(*, local: bool) -> Path:
         folder = snapshot_download(
-            name,
-            revision=revision or None,
-            allow_patterns=FILES,
-            ignore_patterns=NOT_FILES,
-            local_files_only=local,
+            name, revision=revision or None, allow_patterns=FILES, ignore_patterns=NOT_FILES, local_files_only=local
         )
         return Path(folder)
 

@@ -18,8 +18,6 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Measured:
-    """A dataset with the length of each prompt."""
-
     name: str  # "data", or the name of a held-out dataset
     data: Data
     rows: list[Placed]

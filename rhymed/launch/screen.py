@@ -117,8 +117,6 @@ def starting(rows: list[WorkerRow]) -> str:
 
 
 class Screen:
-    """The terminal of one run."""
-
     def __init__(self, config: Config, layout: RunLayout, *, plain: bool, console: Console | None = None) -> None:
         self._console = console or Console()
         self._live = None if plain else Live(console=self._console, refresh_per_second=4, transient=True)
@@ -153,13 +151,11 @@ class Screen:
             self._live.stop()
 
     def report(self, event: str) -> None:
-        """Show an event that people should know."""
         self._events.append(f"{clock(self._elapsed())} {event}")
         if not self._live:
             self._print(f"-- {event}")
 
     def show(self, queues: Queues | None) -> None:
-        """The newest snapshot."""
         if not self._dashboard_shown:
             self._show_dashboard()
         if queues is not None:
@@ -187,7 +183,6 @@ class Screen:
         self._watch_mismatch(queues.metrics.get("mismatch_kl/mean", 0.0))
 
     def _show_dashboard(self) -> None:
-        """Print its address once it is known."""
         if address := listen.read(self._folder, self._start_time):
             self._dashboard_shown = True
             entry = "" if address.is_local else f"?token=…   (the token is in {self._folder / TOKEN_FILE})"

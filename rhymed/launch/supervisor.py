@@ -34,16 +34,12 @@ LEFT_S = 8.0  # after a process ends without an error: by then the broker has en
 
 @dataclass(frozen=True)
 class Command:
-    """One process to be kept running."""
-
     name: str
     argv: Sequence[str]
 
 
 @dataclass
 class Child:
-    """A command and its present process."""
-
     command: Command
     output: Path  # its stdout and stderr
     process: Process | None = None

@@ -198,7 +198,6 @@ def _utc(stamp: re.Match[bytes]) -> str:
 
 
 def _written(log: Log) -> str:
-    """When the file was last written."""
     try:
         seconds = log.files[-1].stat().st_mtime
     except OSError:

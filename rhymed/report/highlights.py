@@ -68,7 +68,6 @@ def _eligible(columns: SampleColumns) -> Rows:
 
 
 def _extremes(columns: SampleColumns, rows: Rows) -> Iterator[Rule]:
-    """Best, worst, longest, shortest."""
     scored = rows[~np.isnan(columns.reward[rows])]
     if len(scored):
         rewards = columns.reward[scored]

@@ -52,7 +52,6 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def commands(lines: Iterable[str]) -> str:
-    """Commands to copy."""
     body = "\n".join(map(text, lines))
     return f'<pre class="type">{body}</pre>' if body else ""
 

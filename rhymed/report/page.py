@@ -28,8 +28,6 @@ HIDDEN = ("run.name", "run.folder")
 
 
 class Shown(NamedTuple):
-    """A picture for the page."""
-
     source: str  # a data: address
     title: str
     about: str

@@ -45,7 +45,6 @@ def summary(config: Config, where: RunLayout, elapsed_s: float) -> str:
 
 
 def _drafts(found: dict[str, float | None] | None) -> list[str]:
-    """One line if there were drafts."""
     if not found or not found["drafted"]:
         return []
     line = f"drafts   {found['accept_length']:.2f} tokens per forward, {found['accept_rate']:.0%} accepted"

@@ -15,8 +15,6 @@ ADDRESS_FILE = "dashboard.json"  # in the run's folder: the address of its dashb
 
 @dataclass(frozen=True)
 class RunLayout:
-    """Paths and addresses of one run."""
-
     folder: Path  # absolute
     broker: str
     store: str
@@ -54,7 +52,6 @@ class RunLayout:
         return self.folder / "config.json"
 
     def keys(self, role: KeyRole) -> Keyring:
-        """The keys of a process of that role."""
         return Keyring(role, self.keyfolder, self.insecure)
 
     def log(self, process: str) -> Path:

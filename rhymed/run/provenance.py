@@ -115,7 +115,6 @@ def files(config: Config) -> dict[str, str]:
 
 
 def machine() -> dict[str, str]:
-    """Of this machine, for people."""
     import psutil
 
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count()
@@ -138,7 +137,6 @@ def _processor() -> str:
 
 
 def _gpus() -> list[str]:
-    """Model names from NVIDIA's driver."""
     models = []
     for file in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
         with contextlib.suppress(OSError):

@@ -41,8 +41,6 @@ class Span(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """An event at `t`."""
-
     t: Time
     event: Kind
     worker: str | None = None

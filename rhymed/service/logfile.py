@@ -132,7 +132,6 @@ def handler_for_vllm(log_file: Path) -> dict[str, object]:
 
 
 def current_file() -> Path | None:
-    """The file that this process logs to."""
     return next((one.path for one in logging.getLogger().handlers if isinstance(one, LogFile)), None)
 
 

@@ -69,7 +69,6 @@ class JsonLine(logging.Formatter):
         return _encode(line)
 
     def hide(self, text: str) -> str:
-        """The text without the secrets."""
         for secret in self._secrets:
             text = text.replace(secret, "***")
         return PATTERNS.sub(lambda match: f"{match[1] or match[2]}***", text)

@@ -26,12 +26,7 @@ ErrorTypes = type[Exception] | tuple[type[Exception], ...]
 
 
 async def retry(
-    attempt: Attempt,
-    what: str,
-    *,
-    on: ErrorTypes = TRANSIENT,
-    pause_s: float = 0.5,
-    patience_s: float = PATIENCE_S,
+    attempt: Attempt, what: str, *, on: ErrorTypes = TRANSIENT, pause_s: float = 0.5, patience_s: float = PATIENCE_S
 ) -> Any:
     """Repeat `attempt` until it succeeds; `what` names it in the log. Other errors than `on` pass through.
 

@@ -114,7 +114,6 @@ class Top(App[None]):
         self.set_interval(TICK_S, self._tick)
 
     def act(self, effect: Effect) -> None:
-        """Carries out the effect of a key."""
         if effect == "quit":
             self.exit()
         elif effect == "ask":

@@ -21,7 +21,6 @@ STAT_CELLS = 40  # at least
 
 
 def worker_lines(ui: UiState, width: int) -> list[Text]:
-    """The view of one worker."""
     row = find(ui.queues.workers, ui.worker) if ui.queues else None
     if row is None:
         return [Text(cut(f"{ui.worker} is not connected; Esc goes back", width), style="bold red")]
@@ -64,7 +63,6 @@ def _card(row: WorkerRow) -> Text:
 
 
 def _stats(row: WorkerRow, width: int) -> list[Text]:
-    """Its other statistics, in columns."""
     stats = [
         f"{clean(name)} {number(value)}"
         for name, value in sorted(row.stats.items())
@@ -79,7 +77,6 @@ def _stats(row: WorkerRow, width: int) -> list[Text]:
 
 
 def group_lines(ui: UiState, width: int) -> list[Text]:
-    """The view of one group."""
     step, prompt = ui.prompt
     text = Text(no_wrap=True)
     text.append(f"{step_name(step)}, prompt {clean(prompt)}", style="bold")

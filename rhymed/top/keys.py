@@ -103,7 +103,6 @@ def _filter(ui: UiState) -> Effect:
 
 
 def _sort(ui: UiState) -> Effect:
-    """By the next column."""
     titles = ["", *sortable(ui)]
     before, _ = ui.sorts.get(ui.view, ("", False))
     title = titles[(titles.index(before) + 1) % len(titles)] if before in titles else ""
@@ -124,7 +123,6 @@ def _groups(ui: UiState) -> Effect:
 
 
 def _open(ui: UiState) -> Effect:
-    """Opens the selected row."""
     table = listing(ui)
     if not table.rows:
         return None

@@ -36,7 +36,6 @@ class Poller:
             ui.connection = Connection("waiting", time.monotonic(), client.address)
 
     async def run(self) -> None:
-        """Until it is cancelled."""
         while True:
             await self.ask()
             self._changed()
@@ -51,7 +50,6 @@ class Poller:
             self._now.clear()
 
     def ask_now(self) -> None:
-        """Asks without waiting for the next poll."""
         self._now.set()
 
     async def ask(self) -> None:

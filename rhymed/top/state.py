@@ -23,8 +23,6 @@ ConnectionState = Literal["waiting", "live", "silent", "ended", "finished"]
 
 @dataclass(frozen=True)
 class Connection:
-    """The connection to the broker."""
-
     state: ConnectionState = "waiting"
     since: float = 0.0  # on the clock that `paint` is given
     address: str = ""
@@ -60,7 +58,6 @@ class History:
             self._keep(int(row["step"]) + 1, row)
 
     def add(self, queues: Queues) -> None:
-        """The newest snapshot."""
         if queues.metrics:
             self._keep(queues.step, queues.metrics)
         rollouts = [row for row in queues.workers if row.role == "rollout"]

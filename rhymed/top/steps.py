@@ -139,8 +139,6 @@ def in_flight(queues: Queues) -> StepRow | None:
 
 @dataclass(frozen=True)
 class GroupEntry:
-    """A group in the table of groups."""
-
     step: int
     row: GroupRow
 

@@ -28,7 +28,6 @@ TITLES: dict[View, str] = {"workers": "workers", "groups": "groups of open steps
 
 
 def listing(ui: UiState) -> Listing:
-    """The present view's table, with all its rows."""
     column, reverse = ui.sorts.get(ui.view, ("", False))
     table = _unsorted(ui)
     return table._replace(rows=ordered(table.rows, table.columns, column, reverse))

@@ -19,8 +19,6 @@ STYLES = {"trainer": "green", "rollout": "cyan", "reward": "magenta"}
 
 @dataclass(frozen=True)
 class WorkerEntry:
-    """A worker in the table."""
-
     row: WorkerRow
     outdated: bool  # its weights are older than the run's
     idle: float | None
@@ -131,8 +129,6 @@ WORKER_COLUMNS: tuple[Column[WorkerEntry], ...] = (
 
 @dataclass(frozen=True)
 class HeldSample:
-    """A sample that a worker holds."""
-
     item: Holding
     longest: int  # tokens of the worker's longest sample
 

@@ -101,7 +101,6 @@ class RateLimiter:
         self._held_bytes = 0
 
     def __len__(self) -> int:
-        """Number of remembered peers."""
         return len(self._peers)
 
     def ignores(self, peer: bytes, now: float) -> bool:

@@ -33,8 +33,6 @@ Buffer: TypeAlias = Any  # bytes, memoryview or a contiguous numpy array
 
 
 class Parcel(NamedTuple):
-    """A message with its raw array frames."""
-
     message: Any
     frames: Sequence[Buffer] = ()
 
@@ -52,8 +50,6 @@ async def _refuse(peer: bytes, message: Any, frames: Sequence[bytes]) -> Message
 
 
 class Incoming(NamedTuple):
-    """A message as received."""
-
     peer: bytes  # routing id; empty on a client, which has one peer
     key: str  # public key of the connection (Z85); empty on a link without keys
     parts: list[bytes]

@@ -83,7 +83,6 @@ class EngineProcess:
         self._call("forget")
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """Calls a method of the engine's worker or of its extension."""
         return self._call("call", method, *arguments)
 
     def close(self) -> None:

@@ -131,8 +131,6 @@ def entropy(network: Any, prompt: list[int], response: list[int]) -> Any:
 
 
 class _Progress:
-    """Prints a line every 30 s."""
-
     def __init__(self, tokens: int) -> None:
         self.seconds = 0.0
         self._tokens = tokens

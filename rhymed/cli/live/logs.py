@@ -163,7 +163,6 @@ def _json(entry: Entry) -> str:
 
 
 def _follow(follower: Any, wanted: Filter, page: Any, *, as_json: bool) -> None:
-    """Until interrupted."""
     import time
 
     try:

@@ -85,7 +85,6 @@ async def _show(address: str, keys: Keyring, *, watch: bool, raw: bool) -> int:
 
 
 def render(snapshot: Queues) -> RenderableType:
-    """Pure: the tables of one snapshot."""
     from rich.console import Group
     from rich.markup import escape
 

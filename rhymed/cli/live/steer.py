@@ -16,8 +16,6 @@ ACTS = ("pause", "resume", "drain", "undrain")
 
 
 class Where(NamedTuple):
-    """The address of a living run, and our keys for it."""
-
     address: str
     keys: Keyring
     folder: Path | None  # the run's folder if it is on this machine

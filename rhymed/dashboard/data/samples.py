@@ -110,7 +110,6 @@ def _row(response: Response) -> Row:
 
 
 def _previews(folder: RunFolder, responses: Sequence[Response]) -> dict[SampleId, str]:
-    """The beginnings of the newest ones."""
     decode = folder.decode
     newest = sorted(responses, key=lambda response: -response.info.id.step)[:MOST_PREVIEWS]
     if decode is None:
@@ -120,5 +119,4 @@ def _previews(folder: RunFolder, responses: Sequence[Response]) -> dict[SampleId
 
 
 def _ids(arrays: Sequence[Any]) -> list[str]:
-    """Token ids instead of text."""
     return ["".join(f"{token} " for token in array.tolist()) for array in arrays]

@@ -68,7 +68,6 @@ def audit(folder: RunFolder) -> Audit:
 
 
 def render(found: Audit, name: str) -> str:
-    """As text."""
     lines = [
         f"{name}: {found.steps} of {counted(found.planned, 'step')} in the newest checkpoint"
         f" ({found.epochs:.2f} epochs of {counted(found.prompts, 'prompt')})",
@@ -176,7 +175,6 @@ class _Check:
         self._whole(prompt, planned, {*drops, *written})
 
     def _planned(self, id: SampleId) -> bool:
-        """Whether the plan has this prompt in this step."""
         if id.step < self._found.steps:
             return id.step in self._steps.get(id.prompt, ())
         if id.step not in self._later:

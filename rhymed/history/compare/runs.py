@@ -24,8 +24,6 @@ NEAR = 1e-5
 
 @dataclass
 class RunComparison:
-    """Two runs compared step by step."""
-
     both: int = 0  # steps that both have
     equal: int = 0  # of these
     weights: str = ""  # how they compare

@@ -79,7 +79,6 @@ def compare(first: RunFolder, second: RunFolder) -> Comparison:
 
 
 def render(found: Comparison, first: str, second: str) -> str:
-    """As text."""
     lines = [f"{first} and {second}: {counted(found.both, 'sample')} in both, {counted(found.tokens, 'token')}"]
     counts = {
         f"only in {first}": found.only_first,

@@ -27,8 +27,6 @@ KEPT_YIELDS = 2048  # one byte per forward each; they are read once
 
 
 class RequestInfo(NamedTuple):
-    """What the engine knows of a request."""
-
     name: str  # under which its account is kept
     prompt: str  # whose history it uses
     step: int  # training step
@@ -39,8 +37,6 @@ class RequestInfo(NamedTuple):
 
 @dataclass(eq=False)
 class Request:
-    """A running request."""
-
     info: RequestInfo
     index: Index
     row: int  # of its sequence in the index
@@ -60,8 +56,6 @@ class Request:
 
 @dataclass
 class Prompt:
-    """What the requests of one prompt share."""
-
     step: int
     requests: set[Request] = field(default_factory=set)
     ended: list[NDArray[np.int32]] = field(default_factory=list)  # ended siblings, which new history does not contain

@@ -30,7 +30,6 @@ class Account:
         return Account(*map(sub, vars(self).values(), vars(other).values()))
 
     def __str__(self) -> str:
-        """One line for the log."""
         if not self.forwards:
             return "nothing decoded"
         tokens = f"{1 + self.accepted / self.forwards:.2f} tokens per step and request"

@@ -67,7 +67,6 @@ class Index:
 
     @property
     def opened(self) -> int:
-        """The number of open sequences."""
         return int(np.count_nonzero(self._sequences[:, arena.KIND] == arena.OPEN))
 
     def add(self, tokens: NDArray[np.int32], age: int, reward: float | None = None) -> None:
