@@ -83,7 +83,7 @@ def evaluating(config: Config, checkpoint: str) -> Config:
     tree["model"] |= {"path": model}
     tree["eval"] |= {"every": 1, "at_start": True}
     tree["trainer"] |= {"steps": 0, "kl_coef": 0.0}
-    tree["net"] |= {"broker": "", "store": "", "weights": ""}  # beside a run that is alive
+    tree["net"] |= {"broker": "", "store": "", "weights": ""}  # another run may be alive
     tree["metrics"] |= {"sinks": [], "traces": ""}  # it would be another run there
     return Config.model_validate(tree)
 

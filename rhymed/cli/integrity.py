@@ -111,34 +111,32 @@ def backup(arguments: argparse.Namespace) -> int:
 def compare(arguments: argparse.Namespace) -> int:
     """Exit status 1 where more than near ties differ."""
     from rhymed.errors import ConfigError
-    from rhymed.history.compare.samples import compare as both
-    from rhymed.history.compare.samples import render
+    from rhymed.history.compare import samples
     from rhymed.history.folder import open_folder
 
     if arguments.first.resolve() == arguments.second.resolve():
-        raise ConfigError(f"{arguments.first} and {arguments.second} are the same run: name another one's folder")
+        raise ConfigError(f"{arguments.first} and {arguments.second} are the same run: name two different runs")
     with open_folder(arguments.first) as first, open_folder(arguments.second) as second:
-        found = both(first, second)
-        print(json.dumps(found.json(), indent=2) if arguments.json else render(found, first.name, second.name))
-    return int(not found.same)
+        result = samples.compare(first, second)
+        text = samples.render(result, first.name, second.name)
+        print(json.dumps(result.json(), indent=2) if arguments.json else text)
+    return int(not result.same)
 
 
 def audit(arguments: argparse.Namespace) -> int:
     """Exit status 1 where a sample is not accounted for, or the two runs differ."""
+    from rhymed.history.compare import audit as audits
     from rhymed.history.compare import runs
-    from rhymed.history.compare.audit import audit as look
-    from rhymed.history.compare.audit import render
     from rhymed.history.folder import open_folder
 
     with open_folder(arguments.run) as folder:
-        found = look(folder)
-        told = {"audit": found.json()}
-        text = render(found, folder.name)
-    both = None
+        result = audits.audit(folder)
+        answer, text, wrong = {"audit": result.json()}, audits.render(result, folder.name), bool(result.wrong)
     if arguments.against is not None:
         with open_folder(arguments.against) as other:
-            both = runs.compare_runs(folder.folder, other.folder)
-            told["against"] = both.json()
-            text += "\n" + runs.render(both, folder.name, other.name)
-    print(json.dumps(told, indent=2) if arguments.json else text)
-    return int(bool(found.wrong or (both is not None and both.wrong)))
+            comparison = runs.compare_runs(folder.folder, other.folder)
+            answer["against"] = comparison.json()
+            text += "\n" + runs.render(comparison, folder.name, other.name)
+            wrong = wrong or bool(comparison.wrong)
+    print(json.dumps(answer, indent=2) if arguments.json else text)
+    return int(wrong)

@@ -82,8 +82,8 @@ def gather(folder: Path, *, ended: bool = False) -> Facts:
 
 def _config(folder: Path) -> dict[str, Any]:
     with contextlib.suppress(OSError, ValueError):
-        facts = json.loads((folder / "config.json").read_text())
-        return facts if isinstance(facts, dict) else {}
+        config = json.loads((folder / "config.json").read_text())
+        return config if isinstance(config, dict) else {}
     return {}
 
 

@@ -58,7 +58,7 @@ class Dispatch:
         self._recalled: set[str] = set()  # prompts whose history the store was asked for
         self._known: set[str] = set()  # prompts with history
         self._moving: dict[Sample, None] = {}  # samples on their way to another worker
-        self._everybody = True  # the next `place` offers what waits to all workers
+        self._offer_all = True  # the next `place` offers what waits to all workers
 
     # -- steps open and close -----------------------------------------------------------------------------------
 
@@ -128,7 +128,7 @@ class Dispatch:
 
     def offer_all(self) -> None:
         """The next `place` offers what waits to all workers."""
-        self._everybody = True
+        self._offer_all = True
 
     def may_have(self, worker: Worker, step: int, version: int) -> bool:
         """Do its weights allow samples of this step? `version`: of the run."""
@@ -138,10 +138,10 @@ class Dispatch:
     def place(self, version: int, now: float) -> list[Assign | ScoreSamples]:
         """Assigns what can be assigned, to workers whose weights are not newer than `version`."""
         changed = self._workers.take_changed()
-        everybody, self._everybody = self._everybody or self._samples.arrived, False
+        to_all, self._offer_all = self._offer_all or self._samples.arrived, False
         self._samples.arrived = False
         free = self._workers.free["rollout"]
-        workers = list(free.values()) if everybody else [worker for worker in changed if worker.role == "rollout"]
+        workers = list(free.values()) if to_all else [worker for worker in changed if worker.role == "rollout"]
         workers = [worker for worker in workers if worker.version <= version]
         actions: list[Assign | ScoreSamples] = []
         if workers and self._samples.queues["waiting"]:

@@ -109,7 +109,7 @@ class Workers:
 
     def remove(self, worker: Worker, now: float) -> None:
         """The caller has released the samples that it held."""
-        assert not worker.held, f"{worker.name} leaves with samples in hand"
+        assert not worker.held, f"{worker.name} is removed while it holds samples"
         del self.by_name[worker.name]
         self.changed.pop(worker.name, None)
         self.lineup += worker.role == "rollout"

@@ -88,7 +88,7 @@ async def _steer(where: Where, act: str, names: list[str]) -> int:
     orders = orders or [Pause(paused=act == "pause")]
     client = Client(where.address, peer="broker", keys=where.keys)
     try:
-        await ask_or_explain(client)  # its errors say what to do if nobody answers
+        await ask_or_explain(client)  # its errors say what to do if there is no answer
         for order in orders:
             try:
                 await client.request(order, deadline_s=DEADLINE_S, phase=act)
