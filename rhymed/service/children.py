@@ -22,7 +22,9 @@ def restart_pause_s(failures: int, first_s: float, longest_s: float) -> float:
 
 
 def exit_reason(status: int) -> str:
-    return f"signal {signal.Signals(-status).name}" if status < 0 else f"status {status}"
+    if status >= 0:
+        return f"status {status}"
+    return f"signal {signal.Signals(-status).name if -status in set(signal.Signals) else -status}"
 
 
 def last_lines(log: Path, *, start: int = 0, most_bytes: int = TAIL_BYTES) -> list[str]:

@@ -24,14 +24,15 @@ LONG_S = 60.0  # walk after a kill
 HANG_S = 30.0  # beyond the walk's own limit: the disk does not answer
 OPENING = "its headers"
 CRASHES = {signal.SIGBUS, signal.SIGSEGV, signal.SIGABRT, signal.SIGFPE, signal.SIGILL}
-WRITE_FAILED = 3  # exit status: the copy could not be written
+WRITE_FAILED, UNREADABLE = 3, 4  # exit statuses: the copy could not be written; LMDB reported an error
 
 
 def probe(folder: Path, *, limit_s: float = 0.0, target: Path | None = None) -> None:
     """Walk the database for at most `limit_s` (0: to its end) and, if a target is given, copy it there compactly.
 
     A walk that reaches its limit has found no damage. A copy holds one snapshot while other processes write. Raises
-    `StoreDamaged` naming the table that cannot be read, `StoreError` where the copy cannot be written.
+    `StoreDamaged` naming the table that cannot be read, `StoreError` where the child fails for another reason or the
+    copy cannot be written.
     """
     command = [sys.executable, "-P", "-m", __name__, str(folder), str(limit_s), *([str(target)] if target else [])]
     try:
@@ -48,6 +49,9 @@ def probe(folder: Path, *, limit_s: float = 0.0, target: Path | None = None) -> 
     if child.returncode == 0:
         _check_complete(folder, places)
         return
+    if child.returncode > 0 and child.returncode != UNREADABLE:
+        error = why[-1] if why else f"status {child.returncode}"
+        raise StoreError(f"{folder}: the process that reads it failed: {error}")
     reason = death(child.returncode, folder) if child.returncode < 0 else " ".join(why[-1:])
     raise damaged(folder, f"{places[-1] if places else OPENING}: {reason}")
 
@@ -96,7 +100,7 @@ def _main(folder: str, limit_s: str, target: str = "") -> int:
                 return _copy(env, target)
     except (lmdb.Error, ValueError, OSError, MemoryError) as error:
         print(str(error).removeprefix(f"{folder}: ") or type(error).__name__, file=sys.stderr)
-        return 1
+        return UNREADABLE
     return 0
 
 

@@ -17,8 +17,8 @@ import lmdb
 import msgspec
 
 BATCH_BYTES = 1 << 20  # of one answer to `scan`
-MOST_VALUE_BYTES = 1 << 30  # what is said to be longer is damaged
-END = ""  # of a table, as the state of a scan; `MORE` behind a full batch, otherwise an error's text
+MOST_VALUE_BYTES = 1 << 30  # a longer one is damaged
+END = ""  # of a table, as the state of a scan; `MORE` after a full batch, otherwise an error's text
 MORE = "more"
 DIED = "died"  # in the place of whether a request succeeded: reading for it killed the process, with this status
 DISORDER = "its keys are out of order"
@@ -99,7 +99,7 @@ def _open(folder: str) -> Any:
 
 
 def _beyond(cursor: Any, start: bytes, reverse: bool) -> Any:
-    """Entries behind or before `start`, which itself is left out."""
+    """Entries after or before `start`, which itself is left out."""
     if not reverse:
         if not (cursor.set_range(start) if start else cursor.first()):
             return iter(())

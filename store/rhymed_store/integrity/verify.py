@@ -26,7 +26,7 @@ def verify(folder: Path, sink: Sink = lambda *_: None) -> Report:
     with IsolatedReader(folder) as reader:
         inspection = Inspection(reader, sink)
         Audit(inspection, folder).run()
-        if inspection.report.sound:  # it cannot be counted what is behind a damaged page
+        if inspection.report.sound:  # pages below a damaged one cannot be counted
             try:
                 reader.check_pages()
             except Unreadable as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import lmdb
@@ -39,6 +40,13 @@ def test_only_a_crash_is_damage(folder: Path) -> None:
     assert death(-signal.SIGSEGV, folder) == "reading it ended with SIGSEGV"
     with pytest.raises(StoreError, match="was ended by SIGTERM") as error:
         death(-signal.SIGTERM, folder)
+    assert not isinstance(error.value, StoreDamaged)
+
+
+def test_a_child_that_cannot_start_is_no_damage(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(StoreError, match="the process that reads it failed: status 1") as error:
+        probe(folder)
     assert not isinstance(error.value, StoreDamaged)
 
 

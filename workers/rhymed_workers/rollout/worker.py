@@ -2,7 +2,7 @@
 
 A sample is in `_active` from its assignment until the broker has acknowledged it as generated or given back. Store,
 broker and trainer may restart meanwhile. Running samples are saved as they grow (`partials`), so the next worker
-continues where this one ended; a worker that is told to stop saves the rest and leaves. Nothing is sampled before the
+continues where this one ended; a worker that is stopped saves the rest and leaves. Nothing is sampled before the
 first published version is loaded. If the engine dies or stalls, the worker ends with `EngineError`, and its
 supervisor starts it again.
 """
@@ -65,9 +65,7 @@ class RolloutWorker(Service):
         self._closing.callback(self._store.close)
         self._fetcher = Fetcher(self.name, keys=self._where.keys("rollout"))
         self._closing.callback(self._fetcher.close)
-        self.spawn(
-            self._start()
-        )  # in the background: an engine takes long to start, and a signal must not wait for it
+        self.spawn(self._start())  # an engine takes long to start, and a stop must not wait for it
 
     async def _start(self) -> None:
         await self._start_engine()

@@ -272,9 +272,7 @@ class TrainerService(Service):
         if self._saved != self._version:
             await self._save()
         else:
-            await (
-                self._report_saved()
-            )  # the broker may have restarted since, and needs to know that all steps are saved
+            await self._report_saved()  # a broker that has restarted since needs to know that all steps are saved
         if self._reports:
             await asyncio.wait(self._reports, timeout=LAST_REPORTS_S)
         self.stop()
