@@ -108,7 +108,6 @@ class Model:
         return shares[..., ::-1].cumsum(-1)[..., ::-1], (shares * self._tokens)[..., ::-1].cumsum(-1)[..., ::-1]
 
     def _set(self, counts: Sequence[Array]) -> None:
-        """Sets the distributions, and the tables derived from them."""
         level, self._drift, self._noise = (_normal(a + b) for a, b in zip(counts, self._pseudo, strict=True))
         self._level = level.astype(np.float32)
         self._drifted = _normal(_toeplitz(self._drift))  # [level before, level now]
@@ -256,7 +255,6 @@ class Forecast:
         return beyond + here * part, float(table[1][bin + 1]) + mass
 
     def _table(self, step: int, prompt: str, tokens: int) -> Table:
-        """For a sample that has `tokens`."""
         if self._pending:
             self._process()
         if self._ended >= max(8, 2 * self._learned):  # the samples have doubled: learn from open steps too

@@ -121,7 +121,6 @@ class Sample:
         raise InvalidTransition(f"sample {self.id} is {self.state} and cannot be {event}. {self.describe_story()}")
 
     def describe_story(self) -> str:
-        """In one line."""
         lines = [f"{at:.3f} {event}{f' ({who})' if who else ''}" for at, event, who in self.story]
         return f"Story: {', '.join(lines) or 'none yet'}"
 

@@ -84,7 +84,6 @@ class Dispatch:
                 self._rank_from_history(open_step)
 
     def closed(self, step: int) -> None:
-        """The step is trained: its lengths are history now."""
         self.forecast.close(step)
         self._known.update(id.prompt for id in self._samples.open_steps[step].samples)
 

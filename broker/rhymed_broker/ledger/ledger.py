@@ -249,7 +249,6 @@ class Ledger:
         self._actions += self._holdings.generated(name, infos, now)
 
     def scored(self, name: str, scores: Iterable[Score], now: float) -> None:
-        """The store has these rewards. A score without a reward drops its sample."""
         self._holdings.scored(name, scores, self.evaluations.points, now)
 
     def loaded(self, name: str, version: int, now: float) -> None:
@@ -264,7 +263,6 @@ class Ledger:
             worker.target = -1
 
     def _load(self, workers: Iterable[Worker], now: float) -> None:
-        """Asks those of these workers to load that can and have to."""
         if self.started:
             self._actions += self.handover.load(workers, self.version, now)
 

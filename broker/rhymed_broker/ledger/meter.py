@@ -97,7 +97,6 @@ class StepMeter:
             self.scorers[score.failed].timeouts += score.timeout
 
     def scores(self) -> dict[str, float]:
-        """Every scorer's metrics."""
         return {name: value for label, meter in self.scorers.items() for name, value in meter.read(label).items()}
 
     def bubble_ratio(self) -> float:

@@ -187,7 +187,6 @@ class Samples:
             self.watcher.closed(step)
 
     def evaluations(self) -> list[OpenStep]:
-        """The open ones."""
         return [open_step for step, open_step in self.open_steps.items() if step >= EVAL]
 
     def depths(self) -> dict[State, int]:

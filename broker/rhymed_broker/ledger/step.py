@@ -38,7 +38,6 @@ class OpenStep:
         self.groups_ready = 0
 
     def moved(self, sample: Sample, source: State, target: State) -> None:
-        """The sample went from `source` to `target`."""
         counts = self.counts
         if source != "new":
             counts[source] -= 1

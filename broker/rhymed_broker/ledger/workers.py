@@ -56,7 +56,6 @@ class Worker:
         self.seen, self.holding, self.stats = now, holding, stats
 
     def finished(self, info: SampleInfo) -> None:
-        """It has generated a sample."""
         self.useful = True
         if drafting := info.drafting:
             self.forwards = FADE * self.forwards + drafting.forwards

@@ -67,7 +67,6 @@ class StepQueue(NamedTuple):
         return not self.ahead_of(worker) or len(worker.parked) < worker.slots
 
     def without(self, excluded: Collection[Sample]) -> StepQueue:
-        """Without these samples."""
         groups = {
             prompt: kept
             for prompt, group in self.groups.items()
@@ -125,7 +124,6 @@ def as_given(step: int, prompts: Sequence[str], expect: Expect) -> list[str]:
 
 
 def stay(running: Running) -> list[Move]:
-    """Moves nothing."""
     return []
 
 

@@ -103,6 +103,5 @@ class Admission:
         return DONE
 
     def dismissed(self, name: str) -> None:
-        """The worker takes no more part."""
         self._ledger.leave(name, time.monotonic())
         self._delivery.forget(name)

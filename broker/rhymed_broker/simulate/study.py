@@ -51,7 +51,6 @@ class Result:
     bound_s: float
 
     def row(self) -> dict[str, Any]:
-        """Numbers; units are in the names."""
         totals = self.totals
         return {
             "mode": str(self.mode),

@@ -103,7 +103,6 @@ class World:
             self._at(self.now + self.cluster.back_s, self._start, number)
 
     def _beat(self) -> None:
-        """All heartbeats, and the ledger's tick."""
         ledger = self.ledger
         for name, engine in self.engines.items():
             if name in ledger.workers.by_name:
@@ -119,7 +118,6 @@ class World:
         self._at(self.now + self.cluster.beat_s, self._beat)
 
     def _leave(self, name: str) -> None:
-        """Finished samples leave the engine."""
         engine = self.engines.get(name)
         if engine is None:
             return

@@ -101,7 +101,6 @@ def _slow(ledger: Ledger, now: float) -> Iterator[str]:
 
 
 def _stuck(ledger: Ledger, now: float) -> Iterator[str]:
-    """The first of each state."""
     limit_s = ledger.rules.stuck_after_s
     for state in TAKEN:
         for sample, _ in zip(ledger.samples.queues[state], range(CHECKED), strict=False):

@@ -30,7 +30,6 @@ class TimelineWriter:
         self._writing = asyncio.Lock()
 
     async def run(self) -> None:
-        """Until cancelled."""
         while True:
             await asyncio.sleep(EVERY_S)
             await self.flush()
@@ -75,7 +74,6 @@ class MetricsWriter:
         self._waiting.put_nowait((step, metrics))
 
     async def run(self) -> None:
-        """Until cancelled."""
         while True:
             step, metrics = await self._waiting.get()
             try:

@@ -124,7 +124,6 @@ def sender(exporter: Any) -> Send:
 
 
 def readable(span: Span, resource: Any) -> Any:
-    """OpenTelemetry's `ReadableSpan`."""
     from opentelemetry.sdk.trace import ReadableSpan
     from opentelemetry.trace import SpanContext, Status, StatusCode, TraceFlags
 

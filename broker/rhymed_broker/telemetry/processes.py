@@ -47,7 +47,6 @@ class SinkProcesses:
         return "; ".join(self._troubles.values())
 
     async def run(self) -> None:
-        """Until cancelled."""
         await asyncio.gather(*(self._keep(name) for name in self._config.metrics.sinks))
 
     async def _keep(self, name: str) -> None:

@@ -89,7 +89,6 @@ class Index:
             self._sequences[row, arena.WEIGHT] = self._weights.of(1, reward)
 
     def length(self, row: int) -> int:
-        """Tokens of a sequence so far."""
         return int(self._sequences[row, arena.LENGTH])
 
     def grow(self, tokens: int, sequences: int = 0) -> None:

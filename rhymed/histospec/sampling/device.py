@@ -50,7 +50,6 @@ def _kept(rows: Rows, tokens_BT: torch.Tensor, slot_N: torch.Tensor) -> torch.Te
 def _draw(
     logits_NV: torch.Tensor, key_N: torch.Tensor, position_N: torch.Tensor, scale_N: torch.Tensor, want_logprobs: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token and log-prob of each row."""
     greedy_N = scale_N == 0
     z_NV = logits_NV * torch.where(greedy_N, 1.0, scale_N)[:, None]
     noise_NV = gumbel(key_N, position_N, z_NV.shape[1]).masked_fill_(greedy_N[:, None], 0.0)

@@ -234,7 +234,6 @@ def _biased(processor: Any) -> bool:
 
 
 def _changes_logits(metadata: Any) -> bool:
-    """Whether any request's logits are changed before temperature."""
     waiting = [p for p in metadata.logitsprocs.non_argmax_invariant if getattr(p, "min_toks", None)]
     masked = metadata.allowed_token_ids_mask is not None
     return bool(waiting or masked or metadata.bad_words_token_ids or not metadata.no_penalties)

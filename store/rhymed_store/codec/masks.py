@@ -21,7 +21,6 @@ _LEAST = 16  # bytes below which deflating does not pay
 
 
 def bytes_of(length: int) -> int:
-    """Bytes of a mask of this many tokens."""
     return (length + 7) // 8
 
 

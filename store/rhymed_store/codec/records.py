@@ -88,12 +88,10 @@ class Record(NamedTuple):
         return self._replace(flags=flags)
 
     def journal(self) -> bytes:
-        """Its line in the journal."""
         reward = self.reward if self.flags & REWARD_BIT else None
         return pack_journal(self.state, self.length, self.versions, reward)
 
     def pack(self, key: bytes) -> bytes:
-        """The value for this sample key."""
         header = _HEADER.pack(*self[:5], self.flags | _CHECKED, self.reward)
         body = header + b"".join(_RUN.pack(*run) for run in self.versions)
         if self.drafted:
@@ -104,7 +102,6 @@ class Record(NamedTuple):
 def new_record(
     info: SampleInfo, prompt_check: int, position: int, size: int, width: Width, drafted: int = 0
 ) -> Record:
-    """The record of a sample that was just generated."""
     flags = FINISHES.index(info.finish_reason) | (width - 2) << _WIDTH_SHIFT
     return Record(info.length, info.prompt_length, prompt_check, position, size, flags, 0.0, info.versions, drafted)
 
@@ -187,12 +184,10 @@ def sample_of(journal: Any) -> SampleId:
 
 
 def journal_of(key: bytes) -> bytes:
-    """The journal key of the sample with this sample key."""
     return key[8:12] + key[:8] + key[12:]
 
 
 def step_of(key: Any) -> int:
-    """Step of a sample key."""
     return int(_SAMPLE_KEY.unpack(key)[1]) - STEP_BIAS
 
 
@@ -214,7 +209,6 @@ def pack_journal(
 
 
 def journal_state(value: Any) -> SampleState:
-    """The state of a packed line."""
     state: SampleState = STATES[value[0]]
     return state
 

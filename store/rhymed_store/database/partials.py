@@ -104,7 +104,6 @@ def unpack(value: Any, what: object) -> NDArray[np.uint32]:
 
 
 def position(key: Any) -> int:
-    """Of the chunk's first token."""
     return int.from_bytes(key[-4:], "big")
 
 

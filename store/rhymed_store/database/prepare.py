@@ -92,7 +92,6 @@ def check_partials(message: PutPartials, size: int) -> None:
 
 
 def check_row(prompt: str, row: str) -> bytes:
-    """The row as UTF-8."""
     try:
         msgspec.json.decode(row, type=dict[str, Any])
     except msgspec.MsgspecError as error:

@@ -65,7 +65,6 @@ class Tables:
         return pages * self.page_bytes
 
     def number(self, txn: Any, name: str, default: int = 0) -> int:
-        """A number of the table "meta"."""
         value = txn.get(name.encode(), db=self.tables["meta"])
         return default if value is None else int(bytes(value))
 

@@ -132,7 +132,6 @@ class Database(Tables):
         return outcomes
 
     def explain(self, error: lmdb.Error) -> errors.StoreError:
-        """LMDB's error as an error of `rhymed.errors`."""
         if isinstance(error, lmdb.MapFullError | lmdb.TxnFullError):
             return self._space.map_full()
         if any(os.strerror(number) in str(error) for number in FULL):

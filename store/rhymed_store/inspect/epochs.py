@@ -28,7 +28,6 @@ def is_trained(epoch: int) -> bool:
 
 
 def title(epoch: int) -> str:
-    """The epoch's name on a screen."""
     if epoch >= EVAL:
         return f"eval v{epoch - EVAL}"
     if epoch < ROUNDS // 2:

@@ -120,7 +120,6 @@ class Audit:
         return min((step for step in steps if 0 <= step < EVAL), default=EVAL - 1)
 
     def _pieces(self) -> None:
-        """Position and size of every piece of the token stream."""
         pieces = (piece for piece in self._inspection.sizes("tokens") if len(piece[0]) == KEY_BYTES)
         self._sizes = {int.from_bytes(key, "big"): size for key, size in pieces}
         self._starts = sorted(self._sizes)

@@ -39,7 +39,6 @@ class Snapshot:
         return int(self._env.info()["map_size"])
 
     def count(self, table: str) -> int | None:
-        """Entries that were written; None where there is no such table."""
         try:
             return int(self._txn.stat(self._table(table))["entries"])
         except lmdb.NotFoundError:

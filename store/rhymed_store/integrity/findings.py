@@ -89,7 +89,6 @@ class Inspection:
 
 
 def describe(table: str, key: bytes | None) -> str:
-    """What a key stands for, in words."""
     if not key:
         return "the beginning" if key is not None else "the end"
     if table in ("samples", "drops") and len(key) == records.SAMPLE_KEY_BYTES:

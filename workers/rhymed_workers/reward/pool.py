@@ -62,7 +62,6 @@ class Pool:
 
     @property
     def pids(self) -> list[int]:
-        """Process ids of the usable processes."""
         return [process.pid for process in self._processes if process.usable]
 
     async def score(self, item: Item) -> Outcome:

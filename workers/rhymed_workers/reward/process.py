@@ -245,7 +245,6 @@ def _has_ended(pid: int) -> bool:
 
 
 def _isolation(report: dict[str, bool]) -> str:
-    """What the jail can enforce here."""
     where = "in PID namespaces of their own" if report.get("isolated") else "without namespaces (refused here)"
     count = "limited by a cgroup" if report.get("group") else f"counted every {COUNT_S:g} s (no cgroup can be made)"
     return f"scoring processes run {where}; the number of processes they may start is {count}"

@@ -215,7 +215,6 @@ class RewardWorker(Service):
 
 
 def _log_scored(scores: Sequence[Score]) -> None:
-    """One line for all that have a reward."""
     scored = [score for score in scores if score.reward is not None]
     if scored:
         more = cause("scored", [score.id for score in scored], rewards=[score.reward for score in scored])

@@ -45,7 +45,6 @@ class PartialSaver:
         self._failed = False  # the last attempt
 
     async def run(self) -> None:
-        """Until cancelled."""
         while True:
             await asyncio.sleep(RETRY_S if self._failed else min(CHECK_S, self._every_s / 2))
             await self.save(everything=False)

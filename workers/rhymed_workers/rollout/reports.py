@@ -48,7 +48,6 @@ class Reporter:
         self._finished.put_nowait(sample)
 
     async def run(self) -> None:
-        """Until cancelled."""
         while True:
             samples = [await self._finished.get()]
             while len(samples) < BATCH and not self._finished.empty():
@@ -101,7 +100,6 @@ class Reporter:
 
 
 def new_record(sample: ActiveSample, drafts: DraftReport) -> NewSample:
-    """What is stored of a finished sample."""
     output, prompt = sample.output, sample.prompt
     assert output is not None, "only finished samples are stored"
     assert prompt is not None, "a finished sample had a prompt"
@@ -119,7 +117,6 @@ def new_record(sample: ActiveSample, drafts: DraftReport) -> NewSample:
 
 
 def _log_stored(records: Sequence[NewSample], earlier: Sequence[messages.SampleId]) -> None:
-    """One line for all that the store has acknowledged."""
     infos = [record.info for record in records]
     tokens = [info.length for info in infos]
     drafted = [0 if record.drafted is None else int(record.drafted.sum()) for record in records]

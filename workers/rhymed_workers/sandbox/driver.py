@@ -156,7 +156,6 @@ def collect(child: int, result: int, timeout_s: float) -> tuple[str, bytes]:
 
 
 def kill_all() -> None:
-    """Kill and reap all descendants."""
     for _ in range(1000):
         for pid in family(os.getpid()):
             try:
@@ -172,7 +171,6 @@ def kill_all() -> None:
 
 
 def family(root: int) -> list[int]:
-    """All its descendants."""
     pids = [root]
     for pid in pids:
         try:

@@ -20,7 +20,6 @@ class Setting:
     max_response_length: int  # tokens
 
     def allow_only(self, *known: str) -> None:
-        """Refuse other arguments."""
         for name in self.scorer.args:
             if name not in known:
                 close = difflib.get_close_matches(name, known, n=1)

@@ -114,7 +114,6 @@ class TorchLearner:
     # -- training -----------------------------------------------------------------------------------------------
 
     def check(self, step: int, samples: Sequence[StoredSample]) -> None:
-        """Raises `StalenessBroken`."""
         check_staleness(step, samples, self._max_staleness)
 
     def train(

@@ -57,7 +57,6 @@ class TraceLearner:
         return f"{SIZE} numbers for weights (trainer.engine = trace)"
 
     def check(self, step: int, samples: Sequence[StoredSample]) -> None:
-        """Raises `StalenessBroken`."""
         check_staleness(step, samples, self._max_staleness)
 
     def train(
@@ -95,11 +94,9 @@ class TraceLearner:
         return {"weights": self._weights}
 
     def digest(self) -> str:
-        """Blake2b-128 of the weights, in hex."""
         return hashlib.blake2b(self._weights.tobytes(), digest_size=16).hexdigest()
 
     def save(self, folder: Path) -> None:
-        """Weights, momentum and position."""
         from safetensors.numpy import save_file
 
         save_file({"weights": self._weights}, folder / WEIGHTS)
