@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from rhymed import __version__
-from rhymed.cli.options import example, meant_run
+from rhymed.cli.options import add_examples, meant_run
 
 EXIT_MISTAKE = 2  # the user has to change something
 EXIT_FAILURE = 1
@@ -45,8 +45,8 @@ def parser() -> argparse.ArgumentParser:
     top = Parser(
         prog="rhymed",
         description="Reinforcement learning of language models with rollouts that are drafted from history.",
-        **example("rhymed check configs/quickstart.toml", "rhymed run configs/quickstart.toml"),
     )
+    add_examples(top, "rhymed check configs/quickstart.toml", "rhymed run configs/quickstart.toml")
     top.add_argument("--version", action="version", version=f"rhymed {__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     shown = (check, run, eval, live_top, queues, steer, dashboard, logs, report, history, checkpoint)

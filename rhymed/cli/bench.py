@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rhymed.cli.options import example
+from rhymed.cli.options import add_examples, make_parser
 
 
 class Benchmark(NamedTuple):
@@ -40,9 +40,8 @@ MOVED = {
 
 
 def add(commands: Any) -> None:
-    parser = commands.add_parser(
-        "bench", help="measure a part of the system on this machine", **example("rhymed bench store --quick")
-    )
+    parser = make_parser(commands, "bench", "measure a part of the system on this machine", handle)
+    add_examples(parser, "rhymed bench store --quick")
     parser.add_argument("name", type=_name, choices=BENCHMARKS, metavar="NAME", help=", ".join(BENCHMARKS))
     parser.add_argument("--quick", action="store_true", help="a small version that takes less than a minute")
     parser.add_argument("--out", type=Path, metavar="PATH", help="model, pipe: a folder; spec: a JSON file")
@@ -59,7 +58,6 @@ def add(commands: Any) -> None:
     parser.add_argument("--cost", type=Path, metavar="FILE", help="pipe: JSON [[samples, seconds per step], ...]")
     parser.add_argument("--keep", type=float, metavar="P", help="pipe: probability that a run-ahead token is kept")
     parser.add_argument("--json", action="store_true", help="print the result as one JSON object on standard output")
-    parser.set_defaults(handler=handle)
 
 
 def handle(arguments: argparse.Namespace) -> int:

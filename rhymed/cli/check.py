@@ -7,7 +7,7 @@ import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rhymed.cli.options import add_override, example
+from rhymed.cli.options import add_examples, add_override, make_parser
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,15 +20,13 @@ MIN_WIDTH, MAX_WIDTH = 50, 110
 
 
 def add(commands: Any) -> None:
-    parser = commands.add_parser(
-        "check",
-        help="check a run before it starts: batch arithmetic, memory, first prompts, one reward",
-        **example("rhymed check configs/quickstart.toml", "rhymed check my.toml -o rollout.group_size=16"),
+    parser = make_parser(
+        commands, "check", "check a run before it starts: batch arithmetic, memory, first prompts, one reward", handle
     )
+    add_examples(parser, "rhymed check configs/quickstart.toml", "rhymed check my.toml -o rollout.group_size=16")
     parser.add_argument("config", type=Path, metavar="CONFIG", help="TOML file")
     parser.add_argument("--no-generate", action="store_true", help="do not load the model to generate a response")
     add_override(parser)
-    parser.set_defaults(handler=handle)
 
 
 def handle(arguments: argparse.Namespace) -> int:

@@ -6,25 +6,22 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from rhymed.cli.options import add_run, example
+from rhymed.cli.options import add_examples, add_run, make_parser
 
 
 def add(commands: Any) -> None:
-    parser = commands.add_parser(
-        "checkpoint",
-        help="list and verify a run's checkpoints, export one as a model",
-        **example("rhymed checkpoint list", "rhymed checkpoint export runs/quickstart my-model"),
-    )
+    parser = make_parser(commands, "checkpoint", "list and verify a run's checkpoints, export one as a model")
+    add_examples(parser, "rhymed checkpoint list", "rhymed checkpoint export runs/quickstart my-model")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
-    listing = verbs.add_parser("list", help="every checkpoint, and whether it is intact")
+    listing = make_parser(verbs, "list", "every checkpoint, and whether it is intact", handle_list)
     add_run(listing)
-    listing.set_defaults(handler=handle_list)
-    export = verbs.add_parser("export", help="write one as a Hugging Face folder, without the trainer's state")
+    export = make_parser(
+        verbs, "export", "write one as a Hugging Face folder, without the trainer's state", handle_export
+    )
     export.add_argument("run", type=Path, metavar="RUN", help="the run's folder")
     export.add_argument("target", type=Path, metavar="FOLDER", help="new folder; must not exist")
     export.add_argument("--step", type=int, help="default: the newest intact one")
     export.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], default="bfloat16")
-    export.set_defaults(handler=handle_export)
 
 
 def handle_list(arguments: argparse.Namespace) -> int:

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rhymed.cli.options import add_override, example
+from rhymed.cli.options import add_examples, add_override, make_parser
 from rhymed.cli.run import refuse_early, supervise
 
 if TYPE_CHECKING:
@@ -19,15 +19,13 @@ if TYPE_CHECKING:
 
 
 def add(commands: Any) -> None:
-    parser = commands.add_parser(
-        "eval",
-        help="mean@k and pass@k of a checkpoint on held-out prompts",
-        **example(
-            "rhymed eval my.toml                              # the base model",
-            "rhymed eval runs/latest --checkpoint latest",
-            "rhymed eval runs/latest --checkpoint 20 -o eval.samples=8",
-            "rhymed eval my.toml --checkpoint path/to/model --json > result.json",
-        ),
+    parser = make_parser(commands, "eval", "mean@k and pass@k of a checkpoint on held-out prompts", handle)
+    add_examples(
+        parser,
+        "rhymed eval my.toml                              # the base model",
+        "rhymed eval runs/latest --checkpoint latest",
+        "rhymed eval runs/latest --checkpoint 20 -o eval.samples=8",
+        "rhymed eval my.toml --checkpoint path/to/model --json > result.json",
     )
     parser.add_argument("config", type=Path, metavar="CONFIG", help="TOML file, or a run's folder")
     parser.add_argument(
@@ -39,7 +37,6 @@ def add(commands: Any) -> None:
     parser.add_argument("--json", action="store_true", help="the result as JSON on standard output")
     parser.add_argument("--plain", action="store_true", help="no live screen")
     add_override(parser)
-    parser.set_defaults(handler=handle)
 
 
 def handle(arguments: argparse.Namespace) -> int:

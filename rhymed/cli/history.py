@@ -9,17 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rhymed.cli import integrity
-from rhymed.cli.options import add_override, add_run, make_parser, refuse_run
+from rhymed.cli.options import add_examples, add_override, add_run, make_parser, refuse_run
 
 if TYPE_CHECKING:
     from rhymed.config import Config
 
 
 def add(commands: Any) -> None:
-    top = make_parser(
-        commands,
-        "history",
-        "inspect, export, import and check the store of a run",
+    top = make_parser(commands, "history", "inspect, export, import and check the store of a run")
+    add_examples(
+        top,
         "rhymed history stats                           # size, lengths, similarity",
         "rhymed history show                            # the prompts",
         "rhymed history show 'how many apples'          # one prompt by epoch",
@@ -46,27 +45,20 @@ def _count(text: str) -> int:
 
 
 def _add_stats(verbs: Any) -> None:
-    parser = make_parser(
-        verbs,
-        "stats",
-        "samples, lengths, rewards and similarity by epoch",
-        "rhymed history stats runs/quickstart",
-        "rhymed history stats --prompts 20",
-    )
+    parser = make_parser(verbs, "stats", "samples, lengths, rewards and similarity by epoch", show_stats)
+    add_examples(parser, "rhymed history stats runs/quickstart", "rhymed history stats --prompts 20")
     add_run(parser)
     parser.add_argument(
         "--prompts", type=_count, metavar="N", help="show the N most and least predictable prompts (default: 5)"
     )
     parser.add_argument("--read", type=_count, metavar="N", help="read at most N prompts (default: 2000)")
     parser.add_argument("--json", action="store_true", help="as one JSON object, with every prompt that was compared")
-    parser.set_defaults(handler=show_stats)
 
 
 def _add_show(verbs: Any) -> None:
-    parser = make_parser(
-        verbs,
-        "show",
-        "list the prompts, or show the responses of one prompt by epoch",
+    parser = make_parser(verbs, "show", "list the prompts, or show the responses of one prompt by epoch", show)
+    add_examples(
+        parser,
         "rhymed history show",
         "rhymed history show 3f2a --epochs 0,4",
         "rhymed history show 'how many apples' --limit 8",
@@ -78,28 +70,20 @@ def _add_show(verbs: Any) -> None:
     )
     parser.add_argument("--limit", type=_count, metavar="N", help="prompts (default: 20), or responses (default: 4)")
     parser.add_argument("--json", action="store_true", help="one JSON object per line, for each prompt or sample")
-    parser.set_defaults(handler=show)
 
 
 def _add_export(verbs: Any) -> None:
-    parser = make_parser(
-        verbs,
-        "export",
-        "write every sample as a row of a parquet or JSONL file",
-        "rhymed history export samples.parquet",
-        "rhymed history export samples.jsonl --force",
-    )
+    parser = make_parser(verbs, "export", "write every sample as a row of a parquet or JSONL file", export)
+    add_examples(parser, "rhymed history export samples.parquet", "rhymed history export samples.jsonl --force")
     parser.add_argument("out", type=Path, metavar="OUT", help="file.parquet or file.jsonl")
     add_run(parser)
     parser.add_argument("--force", action="store_true", help="replace OUT if it exists")
-    parser.set_defaults(handler=export)
 
 
 def _add_import(verbs: Any) -> None:
-    parser = make_parser(
-        verbs,
-        "import",
-        "import an earlier run's responses as history for a new run",
+    parser = make_parser(verbs, "import", "import an earlier run's responses as history for a new run", bring)
+    add_examples(
+        parser,
         "rhymed history import next.toml runs/quickstart",
         "rhymed history import next.toml samples.parquet --all",
     )
@@ -109,7 +93,6 @@ def _add_import(verbs: Any) -> None:
     )
     parser.add_argument("--all", action="store_true", help="include prompts that are not in the run's data")
     add_override(parser)
-    parser.set_defaults(handler=bring)
 
 
 def show_stats(arguments: argparse.Namespace) -> int:

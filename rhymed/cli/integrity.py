@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from rhymed.cli.options import add_run, make_parser
+from rhymed.cli.options import add_examples, add_run, make_parser
 
 
 def add(verbs: Any) -> None:
@@ -19,16 +19,11 @@ def add(verbs: Any) -> None:
 
 
 def _add_compare(verbs: Any) -> None:
-    parser = make_parser(
-        verbs,
-        "compare",
-        "compare every sample of two runs; exit status 1 if they differ",
-        "rhymed history compare runs/plain runs/fast",
-    )
+    parser = make_parser(verbs, "compare", "compare every sample of two runs; exit status 1 if they differ", compare)
+    add_examples(parser, "rhymed history compare runs/plain runs/fast")
     parser.add_argument("first", type=Path, metavar="RUN", help="a run's folder")
     parser.add_argument("second", type=Path, metavar="OTHER", help="another run's folder")
     parser.add_argument("--json", action="store_true", help="as one JSON object, with every sample that differs")
-    parser.set_defaults(handler=compare)
 
 
 def _add_audit(verbs: Any) -> None:
@@ -36,50 +31,40 @@ def _add_audit(verbs: Any) -> None:
         verbs,
         "audit",
         "check that every sample was trained exactly once or dropped with a reason; exit status 1 if not",
-        "rhymed history audit runs/quickstart",
-        "rhymed history audit runs/killed --against runs/calm",
+        audit,
+    )
+    add_examples(
+        parser, "rhymed history audit runs/quickstart", "rhymed history audit runs/killed --against runs/calm"
     )
     add_run(parser)
     parser.add_argument(
         "--against", type=Path, metavar="OTHER", help="another run that should be identical bit for bit"
     )
     parser.add_argument("--json", action="store_true", help="as one JSON object")
-    parser.set_defaults(handler=audit)
 
 
 def _add_verify(verbs: Any) -> None:
     parser = make_parser(
-        verbs,
-        "verify",
-        "read a run's whole store and list damaged entries; exit status 1 if there are any",
-        "rhymed history verify runs/quickstart",
+        verbs, "verify", "read a run's whole store and list damaged entries; exit status 1 if there are any", verify
     )
+    add_examples(parser, "rhymed history verify runs/quickstart")
     parser.add_argument("run", type=Path, metavar="RUN", help="a run's folder; the run may be alive")
     parser.add_argument("--json", action="store_true", help="as one JSON object, with all damaged entries")
-    parser.set_defaults(handler=verify)
 
 
 def _add_repair(verbs: Any) -> None:
     parser = make_parser(
-        verbs,
-        "repair",
-        "write a new store with everything readable; the damaged file is kept",
-        "rhymed history repair runs/quickstart",
+        verbs, "repair", "write a new store with everything readable; the damaged file is kept", repair
     )
+    add_examples(parser, "rhymed history repair runs/quickstart")
     parser.add_argument("run", type=Path, metavar="RUN", help="the folder of a run that is not alive")
-    parser.set_defaults(handler=repair)
 
 
 def _add_backup(verbs: Any) -> None:
-    parser = make_parser(
-        verbs,
-        "backup",
-        "copy a run's store, even while it is written, to a new run folder",
-        "rhymed history backup runs/latest /mnt/copies/tuesday",
-    )
+    parser = make_parser(verbs, "backup", "copy a run's store, even while it is written, to a new run folder", backup)
+    add_examples(parser, "rhymed history backup runs/latest /mnt/copies/tuesday")
     parser.add_argument("run", type=Path, metavar="RUN", help="a run's folder; the run may be alive")
     parser.add_argument("target", type=Path, metavar="DEST", help="a new folder")
-    parser.set_defaults(handler=backup)
 
 
 def verify(arguments: argparse.Namespace) -> int:

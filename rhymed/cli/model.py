@@ -5,15 +5,12 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from rhymed.cli.options import example
+from rhymed.cli.options import add_examples, make_parser
 
 
 def add(commands: Any) -> None:
-    parser = commands.add_parser(
-        "model",
-        help="download or convert a model, check it and print its folder",
-        **example("rhymed model Qwen/Qwen2.5-0.5B-Instruct", "rhymed model path/to/model.gguf"),
-    )
+    parser = make_parser(commands, "model", "download or convert a model, check it and print its folder", handle)
+    add_examples(parser, "rhymed model Qwen/Qwen2.5-0.5B-Instruct", "rhymed model path/to/model.gguf")
     parser.add_argument(
         "name",
         nargs="?",
@@ -22,7 +19,6 @@ def add(commands: Any) -> None:
         help="as model.path: a folder, a GGUF file, a hub id (owner/name) or a known name",
     )
     parser.add_argument("--revision", default="", help="hub id: branch, tag or commit")
-    parser.set_defaults(handler=handle)
 
 
 def handle(arguments: argparse.Namespace) -> int:

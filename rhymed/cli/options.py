@@ -4,21 +4,32 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rhymed.config import Config
 
+Handler = Callable[[argparse.Namespace], int | None]
 LATEST = Path("runs/latest")
 """A link to the newest run's folder, so that other commands need no argument."""
 
 
-def example(*lines: str) -> dict[str, Any]:
-    """Arguments for `add_parser`: examples at the end of the help text."""
-    head = "example:" if len(lines) == 1 else "examples:"
-    return {"epilog": "\n  ".join((head, *lines)), "formatter_class": argparse.RawDescriptionHelpFormatter}
+def make_parser(commands: Any, name: str, about: str, handler: Handler | None = None) -> argparse.ArgumentParser:
+    """A subcommand whose description is its help text as a sentence; without a handler it is a group."""
+    description = textwrap.fill(f"{about[0].upper()}{about[1:]}.", 80)
+    parser: argparse.ArgumentParser = commands.add_parser(name, help=about, description=description)
+    if handler is not None:
+        parser.set_defaults(handler=handler)
+    return parser
+
+
+def add_examples(parser: argparse.ArgumentParser, *lines: str) -> None:
+    """Examples at the end of the help text."""
+    parser.epilog = "\n  ".join(("example:" if len(lines) == 1 else "examples:", *lines))
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
 
 
 class _Naming(argparse.Action):
@@ -106,9 +117,3 @@ def read_config(arguments: argparse.Namespace) -> Config:
         if not path.exists():
             raise ConfigError(f"no CONFIG given, and there is no {path}; name a TOML file")
     return load_config(path, arguments.override)
-
-
-def make_parser(commands: Any, name: str, about: str, *examples: str) -> Any:
-    """A subcommand whose description is its help text as a sentence."""
-    description = f"{about[0].upper()}{about[1:]}."
-    return commands.add_parser(name, help=about, description=description, **example(*examples))

@@ -6,17 +6,18 @@ import argparse
 import sys
 from typing import Any
 
-from rhymed.cli.options import add_config, example, read_config
+from rhymed.cli.options import add_config, add_examples, make_parser, read_config
 
 
 def add(commands: Any) -> None:
-    parser = commands.add_parser(
+    parser = make_parser(
+        commands,
         "prepare",
-        help="download a run's model and read its dataset, for a broker without these libraries",
-        **example("rhymed prepare configs/quickstart.toml"),
+        "download a run's model and read its dataset, for a broker without these libraries",
+        handle,
     )
+    add_examples(parser, "rhymed prepare configs/quickstart.toml")
     add_config(parser)
-    parser.set_defaults(handler=handle)
 
 
 def handle(arguments: argparse.Namespace) -> int:

@@ -8,15 +8,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from rhymed.cli.options import add_run, example
+from rhymed.cli.options import add_examples, add_run, make_parser
 
 
 def add(commands: Any) -> None:
-    parser = commands.add_parser(
-        "report",
-        help="write a run's report: one HTML page, and its pictures as PNG",
-        **example("rhymed report runs/quickstart", "rhymed report runs/quickstart --out /tmp/shared"),
-    )
+    parser = make_parser(commands, "report", "write a run's report: one HTML page, and its pictures as PNG", handle)
+    add_examples(parser, "rhymed report runs/quickstart", "rhymed report runs/quickstart --out /tmp/shared")
     add_run(parser)
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="write there (default: the run's folder)")
     parser.add_argument(
@@ -25,7 +22,6 @@ def add(commands: Any) -> None:
         help="wait for the end of the run, then also write the summary, as `rhymed run` does",
     )
     parser.add_argument("--ended", action="store_true", help=argparse.SUPPRESS)  # used by `rhymed run`
-    parser.set_defaults(handler=handle)
 
 
 def handle(arguments: argparse.Namespace) -> int:

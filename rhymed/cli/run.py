@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rhymed.cli.options import add_override, example
+from rhymed.cli.options import add_examples, add_override, make_parser
 
 if TYPE_CHECKING:
     from rhymed.config import Config
@@ -15,19 +15,16 @@ if TYPE_CHECKING:
 
 
 def add(commands: Any) -> None:
-    parser = commands.add_parser(
-        "run",
-        help="start, supervise and stop every process of a run on this machine",
-        **example(
-            "rhymed run configs/quickstart.toml -o trainer.lr=1e-5 -o run.seed=1",
-            "rhymed run --resume runs/quickstart",
-        ),
+    parser = make_parser(commands, "run", "start, supervise and stop every process of a run on this machine", handle)
+    add_examples(
+        parser,
+        "rhymed run configs/quickstart.toml -o trainer.lr=1e-5 -o run.seed=1",
+        "rhymed run --resume runs/quickstart",
     )
     parser.add_argument("config", type=Path, metavar="CONFIG", help="TOML file; with --resume: the run's folder")
     parser.add_argument("--resume", action="store_true", help="continue the run in folder CONFIG")
     parser.add_argument("--plain", action="store_true", help="one line per step, no live screen")
     add_override(parser)
-    parser.set_defaults(handler=handle)
 
 
 def handle(arguments: argparse.Namespace) -> int:

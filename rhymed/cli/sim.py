@@ -7,70 +7,54 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rhymed.cli.options import example
+from rhymed.cli.options import add_examples, make_parser
 
 
 def add(commands: Any) -> None:
-    parser = commands.add_parser(
-        "sim",
-        help="simulate how long each schedule takes on a given number of workers",
-        **example(
-            "rhymed sim --workers 32 --slots 32", "rhymed sim --trace run.jsonl --policy flow --staleness 1 --out sim"
-        ),
+    parser = make_parser(
+        commands, "sim", "simulate how long each schedule takes on a given number of workers", handle
+    )
+    add_examples(
+        parser,
+        "rhymed sim --workers 32 --slots 32",
+        "rhymed sim --trace run.jsonl --policy flow --staleness 1 --out sim",
     )
     _add_cluster(parser)
     _add_work(parser)
-    schedule = parser.add_argument_group("the schedule (default: all of them, compared)")
-    schedule.add_argument("--policy", choices=("fifo", "rhyme", "flow"))
-    schedule.add_argument("--staleness", type=_at_least_0(int), default=0, metavar="N")
-    schedule.add_argument(
-        "--run-ahead", action="store_true", help="generate the next step before its weights are loaded"
-    )
+    option = parser.add_argument_group("the schedule (default: all of them, compared)").add_argument
+    option("--policy", choices=("fifo", "rhyme", "flow"))
+    option("--staleness", type=_at_least_0(int), default=0, metavar="N")
+    option("--run-ahead", action="store_true", help="generate the next step before its weights are loaded")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="write table.json and gantt.png there")
     parser.add_argument("--json", action="store_true", help="the table as JSON on standard output")
-    parser.set_defaults(handler=handle)
 
 
 def _add_cluster(parser: argparse.ArgumentParser) -> None:
-    cluster = parser.add_argument_group("the machines")
-    cluster.add_argument(
-        "--workers", type=_positive(int), default=32, metavar="N", help="rollout workers (default: 32)"
-    )
-    cluster.add_argument(
+    option = parser.add_argument_group("the machines").add_argument
+    option("--workers", type=_positive(int), default=32, metavar="N", help="rollout workers (default: 32)")
+    option(
         "--slots", type=_positive(int), default=32, metavar="N", help="concurrent samples per worker (default: 32)"
     )
-    cluster.add_argument("--cost", type=Path, metavar="FILE", help="JSON [[samples, seconds per engine step], ...]")
-    cluster.add_argument(
-        "--train-s", type=_at_least_0(float), metavar="S", help="seconds per training step (default: rollout / 4)"
-    )
-    cluster.add_argument(
+    option("--cost", type=Path, metavar="FILE", help="JSON [[samples, seconds per engine step], ...]")
+    option("--train-s", type=_at_least_0(float), metavar="S", help="seconds per training step (default: rollout / 4)")
+    option(
         "--keep", type=_probability, default=0.9987, metavar="P", help="probability that a run-ahead token is kept"
     )
-    cluster.add_argument(
-        "--slow", type=_positive(float), default=1.0, metavar="X", help="the first worker is X times slower"
-    )
-    cluster.add_argument(
-        "--failures", type=_at_least_0(int), default=0, metavar="N", help="workers that die, one after another"
-    )
+    option("--slow", type=_positive(float), default=1.0, metavar="X", help="the first worker is X times slower")
+    option("--failures", type=_at_least_0(int), default=0, metavar="N", help="workers that die, one after another")
 
 
 def _add_work(parser: argparse.ArgumentParser) -> None:
-    work = parser.add_argument_group("the work")
-    work.add_argument("--trace", type=Path, metavar="FILE", help="JSONL of `rhymed history export`")
-    work.add_argument(
-        "--prompts", type=_positive(int), default=512, metavar="N", help="prompts per step (default: 512)"
-    )
-    work.add_argument(
-        "--group", type=_positive(int), default=16, metavar="N", help="samples per prompt (default: 16)"
-    )
-    work.add_argument("--steps", type=_positive(int), metavar="N", help="default: 20; with --trace: all")
-    work.add_argument(
+    option = parser.add_argument_group("the work").add_argument
+    option("--trace", type=Path, metavar="FILE", help="JSONL of `rhymed history export`")
+    option("--prompts", type=_positive(int), default=512, metavar="N", help="prompts per step (default: 512)")
+    option("--group", type=_positive(int), default=16, metavar="N", help="samples per prompt (default: 16)")
+    option("--steps", type=_positive(int), metavar="N", help="default: 20; with --trace: all")
+    option(
         "--mean", type=_positive(float), default=3000.0, metavar="TOKENS", help="mean response length (default: 3000)"
     )
-    work.add_argument(
-        "--cap", type=_positive(int), default=32768, metavar="TOKENS", help="longest response (default: 32768)"
-    )
-    work.add_argument("--seed", type=int, default=0, metavar="N")
+    option("--cap", type=_positive(int), default=32768, metavar="TOKENS", help="longest response (default: 32768)")
+    option("--seed", type=int, default=0, metavar="N")
 
 
 def handle(arguments: argparse.Namespace) -> int:

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rhymed.cli.options import add_run, example
+from rhymed.cli.options import add_examples, add_run, make_parser
 
 if TYPE_CHECKING:
     from rhymed.dashboard.snapshots import SnapshotClient
@@ -18,11 +18,8 @@ SHOWN_AT = "RHYMED_SHOWN_AT"  # variable: its address for browsers if the port i
 
 
 def add(commands: Any) -> None:
-    parser = commands.add_parser(
-        "view",
-        help="serve the dashboard of a living or finished run from its folder",
-        **example("rhymed view runs/quickstart --open", "rhymed view runs/quickstart --http 0.0.0.0:8430"),
-    )
+    parser = make_parser(commands, "view", "serve the dashboard of a living or finished run from its folder", handle)
+    add_examples(parser, "rhymed view runs/quickstart --open", "rhymed view runs/quickstart --http 0.0.0.0:8430")
     add_run(parser)
     parser.add_argument(
         "--http",
@@ -31,7 +28,6 @@ def add(commands: Any) -> None:
         help=f"default: {ADDRESS}, or the next free port; a non-loopback address requires a token",
     )
     parser.add_argument("--open", action="store_true", help="also open it in the browser")
-    parser.set_defaults(handler=handle)
 
 
 def handle(arguments: argparse.Namespace) -> int:

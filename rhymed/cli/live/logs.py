@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rhymed.cli.options import add_run, example
+from rhymed.cli.options import add_examples, add_run, make_parser
 
 if TYPE_CHECKING:
     import datetime
@@ -23,16 +23,14 @@ SPARE = 64  # open files in addition to the logs
 
 
 def add(commands: Any) -> None:
-    parser = commands.add_parser(
-        "logs",
-        help="show the logs of all processes of a run by time",
-        **example(
-            "rhymed logs --follow",
-            "rhymed logs runs/quickstart --level warning",
-            "rhymed logs --since 10m",
-            "rhymed logs --sample 3/ab12cd34ab12cd34/0   # the story of one sample",
-            "rhymed logs --process 'rollout-*' --step 3 --json",
-        ),
+    parser = make_parser(commands, "logs", "show the logs of all processes of a run by time", handle)
+    add_examples(
+        parser,
+        "rhymed logs --follow",
+        "rhymed logs runs/quickstart --level warning",
+        "rhymed logs --since 10m",
+        "rhymed logs --sample 3/ab12cd34ab12cd34/0   # the story of one sample",
+        "rhymed logs --process 'rollout-*' --step 3 --json",
     )
     add_run(parser)
     parser.add_argument(
@@ -49,7 +47,6 @@ def add(commands: Any) -> None:
     parser.add_argument("--since", metavar="TIME", help="30s, 10m, 2h, 1d ago, or 2026-01-31T14:05")
     parser.add_argument("--follow", action="store_true", help="wait for new lines")
     parser.add_argument("--json", action="store_true", help="one JSON object per line, as written")
-    parser.set_defaults(handler=handle)
 
 
 def handle(arguments: argparse.Namespace) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from rhymed.cli.options import add_where, example
+from rhymed.cli.options import add_examples, add_where, make_parser
 from rhymed.run.stragglers import stragglers
 from rhymed.style import COLOURS
 from rhymed.text import age, step_name
@@ -32,15 +32,11 @@ PURPOSE = {
 
 
 def add(subparsers: Any) -> None:
-    parser = subparsers.add_parser(
-        "queues",
-        help="show every queue of a run, and what each worker holds",
-        **example("rhymed queues --watch", "rhymed queues runs/quickstart --json"),
-    )
+    parser = make_parser(subparsers, "queues", "show every queue of a run, and what each worker holds", handle)
+    add_examples(parser, "rhymed queues --watch", "rhymed queues runs/quickstart --json")
     parser.add_argument("--watch", action="store_true", help="refresh every second until the run ends")
     parser.add_argument("--json", action="store_true", help="the raw snapshot as JSON (with --watch: one per line)")
     add_where(parser)
-    parser.set_defaults(handler=handle)
 
 
 def handle(arguments: argparse.Namespace) -> int:

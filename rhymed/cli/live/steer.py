@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rhymed.cli.options import add_where, example, refuse_run
+from rhymed.cli.options import add_examples, add_where, make_parser, refuse_run
 
 if TYPE_CHECKING:
     from rhymed.wire.keys import Keyring, KeyRole
@@ -22,20 +22,17 @@ class Where(NamedTuple):
 
 
 def add(subparsers: Any) -> None:
-    parser = subparsers.add_parser(
-        "steer",
-        help="pause or resume a run; drain a worker",
-        **example(
-            "rhymed steer pause                # running samples finish, none starts",
-            "rhymed steer resume",
-            "rhymed steer drain rollout-1      # its samples move to other workers",
-            "rhymed steer undrain rollout-1",
-        ),
+    parser = make_parser(subparsers, "steer", "pause or resume a run; drain a worker", handle)
+    add_examples(
+        parser,
+        "rhymed steer pause                # running samples finish, none starts",
+        "rhymed steer resume",
+        "rhymed steer drain rollout-1      # its samples move to other workers",
+        "rhymed steer undrain rollout-1",
     )
     parser.add_argument("act", choices=ACTS, metavar="ACT", help=f"one of {', '.join(ACTS)}")
     parser.add_argument("workers", nargs="*", metavar="WORKER", help="drain, undrain: names as in `rhymed queues`")
     add_where(parser, positional=False)
-    parser.set_defaults(handler=handle)
 
 
 def where_of(arguments: argparse.Namespace, role: KeyRole | None = None) -> Where:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rhymed.cli.options import LATEST, add_where, example
+from rhymed.cli.options import LATEST, add_examples, add_where, make_parser
 
 if TYPE_CHECKING:
     from rhymed.cli.live.steer import Where
@@ -17,16 +17,12 @@ ASK_S = 5.0
 
 
 def add(subparsers: Any) -> None:
-    parser = subparsers.add_parser(
-        "top",
-        help="watch a run in a live terminal: queues, steps, workers, curves",
-        **example("rhymed top", "rhymed top runs/quickstart --every 0.5"),
-    )
+    parser = make_parser(subparsers, "top", "watch a run in a live terminal: queues, steps, workers, curves", handle)
+    add_examples(parser, "rhymed top", "rhymed top runs/quickstart --every 0.5")
     parser.add_argument(
         "--every", type=_seconds, default=1.0, metavar="S", help="seconds between updates (default: 1)"
     )
     add_where(parser)
-    parser.set_defaults(handler=handle)
 
 
 def _seconds(text: str) -> float:

@@ -5,20 +5,18 @@ from __future__ import annotations
 import argparse
 from typing import Any, NoReturn
 
-from rhymed.cli.options import add_config, example, read_config
+from rhymed.cli.options import add_config, add_examples, make_parser, read_config
 
 
 def add(commands: Any) -> None:
-    parser = commands.add_parser(
-        "broker", help="serve the control plane of a run", **example("rhymed broker configs/quickstart.toml")
-    )
+    parser = make_parser(commands, "broker", "serve the control plane of a run", handle)
+    add_examples(parser, "rhymed broker configs/quickstart.toml")
     parser.add_argument(
         "--stay",
         action="store_true",
         help="keep answering after the end, so that late workers learn that the run has ended",
     )
     add_config(parser)
-    parser.set_defaults(handler=handle)
 
 
 def handle(arguments: argparse.Namespace) -> NoReturn:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from rhymed.cli.options import add_config, example, read_config
+from rhymed.cli.options import add_config, add_examples, make_parser, read_config
 
 if TYPE_CHECKING:
     from rhymed.messages import Message
@@ -22,14 +22,12 @@ DEADLINE_S = 5.0
 
 
 def add(commands: Any) -> None:
-    parser = commands.add_parser(
-        "health",
-        help="exit status 0 if this host's broker, store or worker is healthy, else 1",
-        **example("rhymed health broker configs/quickstart.toml"),
+    parser = make_parser(
+        commands, "health", "exit status 0 if this host's broker, store or worker is healthy, else 1", handle
     )
+    add_examples(parser, "rhymed health broker configs/quickstart.toml")
     parser.add_argument("role", choices=[*SERVERS, *WORKERS], metavar="ROLE", help=", ".join((*SERVERS, *WORKERS)))
     add_config(parser)
-    parser.set_defaults(handler=handle)
 
 
 def handle(arguments: argparse.Namespace) -> int:

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rhymed.cli.options import example
+from rhymed.cli.options import add_examples, make_parser
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -25,26 +25,20 @@ WHERE: dict[KeyRole, str] = {
 
 
 def add(commands: Any) -> None:
-    parser = commands.add_parser(
-        "keygen",
-        help="create the keys for a run's TCP links",
-        **example(
-            "rhymed keygen keys                    # then: rhymed run my.toml -o net.keys=keys",
-            "rhymed keygen keys --rotate rollout   # a new pair; the old one stays valid ...",
-            "rhymed keygen keys --retire rollout   # ... until this",
-        ),
+    parser = make_parser(commands, "keygen", "create the keys for a run's TCP links", handle)
+    add_examples(
+        parser,
+        "rhymed keygen keys                    # then: rhymed run my.toml -o net.keys=keys",
+        "rhymed keygen keys --rotate rollout   # a new pair; the old one stays valid ...",
+        "rhymed keygen keys --retire rollout   # ... until this",
     )
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="folder of the keys")
-    parser.add_argument(
-        "--role", action="append", default=[], choices=WHERE, help="only this role (default: all missing ones)"
-    )
-    parser.add_argument(
-        "--rotate", action="append", default=[], choices=WHERE, help="replace the existing secret by a new pair"
-    )
-    parser.add_argument(
-        "--retire", action="append", default=[], choices=WHERE, help="make all but the role's newest key invalid"
-    )
-    parser.set_defaults(handler=handle)
+    for option, about in {
+        "--role": "only this role (default: all missing ones)",
+        "--rotate": "replace the existing secret by a new pair",
+        "--retire": "make all but the role's newest key invalid",
+    }.items():
+        parser.add_argument(option, action="append", default=[], choices=WHERE, help=about)
 
 
 def handle(arguments: argparse.Namespace) -> int:

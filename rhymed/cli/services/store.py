@@ -5,15 +5,13 @@ from __future__ import annotations
 import argparse
 from typing import Any, NoReturn
 
-from rhymed.cli.options import add_config, example, read_config
+from rhymed.cli.options import add_config, add_examples, make_parser, read_config
 
 
 def add(commands: Any) -> None:
-    parser = commands.add_parser(
-        "store", help="serve the history store of a run", **example("rhymed store configs/quickstart.toml")
-    )
+    parser = make_parser(commands, "store", "serve the history store of a run", handle)
+    add_examples(parser, "rhymed store configs/quickstart.toml")
     add_config(parser)
-    parser.set_defaults(handler=handle)
 
 
 def handle(arguments: argparse.Namespace) -> NoReturn:

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from rhymed.cli.options import add_config, example, read_config
+from rhymed.cli.options import add_config, add_examples, make_parser, read_config
 
 if TYPE_CHECKING:
     from rhymed.config import Config
@@ -15,15 +15,11 @@ if TYPE_CHECKING:
 
 
 def add(commands: Any) -> None:
-    parser = commands.add_parser(
-        "worker",
-        help="join a run as a rollout worker, a reward worker or its trainer",
-        **example("rhymed worker --role rollout configs/quickstart.toml"),
-    )
+    parser = make_parser(commands, "worker", "join a run as a rollout worker, a reward worker or its trainer", handle)
+    add_examples(parser, "rhymed worker --role rollout configs/quickstart.toml")
     parser.add_argument("--role", required=True, choices=["rollout", "reward", "trainer"])
     parser.add_argument("--name", default="", help="unique name (default: role, host and process id)")
     add_config(parser)
-    parser.set_defaults(handler=handle)
 
 
 def handle(arguments: argparse.Namespace) -> NoReturn:
