@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class RunInfo:
+class RunDescription:
     """What a sink gets when it is opened."""
 
     name: str  # the run's
@@ -58,7 +58,7 @@ PACKAGES = {"wandb": "wandb", "trackio": "trackio", "mlflow": "mlflow"}
 """Name in `metrics.sinks` -> package. The module here and the extra have the sink's name."""
 
 
-def open_sink(name: str, run: RunInfo) -> Sink:
+def open_sink(name: str, run: RunDescription) -> Sink:
     """Imports the sink's package. Raises `ConfigError` if it is missing."""
     if not _installed(PACKAGES[name]):
         raise ConfigError(f"{PACKAGES[name]} is not installed: pip install 'rhymed[{name}]'")

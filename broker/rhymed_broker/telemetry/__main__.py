@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 
 from rhymed.errors import ConfigError
 from rhymed.run.redact import without_passwords
-from rhymed_broker.telemetry import PACKAGES, RunInfo, open_sink
+from rhymed_broker.telemetry import PACKAGES, RunDescription, open_sink
 from rhymed_broker.telemetry.follow import Bookmark, rows
 
 POLL_S = 0.5
@@ -65,7 +65,7 @@ class Sender:
         self._file = folder / "metrics.jsonl"
         with self._limited():
             self._bookmark = Bookmark(folder / "sinks", name)
-            run = RunInfo(name_of_run, self._bookmark.id, without_passwords(config), config["metrics"], folder)
+            run = RunDescription(name_of_run, self._bookmark.id, without_passwords(config), config["metrics"], folder)
             self._sink = open_sink(name, run)
 
     def run(self, *, live: bool) -> None:

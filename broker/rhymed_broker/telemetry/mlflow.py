@@ -12,7 +12,7 @@ import os
 import re
 from typing import Any
 
-from rhymed_broker.telemetry import MetricsRow, RunInfo
+from rhymed_broker.telemetry import MetricsRow, RunDescription
 
 TAG = "rhymed.id"
 PARAMETER_CHARACTERS = 500  # limit of the oldest servers
@@ -20,7 +20,7 @@ PARAMETERS_PER_CALL = 100  # likewise
 
 
 class Mlflow:
-    def __init__(self, run: RunInfo) -> None:
+    def __init__(self, run: RunDescription) -> None:
         from mlflow.entities import Metric
         from mlflow.tracking import MlflowClient
 
@@ -36,7 +36,7 @@ class Mlflow:
         self._id = runs[0].info.run_id if runs else self._create(experiment_id, run)
         self._client.set_terminated(self._id, "RUNNING")
 
-    def _create(self, experiment: str, run: RunInfo) -> str:
+    def _create(self, experiment: str, run: RunDescription) -> str:
         from mlflow.entities import Param
 
         params = [Param(key, _text(value)) for key, value in run.flat.items()]
@@ -64,5 +64,5 @@ def _text(value: Any) -> str:
     return (value if isinstance(value, str) else json.dumps(value))[:PARAMETER_CHARACTERS]
 
 
-def open_sink(run: RunInfo) -> Mlflow:
+def open_sink(run: RunDescription) -> Mlflow:
     return Mlflow(run)

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from rhymed_broker.telemetry import MetricsRow, RunInfo
+from rhymed_broker.telemetry import MetricsRow, RunDescription
 
 
 class Trackio:
-    def __init__(self, run: RunInfo) -> None:
+    def __init__(self, run: RunDescription) -> None:
         import trackio
 
         settings = run.settings
@@ -32,5 +32,5 @@ class Trackio:
         self._run.finish()
 
 
-def open_sink(run: RunInfo) -> Trackio:
+def open_sink(run: RunDescription) -> Trackio:
     return Trackio(run)

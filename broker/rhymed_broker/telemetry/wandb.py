@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from rhymed_broker.telemetry import MetricsRow, RunInfo
+from rhymed_broker.telemetry import MetricsRow, RunDescription
 
 
 class Wandb:
-    def __init__(self, run: RunInfo) -> None:
+    def __init__(self, run: RunDescription) -> None:
         import wandb
 
         settings = run.settings
@@ -39,5 +39,5 @@ class Wandb:
         self._run.finish(exit_code=0 if finished else 1)
 
 
-def open_sink(run: RunInfo) -> Wandb:
+def open_sink(run: RunDescription) -> Wandb:
     return Wandb(run)

@@ -23,7 +23,7 @@ from rhymed.run.layout import RunLayout, layout_of
 from rhymed.run.metrics import MetricsLog
 from rhymed.run.redact import without_passwords
 from rhymed_broker import telemetry
-from rhymed_broker.telemetry import MetricsRow, RunInfo, missing_packages, open_sink
+from rhymed_broker.telemetry import MetricsRow, RunDescription, missing_packages, open_sink
 from rhymed_broker.telemetry.__main__ import main
 from rhymed_broker.telemetry.follow import Bookmark, parse
 from rhymed_broker.telemetry.follow import rows as metrics_rows
@@ -191,7 +191,7 @@ def test_what_a_person_forgot_is_told_in_a_sentence(tmp_path: Path, monkeypatch:
         main(["wandb", str(tmp_path / "config.json")])
     monkeypatch.setitem(telemetry.PACKAGES, "wandb", "no_such_package")
     with pytest.raises(ConfigError, match=r"^no_such_package is not installed: pip install 'rhymed\[wandb\]'$"):
-        open_sink("wandb", RunInfo("r", "0" * 16, {}, {}, tmp_path))
+        open_sink("wandb", RunDescription("r", "0" * 16, {}, {}, tmp_path))
 
 
 def test_a_folder_that_is_called_like_a_package_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
