@@ -7,6 +7,7 @@ reports an error, the database is damaged. The content of values is left to thei
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import signal
@@ -34,6 +35,7 @@ def probe(folder: Path, *, limit_s: float = 0.0, target: Path | None = None) -> 
     `StoreDamaged` naming the table that cannot be read, `StoreError` where the child fails for another reason or the
     copy cannot be written.
     """
+    check_readable(folder)
     command = [sys.executable, "-P", "-m", __name__, str(folder), str(limit_s), *([str(target)] if target else [])]
     try:
         child = subprocess.run(
@@ -54,6 +56,18 @@ def probe(folder: Path, *, limit_s: float = 0.0, target: Path | None = None) -> 
         raise StoreError(f"{folder}: the process that reads it failed: {error}")
     reason = death(child.returncode, folder) if child.returncode < 0 else " ".join(why[-1:])
     raise damaged(folder, f"{places[-1] if places else OPENING}: {reason}")
+
+
+def check_readable(folder: Path) -> None:
+    """Raises `StoreError` where there is no database, or we may not read it."""
+    file, size = folder / "data.mdb", 0
+    try:
+        with contextlib.suppress(FileNotFoundError), file.open("rb") as opened:
+            size = os.fstat(opened.fileno()).st_size
+    except OSError as error:
+        raise StoreError(f"{file} cannot be read: {error.strerror or error}") from None
+    if not size:
+        raise StoreError(f"{folder} has no data.mdb: no store process has opened it yet")
 
 
 def _check_complete(folder: Path, places: list[str]) -> None:

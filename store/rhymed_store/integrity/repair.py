@@ -18,13 +18,13 @@ import lmdb
 from rhymed.atomic import sync_folder
 from rhymed.errors import StoreDamaged, StoreError
 from rhymed_store.codec.records import SCHEMA
-from rhymed_store.database.probe import damaged, probe
+from rhymed_store.database.probe import check_readable, damaged, probe
 from rhymed_store.database.stream import Stream
 from rhymed_store.database.tables import TABLES
 from rhymed_store.database.transactions import locked
 from rhymed_store.integrity.findings import Finding, Report
 from rhymed_store.integrity.isolated import IsolatedReader
-from rhymed_store.integrity.verify import check_exists, verify
+from rhymed_store.integrity.verify import verify
 
 BATCH_BYTES = 64 << 20  # of one transaction
 LEAST_MAP_BYTES = 1 << 30  # of the new file: of address space, not of disk
@@ -107,7 +107,7 @@ def _with_headers(folder: Path, new: Path) -> tuple[Path, int]:
 
 def _opens(folder: Path) -> int:
     """Bytes of its map, 0 where LMDB refuses the file. Raises `StoreError` where there is none."""
-    check_exists(folder)
+    check_readable(folder)
     try:
         with IsolatedReader(folder) as reader:
             return reader.map_bytes

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rhymed.errors import StoreError
+from rhymed_store.database.probe import check_readable
 from rhymed_store.integrity.checks import Audit
 from rhymed_store.integrity.findings import Inspection, Report, Sink
 from rhymed_store.integrity.isolated import IsolatedReader, Unreadable
@@ -22,7 +22,7 @@ def verify(folder: Path, sink: Sink = lambda *_: None) -> Report:
 
     Raises `StoreError` where there is no database or one of another schema, `StoreDamaged` where LMDB cannot open it.
     """
-    check_exists(folder)
+    check_readable(folder)
     with IsolatedReader(folder) as reader:
         inspection = Inspection(reader, sink)
         Audit(inspection, folder).run()
@@ -32,9 +32,3 @@ def verify(folder: Path, sink: Sink = lambda *_: None) -> Report:
             except Unreadable as error:
                 inspection.add(FREE, "the list", f"pages are lost, or both free and in use: {error}")
         return inspection.report
-
-
-def check_exists(folder: Path) -> None:
-    file = folder / "data.mdb"
-    if not file.exists() or not file.stat().st_size:
-        raise StoreError(f"{folder} has no data.mdb: no store process has opened it yet")

@@ -50,6 +50,12 @@ def test_a_child_that_cannot_start_is_no_damage(folder: Path, monkeypatch: pytes
     assert not isinstance(error.value, StoreDamaged)
 
 
+def test_a_folder_without_a_database_is_no_damage(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="no store process has opened it yet") as error:
+        probe(tmp_path, target=tmp_path)
+    assert not isinstance(error.value, StoreDamaged)
+
+
 def test_a_missing_table_is_named(folder: Path) -> None:
     with lmdb.open(str(folder), max_dbs=16) as env, env.begin(write=True) as txn:
         txn.drop(env.open_db(b"drops", txn=txn))
