@@ -253,7 +253,7 @@ REHEARSAL = """
 from rhymed.histospec import drafter
 from rhymed.histospec.drafts import budget, calibration, voting
 from rhymed.histospec.index import index
-from tests.histospec import scripted as told
+from tests.histospec import scripted_engine as told
 
 drafter.warm_up(told.Settings())
 modules = (budget, calibration, voting, index)

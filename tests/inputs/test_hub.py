@@ -162,13 +162,13 @@ NOWHERE = "http://127.0.0.1:9"
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_models_of_the_hub(hub: Hub, ask: Callable[..., Asked]) -> None:
-    model = {"model": {"given": "some/model"}}
+    model = {"model": {"name": "some/model"}}
     found = ask(
         hub.address,
         model,
-        {"model": {"given": "some/other"}},
-        {"model": {"given": "some/gated"}},
-        {"model": {"given": "some/model", "revision": "v9"}},
+        {"model": {"name": "some/other"}},
+        {"model": {"name": "some/gated"}},
+        {"model": {"name": "some/model", "revision": "v9"}},
     )
     folder, *errors = [answer for answer, _ in found]
     assert sorted(file.name for file in Path(folder).iterdir()) == [
@@ -177,11 +177,11 @@ def test_models_of_the_hub(hub: Hub, ask: Callable[..., Asked]) -> None:
     assert "ConfigError: model.path = 'some/other': the hub has no model of that name" in errors[0]
     assert f"this model is gated: accept its terms at {hub.address}/some/gated, then `hf auth login`" in errors[1]
     assert "model.revision = 'v9': no such branch, tag or commit" in errors[2]
-    (cached, _), (other, waited) = ask(NOWHERE, model, {"model": {"given": "some/other"}})
+    (cached, _), (other, waited) = ask(NOWHERE, model, {"model": {"name": "some/other"}})
     assert cached == folder
     assert waited < 30
     assert "not in the local cache, and http://127.0.0.1:9 cannot be reached" in other
-    assert "`hf download some/other --local-dir FOLDER`; then set model.path" in other
+    assert "`hf download some/other --local-dir FOLDER`, then set model.path" in other
 
 
 @pytest.mark.slow
@@ -199,7 +199,7 @@ def test_datasets_of_the_hub(hub: Hub, ask: Callable[..., Asked]) -> None:
     assert cached == rows
     assert none_s < 30
     assert "not in the local cache, and http://127.0.0.1:9 cannot be reached" in none
-    assert "`hf download some/others --repo-type dataset --local-dir FOLDER`; then set data.path" in none
+    assert "`hf download some/others --repo-type dataset --local-dir FOLDER`, then set data.path" in none
     _, (off, off_s) = ask(hub.address, some, some | {"path": "some/others"}, HF_HUB_OFFLINE="1")
     assert "HF_HUB_OFFLINE is set" in off
     assert off_s < 30

@@ -115,7 +115,7 @@ def test_processes_started_one_by_one_meet_by_name_and_are_told_of_the_end(
     report = start("report", file.parent / "parts", "--wait")
     capsys.readouterr()
     assert ask("health", "reward", file) == 1
-    assert "no reward of" in capsys.readouterr().out
+    assert "no reward worker of" in capsys.readouterr().out
     reward = start("worker", "--role", "reward", file)
     until(lambda: ask("health", "reward", file) == 0, "the reward worker is heard")
     workers = [start("worker", "--role", role, file) for role in ("trainer", "rollout")]
