@@ -134,7 +134,7 @@ class VllmEngine:
 
         async with self._updating:
             await asyncio.to_thread(self._check, path)
-            watch = _Stopwatch()
+            watch = _SplitTimer()
             try:
                 async with asyncio.timeout(LOAD_PATIENCE_S):
                     await self._update(version, path, watch)
@@ -156,7 +156,7 @@ class VllmEngine:
                 f" {missing[0]}: trainer and engine must have the same model"
             )
 
-    async def _update(self, version: int, path: Path, watch: _Stopwatch) -> None:
+    async def _update(self, version: int, path: Path, watch: _SplitTimer) -> None:
         from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
 
         await self._llm.pause_generation(mode="keep", clear_cache=False)
@@ -226,7 +226,7 @@ class VllmEngine:
             raise EngineError(DIED) from error
 
 
-class _Stopwatch:
+class _SplitTimer:
     def __init__(self) -> None:
         self.splits: dict[str, float] = {}
         self._at = time.perf_counter()

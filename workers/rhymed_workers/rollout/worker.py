@@ -48,10 +48,10 @@ log = logging.getLogger(__name__)
 class RolloutWorker(Service):
     """`name` is unique in the run. Tests pass an `engine`; otherwise the configuration names it."""
 
-    def __init__(self, config: Config, where: RunLayout, name: str, engine: Engine | None = None) -> None:
+    def __init__(self, config: Config, layout: RunLayout, name: str, engine: Engine | None = None) -> None:
         super().__init__(name)
         self._config = config
-        self._where = where
+        self._layout = layout
         self._engine = engine
         self._active: dict[messages.SampleId, ActiveSample] = {}
         self._timesheet = Timesheet()
@@ -61,9 +61,9 @@ class RolloutWorker(Service):
     # -- life ---------------------------------------------------------------------------------------------------
 
     async def open(self) -> None:
-        self._store = StoreClient(self._where.store, self.name, self._where.keys("rollout"))
+        self._store = StoreClient(self._layout.store, self.name, self._layout.keys("rollout"))
         self._closing.callback(self._store.close)
-        self._fetcher = Fetcher(self.name, keys=self._where.keys("rollout"))
+        self._fetcher = Fetcher(self.name, keys=self._layout.keys("rollout"))
         self._closing.callback(self._fetcher.close)
         self.spawn(self._start())  # an engine takes long to start, and a stop must not wait for it
 
@@ -79,9 +79,9 @@ class RolloutWorker(Service):
         self._weights = WeightLoader(
             self.name, self.engine, self._fetcher, self._interrupt, self._report_loaded, self._timesheet
         )
-        keys = self._where.keys("rollout").to("broker")
+        keys = self._layout.keys("rollout").to("broker")
         link = Client(
-            self._where.broker, self.name, peer="broker", accepts=messages.ToRollout, handler=self._handle, keys=keys
+            self._layout.broker, self.name, peer="broker", accepts=messages.ToRollout, handler=self._handle, keys=keys
         )
         self._closing.callback(link.close)
         self._membership = Membership(link, self._join, self._heartbeat)

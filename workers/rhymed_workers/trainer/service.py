@@ -57,9 +57,9 @@ FETCHED = 256  # samples in one request, so that a step of any size can be read 
 
 
 class TrainerService(Service):
-    def __init__(self, config: Config, where: RunLayout, name: str = "") -> None:
+    def __init__(self, config: Config, layout: RunLayout, name: str = "") -> None:
         super().__init__(name or f"trainer@{socket.gethostname()}:{os.getpid()}")
-        self._config, self._where = config, where
+        self._config, self._layout = config, layout
         self._thread = ThreadPoolExecutor(1, "learner")
         self._phase = "start"
         self._seconds = Stopwatch("wait")
@@ -78,18 +78,18 @@ class TrainerService(Service):
 
     async def open(self) -> None:
         self._learner, self._lineage = await self._on_thread(self._load, "load")
-        self._publisher = Publisher(self._where.folder / "weights", self._learner.dtype)
+        self._publisher = Publisher(self._layout.folder / "weights", self._learner.dtype)
         self._closing.callback(self._publisher.close)
         await self._publish()
-        keys = self._where.keys("trainer")
-        address = self._where.weights
-        self._weights = WeightsServer(self._where.listens(address), self._publisher, keys=keys)
-        self._announced = address if self._where.bind else self._weights.address
+        keys = self._layout.keys("trainer")
+        address = self._layout.weights
+        self._weights = WeightsServer(self._layout.listens(address), self._publisher, keys=keys)
+        self._announced = address if self._layout.bind else self._weights.address
         self._closing.callback(self._weights.close)
-        self._store = StoreClient(self._where.store, self.name, keys)
+        self._store = StoreClient(self._layout.store, self.name, keys)
         self._closing.callback(self._store.close)
         link = Client(
-            self._where.broker,
+            self._layout.broker,
             self.name,
             peer="broker",
             accepts=ToTrainer,
@@ -111,7 +111,7 @@ class TrainerService(Service):
 
     def _load(self) -> tuple[Learner, Lineage]:
         """From the newest intact checkpoint, or from the beginning if there is no checkpoint."""
-        newest = checkpoint.resume(self._where.checkpoints)
+        newest = checkpoint.resume(self._layout.checkpoints)
         learner = restore(self._config, newest.folder if newest else None)
         lineage = Lineage.load(newest.folder, learner.steps) if newest else Lineage()
         self._saved = newest.step if newest else 0
@@ -249,7 +249,7 @@ class TrainerService(Service):
             self._lineage.save(folder)
 
         saved = await self._on_thread(
-            lambda: checkpoint.save(self._where.checkpoints, steps, fill, keep), "checkpoint"
+            lambda: checkpoint.save(self._layout.checkpoints, steps, fill, keep), "checkpoint"
         )
         self._saved = saved.step
         log.info("checkpoint %s in %.1f s", saved.folder, time.perf_counter() - started)
@@ -259,7 +259,7 @@ class TrainerService(Service):
         """Report the oldest checkpoint that is kept: if newer ones are damaged, the run resumes from it and needs
         what the store has of the later steps, log-probs included.
         """
-        kept = await self._on_thread(lambda: checkpoint.checkpoints_in(self._where.checkpoints), "checkpoint")
+        kept = await self._on_thread(lambda: checkpoint.checkpoints_in(self._layout.checkpoints), "checkpoint")
         oldest = kept[0].step if kept else 0
         self._report(Checkpointed(worker=self.name, step=oldest, newest=self._saved, life=self._life))
 
