@@ -17,39 +17,8 @@ import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rhymed import errors
+from rhymed import errors, messages
 from rhymed.inputs.rows import Row, prompt_id
-from rhymed.messages import (
-    Done,
-    ForgetLogprobs,
-    GetHistory,
-    GetJournal,
-    GetLengths,
-    GetPartials,
-    GetPrompts,
-    GetSamples,
-    GetStoreStats,
-    Journal,
-    JournalEntry,
-    Kept,
-    Lengths,
-    MarkSamples,
-    Message,
-    Missing,
-    OpenRun,
-    Partials,
-    PromptRow,
-    Prompts,
-    PutPartials,
-    PutPrompts,
-    PutSamples,
-    PutScores,
-    SampleId,
-    SampleInfo,
-    Samples,
-    Score,
-    StoreStats,
-)
 from rhymed.wire import sockets
 from rhymed.wire.keys import OPEN, Keyring
 
@@ -64,7 +33,7 @@ ROWS_A_MESSAGE = 2000  # dataset rows in one PutPrompts: the store's loop stays 
 class NewSample:
     """A finished sample on its way to the store. Arrays are one-dimensional."""
 
-    info: SampleInfo
+    info: messages.SampleInfo
     prompt_tokens: ArrayLike  # info.prompt_length token ids
     tokens: ArrayLike  # info.length token ids
     logprobs: ArrayLike | None  # info.length, natural logarithms under the policy that sampled them; imported: None
@@ -75,7 +44,7 @@ class NewSample:
 class StoredSample:
     """A sample from the store; fields that were not requested are None."""
 
-    info: SampleInfo
+    info: messages.SampleInfo
     tokens: Tokens
     logprobs: Logprobs | None = None
     prompt_tokens: Tokens | None = None
@@ -95,23 +64,27 @@ class StoreClient:
 
     async def open_run(self, run: str, fingerprint: str, *, deadline_s: float = DEADLINE_S) -> None:
         """Claim the folder for this run. Raises `RunMismatch` if it belongs to another one."""
-        await self._ask(OpenRun(run=run, fingerprint=fingerprint), Done, deadline_s=deadline_s)
+        await self._ask(messages.OpenRun(run=run, fingerprint=fingerprint), messages.Done, deadline_s=deadline_s)
 
     async def put_prompts(self, rows: Sequence[Row], *, deadline_s: float = DEADLINE_S) -> list[str]:
         """Store dataset rows; returns their ids in order. Idempotent."""
         ids: list[str] = []
         for start in range(0, len(rows), ROWS_A_MESSAGE):
             batch = await asyncio.to_thread(_prompt_rows, rows[start : start + ROWS_A_MESSAGE])  # frees the loop
-            await self._ask(PutPrompts(rows=batch), Done, deadline_s=deadline_s)
+            await self._ask(messages.PutPrompts(rows=batch), messages.Done, deadline_s=deadline_s)
             ids += [row.prompt for row in batch]
         return ids
 
     async def get_prompts(self, prompts: Sequence[str], *, deadline_s: float = DEADLINE_S) -> list[Row]:
         """The rows of these prompt ids, in the order asked. Raises `UnknownSample` for one that was never put."""
-        answer, _ = await self._ask(GetPrompts(prompts=list(prompts)), Prompts, deadline_s=deadline_s)
+        answer, _ = await self._ask(
+            messages.GetPrompts(prompts=list(prompts)), messages.Prompts, deadline_s=deadline_s
+        )
         return [msgspec.json.decode(row.row, type=dict[str, Any]) for row in answer.rows]
 
-    async def put_samples(self, samples: Sequence[NewSample], *, deadline_s: float = DEADLINE_S) -> list[SampleInfo]:
+    async def put_samples(
+        self, samples: Sequence[NewSample], *, deadline_s: float = DEADLINE_S
+    ) -> list[messages.SampleInfo]:
         """Returns when the samples are durable. A sample that is stored already keeps its first record.
 
         Returns the stored record of every sample whose first record differs: normally none.
@@ -120,15 +93,17 @@ class StoreClient:
             return []
         frames = [_join(list(column)) for column in zip(*map(_check, samples), strict=True)]
         masked = [sample.drafted is not None for sample in samples]
-        question = PutSamples(samples=[sample.info for sample in samples], drafted=masked if any(masked) else [])
+        question = messages.PutSamples(
+            samples=[sample.info for sample in samples], drafted=masked if any(masked) else []
+        )
         if question.drafted:
             frames.append(_join([_bits(sample) for sample in samples]))
-        answer, _ = await self._ask(question, Done | Kept, *frames, deadline_s=deadline_s)
-        return list(answer.samples) if isinstance(answer, Kept) else []
+        answer, _ = await self._ask(question, messages.Done | messages.Kept, *frames, deadline_s=deadline_s)
+        return list(answer.samples) if isinstance(answer, messages.Kept) else []
 
     async def put_partials(
-        self, parts: Mapping[SampleId, tuple[int, ArrayLike]], *, deadline_s: float = DEADLINE_S
-    ) -> list[SampleId]:
+        self, parts: Mapping[messages.SampleId, tuple[int, ArrayLike]], *, deadline_s: float = DEADLINE_S
+    ) -> list[messages.SampleId]:
         """Store parts of unfinished samples: sample -> (position of the first token, tokens).
 
         A part replaces everything from its position on. Returns when the parts are durable. A part that would leave a
@@ -139,55 +114,56 @@ class StoreClient:
             return []
         arrays = [_tokens(tokens, f"sample {id}: tokens") for id, (_, tokens) in parts.items()]
         starts, lengths = [start for start, _ in parts.values()], [len(array) for array in arrays]
-        question = PutPartials(samples=list(parts), starts=starts, lengths=lengths)
-        answer, _ = await self._ask(question, Done | Missing, _join(arrays), deadline_s=deadline_s)
-        return list(answer.samples) if isinstance(answer, Missing) else []
+        question = messages.PutPartials(samples=list(parts), starts=starts, lengths=lengths)
+        answer, _ = await self._ask(question, messages.Done | messages.Missing, _join(arrays), deadline_s=deadline_s)
+        return list(answer.samples) if isinstance(answer, messages.Missing) else []
 
     async def get_partials(
-        self, ids: Sequence[SampleId], *, deadline_s: float = DEADLINE_S
-    ) -> dict[SampleId, Tokens]:
+        self, ids: Sequence[messages.SampleId], *, deadline_s: float = DEADLINE_S
+    ) -> dict[messages.SampleId, Tokens]:
         """The first tokens of these samples, for those that have any."""
-        answer, frames = await self._ask(GetPartials(samples=list(ids)), Partials, deadline_s=deadline_s)
+        answer, frames = await self._ask(
+            messages.GetPartials(samples=list(ids)), messages.Partials, deadline_s=deadline_s
+        )
         if len(frames) != 1:
             raise errors.MalformedMessage(f"store sent {len(frames)} arrays, 1 expected")
-        parts = _cut(frames[0], np.dtype(np.uint32), answer.lengths)
-        return dict(zip(answer.samples, parts, strict=True))
+        return dict(zip(answer.samples, _cut(frames[0], np.dtype(np.uint32), answer.lengths), strict=True))
 
     async def get_samples(
         self,
-        ids: Sequence[SampleId],
+        ids: Sequence[messages.SampleId],
         *,
         logprobs: bool = False,
         prompt_tokens: bool = False,
         deadline_s: float = DEADLINE_S,
     ) -> list[StoredSample]:
         """In the order requested. Raises `UnknownSample` naming the first one that the store does not have."""
-        question = GetSamples(samples=list(ids), logprobs=logprobs, prompt_tokens=prompt_tokens)
+        question = messages.GetSamples(samples=list(ids), logprobs=logprobs, prompt_tokens=prompt_tokens)
         return await self._samples(question, logprobs, prompt_tokens, deadline_s)
 
     async def history(
         self, prompt: str, before_step: int, limit: int = 16, *, deadline_s: float = DEADLINE_S
     ) -> list[StoredSample]:
         """The prompt's earlier responses, newest step first, at most `limit`; empty when there are none."""
-        question = GetHistory(prompt=prompt, before_step=before_step, limit=limit)
+        question = messages.GetHistory(prompt=prompt, before_step=before_step, limit=limit)
         return await self._samples(question, False, False, deadline_s)
 
     async def lengths(
         self, prompts: Sequence[str], before_step: int, *, deadline_s: float = DEADLINE_S
     ) -> dict[str, list[tuple[int, int]]]:
         """Prompt -> [(step, response tokens)], oldest step first; an empty list if there are no responses."""
-        question = GetLengths(prompts=list(prompts), before_step=before_step)
-        answer, _ = await self._ask(question, Lengths, deadline_s=deadline_s)
+        question = messages.GetLengths(prompts=list(prompts), before_step=before_step)
+        answer, _ = await self._ask(question, messages.Lengths, deadline_s=deadline_s)
         return {row.prompt: row.lengths for row in answer.rows}
 
-    async def put_scores(self, scores: Sequence[Score], *, deadline_s: float = DEADLINE_S) -> None:
+    async def put_scores(self, scores: Sequence[messages.Score], *, deadline_s: float = DEADLINE_S) -> None:
         """Store rewards; returns when they are durable. Scores without a reward are refused."""
         if scores:
-            await self._ask(PutScores(scores=list(scores)), Done, deadline_s=deadline_s)
+            await self._ask(messages.PutScores(scores=list(scores)), messages.Done, deadline_s=deadline_s)
 
     async def mark(
         self,
-        ids: Sequence[SampleId],
+        ids: Sequence[messages.SampleId],
         state: Literal["trained", "dropped"],
         reason: str = "",
         *,
@@ -195,31 +171,39 @@ class StoreClient:
     ) -> None:
         """Record how these samples ended. A sample that was never generated can be dropped, not trained."""
         if ids:
-            await self._ask(MarkSamples(samples=list(ids), state=state, reason=reason), Done, deadline_s=deadline_s)
+            await self._ask(
+                messages.MarkSamples(samples=list(ids), state=state, reason=reason),
+                messages.Done,
+                deadline_s=deadline_s,
+            )
 
     async def forget_logprobs(self, below_step: int, *, deadline_s: float = DEADLINE_S) -> None:
         """Steps below this one are in a checkpoint: delete their log-probs and journal lines."""
-        await self._ask(ForgetLogprobs(below_step=below_step), Done, deadline_s=deadline_s)
+        await self._ask(messages.ForgetLogprobs(below_step=below_step), messages.Done, deadline_s=deadline_s)
 
-    async def journal(self, from_step: int, *, deadline_s: float = DEADLINE_S) -> list[JournalEntry]:
+    async def journal(self, from_step: int, *, deadline_s: float = DEADLINE_S) -> list[messages.JournalEntry]:
         """The durable state of every sample of these steps, ordered by step, prompt, index."""
         return (await self.read_journal(from_step, deadline_s=deadline_s)).entries
 
-    async def read_journal(self, from_step: int, *, deadline_s: float = DEADLINE_S) -> Journal:
+    async def read_journal(self, from_step: int, *, deadline_s: float = DEADLINE_S) -> messages.Journal:
         """The same, and which steps no longer have lines."""
-        answer, _ = await self._ask(GetJournal(from_step=from_step), Journal, deadline_s=deadline_s)
-        assert isinstance(answer, Journal)
+        answer, _ = await self._ask(messages.GetJournal(from_step=from_step), messages.Journal, deadline_s=deadline_s)
+        assert isinstance(answer, messages.Journal)
         return answer
 
-    async def stats(self, *, deadline_s: float = DEADLINE_S) -> StoreStats:
-        answer, _ = await self._ask(GetStoreStats(), StoreStats, deadline_s=deadline_s)
-        assert isinstance(answer, StoreStats)
+    async def stats(self, *, deadline_s: float = DEADLINE_S) -> messages.StoreStats:
+        answer, _ = await self._ask(messages.GetStoreStats(), messages.StoreStats, deadline_s=deadline_s)
+        assert isinstance(answer, messages.StoreStats)
         return answer
 
     async def _samples(
-        self, question: GetSamples | GetHistory, logprobs: bool, prompt_tokens: bool, deadline_s: float
+        self,
+        question: messages.GetSamples | messages.GetHistory,
+        logprobs: bool,
+        prompt_tokens: bool,
+        deadline_s: float,
     ) -> list[StoredSample]:
-        answer, frames = await self._ask(question, Samples, deadline_s=deadline_s)
+        answer, frames = await self._ask(question, messages.Samples, deadline_s=deadline_s)
         if len(frames) != 1 + logprobs + prompt_tokens:
             raise errors.MalformedMessage(f"store sent {len(frames)} arrays, {1 + logprobs + prompt_tokens} expected")
         lengths = [info.length for info in answer.samples]
@@ -231,7 +215,9 @@ class StoreClient:
             prompts = _cut(rest.pop(0), np.dtype(np.uint32), [info.prompt_length for info in answer.samples])
         return [StoredSample(*row) for row in zip(answer.samples, tokens, probs, prompts, strict=False)]
 
-    async def _ask(self, question: Message, expected: Any, *frames: Any, deadline_s: float) -> sockets.Parcel:
+    async def _ask(
+        self, question: messages.Message, expected: Any, *frames: Any, deadline_s: float
+    ) -> sockets.Parcel:
         """`expected`: the answer's type, or a union of types."""
         parcel = await self._link.request(question, *frames, deadline_s=deadline_s)
         if not isinstance(parcel.message, expected):
@@ -239,8 +225,8 @@ class StoreClient:
         return parcel
 
 
-def _prompt_rows(rows: Sequence[Row]) -> list[PromptRow]:
-    return [PromptRow(prompt=prompt_id(row), row=json.dumps(row, ensure_ascii=False)) for row in rows]
+def _prompt_rows(rows: Sequence[Row]) -> list[messages.PromptRow]:
+    return [messages.PromptRow(prompt=prompt_id(row), row=json.dumps(row, ensure_ascii=False)) for row in rows]
 
 
 def _check(sample: NewSample) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:

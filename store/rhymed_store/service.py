@@ -17,31 +17,9 @@ from typing import Any, TypeVar
 import lmdb
 import msgspec
 
+from rhymed import messages
 from rhymed.config import Config
-from rhymed.errors import Overloaded, StoreError, StoreFull, Unusable
-from rhymed.messages import (
-    ForgetLogprobs,
-    GetHistory,
-    GetJournal,
-    GetLengths,
-    GetPartials,
-    GetPrompts,
-    GetSamples,
-    GetStoreStats,
-    Kept,
-    MarkSamples,
-    Message,
-    Missing,
-    OpenRun,
-    PutPartials,
-    PutPrompts,
-    PutSamples,
-    PutScores,
-    SampleId,
-    SampleInfo,
-    StoreStats,
-    ToStore,
-)
+from rhymed.errors import Overloaded, StoreFull, Unusable
 from rhymed.run.layout import RunLayout
 from rhymed.service.service import Service
 from rhymed.wire.sockets import DONE, Parcel, Server
@@ -86,7 +64,7 @@ class StoreService(Service):
         self._writer = Writer(self._database.commit)
         self._handlers = self._table()
         address = self._layout.listens(self._layout.store)
-        self._server = Server(address, ToStore, self._answer, keys=self._layout.keys("store"))
+        self._server = Server(address, messages.ToStore, self._answer, keys=self._layout.keys("store"))
         if not durable:
             self.spawn(self._sync())
 
@@ -100,40 +78,44 @@ class StoreService(Service):
         if hasattr(self, "_database"):
             await asyncio.to_thread(self._database.close)
 
-    def _table(self) -> dict[type[Message], Callable[[Any, Sequence[bytes]], Awaitable[Message | Parcel]]]:
+    def _table(
+        self,
+    ) -> dict[type[messages.Message], Callable[[Any, Sequence[bytes]], Awaitable[messages.Message | Parcel]]]:
         reads, writes = self._reads, self._writes
         return {
-            OpenRun: self._write(writes.open_run),
-            PutPrompts: self._write(writes.put_prompts),
-            PutSamples: self._put_samples,
-            PutPartials: self._put_partials,
-            PutScores: self._write(writes.put_scores),
-            MarkSamples: self._write(writes.mark),
-            ForgetLogprobs: self._write(writes.forget_logprobs),
-            GetPrompts: self._read(reads.prompts),
-            GetSamples: self._read(reads.samples),
-            GetPartials: self._read(reads.partials),
-            GetHistory: self._history_of,
-            GetLengths: self._read(reads.lengths),
-            GetJournal: self._read(reads.journal),
-            GetStoreStats: self._read(self._stats),
+            messages.OpenRun: self._write(writes.open_run),
+            messages.PutPrompts: self._write(writes.put_prompts),
+            messages.PutSamples: self._put_samples,
+            messages.PutPartials: self._put_partials,
+            messages.PutScores: self._write(writes.put_scores),
+            messages.MarkSamples: self._write(writes.mark),
+            messages.ForgetLogprobs: self._write(writes.forget_logprobs),
+            messages.GetPrompts: self._read(reads.prompts),
+            messages.GetSamples: self._read(reads.samples),
+            messages.GetPartials: self._read(reads.partials),
+            messages.GetHistory: self._history_of,
+            messages.GetLengths: self._read(reads.lengths),
+            messages.GetJournal: self._read(reads.journal),
+            messages.GetStoreStats: self._read(self._stats),
         }
 
-    async def _answer(self, peer: bytes, message: Message, frames: Sequence[bytes]) -> Message | Parcel:
+    async def _answer(
+        self, peer: bytes, message: messages.Message, frames: Sequence[bytes]
+    ) -> messages.Message | Parcel:
         try:
             answer = await self._handlers[type(message)](message, frames)
         except StoreFull as error:
-            if isinstance(message, PutPartials):
+            if isinstance(message, messages.PutPartials):
                 raise  # frequent and optional: only a finished sample decides whether the store is full
             self._why_full = str(error)
             self._full = self._full or self.spawn(self._wait_for_space())
             raise
-        except Unusable as error:
-            self.spawn(_end(error))
-            raise
-        except lmdb.Error as error:
-            raise self._unreadable(error) from None
-        if self._full is not None and isinstance(message, PutSamples):
+        except (Unusable, lmdb.Error) as error:
+            explained = self._database.explain(error) if isinstance(error, lmdb.Error) else error
+            if isinstance(explained, Unusable):
+                self.spawn(_end(explained))
+            raise explained from None
+        if self._full is not None and isinstance(message, messages.PutSamples):
             self._full.cancel()
             self._full, self._why_full = None, ""
             log.warning("there is room again: new samples are accepted")
@@ -147,44 +129,38 @@ class StoreService(Service):
             await asyncio.sleep(min(WARN_S, left))
         raise StoreFull(self._why_full)
 
-    def _unreadable(self, error: lmdb.Error) -> StoreError:
-        explained = self._database.explain(error)
-        if isinstance(explained, Unusable):
-            self.spawn(_end(explained))
-        return explained
-
-    def _stats(self, message: GetStoreStats) -> StoreStats:
+    def _stats(self, message: messages.GetStoreStats) -> messages.StoreStats:
         return msgspec.structs.replace(self._database.stats(), full=self._why_full)
 
-    def _write(self, operation: Callable[[Batch, Any], None]) -> Callable[..., Awaitable[Message]]:
-        async def handle(message: Message, frames: Sequence[bytes]) -> Message:
+    def _write(self, operation: Callable[[Batch, Any], None]) -> Callable[..., Awaitable[messages.Message]]:
+        async def handle(message: messages.Message, frames: Sequence[bytes]) -> messages.Message:
             await self._writer.write(lambda batch: operation(batch, message))
             return DONE
 
         return handle
 
-    async def _put_samples(self, message: PutSamples, frames: Sequence[bytes]) -> Message:
+    async def _put_samples(self, message: messages.PutSamples, frames: Sequence[bytes]) -> messages.Message:
         size = sum(map(len, frames))
         with self._underway(size):
             rows = await self._in_pool(partial(prepare, message, frames, self._level()))
-            kept: list[SampleInfo] = []
+            kept: list[messages.SampleInfo] = []
 
             def put(batch: Batch) -> None:
                 kept[:] = self._writes.put_samples(batch, rows)  # may run twice
 
             await self._writer.write(put, size)
-        return Kept(samples=kept) if kept else DONE
+        return messages.Kept(samples=kept) if kept else DONE
 
-    async def _put_partials(self, message: PutPartials, frames: Sequence[bytes]) -> Message:
+    async def _put_partials(self, message: messages.PutPartials, frames: Sequence[bytes]) -> messages.Message:
         size = sum(map(len, frames))
-        missing: list[SampleId] = []
+        missing: list[messages.SampleId] = []
 
         def put(batch: Batch) -> None:
             missing[:] = self._writes.put_partials(batch, message, b"".join(frames))  # may run twice
 
         with self._underway(size):
             await self._writer.write(put, size)
-        return Missing(samples=missing) if missing else DONE
+        return messages.Missing(samples=missing) if missing else DONE
 
     @contextlib.contextmanager
     def _underway(self, size: int) -> Iterator[None]:
@@ -201,14 +177,14 @@ class StoreService(Service):
         level = self._config.store.compression
         return level if self._underway_bytes < PRESSURE_BYTES else min(level, PRESSURE_LEVEL)
 
-    def _read(self, query: Callable[[Any], Any]) -> Callable[..., Awaitable[Message | Parcel]]:
-        async def handle(message: Message, frames: Sequence[bytes]) -> Message | Parcel:
+    def _read(self, query: Callable[[Any], Any]) -> Callable[..., Awaitable[messages.Message | Parcel]]:
+        async def handle(message: messages.Message, frames: Sequence[bytes]) -> messages.Message | Parcel:
             answer = await self._in_pool(partial(query, message))
             return Parcel(*answer) if isinstance(answer, tuple) else answer
 
         return handle
 
-    async def _history_of(self, message: GetHistory, frames: Sequence[bytes]) -> Parcel:
+    async def _history_of(self, message: messages.GetHistory, frames: Sequence[bytes]) -> Parcel:
         """A short one on the event loop: that takes less time than two thread switches."""
         if message.limit > SHORT_HISTORY:
             return Parcel(*await self._in_pool(partial(self._reads.history, message)))

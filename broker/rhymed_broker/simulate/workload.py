@@ -46,7 +46,7 @@ class Synthetic:
 
     def __init__(self, shape: Shape) -> None:
         self.cap, self._shape = shape.cap, shape
-        ids = [_name(number) for number in range(shape.prompts)]
+        ids = [_hex(f"prompt {number}") for number in range(shape.prompts)]
         epochs = -(-shape.steps * shape.prompts_per_step // shape.prompts) + 1
         self.plan = Plan(ids, shape.prompts_per_step, shape.group_size, epochs, shape.steps, shape.seed)
         spread = math.hypot(shape.prompt_sigma, shape.sample_sigma)
@@ -89,8 +89,8 @@ class Recorded:
         self.cap = max(map(max, groups))
         group_size = max(map(len, groups))
         epochs = max(len(steps) for steps in self._lengths.values())
-        per_step = min(prompts_per_step, len(self._lengths))
-        self.plan = Plan(sorted(self._lengths), per_step, group_size, epochs, steps)
+        prompts = sorted(self._lengths)
+        self.plan = Plan(prompts, min(prompts_per_step, len(prompts)), group_size, epochs, steps)
 
     def length(self, id: SampleId) -> int:
         """In the n-th epoch, the length in the prompt's n-th recorded step."""
@@ -127,10 +127,6 @@ def read_trace(path: Path) -> list[tuple[str, int, int]]:
         if 0 <= row.step < EVAL:  # neither imported nor an evaluation
             lengths.append((_hex(row.prompt_id or row.prompt), row.step, length))
     return lengths
-
-
-def _name(number: int) -> str:
-    return _hex(f"prompt {number}")
 
 
 def _hex(name: str) -> str:

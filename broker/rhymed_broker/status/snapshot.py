@@ -7,18 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain, count, islice, takewhile
 
-from rhymed.messages import (
-    Group,
-    GroupRow,
-    Holding,
-    Member,
-    Moment,
-    Queues,
-    SampleId,
-    StepRow,
-    StoreStats,
-    WorkerRow,
-)
+from rhymed import messages
 from rhymed_broker.ledger.ledger import Ledger
 from rhymed_broker.ledger.step import OpenStep
 from rhymed_broker.ledger.workers import Worker
@@ -43,11 +32,11 @@ class RunInfo:
     warnings: Sequence[str] = ()  # empty ones are left out
 
 
-def queues(ledger: Ledger, now: float, run: RunInfo, *, only: str | None = None) -> Queues:
+def queues(ledger: Ledger, now: float, run: RunInfo, *, only: str | None = None) -> messages.Queues:
     """`only`: with the samples of this worker alone; None: of all workers."""
     running = _running(ledger)
     depths, waiting = ledger.samples.depths(), ledger.samples.queues
-    return Queues(
+    return messages.Queues(
         run=run.name,
         uptime_s=run.uptime_s,
         version=ledger.version,
@@ -73,28 +62,28 @@ def queues(ledger: Ledger, now: float, run: RunInfo, *, only: str | None = None)
     )
 
 
-def group(ledger: Ledger, step: int, prompt: str, now: float) -> Group:
+def group(ledger: Ledger, step: int, prompt: str, now: float) -> messages.Group:
     """One prompt's samples, each with its story."""
     open_step = ledger.samples.open_steps.get(step)
     if open_step is None:
-        return Group(step=step, prompt=prompt, members=[])
-    samples = takewhile(bool, (open_step.samples.get(SampleId(step, prompt, index)) for index in count()))
+        return messages.Group(step=step, prompt=prompt, members=[])
+    samples = takewhile(bool, (open_step.samples.get(messages.SampleId(step, prompt, index)) for index in count()))
     members = [_member(sample, now) for sample in samples if sample is not None]
-    return Group(step=step, prompt=prompt, members=members, expected=open_step.forecast.get(prompt, 0.0))
+    return messages.Group(step=step, prompt=prompt, members=members, expected=open_step.forecast.get(prompt, 0.0))
 
 
-def _member(sample: Sample, now: float) -> Member:
-    return Member(
+def _member(sample: Sample, now: float) -> messages.Member:
+    return messages.Member(
         index=sample.id.index,
         state=sample.state,
         worker=sample.worker,
         tokens=sample.length or sample.tokens,
         reward=sample.reward,
-        story=[Moment(ago_s=now - at, event=event, who=who) for at, event, who in sample.story],
+        story=[messages.Moment(ago_s=now - at, event=event, who=who) for at, event, who in sample.story],
     )
 
 
-def numbers(stats: StoreStats) -> dict[str, float]:
+def numbers(stats: messages.StoreStats) -> dict[str, float]:
     """The numeric fields of the store's statistics."""
     fields = {name: getattr(stats, name) for name in stats.__struct_fields__}
     return {name: float(value) for name, value in fields.items() if isinstance(value, int | float)}
@@ -105,9 +94,9 @@ def stored(numbers: dict[str, float]) -> dict[str, float]:
     return {f"store/{name}": numbers[name] for name in ("used_bytes", "samples") if name in numbers}
 
 
-def _worker(worker: Worker, now: float, *, with_samples: bool) -> WorkerRow:
+def _worker(worker: Worker, now: float, *, with_samples: bool) -> messages.WorkerRow:
     tokens = {item.id: item.tokens for item in worker.holding} if with_samples else {}
-    return WorkerRow(
+    return messages.WorkerRow(
         worker=worker.name,
         role=worker.role,
         host=worker.host,
@@ -117,7 +106,7 @@ def _worker(worker: Worker, now: float, *, with_samples: bool) -> WorkerRow:
         phase=worker.phase,
         silent_s=now - worker.seen,
         holding=[
-            Holding(id=id, tokens=tokens.get(id, 0), parked=id in worker.parked, seconds=now - sample.since)
+            messages.Holding(id=id, tokens=tokens.get(id, 0), parked=id in worker.parked, seconds=now - sample.since)
             for id, sample in (worker.held.items() if with_samples else ())
         ],
         stats=worker.stats,
@@ -136,15 +125,15 @@ def _running(ledger: Ledger) -> dict[int, dict[str, list[int]]]:
     return running
 
 
-def _groups(open_step: OpenStep, running: dict[str, list[int]]) -> list[GroupRow]:
+def _groups(open_step: OpenStep, running: dict[str, list[int]]) -> list[messages.GroupRow]:
     """The first `GROUPS`, running ones first, the longest before the others. Costs O(running samples)."""
     first = heapq.nlargest(GROUPS, running, key=lambda prompt: max(running[prompt]))
     others = (prompt for prompt in open_step.prompts() if prompt not in running)
     return [open_step.row(prompt, running.get(prompt, ())) for prompt in islice(chain(first, others), GROUPS)]
 
 
-def _step(open_step: OpenStep, now: float, running: dict[str, list[int]]) -> StepRow:
-    return StepRow(
+def _step(open_step: OpenStep, now: float, running: dict[str, list[int]]) -> messages.StepRow:
+    return messages.StepRow(
         step=open_step.step,
         states={str(state): count for state, count in open_step.counts.items() if count},
         groups_ready=open_step.groups_ready,

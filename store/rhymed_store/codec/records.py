@@ -88,8 +88,7 @@ class Record(NamedTuple):
         return self._replace(flags=flags)
 
     def journal(self) -> bytes:
-        reward = self.reward if self.flags & REWARD_BIT else None
-        return pack_journal(self.state, self.length, self.versions, reward)
+        return pack_journal(self.state, self.length, self.versions, self.reward if self.flags & REWARD_BIT else None)
 
     def pack(self, key: bytes) -> bytes:
         header = _HEADER.pack(*self[:5], self.flags | _CHECKED, self.reward)

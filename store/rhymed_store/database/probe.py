@@ -104,12 +104,13 @@ def _main(folder: str, limit_s: str, target: str = "") -> int:
             folder, map_size=0, max_dbs=64, readonly=True, create=False, lock=bool(target), readahead=False
         ) as env:
             _say("list of tables")
-            for name in _table_names(env):
+            with env.begin() as txn, txn.cursor() as cursor:
+                names = list(cursor.iternext(values=False))
+            for name in names:
                 _say(f"table {name.decode(errors='replace')!r}")
                 _walk(env, env.open_db(name, create=False))
             _say("list of free pages")
-            with open(os.devnull, "wb") as null:  # a compact copy counts all pages, used and free
-                env.copyfd(null.fileno(), compact=True)
+            check_pages(env)
             if target:
                 return _copy(env, target)
     except (lmdb.Error, ValueError, OSError, MemoryError) as error:
@@ -122,11 +123,6 @@ def _say(place: str) -> None:
     print(place, flush=True)
 
 
-def _table_names(env: Any) -> list[bytes]:
-    with env.begin() as txn, txn.cursor() as cursor:
-        return list(cursor.iternext(values=False))
-
-
 def _walk(env: Any, table: Any) -> None:
     """Every page of the tree, and the last byte of every value: a damaged size must not reach out of the file."""
     with env.begin(buffers=True) as txn, txn.cursor(table) as cursor:
@@ -136,6 +132,12 @@ def _walk(env: Any, table: Any) -> None:
                 value[-1]
         if count != (written := txn.stat(table)["entries"]):
             raise ValueError(f"{written} entries were written, {count} can be read")
+
+
+def check_pages(env: Any) -> None:
+    """Every page is either in use, once, or free: a compact copy counts them. Raises `lmdb.Error`."""
+    with open(os.devnull, "wb") as null:
+        env.copyfd(null.fileno(), compact=True)
 
 
 def _copy(env: Any, target: str) -> int:

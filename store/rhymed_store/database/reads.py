@@ -12,25 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from rhymed import messages
 from rhymed.errors import MalformedMessage, StoreDamaged, UnknownSample
-from rhymed.messages import (
-    EVAL,
-    GetHistory,
-    GetJournal,
-    GetLengths,
-    GetPartials,
-    GetPrompts,
-    GetSamples,
-    Journal,
-    JournalEntry,
-    LengthRow,
-    Lengths,
-    Partials,
-    PromptRow,
-    Prompts,
-    SampleId,
-    Samples,
-)
 from rhymed_store.codec import frames, records
 from rhymed_store.codec.records import Record, Tokens
 from rhymed_store.database import partials
@@ -38,7 +21,7 @@ from rhymed_store.database.tables import Tables
 
 
 class SampleRecord(NamedTuple):
-    sample: SampleId
+    sample: messages.SampleId
     record: Record
 
 
@@ -46,7 +29,7 @@ class Reads:
     def __init__(self, database: Tables) -> None:
         self._database, self._tables = database, database.tables
 
-    def samples(self, message: GetSamples) -> tuple[Samples, list[Any]]:
+    def samples(self, message: messages.GetSamples) -> tuple[messages.Samples, list[Any]]:
         with self._database.read() as txn:
             rows = [self._find(txn, sample) for sample in message.samples]
             arrays: list[Any] = [self._tokens(txn, rows)]
@@ -56,7 +39,7 @@ class Reads:
                 arrays.append(self._contexts(txn, rows))
         return _samples(rows), arrays
 
-    def partials(self, message: GetPartials) -> tuple[Partials, list[Any]]:
+    def partials(self, message: messages.GetPartials) -> tuple[messages.Partials, list[Any]]:
         tokens_by_id = {}
         with self._database.read() as txn, txn.cursor(self._tables["partials"]) as cursor:
             for sample in message.samples:
@@ -64,9 +47,11 @@ class Reads:
                 if tokens is not None:
                     tokens_by_id[sample] = tokens
         lengths = [len(tokens) for tokens in tokens_by_id.values()]
-        return Partials(samples=list(tokens_by_id), lengths=lengths), [b"".join(map(bytes, tokens_by_id.values()))]
+        return messages.Partials(samples=list(tokens_by_id), lengths=lengths), [
+            b"".join(map(bytes, tokens_by_id.values()))
+        ]
 
-    def history(self, message: GetHistory) -> tuple[Samples, list[Any]]:
+    def history(self, message: messages.GetHistory) -> tuple[messages.Samples, list[Any]]:
         if message.limit < 1:
             raise MalformedMessage(f"GetHistory: limit {message.limit}, at least 1 expected")
         with self._database.read() as txn:
@@ -90,12 +75,12 @@ class Reads:
                 inside = cursor.prev()
         return [row for _, _, row in sorted(taken, key=lambda row: row[:2])[:limit]]
 
-    def lengths(self, message: GetLengths) -> Lengths:
+    def lengths(self, message: messages.GetLengths) -> messages.Lengths:
         with self._database.read() as txn, txn.cursor(self._tables["samples"]) as cursor:
             rows = [self._lengths(cursor, prompt, message.before_step) for prompt in message.prompts]
-        return Lengths(rows=rows)
+        return messages.Lengths(rows=rows)
 
-    def _lengths(self, cursor: Any, prompt: str, before_step: int) -> LengthRow:
+    def _lengths(self, cursor: Any, prompt: str, before_step: int) -> messages.LengthRow:
         low = records.prompt_key(prompt)
         high, lengths = low + records.step_prefix(before_step), []
         if cursor.set_range(low):
@@ -103,15 +88,15 @@ class Reads:
                 if bytes(key) >= high:
                     break
                 lengths.append((records.step_of(key), records.unpack_length(value)))
-        return LengthRow(prompt=prompt, lengths=lengths)
+        return messages.LengthRow(prompt=prompt, lengths=lengths)
 
-    def journal(self, message: GetJournal) -> Journal:
+    def journal(self, message: messages.GetJournal) -> messages.Journal:
         entries, low = {}, records.step_prefix(message.from_step)
         with self._database.read() as txn:
             forgotten = self._database.number(txn, "forgotten")
             with txn.cursor(self._tables["partials"]) as cursor:
                 for sample in partials.begun(cursor, low):
-                    entries[sample] = JournalEntry(id=sample, state="begun")
+                    entries[sample] = messages.JournalEntry(id=sample, state="begun")
             with txn.cursor(self._tables["journal"]) as cursor:
                 for key, value in cursor if cursor.set_range(low) else ():
                     entry = records.unpack_journal(key, value)
@@ -119,9 +104,9 @@ class Reads:
                         reason = txn.get(records.sample_key(entry.id), db=self._tables["drops"])
                         entry = records.unpack_journal(key, value, bytes(reason or b"").decode())
                     entries[entry.id] = entry
-        return Journal(entries=list(entries.values()), forgotten=forgotten)
+        return messages.Journal(entries=list(entries.values()), forgotten=forgotten)
 
-    def prompts(self, message: GetPrompts) -> Prompts:
+    def prompts(self, message: messages.GetPrompts) -> messages.Prompts:
         rows = []
         with self._database.read() as txn:
             for prompt in message.prompts:
@@ -129,10 +114,10 @@ class Reads:
                 if value is None:
                     raise UnknownSample(f"prompt {prompt} was never stored")
                 data = frames.unpack_bytes(value, f"prompt {prompt}")
-                rows.append(PromptRow(prompt=prompt, row=data.decode()))
-        return Prompts(rows=rows)
+                rows.append(messages.PromptRow(prompt=prompt, row=data.decode()))
+        return messages.Prompts(rows=rows)
 
-    def _find(self, txn: Any, sample: SampleId) -> SampleRecord:
+    def _find(self, txn: Any, sample: messages.SampleId) -> SampleRecord:
         key = records.sample_key(sample)
         value = txn.get(key, db=self._tables["samples"])
         if value is None:
@@ -152,7 +137,7 @@ class Reads:
         sample, record = row
         value = txn.get(records.journal_key(sample), db=self._tables["logprobs"])
         if value is None:
-            if not 0 <= sample.step < EVAL:
+            if not 0 <= sample.step < messages.EVAL:
                 kind = "imported history" if sample.step < 0 else "an evaluation"
                 raise UnknownSample(f"sample {sample} is {kind}: there are no log-probs of it")
             forgotten = self._database.number(txn, "forgotten", sample.step)
@@ -184,5 +169,5 @@ def _space(lengths: Sequence[int]) -> tuple[Tokens, list[int]]:
     return np.empty(ends.pop(), np.uint32), ends
 
 
-def _samples(rows: Sequence[SampleRecord]) -> Samples:
-    return Samples(samples=[record.info(sample) for sample, record in rows])
+def _samples(rows: Sequence[SampleRecord]) -> messages.Samples:
+    return messages.Samples(samples=[record.info(sample) for sample, record in rows])

@@ -57,7 +57,8 @@ class Database(Tables):
             self._lock = _lock(folder)
             opened.callback(os.close, self._lock)
             claim_lock(folder)
-            if _has_data(folder):
+            file = folder / "data.mdb"
+            if file.exists() and file.stat().st_size:
                 killed = os.pread(self._lock, len(OPEN), 0) == OPEN
                 probe(folder, limit_s=LONG_S if killed else SHORT_S)
             try:
@@ -171,11 +172,6 @@ class Database(Tables):
             return
         with self._env.begin(write=True) as txn:
             self.put_number(txn, "schema", SCHEMA)
-
-
-def _has_data(folder: Path) -> bool:
-    file = folder / "data.mdb"
-    return file.exists() and file.stat().st_size > 0
 
 
 def is_open(folder: Path) -> bool:

@@ -14,18 +14,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from rhymed import messages
 from rhymed.errors import RunMismatch, UnknownSample
-from rhymed.messages import (
-    EVAL,
-    ForgetLogprobs,
-    MarkSamples,
-    OpenRun,
-    PutPartials,
-    PutPrompts,
-    PutScores,
-    SampleId,
-    SampleInfo,
-)
 from rhymed_store.codec import frames, records
 from rhymed_store.database import partials
 from rhymed_store.database.prepare import HEADER_BYTES, NewRow, check_partials, check_row, cut
@@ -49,7 +39,7 @@ class Writes:
     def __init__(self, database: Database, level: int) -> None:
         self._database, self._tables, self._level = database, database.tables, level
 
-    def open_run(self, batch: Batch, message: OpenRun) -> None:
+    def open_run(self, batch: Batch, message: messages.OpenRun) -> None:
         meta = self._tables["meta"]
         owner = batch.txn.get(b"run", db=meta)
         claim = msgspec.json.encode([message.run, message.fingerprint])
@@ -63,14 +53,14 @@ class Writes:
                 " another run.name, or restore model, data and seed"
             )
 
-    def put_prompts(self, batch: Batch, message: PutPrompts) -> None:
+    def put_prompts(self, batch: Batch, message: messages.PutPrompts) -> None:
         rows = [(records.prompt_key(row.prompt), check_row(row.prompt, row.row)) for row in message.rows]
         self._database.claim_space(batch, sum(len(data) + HEADER_BYTES for _, data in rows))
         for key, data in rows:
             if batch.txn.get(key, db=self._tables["prompts"]) is None:
                 batch.txn.put(key, frames.pack_bytes(data, self._level), db=self._tables["prompts"])
 
-    def put_samples(self, batch: Batch, rows: Sequence[NewRow]) -> list[SampleInfo]:
+    def put_samples(self, batch: Batch, rows: Sequence[NewRow]) -> list[messages.SampleInfo]:
         """Returns the stored record of every sample whose earlier record differs from the one passed in."""
         txn, table = batch.txn, self._tables["samples"]
         first = {row.key: row for row in reversed(rows)}
@@ -125,7 +115,7 @@ class Writes:
         with txn.cursor(self._tables[table]) as cursor:
             cursor.putmulti(rows)
 
-    def put_partials(self, batch: Batch, message: PutPartials, tokens: bytes) -> list[SampleId]:
+    def put_partials(self, batch: Batch, message: messages.PutPartials, tokens: bytes) -> list[messages.SampleId]:
         """Returns the samples whose part would leave a hole: it is not kept. Parts of samples that are stored, or not
         live, are ignored.
 
@@ -143,7 +133,7 @@ class Writes:
                     missing.append(sample)
         return missing
 
-    def put_scores(self, batch: Batch, message: PutScores) -> None:
+    def put_scores(self, batch: Batch, message: messages.PutScores) -> None:
         updates = []
         for score in message.scores:
             reward = records.check_reward(score.reward, score.id)
@@ -152,7 +142,7 @@ class Writes:
             if record.state != "trained":
                 self._update(batch.txn, sample, record.scored(reward))
 
-    def mark(self, batch: Batch, message: MarkSamples) -> None:
+    def mark(self, batch: Batch, message: messages.MarkSamples) -> None:
         txn, state = batch.txn, message.state
         if state == "dropped":
             self._drop(txn, message)
@@ -161,7 +151,7 @@ class Writes:
             if record is not None:
                 self._update(txn, sample, record.marked(state))
 
-    def _drop(self, txn: Any, message: MarkSamples) -> None:
+    def _drop(self, txn: Any, message: messages.MarkSamples) -> None:
         """Keep the reason for good; a sample that was never generated has no record, only a line in the journal."""
         keys = [(records.sample_key(sample), records.journal_key(sample)) for sample in message.samples]
         live_from = self._live_from(txn)
@@ -171,11 +161,17 @@ class Writes:
             if is_live(sample.step, live_from):
                 txn.put(journal, line, db=self._tables["journal"])
 
-    def forget_logprobs(self, batch: Batch, message: ForgetLogprobs) -> None:
+    def forget_logprobs(self, batch: Batch, message: messages.ForgetLogprobs) -> None:
         """Scored samples of these steps are in the checkpoint: trained, even if a broker died before it said so."""
         below = max(min(message.below_step, self._next_step(batch.txn)), self._live_from(batch.txn))
         self._settle(batch.txn, below)
-        for table, first in (("logprobs", 0), ("journal", 0), ("journal", EVAL), ("partials", 0), ("partials", EVAL)):
+        for table, first in (
+            ("logprobs", 0),
+            ("journal", 0),
+            ("journal", messages.EVAL),
+            ("partials", 0),
+            ("partials", messages.EVAL),
+        ):
             low, high = records.step_prefix(first), records.step_prefix(first + below)
             with batch.txn.cursor(self._tables[table]) as cursor:
                 while cursor.set_range(low) and cursor.key() < high:
@@ -201,7 +197,7 @@ class Writes:
     def _next_step(self, txn: Any) -> int:
         """The step after the newest training step in the journal: no checkpoint can cover more."""
         with txn.cursor(self._tables["journal"]) as cursor:
-            beyond = cursor.set_range(records.step_prefix(EVAL))
+            beyond = cursor.set_range(records.step_prefix(messages.EVAL))
             there = cursor.prev() if beyond else cursor.last()
             return records.unpack_journal(cursor.key(), cursor.value()).id.step + 1 if there else 0
 
@@ -209,14 +205,14 @@ class Writes:
         """First step that no checkpoint covers: older ones have neither journal nor log-probs."""
         return self._database.number(txn, "forgotten")
 
-    def _record(self, txn: Any, sample: SampleId, *, missing_ok: bool = False) -> Any:
+    def _record(self, txn: Any, sample: messages.SampleId, *, missing_ok: bool = False) -> Any:
         key = records.sample_key(sample)
         value = txn.get(key, db=self._tables["samples"])
         if value is None and not missing_ok:
             raise UnknownSample(f"sample {sample} was never stored")
         return None if value is None else records.unpack_record(key, value)
 
-    def _update(self, txn: Any, sample: SampleId, record: records.Record) -> None:
+    def _update(self, txn: Any, sample: messages.SampleId, record: records.Record) -> None:
         key = records.sample_key(sample)
         txn.put(key, record.pack(key), db=self._tables["samples"])
         if is_live(sample.step, self._live_from(txn)):
@@ -225,9 +221,9 @@ class Writes:
 
 def is_live(step: int, live_from: int) -> bool:
     """Whether the journal covers this step, where `live_from` is the first that no checkpoint covers."""
-    return step >= live_from and (step < EVAL or step - EVAL >= live_from)
+    return step >= live_from and (step < messages.EVAL or step - messages.EVAL >= live_from)
 
 
-def _content(info: SampleInfo) -> tuple[Any, ...]:
+def _content(info: messages.SampleInfo) -> tuple[Any, ...]:
     """The part in which two records of a sample must agree; its state may differ."""
     return info.prompt_length, info.length, info.finish_reason, [tuple(run) for run in info.versions]

@@ -16,6 +16,8 @@ from typing import Any
 import lmdb
 import msgspec
 
+from rhymed_store.database.probe import check_pages
+
 BATCH_BYTES = 1 << 20  # of one answer to `scan`
 MOST_VALUE_BYTES = 1 << 30  # a longer one is damaged
 END = ""  # of a table, as the state of a scan; `MORE` after a full batch, otherwise an error's text
@@ -34,9 +36,8 @@ class Snapshot:
     def close(self) -> None:
         self._env.close()
 
-    def info(self) -> int:
-        """Bytes of the map."""
-        return int(self._env.info()["map_size"])
+    def open(self) -> None:
+        """Nothing more than the first request of any kind does."""
 
     def count(self, table: str) -> int | None:
         try:
@@ -81,9 +82,7 @@ class Snapshot:
         ]
 
     def check_pages(self) -> None:
-        """Every page is either in use, once, or free. Raises `lmdb.Error`."""
-        with open(os.devnull, "wb") as null:
-            self._env.copyfd(null.fileno(), compact=True)
+        check_pages(self._env)
 
 
 def _open(folder: str) -> Any:

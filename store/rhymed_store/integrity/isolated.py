@@ -48,7 +48,7 @@ class IsolatedReader:
         self._folder = folder
         self._child: subprocess.Popen[bytes] | None = None
         try:
-            self.map_bytes: int = self._ask("info")
+            self._ask("open")
         except Unreadable as error:
             self.close()
             raise StoreDamaged(

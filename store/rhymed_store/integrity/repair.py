@@ -37,9 +37,9 @@ def repair(folder: Path) -> tuple[Report, Path | None]:
     Raises `StoreError` while a store has the folder, and where there is no room next to the old file.
     """
     with locked(folder), _temporary(folder) as new:
-        source, map_bytes = _with_headers(folder, new)
+        source = _with_headers(folder, new)
         try:
-            report = _rebuild(source, new, map_bytes)
+            report = _rebuild(source, new)
         except lmdb.Error as error:
             raise StoreError(f"{new} cannot be written, {folder} is as it was: {error}") from None
         if source != folder:
@@ -83,14 +83,13 @@ def _temporary(folder: Path) -> Iterator[Path]:
         shutil.rmtree(new, ignore_errors=True)
 
 
-def _with_headers(folder: Path, new: Path) -> tuple[Path, int]:
-    """The folder to read from, and the bytes of its map.
+def _with_headers(folder: Path, new: Path) -> Path:
+    """The folder to read from; else a copy whose headers, pages 0 and 1, are both the sound one.
 
-    Where LMDB refuses the file, that of a copy whose headers, pages 0 and 1, are both the sound one. Raises
-    `StoreDamaged` where both are damaged.
+    Raises `StoreDamaged` where both are damaged.
     """
-    if map_bytes := _opens(folder):
-        return folder, map_bytes
+    if _opens(folder):
+        return folder
     copy, page = new / "source", os.sysconf("SC_PAGE_SIZE")
     copy.mkdir()
     for sound, lost in ((0, 1), (1, 0)):
@@ -100,23 +99,23 @@ def _with_headers(folder: Path, new: Path) -> tuple[Path, int]:
             header = file.read(page)
             file.seek(lost * page)
             file.write(header)
-        if map_bytes := _opens(copy):
-            return copy, map_bytes
+        if _opens(copy):
+            return copy
     raise StoreDamaged(f"{folder / 'data.mdb'}: both of its headers are damaged, nothing can be read; use a backup")
 
 
-def _opens(folder: Path) -> int:
-    """Bytes of its map, 0 where LMDB refuses the file. Raises `StoreError` where there is none."""
+def _opens(folder: Path) -> bool:
+    """Raises `StoreError` where there is no file."""
     check_readable(folder)
     try:
-        with IsolatedReader(folder) as reader:
-            return reader.map_bytes
+        IsolatedReader(folder).close()
     except StoreDamaged:
-        return 0
+        return False
+    return True
 
 
-def _rebuild(folder: Path, new: Path, map_bytes: int) -> Report:
-    map_bytes = max(map_bytes, LEAST_MAP_BYTES, 2 * (folder / "data.mdb").stat().st_size)
+def _rebuild(folder: Path, new: Path) -> Report:
+    map_bytes = max(LEAST_MAP_BYTES, 2 * (folder / "data.mdb").stat().st_size)
     with lmdb.open(str(new), map_size=map_bytes, max_dbs=len(TABLES), sync=False, readahead=False) as env:
         writer = _Writer(env)
         report = verify(folder, writer.put)

@@ -108,8 +108,7 @@ class Engine(Protocol):
 
 def seed_of(run_seed: int, id: SampleId) -> int:
     """62 bits, a pure function of the run's seed and the sample: a repeated run draws the same noise."""
-    digest = hashlib.blake2b(f"{run_seed}/{id}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") >> 2
+    return int.from_bytes(hashlib.blake2b(f"{run_seed}/{id}".encode(), digest_size=8).digest(), "little") >> 2
 
 
 def sampling_for(rollout: Rollout, evaluation: Eval, run_seed: int, id: SampleId) -> Sampling:

@@ -173,8 +173,7 @@ class TraceEngine:
         return [DraftReport(yields=self._yields.pop(id, None)) for id in ids]
 
     def progress(self) -> dict[SampleId, int]:
-        waiting = {entry.task.id: 0 for entry in self._waiting}
-        return waiting | {id: entry.done for id, entry in self._running.items()}
+        return {entry.task.id: 0 for entry in self._waiting} | {id: entry.done for id, entry in self._running.items()}
 
     def written(self, starts: Mapping[SampleId, int]) -> dict[SampleId, NDArray[np.uint32]]:
         running = {id: entry for id in starts if (entry := self._running.get(id)) is not None}

@@ -18,21 +18,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from rhymed import messages
 from rhymed.config import Config
 from rhymed.config.checks import QUEUED
 from rhymed.errors import MalformedMessage, RewardError, UnknownSample
-from rhymed.messages import (
-    Finish,
-    Heartbeat,
-    Holding,
-    Join,
-    Message,
-    SampleId,
-    Score,
-    Scored,
-    ScoreSamples,
-    ToReward,
-)
 from rhymed.run.layout import RunLayout
 from rhymed.service.activities import stats_of
 from rhymed.service.logline import cause
@@ -78,9 +67,9 @@ class RewardWorker(Service):
         super().__init__(name)
         self._config = config
         self._layout = layout
-        self._holding: dict[SampleId, float] = {}  # sample -> time at which it was received
-        self._received: asyncio.Queue[SampleId] = asyncio.Queue()
-        self._outcomes: asyncio.Queue[tuple[SampleId, Outcome]] = asyncio.Queue()
+        self._holding: dict[messages.SampleId, float] = {}  # sample -> time at which it was received
+        self._received: asyncio.Queue[messages.SampleId] = asyncio.Queue()
+        self._outcomes: asyncio.Queue[tuple[messages.SampleId, Outcome]] = asyncio.Queue()
         self._health = ScorerHealth(config.rollout.group_size)
         self._seconds = Stopwatch("idle")
         self._closing = contextlib.AsyncExitStack()
@@ -92,7 +81,7 @@ class RewardWorker(Service):
         self._closing.callback(self._store.close)
         keys = self._layout.keys("reward").to("broker")
         link = Client(
-            self._layout.broker, self.name, peer="broker", accepts=ToReward, handler=self._handle, keys=keys
+            self._layout.broker, self.name, peer="broker", accepts=messages.ToReward, handler=self._handle, keys=keys
         )
         self._closing.callback(link.close)
         self._membership = Membership(link, self._join, self._heartbeat)
@@ -103,9 +92,9 @@ class RewardWorker(Service):
     async def close(self) -> None:
         await self._closing.aclose()
 
-    async def _handle(self, peer: bytes, message: Any, frames: Sequence[bytes]) -> Message:
+    async def _handle(self, peer: bytes, message: Any, frames: Sequence[bytes]) -> messages.Message:
         match message:
-            case ScoreSamples():
+            case messages.ScoreSamples():
                 fresh = [sample for sample in message.samples if sample not in self._holding]
                 for sample in fresh:
                     self._holding[sample] = time.monotonic()
@@ -113,7 +102,7 @@ class RewardWorker(Service):
                 if fresh:
                     count = counted(len(fresh), "sample")
                     log.info("takes %s, first %s", count, fresh[0], extra=cause("scoring", fresh))
-            case Finish():
+            case messages.Finish():
                 log.info("%s: the run is over: %s", self.name, message.reason)
                 self._membership.dismissed()
                 self.stop()
@@ -123,8 +112,8 @@ class RewardWorker(Service):
 
     # Membership of the run
 
-    def _join(self) -> Join:
-        return Join(
+    def _join(self) -> messages.Join:
+        return messages.Join(
             role="reward",
             worker=self.name,
             host=socket.gethostname(),
@@ -133,12 +122,12 @@ class RewardWorker(Service):
             holding=list(self._holding),
         )
 
-    def _heartbeat(self) -> Heartbeat:
+    def _heartbeat(self) -> messages.Heartbeat:
         now = time.monotonic()
-        held = [Holding(id=id, seconds=now - since) for id, since in self._holding.items()]
+        held = [messages.Holding(id=id, seconds=now - since) for id, since in self._holding.items()]
         phase = "score" if held else "idle"
         stats = {**self._health.stats(), **stats_of("reward", self._seconds.read())}
-        return Heartbeat(worker=self.name, phase=phase, holding=held, stats=stats)
+        return messages.Heartbeat(worker=self.name, phase=phase, holding=held, stats=stats)
 
     # A sample: fetch, score, report
 
@@ -148,7 +137,7 @@ class RewardWorker(Service):
             for id, work in await self._read(ids):
                 self.spawn(self._score(id, work))
 
-    async def _read(self, ids: Sequence[SampleId]) -> list[tuple[SampleId, Item]]:
+    async def _read(self, ids: Sequence[messages.SampleId]) -> list[tuple[messages.SampleId, Item]]:
         """Texts, tokens and rows of these samples. For one that the store does not have, the outcome is an error."""
         prompts = list(dict.fromkeys(id.prompt for id in ids))
         try:
@@ -166,7 +155,7 @@ class RewardWorker(Service):
             for sample, text in zip(samples, texts, strict=True)
         ]
 
-    async def _score(self, id: SampleId, work: Item) -> None:
+    async def _score(self, id: messages.SampleId, work: Item) -> None:
         with self._seconds.during("score"):
             outcome = await self._pool.score(work)
         if outcome.error is not None:
@@ -182,16 +171,16 @@ class RewardWorker(Service):
                 scores.append(self._score_of(id, outcome))
             stored = await self._put(scores)
             try:
-                await self._membership.report(Scored(worker=self.name, scores=stored), "reporting scores")
+                await self._membership.report(messages.Scored(worker=self.name, scores=stored), "reporting scores")
             except RewardError as error:  # reward.on_error = "stop": Finish follows
                 log.error("%s: the broker ends the run: %s", self.name, error)
             _log_scored(stored)
             for score in stored:
                 self._holding.pop(score.id, None)
 
-    def _score_of(self, id: SampleId, outcome: Outcome) -> Score:
+    def _score_of(self, id: messages.SampleId, outcome: Outcome) -> messages.Score:
         zero = outcome.error is not None and self._config.reward.on_error == "zero"
-        return Score(
+        return messages.Score(
             id=id,
             reward=0.0 if zero else outcome.reward,
             error=outcome.error,
@@ -200,9 +189,9 @@ class RewardWorker(Service):
             failed=outcome.failed,
         )
 
-    async def _put(self, scores: list[Score]) -> list[Score]:
+    async def _put(self, scores: list[messages.Score]) -> list[messages.Score]:
         """Store the rewards; returns what to report. A sample that the store does not have gets no reward."""
-        rewards = [Score(id=score.id, reward=score.reward) for score in scores if score.reward is not None]
+        rewards = [messages.Score(id=score.id, reward=score.reward) for score in scores if score.reward is not None]
         if not rewards:
             return scores
         try:
@@ -210,11 +199,11 @@ class RewardWorker(Service):
         except UnknownSample as error:
             if len(scores) > 1:
                 return [stored for score in scores for stored in await self._put([score])]
-            return [Score(id=scores[0].id, error=scores[0].error or f"not in the store: {error}")]
+            return [messages.Score(id=scores[0].id, error=scores[0].error or f"not in the store: {error}")]
         return scores
 
 
-def _log_scored(scores: Sequence[Score]) -> None:
+def _log_scored(scores: Sequence[messages.Score]) -> None:
     scored = [score for score in scores if score.reward is not None]
     if scored:
         more = cause("scored", [score.id for score in scored], rewards=[score.reward for score in scored])

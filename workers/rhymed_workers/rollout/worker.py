@@ -76,8 +76,9 @@ class RolloutWorker(Service):
             self._read_partial,
             self._report_parked,
         )
+        interrupt = functools.partial(self._generation.interrupt, self._active.values())
         self._weights = WeightLoader(
-            self.name, self.engine, self._fetcher, self._interrupt, self._report_loaded, self._timesheet
+            self.name, self.engine, self._fetcher, interrupt, self._report_loaded, self._timesheet
         )
         keys = self._layout.keys("rollout").to("broker")
         link = Client(
@@ -261,9 +262,6 @@ class RolloutWorker(Service):
 
     # -- the engine ---------------------------------------------------------------------------------------------
 
-    def _interrupt(self) -> None:
-        self._generation.interrupt(self._active.values())
-
     async def _report_loaded(self, version: int, seconds: float) -> None:
         await self._generation.notify()
         loaded = messages.Loaded(worker=self.name, version=version, seconds=seconds)
@@ -282,5 +280,4 @@ class RolloutWorker(Service):
         progress = self.engine.progress()
         if not progress or self._weights.busy:
             return None
-        tokens = sorted((str(id), count) for id, count in progress.items())
-        return self.engine.version, self._reporter.stored, tokens
+        return self.engine.version, self._reporter.stored, sorted((str(id), count) for id, count in progress.items())

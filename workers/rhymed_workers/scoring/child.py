@@ -88,8 +88,7 @@ def main() -> None:
     while (body := _get(requests)) is not None:
         cleanup.end_wait()
         work = msgspec.msgpack.decode(body, type=Item)
-        verdict = _judge(functions[work.scorer], work, config.reward)
-        answer = Answer(work.number, verdict, cleanup.run())
+        answer = Answer(work.number, _judge(functions[work.scorer], work, config.reward), cleanup.run())
         faulthandler.register(signal.SIGUSR1, file=answers, all_threads=False)
         _put(answers, msgspec.msgpack.encode(answer))
         cleanup.begin_wait()

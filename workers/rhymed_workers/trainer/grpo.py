@@ -62,8 +62,7 @@ def token_weights(lengths_B: Tensor, norm: Literal["token", "sequence"]) -> Tens
     if norm == "token":
         total = int(lengths_B.sum())
         return torch.full((total,), 1.0 / max(1, total))
-    share_B = 1.0 / (len(lengths_B) * lengths_B.clamp(min=1).float())
-    return share_B.repeat_interleave(lengths_B)
+    return (1.0 / (len(lengths_B) * lengths_B.clamp(min=1).float())).repeat_interleave(lengths_B)
 
 
 def engine_weights(old_N: Tensor, engine_N: Tensor, cap: float) -> Tensor:

@@ -66,8 +66,7 @@ class Lineage:
         return self.lines[-1]
 
     def save(self, folder: Path) -> None:
-        encode = msgspec.json.encode
-        (folder / FILE).write_bytes(b"".join(encode(line) + b"\n" for line in self.lines))
+        (folder / FILE).write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in self.lines))
 
     @classmethod
     def load(cls, folder: Path, steps: int) -> Lineage:
@@ -83,8 +82,7 @@ class Lineage:
 
 def read(folder: Path) -> list[Line]:
     """The lines in a checkpoint's folder, unchecked. Raises `OSError`, `ValueError`."""
-    content = (folder / FILE).read_bytes()
-    return [msgspec.json.decode(line, type=Line) for line in content.splitlines()]
+    return [msgspec.json.decode(line, type=Line) for line in (folder / FILE).read_bytes().splitlines()]
 
 
 def sample_bytes(id: SampleId, tokens: np.ndarray[Any, Any], reward: float | None) -> bytes:

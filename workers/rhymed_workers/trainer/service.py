@@ -20,19 +20,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
+from rhymed import messages
 from rhymed.config import Config
 from rhymed.errors import MalformedMessage, RhymedError, TrainerError
-from rhymed.messages import (
-    Checkpointed,
-    Finish,
-    Heartbeat,
-    Join,
-    Message,
-    SampleId,
-    ToTrainer,
-    Trained,
-    TrainStep,
-)
 from rhymed.run import checkpoint
 from rhymed.run.layout import RunLayout
 from rhymed.service import stall
@@ -68,7 +58,7 @@ class TrainerService(Service):
         self._idle = asyncio.Event()
         self._idle.set()
         self._version = 0  # published; the learner's own count is ahead while a step is being published
-        self._last: Trained | None = None
+        self._last: messages.Trained | None = None
         self._reports: set[asyncio.Task[None]] = set()
         self._saved = 0  # steps in the newest checkpoint
         self._over = False  # the broker has ended the run
@@ -92,7 +82,7 @@ class TrainerService(Service):
             self._layout.broker,
             self.name,
             peer="broker",
-            accepts=ToTrainer,
+            accepts=messages.ToTrainer,
             handler=self._handle,
             keys=keys.to("broker"),
         )
@@ -133,8 +123,8 @@ class TrainerService(Service):
 
     # -- membership of the run ----------------------------------------------------------------------------------
 
-    def _join(self) -> Join:
-        return Join(
+    def _join(self) -> messages.Join:
+        return messages.Join(
             role="trainer",
             worker=self.name,
             host=socket.gethostname(),
@@ -144,11 +134,11 @@ class TrainerService(Service):
             life=self._life,
         )
 
-    def _heartbeat(self) -> Heartbeat:
+    def _heartbeat(self) -> messages.Heartbeat:
         stats = stats_of("trainer", self._seconds.read())
-        return Heartbeat(worker=self.name, version=self._version, phase=self._phase, stats=stats)
+        return messages.Heartbeat(worker=self.name, version=self._version, phase=self._phase, stats=stats)
 
-    def _report(self, message: Message) -> None:
+    def _report(self, message: messages.Message) -> None:
         """In the background, until the broker has acknowledged it."""
         report = self.spawn(self._membership.report(message, f"reporting {type(message).__name__}"))
         self._reports.add(report)
@@ -156,22 +146,22 @@ class TrainerService(Service):
 
     # -- a step -------------------------------------------------------------------------------------------------
 
-    async def _handle(self, peer: bytes, message: Any, frames: Sequence[bytes]) -> Message:
+    async def _handle(self, peer: bytes, message: Any, frames: Sequence[bytes]) -> messages.Message:
         match message:
-            case TrainStep():
+            case messages.TrainStep():
                 await self._take(message)
-            case Finish():
+            case messages.Finish():
                 self.spawn(self._finish(message.reason))
             case _:
                 raise MalformedMessage(f"the trainer does not take {type(message).__name__}")
         return DONE
 
-    async def _take(self, order: TrainStep) -> None:
+    async def _take(self, order: messages.TrainStep) -> None:
         """Returns when the step's samples are fetched and valid, or the step is trained already. Raises otherwise."""
         steps = self._version
         if order.step < steps:
             last = self._last if self._last and self._last.step == order.step else None
-            self._report(last or Trained(worker=self.name, step=order.step, metrics={}, life=self._life))
+            self._report(last or messages.Trained(worker=self.name, step=order.step, metrics={}, life=self._life))
             return
         if order.step > steps:
             raise TrainerError(
@@ -183,7 +173,7 @@ class TrainerService(Service):
             self._step.add_done_callback(self._fetched)
         await asyncio.shield(self._step)
 
-    async def _fetch(self, step: int, ids: list[SampleId]) -> list[StoredSample]:
+    async def _fetch(self, step: int, ids: list[messages.SampleId]) -> list[StoredSample]:
         started = time.perf_counter()
         with_logprobs, samples = self._learner.reads_logprobs, list[StoredSample]()
         for start in range(0, len(ids), FETCHED):
@@ -219,7 +209,7 @@ class TrainerService(Service):
         metrics = await self._on_thread(train, "train")
         self._phase = "publish"
         metrics |= {"timing_s/fetch": self._fetch_s, "timing_s/publish": await self._publish()}
-        self._last = Trained(worker=self.name, step=step, metrics=metrics, life=self._life)
+        self._last = messages.Trained(worker=self.name, step=step, metrics=metrics, life=self._life)
         self._step = None
         values = " ".join(f"{key}={value:.4g}" for key, value in sorted(metrics.items()))
         more = cause("trained", [sample.info.id for sample in samples], step=step)
@@ -261,7 +251,7 @@ class TrainerService(Service):
         """
         kept = await self._on_thread(lambda: checkpoint.checkpoints_in(self._layout.checkpoints), "checkpoint")
         oldest = kept[0].step if kept else 0
-        self._report(Checkpointed(worker=self.name, step=oldest, newest=self._saved, life=self._life))
+        self._report(messages.Checkpointed(worker=self.name, step=oldest, newest=self._saved, life=self._life))
 
     async def _finish(self, reason: str) -> None:
         if self._over:
