@@ -38,10 +38,8 @@ def new_file(target: Path, mode: int | None = None) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def new_folder(target: Path) -> Iterator[Path]:
-    """An empty folder that becomes `target` at the end of the block, or is removed when the block raises.
-
-    Raises `OSError` if `target` is not an empty folder by then.
-    """
+    """An empty folder that becomes `target` at the end of the block, or is removed when the block raises. Raises
+    `OSError` if `target` is not an empty folder by then."""
     part = _temporary(target)
     part.mkdir(parents=True)
     try:

@@ -31,10 +31,8 @@ KNOBS = ((1.0, 0.1), (1.0, 0.5), (2.0, 0.1), (2.0, 0.5), (4.0, 0.1), (4.0, 0.3),
 def run(
     quick: bool, trace: Path | None = None, arctic: Path | None = None, model: Path | None = None
 ) -> dict[str, Any]:
-    """Tokens per forward, verified and accepted tokens, seconds and bytes, of both sides.
-
-    Replays a recorded trace, or responses of a model (a folder), or synthetic text.
-    """
+    """Tokens per forward, verified and accepted tokens, seconds and bytes, of both sides. Replays a recorded trace,
+    or responses of a model (a folder), or synthetic text."""
     prompts = 8 if quick else 32
     recorded = load(trace) if trace else record(model, prompts) if model else synthetic(prompts)
     result: dict[str, Any] = {"trace": str(trace or model or "synthetic"), "epochs": recorded.epochs}
@@ -127,10 +125,8 @@ def _reliability(trace: Trace, **learned: Any) -> list[dict[str, float]]:
 
 
 def _compare(index: list[dict[str, Any]], trees: list[dict[str, Any]]) -> dict[str, float]:
-    """Ratios of index to suffix trees; tokens per forward where both verify equally many per token.
-
-    Settings of the trees that verify less, or more, than any of the index are left out.
-    """
+    """Ratios of index to suffix trees; tokens per forward where both verify equally many per token. Settings of the
+    trees that verify less, or more, than any of the index are left out."""
     costs = [row["verified_per_token"] for row in index]
     comparable = [row for row in trees if min(costs) <= row["verified_per_token"] <= max(costs)]
 

@@ -111,9 +111,7 @@ def is_local_name(host: str) -> bool:
 
 def token_of(folder: Path, environ: Mapping[str, str] = os.environ) -> str:
     """From the environment, or from the run's token file, which is created if missing and readable only by its owner.
-
-    Raises `ConfigError`.
-    """
+    Raises `ConfigError`."""
     if token := environ.get(TOKEN_VARIABLE, ""):
         if not TOKEN.fullmatch(token):
             raise ConfigError(

@@ -69,10 +69,8 @@ def schema() -> Any:
 
 
 def export(folder: RunFolder, out: Path, *, force: bool = False) -> Exported:
-    """What is damaged is left out, so that the rest can be saved.
-
-    Raises `ConfigError` for a name it does not know, or a file that is there and not `force`.
-    """
+    """What is damaged is left out, so that the rest can be saved. Raises `ConfigError` for a name it does not know,
+    or a file that is there and not `force`."""
     kinds = {".parquet": _parquet, ".jsonl": _jsonl}
     if out.suffix not in kinds:
         raise ConfigError(f"{out}: name a file that ends in {' or '.join(kinds)}")

@@ -35,9 +35,7 @@ HINT = (
 
 def find(folder: Path, wanted: str, log_folders: Sequence[Path], *, future: bool = False) -> str:
     """The complete id. Raises `ConfigError` or `DataError` where no sample matches, or more than one does.
-
-    `log_folders`: folders of logs. `future`: a complete id may also be that of a future sample.
-    """
+    `log_folders`: folders of logs. `future`: a complete id may also be that of a future sample."""
     wanted_id = GIVEN.fullmatch(wanted)
     if wanted_id is None or (wanted_id[1] is None and len(wanted_id[2]) < SHORTEST):
         raise ConfigError(f"--sample {wanted!r} is not a sample's id\n{HINT}")

@@ -66,10 +66,8 @@ class Drafter:
         on_prompt: Callable[[RequestInfo], None] | None = None,
         on_end: Callable[[RequestInfo], None] | None = None,
     ) -> None:
-        """`width`: most tokens per draft. `largest`: most tokens per engine step.
-
-        `on_prompt` is called for every prompt that had no running request, `on_end` for every finished response.
-        """
+        """`width`: most tokens per draft. `largest`: most tokens per engine step. `on_prompt` is called for every
+        prompt that had no running request, `on_end` for every finished response."""
         self._settings = settings
         self._carrying = CarriedDrafts(builder.vocabulary)
         take = self._carrying.take
@@ -98,10 +96,8 @@ class Drafter:
         return chosen
 
     def interrupted(self) -> None:
-        """The engine was stopped since the previous step, so the time until the next one is not measured.
-
-        Not needed after an idle engine or loaded weights: the next step then mostly prefills, and is not timed.
-        """
+        """The engine was stopped since the previous step, so the time until the next one is not measured. Not needed
+        after an idle engine or loaded weights: the next step then mostly prefills, and is not timed."""
         if self._previous is not None:
             self._previous = self._previous._replace(ended_s=math.inf)
 

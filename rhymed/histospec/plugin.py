@@ -31,10 +31,8 @@ _state = {"keyed": False, "warned": False}
 
 
 def install(keyed: bool = False) -> bool:
-    """Call it before vLLM creates a model runner; more calls do nothing. False: this vLLM is not patched.
-
-    `keyed`: the default for engines whose drafter is not rhymed's.
-    """
+    """Call it before vLLM creates a model runner; more calls do nothing. False: this vLLM is not patched. `keyed`:
+    the default for engines whose drafter is not rhymed's."""
     _state["keyed"] |= keyed
     import vllm
 
@@ -63,10 +61,8 @@ def _attaching(original: Any) -> Any:
 
 
 def attach(runner: Any) -> bool:
-    """Gives a complete model runner keyed samplers if they are wanted and possible; then binds its drafter to it.
-
-    May be called again, since vLLM may recreate a runner's batch. False: vLLM's own samplers stay.
-    """
+    """Gives a complete model runner keyed samplers if they are wanted and possible; then binds its drafter to it. May
+    be called again, since vLLM may recreate a runner's batch. False: vLLM's own samplers stay."""
     drafter = getattr(runner, "drafter", None)
     attached = _wanted(runner, drafter) and _attach_samplers(runner)
     if drafter is not None and hasattr(drafter, "bind") and not hasattr(runner, "rhymed_bound"):

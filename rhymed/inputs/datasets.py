@@ -25,10 +25,8 @@ Placed = tuple[str, Row]
 
 
 def load_rows(config: Config, data: Data | None = None) -> list[Row]:
-    """All rows in order, without exact copies; of `data`, by default `config.data`.
-
-    Raises `DataError` that names file and line, or `ConfigError`.
-    """
+    """All rows in order, without exact copies; of `data`, by default `config.data`. Raises `DataError` that names
+    file and line, or `ConfigError`."""
     return [row for _, row in placed_rows(config, data)]
 
 

@@ -24,10 +24,8 @@ TUPLE, MAP = "__tuple__", "__map__"
 
 
 def read_gym(data: Data, seed: int | None) -> Iterator[tuple[str, Any]]:
-    """Entries as rows: `question` becomes `prompt`; the rest is frozen for `gym_entry`.
-
-    `seed` None: held-out entries.
-    """
+    """Entries as rows: `question` becomes `prompt`; the rest is frozen for `gym_entry`. `seed` None: held-out
+    entries."""
     first = HELD_OUT if seed is None else seed * SEED_STRIDE
     dataset = gym_dataset(data.task, {"seed": first, **data.args, "size": data.size})
     for number, entry in enumerate(dataset):
@@ -69,10 +67,8 @@ def gym_dataset(task: str, args: dict[str, Any]) -> Any:
 
 
 def freeze(value: Any) -> Any:
-    """JSON that `thaw` turns back: tuples and keys that are not text matter to some scorers.
-
-    (arc_agi scores its own solution 0.05 instead of 1.0 when the tuples of the board become lists.)
-    """
+    """JSON that `thaw` turns back: tuples and keys that are not text matter to some scorers. (arc_agi scores its own
+    solution 0.05 instead of 1.0 when the tuples of the board become lists.)"""
     if isinstance(value, tuple):
         return {TUPLE: [freeze(item) for item in value]}
     if isinstance(value, list):

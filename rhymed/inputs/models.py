@@ -41,10 +41,8 @@ def resolve_model(config: Config) -> Path:
 
 
 def prepare(name: str, revision: str = "", *, newest: bool = False) -> Path:
-    """Make a model available. Blocking: takes minutes if it must be downloaded or converted.
-
-    `newest` asks the hub for a newer revision than that in the cache.
-    """
+    """Make a model available. Blocking: takes minutes if it must be downloaded or converted. `newest` asks the hub
+    for a newer revision than that in the cache."""
     path = Path(name).expanduser()
     if path.is_dir():
         return check_folder(path.resolve())

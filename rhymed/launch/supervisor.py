@@ -159,10 +159,8 @@ class Supervisor:
                 await asyncio.sleep(pause_s)
 
     def _count_failure(self, child: Child) -> None:
-        """Earlier failures do not count if the run has progressed since the last one.
-
-        Repeating steps after a rollback is progress for workers, but not for a process whose death rolls back.
-        """
+        """Earlier failures do not count if the run has progressed since the last one. Repeating steps after a
+        rollback is progress for workers, but not for a process whose death rolls back."""
         now = time.monotonic()
         child.quick_failures = child.quick_failures + 1 if now - child.started < QUICK_S else 0
         worker = child.command.name.partition("-")[0] in WORKERS

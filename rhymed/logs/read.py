@@ -65,10 +65,8 @@ _decode = msgspec.json.Decoder(Entry).decode
 
 
 def logs(*folders: Path) -> list[Log]:
-    """The logs in these folders.
-
-    Links are left out: they could lead to files that the writer of the logs may not read.
-    """
+    """The logs in these folders. Links are left out: they could lead to files that the writer of the logs may not
+    read."""
     rotations: dict[tuple[str, Path], list[tuple[int, Path]]] = {}
     for file in (file for folder in folders for file in folder.glob("*")):
         base, _, number = file.name.rpartition(".")
@@ -85,9 +83,7 @@ def merged(
     chosen: Iterable[Log], since: str = UNKNOWN_TIME, needle: bytes = b"", ends: Mapping[Inode, int] = NONE
 ) -> Iterator[Entry]:
     """Entries by time, from `since` on. With `needle` only lines that contain these bytes, which is much faster.
-
-    `ends`: inode -> byte at which reading of the file stops.
-    """
+    `ends`: inode -> byte at which reading of the file stops."""
     streams = [entries(log, since, needle, ends) for log in chosen]
     yield from heapq.merge(*streams, key=lambda entry: entry.t)
 

@@ -36,10 +36,8 @@ def folder_of(folder: Path, step: int) -> Path:
 
 
 def save(folder: Path, step: int, write: Callable[[Path], None], keep: int) -> Checkpoint:
-    """Let `write` fill a folder and make it durable as the checkpoint of `step`; keep the `keep` newest.
-
-    Blocking. An existing intact checkpoint of this step is kept as it is. Raises `CheckpointError`.
-    """
+    """Let `write` fill a folder and make it durable as the checkpoint of `step`; keep the `keep` newest. Blocking. An
+    existing intact checkpoint of this step is kept as it is. Raises `CheckpointError`."""
     target = folder_of(folder, step)
     try:
         folder.mkdir(parents=True, exist_ok=True)

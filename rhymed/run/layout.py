@@ -59,10 +59,8 @@ class RunLayout:
 
 
 def layout_of(config: Config) -> RunLayout:
-    """Empty addresses become ipc sockets in a folder that is named after the run folder's path.
-
-    They are not in the run folder itself because a socket's path may have at most 107 characters.
-    """
+    """Empty addresses become ipc sockets in a folder that is named after the run folder's path. They are not in the
+    run folder itself because a socket's path may have at most 107 characters."""
     folder = (Path(config.run.folder) / config.run.name).expanduser().resolve()
     sockets = Path(tempfile.gettempdir()) / f"rhymed-{hashlib.blake2b(bytes(folder), digest_size=6).hexdigest()}"
 

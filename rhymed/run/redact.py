@@ -11,10 +11,8 @@ HIDDEN = "…"
 
 
 def redacted(value: Any, key: str = "") -> Any:
-    """For pages and reports: no passwords in addresses, and no values of keys that are called secrets.
-
-    `value` is a configuration, or the part of it under `key`.
-    """
+    """For pages and reports: no passwords in addresses, and no values of keys that are called secrets. `value` is a
+    configuration, or the part of it under `key`."""
     if isinstance(value, dict):
         return {str(name): redacted(part, str(name)) for name, part in value.items()}
     if isinstance(value, list):

@@ -16,10 +16,8 @@ Row = dict[str, Any]
 
 
 def totals(rows: Sequence[Row], elapsed_s: float) -> dict[str, float]:
-    """Of the rows in order; unknown values are NaN.
-
-    Steps whose samples were in the store already, after a resume, count neither for speed nor for times.
-    """
+    """Of the rows in order; unknown values are NaN. Steps whose samples were in the store already, after a resume,
+    count neither for speed nor for times."""
     rewards = _known(rows, "reward/mean")
     generated = [row for row in rows if row.get("rollout/tokens_per_s") != 0]
     edge = max(1, min(EDGE_STEPS, len(rewards) // 2))
@@ -49,10 +47,8 @@ def totals(rows: Sequence[Row], elapsed_s: float) -> dict[str, float]:
 
 
 def drafting(rows: Sequence[Row]) -> dict[str, float | None] | None:
-    """Sums of `rollout/spec_*`, without that prefix, and their ratios.
-
-    None if the engine did not draft; a ratio is None if its divisor is 0.
-    """
+    """Sums of `rollout/spec_*`, without that prefix, and their ratios. None if the engine did not draft; a ratio is
+    None if its divisor is 0."""
     if not _known(rows, "rollout/spec_forwards"):
         return None
     names = ("forwards", "drafted", "accepted", "timed_s", "saved_s", "draft_s")

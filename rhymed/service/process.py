@@ -71,10 +71,8 @@ def _exit(status: int) -> NoReturn:
 
 
 def die_with_parent() -> None:
-    """SIGTERM for this process when its supervisor dies (Linux; elsewhere the silence of its peers ends it).
-
-    Ends it here if the supervisor has died already: starting Python takes a second.
-    """
+    """SIGTERM for this process when its supervisor dies (Linux; elsewhere the silence of its peers ends it). Ends it
+    here if the supervisor has died already: starting Python takes a second."""
     if sys.platform == "linux" and os.environ.get("RHYMED_SUPERVISED"):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
         supervisor = os.environ.get("RHYMED_SUPERVISOR", "")

@@ -59,10 +59,8 @@ class Service:
         """Bind, connect, spawn. An error ends the service; a stop cancels it."""
 
     async def drain(self) -> None:
-        """Return unfinished work: called after a stop, while the background tasks still run.
-
-        Has `DRAIN_S`; on a timeout or an error, the peers treat the rest as lost with this process.
-        """
+        """Return unfinished work: called after a stop, while the background tasks still run. Has `DRAIN_S`; on a
+        timeout or an error, the peers treat the rest as lost with this process."""
 
     async def close(self) -> None:
         """Undo `open`, also a partial one; called once, after the background tasks were cancelled."""

@@ -154,10 +154,8 @@ def read_secret(folder: Path, role: KeyRole) -> bytes:
 
 
 def make_keys(folder: Path, roles: Iterable[KeyRole], rotate: Iterable[KeyRole] = ()) -> list[KeyRole]:
-    """Make the missing pairs of `roles`, and new pairs for `rotate`; returns the roles with a new pair.
-
-    Old public keys stay valid until `retire`. Only `rotate` overwrites a secret.
-    """
+    """Make the missing pairs of `roles`, and new pairs for `rotate`; returns the roles with a new pair. Old public
+    keys stay valid until `retire`. Only `rotate` overwrites a secret."""
     import zmq
 
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)

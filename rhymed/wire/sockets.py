@@ -174,10 +174,8 @@ class Client(Link):
             self._connected()
 
     async def request(self, message: Message, *frames: Buffer, deadline_s: float = 30.0, phase: str = "") -> Parcel:
-        """Send a request to the server, and again after a reconnect.
-
-        Raises `DeadlineExceeded`, `Overloaded`, or the server's own error.
-        """
+        """Send a request to the server, and again after a reconnect. Raises `DeadlineExceeded`, `Overloaded`, or the
+        server's own error."""
         return await self._ask(b"", self._peer, message, frames, deadline_s, phase)
 
     def notify(self, message: Message, *frames: Buffer) -> None:

@@ -45,9 +45,7 @@ OnProgress = Callable[[int, float, float], None]
 
 def build_tokenizer(seed: int = 0) -> Any:
     """A byte-level tokenizer whose merges are the words of the solutions: any text is read and written exactly.
-
-    Returns a `PreTrainedTokenizerFast` without a beginning-of-sequence token, as Qwen's.
-    """
+    Returns a `PreTrainedTokenizerFast` without a beginning-of-sequence token, as Qwen's."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 

@@ -37,9 +37,7 @@ def add(subparsers: Any) -> None:
 
 def where_of(arguments: argparse.Namespace, role: KeyRole | None = None) -> Where:
     """`role`: the key to use; None: the operator's if it is on this machine, else the viewer's, which cannot steer.
-
-    Raises `ConfigError` if the operator's key is needed and missing.
-    """
+    Raises `ConfigError` if the operator's key is needed and missing."""
     from rhymed.errors import ConfigError
     from rhymed.run.folder import layout_of_folder
     from rhymed.wire.keys import Keyring, secret_name

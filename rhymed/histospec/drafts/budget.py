@@ -20,10 +20,8 @@ LEAST_GAIN = 1.05  # drafting with a lower measured gain pauses
 
 
 class Pause:
-    """Pauses drafting that was measured to be slower than plain decoding; each time in a row for longer.
-
-    A predicted gain of a few per cent is within the error of the curve, so the measured one decides.
-    """
+    """Pauses drafting that was measured to be slower than plain decoding; each time in a row for longer. A predicted
+    gain of a few per cent is within the error of the curve, so the measured one decides."""
 
     WINDOW, AGAIN = 24, 8  # measured steps with drafts before a decision; before the first one after a pause
     SHORTEST, LONGEST = 64, 256  # steps of a pause: drafts may begin to pay at any time
@@ -167,9 +165,7 @@ def _ranked(survival: Survival, lengths: Lengths, most: int) -> tuple[Survival, 
 @native
 def _best(worth: Survival, requests: int, seconds: NDArray[np.float64], margin: float) -> tuple[int, float]:
     """(number of these tokens that maximizes the expected rate, 0 if the gain is below the margin; the gain).
-
-    `seconds` [tokens + 1]: predicted time of a step by its tokens; the last entry holds for more tokens, too.
-    """
+    `seconds` [tokens + 1]: predicted time of a step by its tokens; the last entry holds for more tokens, too."""
     plain = requests / seconds[min(requests, len(seconds) - 1)]
     made, best, highest = float(requests), 0, plain
     for count in range(1, len(worth) + 1):

@@ -35,9 +35,7 @@ class Calibration:
 
     def observe(self, drafts: Drafts, verified: NDArray[np.int32], accepted: NDArray[np.int32]) -> None:
         """Of request i the first `verified[i]` drafted tokens were verified, and the first `accepted[i]` accepted.
-
-        Call it before the next batch is drafted: it also updates the form of the requests.
-        """
+        Call it before the next batch is drafted: it also updates the form of the requests."""
         addresses = np.array([index.address for index in drafts.indexes], np.int64)
         _learn(addresses, drafts.rows, drafts.evidence, verified, accepted, self._tally)
 

@@ -33,9 +33,7 @@ class Carried:
 
     def follow(self, fresh: Sequence[int], length: int) -> tuple[int, bool]:
         """The response has `length` tokens now and `fresh` are the last ones. If they are all, it is compared again.
-
-        Returns how many more carried tokens were kept, and whether the first difference is among `fresh`.
-        """
+        Returns how many more carried tokens were kept, and whether the first difference is among `fresh`."""
         start, before, whole = length - len(fresh), self.kept, self.kept == self._length
         if start <= before:
             self.kept = start + _common_prefix(self.tokens[start:length], fresh)
@@ -61,10 +59,8 @@ class CarriedDrafts:
         return self._same / self._tried
 
     def take(self, name: str, tokens: Any) -> Carried:
-        """Checks a request's carried tokens: none if they are not token ids, with one warning for all requests.
-
-        They end before the first id that is not in the vocabulary.
-        """
+        """Checks a request's carried tokens: none if they are not token ids, with one warning for all requests. They
+        end before the first id that is not in the vocabulary."""
         try:
             return Carried(_checked(tokens, self._vocabulary))
         except ValueError as error:

@@ -43,10 +43,8 @@ class Yields:
 
 
 def accepted(yields: bytes, length: int) -> NDArray[np.bool_]:
-    """Mask of a response's `length` tokens: which were accepted drafts. False for tokens beyond the yields.
-
-    Tokens that the last forward made after the response's end are ignored.
-    """
+    """Mask of a response's `length` tokens: which were accepted drafts. False for tokens beyond the yields. Tokens
+    that the last forward made after the response's end are ignored."""
     made = np.frombuffer(yields, np.uint8)
     ends = np.cumsum(made, dtype=np.int64)
     mask = np.zeros(length, np.bool_)

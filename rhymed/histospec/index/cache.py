@@ -62,10 +62,8 @@ class IndexCache:
             self._measured[prompt] = index.nbytes
 
     def _make_room(self, more: int, keep: Hashable) -> bool:
-        """Evicts until `more` bytes fit; False, and nothing is evicted, if indexes in use take too much.
-
-        Visits only as many prompts as needed: there may be ten thousand.
-        """
+        """Evicts until `more` bytes fit; False, and nothing is evicted, if indexes in use take too much. Visits only
+        as many prompts as needed: there may be ten thousand."""
         excess, idle = self.nbytes + more - self.max_bytes, []
         for prompt, index in self._indexes.items():
             if excess <= 0:

@@ -21,10 +21,8 @@ UNLIMITED = 2**31 - 1
 
 @dataclass(frozen=True)
 class Weights:
-    """The weight of a past response's votes; a running sibling's is 1.
-
-    `recency`: factor per epoch of age. `reward`: exponent of two per unit of reward, which is clipped to [-1, 1].
-    """
+    """The weight of a past response's votes; a running sibling's is 1. `recency`: factor per epoch of age. `reward`:
+    exponent of two per unit of reward, which is clipped to [-1, 1]."""
 
     recency: float = 1.0
     reward: float = 0.0
@@ -138,10 +136,8 @@ def check(tokens: NDArray[np.int32], vocabulary: int) -> None:
 def extend(
     indexes: Sequence[Index], rows: NDArray[np.int32], fresh: NDArray[np.int32], offsets: NDArray[np.int32]
 ) -> NDArray[np.int64]:
-    """Appends `fresh[offsets[i]:offsets[i + 1]]` to the sequence `rows[i]` of index i, for the whole batch.
-
-    Returns the indexes' addresses. ValueError, and nothing is appended, if an id is out of range or a row not open.
-    """
+    """Appends `fresh[offsets[i]:offsets[i + 1]]` to the sequence `rows[i]` of index i, for the whole batch. Returns
+    the indexes' addresses. ValueError, and nothing is appended, if an id is out of range or a row not open."""
     addresses = np.array([index.address for index in indexes], np.int64)
     while True:
         outcome, i = arena.extend(addresses, rows, fresh, offsets)

@@ -16,10 +16,8 @@ GREEDY = 1e-5  # temperature below which vLLM samples greedily
 
 
 class Keys:
-    """Keys of requests without a key or a seed: a new one per request, kept while it lives.
-
-    Equal on all ranks of an engine, which see the same requests in the same order.
-    """
+    """Keys of requests without a key or a seed: a new one per request, kept while it lives. Equal on all ranks of an
+    engine, which see the same requests in the same order."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed

@@ -145,9 +145,7 @@ class Keyed:
         self, z: torch.Tensor, metadata: Any, batch: Batch, counts_B: NDArray[np.int64]
     ) -> tuple[torch.Tensor, NDArray[np.float32]]:
         """Applies temperature, min-p, top-k and top-p for requests with any of the last three; z changes in place.
-
-        Also returns the factor that each request's rows still need (0: greedy).
-        """
+        Also returns the factor that each request's rows still need (0: greedy)."""
         if not batch.filtered_B.any():
             return z, batch.scale_B
         every = bool(batch.filtered_B.all())

@@ -19,10 +19,8 @@ class ThreadTeam:
         self._helpers = ThreadPoolExecutor(max(1, self.size - 1), "histospec", _use_all_cores)
 
     def run(self, work: Callable[[int], None], shares: int) -> None:
-        """Calls `work(share)` for every share below `shares`. Raises an error of any of them.
-
-        Threads take one share at a time, so a thread that is not scheduled delays only one.
-        """
+        """Calls `work(share)` for every share below `shares`. Raises an error of any of them. Threads take one share
+        at a time, so a thread that is not scheduled delays only one."""
         left = iter(range(shares))  # gives each number once, to any thread
 
         def help() -> None:
