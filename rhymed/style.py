@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
 ROLES = {"rollout": "▶", "reward": "★", "trainer": "▲"}
 COLOURS = {
     "waiting": "grey50",
@@ -14,6 +19,13 @@ COLOURS = {
     "dropped": "red",
 }
 SPARKS = "▁▂▃▄▅▆▇█"
+
+
+def plain_table(*, expand: bool = False) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    return Table(box=box.SIMPLE_HEAD, pad_edge=False, expand=expand)
 
 
 def sparkline(values: list[float]) -> str:

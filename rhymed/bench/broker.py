@@ -46,8 +46,7 @@ def run(quick: bool) -> dict[str, float]:
 
 async def _transitions(steps: int) -> dict[str, float]:
     """A few workers with many slots, so that messages carry batches, as those of real engines do."""
-    config = config_of(prompts_per_step=64, group_size=16, steps=steps)
-    async with cluster(config) as (where, broker):
+    async with cluster(config_of(prompts_per_step=64, group_size=16, steps=steps)) as (where, broker):
         store = StoreClient(where.store, "actors")
         rollouts = [Rollout(where.broker, store, f"rollout-{i}", slots=64) for i in range(8)]
         rewards = [Reward(where.broker, store, f"reward-{i}", slots=64) for i in range(4)]

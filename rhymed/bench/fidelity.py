@@ -117,16 +117,14 @@ def _config(mode: Mode, samples: int, slots: int, steps: int) -> Config:
 async def _measure(config: Config, workers: int, train_s: float) -> tuple[float, float]:
     """(makespan in seconds, bubble ratio up to the last generated sample)."""
     async with cluster(config) as (where, _), contextlib.AsyncExitStack() as stack:
-        server = _weights(where)
-        stack.callback(server.close)
+        stack.callback(_weights(where).close)
         store = StoreClient(where.store, "actors")
         stack.callback(store.close)
         await stack.enter_async_context(Reward(where.broker, store, "reward", slots=100_000))
         await ready(where)
         engines = [TraceEngine(config.trace, config.rollout) for _ in range(workers)]
         for number, engine in enumerate(engines):
-            worker = RolloutWorker(config, where, f"w{number:04d}", engine)
-            await stack.enter_async_context(worker.running())
+            await stack.enter_async_context(RolloutWorker(config, where, f"w{number:04d}", engine).running())
         await asyncio.sleep(3.0)  # all have joined
         trainer = Trainer(where.broker, store, "trainer", work_s=train_s)
         trainer.weights = where.weights

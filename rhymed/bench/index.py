@@ -73,8 +73,7 @@ def _learn(trace: Trace, backoff: bool = False, **options: Any) -> dict[str, Any
 
 def _measure_index(trace: Trace, floor: float, backoff: bool = False, **options: Any) -> dict[str, Any]:
     epoch = trace.epochs[-1]
-    responses = trace.of(epoch)
-    drafter = IndexDrafter(trace, responses, epoch, settings=_settings(floor, backoff), **options)
+    drafter = IndexDrafter(trace, trace.of(epoch), epoch, settings=_settings(floor, backoff), **options)
     return {"knobs": floor, **_row(drafter, trace)}
 
 

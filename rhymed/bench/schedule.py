@@ -31,8 +31,7 @@ def run(
     cluster = Cluster(workers=32, slots=32, keep=keep)
     if cost is not None:
         cluster = replace(cluster, cost=Cost.read(cost))
-    shape = Shape(prompts=256, prompts_per_step=64, steps=6) if quick else Shape()
-    workload: Workload = Synthetic(shape)
+    workload: Workload = Synthetic(Shape(prompts=256, prompts_per_step=64, steps=6) if quick else Shape())
     if trace is not None:
         workload = Recorded(read_trace(trace), 16)
         cluster = replace(cluster, workers=2, slots=16, reward_s=0.01, load_s=0.05)

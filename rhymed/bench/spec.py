@@ -128,8 +128,7 @@ class Bench:
         requests = [
             self._request(prompt, number, temperature, 0) for prompt in range(prompts) for number in range(group)
         ]
-        run = process.run(requests, 64, whole=True)
-        self.history[temperature] = _by_prompt(requests, run.responses)
+        self.history[temperature] = _by_prompt(requests, process.run(requests, 64, whole=True).responses)
 
     def cell(self, cell: Cell, round: int) -> dict[str, Run]:
         """Runs the same requests with every method. They take turns of `SLICE_S`, so other load affects all."""

@@ -145,5 +145,4 @@ def _response(
         slips = random.random(len(phrase)) < noise
         phrase[slips] = random.integers(2, WORDS, slips.sum())
         parts.append(phrase)
-    tokens = np.concatenate([*parts, [END]]).astype(np.int32)
-    return tokens, float(right > 0.45 * len(plan))
+    return np.concatenate([*parts, [END]]).astype(np.int32), float(right > 0.45 * len(plan))

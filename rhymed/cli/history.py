@@ -121,8 +121,7 @@ def show(arguments: argparse.Namespace) -> int:
         if not arguments.prompt or len(ids) > 1:
             rows = view.listing(folder.browse, ids[: arguments.limit or 20])
             return _print(rows, arguments.json, lambda: view.render_listing(rows, len(ids)))
-        epochs = _epochs(arguments.epochs)
-        shown = view.columns(folder, ids[0], epochs, _width())
+        shown = view.columns(folder, ids[0], _epochs(arguments.epochs), _width())
         if arguments.json:
             from rhymed.history.export import plain
             from rhymed.history.export import rows as samples

@@ -88,8 +88,7 @@ def repair(arguments: argparse.Namespace) -> int:
 def backup(arguments: argparse.Namespace) -> int:
     from rhymed.history.maintenance import backup_run, render_backup
 
-    report = backup_run(arguments.run, arguments.target)
-    print(render_backup(report, arguments.run, arguments.target))
+    print(render_backup(backup_run(arguments.run, arguments.target), arguments.run, arguments.target))
     return 0
 
 

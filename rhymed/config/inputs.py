@@ -49,8 +49,7 @@ class Data(Section):
     def _infer_source(cls, value: Any) -> Any:
         if not isinstance(value, dict) or "source" in value or not value.get("path"):
             return value
-        suffix = PurePath(str(value["path"])).suffix.lower()
-        return {**value, "source": SUFFIXES.get(suffix, "hub")}
+        return {**value, "source": SUFFIXES.get(PurePath(str(value["path"])).suffix.lower(), "hub")}
 
     @model_validator(mode="after")
     def _has_path(self) -> Self:

@@ -106,8 +106,7 @@ class App:
         return await self._answer(request, lambda source: source.prompts(query, sort, offset, limit, order))
 
     async def _prompt(self, request: web.Request) -> web.Response:
-        prompt = request.match_info["prompt"]
-        return await self._answer(request, lambda source: source.prompt(prompt))
+        return await self._answer(request, lambda source: source.prompt(request.match_info["prompt"]))
 
     async def _sample(self, request: web.Request) -> web.Response:
         match = request.match_info

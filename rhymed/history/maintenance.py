@@ -22,8 +22,7 @@ NOUNS = {"samples": "sample", "prompts": "prompt", "contexts": "tokenised prompt
 def verify_run(run: Path) -> tuple[Report, int]:
     """The report, and the file's bytes. Works next to a living store. Raises `ConfigError`, `StoreError`."""
     _, store = find(run)
-    report = verify(store)
-    return report, (store / "data.mdb").stat().st_size
+    return verify(store), (store / "data.mdb").stat().st_size
 
 
 def render_verify(report: Report, run: Path, file_bytes: int) -> str:

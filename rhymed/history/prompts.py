@@ -9,6 +9,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from rhymed.history.similarity import count_predicted
+from rhymed.style import plain_table
 from rhymed.text import counted, number
 from rhymed_store.inspect.browse import Response
 from rhymed_store.inspect.epochs import epochs_of, is_trained
@@ -89,10 +90,7 @@ def render(rows: Sequence[PromptRow], most: int = SHOWN) -> list[RenderableType]
 
 
 def _table(heading: str, rows: Sequence[PromptRow]) -> RenderableType:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = plain_table()
     table.add_column(heading, no_wrap=True)
     for column in ("epochs", "length", "reward"):
         table.add_column(column, justify="right")

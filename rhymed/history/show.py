@@ -15,6 +15,7 @@ from rhymed.errors import DataError
 from rhymed.history.folder import RunFolder, prompt_text
 from rhymed.history.pieces import pieces
 from rhymed.history.prompts import by_epoch
+from rhymed.style import plain_table
 from rhymed.text import number, step_phrase, visible
 from rhymed_store.inspect.browse import Browse, Response
 from rhymed_store.inspect.epochs import epochs_of, is_trained, title
@@ -63,15 +64,13 @@ def _listed(browse: Browse, prompt: str) -> dict[str, Any]:
 
 
 def render_listing(rows: list[dict[str, Any]], there: int) -> RenderableType:
-    from rich import box
     from rich.console import Group
-    from rich.table import Table
     from rich.text import Text
 
     texts = [" ".join(row["text"].split()) for row in rows]
     start = os.path.commonprefix(texts) if len(texts) > 1 else ""  # noqa: RUF071
     start = start[: start.rfind(" ") + 1] if len(start) > BOILERPLATE else ""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, expand=True)
+    table = plain_table(expand=True)
     for column in ("prompt", "epochs", "samples", "length", "reward"):
         table.add_column(column, justify="left" if column == "prompt" else "right", no_wrap=True)
     table.add_column("text", no_wrap=True, overflow="ellipsis", ratio=1)
@@ -118,10 +117,7 @@ def render(folder: RunFolder, prompt: str, shown: dict[int, list[Response]], lim
 
 
 def _side_by_side(folder: RunFolder, shown: dict[int, list[Response]], limit: int) -> RenderableType:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, expand=True)
+    table = plain_table(expand=True)
     for epoch, responses in shown.items():
         rewards = [response.info.reward for response in responses if response.info.reward is not None]
         reward = f", reward {fmean(rewards):.3f}" if rewards else ""

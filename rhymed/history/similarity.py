@@ -68,6 +68,5 @@ def rank_correlation(left: Sequence[float], right: Sequence[float]) -> float | N
 def _ranks(values: Sequence[float]) -> NDArray[np.float64]:
     """Equal values share the mean of their ranks."""
     _, inverse, counts = np.unique(np.asarray(values), return_inverse=True, return_counts=True)
-    ends = np.cumsum(counts)
-    ranks: NDArray[np.float64] = (ends - (counts - 1) / 2)[inverse]
+    ranks: NDArray[np.float64] = (np.cumsum(counts) - (counts - 1) / 2)[inverse]
     return ranks

@@ -15,6 +15,7 @@ from rhymed.errors import StoreDamaged
 from rhymed.history.prompts import SHOWN, PromptRow, by_epoch, predictions, prompt_row
 from rhymed.history.prompts import render as render_prompts
 from rhymed.history.similarity import rank_correlation
+from rhymed.style import plain_table
 from rhymed.text import counted, number, size_of
 from rhymed_store.database.reads import SampleRecord
 from rhymed_store.inspect.browse import Browse, Totals
@@ -84,7 +85,8 @@ def stats(browse: Browse, most_prompts: int = MOST_PROMPTS, most_tokens: int = M
         headers = browse.headers(prompt)
         numbers = _count(epochs, prompt, headers)
         tokens = sum(record.length for _, record in headers)
-        if tokens <= most_tokens and _has_neighbours(numbers):
+        has_neighbours = any(epoch - 1 in numbers.values() for epoch in numbers.values())
+        if tokens <= most_tokens and has_neighbours:
             most_tokens -= tokens
             try:
                 row = _compare(epochs, browse, prompt)
@@ -118,17 +120,12 @@ def _count(epochs: dict[int, Epoch], prompt: str, headers: list[SampleRecord]) -
     for sample, record in headers:
         epoch = numbers[sample.step]
         lengths[epoch].append(record.length)
-        reward = record.info(sample).reward
-        if reward is not None:
+        if (reward := record.info(sample).reward) is not None:
             epochs[epoch].rewards.append(reward)
     for epoch, own in lengths.items():
         epochs[epoch].lengths.extend(own)
         epochs[epoch].means[prompt] = fmean(own)
     return numbers
-
-
-def _has_neighbours(numbers: dict[int, int]) -> bool:
-    return any(epoch - 1 in numbers.values() for epoch in numbers.values())
 
 
 def _compare(epochs: dict[int, Epoch], browse: Browse, prompt: str) -> PromptRow | None:
@@ -195,10 +192,7 @@ def _head(stats: Stats, name: str, epochs: int) -> list[str]:
 
 
 def _table(rows: list[EpochRow]) -> RenderableType:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = plain_table()
     table.add_column("")
     for column in ("prompts", "samples", "length", "reward", "predicted", "rank corr."):
         table.add_column(column, justify="right")

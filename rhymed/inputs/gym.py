@@ -27,8 +27,7 @@ def read_gym(data: Data, seed: int | None) -> Iterator[tuple[str, Any]]:
     """Entries as rows: `question` becomes `prompt`; the rest is frozen for `gym_entry`. `seed` None: held-out
     entries."""
     first = HELD_OUT if seed is None else seed * SEED_STRIDE
-    dataset = gym_dataset(data.task, {"seed": first, **data.args, "size": data.size})
-    for number, entry in enumerate(dataset):
+    for number, entry in enumerate(gym_dataset(data.task, {"seed": first, **data.args, "size": data.size})):
         where = f"reasoning_gym {data.task}, entry {number}"
         if number >= data.size:  # some tasks never end
             return

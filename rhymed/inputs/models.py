@@ -156,8 +156,7 @@ def _check_context(config: Config, folder: Path) -> None:
 
 
 def cache() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "rhymed" / "models"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rhymed" / "models"
 
 
 def _cached(name: str, maker: Callable[[Path], None]) -> Path:

@@ -46,8 +46,7 @@ def of_step(entry: Entry, step: int) -> bool:
     """`step` counts from 0, as in fields and ids; sentences count from 1."""
     if entry.step is not None:
         return entry.step == step
-    head = f"{step}/"
-    if any(id.startswith(head) for id in entry.samples):
+    if any(id.startswith(f"{step}/") for id in entry.samples):
         return True
     return bool(re.search(rf"\bstep {step + 1}\b|(?<![\w/-]){step}/[0-9a-f]{{16}}/", entry.text))
 

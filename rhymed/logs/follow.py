@@ -91,5 +91,4 @@ def _last_complete(file: BinaryIO) -> int:
     end = file.seek(0, 2)
     start = max(0, end - LONGEST)
     file.seek(start)
-    newline = file.read(end - start).rfind(b"\n")
-    return start + newline + 1
+    return start + file.read(end - start).rfind(b"\n") + 1

@@ -60,7 +60,8 @@ class Facts:
 
 def gather(folder: Path, *, ended: bool = False) -> Facts:
     """`ended`: the caller knows that the run is over although its folder is still locked."""
-    where = _stub(folder)
+    # Enough to read the folder; its configuration may be unreadable.
+    where = RunLayout(folder=folder, broker="", store="", weights="", sockets=folder)
     facts = Facts(
         folder=folder,
         state="stopped",
@@ -111,11 +112,6 @@ def _state(facts: Facts, ended: bool) -> str:
         if not ended and runs.holder(facts.folder) is not None:
             return "running"
     return "stopped"
-
-
-def _stub(folder: Path) -> RunLayout:
-    """Enough to read the folder; its configuration may be unreadable."""
-    return RunLayout(folder=folder, broker="", store="", weights="", sockets=folder)
 
 
 def _elapsed(facts: Facts) -> float:

@@ -235,7 +235,8 @@ def _reproduce(facts: Facts) -> Iterator[str]:
         yield from _code(facts.starts[-1])
         yield html.paragraph("It was started by:")
         yield html.commands(f"{one.command}   # {_day(one.t)}, in {one.folder}{_at(one)}" for one in facts.starts)
-        files = [(file, sha or TOO_LARGE) for file, sha in _files(facts.starts)]
+        once = dict.fromkeys(pair for start in facts.starts for pair in start.files.items())
+        files = [(file, sha or TOO_LARGE) for file, sha in once]  # once per content
         yield html.table(("file", "SHA-256 at the start"), files)
     if facts.config:
         base = f" (its relative paths are based on {facts.starts[-1].folder})" if facts.starts else ""
@@ -261,11 +262,6 @@ def _code(start: Start) -> Iterator[str]:
 
 def _at(start: Start) -> str:
     return f", at {start.commit[:12]}{', changed' * start.changed}" if start.commit else ""
-
-
-def _files(starts: Iterable[Start]) -> list[tuple[str, str]]:
-    """Each file once per content."""
-    return list(dict.fromkeys(pair for start in starts for pair in start.files.items()))
 
 
 def _quote(path: Path) -> str:

@@ -88,8 +88,7 @@ def _is_intact(folder: Path) -> bool:
 def damage(folder: Path) -> str:
     """What is wrong with a checkpoint; empty if it is intact. Blocking: reads all of it."""
     try:
-        listed = json.loads((folder / MANIFEST).read_text())["files"]
-        for name, digest in listed.items():
+        for name, digest in json.loads((folder / MANIFEST).read_text())["files"].items():
             if _digest(folder / name) != digest:
                 raise ValueError(f"{name} is not what was written")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

@@ -72,8 +72,7 @@ class Poller:
 
     async def _ask_group(self) -> None:
         step, prompt = self._ui.prompt
-        answer = await self._client.request(GetGroup(step, prompt), deadline_s=DEADLINE_S)
-        group = answer.message
+        group = (await self._client.request(GetGroup(step, prompt), deadline_s=DEADLINE_S)).message
         if not isinstance(group, Group) or (group.step, group.prompt) != self._ui.prompt:
             return
         self._ui.step_done = not group.members

@@ -163,10 +163,6 @@ def unlisted(queues: Queues) -> int:
 BIG_BAR = 14
 
 
-def _glyphs(group: GroupEntry) -> Cell:
-    return group_bar(group.row, BIG_BAR)
-
-
 def _size(field: str, title: str) -> Column[GroupEntry]:
     def size(group: GroupEntry) -> int:
         return int(getattr(group.row, field))
@@ -182,7 +178,7 @@ GROUP_COLUMNS: tuple[Column[GroupEntry], ...] = (
         "step", 6, lambda group: (step_name(group.step).removeprefix("step "), ""), lambda group: group.step, rank=2
     ),
     Column("prompt", 16, lambda group: (clean(group.row.prompt), ""), lambda group: group.row.prompt),
-    Column("", BIG_BAR, _glyphs, rank=6),
+    Column("", BIG_BAR, lambda group: group_bar(group.row, BIG_BAR), rank=6),
     *(_size(field, title) for field, title, *_ in PARTS),
     Column(
         "longest", 7, lambda group: (count(group.row.longest) if group.row.longest else "", ""),

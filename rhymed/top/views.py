@@ -44,7 +44,11 @@ def _unsorted(ui: UiState) -> Listing:
         case "workers":
             rows: Sequence[Any] = workers.worker_entries(queues, ui.history, ui.filter) if queues else ()
             return Listing(
-                rows, workers.WORKER_COLUMNS, _of_worker, none or "no worker has joined", TITLES["workers"]
+                rows,
+                workers.WORKER_COLUMNS,
+                lambda entry: entry.row.worker,
+                none or "no worker has joined",
+                TITLES["workers"],
             )
         case "groups":
             rows = steps.group_entries(queues, ui.filter) if queues else ()
@@ -58,10 +62,6 @@ def _unsorted(ui: UiState) -> Listing:
         case "group":
             rows = steps.members(ui.group, ui.filter) if ui.group else ()
             return Listing(rows, steps.MEMBER_COLUMNS, _index, none or "the step is no longer open", "samples")
-
-
-def _of_worker(entry: workers.WorkerEntry) -> str:
-    return entry.row.worker
 
 
 def _name(row: Any) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from rhymed.cli.options import add_examples, add_where, make_parser
 from rhymed.run.stragglers import stragglers
-from rhymed.style import COLOURS
+from rhymed.style import COLOURS, plain_table
 from rhymed.text import age, step_name
 
 if TYPE_CHECKING:
@@ -158,10 +158,7 @@ def _step(step: int) -> str:
 
 
 def _table(*columns: str) -> Table:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = plain_table()
     for column in columns:
         table.add_column(column, justify="right" if column in NUMBERS else "left")
     return table

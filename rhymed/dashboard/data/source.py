@@ -64,6 +64,8 @@ class Source:
         rollout, trainer = _section(config, "rollout"), _section(config, "trainer")
         step = queues.step if queues else self.rows.last + 1 or self._trained()
         steps = (queues.steps if queues else 0) or self._steps(rollout, trainer)
+        # A living run may be about to write its first row.
+        lacks_rows = self.rows.last < 0 and step > (queues is not None) and not self.rows.file.exists()
         done = queues.finished if queues else (bool(steps) and step >= cast(int, steps)) or self._has_finished()
         return {
             "name": str(_section(config, "run").get("name") or self.folder.name),
@@ -79,17 +81,13 @@ class Source:
             "started": self._started(),
             "config": redacted(config),
             "versions": versions(),
-            "missing": NO_ROWS if self._lacks_rows(step, live=queues is not None) else "",
+            "missing": NO_ROWS if lacks_rows else "",
         }
 
     def _trained(self) -> int:
         """Number of trained steps according to the timeline; for a run without rows."""
         trained = (event.step for event in timeline.read(self.folder).events if event.event == "trained")
         return max((step + 1 for step in trained if step is not None), default=0)
-
-    def _lacks_rows(self, step: int, *, live: bool) -> bool:
-        """A living run may be about to write its first row."""
-        return self.rows.last < 0 and step > live and not self.rows.file.exists()
 
     def _steps(self, rollout: dict[str, Any], trainer: dict[str, Any]) -> int | None:
         """Of the whole run, if the run is not alive to say; None: unknown."""
