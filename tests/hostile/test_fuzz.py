@@ -95,7 +95,8 @@ async def test_who_sends_nothing_but_nonsense_is_not_listened_to_for_a_while(tmp
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("mode", ["locked", pytest.param("open", marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("mode", ["locked", "open"])
 def test_broker_store_and_weights_stand_a_short_siege(mode: str) -> None:
     result = fuzz.run(True, frames=3000, seed=1, modes=mode)
     assert result[f"{mode}/frames"] == 3000
