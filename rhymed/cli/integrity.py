@@ -13,9 +13,7 @@ from rhymed.cli.options import add_examples, add_run, make_parser
 def add(verbs: Any) -> None:
     _add_compare(verbs)
     _add_audit(verbs)
-    _add_verify(verbs)
-    _add_repair(verbs)
-    _add_backup(verbs)
+    _add_maintenance(verbs)
 
 
 def _add_compare(verbs: Any) -> None:
@@ -43,24 +41,18 @@ def _add_audit(verbs: Any) -> None:
     parser.add_argument("--json", action="store_true", help="as one JSON object")
 
 
-def _add_verify(verbs: Any) -> None:
+def _add_maintenance(verbs: Any) -> None:
     parser = make_parser(
         verbs, "verify", "read a run's whole store and list damaged entries; exit status 1 if there are any", verify
     )
     add_examples(parser, "rhymed history verify runs/quickstart")
     parser.add_argument("run", type=Path, metavar="RUN", help="a run's folder; the run may be alive")
     parser.add_argument("--json", action="store_true", help="as one JSON object, with all damaged entries")
-
-
-def _add_repair(verbs: Any) -> None:
     parser = make_parser(
         verbs, "repair", "write a new store with everything readable; the damaged file is kept", repair
     )
     add_examples(parser, "rhymed history repair runs/quickstart")
     parser.add_argument("run", type=Path, metavar="RUN", help="the folder of a run that is not alive")
-
-
-def _add_backup(verbs: Any) -> None:
     parser = make_parser(verbs, "backup", "copy a run's store, even while it is written, to a new run folder", backup)
     add_examples(parser, "rhymed history backup runs/latest /mnt/copies/tuesday")
     parser.add_argument("run", type=Path, metavar="RUN", help="a run's folder; the run may be alive")

@@ -134,8 +134,7 @@ async def _put(client: StoreClient, samples: list[NewSample], report: Report) ->
     stored_by_id = {stored.info.id: stored for stored in history}
     fresh, unscored = [], []
     for sample in samples:
-        stored = stored_by_id.get(sample.info.id)
-        if stored is None:
+        if (stored := stored_by_id.get(sample.info.id)) is None:
             fresh.append(sample)
         else:
             same = np.array_equal(stored.tokens, np.asarray(sample.tokens))

@@ -116,8 +116,7 @@ class LocalStore:
 def _check(folder: Path, fingerprint: str) -> None:
     """Raises `RunMismatch`, or what `Reader` raises."""
     with Reader(folder) as reader, reader.read() as txn:
-        header = txn.get(b"run", db=reader.tables["meta"])
-        if header is None:
+        if (header := txn.get(b"run", db=reader.tables["meta"])) is None:
             return
         run, before = msgspec.json.decode(bytes(header), type=tuple[str, str])
     if run != RUN:

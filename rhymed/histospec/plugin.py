@@ -41,8 +41,7 @@ def install(keyed: bool = False) -> bool:
         return False
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-    original = getattr(GPUModelRunner, "initialize_kv_cache", None)
-    if original is None:
+    if (original := getattr(GPUModelRunner, "initialize_kv_cache", None)) is None:
         _warn("vLLM's GPUModelRunner has no initialize_kv_cache")
         return False
     if not hasattr(original, "rhymed"):
@@ -80,8 +79,7 @@ def _wanted(runner: Any, drafter: Any) -> bool:
 
 
 def _attach_samplers(runner: Any) -> bool:
-    missing = _missing(runner)
-    if missing:
+    if missing := _missing(runner):
         _warn(f"vLLM's model runner has no {', '.join(missing)}")
         return False
     if runner.use_async_scheduling and getattr(runner, "num_spec_tokens", 0):

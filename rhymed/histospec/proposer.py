@@ -76,8 +76,7 @@ class HistoSpec:
     def bind(self, runner: Any) -> None:
         """The model runner that has the requests. Closes when the runner is shut down."""
         self._runner = runner
-        shutdown = getattr(runner, "shutdown", None)
-        if shutdown is not None:
+        if (shutdown := getattr(runner, "shutdown", None)) is not None:
 
             def close_first() -> None:
                 self.close()
@@ -188,8 +187,7 @@ class HistoSpec:
         return start, min(self._longest, start + (state.sampling_params.max_tokens or NO_LIMIT))
 
     def _describe(self, id: str) -> RequestInfo | None:
-        state = self._runner.requests.get(id)
-        if state is None:
+        if (state := self._runner.requests.get(id)) is None:
             return None
         extra = (state.sampling_params.extra_args or {}).get(KEY, {})
         context = state.prompt_token_ids

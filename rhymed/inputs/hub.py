@@ -51,8 +51,7 @@ def read_hub(data: Data, place: str) -> Read:
         raise ConfigError("data.source = 'hub' needs datasets: pip install 'rhymed[data]'") from None
     datasets.disable_progress_bars()
     logging.getLogger("datasets").setLevel(logging.CRITICAL)  # its messages are in the exceptions
-    dataset = _local(datasets, data)
-    if dataset is None:
+    if (dataset := _local(datasets, data)) is None:
         dataset = _remote(datasets, data)
     number = 0
     for table in dataset.with_format("arrow").iter(batch_size=1024):  # as stored, without decoding

@@ -29,8 +29,7 @@ MARKS = {"joined": (">", INK), "left": ("<", INK), "lost": ("x", LOSS), "rests":
 
 def draw(timeline: Timeline, path: Path, *, title: str = "") -> Path | None:
     """Write the PNG. None without matplotlib, or if no worker ever reported."""
-    picture = figure(timeline, title)
-    if picture is None:
+    if (picture := figure(timeline, title)) is None:
         return None
     picture.savefig(path, dpi=120)
     return path

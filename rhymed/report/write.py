@@ -51,8 +51,7 @@ def _write(facts: Facts, target: Path) -> Path:
 def _gantt(facts: Facts, file: Path) -> page.Shown | None:
     from rhymed.report.gantt import draw
 
-    picture = draw(facts.timeline, file)
-    if picture is None:
+    if (picture := draw(facts.timeline, file)) is None:
         return None
     return page.Shown(
         _inline(picture),

@@ -174,8 +174,7 @@ def _times(file: IO[bytes]) -> Iterator[tuple[int, float]]:
         line = file.readline(LONGEST_LINE)
         if not line:
             return
-        row = _row(line)
-        if row is not None:
+        if (row := _row(line)) is not None:
             yield start, row.t
 
 

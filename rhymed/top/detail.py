@@ -25,8 +25,7 @@ def worker_lines(ui: UiState, width: int) -> list[Text]:
     if row is None:
         return [Text(cut(f"{ui.worker} is not connected; Esc goes back", width), style="bold red")]
     lines = [_card(row)]
-    shares = ui.history.shares(row.worker)
-    if shares:
+    if shares := ui.history.shares(row.worker):
         pieces = [(round(1000 * part), "█", TERMINAL.get(name, "")) for name, part in shares.items()]
         text = bar(pieces, min(ACTIVITY_BAR, width))
         text.append(" ")
@@ -37,8 +36,7 @@ def worker_lines(ui: UiState, width: int) -> list[Text]:
             text.append(f"{100 * part:.0f}%")
         text.append("  in the last minute", style="dim")
         lines.append(text)
-    rates = ui.history.rates_of(row.worker)
-    if rates:
+    if rates := ui.history.rates_of(row.worker):
         lines.append(spark("tok/s", rates, width, count(rates[-1])))
     lines += _stats(row, width)
     return lines

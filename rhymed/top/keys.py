@@ -182,8 +182,7 @@ def _drain(ui: UiState) -> Effect:
         ui.set_note("the broker does not answer: no order can be sent", is_error=True)
         return None
     text: tuple[str, ...]
-    row = workers.find(queues.workers, _chosen(ui))
-    if row is None:
+    if (row := workers.find(queues.workers, _chosen(ui))) is None:
         ui.set_note("no worker is selected", is_error=True)
     elif row.role == "trainer":
         ui.set_note("the trainer cannot be drained: p pauses the run", is_error=True)

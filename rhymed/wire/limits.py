@@ -146,8 +146,7 @@ class RateLimiter:
         return True
 
     def _peer(self, peer: bytes, now: float) -> _Peer:
-        state = self._peers.get(peer)
-        if state is None:
+        if (state := self._peers.get(peer)) is None:
             state = self._peers[peer] = _Peer(self._limits.burst, now)
             if len(self._peers) > MAX_PEERS:
                 self._peers.popitem(last=False)

@@ -83,8 +83,7 @@ class OpenStore:
 
     def text(self, browse: Browse, prompt: str) -> str:
         """The prompt's text, or the beginning of a very long one."""
-        text = self._texts.get(prompt)
-        if text is None:
+        if (text := self._texts.get(prompt)) is None:
             text = text_of(browse, prompt)[:LONGEST_TEXT]
             if self._characters < CACHED_CHARACTERS:
                 self._texts[prompt] = text

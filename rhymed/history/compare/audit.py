@@ -119,8 +119,7 @@ def _plan(config: Config, folder: Path, steps: int) -> _Plan:
 
 def newest(folder: Path) -> tuple[int, list[Line], list[str]]:
     """Steps of the newest valid checkpoint, its lineage, and what is wrong with either."""
-    found = checkpoint.newest(folder / "checkpoints")
-    if found is None:
+    if (found := checkpoint.newest(folder / "checkpoints")) is None:
         return 0, [], []
     try:
         return found.step, lineage.read(found.folder), []

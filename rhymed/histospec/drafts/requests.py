@@ -127,13 +127,11 @@ class Requests:
     def _join(self, id: str) -> Request:
         info = self._describe(id)
         assert info is not None, "the engine knows the requests that it runs"
-        prompt = self._prompts.get(info.prompt)
-        if prompt is None:
+        if (prompt := self._prompts.get(info.prompt)) is None:
             prompt = self._prompts[info.prompt] = Prompt(info.step)
             if self._on_prompt:
                 self._on_prompt(info)
-        index = self._indexes.get(info.prompt)
-        if index is None:
+        if (index := self._indexes.get(info.prompt)) is None:
             index = Index(np.asarray(info.context, np.int32))
             self._indexes.put(info.prompt, index)
         carried = self._take_carried(info.name, info.carried)

@@ -31,8 +31,7 @@ class IndexCache:
 
     def get(self, prompt: Hashable) -> Index | None:
         """The prompt's index, which becomes the most recently used."""
-        index = self._indexes.get(prompt)
-        if index is not None:
+        if (index := self._indexes.get(prompt)) is not None:
             self._indexes.move_to_end(prompt)
         return index
 
@@ -56,8 +55,7 @@ class IndexCache:
 
     def measure(self, prompt: Hashable) -> None:
         """Indexes grow while their requests run: call this when these have ended."""
-        index = self._indexes.get(prompt)
-        if index is not None:
+        if (index := self._indexes.get(prompt)) is not None:
             self.nbytes += index.nbytes - self._measured.get(prompt, 0)
             self._measured[prompt] = index.nbytes
 

@@ -214,8 +214,7 @@ class KeyedRejectionSampler(KeyedSampler):
     def forward(  # type: ignore[override, unused-ignore]
         self, metadata: Any, draft_probs: torch.Tensor | None, logits: torch.Tensor, sampling_metadata: Any
     ) -> SamplerOutput:
-        drawn = self.keyed.sample(logits, sampling_metadata, metadata)
-        if drawn is not None:
+        if (drawn := self.keyed.sample(logits, sampling_metadata, metadata)) is not None:
             return drawn
         return self.original(metadata, draft_probs, logits, self.keyed.vllm_metadata(sampling_metadata))
 
