@@ -94,8 +94,7 @@ class Plan:
 
 
 def _key(seed: int, epoch: int) -> int:
-    word = np.array([(seed * GOLDEN + epoch + 1) & WORD], dtype=np.uint64)
-    return int(_mix(_mix(word))[0])
+    return int(_mix(_mix(np.array([(seed * GOLDEN + epoch + 1) & WORD], dtype=np.uint64)))[0])
 
 
 def _mix(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:

@@ -74,8 +74,7 @@ def attach(runner: Any) -> bool:
 
 def _wanted(runner: Any, drafter: Any) -> bool:
     options = (getattr(runner.vllm_config, "additional_config", None) or {}).get(KEY) or {}
-    ours = type(drafter).__module__.startswith("rhymed.")
-    return bool(options.get("keyed", ours or _state["keyed"]))
+    return bool(options.get("keyed", type(drafter).__module__.startswith("rhymed.") or _state["keyed"]))
 
 
 def _attach_samplers(runner: Any) -> bool:

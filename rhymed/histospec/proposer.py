@@ -109,7 +109,6 @@ class HistoSpec:
         self._builder.submit(prompt_key(prompt), context, lambda: past)
 
     def interrupted(self) -> None:
-        """The engine was stopped since its last step, see `Drafter.interrupted`."""
         self._drafter.interrupted()
 
     def accounts(self, requests: Sequence[str]) -> list[Account | None]:
@@ -117,7 +116,6 @@ class HistoSpec:
         return [self._drafter.account(request) for request in requests]
 
     def take_yields(self, requests: Sequence[str]) -> list[bytes | None]:
-        """How many tokens each forward of these requests made, see `yields`. Returned once."""
         return [self._drafter.take_yields(request) for request in requests]
 
     def close(self) -> None:

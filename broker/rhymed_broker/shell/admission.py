@@ -53,8 +53,7 @@ class Admission:
         lost = self._lost(join)
         if self._ledger.join(join, now):
             self._restart_at(join.version)
-        worker = self._ledger.workers.by_name[join.worker]
-        self._timeline.joined(join, now, worker.rests_until - now)
+        self._timeline.joined(join, now, self._ledger.workers.by_name[join.worker].rests_until - now)
         fields = {"event": "joined", "worker": join.worker}
         log.info("%s joined with %d slots, version %d", join.worker, join.slots, join.version, extra=fields)
         if lost:

@@ -275,13 +275,11 @@ class World:
         return slots * self.now, sum(engine.busy_s for engine in self.engines.values())
 
     def _totals(self) -> Totals:
-        busy_s = sum(engine.busy_s for engine in self.engines.values())
-        slots = sum(engine.slots for engine in self.engines.values())
         return Totals(
             makespan_s=self.now,
             rollout_s=self.generated_s,
-            slot_s=slots * self.generated_s,
-            busy_s=busy_s,
+            slot_s=sum(engine.slots for engine in self.engines.values()) * self.generated_s,
+            busy_s=sum(engine.busy_s for engine in self.engines.values()),
             steady_slot_s=self.steady[0],
             steady_busy_s=self.steady[1],
             tokens=self.tokens,

@@ -74,8 +74,7 @@ class TimelineRecorder:
         page = self._pages.get(beat.worker)
         if page is None:
             return
-        seconds = seconds_of(page.role, beat.stats)
-        counters = {name: value for name, value in seconds.items() if 0 <= value < math.inf}
+        counters = {name: s for name, s in seconds_of(page.role, beat.stats).items() if 0 <= s < math.inf}
         for name, grown in self._growth(page, counters, now).items():
             page.inside[name] = page.inside.get(name, 0.0) + grown
         page.counters |= counters

@@ -103,7 +103,6 @@ class Requests:
         return self._accounts.get(name)
 
     def take_yields(self, name: str) -> bytes | None:
-        """See `yields`. Forgets them."""
         yields = self._yields.pop(name, None)
         return None if yields is None else bytes(yields)
 

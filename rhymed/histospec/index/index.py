@@ -30,8 +30,7 @@ class Weights:
 
     def of(self, age: int, reward: float | None) -> int:
         """The weight in units of 1 / `arena.ONE`, at least one unit; a reward of None or NaN counts as 0."""
-        value = 0.0 if reward is None or math.isnan(reward) else reward
-        gain = self.reward * min(max(value, -1.0), 1.0)
+        gain = 0.0 if reward is None or math.isnan(reward) else self.reward * min(max(reward, -1.0), 1.0)
         return max(round(arena.ONE * self.history * math.pow(self.recency, age - 1) * math.pow(2.0, gain)), 1)
 
 
@@ -97,8 +96,7 @@ class Index:
             slots = int(header[arena.USED]) + tokens + slots // 2
         if header[arena.SEQUENCES] + sequences > room:
             room = int(header[arena.SEQUENCES]) + sequences + room // 2
-        orders = int(header[arena.LONG]), int(header[arena.SHORT])
-        larger = arena.allocate(slots, room, orders, self._vocabulary)
+        larger = arena.allocate(slots, room, (int(header[arena.LONG]), int(header[arena.SHORT])), self._vocabulary)
         arena.move(self.address, int(larger.ctypes.data))
         self._take(larger)
 

@@ -113,8 +113,8 @@ class Reads:
                 value = txn.get(records.prompt_key(prompt), db=self._tables["prompts"])
                 if value is None:
                     raise UnknownSample(f"prompt {prompt} was never stored")
-                data = frames.unpack_bytes(value, f"prompt {prompt}")
-                rows.append(messages.PromptRow(prompt=prompt, row=data.decode()))
+                row = frames.unpack_bytes(value, f"prompt {prompt}").decode()
+                rows.append(messages.PromptRow(prompt=prompt, row=row))
         return messages.Prompts(rows=rows)
 
     def _find(self, txn: Any, sample: messages.SampleId) -> SampleRecord:

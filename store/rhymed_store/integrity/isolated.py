@@ -169,6 +169,5 @@ class IsolatedReader:
 def _middle(low: bytes, high: bytes | None) -> bytes:
     """A key half-way between the two, of the longer one's size."""
     size = max(len(low), len(high or b"")) + 1
-    numbers = (int.from_bytes(low.ljust(size, b"\0"), "big"), int.from_bytes((high or b"").ljust(size, b"\0"), "big"))
-    top = numbers[1] if high is not None else (1 << 8 * size) - 1
-    return ((numbers[0] + top) // 2).to_bytes(size, "big")
+    top = high.ljust(size, b"\0") if high is not None else b"\xff" * size
+    return ((int.from_bytes(low.ljust(size, b"\0"), "big") + int.from_bytes(top, "big")) // 2).to_bytes(size, "big")

@@ -145,8 +145,7 @@ class TraceEngine:
             await asyncio.gather(self._loop, return_exceptions=True)
 
     async def generate(self, task: Task) -> Output:
-        response = self._book.response(task.id)
-        entry = _Running(task, *response, asyncio.get_running_loop().create_future())
+        entry = _Running(task, *self._book.response(task.id), asyncio.get_running_loop().create_future())
         self._waiting.append(entry)
         self._work.set()
         try:

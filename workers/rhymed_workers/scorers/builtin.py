@@ -149,8 +149,7 @@ def _length_penalty(setting: Setting) -> Raw:
     buffer = setting.count("buffer", max(1, longest // 4))
     if buffer > longest:
         raise RewardError(f"{setting.key}.args: buffer = {buffer} is more than max_length = {longest}")
-    free = longest - buffer
-    return lambda response, row, tokens: max(-1.0, min(0.0, (free - len(tokens)) / buffer))
+    return lambda response, row, tokens: max(-1.0, min(0.0, (longest - buffer - len(tokens)) / buffer))
 
 
 def _code(setting: Setting) -> Raw:

@@ -80,11 +80,7 @@ class TorchLearner:
         self.steps = 0  # trained so far; also the version of the weights
         self._objective = grpo.Objective(config.clip_eps_low, config.clip_eps_high, config.kl_coef, config.tis_cap)
         self._optimizer = torch.optim.AdamW(
-            policy.model.parameters(),
-            lr=config.lr,
-            betas=config.betas,
-            weight_decay=config.weight_decay,
-            fused=True,
+            policy.model.parameters(), lr=config.lr, betas=config.betas, weight_decay=config.weight_decay, fused=True
         )
 
     @classmethod

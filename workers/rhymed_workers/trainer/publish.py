@@ -74,8 +74,7 @@ class Publisher:
         numpy_only = all(isinstance(tensor, np.ndarray) for _, tensor in named)
         kept = named if numpy_only else unique(named)
         header, starts, size = _header(kept, DTYPES[self._dtype], version)
-        folder = self._place(size)
-        path = folder / f"version-{version:06d}.safetensors"
+        path = self._place(size) / f"version-{version:06d}.safetensors"
         with atomic.new_file(path) as part, part.open("wb", buffering=0) as file:
             file.write(header)
             if numpy_only:
@@ -159,8 +158,7 @@ class WeightsServer:
 
     async def _manifest(self, ask: GetManifest) -> Manifest:
         version, path, size = self._publisher.find(ask.version)
-        local = ask.host == host_id()
-        digest = "" if local else await asyncio.to_thread(self._publisher.digest, version)
+        digest = "" if ask.host == host_id() else await asyncio.to_thread(self._publisher.digest, version)
         return Manifest(version=version, host=host_id(), path=str(path), size=size, digest=digest)
 
     def _slice(self, ask: GetWeights) -> bytes:

@@ -47,7 +47,6 @@ class TraceLearner:
 
     @classmethod
     def restore(cls, trace: Trace, schedule: Schedule, folder: Path | None) -> TraceLearner:
-        """From a checkpoint's folder, or without one from the beginning. Raises `CheckpointError`."""
         learner = cls(trace, schedule)
         if folder is not None:
             learner.load(folder)
@@ -105,7 +104,7 @@ class TraceLearner:
         (folder / "trainer.json").write_text(json.dumps({"steps": self.steps}))
 
     def load(self, folder: Path) -> None:
-        """What `save` wrote. Raises `CheckpointError`."""
+        """Raises `CheckpointError`."""
         from safetensors import SafetensorError
         from safetensors.numpy import load_file
 
