@@ -29,7 +29,6 @@ PATH = "/usr/bin:/bin"
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/ld.so.cache", "/etc/alternatives", "/nix/store")
 TMP_BYTES = 64 << 20
 NOBODY = "65534"
-RLIMITS = (sys.executable, "-I", "-m", "rhymed_workers.sandbox.limits")
 PROBE_S = 30.0
 PROBE = {"program": "print(6 * 7)", "tests": [{"stdin": ""}], "timeout_s": 20.0, "memory": 1 << 30}
 
@@ -46,7 +45,7 @@ class Sandbox:
     def start(self, folder: str) -> subprocess.Popen[bytes]:
         """Start the driver, which waits for its job on stdin. `folder`: where it writes if it has no own /tmp."""
         return subprocess.Popen(
-            _bubblewrap(full=self.full) if self.kind == "bubblewrap" else [*RLIMITS, str(os.getpid())],
+            _bubblewrap(full=self.full) if self.kind == "bubblewrap" else _rlimits(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -54,6 +53,10 @@ class Sandbox:
             env={"PATH": PATH, "HOME": "/tmp", "LANG": "C.UTF-8", "OPENBLAS_NUM_THREADS": "1"},
             start_new_session=True,
         )
+
+
+def _rlimits() -> list[str]:
+    return [sys.executable, "-I", "-m", "rhymed_workers.sandbox.limits", str(os.getpid())]
 
 
 def _bubblewrap(*, full: bool) -> list[str]:
