@@ -131,8 +131,6 @@ class BrokerService(Service):
         await asyncio.gather(self._metrics_writer.close(), self._timeline_writer.close())
         await self._exports.close(finished=self.finished, deadline_s=EXPORTS_S)
 
-    # -- messages -----------------------------------------------------------------------------------------------
-
     async def _handle(self, peer: bytes, message: Any, frames: Sequence[bytes]) -> messages.Message:
         answer = self._handlers[type(message)](peer, message)
         if not isinstance(message, messages.GetQueues | messages.GetGroup):
@@ -211,8 +209,6 @@ class BrokerService(Service):
         log.warning("an operator %s %s", "drains" if drain.drained else "gives work again to", drain.worker)
         return DONE
 
-    # -- actions ------------------------------------------------------------------------------------------------
-
     def _wake(self) -> None:
         """One scheduling pass for everything that arrives in this turn of the event loop."""
         if self._pass is None and not self.stopping:
@@ -255,8 +251,6 @@ class BrokerService(Service):
             await self._delivery.deliver(order)
         except StepRefused as error:
             await self._fail(error)
-
-    # -- the end ------------------------------------------------------------------------------------------------
 
     async def _fail(self, error: RhymedError) -> NoReturn:
         """Report the error to all workers, then end with it."""

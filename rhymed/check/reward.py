@@ -11,6 +11,7 @@ from rhymed.check.report import Section
 from rhymed.config import Config, Eval, Reward
 from rhymed.errors import RewardError
 from rhymed.inputs.rows import Row
+from rhymed.text import truncated
 
 if TYPE_CHECKING:
     from rhymed_workers.scoring.verdict import Verdict
@@ -100,7 +101,7 @@ def describe(config: Config, row: Row, answers: Sequence[Answer]) -> Section:
     section.warnings += result.warnings
     for answer, verdicts in zip(scored, result.verdicts, strict=True):
         outcome = combine(config.reward.all, verdicts)
-        section.add(answer.label, _short(answer.text) or "(nothing)")
+        section.add(answer.label, truncated(answer.text, SHOWN_CHARS) or "(nothing)")
         section.add("  reward", _sum(config.reward, verdicts, outcome.reward))
         if outcome.reward is not None:
             rewards[answer.label] = outcome.reward
@@ -147,7 +148,3 @@ def _sum(settings: Reward, verdicts: Sequence[Verdict], reward: float | None) ->
     if reward is None:
         return f"none: {'; '.join(parts)}"
     return f"{reward:g} = {' + '.join(parts)}" if several else f"{reward:g} (by {settings.all[0].label})"
-
-
-def _short(answer: str) -> str:
-    return answer if len(answer) <= SHOWN_CHARS else answer[:SHOWN_CHARS] + " [...]"

@@ -1,28 +1,19 @@
 """The configuration of a run: what a TOML file may contain, and how it is read. Only `load` reads files."""
 
-from rhymed.config.base import Section
-from rhymed.config.config import Config
-from rhymed.config.generation import Drafts, Rollout, Trace
-from rhymed.config.inputs import Data, Eval, HeldOut, Model
-from rhymed.config.services import Metrics, Net, Run, Schedule, Store
-from rhymed.config.training import Reward, Scorer, Trainer
-
-__all__ = [
-    "Config",
-    "Data",
-    "Drafts",
-    "Eval",
-    "HeldOut",
-    "Metrics",
-    "Model",
-    "Net",
-    "Reward",
-    "Rollout",
-    "Run",
-    "Schedule",
-    "Scorer",
-    "Section",
-    "Store",
-    "Trace",
-    "Trainer",
-]
+from rhymed.config.base import Section as Section
+from rhymed.config.config import Config as Config
+from rhymed.config.generation import Drafts as Drafts
+from rhymed.config.generation import Rollout as Rollout
+from rhymed.config.generation import Trace as Trace
+from rhymed.config.inputs import Data as Data
+from rhymed.config.inputs import Eval as Eval
+from rhymed.config.inputs import HeldOut as HeldOut
+from rhymed.config.inputs import Model as Model
+from rhymed.config.services import Metrics as Metrics
+from rhymed.config.services import Net as Net
+from rhymed.config.services import Run as Run
+from rhymed.config.services import Schedule as Schedule
+from rhymed.config.services import Store as Store
+from rhymed.config.training import Reward as Reward
+from rhymed.config.training import Scorer as Scorer
+from rhymed.config.training import Trainer as Trainer

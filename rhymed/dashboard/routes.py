@@ -67,8 +67,6 @@ class App:
         headers = {"Vary": "Accept-Encoding"} | ({"Content-Encoding": "gzip"} if compressed else {})
         return web.Response(body=body, content_type="application/json", headers=headers)
 
-    # -- the run -------------------------------------------------------------------------------------------------
-
     async def _run(self, request: web.Request) -> web.Response:
         queues = await self._live.queues()
         return await self._answer(request, lambda source: source.run(queues))
@@ -94,8 +92,6 @@ class App:
         body = await self._thread.run(prometheus.exposition, queues)
         return web.Response(body=body, headers={"Content-Type": prometheus.CONTENT_TYPE})
 
-    # -- the store -----------------------------------------------------------------------------------------------
-
     async def _lengths(self, request: web.Request) -> web.Response:
         return await self._answer(request, Source.lengths)
 
@@ -116,8 +112,6 @@ class App:
     async def _store(self, request: web.Request) -> web.Response:
         queues = await self._live.queues()
         return await self._answer(request, lambda source: source.store(queues))
-
-    # -- events --------------------------------------------------------------------------------------------------
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
         if self._feed.hub.is_full:

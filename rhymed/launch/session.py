@@ -94,7 +94,8 @@ async def _watch(
         screen.show(queues)
         last = queues or last
         if queues is not None:
-            before, position = position, _position(queues)
+            generated = sum(count for state, count in queues.queues.items() if state not in ("waiting", "running"))
+            before, position = position, (queues.step, generated)
             if position > before:
                 supervisor.progressed(further=position > furthest)
             furthest = max(furthest, position)
@@ -107,8 +108,3 @@ async def _watch(
         if stop.is_set() or supervisor.failed.is_set():
             return False
     return False
-
-
-def _position(queues: Queues) -> tuple[int, int]:
-    """Trained steps, and generated samples of the open ones."""
-    return queues.step, sum(count for state, count in queues.queues.items() if state not in ("waiting", "running"))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import mean
 from typing import Any, NamedTuple
 
 from rhymed.run.totals import Row, epochs
@@ -86,7 +87,7 @@ def _line(axis: Any, rows: Sequence[Row], key: str, **style: Any) -> bool:
 def reward(axis: Any, rows: Sequence[Row]) -> bool:
     known = [row for row in rows if row.get("reward/mean") is not None]
     values = [row["reward/mean"] for row in known]
-    smooth = [_mean(values[max(0, place - SMOOTH + 1) : place + 1]) for place in range(len(values))]
+    smooth = [mean(values[max(0, place - SMOOTH + 1) : place + 1]) for place in range(len(values))]
     there = _line(axis, rows, "reward/mean", color=PALE, label="step")
     if there:
         axis.plot(step_numbers(known), smooth, color=BLUE, linewidth=2, label=f"mean of {SMOOTH} steps")
@@ -197,10 +198,6 @@ def epoch_boundaries(axis: Any, rows: Sequence[Row]) -> None:
     if len(begins) <= MOST_LINES:
         for step in begins:
             axis.axvline(step + 0.5, color="#cccccc", linewidth=0.7, zorder=0)
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
 
 
 PANELS = (

@@ -137,9 +137,6 @@ def _incidents(facts: Facts) -> str:
     return html.table(("after", "worker", "event", ""), rows[:MOST_INCIDENTS]) + more
 
 
-# -- samples ----------------------------------------------------------------------------------------------------
-
-
 def _samples(facts: Facts) -> Iterator[str]:
     if not facts.samples:
         return
@@ -196,9 +193,6 @@ def _cut(pieces: list[tuple[str, bool]]) -> list[tuple[str, bool]]:
             found.append((tail, drafted))
         at += len(part)
     return found
-
-
-# -- how to reproduce it --------------------------------------------------------------------------------------------
 
 
 def _config(config: dict[str, Any], defaults: dict[str, Any]) -> Iterator[str]:

@@ -99,9 +99,6 @@ def _blocks(ui: UiState, width: int, height: int) -> dict[str, list[Text]]:
     return {name: lines for name, lines in blocks.items() if lines}
 
 
-# -- the lines -------------------------------------------------------------------------------------------------------
-
-
 def title(ui: UiState, width: int, now: float) -> Text:
     """The run, its progress, and whether the screen is live."""
     state, style = link_text(ui, now)
@@ -227,9 +224,6 @@ def footer(ui: UiState, width: int) -> Text:
         text.append(f" {key} ", style="reverse")
         text.append(f"{what} ", style="dim")
     return text
-
-
-# -- the table -------------------------------------------------------------------------------------------------------
 
 
 class _TableLines(NamedTuple):

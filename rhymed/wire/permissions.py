@@ -79,10 +79,5 @@ def check(accepts: Any, role: KeyRole | None, message: Any) -> None:
     if isinstance(message, messages.Join) and message.role != role:
         raise NotAllowed(f"a {role} key may not join as {message.role}")
     worker = None if isinstance(message, ABOUT_OTHERS) else getattr(message, "worker", None)
-    if worker is not None and not _name_fits(worker, role):
+    if worker is not None and not (worker == role or worker.startswith((f"{role}-", f"{role}@"))):
         raise NotAllowed(f"with a {role} key a worker's name begins with {role}- or {role}@, but {worker!r} does not")
-
-
-def _name_fits(worker: str, role: str) -> bool:
-    """A key must not send messages in the name of another role's worker."""
-    return worker == role or worker.startswith((f"{role}-", f"{role}@"))

@@ -60,8 +60,6 @@ class Dispatch:
         self._moving: dict[Sample, None] = {}  # samples on their way to another worker
         self._offer_all = True  # the next `place` offers what waits to all workers
 
-    # -- steps open and close -----------------------------------------------------------------------------------
-
     def opened(self, open_step: OpenStep) -> list[Recall]:
         """Ranks a step's groups; asks for the history of new prompts."""
         if open_step.step >= EVAL:
@@ -122,8 +120,6 @@ class Dispatch:
         open_step.unprobed = unprobed
         order = self.policy.rank(step, list(waiting), open_step.expected.__getitem__)
         open_step.rank(sorted(order, key=lambda prompt: prompt not in unprobed))
-
-    # -- assignments --------------------------------------------------------------------------------------------
 
     def offer_all(self) -> None:
         """The next `place` offers what waits to all workers."""
@@ -232,8 +228,6 @@ class Dispatch:
                 sample.goal = ""
             self._workers.hold(worker, samples, now)
             assigned.setdefault(name, []).extend(samples)
-
-    # -- moves --------------------------------------------------------------------------------------------------
 
     def move(self, version: int, now: float) -> list[Release]:
         """Requests to release samples of the oldest step that is not generated, so that others continue them."""

@@ -109,8 +109,6 @@ class Ledger:
         self._actions = []
         return actions
 
-    # -- the run's position -------------------------------------------------------------------------------------
-
     def pause(self) -> None:
         """Assign no work until `start`: the position is about to change."""
         self.started = self.finished = False
@@ -153,8 +151,6 @@ class Ledger:
         open_step = self.samples.open(step, ids, StepMeter(now, self.workers.occupancy.read(now)), now)
         self._actions += self.dispatch.opened(open_step)
         open_step.note(now, self.workers.occupancy)
-
-    # -- workers come and go ------------------------------------------------------------------------------------
 
     def join(self, join: Join, now: float) -> bool:
         """A worker is here. True: the trainer is not at the ledger's position, and `start` has to be called."""
@@ -225,8 +221,6 @@ class Ledger:
             self.handover.failed(now)
         self.workers.remove(worker, now)
 
-    # -- what workers report ------------------------------------------------------------------------------------
-
     def heartbeat(
         self, name: str, version: int, phase: str, holding: list[Holding], stats: dict[str, float], now: float
     ) -> None:
@@ -282,8 +276,6 @@ class Ledger:
         self._open_steps(now)
         self._load(self.workers, now)
         return row
-
-    # -- an operator --------------------------------------------------------------------------------------------
 
     def pause_run(self, paused: bool, now: float) -> None:
         """Assign nothing, or continue. Workers finish what they hold."""

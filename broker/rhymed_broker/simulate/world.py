@@ -81,8 +81,6 @@ class World:
             raise RuntimeError(f"the simulation stands still at {self.now:.0f} s: {ledger.samples.depths()}")
         return self._totals()
 
-    # -- workers ------------------------------------------------------------------------------------------------
-
     def _join(self, name: str, role: Any, slots: int) -> None:
         version = 0 if role != "reward" else -1
         self.ledger.join(Join(role=role, worker=name, host="", pid=0, slots=slots, version=version), self.now)
@@ -166,8 +164,6 @@ class World:
         if keep >= 1:
             return tokens
         return min(tokens, int(math.log(1 - self._random.random()) / math.log(keep)) if keep > 0 else 0)
-
-    # -- what the ledger wants ----------------------------------------------------------------------------------
 
     def _act(self) -> None:
         for action in self.ledger.drain(self.now):
@@ -260,8 +256,6 @@ class World:
     def _trained(self, step: int) -> None:
         if self.ledger.train_done(step, self.now) is not None:
             self.step_s.append(self.now)
-
-    # -- numbers ------------------------------------------------------------------------------------------------
 
     def _at(self, time: float, what: Callable[..., None], *arguments: Any) -> None:
         self._count += 1

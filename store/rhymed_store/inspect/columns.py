@@ -73,16 +73,12 @@ def _slice(database: Tables, after: bytes, keys: list[bytes], headers: list[byte
             count += 1
             last = bytes(key)
             raw = bytes(value)
-            if _is_whole(last, raw):
+            if len(last) == KEY.itemsize and len(raw) >= HEADER.itemsize and intact(last, raw):
                 keys.append(last)
                 headers.append(raw[: HEADER.itemsize])
             else:
                 damaged += 1
     return (last if count == SLICE else None), damaged
-
-
-def _is_whole(key: bytes, value: bytes) -> bool:
-    return len(key) == KEY.itemsize and len(value) >= HEADER.itemsize and intact(key, value)
 
 
 def _columns(keys: bytes, headers: bytes, damaged: int) -> SampleColumns:

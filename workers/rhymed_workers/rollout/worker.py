@@ -58,8 +58,6 @@ class RolloutWorker(Service):
         self._saver: PartialSaver | None = None
         self._closing = contextlib.AsyncExitStack()
 
-    # -- life ---------------------------------------------------------------------------------------------------
-
     async def open(self) -> None:
         self._store = StoreClient(self._layout.store, self.name, self._layout.keys("rollout"))
         self._closing.callback(self._store.close)
@@ -133,8 +131,6 @@ class RolloutWorker(Service):
         assert self._engine is not None, "the engine is started before it is used"
         return self._engine
 
-    # -- orders of the broker -----------------------------------------------------------------------------------
-
     async def _handle(self, peer: bytes, message: Any, frames: Sequence[bytes]) -> messages.Message:
         match message:
             case messages.Generate():
@@ -182,8 +178,6 @@ class RolloutWorker(Service):
                 self.engine.cancel(id)
         await self._generation.notify()
 
-    # -- membership of the run ----------------------------------------------------------------------------------
-
     def _join(self) -> messages.Join:
         return messages.Join(
             role="rollout",
@@ -217,8 +211,6 @@ class RolloutWorker(Service):
             holding=holding,
             stats=stats,
         )
-
-    # -- a sample -----------------------------------------------------------------------------------------------
 
     async def _generate(self, sample: ActiveSample) -> None:
         try:
@@ -259,8 +251,6 @@ class RolloutWorker(Service):
 
     async def _report_parked(self, id: messages.SampleId) -> None:
         await self._membership.report(messages.Ahead(worker=self.name, samples=[id]), "reporting a parked sample")
-
-    # -- the engine ---------------------------------------------------------------------------------------------
 
     async def _report_loaded(self, version: int, seconds: float) -> None:
         await self._generation.notify()

@@ -107,8 +107,6 @@ class TorchLearner:
         """Empty: reading all weights after each step would take a second per gigabyte."""
         return ""
 
-    # -- training -----------------------------------------------------------------------------------------------
-
     def check(self, step: int, samples: Sequence[StoredSample]) -> None:
         check_staleness(step, samples, self._max_staleness)
 
@@ -221,8 +219,6 @@ class TorchLearner:
         """Learning rate of the next step: linear warm-up, then constant."""
         return self._config.lr * min(1.0, (self.steps + 1) / max(1, self._config.warmup_steps))
 
-    # -- metrics ------------------------------------------------------------------------------------------------
-
     def _update_metrics(self, sums: Sums) -> dict[str, float]:
         """A metric that was not computed is left out, not 0."""
         updates = max(1, len(sums.grad_norms) + sums.skipped)
@@ -255,8 +251,6 @@ class TorchLearner:
                 mean,
                 self._config.mismatch_warn,
             )
-
-    # -- state --------------------------------------------------------------------------------------------------
 
     def save(self, folder: Path) -> None:
         """A Hugging Face folder with what a resume needs."""

@@ -64,8 +64,6 @@ class TrainerService(Service):
         self._over = False  # the broker has ended the run
         self._closing = contextlib.AsyncExitStack()
 
-    # -- life ---------------------------------------------------------------------------------------------------
-
     async def open(self) -> None:
         self._learner, self._lineage = await self._on_thread(self._load, "load")
         self._publisher = Publisher(self._layout.folder / "weights", self._learner.dtype)
@@ -121,8 +119,6 @@ class TrainerService(Service):
 
         return await asyncio.get_running_loop().run_in_executor(self._thread, timed)
 
-    # -- membership of the run ----------------------------------------------------------------------------------
-
     def _join(self) -> messages.Join:
         return messages.Join(
             role="trainer",
@@ -143,8 +139,6 @@ class TrainerService(Service):
         report = self.spawn(self._membership.report(message, f"reporting {type(message).__name__}"))
         self._reports.add(report)
         report.add_done_callback(self._reports.discard)
-
-    # -- a step -------------------------------------------------------------------------------------------------
 
     async def _handle(self, peer: bytes, message: Any, frames: Sequence[bytes]) -> messages.Message:
         match message:
