@@ -231,6 +231,7 @@ def test_a_run_outlives_who_reads_it(write, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.timeout(500)
 def test_the_real_engine_follows_every_update_and_survives_a_kill(write, tmp_path: Path) -> None:
     """Engine and trainer agree on the sampled tokens' log-probs after every update: stale weights would differ."""
