@@ -1,6 +1,6 @@
 """The arithmetic of a run: prompts, samples, steps, optimizer steps, passes. Pure.
 
-Mirrors `rhymed_broker.plan` (steps) and `rhymed_workers.trainer.packing` (packing); a test holds it against both.
+Mirrors `rhymed_broker.plan` (steps) and `trainer.policy.packing` (packing); a test holds it against both.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rhymed.config import Config, Eval, Rollout, Schedule, Trainer
 from rhymed.text import counted
 
 PACK_TOKENS = 1024
-"""Tokens up to which a row of a micro-batch is filled (rhymed_workers.trainer.packing)."""
+"""Tokens up to which a row of a micro-batch is filled (rhymed_workers.trainer.policy.packing)."""
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from rhymed.text import size_of
 FP32 = 4  # bytes
 ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 LOGITS_BYTES = 1 << 28
-"""Size of each of the buffers in which logits are made (rhymed_workers.trainer.policy)."""
+"""Size of each of the buffers in which logits are made (rhymed_workers.trainer.policy.policy)."""
 
 LOGITS_BUFFERS = 3
 VERSIONS = 3  # published: two are kept, one is being written (rhymed_workers.trainer.publish)

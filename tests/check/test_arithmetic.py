@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from rhymed.check import arithmetic
 from rhymed.config import Config
 from rhymed_broker.plan import Plan
-from rhymed_workers.trainer.packing import PACK_TOKENS, Sequences, micro_batches
+from rhymed_workers.trainer.policy.packing import PACK_TOKENS, Sequences, micro_batches
 
 
 def config(**sections: Any) -> Config:

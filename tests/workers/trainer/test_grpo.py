@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rhymed_workers.trainer import grpo
-from rhymed_workers.trainer.packing import Sequences, micro_batches
-from rhymed_workers.trainer.policy import Policy
+from rhymed_workers.trainer.policy.packing import Sequences, micro_batches
+from rhymed_workers.trainer.policy.policy import Policy
 
 FROZEN = json.loads((Path(__file__).parents[2] / "data" / "grpo_trl.json").read_text())
 CASES = range(len(FROZEN["cases"]))

@@ -15,7 +15,7 @@ from rhymed.errors import CheckpointError, StalenessBroken
 from rhymed.messages import SampleId, SampleInfo
 from rhymed_store.client import StoredSample
 from rhymed_workers.trainer.learner import TorchLearner
-from rhymed_workers.trainer.policy import Policy
+from rhymed_workers.trainer.policy.policy import Policy
 
 PROMPTS, GROUP = 3, 4
 
@@ -220,7 +220,7 @@ def test_learning_raises_the_probability_of_what_is_rewarded(learner: Callable[.
     given = rewarded(samples(0), lambda info: float(info.id.index == 0))
 
     def likelihood() -> float:
-        from rhymed_workers.trainer.packing import Sequences, micro_batches
+        from rhymed_workers.trainer.policy.packing import Sequences, micro_batches
 
         good = [Sequences(s.prompt_tokens, s.tokens) for s in given if s.info.reward]  # type: ignore[arg-type]
         batches = micro_batches(good, range(len(good)), 4096)

@@ -23,8 +23,8 @@ from rhymed.config import Config, Trainer
 from rhymed.inputs.models import resolve_model
 from rhymed_store.client import StoredSample
 from rhymed_workers.trainer import grpo, state
-from rhymed_workers.trainer.packing import MicroBatch, Sequences, micro_batches
-from rhymed_workers.trainer.policy import Policy
+from rhymed_workers.trainer.policy.packing import MicroBatch, Sequences, micro_batches
+from rhymed_workers.trainer.policy.policy import Policy
 from rhymed_workers.trainer.samples import Progress, check_staleness, sample_metrics, scored_groups
 
 log = logging.getLogger(__name__)

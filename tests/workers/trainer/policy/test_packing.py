@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rhymed_workers.trainer.packing import PADDING, MicroBatch, Sequences, micro_batches, offsets
+from rhymed_workers.trainer.policy.packing import PADDING, MicroBatch, Sequences, micro_batches, offsets
 
 tokens = st.integers(1, 99)
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from rhymed.errors import TrainerError
-from rhymed_workers.trainer.packing import MicroBatch
+from rhymed_workers.trainer.policy.packing import MicroBatch
 from rhymed_workers.trainer.publish import unique
 
 LOGITS_BYTES = 1 << 28

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from rhymed.errors import TrainerError
-from rhymed_workers.trainer import policy as policies
-from rhymed_workers.trainer.packing import Sequences, micro_batches
-from rhymed_workers.trainer.policy import Policy
+from rhymed_workers.trainer.policy import policy as policies
+from rhymed_workers.trainer.policy.packing import Sequences, micro_batches
+from rhymed_workers.trainer.policy.policy import Policy
 
 
 @pytest.fixture
