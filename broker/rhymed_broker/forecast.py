@@ -34,7 +34,7 @@ Array = NDArray[Any]  # float32; counts are float64
 Table = tuple[Array, Array]  # by bin: P(this bin or a later one); expected tokens there, times that probability
 
 
-class Group:
+class GroupLengths:
     """A prompt's samples in one step, as bins, and the inference from them."""
 
     __slots__ = ("done", "now", "prior", "prompt", "running", "tables", "version")
@@ -69,7 +69,7 @@ class Model:
         self.known: dict[str, tuple[float, float]] = {}  # prompt -> `now` of its last visit
         self.version = 0  # of histograms and beliefs
 
-    def learn(self, groups: Sequence[Group], closed: bool = False) -> None:
+    def learn(self, groups: Sequence[GroupLengths], closed: bool = False) -> None:
         """Learn from these groups and the past. `closed`: they belong to the past now."""
         if not groups:
             return
@@ -81,7 +81,7 @@ class Model:
         self.version += 1
         self._past = total if closed else self._past
 
-    def refresh(self, groups: Sequence[Group]) -> None:
+    def refresh(self, groups: Sequence[GroupLengths]) -> None:
         """Updates many groups at a shared cost."""
         for at in range(0, len(groups), BATCH):
             batch = groups[at : at + BATCH]
@@ -93,13 +93,13 @@ class Model:
             for group, prior, belief, table in zip(batch, priors, beliefs, tables, strict=True):
                 group.prior, group.now, group.tables, group.version = prior, belief, {-1: table}, self.version
 
-    def take(self, groups: Sequence[Group]) -> None:
+    def take(self, groups: Sequence[GroupLengths]) -> None:
         """These visits are over."""
         self.refresh(groups)
         self.known |= {group.prompt: group.now for group in groups}
         self.version += 1
 
-    def table(self, group: Group, without: int) -> Table:
+    def table(self, group: GroupLengths, without: int) -> Table:
         """For one more sample. `without`: the bin of a running sample to leave out of the evidence; -1: none."""
         return self._tables(_normal(group.prior * self._likely([group], without)[0]))
 
@@ -119,7 +119,7 @@ class Model:
         longer[:, 0] = 1
         self._evidence = np.log(np.concatenate((self._shares.T, longer.T)))  # [ended in a bin, or reached it; level]
 
-    def _priors(self, groups: Sequence[Group]) -> tuple[Array, Array]:
+    def _priors(self, groups: Sequence[GroupLengths]) -> tuple[Array, Array]:
         """Levels after the last visit (0 without one), and before this one's samples."""
         beliefs = [self.known.get(group.prompt, (0.0, math.inf)) for group in groups]
         mean, spread = np.array(beliefs, dtype=np.float32).T[:, :, None]
@@ -127,7 +127,7 @@ class Model:
         old = known * _normal(np.exp((-0.5 * ((self._axis - mean) / spread) ** 2).clip(FLOOR)))
         return old, old @ self._drifted + (1 - known) * self._level
 
-    def _likely(self, groups: Sequence[Group], without: int = -1) -> Array:
+    def _likely(self, groups: Sequence[GroupLengths], without: int = -1) -> Array:
         """Likelihood of the samples by level, up to a factor."""
         reached = self.bins + 1
         shown = [[reached, *g.done, *(reached + bin for bin in g.running)] for g in groups]  # bin 0: all reach it
@@ -136,7 +136,7 @@ class Model:
         evidence = np.add.reduceat(self._evidence[[*chain(*shown)]], [0, *accumulate(map(len, shown[:-1]))])
         return np.asarray(np.exp((evidence - evidence.max(axis=1, keepdims=True)).clip(FLOOR)))
 
-    def _count(self, groups: Sequence[Group]) -> tuple[Array, Array, Array]:
+    def _count(self, groups: Sequence[GroupLengths]) -> tuple[Array, Array, Array]:
         """Expected counts of these groups' levels, drifts and noises (Dempster, Laird and Rubin 1977)."""
         old, prior = self._priors(groups)
         likely = self._likely(groups)
@@ -170,7 +170,7 @@ class Forecast:
         self.cap = cap
         self._model = Model(cap)
         self._pending: dict[str, list[list[int]]] = {}  # visits that are not processed yet
-        self._steps: dict[int, dict[str, Group]] = {}
+        self._steps: dict[int, dict[str, GroupLengths]] = {}
         self._ended = 0  # samples of the run and its history
         self._learned = 0  # of these, when the model last learned
 
@@ -234,9 +234,9 @@ class Forecast:
         self._steps = {key: value for key, value in self._steps.items() if key > step}  # older steps: late reports
         self._take(groups, groups)
 
-    def _group(self, step: int, prompt: str) -> Group:
+    def _group(self, step: int, prompt: str) -> GroupLengths:
         groups = self._steps.setdefault(step, {})
-        return groups.get(prompt) or groups.setdefault(prompt, Group(prompt))
+        return groups.get(prompt) or groups.setdefault(prompt, GroupLengths(prompt))
 
     def _bin(self, tokens: float) -> int:
         """Raises ValueError for less than one token."""
@@ -275,12 +275,12 @@ class Forecast:
         pending, self._pending = self._pending, {}
         new = {prompt for prompt in pending if self._model.known.pop(prompt, None) is None}
         for age in range(VISITS, 0, -1):
-            groups = [Group(prompt, visits[-age]) for prompt, visits in pending.items() if len(visits) >= age]
+            groups = [GroupLengths(prompt, visits[-age]) for prompt, visits in pending.items() if len(visits) >= age]
             fresh = [group for group in groups if group.prompt in new]
             self._ended += sum(len(group.done) for group in fresh)
             self._take(groups, fresh)
 
-    def _take(self, groups: Sequence[Group], fresh: Sequence[Group]) -> None:
+    def _take(self, groups: Sequence[GroupLengths], fresh: Sequence[GroupLengths]) -> None:
         """These visits are over; the model learns from `fresh` ones."""
         self._model.learn(fresh, closed=True)
         self._learned = self._ended

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from rhymed.bench.policy.engine import EngineProcess, Request, Run
-from rhymed.bench.policy.workload import Workload, workloads
+from rhymed.bench.policy.workload import BenchWorkload, workloads
 
 METHODS = ("none", "keyed", "ngram", "suffix", "aimd", "history", "siblings", "again")
 GROUP = 8
@@ -69,7 +69,7 @@ def run(
     return results
 
 
-def engine(workload: Workload, method: str, context: int) -> dict[str, Any]:
+def engine(workload: BenchWorkload, method: str, context: int) -> dict[str, Any]:
     """Arguments of vllm.LLM; only drafting and sampling differ between methods."""
     unkeyed = {"none": {"keyed": False}, "ngram": {"keyed": False}, "suffix": {"keyed": False}}
     drafts: dict[str, Any] = {
@@ -104,7 +104,7 @@ def engine(workload: Workload, method: str, context: int) -> dict[str, Any]:
 
 
 class Bench:
-    def __init__(self, workload: Workload, methods: Sequence[str], arctic: str = "") -> None:
+    def __init__(self, workload: BenchWorkload, methods: Sequence[str], arctic: str = "") -> None:
         self.workload, self.methods = workload, list(methods)
         context = max(map(len, workload.prompts)) + workload.longest + WIDTH + 1
         self.engines: dict[str, EngineProcess] = {}

@@ -21,7 +21,7 @@ import numpy as np
 
 from rhymed.config import Config, Net
 from rhymed.errors import DataError, DeadlineExceeded
-from rhymed.history.origins import Sample, Source
+from rhymed.history.origins import Sample, Origin
 from rhymed.inputs.rows import Row
 from rhymed.inputs.tokenizer import Vocabulary, read_vocabulary
 from rhymed.messages import EVAL, SampleId, SampleInfo, Score
@@ -44,7 +44,7 @@ TAKEN = "another import has their steps: use a new run.name"
 
 
 @dataclass
-class Report:
+class ImportReport:
     samples: int = 0
     tokens: int = 0
     prompts: int = 0
@@ -60,7 +60,7 @@ def vocabulary_of(config: Config) -> Vocabulary:
     return read_vocabulary(resolve_model(config) / "tokenizer.json")
 
 
-def check_ids(source: Source, size: int, owner: str) -> None:
+def check_ids(source: Origin, size: int, owner: str) -> None:
     """Raises `DataError` if a token id is not in the owner's vocabulary: the source has another tokenizer."""
     for samples in source.prompts():
         for sample in samples:
@@ -73,9 +73,9 @@ def check_ids(source: Source, size: int, owner: str) -> None:
                     )
 
 
-async def import_history(source: Source, config: Config, wanted: Container[str] | None) -> Report:
+async def import_history(source: Origin, config: Config, wanted: Container[str] | None) -> ImportReport:
     """`wanted`: ids of the prompts to import; None: all."""
-    report = Report()
+    report = ImportReport()
     async with _store(config) as client:
         groups = _groups(source, wanted, report)
         while batch := await asyncio.to_thread(lambda: list(islice(groups, AT_ONCE))):
@@ -84,12 +84,12 @@ async def import_history(source: Source, config: Config, wanted: Container[str] 
     return report
 
 
-class Group(NamedTuple):
+class PromptGroup(NamedTuple):
     row: Row | None
     samples: list[NewSample]
 
 
-def _groups(source: Source, wanted: Container[str] | None, report: Report) -> Iterator[Group]:
+def _groups(source: Origin, wanted: Container[str] | None, report: ImportReport) -> Iterator[PromptGroup]:
     for samples in source.prompts():
         prompt = str(samples[0]["prompt_id"])
         if wanted is not None and prompt not in wanted:
@@ -100,7 +100,7 @@ def _groups(source: Source, wanted: Container[str] | None, report: Report) -> It
         row = samples[0]["row"]
         if kept:
             new = [_new_sample(sample, -1 - steps.index(sample["step"])) for sample in kept]
-            yield Group(None if row is None else msgspec.json.decode(row, type=Row), new)
+            yield PromptGroup(None if row is None else msgspec.json.decode(row, type=Row), new)
 
 
 def _unfit(sample: Sample) -> str:
@@ -128,7 +128,7 @@ def _new_sample(sample: Sample, step: int) -> NewSample:
     return NewSample(info, context, tokens, None)
 
 
-async def _put(client: StoreClient, samples: list[NewSample], report: Report) -> None:
+async def _put(client: StoreClient, samples: list[NewSample], report: ImportReport) -> None:
     """One prompt's samples, except those that the store has."""
     history = await client.history(samples[0].info.id.prompt, 0, MOST_HISTORY)
     stored_by_id = {stored.info.id: stored for stored in history}

@@ -11,7 +11,7 @@ from rhymed.errors import ConfigError, StoreError
 from rhymed.history.folder import find
 from rhymed.text import counted, size_of
 from rhymed_store.database.transactions import is_open
-from rhymed_store.integrity.findings import Report
+from rhymed_store.integrity.findings import IntegrityReport
 from rhymed_store.integrity.repair import copy, repair
 from rhymed_store.integrity.verify import verify
 
@@ -19,13 +19,13 @@ SHOWN = 20  # findings on a terminal
 NOUNS = {"samples": "sample", "prompts": "prompt", "contexts": "tokenised prompt", "journal": "journal line"}
 
 
-def verify_run(run: Path) -> tuple[Report, int]:
+def verify_run(run: Path) -> tuple[IntegrityReport, int]:
     """The report, and the file's bytes. Works next to a living store. Raises `ConfigError`, `StoreError`."""
     _, store = find(run)
     return verify(store), (store / "data.mdb").stat().st_size
 
 
-def render_verify(report: Report, run: Path, file_bytes: int) -> str:
+def render_verify(report: IntegrityReport, run: Path, file_bytes: int) -> str:
     counts = ", ".join(counted(report.counts[table], noun) for table, noun in NOUNS.items())
     read = f"{run}: {counts}, {counted(report.tokens, 'token')} in {size_of(file_bytes)}"
     if report.sound:
@@ -37,7 +37,7 @@ def render_verify(report: Report, run: Path, file_bytes: int) -> str:
     return "\n".join([f"{read} are sound", f"{counted(len(report.findings), 'finding')}:", *shown, *rest, end])
 
 
-def as_json(report: Report) -> dict[str, Any]:
+def as_json(report: IntegrityReport) -> dict[str, Any]:
     return {
         "sound": report.sound,
         "counts": dict(report.counts),
@@ -49,7 +49,7 @@ def as_json(report: Report) -> dict[str, Any]:
 RUN_FILES = ("config.json", "metrics.jsonl")  # copied with the store: the model of the tokens, the course of training
 
 
-def backup_run(run: Path, target: Path) -> Report:
+def backup_run(run: Path, target: Path) -> IntegrityReport:
     """Raises `ConfigError` where `target` exists, `StoreDamaged` where the copy would be damaged too."""
     folder, store = find(run)
     if target.exists() or target.is_symlink():
@@ -69,7 +69,7 @@ def backup_run(run: Path, target: Path) -> Report:
     return report
 
 
-def render_backup(report: Report, run: Path, target: Path) -> str:
+def render_backup(report: IntegrityReport, run: Path, target: Path) -> str:
     held = f"{counted(report.counts['samples'], 'sample')}, {counted(report.tokens, 'token')}"
     written = size_of((target / "store" / "data.mdb").stat().st_size)
     return (
@@ -77,7 +77,7 @@ def render_backup(report: Report, run: Path, target: Path) -> str:
     )
 
 
-def repair_run(run: Path) -> tuple[Report, Path | None]:
+def repair_run(run: Path) -> tuple[IntegrityReport, Path | None]:
     """The report, and where the old file is; None: nothing is damaged. Raises `ConfigError`, `StoreError`."""
     folder, store = find(run)
     if is_open(store):
@@ -85,7 +85,7 @@ def repair_run(run: Path) -> tuple[Report, Path | None]:
     return repair(store)
 
 
-def render_repair(report: Report, kept: Path | None, run: Path) -> str:
+def render_repair(report: IntegrityReport, kept: Path | None, run: Path) -> str:
     if kept is None:
         return f"{run}: nothing is damaged, and nothing was changed"
     lost = [f"  {table}: {name}: {why}" for table, name, why in report.findings[:SHOWN]]

@@ -20,14 +20,14 @@ from rhymed.inputs.tokenizer import Vocabulary
 Sample = dict[str, Any]
 
 
-class Source(Protocol):
+class Origin(Protocol):
     vocabulary: Vocabulary
 
     def prompts(self) -> Iterator[list[Sample]]: ...
 
 
 @contextlib.contextmanager
-def open_source(path: Path) -> Iterator[Source]:
+def open_source(path: Path) -> Iterator[Origin]:
     """Raises `ConfigError` for a path that is neither, `DataError` for another parquet file."""
     if path.is_file():
         if path.suffix != ".parquet":

@@ -17,7 +17,7 @@ QUESTIONS = {"min_terms": 3, "max_terms": 4, "min_digits": 2, "max_digits": 3}
 
 
 @dataclass(frozen=True)
-class Workload:
+class BenchWorkload:
     """`prompts`: token ids. Responses have at most `longest` tokens."""
 
     name: str
@@ -26,7 +26,7 @@ class Workload:
     longest: int
 
 
-def workloads(model: Path | None = None) -> Iterator[Workload]:
+def workloads(model: Path | None = None) -> Iterator[BenchWorkload]:
     """Of one model, or of the bench policy and then SmolLM2. Raises `ConfigError` if the policy is missing."""
     if model is None or model == OUT:
         if not (OUT / "train.jsonl").is_file():
@@ -38,11 +38,11 @@ def workloads(model: Path | None = None) -> Iterator[Workload]:
         yield _workload(Path(chat.path).name, Config(model=chat, data=questions), CHAT_RESPONSE)
 
 
-def _workload(name: str, config: Config, longest: int = RESPONSE) -> Workload:
+def _workload(name: str, config: Config, longest: int = RESPONSE) -> BenchWorkload:
     from rhymed.inputs.datasets import load_rows
     from rhymed.inputs.models import resolve_model
     from rhymed.inputs.render import load_renderer
 
     render = load_renderer(config)
     rows = list(itertools.islice(load_rows(config), PROMPTS))
-    return Workload(name, resolve_model(config), [render(name, row) for row in rows], longest)
+    return BenchWorkload(name, resolve_model(config), [render(name, row) for row in rows], longest)

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rhymed.config import Config
+from rhymed.config import Config, Schedule
 from rhymed.errors import ConfigError, RhymedError, StoreDamaged
 from rhymed.history.folder import RunFolder
 from rhymed.messages import EVAL, SampleId
@@ -63,7 +63,7 @@ def audit(folder: RunFolder) -> Audit:
     steps, lines, wrong = newest(folder.folder)
     plan = _plan(folder.config, folder.folder, steps)
     found = Audit(steps, plan.steps, len(plan.ids), steps * plan.prompts_per_step, wrong=wrong)
-    _Check(folder, folder.config, plan, found).run(lines)
+    _Check(folder, folder.config.schedule, plan, found).run(lines)
     return found
 
 
@@ -133,8 +133,8 @@ def newest(folder: Path) -> tuple[int, list[Line], list[str]]:
 class _Check:
     """One pass over the store, prompt by prompt, which is the order of the digests."""
 
-    def __init__(self, folder: RunFolder, config: Config, plan: _Plan, found: Audit) -> None:
-        self._folder, self._config, self._plan, self._found = folder, config, plan, found
+    def __init__(self, folder: RunFolder, schedule: Schedule, plan: _Plan, found: Audit) -> None:
+        self._folder, self._schedule, self._plan, self._found = folder, schedule, plan, found
         self._digests = {step: Digest() for step in range(found.steps)}
         self._steps: dict[str, set[int]] = {prompt: set() for prompt in plan.ids}  # of the checkpoint, in the plan
         for step in range(found.steps):
@@ -205,7 +205,7 @@ class _Check:
             )
         if reason is not None:
             self._wrong(f"sample {id} is {response.state}, and was dropped as well: {reason}")
-        oldest, newest = window(id.step, self._config.schedule.max_staleness)
+        oldest, newest = window(id.step, self._schedule.max_staleness)
         versions = [version for version, _ in response.info.versions] or [newest]
         self._found.staleness = max(self._found.staleness, id.step - min(versions))
         if not oldest <= min(versions) <= max(versions) <= newest:

@@ -22,7 +22,7 @@ class Finding(NamedTuple):
 
 
 @dataclass
-class Report:
+class IntegrityReport:
     counts: Counter[str] = field(default_factory=Counter)  # table -> sound entries
     tokens: int = 0  # response tokens of the sound samples
     live_from: int = 0  # first step that no checkpoint covers
@@ -37,7 +37,7 @@ class Inspection:
     """The tables of a snapshot, entry by entry. Hands sound entries to the sink and collects the findings."""
 
     def __init__(self, reader: IsolatedReader, sink: Sink) -> None:
-        self.reader, self._sink, self.report = reader, sink, Report()
+        self.reader, self._sink, self.report = reader, sink, IntegrityReport()
         self._written = {table: self._count(table) for table in TABLES}
         if not self.is_new:
             for table, count in self._written.items():

@@ -22,7 +22,7 @@ from rhymed_store.database.probe import check_readable, damaged, probe
 from rhymed_store.database.stream import Stream
 from rhymed_store.database.tables import TABLES
 from rhymed_store.database.transactions import locked
-from rhymed_store.integrity.findings import Finding, Report
+from rhymed_store.integrity.findings import Finding, IntegrityReport
 from rhymed_store.integrity.isolated import IsolatedReader
 from rhymed_store.integrity.verify import verify
 
@@ -31,7 +31,7 @@ LEAST_MAP_BYTES = 1 << 30  # of the new file: of address space, not of disk
 LOST_HEADER = Finding("meta", "the file's header", "one of two is damaged")
 
 
-def repair(folder: Path) -> tuple[Report, Path | None]:
+def repair(folder: Path) -> tuple[IntegrityReport, Path | None]:
     """The findings, and where the damaged file is now; None: nothing is damaged, and nothing was changed.
 
     Raises `StoreError` while a store has the folder, and where there is no room next to the old file.
@@ -57,7 +57,7 @@ def repair(folder: Path) -> tuple[Report, Path | None]:
     return report, kept
 
 
-def copy(folder: Path, target: Path) -> Report:
+def copy(folder: Path, target: Path) -> IntegrityReport:
     """Copy compactly to the empty folder `target`, and verify the copy; others may read and write meanwhile.
 
     Raises `StoreDamaged` where the copy would be damaged, `StoreError` where it cannot be written.
@@ -114,7 +114,7 @@ def _opens(folder: Path) -> bool:
     return True
 
 
-def _rebuild(folder: Path, new: Path) -> Report:
+def _rebuild(folder: Path, new: Path) -> IntegrityReport:
     map_bytes = max(LEAST_MAP_BYTES, 2 * (folder / "data.mdb").stat().st_size)
     with lmdb.open(str(new), map_size=map_bytes, max_dbs=len(TABLES), sync=False, readahead=False) as env:
         writer = _Writer(env)

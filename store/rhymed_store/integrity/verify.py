@@ -11,13 +11,13 @@ from pathlib import Path
 
 from rhymed_store.database.probe import check_readable
 from rhymed_store.integrity.checks import Audit
-from rhymed_store.integrity.findings import Inspection, Report, Sink
+from rhymed_store.integrity.findings import Inspection, IntegrityReport, Sink
 from rhymed_store.integrity.isolated import IsolatedReader, Unreadable
 
 FREE = "free pages"
 
 
-def verify(folder: Path, sink: Sink = lambda *_: None) -> Report:
+def verify(folder: Path, sink: Sink = lambda *_: None) -> IntegrityReport:
     """Read everything.
 
     Raises `StoreError` where there is no database or one of another schema, `StoreDamaged` where LMDB cannot open it.

@@ -16,7 +16,7 @@ PREFIX = "rhymed-score-"
 
 
 @dataclass(frozen=True)
-class Group:
+class Cgroup:
     path: Path
 
     def join(self) -> None:
@@ -40,10 +40,10 @@ class Group:
             self.path.rmdir()
 
 
-def make(limit: int) -> Group | None:
+def make(limit: int) -> Cgroup | None:
     """A new group for at most `limit` tasks; None where the kernel or the container does not allow it."""
     for parent in _parents():
-        group = Group(parent / f"{PREFIX}{os.getpid()}")
+        group = Cgroup(parent / f"{PREFIX}{os.getpid()}")
         try:
             _sweep(parent)
             group.path.mkdir()
@@ -82,4 +82,4 @@ def _sweep(parent: Path) -> None:
     """Remove empty groups whose guards were killed. A group in use cannot be removed."""
     for left in parent.glob(f"{PREFIX}*"):
         if not Path("/proc", left.name.removeprefix(PREFIX)).exists():
-            Group(left).remove()
+            Cgroup(left).remove()

@@ -25,7 +25,7 @@ TOO_MANY = 1
 class Init:
     """`guard`: the guard's process id as this process sees it, 0 in a namespace. `report`: a descriptor to close."""
 
-    def __init__(self, max_tasks: int, guard: int, group: cgroup.Group | None, report: int) -> None:
+    def __init__(self, max_tasks: int, guard: int, group: cgroup.Cgroup | None, report: int) -> None:
         self._max_tasks = max_tasks
         self._guard = guard
         self._group = group
