@@ -21,7 +21,7 @@ import numpy as np
 
 from rhymed.config import Config, Net
 from rhymed.errors import DataError, DeadlineExceeded
-from rhymed.history.origins import Sample, Origin
+from rhymed.history.origins import Origin, Sample
 from rhymed.inputs.rows import Row
 from rhymed.inputs.tokenizer import Vocabulary, read_vocabulary
 from rhymed.messages import EVAL, SampleId, SampleInfo, Score
