@@ -1,0 +1,1 @@
+"""Pure functions over flat tokens, of which algorithms are made."""
