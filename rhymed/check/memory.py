@@ -67,7 +67,7 @@ def needs(model: Model, rollout: Rollout, trainer: Trainer, size: Size, load: Wo
         weights=FP32 * parameters,
         gradients=FP32 * parameters,
         moments=2 * FP32 * parameters,
-        reference=FP32 * parameters if trainer.kl_coef else 0,
+        reference=FP32 * parameters if trainer.recipe.kl_coef else 0,
         working=tokens * activation_bytes(size) + logits,
         engine=item * parameters + rollout.kv_cache_gib * GIB + ENGINE_BYTES if vllm else 0,
         sequence=2 * size.layers * size.key_value * item * full_length(rollout) if vllm else 0,

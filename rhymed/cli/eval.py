@@ -71,6 +71,7 @@ def _prepare(arguments: argparse.Namespace) -> Config:
 
 def evaluating(config: Config, checkpoint: str) -> Config:
     """The run that evaluates this checkpoint (empty: the model itself) and trains nothing."""
+    from rhymed.algorithms import SETTINGS
     from rhymed.config import Config
     from rhymed.run.layout import layout_of
 
@@ -79,7 +80,7 @@ def evaluating(config: Config, checkpoint: str) -> Config:
     tree["run"] |= {"name": label, "folder": str(layout_of(config).folder / "eval")}
     tree["model"] |= {"path": model}
     tree["eval"] |= {"every": 1, "at_start": True}
-    tree["trainer"] |= {"steps": 0, "kl_coef": 0.0}
+    tree["trainer"] |= dict.fromkeys(SETTINGS) | {"algorithm": "grpo", "steps": 0}
     tree["net"] |= {"broker": "", "store": "", "weights": ""}  # another run may be alive
     tree["metrics"] |= {"sinks": [], "traces": ""}  # it would be another run there
     return Config.model_validate(tree)

@@ -9,11 +9,11 @@ from rhymed.config.inputs import Data as Data
 from rhymed.config.inputs import Eval as Eval
 from rhymed.config.inputs import HeldOut as HeldOut
 from rhymed.config.inputs import Model as Model
+from rhymed.config.reward import Reward as Reward
+from rhymed.config.reward import Scorer as Scorer
 from rhymed.config.services import Metrics as Metrics
 from rhymed.config.services import Net as Net
 from rhymed.config.services import Run as Run
 from rhymed.config.services import Schedule as Schedule
 from rhymed.config.services import Store as Store
-from rhymed.config.training import Reward as Reward
-from rhymed.config.training import Scorer as Scorer
-from rhymed.config.training import Trainer as Trainer
+from rhymed.config.trainer import Trainer as Trainer

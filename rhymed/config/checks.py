@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 from rhymed.config.generation import Drafts, Rollout
 from rhymed.config.inputs import Data, Eval
+from rhymed.config.reward import Reward
 from rhymed.config.services import Net, Schedule
-from rhymed.config.training import Reward, Trainer
+from rhymed.config.trainer import Trainer
 
 QUEUED = 8  # samples in hand per scoring process, see rhymed_workers.reward.worker
 

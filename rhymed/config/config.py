@@ -10,8 +10,9 @@ from rhymed.config import checks
 from rhymed.config.base import Section
 from rhymed.config.generation import Drafts, Rollout, Trace
 from rhymed.config.inputs import INHERITED, Data, Eval, Model
+from rhymed.config.reward import Reward
 from rhymed.config.services import Metrics, Net, Run, Schedule, Store
-from rhymed.config.training import Reward, Trainer
+from rhymed.config.trainer import Trainer
 
 
 class Config(Section):

@@ -5,13 +5,20 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Sequence
-from typing import Any, get_args
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from rhymed.config.config import Config
 from rhymed.text import short
+
+RENAMED = {
+    "trainer.norm": "trainer.aggregation: token is token-mean now, sequence is seq-mean-token-mean",
+    "trainer.std_normalise": "trainer.advantage_scale: true is group now, false is none",
+}
+"""Keys of earlier releases, which a run's config.json may still have."""
 
 CUTOFF = 0.5  # similarity from which a value is suggested: fp32 suggests float32
 
@@ -77,6 +84,8 @@ def _unknown(loc: tuple[Any, ...]) -> str:
     parent, name = field_of(loc[:-1]), str(loc[-1])
     model = (_model(parent.annotation) if parent else Config) or Config
     valid = sorted(model.model_fields)
+    if (old := ".".join(map(str, loc))) in RENAMED:
+        return f"{old} is replaced by {RENAMED[old]}"
     unknown = f"unknown key {'.'.join(map(str, loc))}" if len(loc) > 1 else f"unknown section {name}"
     if close := difflib.get_close_matches(name, valid, n=1):
         return f"{unknown}; did you mean {close[0]}?"
@@ -90,7 +99,13 @@ def _unknown(loc: tuple[Any, ...]) -> str:
 
 def _literals(loc: tuple[Any, ...]) -> list[str]:
     field = field_of(loc)
-    return [str(value) for value in get_args(field.annotation)] if field else []
+    return _choices_of(field.annotation) if field else []
+
+
+def _choices_of(annotation: Any) -> list[str]:
+    """Of a Literal, or of a Literal that may be None."""
+    nested = [_choices_of(kind) if get_origin(kind) is Literal else [str(kind)] for kind in get_args(annotation)]
+    return [choice for choices in nested for choice in choices if choice != str(NoneType)]
 
 
 def _choices(value: Any, allowed: list[str]) -> str:

@@ -38,13 +38,13 @@ class Origin:
     changes: dict[Key, str] = field(default_factory=dict)  # key -> the option or variable
 
     def place(self, key: Key, message: str) -> str:
-        """Where the key was set, else the first key named in the message, else the file."""
+        """Where the first key named in the message was set, else the key itself, else the file."""
         named = [(*key, *word.split(".")) for word in re.findall(r"[a-z_]+(?:\.[a-z_]+)*", message)]
         for change, text in self.changes.items():
             created = key and key not in self.lines and change[: len(key)] == key  # a section that is not in the file
             if change == key[: len(change)] or change in named or created:
                 return text
-        line = next((self.lines[name] for name in (key, *named) if name in self.lines), None) or line_of(
+        line = next((self.lines[name] for name in (*named, key) if name in self.lines), None) or line_of(
             key, self.lines
         )
         where = str(self.path) if self.path else "configuration"

@@ -32,7 +32,7 @@ def test_an_evaluation_is_a_run_that_trains_nothing_in_a_folder_of_its_own(confi
     assert (made.trainer.steps, made.eval.every, made.eval.at_start) == (0, 1, True)
     assert layout_of(made).folder == layout_of(config).folder / "eval" / "base"
     assert layout_of(made).broker.startswith("ipc://")  # not the living run's
-    assert made.trainer.kl_coef == 0  # no reference model is loaded
+    assert made.trainer.recipe.kl_coef == 0  # no reference model is loaded
 
 
 def test_a_checkpoint_by_number_latest_or_folder(config: Config) -> None:

@@ -55,7 +55,7 @@ def learner(tiny_model: Path) -> Callable[..., TorchLearner]:
     def make(folder: Path = tiny_model, **settings: Any) -> TorchLearner:
         trainer = {"lr": 1e-3, "warmup_steps": 3, "weight_decay": 0.01, "micro_tokens": 40, **settings}
         config = Config.model_validate({"trainer": trainer, "rollout": {"prompts_per_step": 3, "group_size": 4}})
-        reference = Policy.load(tiny_model) if config.trainer.kl_coef else None
+        reference = Policy.load(tiny_model) if config.trainer.recipe.kl_coef else None
         return TorchLearner(
             config.trainer, Policy.load(folder), reference, tiny_model, max_staleness=0, dtype="bfloat16"
         )
@@ -71,7 +71,7 @@ def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
-@pytest.mark.parametrize("settings", [{}, {"minibatches": 3, "kl_coef": 0.1, "norm": "sequence"}])
+@pytest.mark.parametrize("settings", [{}, {"minibatches": 3, "kl_coef": 0.1, "aggregation": "token-mean"}])
 def test_two_and_two_steps_are_four_steps_to_the_bit(
     learner: Callable[..., TorchLearner], tiny_model: Path, tmp_path: Path, settings: dict[str, Any]
 ) -> None:
@@ -195,7 +195,7 @@ def test_a_step_without_anything_to_train_is_a_step(
 def test_what_is_not_finite_does_not_reach_the_weights(
     learner: Callable[..., TorchLearner], caplog: pytest.LogCaptureFixture
 ) -> None:
-    made = learner(std_normalise=False)
+    made = learner(advantage_scale="none")
     before = weights(made)
     found = made.train(rewarded(samples(0), lambda info: 1e38 if info.id.index else -1e38))
     assert equal(weights(made), before)

@@ -22,7 +22,7 @@ class Objective:
     clip_eps_low: float = 0.2
     clip_eps_high: float = 0.28
     kl_coef: float = 0.0
-    tis_cap: float = 2.0
+    tis_cap: float | None = 2.0  # None: engine and trainer are not compared
 
 
 class Terms(NamedTuple):
@@ -99,7 +99,9 @@ def terms(
     ratio_N = (logp_N - old_N).exp()
     clipped_N = ((ratio_N < low) & (advantages_N < 0)) | ((ratio_N > high) & (advantages_N > 0))
     gain_N = torch.min(ratio_N * advantages_N, ratio_N.clamp(low, high) * advantages_N)
-    loss_N = -gain_N * engine_weights(old_N, engine_N, objective.tis_cap)
+    loss_N = -gain_N
+    if objective.tis_cap is not None:
+        loss_N = loss_N * engine_weights(old_N, engine_N, objective.tis_cap)
     if objective.kl_coef == 0 or reference_N is None:
         return Terms(loss_N, clipped_N, None)
     kl_N = ratio_N * k3(logp_N, reference_N)

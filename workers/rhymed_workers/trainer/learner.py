@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -74,11 +74,13 @@ class TorchLearner:
         max_staleness: int,
         dtype: str,
     ) -> None:
-        self._config, self._max_staleness = config, max_staleness
+        self._config, self._recipe, self._max_staleness = config, config.recipe, max_staleness
         self.policy, self._reference, self._source = policy, reference, source
         self.dtype = dtype
         self.steps = 0  # trained so far; also the version of the weights
-        self._objective = grpo.Objective(config.clip_eps_low, config.clip_eps_high, config.kl_coef, config.tis_cap)
+        recipe = self._recipe
+        cap = recipe.tis_cap if recipe.correction == "token-tis" else None
+        self._objective = grpo.Objective(recipe.clip_eps_low, recipe.clip_eps_high, recipe.kl_coef, cap)
         self._optimizer = torch.optim.AdamW(
             policy.model.parameters(), lr=config.lr, betas=config.betas, weight_decay=config.weight_decay, fused=True
         )
@@ -90,7 +92,7 @@ class TorchLearner:
             torch.set_num_threads(config.trainer.threads)
         source, temperature = resolve_model(config), config.rollout.temperature
         policy = Policy.load(folder or source, temperature)
-        reference = Policy.load(source, temperature) if config.trainer.kl_coef else None
+        reference = Policy.load(source, temperature) if config.trainer.recipe.kl_coef else None
         max_staleness, dtype = config.schedule.max_staleness, config.model.dtype
         learner = cls(config.trainer, policy, reference, source, max_staleness=max_staleness, dtype=dtype)
         if folder is not None:
@@ -132,8 +134,8 @@ class TorchLearner:
     def _update(self, samples: Sequence[StoredSample], progress: Progress) -> Sums:
         groups = torch.tensor(np.unique([s.info.id.prompt for s in samples], return_inverse=True)[1])
         rewards = torch.tensor([sample.info.reward for sample in samples], dtype=torch.float64)
-        advantages_B = grpo.advantages(rewards, groups, std_normalise=self._config.std_normalise)
-        useful_B = (advantages_B != 0).numpy() | (self._config.kl_coef > 0)
+        advantages_B = grpo.advantages(rewards, groups, std_normalise=self._recipe.advantage_scale == "group")
+        useful_B = (advantages_B != 0).numpy() | (self._recipe.kl_coef > 0)
         sequences = [Sequences(_required(sample.prompt_tokens), sample.tokens) for sample in samples]
         parts = np.array_split(np.arange(len(samples)), min(self._config.minibatches, len(samples)))
         batches = [micro_batches(sequences, part[useful_B[part]], self._config.micro_tokens) for part in parts]
@@ -170,7 +172,8 @@ class TorchLearner:
         batches: Sequence[MicroBatch],
     ) -> Tokens:
         lengths_B = torch.tensor([sample.info.length for sample in samples])
-        weights = [grpo.token_weights(lengths_B[torch.from_numpy(part)], self._config.norm) for part in parts]
+        norm: Literal["token", "sequence"] = "token" if self._recipe.aggregation == "token-mean" else "sequence"
+        weights = [grpo.token_weights(lengths_B[torch.from_numpy(part)], norm) for part in parts]
         return Tokens(
             advantages_B.repeat_interleave(lengths_B),
             torch.from_numpy(np.concatenate([_required(sample.logprobs) for sample in samples])),

@@ -1,0 +1,33 @@
+"""How the scored samples are trained on."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from rhymed.config.losses import Losses
+
+
+class Trainer(Losses):
+    epochs: int = Field(5, gt=0, description="passes over the data")
+    steps: int | None = Field(
+        None, ge=0, description="stop after this many steps, even inside an epoch; empty: no limit"
+    )
+    engine: Literal["torch", "trace"] = Field(
+        "torch", description="trace: no model; weights are a few numbers that depend on every token trained"
+    )
+    lr: float = Field(1e-6, gt=0, description="learning rate of AdamW")
+    warmup_steps: int = Field(0, ge=0, description="training steps of linear warm-up to lr")
+    betas: tuple[float, float] = Field((0.9, 0.999), description="of AdamW")
+    weight_decay: float = Field(0.0, ge=0, description="of AdamW")
+    max_grad_norm: float = Field(1.0, gt=0, description="gradients are clipped to this norm")
+    minibatches: int = Field(1, gt=0, description="optimizer steps per training step")
+    micro_tokens: int = Field(4096, gt=0, description="padded tokens per forward and backward pass")
+    checkpoint_every: int = Field(10, gt=0, description="training steps between checkpoints")
+    keep_checkpoints: int = Field(2, gt=0, description="number of checkpoints to keep, the newest ones")
+    threads: int = Field(0, ge=0, description="torch threads; 0: torch's default")
+    stall_s: float = Field(
+        3600.0, gt=0, description="seconds without progress inside a step after which the trainer is restarted"
+    )
+    mismatch_warn: float = Field(0.05, gt=0, description="warn when mismatch_kl is higher (nats per token)")

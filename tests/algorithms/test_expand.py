@@ -1,0 +1,56 @@
+"""Names of algorithms, what settings change, and the errors for what has no effect."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rhymed.algorithms import ALGORITHMS, SETTINGS, expand
+from rhymed.config import Config
+from rhymed.config.load import load_config
+from rhymed.errors import ConfigError
+
+
+def test_a_name_alone_is_its_entry() -> None:
+    for name, recipe in ALGORITHMS.items():
+        assert expand(name, dict.fromkeys(SETTINGS)) == recipe
+        assert recipe.name == name
+        assert recipe.source
+
+
+def test_a_setting_replaces_one_part() -> None:
+    made = Config.model_validate({"trainer": {"clip_eps_high": 0.3}}).trainer.recipe
+    assert (made.clip_eps_high, made.clip_eps_low) == (0.3, ALGORITHMS["grpo"].clip_eps_low)
+
+
+def test_an_unknown_name_names_the_near_ones() -> None:
+    with pytest.raises(ValueError, match=r"'gropo' is unknown; did you mean 'grpo'"):
+        expand("gropo", {})
+    with pytest.raises(ValueError, match=r"clip_eps_hi is no setting .*did you mean 'clip_eps_high'"):
+        expand("grpo", {"clip_eps_hi": 1})
+
+
+def error(tmp_path: Path, text: str) -> str:
+    (tmp_path / "my.toml").write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load_config(tmp_path / "my.toml", (), {})
+    return str(caught.value)
+
+
+def test_a_setting_without_effect_is_an_error_at_its_line(tmp_path: Path) -> None:
+    found = error(tmp_path, '[trainer]\ncorrection = "none"\ntis_cap = 3.0\n')
+    assert "my.toml, line 3: trainer: tis_cap is not used by algorithm = 'grpo'" in found
+    assert "correction = 'token-tis'" in found
+
+
+def test_a_choice_that_may_be_left_out_names_its_values(tmp_path: Path) -> None:
+    found = error(tmp_path, '[trainer]\naggregation = "token_mean"\n')
+    assert "line 2: trainer.aggregation = 'token_mean': it must be 'token-mean' or" in found
+    assert "did you mean 'token-mean'?" in found
+
+
+def test_keys_of_earlier_releases_are_named_with_their_successors(tmp_path: Path) -> None:
+    found = error(tmp_path, '[trainer]\nnorm = "token"\nstd_normalise = true\n')
+    assert "line 2: trainer.norm is replaced by trainer.aggregation" in found
+    assert "line 3: trainer.std_normalise is replaced by trainer.advantage_scale" in found
