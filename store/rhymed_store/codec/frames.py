@@ -10,6 +10,7 @@ import zstandard
 from rhymed.errors import StoreDamaged
 
 RESCUE = "check the disk; the rest of the store can still be read"
+MOST_RATIO = 1 << 15  # of zstd: a block of 4 bytes holds at most 128 KiB
 
 _local = threading.local()
 
@@ -18,8 +19,17 @@ def pack_bytes(data: Any, level: int) -> bytes:
     return compressor(level).compress(data)
 
 
-def unpack_bytes(frame: Any, what: object) -> bytes:
+def unpack_bytes(frame: Any, what: object, size: int | None = None) -> bytes:
+    """The content, of `size` bytes where that is known. Raises `StoreDamaged` naming `what`.
+
+    Nothing is allocated for a damaged header that claims another size, or one that no frame of this length holds.
+    """
     try:
+        claimed = zstandard.frame_content_size(frame)
+        if size is not None and claimed != size:
+            raise StoreDamaged(f"{what}: {claimed} bytes, {size} were written; {RESCUE}")
+        if claimed > len(frame) * MOST_RATIO:
+            raise StoreDamaged(f"{what}: damaged at rest ({claimed} bytes claimed by {len(frame)}); {RESCUE}")
         return _decompressor().decompress(frame)
     except zstandard.ZstdError as error:
         raise StoreDamaged(f"{what}: damaged at rest ({error}); {RESCUE}") from None

@@ -258,9 +258,7 @@ def pack_tokens(tokens: Tokens, lengths: Iterable[int], level: int) -> tuple[lis
 
 def unpack_tokens(frame: Any, width: int, out: Tokens, what: object) -> None:
     """Fill `out`. Raises `StoreDamaged` naming `what` when the bytes are not those that were written."""
-    raw = frames.unpack_bytes(frame, what)
-    if len(raw) != width * len(out):
-        raise StoreDamaged(f"{what}: {len(raw)} bytes of tokens, {width * len(out)} were written; {RESCUE}")
+    raw = frames.unpack_bytes(frame, what, width * len(out))
     out[:] = np.frombuffer(raw, "<u2", len(out))
     if width > 2:
         out |= np.frombuffer(raw, "<u1" if width == 3 else "<u2", offset=2 * len(out)).astype(np.uint32) << 16

@@ -8,6 +8,7 @@ reports an error, the database is damaged. The content of values is left to thei
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import resource
 import signal
@@ -25,7 +26,9 @@ LONG_S = 60.0  # walk after a kill
 HANG_S = 30.0  # beyond the walk's own limit: the disk does not answer
 OPENING = "its headers"
 CRASHES = {signal.SIGBUS, signal.SIGSEGV, signal.SIGABRT, signal.SIGFPE, signal.SIGILL}
-WRITE_FAILED, UNREADABLE = 3, 4  # exit statuses: the copy could not be written; LMDB reported an error
+WRITE_FAILED, UNREADABLE, REFUSED = 3, 4, 5  # exit statuses: no copy could be written; the file; the machine
+MACHINE = (MemoryError, lmdb.MemoryError, lmdb.ReadersFullError, lmdb.TlsFullError)
+MOST_MAP_BYTES = 1 << 46  # 64 TiB; twice as much is the address space of a process
 
 
 def probe(folder: Path, *, limit_s: float = 0.0, target: Path | None = None) -> None:
@@ -114,9 +117,34 @@ def _main(folder: str, limit_s: str, target: str = "") -> int:
             if target:
                 return _copy(env, target)
     except (lmdb.Error, ValueError, OSError, MemoryError) as error:
-        print(str(error).removeprefix(f"{folder}: ") or type(error).__name__, file=sys.stderr)
-        return UNREADABLE
+        print(told(error, folder), file=sys.stderr)
+        return UNREADABLE if is_damage(error, folder) else REFUSED
     return 0
+
+
+def told(error: Exception, folder: str) -> str:
+    return str(error).removeprefix(f"{folder}: ") or type(error).__name__
+
+
+def is_damage(error: Exception, folder: str) -> bool:
+    """Whether the file is at fault, and not a machine that lacks memory, files or readers' places.
+
+    A header that claims more than a process can map is out of memory, too.
+    """
+    if isinstance(error, lmdb.MemoryError):
+        return _claims_too_much(Path(folder, "data.mdb"))
+    return not isinstance(error, MACHINE) and getattr(error, "code", 0) not in (errno.EMFILE, errno.ENFILE)
+
+
+def _claims_too_much(file: Path) -> bool:
+    page = os.sysconf("SC_PAGE_SIZE")
+    with file.open("rb") as opened:
+        headers = [opened.read(page), opened.read(page)]
+    for header in headers:
+        map_bytes, last_page = (int.from_bytes(header[at : at + 8], "little") for at in (32, 136))
+        if max(map_bytes, last_page * page) > MOST_MAP_BYTES:
+            return True
+    return False
 
 
 def _say(place: str) -> None:

@@ -243,8 +243,7 @@ def _check_frame(frame: bytes | None, record: Record, name: str) -> None:
     """Raises `StoreDamaged` unless the tokens are those that were written."""
     if frame is None:
         raise StoreDamaged(f"its tokens are not in the stream at {record.position}")
-    if len(frames.unpack_bytes(frame, name)) != record.width * record.length:
-        raise StoreDamaged(f"its tokens are not {record.length}")
+    frames.unpack_bytes(frame, name, record.width * record.length)
     if sum(count for _, count in record.versions) != record.length:
         raise StoreDamaged(f"its versions are not of {record.length} tokens")
 

@@ -16,13 +16,14 @@ from typing import Any
 import lmdb
 import msgspec
 
-from rhymed_store.database.probe import check_pages
+from rhymed_store.database.probe import check_pages, is_damage, told
 
 BATCH_BYTES = 1 << 20  # of one answer to `scan`
 MOST_VALUE_BYTES = 1 << 30  # a longer one is damaged
 END = ""  # of a table, as the state of a scan; `MORE` after a full batch, otherwise an error's text
 MORE = "more"
 DIED = "died"  # in the place of whether a request succeeded: reading for it killed the process, with this status
+REFUSED = "refused"  # likewise: the machine lacks something, the file is not at fault
 DISORDER = "its keys are out of order"
 
 
@@ -91,7 +92,9 @@ def _open(folder: str) -> Any:
     try:
         env = lmdb.open(folder, **options)
         env.reader_check()  # a reader that was killed must not hold back the writer
-    except (lmdb.Error, OSError):
+    except (lmdb.Error, OSError) as error:
+        if not is_damage(error, folder):
+            raise
         return lmdb.open(folder, lock=False, **options)
     return env
 
@@ -127,7 +130,7 @@ def serve(folder: str, parent: Connection) -> None:
             answer: Any = (True, getattr(snapshot, name)(*arguments))
             failed = snapshot.failed
         except (lmdb.Error, OSError, MemoryError) as error:
-            answer, failed = (False, str(error).removeprefix(f"{folder}: ") or type(error).__name__), True
+            answer, failed = (False if is_damage(error, folder) else REFUSED, told(error, folder)), True
         if failed and snapshot is not None:
             snapshot.close()
             snapshot = None

@@ -22,7 +22,7 @@ import msgspec
 
 from rhymed.errors import StoreDamaged, StoreError
 from rhymed_store.database.probe import death
-from rhymed_store.integrity.child import DIED, DISORDER, END, MORE
+from rhymed_store.integrity.child import DIED, DISORDER, END, MORE, REFUSED
 
 SCAN_ENTRIES = 4096  # of one request; after a death one at a time, up to the entry that kills
 ANSWER_S = 300.0  # of one request; a slow disk has thousands of pages to read for it
@@ -42,13 +42,19 @@ class Gap(NamedTuple):
 
 
 class IsolatedReader:
-    """A context manager. Raises `StoreDamaged` where LMDB cannot open the file."""
+    """A context manager. Raises `StoreDamaged` where LMDB cannot open the file.
+
+    Every method raises `StoreError` where the machine is at fault.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._child: subprocess.Popen[bytes] | None = None
         try:
             self._ask("open")
+        except StoreError:
+            self.close()
+            raise
         except Unreadable as error:
             self.close()
             raise StoreDamaged(
@@ -143,6 +149,8 @@ class IsolatedReader:
             raise StoreError(f"the process that read {self._folder} is gone; try again") from None
         if succeeded == DIED:
             raise Unreadable(death(result, self._folder))
+        if succeeded == REFUSED:
+            raise StoreError(f"{self._folder} cannot be read, and not by its own fault: {result}; try again")
         if not succeeded:
             raise Unreadable(result)
         return result

@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rhymed.errors import MalformedMessage, StoreDamaged
 from rhymed.messages import SampleId, SampleInfo
-from rhymed_store.codec import masks, records
+from rhymed_store.codec import frames, masks, records
 
 prompts = st.binary(min_size=8, max_size=8).map(bytes.hex)
 steps = st.integers(-(2**31), 2**31 - 1)
@@ -88,6 +88,7 @@ def test_an_id_out_of_range_is_refused(sample: SampleId) -> None:
         records.sample_key(sample)
 
 
+@example(position=4, flip=129)  # a size of 2 GiB and more, in the frame's header
 @given(position=st.integers(0, 10**6), flip=st.integers(1, 255))
 def test_any_damaged_byte_is_noticed(position: int, flip: int) -> None:
     tokens = np.arange(300, dtype=np.uint32) * 7 % 5000
@@ -101,6 +102,16 @@ def test_any_damaged_byte_is_noticed(position: int, flip: int) -> None:
         assert "sample x" in str(error)  # noqa: PT017
     else:
         assert out.tolist() == tokens.tolist()  # a bit of the frame that means nothing
+
+
+def test_a_size_that_no_frame_of_this_length_holds_is_damage() -> None:
+    """Where the size is not known otherwise: nothing is allocated for it."""
+    zeros = frames.pack_bytes(bytes(1 << 24), 1)
+    assert frames.unpack_bytes(zeros, "row") == bytes(1 << 24), "as dense as frames are"
+    damaged = bytearray(frames.pack_bytes(bytes(1 << 17), 1))
+    damaged[5:9] = b"\xff" * 4
+    with pytest.raises(StoreDamaged, match="4294967295 bytes claimed by"):
+        frames.unpack_bytes(bytes(damaged), "row")
 
 
 drafts = st.one_of(

@@ -43,6 +43,50 @@ def test_only_a_crash_is_damage(folder: Path) -> None:
     assert not isinstance(error.value, StoreDamaged)
 
 
+@pytest.fixture
+def short_of_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Children have an address space of 4 GiB."""
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nulimit -v {4 << 20}\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+
+
+@pytest.mark.usefixtures("short_of_memory")
+def test_too_little_memory_is_no_damage(tmp_path: Path) -> None:
+    folder = tmp_path / "store"
+    LocalStore(folder, 8 << 30).database.close()
+    for read in (probe, IsolatedReader):
+        with pytest.raises(StoreError, match="Cannot allocate memory") as error:
+            read(folder)
+        assert not isinstance(error.value, StoreDamaged)
+
+
+@pytest.mark.parametrize("at", [32, 136])
+def test_a_header_that_claims_more_than_a_process_can_map_is_damage(folder: Path, at: int) -> None:
+    page = os.sysconf("SC_PAGE_SIZE")
+    with (folder / "data.mdb").open("r+b") as file:
+        for header in (0, page):
+            file.seek(header + at)
+            file.write((1 << 48).to_bytes(8, "little"))
+    for read in (probe, IsolatedReader):
+        with pytest.raises(StoreDamaged, match="Cannot allocate memory"):
+            read(folder)
+
+
+def test_no_place_for_another_reader_is_no_damage(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "copy").mkdir()
+    with lmdb.open(str(folder), readonly=True, max_readers=256, max_spare_txns=256) as env:
+        readers = [env.begin() for _ in range(env.info()["max_readers"])]
+        for read in (lambda: probe(folder, target=tmp_path / "copy"), lambda: IsolatedReader(folder)):
+            with pytest.raises(StoreError, match="READERS_FULL") as error:
+                read()
+            assert not isinstance(error.value, StoreDamaged)
+        for reader in readers:
+            reader.abort()
+    probe(folder, target=tmp_path / "copy")
+
+
 def test_a_child_that_cannot_start_is_no_damage(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(StoreError, match="the process that reads it failed: status 1") as error:
