@@ -51,13 +51,7 @@ class Policy:
     @classmethod
     def load(cls, folder: Path, temperature: float = 1.0) -> Policy:
         """A Hugging Face folder; converted to fp32."""
-        from transformers import AutoModelForCausalLM
-        from transformers.utils import logging as output
-
-        if not sys.stderr.isatty():
-            output.disable_progress_bar()
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa")
-        return cls(model, temperature)
+        return cls(load_model(folder), temperature)
 
     @torch.no_grad()
     def tensors(self) -> dict[str, Tensor]:
@@ -73,7 +67,7 @@ class Policy:
     @torch.no_grad()
     def logprobs(self, batch: MicroBatch) -> Tensor:
         """(N,) log-probs of the batch's response tokens, in the batch's order."""
-        hidden_NH, target_N = self._hidden(batch), torch.from_numpy(batch.target_N)
+        hidden_NH, target_N = hidden_states(self.model, batch), torch.from_numpy(batch.target_N)
         return torch.cat(
             [
                 self._log_softmax(hidden_NH[part]).gather(1, target_N[part, None]).squeeze(1)
@@ -86,7 +80,7 @@ class Policy:
 
         The head's gradient is computed by hand, which saves one buffer of logits and autograd's passes over it.
         """
-        hidden_NH = self._hidden(batch)
+        hidden_NH = hidden_states(self.model, batch)
         gradient_NH = torch.empty_like(hidden_NH)
         if self._weight.grad is None:
             self._weight.grad = torch.zeros_like(self._weight)
@@ -109,16 +103,6 @@ class Policy:
         hidden_NH.backward(gradient_NH)
         return value
 
-    def _hidden(self, batch: MicroBatch) -> Tensor:
-        """(N, H) last hidden states that predict the response tokens."""
-        states = self.model.base_model(
-            input_ids=torch.from_numpy(batch.tokens_BT),
-            position_ids=torch.from_numpy(batch.positions_BT),
-            attention_mask=_mask(torch.from_numpy(batch.segments_BT)) if batch.packed else None,
-            use_cache=False,
-        ).last_hidden_state
-        return states.flatten(0, 1).index_select(0, torch.from_numpy(batch.predictor_N))
-
     def _log_softmax(self, hidden_NH: Tensor) -> Tensor:
         logits_NV = hidden_NH @ self._weight.T
         return (logits_NV if self.temperature == 1 else logits_NV.div_(self.temperature)).log_softmax(-1)
@@ -126,6 +110,27 @@ class Policy:
     def _parts(self, count: int) -> list[slice]:
         size = max(1, LOGITS_BYTES // (4 * self._weight.shape[0]))
         return [slice(start, min(start + size, count)) for start in range(0, count, size)]
+
+
+def load_model(folder: Path) -> Any:
+    """The causal language model of a Hugging Face folder, in fp32."""
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging as output
+
+    if not sys.stderr.isatty():
+        output.disable_progress_bar()
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa")
+
+
+def hidden_states(model: Any, batch: MicroBatch) -> Tensor:
+    """(N, H) last hidden states that predict the response tokens."""
+    states = model.base_model(
+        input_ids=torch.from_numpy(batch.tokens_BT),
+        position_ids=torch.from_numpy(batch.positions_BT),
+        attention_mask=_mask(torch.from_numpy(batch.segments_BT)) if batch.packed else None,
+        use_cache=False,
+    ).last_hidden_state
+    return states.flatten(0, 1).index_select(0, torch.from_numpy(batch.predictor_N))
 
 
 def _slope(loss: Loss, logp_N: Tensor, entropy_N: Tensor, flat_N: Tensor) -> tuple[float, Tensor]:
