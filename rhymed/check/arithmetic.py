@@ -90,6 +90,7 @@ def describe(config: Config, load: Workload, held_out: Sequence[int]) -> Section
     section.add("rollout", _rounds(rollout, load))
     updates, each = counted(trainer.minibatches, "optimizer step"), load.samples // trainer.minibatches
     section.add("updates", f"{updates} per step (trainer.minibatches), on {each} samples each")
+    section.add("learning rate", _learning_rate(trainer, load))
     section.add("passes", _passes(trainer, load))
     section.add("staleness", _staleness(config.schedule, load))
     saved = math.ceil(load.steps / trainer.checkpoint_every)
@@ -116,6 +117,14 @@ def _passes(trainer: Trainer, load: Workload) -> str:
         f" {load.width} tokens (a prompt of {load.prompt_length} and {counted(load.responses, 'response')} at full"
         f" length), {load.pass_tokens:,} of trainer.micro_tokens = {trainer.micro_tokens:,}"
     )
+
+
+def _learning_rate(trainer: Trainer, load: Workload) -> str:
+    warmup = f"after {counted(trainer.warmup_steps, 'step')} of linear warm-up" if trainer.warmup_steps else ""
+    if trainer.schedule == "constant":
+        return " ".join(filter(None, (f"{trainer.lr:g}", warmup)))
+    falls = f"falls ({trainer.schedule}) to {trainer.min_lr_ratio * trainer.lr:g} after step {load.steps}"
+    return ", ".join(filter(None, (" ".join(filter(None, (f"{trainer.lr:g}", warmup))), falls)))
 
 
 def _staleness(schedule: Schedule, load: Workload) -> str:

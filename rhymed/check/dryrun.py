@@ -15,14 +15,15 @@ from rhymed.check.report import Report
 from rhymed.config import Config, Rollout
 from rhymed.inputs.render import Renderer, load_renderer
 from rhymed.run.layout import layout_of
-from rhymed_broker.telemetry import missing_packages
+from rhymed_broker import telemetry
+from rhymed_workers.trainer.optim import packages
 
 
 def quick_check(config: Config, *, resume: bool = False) -> Report:
     """In seconds, without loading a model: model, data, prompts, scorers, addresses, memory and disk."""
     from rhymed_workers.reward.preview import check_scorers
 
-    report, layout = Report(errors=missing_packages(config.metrics)), layout_of(config)
+    report, layout = Report(errors=_missing_packages(config)), layout_of(config)
     with report.listening():
         loading = _in_thread(lambda: check_scorers(config)) if config.reward.workers else None
         report.add(machine.describe(config, resume=resume))
@@ -39,7 +40,7 @@ def quick_check(config: Config, *, resume: bool = False) -> Report:
 
 def full_check(config: Config, *, generate: bool = True) -> Report:
     """Everything that can be known before a run."""
-    report = Report(errors=missing_packages(config.metrics))
+    report = Report(errors=_missing_packages(config))
     with report.listening():
         inputs = read(config, report)
         if inputs.training:
@@ -52,6 +53,10 @@ def full_check(config: Config, *, generate: bool = True) -> Report:
         _check_overlap(inputs, report)
         report.add(machine.describe(config))
     return report
+
+
+def _missing_packages(config: Config) -> list[str]:
+    return telemetry.missing_packages(config.metrics) + packages.missing_packages(config.trainer)
 
 
 def _check_sizes(config: Config, report: Report, inputs: Inputs) -> None:

@@ -20,6 +20,9 @@ LOGITS_BYTES = 1 << 28
 """Size of each of the buffers in which logits are made (rhymed_workers.trainer.policy.policy)."""
 
 LOGITS_BUFFERS = 3
+MOMENT_BYTES = {"adamw": 8.0, "paged_adamw": 8.0, "adamw_8bit": 2 + 8 / 256, "paged_adamw_8bit": 2 + 8 / 256}
+"""Of both moments of a parameter; 8-bit ones have a scale for every 256 (rhymed_workers.trainer.optim.optimizer)."""
+
 VERSIONS = 3  # published: two are kept, one is being written (rhymed_workers.trainer.publish)
 TRAINER_BYTES = 0.4 * GIB  # of libraries: torch, transformers
 ENGINE_BYTES = 1.0 * GIB  # of libraries and buffers, per engine
@@ -62,17 +65,18 @@ def needs(model: Model, rollout: Rollout, trainer: Trainer, size: Size, load: Wo
     logits = LOGITS_BUFFERS * min(LOGITS_BYTES, tokens * size.vocabulary * FP32)
     step_tokens = load.samples * rollout.max_response_length
     steps_with_logprobs = min(load.steps, trainer.checkpoint_every * trainer.keep_checkpoints)
+    moments = MOMENT_BYTES[trainer.optimizer] * parameters
     vllm, item = rollout.engine == "vllm", ITEM_BYTES[model.dtype]
     return Needs(
         weights=FP32 * parameters,
         gradients=FP32 * parameters,
-        moments=2 * FP32 * parameters,
+        moments=moments,
         reference=FP32 * parameters if trainer.recipe.kl_coef else 0,
         working=tokens * activation_bytes(size) + logits,
         engine=item * parameters + rollout.kv_cache_gib * GIB + ENGINE_BYTES if vllm else 0,
         sequence=2 * size.layers * size.key_value * item * full_length(rollout) if vllm else 0,
         published=VERSIONS * item * parameters,
-        checkpoint=3 * FP32 * parameters,
+        checkpoint=FP32 * parameters + moments,
         store=step_tokens * (STORED_BYTES * load.steps + LOGPROB_BYTES * steps_with_logprobs),
     )
 

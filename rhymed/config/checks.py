@@ -29,6 +29,11 @@ def step_size(rollout: Rollout, trainer: Trainer, data: Data) -> Iterator[str]:
             f"trainer.warmup_steps = {trainer.warmup_steps} is more than trainer.steps = {trainer.steps}:"
             " the learning rate would never be reached"
         )
+    if trainer.min_lr_ratio and trainer.schedule == "constant":
+        yield (
+            f"trainer.min_lr_ratio = {trainer.min_lr_ratio:g} has no effect with trainer.schedule = 'constant': set"
+            " linear or cosine, or leave it out"
+        )
 
 
 def engines(rollout: Rollout, trainer: Trainer, drafts: Drafts, schedule: Schedule) -> Iterator[str]:

@@ -17,8 +17,15 @@ class Trainer(Losses):
     engine: Literal["torch", "trace"] = Field(
         "torch", description="trace: no model; weights are a few numbers that depend on every token trained"
     )
-    lr: float = Field(1e-6, gt=0, description="learning rate of AdamW")
+    optimizer: Literal["adamw", "adamw_8bit", "paged_adamw", "paged_adamw_8bit"] = Field(
+        "adamw", description="8bit, paged: from the package bitsandbytes; less memory for the optimizer's state"
+    )
+    lr: float = Field(1e-6, gt=0, description="learning rate of AdamW, its highest value")
+    schedule: Literal["constant", "linear", "cosine"] = Field(
+        "constant", description="learning rate after the warm-up; linear, cosine: falls until the run's last step"
+    )
     warmup_steps: int = Field(0, ge=0, description="training steps of linear warm-up to lr")
+    min_lr_ratio: float = Field(0.0, ge=0, le=1, description="linear, cosine: they end at this times lr")
     betas: tuple[float, float] = Field((0.9, 0.999), description="of AdamW")
     weight_decay: float = Field(0.0, ge=0, description="of AdamW")
     max_grad_norm: float = Field(1.0, gt=0, description="gradients are clipped to this norm")

@@ -45,6 +45,7 @@ class TrainStep(Message, frozen=True, kw_only=True, tag="train_step"):
     step: int
     samples: list[SampleId]  # sorted: a step is reproducible only in a fixed order
     metrics: dict[str, float] = {}  # of the step's rollouts, for the trainer's log
+    steps: int = 0  # in the whole run: the learning rate's schedule ends with them; 0: unknown
 
 
 class Finish(Message, frozen=True, kw_only=True, tag="finish"):

@@ -122,6 +122,7 @@ async def test_scoring_errors_drop_by_default(cluster: Cluster) -> None:
     trainer = await cluster.actor(Trainer, "trainer")
     await asyncio.wait_for(trainer.over.wait(), 60)
     assert [len(step.samples) for step in trainer.steps] == [6, 8, 8]
+    assert [step.steps for step in trainer.steps] == [3, 3, 3]  # of the run, for the learning rate's schedule
     assert trainer.steps[0].metrics["reward/error_rate"] == 0.25
 
 

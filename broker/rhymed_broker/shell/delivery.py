@@ -94,7 +94,7 @@ class Delivery:
             case Load(_, version):
                 return messages.LoadVersion(version=version, weights=self._weights, life=self._life)
             case Train(_, step, ids, metrics):
-                return messages.TrainStep(step=step, samples=ids, metrics=metrics)
+                return messages.TrainStep(step=step, samples=ids, metrics=metrics, steps=self._ledger.steps)
 
     def _undelivered(self, order: Order, error: RhymedError) -> None:
         ids = order.ids if isinstance(order, Assign | ScoreSamples | Release) else ()

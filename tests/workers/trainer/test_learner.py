@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -71,7 +72,18 @@ def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
-@pytest.mark.parametrize("settings", [{}, {"minibatches": 3, "kl_coef": 0.1, "aggregation": "token-mean"}])
+LIBRARY = pytest.mark.skipif(not importlib.util.find_spec("bitsandbytes"), reason="bitsandbytes is not installed")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"minibatches": 3, "kl_coef": 0.1, "aggregation": "token-mean"},
+        {"schedule": "cosine", "steps": 5},
+        pytest.param({"optimizer": "adamw_8bit", "minibatches": 2}, marks=LIBRARY),
+    ],
+)
 def test_two_and_two_steps_are_four_steps_to_the_bit(
     learner: Callable[..., TorchLearner], tiny_model: Path, tmp_path: Path, settings: dict[str, Any]
 ) -> None:
@@ -123,6 +135,29 @@ def test_micro_batches_do_not_change_the_step(learner: Callable[..., TorchLearne
     assert first["actor/grad_norm"] == pytest.approx(second["actor/grad_norm"], rel=1e-4)
     assert first["actor/loss"] == pytest.approx(second["actor/loss"], abs=1e-6)
     assert first["actor/entropy"] == pytest.approx(second["actor/entropy"], rel=1e-5)
+
+
+def test_mini_batches_of_unequal_tokens_are_means_of_their_own(learner: Callable[..., TorchLearner]) -> None:
+    """The second half has responses of other lengths: how either half is cut into micro-batches does not show."""
+    given = samples(0)
+    half = PROMPTS * GROUP // 2
+    given = given[:half] + [
+        dataclasses.replace(
+            changed(sample, length=1, versions=[(0, 1)]), tokens=sample.tokens[:1], logprobs=sample.logprobs[:1]
+        )
+        for sample in given[half:]
+    ]
+    one, many = (learner(micro_tokens=size, minibatches=2) for size in (4096, 1))
+    first, second = one.train(given), many.train(given)
+    assert first["actor/grad_norm"] == pytest.approx(second["actor/grad_norm"], rel=1e-4)
+    for name, tensor in weights(one).items():
+        assert torch.allclose(tensor, weights(many)[name], atol=2e-5), name
+
+
+def test_the_learning_rate_follows_the_schedule_of_the_run(learner: Callable[..., TorchLearner]) -> None:
+    made = learner(schedule="linear", warmup_steps=1, min_lr_ratio=0.5)
+    rates = [made.train(samples(step), run_steps=5)["actor/lr"] for step in range(5)]
+    assert rates == pytest.approx([1e-3, 1e-3, 0.875e-3, 0.75e-3, 0.625e-3])
 
 
 def test_metrics_say_what_was_trained(learner: Callable[..., TorchLearner]) -> None:

@@ -418,7 +418,7 @@ async def test_a_trainer_that_gets_no_further_ends(
     service, hung = TrainerService(stuck, where), threading.Event()
     life = asyncio.ensure_future(service.run())
     await broker.hear(messages.Join)
-    service._learner.train = lambda samples, progress: hung.wait(WAIT_S)  # type: ignore[method-assign]
+    service._learner.train = lambda samples, progress, run_steps: hung.wait(WAIT_S)  # type: ignore[method-assign]
     await asyncio.sleep(1.0)
     assert not life.done(), "one that has nothing to do is not stuck"
     await broker.ask(messages.TrainStep(step=0, samples=await put(0)))

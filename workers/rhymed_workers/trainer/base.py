@@ -23,8 +23,8 @@ class Learner(Protocol):
     def check(self, step: int, samples: Sequence[StoredSample]) -> None:
         """Raises `StalenessBroken`."""
 
-    def train(self, samples: Sequence[StoredSample], progress: Progress) -> dict[str, float]:
-        """Train the next step; returns its metrics."""
+    def train(self, samples: Sequence[StoredSample], progress: Progress, run_steps: int) -> dict[str, float]:
+        """Train the next step; returns its metrics. `run_steps`: of the whole run; 0: unknown."""
 
     def tensors(self) -> dict[str, Any]:
         """The weights by name, torch's or numpy's arrays."""

@@ -23,6 +23,7 @@ from rhymed.config import Config, Trainer
 from rhymed.inputs.models import resolve_model
 from rhymed_store.client import StoredSample
 from rhymed_workers.trainer import grpo, state
+from rhymed_workers.trainer.optim import optimizer, schedule
 from rhymed_workers.trainer.policy.packing import MicroBatch, Sequences, micro_batches
 from rhymed_workers.trainer.policy.policy import Policy
 from rhymed_workers.trainer.samples import Progress, check_staleness, sample_metrics, scored_groups
@@ -81,9 +82,8 @@ class TorchLearner:
         recipe = self._recipe
         cap = recipe.tis_cap if recipe.correction == "token-tis" else None
         self._objective = grpo.Objective(recipe.clip_eps_low, recipe.clip_eps_high, recipe.kl_coef, cap)
-        self._optimizer = torch.optim.AdamW(
-            policy.model.parameters(), lr=config.lr, betas=config.betas, weight_decay=config.weight_decay, fused=True
-        )
+        self._optimizer = optimizer.build(config, policy.model.parameters())
+        self._run_steps = 0  # of the whole run; 0: unknown
 
     @classmethod
     def restore(cls, config: Config, folder: Path | None) -> TorchLearner:
@@ -113,11 +113,14 @@ class TorchLearner:
         check_staleness(step, samples, self._max_staleness)
 
     def train(
-        self, samples: Sequence[StoredSample], progress: Progress = lambda done, total: None
+        self,
+        samples: Sequence[StoredSample],
+        progress: Progress = lambda done, total: None,
+        run_steps: int = 0,
     ) -> dict[str, float]:
         """Train the next step and return its metrics. Groups with fewer than two scored samples are left out."""
         self.check(self.steps, samples)
-        started = time.perf_counter()
+        started, self._run_steps = time.perf_counter(), run_steps
         torch.manual_seed(self.steps)
         chosen, skipped = scored_groups(samples)
         sums = self._update(chosen, progress) if chosen else Sums()
@@ -219,8 +222,8 @@ class TorchLearner:
 
     @property
     def lr(self) -> float:
-        """Learning rate of the next step: linear warm-up, then constant."""
-        return self._config.lr * min(1.0, (self.steps + 1) / max(1, self._config.warmup_steps))
+        """Of the next step."""
+        return self._config.lr * schedule.factor(self._config, self.steps, self._run_steps)
 
     def _update_metrics(self, sums: Sums) -> dict[str, float]:
         """A metric that was not computed is left out, not 0."""

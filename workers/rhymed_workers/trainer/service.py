@@ -57,6 +57,7 @@ class TrainerService(Service):
         self._step: asyncio.Task[list[StoredSample]] | None = None  # being fetched, or fetched and being trained
         self._idle = asyncio.Event()
         self._idle.set()
+        self._run_steps = 0  # of the whole run, as the broker last said; 0: unknown
         self._version = 0  # published; the learner's own count is ahead while a step is being published
         self._last: messages.Trained | None = None
         self._reports: set[asyncio.Task[None]] = set()
@@ -162,6 +163,7 @@ class TrainerService(Service):
                 f"step {order.step + 1} cannot be trained: {steps} steps are trained, {steps + 1} is the next"
             )
         if self._step is None:
+            self._run_steps = order.steps
             self._idle.clear()
             self._step = asyncio.get_running_loop().create_task(self._fetch(order.step, order.samples))
             self._step.add_done_callback(self._fetched)
@@ -195,7 +197,7 @@ class TrainerService(Service):
             self._phase = f"train {done}/{total}"
 
         def train() -> dict[str, float]:
-            metrics = self._learner.train(samples, progress)
+            metrics = self._learner.train(samples, progress, self._run_steps)
             self._lineage.add(step, samples, self._learner.digest())
             return metrics
 

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 
 from rhymed.errors import CheckpointError
+from rhymed_workers.trainer.optim import moments
 
 TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "vocab*", "merges.txt", "chat_template*", "*.model")
-MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 OPTIMIZER = "optimizer.state"
 POSITION = "trainer.json"
 
@@ -25,12 +25,7 @@ def save(folder: Path, model: Any, optimizer: torch.optim.Optimizer, steps: int)
     from safetensors.torch import save_file
 
     model.save_pretrained(folder)
-    tensors = {
-        f"{key}.{name}": optimizer.state[parameter][key]
-        for name, parameter in model.named_parameters()
-        if parameter in optimizer.state
-        for key in MOMENTS
-    }
+    tensors = moments.tensors(optimizer, model.named_parameters())
     save_file({**tensors, "rng": torch.get_rng_state()}, folder / OPTIMIZER)
     (folder / POSITION).write_text(json.dumps({"steps": steps, "lr": optimizer.param_groups[0]["lr"]}))
 
@@ -49,9 +44,7 @@ def load(folder: Path, model: Any, optimizer: torch.optim.Optimizer) -> int:
         position = json.loads((folder / POSITION).read_text())
         tensors = load_file(folder / OPTIMIZER)
         torch.set_rng_state(tensors.pop("rng"))
-        for name, parameter in model.named_parameters():
-            if f"step.{name}" in tensors:
-                optimizer.state[parameter] = {key: tensors.pop(f"{key}.{name}") for key in MOMENTS}
+        moments.restore(optimizer, model.named_parameters(), tensors)
         for group in optimizer.param_groups:
             group["lr"] = position["lr"]
         steps = int(position["steps"])

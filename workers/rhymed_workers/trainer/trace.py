@@ -59,7 +59,10 @@ class TraceLearner:
         check_staleness(step, samples, self._max_staleness)
 
     def train(
-        self, samples: Sequence[StoredSample], progress: Progress = lambda done, total: None
+        self,
+        samples: Sequence[StoredSample],
+        progress: Progress = lambda done, total: None,
+        run_steps: int = 0,
     ) -> dict[str, float]:
         """Train the next step, in `trace.train_s` seconds or more, and return its metrics."""
         self.check(self.steps, samples)

@@ -1,8 +1,8 @@
 """An optimizer's state as named tensors, for checkpoints: `<key>.<parameter>`, e.g. `exp_avg.lm_head.weight`.
 
-Torch's AdamW keeps `exp_avg`, `exp_avg_sq` and `step` for each parameter; bitsandbytes' optimizers `state1`, `state2`,
-`step`, and for 8-bit moments the scales of their blocks, `absmax1` and `absmax2`. Their tables of the 256 values
-(`qmap1`, `qmap2`) are constants and not written. A restored optimizer goes on with the same bits.
+Torch's AdamW keeps `exp_avg`, `exp_avg_sq` and `step` for each parameter; bitsandbytes' optimizers `state1`,
+`state2`, `step`, and for 8-bit moments the scales of their blocks, `absmax1` and `absmax2`. Their tables of the 256
+values (`qmap1`, `qmap2`) are constants and not written. A restored optimizer goes on with the same bits.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def restore(optimizer: torch.optim.Optimizer, named: Named, stored: dict[str, Te
             if key in CONSTANTS:
                 continue
             found = stored.pop(f"{key}.{name}", None)
-            if found is None or isinstance(value, Tensor) and (found.shape, found.dtype) != (value.shape, value.dtype):
+            if found is None or not _alike(found, value):
                 raise CheckpointError(
                     f"the state of parameter {name} in the checkpoint is not of {type(optimizer).__name__}: continue"
                     " with the trainer.optimizer that wrote it"
@@ -54,6 +54,10 @@ def restore(optimizer: torch.optim.Optimizer, named: Named, stored: dict[str, Te
             else:
                 state[key] = int(found)
         optimizer.state[parameter] = state
+
+
+def _alike(found: Tensor, value: Any) -> bool:
+    return not isinstance(value, Tensor) or (found.shape, found.dtype) == (value.shape, value.dtype)
 
 
 def _fresh(optimizer: Any, parameter: torch.nn.Parameter) -> dict[str, Any]:

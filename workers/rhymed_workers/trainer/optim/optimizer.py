@@ -1,8 +1,8 @@
 """Builds the optimizer that the configuration names, for any parameters: a policy's, an adapter's, a value model's.
 
 AdamW is torch's. Its 8-bit and paged forms are bitsandbytes': 8-bit ones keep both moments in blocks of 256 numbers
-with a scale each (Dettmers et al. 2022, arXiv 2110.02861), and tensors below 4,096 numbers in float32; paged ones keep
-them in memory that a GPU shares with the machine. On a CPU there is nothing to page.
+with a scale each (Dettmers et al. 2022, arXiv 2110.02861), and those of tensors below 4,096 numbers in float32; paged
+ones keep them in memory that a GPU shares with the machine. On a CPU there is nothing to page.
 """
 
 from __future__ import annotations
@@ -32,9 +32,7 @@ def build(
     rate = config.lr if lr is None else lr
     trained = list(parameters)
     if config.optimizer == "adamw":
-        return torch.optim.AdamW(
-            trained, lr=rate, betas=config.betas, weight_decay=config.weight_decay, fused=True
-        )
+        return torch.optim.AdamW(trained, lr=rate, betas=config.betas, weight_decay=config.weight_decay, fused=True)
     made: torch.optim.Optimizer = _library_class(config.optimizer, trained)(
         trained, lr=rate, betas=config.betas, weight_decay=config.weight_decay
     )

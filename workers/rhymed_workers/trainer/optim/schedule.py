@@ -16,9 +16,9 @@ def factor(config: Trainer, step: int, steps: int) -> float:
     """What `lr` is multiplied by in step `step` (from 0) of `steps`; 0 steps: unknown.
 
     Linear warm-up to 1 in `warmup_steps` steps, the last of which has 1. Then constant, or a line or half a cosine
-    from 1 in the first step to `min_lr_ratio` at `steps`, the step after the last one, so that every step has a rate.
-    As `get_linear_schedule_with_warmup` and `get_cosine_schedule_with_warmup` in transformers, whose warm-up begins at
-    0. Raises `TrainerError` if the schedule needs the number of steps and it is unknown.
+    from 1 in the next step to `min_lr_ratio` at `steps`, the step after the last one, so that every step has a rate.
+    As `get_linear_schedule_with_warmup` and `get_cosine_schedule_with_warmup` in transformers, whose warm-up begins
+    at 0. Raises `TrainerError` if the schedule needs the number of steps and it is unknown.
     """
     warmup = config.warmup_steps
     if step < warmup or config.schedule == "constant":
