@@ -75,9 +75,11 @@ class Policy:
             ]
         )
 
-    def backward(self, batch: MicroBatch, loss: Loss) -> float:
+    def backward(self, batch: MicroBatch, loss: Loss, *, whole_sequences: bool = False) -> float:
         """Add the gradient of `loss` to the parameters' `grad`; returns its value.
 
+        With `whole_sequences` the loss is called once, with all response tokens of the micro-batch; the logits are
+        computed twice then. Otherwise it is called with one slice of them after the other.
         The head's gradient is computed by hand, which saves one buffer of logits and autograd's passes over it.
         """
         hidden_NH = hidden_states(self.model, batch)
@@ -85,7 +87,7 @@ class Policy:
         if self._weight.grad is None:
             self._weight.grad = torch.zeros_like(self._weight)
         target_N, flat_N = torch.from_numpy(batch.target_N), torch.from_numpy(batch.flat_N)
-        value = 0.0
+        value, slopes_N = self._whole_slopes(hidden_NH, target_N, flat_N, loss) if whole_sequences else (0.0, None)
         with torch.no_grad():
             for part in self._parts(len(target_N)):
                 inputs_NH, target = hidden_NH.detach()[part], target_N[part, None]
@@ -94,14 +96,27 @@ class Policy:
                 entropy_N = -torch.linalg.vecdot(probs_NV, logp_NV)
                 logp_N = logp_NV.gather(1, target).squeeze(1)
                 del logp_NV
-                total, slope_N = _slope(loss, logp_N, entropy_N, flat_N[part])
-                value += total
+                if slopes_N is None:
+                    total, slope_N = _slope(loss, logp_N, entropy_N, flat_N[part])
+                    value += total
+                else:
+                    slope_N = slopes_N[part]
                 slope = slope_N[:, None] / self.temperature
                 gradient_NV = probs_NV.mul_(-slope).scatter_add_(1, target, slope)
                 torch.mm(gradient_NV, self._weight, out=gradient_NH[part])
                 self._weight.grad.addmm_(gradient_NV.T, inputs_NH)
         hidden_NH.backward(gradient_NH)
         return value
+
+    @torch.no_grad()
+    def _whole_slopes(self, hidden_NH: Tensor, target_N: Tensor, flat_N: Tensor, loss: Loss) -> tuple[float, Tensor]:
+        """Value of the loss of all tokens together, and its derivative by each log-prob."""
+        logp, entropy = [], []
+        for part in self._parts(len(target_N)):
+            logp_NV = self._log_softmax(hidden_NH.detach()[part])
+            logp.append(logp_NV.gather(1, target_N[part, None]).squeeze(1))
+            entropy.append(-torch.linalg.vecdot(logp_NV.exp(), logp_NV))
+        return _slope(loss, torch.cat(logp), torch.cat(entropy), flat_N)
 
     def _log_softmax(self, hidden_NH: Tensor) -> Tensor:
         logits_NV = hidden_NH @ self._weight.T
