@@ -73,6 +73,11 @@ class Recipe:
         return (self.kl_coef > 0 and self.kl_in == "loss") or (self.loss == "dppo" and self.dppo_kl_tau > 0)
 
     @property
+    def rejects(self) -> bool:
+        """Whether the correction may leave tokens out."""
+        return self.correction not in ("none", "token-tis") or self.off_policy_mask > 0
+
+    @property
     def least_group(self) -> int:
         """Samples that a group needs: one sample has no mean to be compared with."""
         return 1 if self.advantage == "return" else 2

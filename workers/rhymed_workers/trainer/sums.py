@@ -6,6 +6,7 @@ They stay on the device of their tokens until the step is over: reading one wait
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from torch import Tensor
 from rhymed_workers.trainer.algorithms.kl import k3
 from rhymed_workers.trainer.algorithms.losses import TokenLosses
 
-Sum = Tensor | float
+Sum: TypeAlias = "Tensor | float"
 
 
 @dataclass

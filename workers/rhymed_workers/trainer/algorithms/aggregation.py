@@ -11,7 +11,9 @@ from torch import Tensor
 from rhymed.algorithms.recipe import Aggregation
 
 
-def token_weights(lengths_B: Tensor, aggregation: Aggregation, *, longest: int, kept_B: Tensor | None = None) -> Tensor:
+def token_weights(
+    lengths_B: Tensor, aggregation: Aggregation, *, longest: int, kept_B: Tensor | None = None
+) -> Tensor:
     """(N,) weights of the tokens of the B samples of one update.
 
     `longest`: limit of response tokens, the constant of seq-mean-token-sum-norm. `kept_B`: False for samples that are

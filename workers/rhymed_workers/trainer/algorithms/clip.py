@@ -1,7 +1,7 @@
 """PPO's clipped loss, with ratios of tokens or of sequences.
 
-Schulman et al. 2017 (arXiv 1707.06347); upper clip of its own: DAPO (arXiv 2503.14476); limit for negative advantages:
-dual clip (arXiv 1912.09729); ratio of the sequence: GSPO (arXiv 2507.18071) and TRL's `RLOOTrainer`.
+Schulman et al. 2017 (arXiv 1707.06347). Upper clip of its own: DAPO (arXiv 2503.14476). Limit for negative
+advantages: dual clip (arXiv 1912.09729). Ratio of the sequence: GSPO (arXiv 2507.18071) and TRL's `RLOOTrainer`.
 """
 
 from __future__ import annotations

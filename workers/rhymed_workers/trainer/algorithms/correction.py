@@ -3,10 +3,12 @@
 The engine's probabilities differ slightly from the trainer's: other kernels, other precision. An engine log-prob that
 is not a number counts as equal. Ratios are old / engine, without gradient.
 
-token-tis: truncated at a cap (Yao et al. 2025); sequence-mask: the product over the sample, 0 above a cap (TRL's
-default); icepop: 0 outside a band (Ring-1T, arXiv 2510.18855); geometric: samples whose geometric mean is outside a
-band are left out, without weights otherwise (verl's rejection); off-policy mask: samples with negative advantage whose
-policy has moved away from the engine's (DeepSeek-V3.2, arXiv 2512.02556).
+* token-tis: the token's ratio, at most a cap (Yao et al. 2025).
+* sequence-mask: the product of the sample's ratios, 0 if it is above a cap (TRL's default).
+* icepop: the token's ratio, 0 outside a band (Ring-1T, arXiv 2510.18855).
+* geometric: 1, or 0 if the geometric mean of the sample's ratios is outside a band (verl's rejection).
+* off-policy mask: 0 for samples with negative advantage whose policy has moved away from the engine's (DeepSeek-V3.2,
+  arXiv 2512.02556).
 """
 
 from __future__ import annotations

@@ -9,8 +9,9 @@ from rhymed_workers.trainer.algorithms.tokens import Terms, Tokens, log_ratios
 
 
 def gmpo(given: Tokens, recipe: Recipe) -> Terms:
-    """Needs whole samples once the policy was updated. As with a sequence's ratio, each token has the sequence's value
-    and its own part of the gradient.
+    """Needs whole samples once the policy was updated.
+
+    As with a sequence's ratio, each token has the value of the sequence and its own part of the gradient.
     """
     log_N, advantages_N = log_ratios(given.logp_N, given.old_N), given.advantages_N
     limited_N = log_N.clamp(-recipe.clip_eps_low, recipe.clip_eps_high)

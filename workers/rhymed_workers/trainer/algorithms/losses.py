@@ -35,7 +35,7 @@ class TokenLosses(NamedTuple):
 
     loss_N: Tensor  # carries the gradient
     clipped_N: Tensor  # bool: the loss removed or limited the gradient
-    rejected_N: Tensor | None  # bool: left out by the correction; None: there is none
+    rejected_N: Tensor | None  # bool: left out by the correction; None: it leaves none out
     kl_N: Tensor | None  # to the reference; None if it is no part of the loss
 
 
@@ -44,7 +44,8 @@ def token_losses(given: Tokens, recipe: Recipe) -> TokenLosses:
     loss_N, clipped_N = LOSSES[recipe.loss](given, recipe)
     weights_N, rejected_N = correction(given, recipe), None
     if weights_N is not None:
-        loss_N, rejected_N = loss_N * weights_N, weights_N == 0
+        loss_N = loss_N * weights_N
+        rejected_N = weights_N == 0 if recipe.rejects else None
     if not recipe.kl_coef or recipe.kl_in == "reward":
         return TokenLosses(loss_N, clipped_N, rejected_N, None)
     assert given.reference_N is not None, "a KL term needs the reference model"
