@@ -14,9 +14,6 @@ from rhymed.check.report import Section
 from rhymed.config import Config, Eval, Rollout, Schedule, Trainer
 from rhymed.text import counted
 
-PACK_TOKENS = 1024
-"""Tokens up to which a row of a micro-batch is filled (rhymed_workers.trainer.policy.packing)."""
-
 
 @dataclass(frozen=True)
 class Workload:
@@ -27,18 +24,14 @@ class Workload:
     rows: int  # in the largest pass
     width: int  # tokens of its longest row
     responses: int  # in a row
+    pass_tokens: int  # of the largest pass
     prompt_length: int  # tokens of the longest prompt
-
-    @property
-    def pass_tokens(self) -> int:
-        """Padded tokens of the largest pass."""
-        return self.rows * self.width
 
 
 def workload(rollout: Rollout, trainer: Trainer, prompts: int, prompt_length: int) -> Workload:
     steps = trainer.epochs * prompts // rollout.prompts_per_step
     passes = packed(rollout, trainer, prompt_length)
-    largest = max(passes, key=lambda rows: len(rows) * max(rows))
+    largest = max(passes, key=sum)
     return Workload(
         prompts=prompts,
         samples=rollout.prompts_per_step * rollout.group_size,
@@ -47,6 +40,7 @@ def workload(rollout: Rollout, trainer: Trainer, prompts: int, prompt_length: in
         rows=len(largest),
         width=max(largest),
         responses=max(1, (max(largest) - prompt_length) // rollout.max_response_length),
+        pass_tokens=sum(largest),
         prompt_length=prompt_length,
     )
 
@@ -55,7 +49,7 @@ def packed(rollout: Rollout, trainer: Trainer, prompt_length: int) -> list[list[
     """Row lengths of every pass of a step, if all responses have the maximum length."""
     samples = rollout.prompts_per_step * rollout.group_size
     updates, group = min(trainer.minibatches, samples), rollout.group_size
-    fit = max(1, (min(trainer.micro_tokens, PACK_TOKENS) - prompt_length) // rollout.max_response_length)
+    fit = max(1, (trainer.micro_tokens - prompt_length) // rollout.max_response_length)
     ends = [samples * number // updates for number in range(updates + 1)]
     passes: list[list[int]] = []
     for first, last in itertools.pairwise(ends):
@@ -67,7 +61,7 @@ def packed(rollout: Rollout, trainer: Trainer, prompt_length: int) -> list[list[
         ]
         update: list[list[int]] = []
         for row in sorted(rows, reverse=True):
-            if update and (len(update[-1]) + 1) * update[-1][0] <= trainer.micro_tokens:
+            if update and sum(update[-1]) + row <= trainer.micro_tokens:
                 update[-1].append(row)
             else:
                 update.append([row])

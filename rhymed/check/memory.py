@@ -17,7 +17,7 @@ from rhymed.text import size_of
 FP32 = 4  # bytes
 ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 LOGITS_BYTES = 1 << 28
-"""Size of each of the buffers in which logits are made (rhymed_workers.trainer.policy.policy)."""
+"""Size of the buffer in which logits are made (rhymed_workers.trainer.policy.head)."""
 
 LOGITS_BUFFERS = 3
 MOMENT_BYTES = {"adamw": 8.0, "paged_adamw": 8.0, "adamw_8bit": 2 + 8 / 256, "paged_adamw_8bit": 2 + 8 / 256}

@@ -30,7 +30,7 @@ class Trainer(Losses):
     weight_decay: float = Field(0.0, ge=0, description="of AdamW")
     max_grad_norm: float = Field(1.0, gt=0, description="gradients are clipped to this norm")
     minibatches: int = Field(1, gt=0, description="optimizer steps per training step")
-    micro_tokens: int = Field(4096, gt=0, description="padded tokens per forward and backward pass")
+    micro_tokens: int = Field(4096, gt=0, description="tokens per forward and backward pass, prompts included")
     checkpoint_every: int = Field(10, gt=0, description="training steps between checkpoints")
     keep_checkpoints: int = Field(2, gt=0, description="number of checkpoints to keep, the newest ones")
     threads: int = Field(0, ge=0, description="torch threads; 0: torch's default")

@@ -9,21 +9,22 @@ from hypothesis import strategies as st
 from rhymed.check import arithmetic
 from rhymed.config import Config
 from rhymed_broker.plan import Plan
-from rhymed_workers.trainer.policy.packing import PACK_TOKENS, Sequences, micro_batches
+from rhymed_workers.trainer.policy.packing import Sequences, micro_batches
 
 
 def config(**sections: Any) -> Config:
     return Config.model_validate(sections)
 
 
-def passes(settings: Config, prompt_length: int) -> list[tuple[int, int]]:
-    """(rows, width) of every pass, from the trainer's own packing of a step at full length."""
+def passes(settings: Config, prompt_length: int) -> list[tuple[int, int, int]]:
+    """(rows, tokens of the longest, tokens) of every pass, from the trainer's packing of a step at full length."""
     rollout, rows = settings.rollout, []
     prompts = [np.full(prompt_length, number) for number in range(rollout.prompts_per_step)]
     response = np.zeros(rollout.max_response_length)
     samples = [Sequences(prompt, response) for prompt in prompts for _ in range(rollout.group_size)]
     for part in np.array_split(np.arange(len(samples)), settings.trainer.minibatches):
-        rows += [one.tokens_BT.shape for one in micro_batches(samples, list(part), settings.trainer.micro_tokens)]
+        for one in micro_batches(samples, list(part), settings.trainer.micro_tokens):
+            rows.append((len(one.bounds), max(bound[-1] - bound[0] for bound in one.bounds), one.tokens))
     return rows
 
 
@@ -45,8 +46,7 @@ def test_passes_are_those_of_the_trainer(
     )
     real = passes(made, prompt_length)
     packed = arithmetic.packed(made.rollout, made.trainer, prompt_length)
-    assert [(len(rows), max(rows)) for rows in packed] == real
-    assert arithmetic.PACK_TOKENS == PACK_TOKENS
+    assert [(len(rows), max(rows), sum(rows)) for rows in packed] == real
 
 
 @given(rows=st.integers(1, 40), per_step=st.integers(1, 40), epochs=st.integers(1, 4), steps=st.integers(0, 30))

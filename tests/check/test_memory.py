@@ -72,8 +72,8 @@ def test_a_cache_that_holds_no_sample_must_be_changed() -> None:
 
 
 def test_logits_are_bounded_as_the_trainer_bounds_them() -> None:
-    policy = pytest.importorskip("rhymed_workers.trainer.policy.policy")
-    assert policy.LOGITS_BYTES == memory.LOGITS_BYTES
+    head = pytest.importorskip("rhymed_workers.trainer.policy.head")
+    assert head.LOGITS_BYTES == memory.LOGITS_BYTES
 
 
 def test_published_versions_are_those_of_the_trainer() -> None:

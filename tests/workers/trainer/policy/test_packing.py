@@ -1,79 +1,75 @@
 from __future__ import annotations
 
-from typing import Any
+import itertools
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rhymed_workers.trainer.policy.packing import PADDING, MicroBatch, Sequences, micro_batches, offsets
-
-tokens = st.integers(1, 99)
-
-
-@st.composite
-def groups(draw: st.DrawFn) -> list[Sequences]:
-    found = []
-    for prompt in draw(st.lists(st.lists(tokens, min_size=1, max_size=9), min_size=1, max_size=4)):
-        for response in draw(st.lists(st.lists(tokens, max_size=12), min_size=1, max_size=5)):
-            found.append(Sequences(np.array(prompt, np.uint32), np.array(response, np.uint32)))
-    return found
+from rhymed_workers.trainer.policy.packing import MicroBatch, Sequences, micro_batches, offsets
+from tests.workers.trainer.policy.samples import groups
 
 
 def context(batch: MicroBatch, place: int) -> list[int]:
     """Tokens that the position sees, itself included, in the order of their positions."""
-    width = batch.tokens_BT.shape[1]
-    row, column = divmod(place, width)
-    segments, line = batch.segments_BT[row], batch.tokens_BT[row]
-    if batch.packed:
-        seen = [c for c in range(column + 1) if segments[c] in (0, segments[column])]
-    else:
-        seen = list(range(column + 1))
-    assert batch.positions_BT[row, seen].tolist() == list(range(len(seen)))
-    return line[seen].tolist()
+    (bound,) = [bound for bound in batch.bounds if bound[0] <= place < bound[-1]]
+    own = max(first for first in bound if first <= place)
+    seen = [*range(bound[0], min(bound[1], place + 1)), *range(max(own, bound[1]), place + 1)]
+    assert batch.positions_T[seen].tolist() == list(range(len(seen)))
+    return batch.tokens_T[seen].tolist()
 
 
-@given(groups(), st.integers(1, 80), st.integers(1, 40), st.data())
+@given(groups(), st.integers(1, 80), st.data())
 def test_each_chosen_token_is_predicted_once_from_its_own_past(
-    samples: list[Sequences], micro_tokens: int, pack_tokens: int, data: Any
+    samples: list[Sequences], micro_tokens: int, data: st.DataObject
 ) -> None:
     chosen = data.draw(st.lists(st.sampled_from(range(len(samples))), unique=True))
-    batches = micro_batches(samples, chosen, micro_tokens, pack_tokens)
     starts = offsets(samples)
     expected = {
-        int(starts[number]) + t: (samples[number].prompt.tolist() + samples[number].response.tolist()[:t], int(token))
+        int(starts[number]) + t: (
+            number,
+            samples[number].prompt.tolist() + samples[number].response.tolist()[:t],
+            int(token),
+        )
         for number in chosen
         for t, token in enumerate(samples[number].response)
     }
     found = {}
-    for batch in batches:
-        for flat, place, target in zip(batch.flat_N, batch.predictor_N, batch.target_N, strict=True):
+    for batch in micro_batches(samples, chosen, micro_tokens):
+        columns = (batch.flat_N, batch.sample_N, batch.predictor_N, batch.target_N)
+        for flat, number, place, target in zip(*columns, strict=True):
             assert int(flat) not in found
-            found[int(flat)] = (context(batch, int(place)), int(target))
+            found[int(flat)] = (int(number), context(batch, int(place)), int(target))
     assert found == expected
 
 
 @given(groups(), st.integers(1, 80))
 def test_a_micro_batch_keeps_the_budget_or_is_one_sample(samples: list[Sequences], micro_tokens: int) -> None:
     for batch in micro_batches(samples, range(len(samples)), micro_tokens):
-        rows, width = batch.tokens_BT.shape
-        assert rows * width <= micro_tokens or (rows == 1 and batch.segments_BT.max() == 1)
-        assert (batch.tokens_BT[batch.segments_BT == PADDING] == 0).all()
-        assert batch.packed == bool((batch.segments_BT > 1).any())
+        assert batch.tokens <= micro_tokens or [len(bound) for bound in batch.bounds] == [3]
+
+
+@given(groups(), st.integers(1, 80))
+def test_rows_lie_end_to_end(samples: list[Sequences], micro_tokens: int) -> None:
+    for batch in micro_batches(samples, range(len(samples)), micro_tokens):
+        edges = [0, *itertools.chain.from_iterable(bound[1:] for bound in batch.bounds)]
+        assert edges == sorted(set(edges))
+        assert edges[-1] == batch.tokens == len(batch.positions_T)
+        assert all(after[0] == before[-1] for before, after in itertools.pairwise(batch.bounds))
+
+
+@given(groups(), st.integers(1, 80))
+def test_a_sample_is_in_one_micro_batch(samples: list[Sequences], micro_tokens: int) -> None:
+    numbers = [set(batch.sample_N.tolist()) for batch in micro_batches(samples, range(len(samples)), micro_tokens)]
+    assert sum(map(len, numbers)) == len(set().union(*numbers))
 
 
 def test_siblings_share_their_prompt() -> None:
     prompt = np.arange(1, 61)
     samples = [Sequences(prompt, np.arange(30)) for _ in range(8)]
     (batch,) = micro_batches(samples, range(8), 4096)
-    assert batch.tokens_BT.shape == (1, 60 + 8 * 30)
-
-
-def test_long_samples_have_rows_of_their_own() -> None:
-    samples = [Sequences(np.arange(1, 61), np.arange(600)) for _ in range(3)]
-    (batch,) = micro_batches(samples, range(3), 4096)
-    assert batch.tokens_BT.shape == (3, 660)
-    assert not batch.packed
+    assert batch.tokens == 60 + 8 * 30
+    assert batch.bounds == ((0, *range(60, 301, 30)),)
 
 
 def test_nothing_gives_nothing() -> None:

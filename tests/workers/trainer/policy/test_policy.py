@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from rhymed.errors import TrainerError
-from rhymed_workers.trainer.policy import policy as policies
+from rhymed_workers.trainer.policy import head as heads
+from rhymed_workers.trainer.policy.attention import NAME
 from rhymed_workers.trainer.policy.packing import Sequences, micro_batches
 from rhymed_workers.trainer.policy.policy import Policy
 
@@ -30,18 +31,25 @@ def samples() -> list[Sequences]:
 
 
 def plain(policy: Policy, samples: list[Sequences]) -> list[Tensor]:
-    """The obvious way: one sample at a time, all logits."""
+    """The obvious way: one sample at a time, with transformers' own attention. (tokens, vocabulary) each."""
     found = []
+    policy.model.set_attn_implementation("sdpa")
     for prompt, response in samples:
         ids = torch.tensor(np.concatenate([prompt, response]).astype(np.int64))[None]
-        logits = policy.model(ids).logits[0, len(prompt) - 1 : -1] / policy.temperature
-        found.append(logits.log_softmax(-1).gather(1, ids[0, len(prompt) :, None]).squeeze(1))
+        found.append((policy.model(ids).logits[0, len(prompt) - 1 : -1] / policy.temperature).log_softmax(-1))
+    policy.model.set_attn_implementation(NAME)
     return found
+
+
+def chosen(policy: Policy, samples: list[Sequences]) -> Tensor:
+    """(N,) log-probs of all response tokens, with gradient."""
+    target_N = torch.from_numpy(np.concatenate([sample.response for sample in samples]).astype(np.int64))
+    return torch.cat(plain(policy, samples)).gather(1, target_N[:, None]).squeeze(1)
 
 
 @pytest.mark.parametrize("micro_tokens", [8, 40, 4096])
 def test_log_probs_are_those_of_single_rows(policy: Policy, samples: list[Sequences], micro_tokens: int) -> None:
-    expected = torch.cat(plain(policy, samples)).detach()
+    expected = chosen(policy, samples).detach()
     found = torch.full_like(expected, torch.nan)
     for batch in micro_batches(samples, range(5), micro_tokens):
         found[torch.from_numpy(batch.flat_N)] = policy.logprobs(batch)
@@ -52,10 +60,10 @@ def test_log_probs_are_those_of_single_rows(policy: Policy, samples: list[Sequen
 def test_gradient_written_by_hand_is_that_of_autograd(
     policy: Policy, samples: list[Sequences], logits_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(policies, "LOGITS_BYTES", logits_bytes)
+    monkeypatch.setattr(heads, "LOGITS_BYTES", logits_bytes)
     slopes = torch.linspace(-1, 1, 27)
 
-    (slopes * torch.cat(plain(policy, samples)).exp()).sum().backward()
+    (slopes * chosen(policy, samples).exp()).sum().backward()
     expected = {name: parameter.grad.clone() for name, parameter in policy.model.named_parameters()}
     policy.model.zero_grad(set_to_none=True)
     for batch in micro_batches(samples, range(5), 64):
@@ -66,9 +74,7 @@ def test_gradient_written_by_hand_is_that_of_autograd(
 
 
 def test_entropy_is_of_the_tempered_distribution(policy: Policy, samples: list[Sequences]) -> None:
-    prompt, response = samples[0]
-    ids = torch.tensor(np.concatenate([prompt, response]).astype(np.int64))[None]
-    logits = policy.model(ids).logits[0, len(prompt) - 1 : -1] / policy.temperature
+    (logits,) = plain(policy, samples[:1])
     seen: list[Tensor] = []
 
     def loss(logp_N: Tensor, entropy_N: Tensor, flat_N: Tensor) -> Tensor:

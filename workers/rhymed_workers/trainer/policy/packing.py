@@ -2,10 +2,9 @@
 
 A row is a prompt followed by the responses of several samples to it, so the prompt is computed once for all of them.
 Each response attends to the prompt and itself, not to its siblings, and its positions continue the prompt's: the
-outputs are those of separate rows. Rows grow up to `PACK_TOKENS` because attention's cost is quadratic in the row's
-length; a longer sample has a row of its own.
+outputs are those of separate sequences. The rows of a micro-batch lie end to end, without padding.
 
-Axes: B rows, T tokens of the longest row, N response tokens of the micro-batch.
+Axes: T tokens of the micro-batch, N response tokens of the micro-batch.
 """
 
 from __future__ import annotations
@@ -16,9 +15,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-
-PACK_TOKENS = 1024
-PADDING = -1
 
 Ints = NDArray[np.int64]
 
@@ -39,13 +35,18 @@ class PackedRow:
 
 @dataclass(frozen=True)
 class MicroBatch:
-    tokens_BT: Ints  # right-padded with 0
-    positions_BT: Ints
-    segments_BT: Ints  # 0: prompt, k: k-th response of the row, -1: padding
-    predictor_N: Ints  # index into the flattened B x T positions of the one that predicts this response token
+    tokens_T: Ints
+    positions_T: Ints  # of a token in its own sequence: prompt and response
+    bounds: tuple[tuple[int, ...], ...]  # of each row, in T: its start, the end of its prompt, of its responses
+    predictor_N: Ints  # index in T of the token that predicts this response token
     target_N: Ints  # the response token
     flat_N: Ints  # its index among the response tokens of all samples, sample after sample
-    packed: bool  # a row has more than one response, so attention needs a mask
+    sample_N: Ints  # the number of its sample
+
+    @property
+    def tokens(self) -> int:
+        """Through the model, with prompts."""
+        return len(self.tokens_T)
 
 
 def offsets(samples: Sequence[Sequences]) -> Ints:
@@ -53,25 +54,26 @@ def offsets(samples: Sequence[Sequences]) -> Ints:
     return np.concatenate([[0], np.cumsum([len(sample.response) for sample in samples], dtype=np.int64)])
 
 
-def micro_batches(
-    samples: Sequence[Sequences], chosen: Sequence[int], micro_tokens: int, pack_tokens: int = PACK_TOKENS
-) -> list[MicroBatch]:
-    """Every response token of the chosen samples exactly once, at most `micro_tokens` padded tokens per micro-batch.
+def micro_batches(samples: Sequence[Sequences], chosen: Sequence[int], micro_tokens: int) -> list[MicroBatch]:
+    """Every response token of the chosen samples exactly once, at most `micro_tokens` tokens per micro-batch.
 
-    A longer row is alone in its micro-batch. The longest rows come first, so that too little memory shows at once.
+    A longer sample is alone in its micro-batch. The longest rows come first, so that too little memory shows at once.
     """
     starts = offsets(samples)
-    packed = sorted(rows(samples, chosen, min(micro_tokens, pack_tokens)), key=lambda row: row.length, reverse=True)
+    packed = sorted(rows(samples, chosen, micro_tokens), key=lambda row: row.length, reverse=True)
     batches: list[list[PackedRow]] = []
+    room = 0
     for row in packed:
-        if batches and (len(batches[-1]) + 1) * batches[-1][0].length <= micro_tokens:
+        if batches and row.length <= room:
             batches[-1].append(row)
         else:
             batches.append([row])
+            room = micro_tokens
+        room -= row.length
     return [_lay_out(batch, samples, starts) for batch in batches]
 
 
-def rows(samples: Sequence[Sequences], chosen: Sequence[int], pack_tokens: int) -> list[PackedRow]:
+def rows(samples: Sequence[Sequences], chosen: Sequence[int], micro_tokens: int) -> list[PackedRow]:
     """Samples of equal prompts share rows, in the order given. Empty responses are left out."""
     packed: list[PackedRow] = []
     open_rows: dict[bytes, PackedRow] = {}
@@ -81,7 +83,7 @@ def rows(samples: Sequence[Sequences], chosen: Sequence[int], pack_tokens: int) 
             continue
         key = np.asarray(prompt, np.int64).tobytes()
         row = open_rows.get(key)
-        if row is None or row.length + len(response) > pack_tokens:
+        if row is None or row.length + len(response) > micro_tokens:
             row = open_rows[key] = PackedRow(prompt, length=len(prompt))
             packed.append(row)
         row.samples.append(number)
@@ -90,29 +92,32 @@ def rows(samples: Sequence[Sequences], chosen: Sequence[int], pack_tokens: int) 
 
 
 def _lay_out(group: list[PackedRow], samples: Sequence[Sequences], starts: Ints) -> MicroBatch:
-    width = max(row.length for row in group)
-    tokens, positions = np.zeros((2, len(group), width), np.int64)
-    segments = np.full((len(group), width), PADDING, np.int64)
-    predictors, targets, flat = [], [], []
-    for line, row in enumerate(group):
-        at = prompt_length = len(row.prompt)
-        tokens[line, :at], positions[line, :at], segments[line, :at] = row.prompt, np.arange(at), 0
-        for segment, number in enumerate(row.samples, 1):
+    tokens, positions, bounds = [], [], []
+    predictors, targets, flat, numbers = [], [], [], []
+    at = 0
+    for row in group:
+        length = len(row.prompt)
+        bound = [at, at + length]
+        tokens.append(np.asarray(row.prompt, np.int64))
+        positions.append(np.arange(length))
+        for number in row.samples:
             response = np.asarray(samples[number].response, np.int64)
-            end = at + len(response)
-            tokens[line, at:end], segments[line, at:end] = response, segment
-            positions[line, at:end] = np.arange(prompt_length, prompt_length + len(response))
-            before = np.concatenate([[prompt_length - 1], np.arange(at, end - 1)])
-            predictors.append(line * width + before)
+            first, count = bound[-1], len(response)
+            tokens.append(response)
+            positions.append(np.arange(length, length + count))
+            predictors.append(np.concatenate([[at + length - 1], np.arange(first, first + count - 1)]))
             targets.append(response)
             flat.append(np.arange(starts[number], starts[number + 1]))
-            at = end
+            numbers.append(np.full(count, number))
+            bound.append(first + count)
+        bounds.append(tuple(bound))
+        at = bound[-1]
     return MicroBatch(
-        tokens,
-        positions,
-        segments,
+        np.concatenate(tokens),
+        np.concatenate(positions),
+        tuple(bounds),
         np.concatenate(predictors),
         np.concatenate(targets),
         np.concatenate(flat),
-        any(len(row.samples) > 1 for row in group),
+        np.concatenate(numbers),
     )
