@@ -1,4 +1,4 @@
-"""Freeze TRL's GRPO loss and gradients on a tiny seeded batch: what `tests/workers/trainer/test_grpo.py` expects.
+"""Freeze TRL's losses and gradients on a tiny seeded batch, for `tests/workers/trainer/algorithms/test_trl.py`.
 
     pip install --no-deps --target /tmp/trl trl==1.16.0
     PYTHONPATH=/tmp/trl python scripts/freeze_trl.py tests/data/grpo_trl.json

@@ -1,12 +1,81 @@
-"""All algorithms by name, with the defaults of their publication or of the implementation that most people use."""
+"""All algorithms by name, with the defaults of their publication or of the implementation that most people use.
+
+The correction of the difference between engine and trainer is no part of any publication but DPPO's: it is truncated
+importance sampling of tokens elsewhere.
+"""
 
 from __future__ import annotations
 
 from rhymed.algorithms.recipe import Recipe
 
 _RECIPES = (
-    Recipe("grpo", "DeepSeekMath, arXiv 2402.03300; TRL, loss_type grpo", aggregation="seq-mean-token-mean"),
-    Recipe("bnpo", "TRL, loss_type bnpo"),
+    Recipe("grpo", "arXiv 2402.03300; TRL loss_type grpo", aggregation="seq-mean-token-mean"),
+    Recipe(
+        "dr_grpo",
+        "arXiv 2503.20783; TRL loss_type dr_grpo, scale_rewards none",
+        advantage_scale="none",
+        aggregation="seq-mean-token-sum-norm",
+    ),
+    Recipe(
+        "dapo",
+        "arXiv 2503.14476, table 1; overlong_cache 4096 of 20480 tokens",
+        clip_eps_high=0.28,
+        overlong_filter=True,
+        overlong_cache=0.2,
+    ),
+    Recipe("bnpo", "TRL loss_type bnpo"),
+    Recipe(
+        "gspo",
+        "arXiv 2507.18071, section 5.1; TRL importance_sampling_level sequence",
+        ratio="sequence",
+        clip_eps_low=3e-4,
+        clip_eps_high=4e-4,
+        aggregation="seq-mean-token-mean",
+    ),
+    Recipe("cispo", "arXiv 2506.13585; limit 5 of ScaleRL, arXiv 2510.13786", loss="cispo"),
+    Recipe(
+        "gmpo",
+        "arXiv 2507.20673; TRL experimental.gmpo; clip in log space",
+        loss="gmpo",
+        clip_eps_low=0.4,
+        clip_eps_high=0.4,
+        aggregation="seq-mean-token-mean",
+    ),
+    Recipe("sapo", "arXiv 2511.20347; TRL loss_type sapo", loss="sapo", aggregation="seq-mean-token-mean"),
+    Recipe(
+        "rloo",
+        "arXiv 2402.14740; TRL RLOOConfig",
+        advantage="leave-one-out",
+        advantage_scale="none",
+        ratio="sequence-product",
+        aggregation="seq-mean-token-mean",
+        kl_coef=0.05,
+        kl_estimator="k1",
+        kl_in="reward",
+    ),
+    Recipe(
+        "reinforce++",
+        "arXiv 2501.03262; OpenRLHF advantage_estimator reinforce",
+        advantage="return",
+        whiten=True,
+        kl_coef=0.01,
+        kl_estimator="k1",
+        kl_in="reward",
+    ),
+    Recipe(
+        "reinforce++-baseline",
+        "arXiv 2501.03262; OpenRLHF advantage_estimator reinforce_baseline",
+        advantage_scale="none",
+        whiten=True,
+    ),
+    Recipe(
+        "dppo",
+        "arXiv 2602.04879; prime-rl default loss",
+        advantage_scale="none",
+        loss="dppo",
+        correction="none",
+    ),
+    Recipe("max_rl", "arXiv 2602.02710; prime-rl algorithm max_rl", advantage_scale="mean"),
 )
 
 ALGORITHMS: dict[str, Recipe] = {recipe.name: recipe for recipe in _RECIPES}

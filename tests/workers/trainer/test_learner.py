@@ -58,7 +58,13 @@ def learner(tiny_model: Path) -> Callable[..., TorchLearner]:
         config = Config.model_validate({"trainer": trainer, "rollout": {"prompts_per_step": 3, "group_size": 4}})
         reference = Policy.load(tiny_model) if config.trainer.recipe.kl_coef else None
         return TorchLearner(
-            config.trainer, Policy.load(folder), reference, tiny_model, max_staleness=0, dtype="bfloat16"
+            config.trainer,
+            Policy.load(folder),
+            reference,
+            tiny_model,
+            max_staleness=0,
+            max_response_length=16,
+            dtype="bfloat16",
         )
 
     return make

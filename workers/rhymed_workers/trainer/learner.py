@@ -1,8 +1,8 @@
 """The learner with torch: scored groups in, changed weights and metrics out. Blocking; runs on one thread.
 
-Owns policy, optimizer and position. Two learners with equal state and equal samples end up with equal bits. A sample
-whose advantage is 0 adds nothing to the gradient, so without a KL term it is not computed; it still counts in the
-loss's mean. Does not know where samples come from or where weights go.
+Owns policy, optimizer and position. Two learners with equal state and equal samples end up with equal bits. Knows no
+algorithm: `batch` makes the step's tensors, `algorithms` the loss. Does not know where samples come from or where
+weights go.
 """
 
 from __future__ import annotations
@@ -11,51 +11,25 @@ import logging
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from rhymed.config import Config, Trainer
 from rhymed.inputs.models import resolve_model
 from rhymed_store.client import StoredSample
-from rhymed_workers.trainer import grpo, state
+from rhymed_workers.trainer import state
+from rhymed_workers.trainer.algorithms.losses import token_losses
+from rhymed_workers.trainer.batch import Batch, LogProbs, assemble, engine_logprobs, sequences_of
 from rhymed_workers.trainer.optim import optimizer, schedule
-from rhymed_workers.trainer.policy.packing import MicroBatch, Sequences, micro_batches
+from rhymed_workers.trainer.policy.packing import MicroBatch, micro_batches
 from rhymed_workers.trainer.policy.policy import Policy
 from rhymed_workers.trainer.samples import Progress, check_staleness, sample_metrics, scored_groups
+from rhymed_workers.trainer.sums import Sums
 
 log = logging.getLogger(__name__)
-
-
-@dataclass
-class Sums:
-    """Sums over the tokens of a step."""
-
-    tokens: int = 0
-    loss: float = 0.0
-    entropy: float = 0.0
-    clipped: float = 0.0
-    kl: float = 0.0
-    mismatch: float = 0.0
-    compared: int = 0  # tokens summed in `mismatch`
-    computed: int = 0  # tokens through the model, with prompts, without padding
-    grad_norms: list[float] = field(default_factory=list)
-    skipped: int = 0  # optimizer steps with a loss or gradient that is not finite
-
-
-@dataclass(frozen=True)
-class Tokens:
-    """All response tokens of a step, sample after sample. Axis N."""
-
-    advantages_N: Tensor
-    engine_N: Tensor  # log-probs from the engine
-    weights_N: Tensor
-    old_N: Tensor | None  # the trainer's before the first update; None: there is only one update
-    reference_N: Tensor | None
 
 
 class TorchLearner:
@@ -73,15 +47,14 @@ class TorchLearner:
         source: Path | None = None,
         *,
         max_staleness: int,
+        max_response_length: int,
         dtype: str,
     ) -> None:
         self._config, self._recipe, self._max_staleness = config, config.recipe, max_staleness
+        self._longest = max_response_length
         self.policy, self._reference, self._source = policy, reference, source
         self.dtype = dtype
         self.steps = 0  # trained so far; also the version of the weights
-        recipe = self._recipe
-        cap = recipe.tis_cap if recipe.correction == "token-tis" else None
-        self._objective = grpo.Objective(recipe.clip_eps_low, recipe.clip_eps_high, recipe.kl_coef, cap)
         self._optimizer = optimizer.build(config, policy.model.parameters())
         self._run_steps = 0  # of the whole run; 0: unknown
 
@@ -93,8 +66,15 @@ class TorchLearner:
         source, temperature = resolve_model(config), config.rollout.temperature
         policy = Policy.load(folder or source, temperature)
         reference = Policy.load(source, temperature) if config.trainer.recipe.kl_coef else None
-        max_staleness, dtype = config.schedule.max_staleness, config.model.dtype
-        learner = cls(config.trainer, policy, reference, source, max_staleness=max_staleness, dtype=dtype)
+        learner = cls(
+            config.trainer,
+            policy,
+            reference,
+            source,
+            max_staleness=config.schedule.max_staleness,
+            max_response_length=config.rollout.max_response_length,
+            dtype=config.model.dtype,
+        )
         if folder is not None:
             learner.load(folder)
         return learner
@@ -118,16 +98,18 @@ class TorchLearner:
         progress: Progress = lambda done, total: None,
         run_steps: int = 0,
     ) -> dict[str, float]:
-        """Train the next step and return its metrics. Groups with fewer than two scored samples are left out."""
+        """Train the next step and return its metrics. Groups with too few scored samples are left out."""
         self.check(self.steps, samples)
         started, self._run_steps = time.perf_counter(), run_steps
         torch.manual_seed(self.steps)
-        chosen, skipped = scored_groups(samples)
+        chosen, skipped = scored_groups(samples, self._recipe.least_group)
         sums = self._update(chosen, progress) if chosen else Sums()
         self.steps += 1
         seconds = time.perf_counter() - started
-        metrics = sample_metrics(self.steps - 1, samples, chosen) | self._update_metrics(sums)
+        metrics = sample_metrics(self.steps - 1, samples, chosen) | sums.metrics()
+        self._warn_of_mismatch(metrics.get("mismatch_kl/mean", 0.0))
         metrics |= {
+            "actor/lr": float(self._optimizer.param_groups[0]["lr"]),
             "actor/groups_skipped": float(skipped),
             "timing_s/train": seconds,
             "perf/train_tokens_per_s": sums.computed / seconds,
@@ -135,73 +117,50 @@ class TorchLearner:
         return metrics
 
     def _update(self, samples: Sequence[StoredSample], progress: Progress) -> Sums:
-        groups = torch.tensor(np.unique([s.info.id.prompt for s in samples], return_inverse=True)[1])
-        rewards = torch.tensor([sample.info.reward for sample in samples], dtype=torch.float64)
-        advantages_B = grpo.advantages(rewards, groups, std_normalise=self._recipe.advantage_scale == "group")
-        useful_B = (advantages_B != 0).numpy() | (self._recipe.kl_coef > 0)
-        sequences = [Sequences(_required(sample.prompt_tokens), sample.tokens) for sample in samples]
-        parts = np.array_split(np.arange(len(samples)), min(self._config.minibatches, len(samples)))
-        batches = [micro_batches(sequences, part[useful_B[part]], self._config.micro_tokens) for part in parts]
-        tokens = self._tokens(samples, parts, advantages_B, [batch for part in batches for batch in part])
-        sums, total, done = Sums(), sum(map(len, batches)), 0
+        batch = assemble(samples, self._config, self._longest, self._logprobs, self._reference_logprobs)
+        sums, total, done = Sums(), sum(map(len, batch.updates)), 0
         if not total:
-            self._compare(samples, sequences, sums)
-        for part in batches:
+            self._compare(samples, sums)
+        for update in batch.updates:
             loss = 0.0
-            for batch in part:
+            for micro in update:
                 progress(done, total)
-                loss += self._accumulate(batch, tokens, sums)
+                loss += self._accumulate(micro, batch, sums)
                 done += 1
             self._optimize(loss, sums)
         progress(total, total)
+        if batch.penalty is not None:
+            sums.extra["reward/overlong_penalty"] = batch.penalty
+        if batch.kl is not None:
+            sums.extra["actor/kl"] = batch.kl
         return sums
 
-    def _compare(self, samples: Sequence[StoredSample], sequences: Sequence[Sequences], sums: Sums) -> None:
-        """No sample had a signal: engine and trainer are still compared, on one micro-batch."""
-        batches = micro_batches(sequences, range(len(samples)), self._config.micro_tokens)
-        if batches:
-            engine_N = torch.from_numpy(np.concatenate([_required(sample.logprobs) for sample in samples]))
-            self._mismatch(engine_N[batches[0].flat_N], self.policy.logprobs(batches[0]), sums)
-
-    def _mismatch(self, engine_N: Tensor, logp_N: Tensor, sums: Sums) -> None:
-        sums.mismatch += float(torch.nan_to_num(grpo.k3(engine_N, logp_N)).sum())
-        sums.compared += len(engine_N)
-
-    def _tokens(
-        self,
-        samples: Sequence[StoredSample],
-        parts: Sequence[np.ndarray[Any, Any]],
-        advantages_B: Tensor,
-        batches: Sequence[MicroBatch],
-    ) -> Tokens:
-        lengths_B = torch.tensor([sample.info.length for sample in samples])
-        norm: Literal["token", "sequence"] = "token" if self._recipe.aggregation == "token-mean" else "sequence"
-        weights = [grpo.token_weights(lengths_B[torch.from_numpy(part)], norm) for part in parts]
-        return Tokens(
-            advantages_B.repeat_interleave(lengths_B),
-            torch.from_numpy(np.concatenate([_required(sample.logprobs) for sample in samples])),
-            torch.cat(weights),
-            _logprobs(self.policy, batches, int(lengths_B.sum())) if len(parts) > 1 else None,
-            _logprobs(self._reference, batches, int(lengths_B.sum())) if self._reference else None,
-        )
-
-    def _accumulate(self, batch: MicroBatch, tokens: Tokens, sums: Sums) -> float:
+    def _accumulate(self, micro: MicroBatch, batch: Batch, sums: Sums) -> float:
         def loss(logp_N: Tensor, entropy_N: Tensor, flat_N: Tensor) -> Tensor:
-            old_N = logp_N.detach() if tokens.old_N is None else tokens.old_N[flat_N]
-            engine_N = tokens.engine_N[flat_N]
-            reference_N = None if tokens.reference_N is None else tokens.reference_N[flat_N]
-            terms = grpo.terms(logp_N, old_N, engine_N, tokens.advantages_N[flat_N], self._objective, reference_N)
-            sums.entropy += float(entropy_N.sum())
-            sums.clipped += float(terms.clipped_N.sum())
-            self._mismatch(engine_N, old_N, sums)
-            sums.kl += 0.0 if terms.kl_N is None else float(terms.kl_N.sum())
-            return (terms.loss_N * tokens.weights_N[flat_N]).sum()
+            tokens = batch.tokens(logp_N, flat_N)
+            found = token_losses(tokens, self._recipe)
+            sums.add(found, entropy_N)
+            sums.compare(tokens.engine_N, tokens.old_N)
+            return (found.loss_N * batch.weights_N[flat_N]).sum()
 
-        value = float(self.policy.backward(batch, loss))
-        sums.tokens += len(batch.target_N)
-        sums.computed += batch.tokens
+        whole = self._recipe.whole_sequences(updates=len(batch.updates))
+        value = float(self.policy.backward(micro, loss, whole_sequences=whole))
+        sums.computed += micro.tokens
         sums.loss += value
         return value
+
+    def _compare(self, samples: Sequence[StoredSample], sums: Sums) -> None:
+        """No sample had a signal: engine and trainer are still compared, on one micro-batch."""
+        batches = micro_batches(sequences_of(samples), range(len(samples)), self._config.micro_tokens)
+        if batches:
+            sums.compare(engine_logprobs(samples)[batches[0].flat_N], self.policy.logprobs(batches[0]))
+
+    def _logprobs(self, batches: Sequence[MicroBatch], count: int) -> Tensor:
+        return _logprobs(self.policy, batches, count)
+
+    @property
+    def _reference_logprobs(self) -> LogProbs | None:
+        return partial(_logprobs, self._reference) if self._reference else None
 
     def _optimize(self, loss: float, sums: Sums) -> None:
         """Clip and step. An update that is not finite is skipped, so that it never reaches the weights."""
@@ -225,29 +184,6 @@ class TorchLearner:
         """Of the next step."""
         return self._config.lr * schedule.factor(self._config, self.steps, self._run_steps)
 
-    def _update_metrics(self, sums: Sums) -> dict[str, float]:
-        """A metric that was not computed is left out, not 0."""
-        updates = max(1, len(sums.grad_norms) + sums.skipped)
-        metrics = {
-            "actor/loss": sums.loss / updates,
-            "actor/lr": float(self._optimizer.param_groups[0]["lr"]),
-            "actor/skipped_updates": float(sums.skipped),
-        }
-        if sums.grad_norms:
-            metrics["actor/grad_norm"] = float(np.mean(sums.grad_norms))
-        if sums.tokens:
-            metrics |= {
-                "actor/tokens": float(sums.tokens),
-                "actor/entropy": sums.entropy / sums.tokens,
-                "actor/pg_clipfrac": sums.clipped / sums.tokens,
-            }
-            if self._reference is not None:
-                metrics["actor/kl"] = sums.kl / sums.tokens
-        if sums.compared:
-            metrics["mismatch_kl/mean"] = sums.mismatch / sums.compared
-            self._warn_of_mismatch(metrics["mismatch_kl/mean"])
-        return metrics
-
     def _warn_of_mismatch(self, mean: float) -> None:
         if mean > self._config.mismatch_warn:
             log.warning(
@@ -267,11 +203,6 @@ class TorchLearner:
     def load(self, folder: Path) -> None:
         """All but the policy, which was loaded from the same folder. Raises `CheckpointError`."""
         self.steps = state.load(folder, self.policy.model, self._optimizer)
-
-
-def _required(array: np.ndarray[Any, Any] | None) -> np.ndarray[Any, Any]:
-    assert array is not None, "samples are fetched with log-probs and prompt tokens"
-    return array
 
 
 def _logprobs(policy: Policy, batches: Sequence[MicroBatch], count: int) -> Tensor:

@@ -32,13 +32,13 @@ def scored(sample: StoredSample) -> bool:
     return sample.info.reward is not None and math.isfinite(sample.info.reward)
 
 
-def scored_groups(samples: Sequence[StoredSample]) -> tuple[list[StoredSample], int]:
-    """Samples with a finite reward whose group has at least two of them, and the number of groups left out."""
+def scored_groups(samples: Sequence[StoredSample], least: int = 2) -> tuple[list[StoredSample], int]:
+    """Samples with a finite reward whose group has at least so many of them, and the number of groups left out."""
     counts = dict.fromkeys((sample.info.id.prompt for sample in samples), 0)
     for sample in samples:
         counts[sample.info.id.prompt] += scored(sample)
-    chosen = [sample for sample in samples if scored(sample) and counts[sample.info.id.prompt] >= 2]
-    return chosen, sum(count < 2 for count in counts.values())
+    chosen = [sample for sample in samples if scored(sample) and counts[sample.info.id.prompt] >= least]
+    return chosen, sum(count < least for count in counts.values())
 
 
 def flat_groups(samples: Sequence[StoredSample]) -> float:

@@ -1,0 +1,149 @@
+"""A step's samples as losses see them: micro-batches, and a tensor of every quantity over all response tokens.
+
+Reads no weights itself: log-probs come from functions that it is given. A sample that adds nothing to the gradient is
+in no micro-batch; it still counts in the loss's mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rhymed.algorithms import Recipe
+from rhymed.config import Trainer
+from rhymed_store.client import StoredSample
+from rhymed_workers.trainer.algorithms.advantages import advantages, overlong_penalty, sample_sums
+from rhymed_workers.trainer.algorithms.aggregation import token_weights
+from rhymed_workers.trainer.algorithms.kl import kl
+from rhymed_workers.trainer.algorithms.tokens import Tokens
+from rhymed_workers.trainer.policy.packing import MicroBatch, Sequences, micro_batches
+
+LogProbs = Callable[[Sequence[MicroBatch], int], Tensor]
+"""(micro-batches, response tokens of the step) -> (N,) log-probs; NaN for tokens in no micro-batch."""
+
+Part = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Axis N: response tokens of the step, sample after sample. Axis B: its samples."""
+
+    updates: list[list[MicroBatch]]  # of every optimizer step
+    lengths_B: Tensor
+    sample_N: Tensor  # number of the token's sample
+    advantages_N: Tensor
+    weights_N: Tensor
+    engine_N: Tensor
+    old_N: Tensor | None  # the trainer's before the first update; None: there is only one update
+    reference_N: Tensor | None
+    penalty: float | None  # mean that overlong responses lose; None: it is off
+    kl: float | None  # mean over tokens of the KL in the reward
+
+    def tokens(self, logp_N: Tensor, flat_N: Tensor) -> Tokens:
+        """Those with these numbers."""
+        return Tokens(
+            logp_N,
+            logp_N.detach() if self.old_N is None else self.old_N[flat_N],
+            self.engine_N[flat_N],
+            self.advantages_N[flat_N],
+            self.sample_N[flat_N],
+            self.lengths_B,
+            None if self.reference_N is None else self.reference_N[flat_N],
+            updated=len(self.updates) > 1,
+        )
+
+
+def sequences_of(samples: Sequence[StoredSample]) -> list[Sequences]:
+    return [Sequences(required(sample.prompt_tokens), sample.tokens) for sample in samples]
+
+
+def engine_logprobs(samples: Sequence[StoredSample]) -> Tensor:
+    return torch.from_numpy(np.concatenate([required(sample.logprobs) for sample in samples]))
+
+
+def required(array: np.ndarray[Any, Any] | None) -> np.ndarray[Any, Any]:
+    assert array is not None, "samples are fetched with log-probs and prompt tokens"
+    return array
+
+
+def assemble(
+    samples: Sequence[StoredSample],
+    config: Trainer,
+    longest: int,
+    policy: LogProbs,
+    reference: LogProbs | None = None,
+) -> Batch:
+    """`longest`: limit of response tokens. `reference`: needed if the recipe has a KL term."""
+    recipe, sequences = config.recipe, sequences_of(samples)
+    lengths_B = torch.tensor([sample.info.length for sample in samples])
+    kept_B = _kept(samples, recipe)
+    parts = np.array_split(np.arange(len(samples)), min(config.minibatches, len(samples)))
+    total = int(lengths_B.sum())
+
+    def updates_of(chosen_B: Tensor) -> list[list[MicroBatch]]:
+        chosen = chosen_B.numpy()
+        return [micro_batches(sequences, part[chosen[part]], config.micro_tokens) for part in parts]
+
+    old_N, reference_N, kl_N = None, None, None
+    if recipe.old_first:
+        assert reference is not None, "a KL term needs the reference model"
+        every = _flat(updates_of(kept_B))
+        old_N = policy(every, total)
+        kl_N = kl(old_N, reference(every, total), recipe.kl_estimator).nan_to_num(nan=0.0)
+    rewards_B, penalty = _rewards(samples, lengths_B, recipe, longest)
+    advantages_N = advantages(rewards_B, _groups(samples), lengths_B, recipe, kept_B=kept_B, kl_N=kl_N)
+    signal_B = sample_sums((advantages_N != 0).double(), lengths_B) > 0
+    updates = updates_of(kept_B & (signal_B | recipe.dense))
+    if old_N is None and len(parts) > 1:
+        old_N = policy(_flat(updates), total)
+    if reference is not None and recipe.kl_coef and recipe.kl_in == "loss":
+        reference_N = reference(_flat(updates), total)
+    return Batch(
+        updates,
+        lengths_B,
+        torch.arange(len(samples)).repeat_interleave(lengths_B),
+        advantages_N,
+        _weights(lengths_B, kept_B, parts, recipe, longest),
+        engine_logprobs(samples),
+        old_N,
+        reference_N,
+        penalty,
+        None if kl_N is None else float(kl_N.sum()) / max(1, int(lengths_B[kept_B].sum())),
+    )
+
+
+def _groups(samples: Sequence[StoredSample]) -> Tensor:
+    return torch.tensor(np.unique([sample.info.id.prompt for sample in samples], return_inverse=True)[1])
+
+
+def _kept(samples: Sequence[StoredSample], recipe: Recipe) -> Tensor:
+    cut_B = torch.tensor([sample.info.finish_reason == "length" for sample in samples])
+    return ~cut_B if recipe.overlong_filter else torch.ones_like(cut_B)
+
+
+def _rewards(
+    samples: Sequence[StoredSample], lengths_B: Tensor, recipe: Recipe, longest: int
+) -> tuple[Tensor, float | None]:
+    """Shaped rewards, and the mean of what overlong responses lost."""
+    rewards_B = torch.tensor([sample.info.reward for sample in samples], dtype=torch.float64)
+    if not recipe.overlong_cache:
+        return rewards_B, None
+    penalty_B = overlong_penalty(lengths_B, recipe, longest)
+    return rewards_B + penalty_B, -float(penalty_B.mean())
+
+
+def _weights(lengths_B: Tensor, kept_B: Tensor, parts: Sequence[Part], recipe: Recipe, longest: int) -> Tensor:
+    """Each optimizer step has a mean of its own."""
+    chosen = [torch.from_numpy(part) for part in parts]
+    return torch.cat(
+        [token_weights(lengths_B[part], recipe.aggregation, longest=longest, kept_B=kept_B[part]) for part in chosen]
+    )
+
+
+def _flat(updates: list[list[MicroBatch]]) -> list[MicroBatch]:
+    return [batch for update in updates for batch in update]

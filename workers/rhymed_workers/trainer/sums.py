@@ -1,0 +1,74 @@
+"""Sums over the tokens of a step, and the metrics that they become.
+
+They stay on the device of their tokens until the step is over: reading one waits for the device.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from rhymed_workers.trainer.algorithms.kl import k3
+from rhymed_workers.trainer.algorithms.losses import TokenLosses
+
+Sum: TypeAlias = "Tensor | float"
+
+
+@dataclass
+class Sums:
+    tokens: int = 0
+    loss: float = 0.0
+    entropy: Sum = 0.0
+    clipped: Sum = 0.0
+    rejected: Sum | None = None
+    kl: Sum | None = None
+    mismatch: Sum = 0.0
+    compared: int = 0  # tokens summed in `mismatch`
+    computed: int = 0  # tokens through the model, with prompts, without padding
+    grad_norms: list[float] = field(default_factory=list)
+    extra: dict[str, float] = field(default_factory=dict)  # metrics of the whole step
+    skipped: int = 0  # optimizer steps with a loss or gradient that is not finite
+
+    def add(self, found: TokenLosses, entropy_N: Tensor) -> None:
+        self.tokens += len(entropy_N)
+        self.entropy += _total(entropy_N)
+        self.clipped += _total(found.clipped_N)
+        if found.rejected_N is not None:
+            self.rejected = _begun(self.rejected) + _total(found.rejected_N)
+        if found.kl_N is not None:
+            self.kl = _begun(self.kl) + _total(found.kl_N)
+
+    def compare(self, engine_N: Tensor, logp_N: Tensor) -> None:
+        """The same tokens' log-probs in the engine and in the trainer, of one version."""
+        self.mismatch += _total(torch.nan_to_num(k3(engine_N, logp_N)))
+        self.compared += len(engine_N)
+
+    def metrics(self) -> dict[str, float]:
+        """A metric that was not computed is left out, not 0."""
+        updates = max(1, len(self.grad_norms) + self.skipped)
+        metrics = {"actor/loss": self.loss / updates, "actor/skipped_updates": float(self.skipped)}
+        if self.grad_norms:
+            metrics["actor/grad_norm"] = sum(self.grad_norms) / len(self.grad_norms)
+        if self.tokens:
+            metrics["actor/tokens"] = float(self.tokens)
+            metrics["actor/entropy"] = float(self.entropy) / self.tokens
+            metrics["actor/pg_clipfrac"] = float(self.clipped) / self.tokens
+            if self.rejected is not None:
+                metrics["actor/rejected"] = float(self.rejected) / self.tokens
+            if self.kl is not None:
+                metrics["actor/kl"] = float(self.kl) / self.tokens
+        if self.compared:
+            metrics["mismatch_kl/mean"] = float(self.mismatch) / self.compared
+        return metrics | self.extra
+
+
+def _total(given_N: Tensor) -> Tensor:
+    """Summed in the tensor's own precision, as one number of float64."""
+    return (given_N.float() if given_N.dtype == torch.bool else given_N).sum().double()
+
+
+def _begun(total: Sum | None) -> Sum:
+    return 0.0 if total is None else total
