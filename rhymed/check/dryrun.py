@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from threading import Thread
 
-from rhymed.check import arithmetic, machine, memory, reward, rows
+from rhymed.check import algorithm, arithmetic, machine, memory, reward, rows
 from rhymed.check.inputs import Inputs, read
 from rhymed.check.report import Report
 from rhymed.config import Config, Rollout
@@ -64,6 +64,8 @@ def _check_sizes(config: Config, report: Report, inputs: Inputs) -> None:
     longest = max(inputs.training.lengths, default=config.rollout.max_prompt_length)
     load = arithmetic.workload(config.rollout, config.trainer, len(inputs.training.rows), longest)
     report.add(arithmetic.describe(config, load, [len(dataset.rows) for dataset in inputs.held_out]))
+    if config.trainer.engine == "torch":
+        report.add(algorithm.describe(config.trainer.recipe))
     if inputs.size:
         report.add(memory.describe(config, inputs.size, load, machine.measure(layout_of(config).folder)))
 

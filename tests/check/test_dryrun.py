@@ -58,7 +58,14 @@ def test_a_good_configuration_is_told_whole_and_nothing_is_left_behind(make: Mak
     report = full_check(make(), generate=False)
     assert (report.errors, report.warnings) == ([], [])
     titles = [section.title for section in report.sections]
-    assert titles == ["batch", "memory and disk (estimates)", "prompts", "reward (row 1)", "folder and addresses"]
+    assert titles == [
+        "batch",
+        "algorithm",
+        "memory and disk (estimates)",
+        "prompts",
+        "reward (row 1)",
+        "folder and addresses",
+    ]
     prompts = dict(rows(report, "prompts"))
     assert prompts["row 1"].endswith("rows.jsonl, line 1, 5 tokens:\nsay 0")
     assert prompts["template"].startswith("no chat template")

@@ -25,8 +25,9 @@ DOCS = Path(__file__).parent.parent.parent / "docs" / "grafana"
 FROM_AN_ENGINE = {
     "rollout/spec_accept_length", "rollout/spec_accept_rate", "rollout/spec_net_speedup", "rollout/ahead_kept_ratio",
     "mismatch_kl/mean", "actor/entropy", "actor/kl", "actor/grad_norm", "actor/loss", "actor/lr",
-    "actor/pg_clipfrac", "perf/train_tokens_per_s", "timing_s/fetch", "timing_s/publish",
-    "response_length/clip_ratio", "reward/mean", "reward/std", "reward/flat_groups", "timing_s/val",
+    "actor/pg_clipfrac", "actor/rejected", "reward/overlong_penalty", "perf/train_tokens_per_s",
+    "timing_s/fetch", "timing_s/publish", "response_length/clip_ratio", "reward/mean", "reward/std",
+    "reward/flat_groups", "timing_s/val",
 }  # fmt: skip
 """Metrics that a run has whose workers and trainer are real ones; all are in docs/metrics.md."""
 

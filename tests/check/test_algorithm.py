@@ -1,0 +1,26 @@
+from __future__ import annotations
+
+import pytest
+
+from rhymed.algorithms import ALGORITHMS, SETTINGS, expand, uses
+from rhymed.check.algorithm import describe
+from rhymed.config import Config
+
+
+def test_the_block_says_source_parts_and_what_was_changed() -> None:
+    config = Config.model_validate({"trainer": {"clip_eps_high": 0.28, "off_policy_mask": 0.5}})
+    rows = dict(describe(config.trainer.recipe).rows)
+    assert rows["grpo"] == "defaults of arXiv 2402.03300; TRL loss_type grpo"
+    assert rows["advantage"] == "advantage = group-mean, advantage_scale = group, whiten = false"
+    assert "clip_eps_high = 0.28 (default 0.2)" in rows["loss"]
+    assert "cispo_max" not in rows["loss"]
+    assert rows["KL"] == "kl_coef = 0"
+    assert rows["correction"] == "correction = token-tis, tis_cap = 2, off_policy_mask = 0.5 (default 0)"
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_setting_that_counts_is_told_once(name: str) -> None:
+    recipe = expand(name, {})
+    rows = describe(recipe).rows
+    told = [setting.partition(" = ")[0] for label, text in rows[1:] for setting in text.split(", ")]
+    assert sorted(told) == sorted(setting for setting in SETTINGS if uses(recipe, setting))
