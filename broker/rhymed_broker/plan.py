@@ -1,24 +1,26 @@
-"""Which prompts a step trains on. Pure: a position (the step's number) is all that a resume needs.
+"""Which prompts a step trains on. Pure: a cursor into one endless sequence of prompts is all that a resume needs.
 
-The stream of prompts is the concatenation of the epochs' permutations, cut into steps: the rest of an epoch begins
-the next step, so no prompt is lost or repeated. No step has a prompt twice: in a step with prompts of two epochs, a
-prompt that it already has moves behind the step. The rest of the last epoch is too small for a step and is not used.
-The order depends only on the seed, the epoch and the prompts' ids, not on the dataset's row order or on a library's
-random generator.
+The sequence is the concatenation of the epochs' permutations. Steps take their prompts from it one after another: the
+rest of an epoch begins the next step, so no prompt is lost or repeated. No step has a prompt twice: a prompt that the
+step already has is deferred, and the next step that may have it takes it first. Without refills (`ledger/draws.py`)
+step k begins behind k * prompts_per_step prompts, and the rest of the last epoch is too small for a step and is not
+used. The order depends only on the seed, the epoch and the prompts' ids, not on the dataset's row order or on a
+library's random generator.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from rhymed.errors import DataError
-from rhymed.messages import SampleId
+from rhymed.messages import Cursor, SampleId
 
 GOLDEN = 0x9E3779B97F4A7C15
 WORD = (1 << 64) - 1
+KEPT_EPOCHS = 4  # permutations in memory
 
 Order = npt.NDArray[np.intp]
 
@@ -52,45 +54,73 @@ class Plan:
         self._seed = seed
         self._prompts = sorted(prompts)
         self._words = np.array([int(prompt, 16) for prompt in self._prompts], dtype=np.uint64)
-        self._orders: list[Order] = []
+        self._orders: dict[int, Order] = {}
+        self._cursors = [Cursor()]  # of the first steps, without refills
 
     def prompts(self, step: int) -> list[str]:
-        """The step's prompts, in the order in which to begin them."""
+        """The step's prompts without refills, in the order in which to begin them."""
         if not 0 <= step < self.steps:
             raise IndexError(f"step {step} is not in 0..{self.steps - 1}")
-        first, size = step * self.prompts_per_step, len(self._prompts)
-        epoch, start = divmod(first, size)
-        rows = list(self._order(epoch)[start : start + self.prompts_per_step])
-        if missing := self.prompts_per_step - len(rows):
-            rows += list(self._order(epoch + 1)[:missing])
-        return [self._prompts[row] for row in rows]
+        return self.draw(self.cursor(step), self.prompts_per_step)[0]
 
     def samples(self, step: int) -> list[SampleId]:
         """Group after group."""
         return [SampleId(step, prompt, index) for prompt in self.prompts(step) for index in range(self.group_size)]
 
-    def epoch(self, step: int) -> int:
-        """The epoch of most of the step's prompts, from 0; on a tie, the earlier one."""
-        return (step * self.prompts_per_step + (self.prompts_per_step - 1) // 2) // len(self._prompts)
+    def cursor(self, step: int) -> Cursor:
+        """Where the step's prompts begin if no step before it was refilled."""
+        count = self.prompts_per_step
+        while len(self._cursors) <= step:
+            last = self._cursors[-1]
+            plain = self._is_plain(last, count)
+            after = Cursor(position=last.position + count) if plain else self.draw(last, count)[1]
+            self._cursors.append(after)
+        return self._cursors[step]
+
+    def _is_plain(self, cursor: Cursor, count: int) -> bool:
+        """Whether the next `count` prompts are of one epoch, with none deferred."""
+        size = len(self._prompts)
+        return not cursor.deferred and cursor.position % max(1, size) + count <= size
+
+    def draw(self, cursor: Cursor, count: int, without: Collection[str] = ()) -> tuple[list[str], Cursor]:
+        """The next `count` prompts, none of `without` and none twice, and the cursor behind them.
+
+        Fewer if the dataset has no others.
+        """
+        size = len(self._prompts)
+        count = min(count, size - len(set(without)))
+        if not without and self._is_plain(cursor, count):
+            epoch, start = divmod(cursor.position, max(1, size))
+            rows = self._order(epoch)[start : start + count]
+            return [self._prompts[row] for row in rows], Cursor(position=cursor.position + count)
+        drawn: list[str] = []
+        held, deferred, position = set(without), list[str](), cursor.position
+
+        def take(prompt: str) -> None:
+            free = len(drawn) < count and prompt not in held
+            (drawn if free else deferred).append(prompt)
+            held.add(prompt)
+
+        for prompt in cursor.deferred:
+            take(prompt)
+        while len(drawn) < count:
+            epoch, start = divmod(position, size)
+            take(self._prompts[self._order(epoch)[start]])
+            position += 1
+        return drawn, Cursor(position=position, deferred=deferred)
+
+    def epoch(self, cursor: Cursor) -> int:
+        """The epoch of most prompts of a step that begins here, from 0; on a tie, the earlier one."""
+        return (cursor.drawn + (self.prompts_per_step - 1) // 2) // len(self._prompts)
 
     def _order(self, epoch: int) -> Order:
-        while len(self._orders) <= epoch:
-            self._orders.append(self._seamless(len(self._orders)))
+        """The epoch's permutation."""
+        if epoch not in self._orders:
+            if len(self._orders) >= KEPT_EPOCHS:
+                del self._orders[min(self._orders)]
+            keys = _mix(self._words ^ np.uint64(_key(self._seed, epoch)))
+            self._orders[epoch] = np.argsort(keys, kind="stable")
         return self._orders[epoch]
-
-    def _seamless(self, epoch: int) -> Order:
-        """The epoch's permutation; prompts that its first step already has move behind that step."""
-        drawn = np.argsort(_mix(self._words ^ np.uint64(_key(self._seed, epoch))), kind="stable")
-        held = (
-            epoch * len(self._prompts) % self.prompts_per_step
-        )  # prompts that the first step has from the epoch before
-        if not held:
-            return drawn
-        clash = np.isin(drawn, self._orders[epoch - 1][-held:])
-        head = np.flatnonzero(~clash)[: self.prompts_per_step - held]
-        rest = np.ones(len(drawn), dtype=bool)
-        rest[head] = False
-        return np.concatenate([drawn[head], drawn[rest]])
 
 
 def _key(seed: int, epoch: int) -> int:

@@ -33,6 +33,7 @@ from rhymed.wire.sockets import DONE, Server
 from rhymed_broker.forecast import Forecast
 from rhymed_broker.ledger.actions import Action, Evaluated, FinishRun, Mark, Recall
 from rhymed_broker.ledger.ledger import Ledger
+from rhymed_broker.ledger.refill.signal import SignalRule
 from rhymed_broker.pipe import POLICIES, Policy
 from rhymed_broker.pipe.policy import stay
 from rhymed_broker.shell.admission import Admission
@@ -68,7 +69,7 @@ class BrokerService(Service):
         self.config = config
         self.places = places
         forecast = Forecast(config.rollout.max_response_length)
-        self.ledger = Ledger(Rules.of(config.schedule), policy_of(config), forecast)
+        self.ledger = Ledger(Rules.of(config.schedule), policy_of(config), forecast, SignalRule.of(config))
         self.finished = False
         self.latest = Latest(config.run.name, self.ledger, self.lag)
         self._pass: asyncio.Handle | None = None
@@ -221,11 +222,12 @@ class BrokerService(Service):
 
     def _perform(self, action: Action) -> None:
         match action:
-            case Mark(ids, state, reason):
+            case Mark(ids, state, reason, drawn):
                 if state == "dropped":
+                    level = logging.INFO if reason.startswith(messages.NO_SIGNAL) else logging.WARNING
                     fields = cause("dropped", ids, reason=reason)
-                    log.warning("%d samples dropped, first %s: %s", len(ids), ids[0], reason, extra=fields)
-                self._outbox.put(f"mark {state}", lambda: self.store.mark(ids, state, reason))
+                    log.log(level, "%d samples dropped, first %s: %s", len(ids), ids[0], reason, extra=fields)
+                self._outbox.put(f"mark {state}", lambda: self.store.mark(ids, state, reason, drawn))
             case Evaluated(version, metrics):
                 self.latest.evaluated(version, metrics)
                 log.info("version %d evaluated: %s", version, metrics)

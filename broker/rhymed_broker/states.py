@@ -12,16 +12,18 @@ from rhymed.config import Schedule
 from rhymed.errors import InvalidTransition
 from rhymed.messages import Drafting, SampleId
 
-State = Literal["new", "waiting", "running", "generated", "scoring", "scored", "training", "trained", "dropped"]
+State = Literal[
+    "new", "waiting", "running", "generated", "scoring", "scored", "training", "trained", "filtered", "dropped",
+]  # fmt: skip
 Event = Literal[
-    "opened", "found_generated", "found_scored", "found_dropped",
-    "assigned", "returned", "generated", "scored", "handed", "trained", "dropped",
+    "opened", "found_generated", "found_scored", "found_filtered", "found_dropped",
+    "assigned", "returned", "generated", "scored", "handed", "trained", "filtered", "dropped",
 ]  # fmt: skip
 
 STATES: tuple[State, ...] = (
-    "waiting", "running", "generated", "scoring", "scored", "training", "trained", "dropped",
+    "waiting", "running", "generated", "scoring", "scored", "training", "trained", "filtered", "dropped",
 )  # fmt: skip
-SETTLED: frozenset[State] = frozenset({"scored", "training", "trained", "dropped"})
+SETTLED: frozenset[State] = frozenset({"scored", "training", "trained", "filtered", "dropped"})
 """A group is complete when all its samples are in one of these."""
 
 TRANSITIONS: tuple[tuple[State, Event, State], ...] = (
@@ -29,6 +31,7 @@ TRANSITIONS: tuple[tuple[State, Event, State], ...] = (
     ("new", "opened", "waiting"),
     ("new", "found_generated", "generated"),
     ("new", "found_scored", "scored"),
+    ("new", "found_filtered", "filtered"),
     ("new", "found_dropped", "dropped"),
     # a rollout worker generates it
     ("waiting", "assigned", "running"),
@@ -40,6 +43,8 @@ TRANSITIONS: tuple[tuple[State, Event, State], ...] = (
     ("scoring", "returned", "generated"),
     ("scoring", "scored", "scored"),
     ("generated", "scored", "scored"),  # by a worker that was given up
+    # its group has no signal, see `ledger.refill`
+    ("scored", "filtered", "filtered"),
     # its step goes to the trainer
     ("scored", "handed", "training"),
     ("training", "returned", "scored"),
@@ -113,7 +118,7 @@ class Sample:
         self.oldest = 0  # smallest policy version among its tokens
         self.drafting: Drafting | None = None  # None: not reported, or not since a restart
         self.reward: float | None = None
-        self.points: float | None = None  # of an evaluation: decides whether the response is correct
+        self.points: float | None = None  # what its evaluation, or dynamic sampling, looks at
         self.story: list[tuple[float, Event, str]] = []
 
     def refuse(self, event: Event) -> NoReturn:
@@ -130,5 +135,5 @@ def diagram() -> str:
     lines = ["stateDiagram-v2"]
     for source, event, target in TRANSITIONS:
         lines.append(f"    {'[*]' if source == 'new' else source} --> {target}: {event}")
-    lines += ["    trained --> [*]", "    dropped --> [*]"]
+    lines += ["    trained --> [*]", "    filtered --> [*]", "    dropped --> [*]"]
     return "\n".join(lines)

@@ -54,6 +54,15 @@ def engines(rollout: Rollout, trainer: Trainer, drafts: Drafts, schedule: Schedu
         )
 
 
+def dynamic_sampling(trainer: Trainer, reward: Reward) -> Iterator[str]:
+    metric, labels = trainer.dynamic_sampling.metric, [scorer.label for scorer in reward.all]
+    if trainer.filters_groups and metric != "reward" and metric not in labels:
+        yield (
+            f"trainer.dynamic_sampling.metric = {metric!r} is neither 'reward' nor a scorer:"
+            f" there {'are' if len(labels) > 1 else 'is'} {', '.join(labels)}"
+        )
+
+
 def evaluation(settings: Eval) -> Iterator[str]:
     if settings.every and not settings.datasets:
         yield f"eval.every = {settings.every} needs at least one of [[eval.datasets]]"

@@ -69,6 +69,7 @@ class Config(Section):
         contradictions = [
             *checks.step_size(self.rollout, self.trainer, self.data),
             *checks.engines(self.rollout, self.trainer, self.drafts, self.schedule),
+            *checks.dynamic_sampling(self.trainer, self.reward),
             *checks.evaluation(self.eval),
             *checks.deadlines(self.schedule, self.reward),
             *checks.addresses(self.net),

@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from rhymed.config.dynamic_sampling import DynamicSampling
 from rhymed.config.losses import Losses
 
 
@@ -37,4 +38,11 @@ class Trainer(Losses):
     stall_s: float = Field(
         3600.0, gt=0, description="seconds without progress inside a step after which the trainer is restarted"
     )
+    dynamic_sampling: DynamicSampling = DynamicSampling()
     mismatch_warn: float = Field(0.05, gt=0, description="warn when mismatch_kl is higher (nats per token)")
+
+    @property
+    def filters_groups(self) -> bool:
+        """Whether groups without signal are dropped, as the settings or the algorithm say."""
+        enabled = self.dynamic_sampling.enabled
+        return self.algorithm == "dapo" if enabled is None else enabled

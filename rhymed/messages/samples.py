@@ -18,6 +18,12 @@ EVAL = 1 << 30
 So a query for steps before a training step never returns evaluations; one from EVAL on returns earlier evaluations.
 """
 
+NO_SIGNAL = "no signal"
+"""Begins the reason of samples that dynamic sampling dropped: a restart tells them from those that failed."""
+
+NOT_PLANNED = "its step has other prompts now"
+"""Reason of samples that an earlier setting of dynamic sampling had asked for."""
+
 
 class SampleId(Part, frozen=True, order=True):
     """Identity of one rollout within a run. Never changes; it also keys the sampling noise and the record."""
@@ -65,6 +71,29 @@ class Score(Part, frozen=True, kw_only=True):
     timeout: bool = False  # the error is an exceeded time limit
     parts: dict[str, float] = {}  # scorer -> its reward before weighting
     failed: str = ""  # the scorer that raised the error
+
+
+class Cursor(Part, frozen=True, kw_only=True):
+    """A place in the run's endless sequence of prompts, see rhymed_broker.plan."""
+
+    position: int = 0  # prompts of the sequence that lie before it
+    deferred: list[str] = []  # of these, those that no step has taken yet; they are taken first
+
+    @property
+    def drawn(self) -> int:
+        """Prompts that steps have taken before it."""
+        return self.position - len(self.deferred)
+
+
+class Drawn(Part, frozen=True, kw_only=True):
+    """Which prompts a trained step took, and where the sequence stood then: what a restart after this step needs."""
+
+    step: int
+    start: Cursor  # of its first prompts, `rollout.prompts_per_step` of them
+    refill: Cursor  # of the prompts that replaced groups without signal
+    refilled: int  # how many
+    after: Cursor  # of the next prompts that a step takes
+    reserved: list[tuple[int, Cursor]]  # (step, where its first prompts begin), of later steps that were open by then
 
 
 class JournalEntry(Part, frozen=True, kw_only=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from rhymed.messages.base import Message, Part
-from rhymed.messages.samples import JournalEntry, SampleId, SampleInfo, Score
+from rhymed.messages.samples import Drawn, JournalEntry, SampleId, SampleInfo, Score
 
 
 class OpenRun(Message, frozen=True, kw_only=True, tag="open_run"):
@@ -88,6 +88,7 @@ class MarkSamples(Message, frozen=True, kw_only=True, tag="mark_samples"):
     samples: list[SampleId]
     state: Literal["trained", "dropped"]
     reason: str = ""
+    drawn: Drawn | None = None  # kept for good; None: the step's prompts follow from the plan alone
 
 
 class ForgetLogprobs(Message, frozen=True, kw_only=True, tag="forget_logprobs"):
@@ -182,6 +183,7 @@ class Lengths(Message, frozen=True, kw_only=True, tag="lengths"):
 
 class Journal(Message, frozen=True, kw_only=True, tag="journal"):
     entries: list[JournalEntry]
+    drawn: list[Drawn] = []  # of the last forgotten step and of later ones, in their order
     forgotten: int = 0  # steps below this one have no entries and no log-probs any more: a checkpoint covers them
 
 

@@ -32,11 +32,26 @@ def page() -> str:
     parts = [HEAD]
     for name, field in Config.model_fields.items():
         section: Any = field.annotation
-        parts.append("\n".join(_table(f"[{name}]", section)))
+        parts += _tables(name, section)
         if name in LISTS:
             title, listed = LISTS[name]
             parts.append("\n".join(_table(title, listed)))
     return "\n".join(parts)
+
+
+def _tables(name: str, section: type[Section]) -> Iterator[str]:
+    """The section's table, and one for each section in it."""
+    yield "\n".join(_table(f"[{name}]", section))
+    for key, field in section.model_fields.items():
+        if inner := _section(field):
+            yield from _tables(f"{name}.{key}", inner)
+
+
+def _section(field: FieldInfo) -> type[Section] | None:
+    """What the key is a table of; None for a list of tables, too."""
+    optional = typing.get_origin(field.annotation) is UnionType
+    kinds = typing.get_args(field.annotation) if optional else (field.annotation,)
+    return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Section)), None)
 
 
 def _table(title: str, section: type[Section]) -> Iterator[str]:
@@ -47,6 +62,8 @@ def _table(title: str, section: type[Section]) -> Iterator[str]:
     yield "| key | default | value | meaning |"
     yield "|---|---|---|---|"
     for key, field in section.model_fields.items():
+        if _section(field):
+            continue
         value = " ".join(part for part in (_kind(field.annotation), _bounds(field)) if part)
         yield f"| `{key}` | {_default(field)} | {value} | {field.description or ''} |"
     yield ""

@@ -166,13 +166,17 @@ class StoreClient:
         ids: Sequence[messages.SampleId],
         state: Literal["trained", "dropped"],
         reason: str = "",
+        drawn: messages.Drawn | None = None,
         *,
         deadline_s: float = DEADLINE_S,
     ) -> None:
-        """Record how these samples ended. A sample that was never generated can be dropped, not trained."""
-        if ids:
+        """Record how these samples ended, and with them what their step drew from the plan.
+
+        A sample that was never generated can be dropped, not trained.
+        """
+        if ids or drawn:
             await self._ask(
-                messages.MarkSamples(samples=list(ids), state=state, reason=reason),
+                messages.MarkSamples(samples=list(ids), state=state, reason=reason, drawn=drawn),
                 messages.Done,
                 deadline_s=deadline_s,
             )

@@ -53,9 +53,13 @@ def test_epochs_and_seeds_differ() -> None:
 
 def test_a_step_is_of_the_epoch_of_most_of_its_prompts() -> None:
     plan = Plan(ids(10), 4, 2, 3)  # the seams: after 2 prompts of step 2, and between steps 4 and 5
-    assert [plan.epoch(step) for step in range(plan.steps)] == [0, 0, 0, 1, 1, 2, 2]
-    assert [Plan(ids(4), 3, 2, 3).epoch(step) for step in range(4)] == [0, 1, 1, 2]
-    assert Plan(ids(1), 1, 2, 3).epoch(2) == 2
+    assert epochs(plan, 7) == [0, 0, 0, 1, 1, 2, 2]
+    assert epochs(Plan(ids(4), 3, 2, 3), 4) == [0, 1, 1, 2]
+    assert epochs(Plan(ids(1), 1, 2, 3), 3) == [0, 1, 2]
+
+
+def epochs(plan: Plan, steps: int) -> list[int]:
+    return [plan.epoch(plan.cursor(step)) for step in range(steps)]
 
 
 def test_steps_end_the_run_early() -> None:

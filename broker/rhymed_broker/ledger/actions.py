@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-from rhymed.messages import SampleId
+from rhymed.messages import Drawn, SampleId
 
 
 class Assign(NamedTuple):
@@ -66,6 +66,7 @@ class Mark(NamedTuple):
     ids: list[SampleId]
     state: Literal["trained", "dropped"]
     reason: str = ""
+    drawn: Drawn | None = None  # with "trained": the prompts of the step
 
 
 class Evaluated(NamedTuple):

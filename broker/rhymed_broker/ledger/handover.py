@@ -57,14 +57,14 @@ class Handover:
         self._ready = True
 
     def hand_over(self, version: int, now: float) -> list[Train]:
-        """The next step, if it is complete and the trainer is free."""
+        """The next step, if its groups are complete and final, and the trainer is free."""
         open_step, trainer = self._samples.open_steps.get(version), self._workers.trainer
         if (
             open_step is None
             or trainer is None
             or self._step is not None
             or not self._ready
-            or not open_step.complete
+            or open_step.drawn is None
         ):
             return []
         self._step = open_step.step

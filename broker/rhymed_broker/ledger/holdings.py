@@ -62,7 +62,7 @@ class Holdings:
             elif sample.state == free and self._dispatch.may_have(worker, id.step, version):
                 self._samples.move(sample, "assigned", now, worker.name)
                 self._workers.hold(worker, (sample,), now)
-            elif sample.state in ("waiting", "running", "dropped") and sample.worker != worker.name:
+            elif sample.state in ("waiting", "running", "filtered", "dropped") and sample.worker != worker.name:
                 cancel.append(id)
         return [Cancel(worker.name, cancel)] if cancel and worker.role == "rollout" else []
 

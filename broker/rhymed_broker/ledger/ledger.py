@@ -23,13 +23,14 @@ opens the steps again from the store's journal, and workers that join claim what
     handover    which step the trainer has, and which policy version rollout workers load
     evaluation  when a version is evaluated, and its metrics
     control     what an operator has paused or drained
+    refill      which prompts a step has, and which of its groups have no signal and are replaced
 
 Invariants
 ----------
 * At most one worker holds a sample. A sample ends exactly once: trained, or dropped with a reason.
 * A worker gets samples of step k only while its weights are at least version k - max_staleness - run_ahead. What it
   reports has no token of a version below k - max_staleness.
-* Step k goes to the trainer when the version is k and all its groups are complete.
+* Step k goes to the trainer when the version is k, and all its groups are complete and final.
 * An evaluation of version v is sampled from v alone: until it is generated, no worker that has v loads a newer one.
 * A report may be repeated, late, or from a worker that was given up: what the store has counts, the rest is ignored.
 
@@ -40,9 +41,8 @@ Rule for changes: everything that changes a sample's state lives in this package
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Protocol
 
-from rhymed.messages import EVAL, Holding, Join, JournalEntry, SampleId, SampleInfo, Score
+from rhymed.messages import EVAL, Drawn, Holding, Join, JournalEntry, SampleId, SampleInfo, Score
 from rhymed_broker import pipe
 from rhymed_broker.forecast import Forecast
 from rhymed_broker.ledger.actions import Action, FinishRun, Mark
@@ -52,6 +52,9 @@ from rhymed_broker.ledger.evaluation import Evaluation, Evaluations
 from rhymed_broker.ledger.handover import Handover
 from rhymed_broker.ledger.holdings import Holdings
 from rhymed_broker.ledger.meter import StepMeter, step_side
+from rhymed_broker.ledger.refill.draws import Steps
+from rhymed_broker.ledger.refill.refill import Refill
+from rhymed_broker.ledger.refill.signal import SignalRule
 from rhymed_broker.ledger.retries import Blame, Retries
 from rhymed_broker.ledger.samples import Samples
 from rhymed_broker.ledger.workers import Worker, Workers
@@ -61,22 +64,17 @@ LONGEST = 1 << 20  # tokens: the cap of the forecast if the caller passes none
 DEFAULTS = Rules()
 
 
-class Steps(Protocol):
-    """The plan of a run, as the ledger uses it; see `plan.Plan`."""
-
-    steps: int
-
-    def samples(self, step: int) -> list[SampleId]: ...
-
-    def epoch(self, step: int) -> int: ...
-
-
 class Ledger:
     """`retries.given_back`, `dispatch.remember` and `dispatch.stay` take the events that concern only them."""
 
     def __init__(
-        self, rules: Rules = DEFAULTS, policy: pipe.Policy = pipe.POLICIES["flow"], forecast: Lengths | None = None
+        self,
+        rules: Rules = DEFAULTS,
+        policy: pipe.Policy = pipe.POLICIES["flow"],
+        forecast: Lengths | None = None,
+        signal: SignalRule | None = None,
     ) -> None:
+        """`signal`: which groups are dropped for want of it; None: none are."""
         self.rules = rules
         self.workers = Workers()
         self.samples = Samples(rules)
@@ -85,6 +83,7 @@ class Ledger:
         self.dispatch = Dispatch(self.samples, self.workers, policy, forecast or Forecast(LONGEST))
         self.evaluations = Evaluations(self.samples, self.workers, self.retries)
         self.control = Control(self.samples, self.workers)
+        self.refill = Refill(self.samples, self.dispatch, signal)
         self._holdings = Holdings(self.samples, self.workers, self.retries, self.dispatch)
         self.version = 0
         self.steps = 0  # of the whole run
@@ -96,6 +95,7 @@ class Ledger:
     def drain(self, now: float) -> list[Action]:
         """Assign the work that waits; return all actions queued since the last call."""
         if self.started and not self.finished:
+            self._actions += self.refill.settle(now)
             if not self.control.paused:
                 self._actions += self.handover.hand_over(self.version, now)
                 self._actions += self.dispatch.place(self.version, now)
@@ -120,14 +120,19 @@ class Ledger:
         journal: Iterable[JournalEntry],
         now: float,
         evaluation: Evaluation | None = None,
+        drawn: Iterable[Drawn] = (),
     ) -> None:
-        """Begin after `position` trained steps, or roll back to there. `journal`: the store's later samples."""
+        """Begin after `position` trained steps, or roll back to there. `journal`, `drawn`: what the store has."""
+        journal = list(journal)
         workers = list(self.workers)
         for worker in workers:
             worker.claims = [*worker.claims, *worker.held]
             for sample in list(worker.held.values()):
                 self.workers.release(sample, now)
-        self.samples.reset(journal)
+        self.samples.reset(entry for entry in journal if entry.id.step >= position)
+        reach = self.rules.max_staleness + self.rules.run_ahead
+        lost = self.refill.start(plan, reach, position, journal, drawn)
+        self._actions += [Mark([], "trained", drawn=one) for one in lost]
         self._plan, self.evaluations.schedule, self.steps, self.version = plan, evaluation, plan.steps, position
         self.started, self.finished = True, False
         self.handover.reset()
@@ -145,7 +150,7 @@ class Ledger:
         reach = self.rules.max_staleness + self.rules.run_ahead
         for step in range(self.version, min(self.version + reach + 1, self.steps)):
             if step not in self.samples.open_steps:
-                self._open(step, self._plan.samples(step), now)
+                self._open(step, self.refill.first(step), now)
 
     def _open(self, step: int, ids: list[SampleId], now: float) -> None:
         open_step = self.samples.open(step, ids, StepMeter(now, self.workers.occupancy.read(now)), now)
@@ -243,7 +248,10 @@ class Ledger:
         self._actions += self._holdings.generated(name, infos, now)
 
     def scored(self, name: str, scores: Iterable[Score], now: float) -> None:
-        self._holdings.scored(name, scores, self.evaluations.points, now)
+        self._holdings.scored(name, scores, self._points, now)
+
+    def _points(self, score: Score) -> float | None:
+        return self.evaluations.points(score) if score.id.step >= EVAL else self.refill.points(score)
 
     def loaded(self, name: str, version: int, now: float) -> None:
         """From now on this worker samples from this version."""
@@ -266,11 +274,15 @@ class Ledger:
         if open_step is None or step != self.version or not open_step.handed or not self.started:
             return None
         assert self._plan is not None, "a step was opened"
-        epoch = {"training/epoch": float(self._plan.epoch(step))}
+        drawn = open_step.drawn
+        assert drawn is not None, "a step that was handed over is sealed"
+        epoch = {"training/epoch": float(self._plan.epoch(drawn.start))}
         row = epoch | open_step.meter.rollout | step_side(open_step.meter, self.handover.last_at, now)
         self.dispatch.closed(step)
-        if done := self.samples.finish(step, now):
-            self._actions.append(Mark(done, "trained"))
+        done = self.samples.finish(step, now)
+        record = drawn if self.refill.needs_record() else None
+        if done or record:
+            self._actions.append(Mark(done, "trained", drawn=record))
         self.version = step + 1
         self.handover.done(now)
         self._open_steps(now)

@@ -64,7 +64,7 @@ class StepMeter:
     """Moments and counts of one open step. Times are the caller's clock; None: not yet."""
 
     __slots__ = (
-        "complete_at", "errors", "generated_at", "handed_at", "opened_at", "reports", "rollout", "scorers",
+        "complete_at", "errors", "filters", "generated_at", "handed_at", "opened_at", "reports", "rollout", "scorers",
         "slots_generated", "slots_opened", "timeouts",
     )  # fmt: skip
 
@@ -79,7 +79,12 @@ class StepMeter:
         self.errors = 0
         self.timeouts = 0
         self.scorers: defaultdict[str, ScorerMeter] = defaultdict(ScorerMeter)  # by label
+        self.filters: dict[str, float] = {}  # metrics of dynamic sampling; empty without it
         self.rollout: dict[str, float] = {}  # the step's metrics when it was handed over
+
+    def reopen(self) -> None:
+        """The step has more samples now."""
+        self.generated_at = self.complete_at = None
 
     def generated(self, now: float, slots: tuple[float, float]) -> None:
         self.generated_at = now
@@ -109,8 +114,10 @@ class StepMeter:
 def rollout_side(step: int, meter: StepMeter, samples: Iterable[Sample]) -> dict[str, float]:
     """Metrics of a complete step before it is trained."""
     total = list(samples)
-    usable = [sample for sample in total if sample.state != "dropped"]
+    filtered = [sample for sample in total if sample.state == "filtered"]
+    usable = [sample for sample in total if sample.state not in ("filtered", "dropped")]
     lengths = [sample.length for sample in usable]
+    tokens = sum(sample.length for sample in (*usable, *filtered))
     ages = [step - sample.oldest for sample in usable]
     generated_at = meter.generated_at if meter.generated_at is not None else meter.opened_at
     complete_at = meter.complete_at if meter.complete_at is not None else generated_at
@@ -119,16 +126,17 @@ def rollout_side(step: int, meter: StepMeter, samples: Iterable[Sample]) -> dict
         "response_length/mean": _mean(lengths),
         "response_length/max": float(max(lengths, default=0)),
         "response_length/min": float(min(lengths, default=0)),
-        "rollout/tokens": float(sum(lengths)),
-        "rollout/tokens_per_s": sum(lengths) / rollout_s if rollout_s > 0 else 0.0,
+        "rollout/tokens": float(tokens),
+        "rollout/tokens_per_s": tokens / rollout_s if rollout_s > 0 else 0.0,
         "rollout/bubble_ratio": meter.bubble_ratio(),
         "rollout/samples": float(len(usable)),
-        "rollout/dropped": float(len(total) - len(usable)),
+        "rollout/dropped": float(len(total) - len(usable) - len(filtered)),
         "rollout/retries": float(sum(sample.failures for sample in total)),
         "rollout/losses": float(sum(sample.losses for sample in total)),
         "rollout/moved": float(sum(sample.handovers > 0 for sample in usable)),
         "reward/error_rate": meter.errors / max(1, meter.reports),
         "reward/timeout_rate": meter.timeouts / max(1, meter.reports),
+        **meter.filters,
         **meter.scores(),
         **_drafting(usable),
         **_ahead(usable),

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from rhymed.messages import EVAL, JournalEntry, SampleId
+from rhymed.messages import EVAL, NO_SIGNAL, NOT_PLANNED, JournalEntry, SampleId
 from rhymed.staleness import window
 from rhymed_broker.ledger.actions import Mark
 from rhymed_broker.ledger.meter import StepMeter
@@ -43,9 +43,10 @@ class Samples:
         self.suspects: dict[Sample, None] = {}  # workers died with them: see `retries`
         self.last_drop = ""  # reason of the newest one
         self.sparse = (0, 0, 0)  # of the last trained step: number, samples, dropped samples
+        self.scored_again = False  # a sample in the journal: its reward alone does not say what it is filtered by
         self.arrived = False  # samples started to wait since `dispatch` last looked
         self._journal: dict[int, dict[SampleId, JournalEntry]] = {}  # journal of steps not yet open
-        self._past: dict[State, int] = {"trained": 0, "dropped": 0}  # of forgotten steps
+        self._past: dict[State, int] = {"trained": 0, "filtered": 0, "dropped": 0}  # of forgotten steps
         self._drops: dict[str, list[SampleId]] = {}  # reason -> not yet journaled
 
     def reset(self, journal: Iterable[JournalEntry]) -> None:
@@ -61,28 +62,42 @@ class Samples:
             self.watcher.rolled_back()
 
     def open(self, step: int, ids: list[SampleId], meter: StepMeter, now: float) -> OpenStep:
-        open_step = self.open_steps[step] = OpenStep(step, ids, meter)
-        entries = self._journal.pop(step, {})
-        self.move_all([sample for id, sample in open_step.samples.items() if id not in entries], "opened", now)
-        for id, entry in entries.items():
-            if sample := open_step.samples.get(id):
-                self._recover(sample, entry, now)
+        open_step = self.open_steps[step] = OpenStep(step, meter)
+        self.extend(open_step, ids, now)
         return open_step
+
+    def extend(self, open_step: OpenStep, ids: list[SampleId], now: float) -> None:
+        """Adds whole groups to an open step, each sample in the state that the journal has."""
+        added = open_step.add(ids)
+        entries = self._journal.get(open_step.step, {})
+        self.move_all([sample for sample in added if sample.id not in entries], "opened", now)
+        for sample in added:
+            if entry := entries.pop(sample.id, None):
+                self._recover(sample, entry, now)
+
+    def drop_unplanned(self, step: int) -> None:
+        """The step is sealed: what else the journal has of it was asked for under other settings."""
+        left = self._journal.pop(step, {})
+        if ids := [id for id, entry in left.items() if entry.state != "dropped"]:
+            self._drops.setdefault(NOT_PLANNED, []).extend(ids)
 
     def _recover(self, sample: Sample, entry: JournalEntry, now: float) -> None:
         """To the state in the journal. A sample trained after the last checkpoint is trained again.
 
-        A sample of an evaluation is scored again: the journal has its reward, but not each scorer's part.
+        A sample of an evaluation is scored again: the journal has its reward, but not each scorer's part. So is any
+        sample if dynamic sampling looks at a scorer's part.
         """
         if entry.state == "begun":
             sample.begun = True
             self.move(sample, "opened", now)
             return
         sample.length, sample.oldest, sample.reward = entry.length, entry.oldest_version, entry.reward
+        sample.points = entry.reward
         if entry.state == "dropped":
-            self.move(sample, "found_dropped", now, entry.reason)
+            filtered = entry.reason.startswith(NO_SIGNAL)
+            self.move(sample, "found_filtered" if filtered else "found_dropped", now, entry.reason)
             return
-        scored = entry.reward is not None and sample.id.step < EVAL
+        scored = entry.reward is not None and sample.id.step < EVAL and not self.scored_again
         self.move(sample, "found_scored" if scored else "found_generated", now)
         self.refuse_stale(sample, now)
 
@@ -120,6 +135,13 @@ class Samples:
         self.move(sample, "dropped", now, reason)
         self.last_drop = reason
         self._drops.setdefault(reason, []).append(sample.id)
+
+    def filter(self, group: Sequence[Sample], reason: str, now: float) -> None:
+        """Drops a group without signal. Its samples that failed are dropped already."""
+        scored = [sample for sample in group if sample.state == "scored"]
+        self.move_all(scored, "filtered", now, reason)
+        if scored:
+            self._drops.setdefault(reason, []).extend([sample.id for sample in scored])
 
     def refuse_stale(self, sample: Sample, now: float, newest_version: int | None = None) -> None:
         """Drop a sample with tokens of a version that is too old or too new for its step."""
@@ -162,7 +184,7 @@ class Samples:
         open_step = self.open_steps.pop(step)
         done: list[Sample] = []
         for sample in open_step.samples.values():
-            if sample.state != "dropped":
+            if sample.state not in ("filtered", "dropped"):
                 if "trained" not in NEXT[sample.state]:
                     sample.refuse("trained")
                 done.append(sample)
@@ -171,6 +193,7 @@ class Samples:
         self.counts["trained"] += len(done)
         self.sparse = (step, len(open_step.samples), open_step.counts["dropped"])
         self._past["trained"] += len(done)
+        self._past["filtered"] += open_step.counts["filtered"]
         self._past["dropped"] += open_step.counts["dropped"]
         if self.watcher is not None:
             self.watcher.moved(done, "trained", now, "")
@@ -180,6 +203,7 @@ class Samples:
     def forget(self, step: int) -> None:
         """The evaluation is complete: forgets its samples."""
         open_step = self.open_steps.pop(step)
+        self._journal.pop(step, None)
         for sample in open_step.samples.values():
             del self.queues[sample.state][sample]
         self._past["dropped"] += open_step.counts["dropped"]
@@ -190,5 +214,5 @@ class Samples:
         return [open_step for step, open_step in self.open_steps.items() if step >= EVAL]
 
     def depths(self) -> dict[State, int]:
-        """State -> samples; trained and dropped ones since the broker started."""
+        """State -> samples; trained, filtered and dropped ones since the broker started."""
         return {state: len(queue) + self._past.get(state, 0) for state, queue in self.queues.items()}

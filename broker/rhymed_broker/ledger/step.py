@@ -6,10 +6,10 @@ state and group, and no empty group.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import chain
 
-from rhymed.messages import GroupRow, SampleId
+from rhymed.messages import Drawn, GroupRow, SampleId
 from rhymed_broker.ledger.meter import Occupancy, StepMeter
 from rhymed_broker.pipe.policy import Deal
 from rhymed_broker.states import SETTLED, STATES, Sample, State
@@ -18,10 +18,10 @@ Groups = dict[str, dict[Sample, None]]
 
 
 class OpenStep:
-    def __init__(self, step: int, ids: list[SampleId], meter: StepMeter) -> None:
+    def __init__(self, step: int, meter: StepMeter) -> None:
         self.step = step
         self.meter = meter
-        self.samples = {id: Sample(id) for id in ids}
+        self.samples: dict[SampleId, Sample] = {}
         self.counts: dict[State, int] = dict.fromkeys(STATES, 0)
         self.unassigned: dict[State, Groups] = {"waiting": {}, "generated": {}}
         self.handed = False  # to a trainer, at least once
@@ -30,12 +30,38 @@ class OpenStep:
         self.unprobed: set[str] = set()  # ranked prompts without history, none of whose samples has begun
         self.deal: Deal | None = None  # which worker begins which prompts, if the policy deals
         self.dealt_to = -1  # `Workers.lineup` that `deal` was made for
+        self.filtered: set[str] = set()  # prompts of groups without signal that were dropped
+        self.rounds = 0  # of refills
+        self.flat = 0  # groups without signal that stay in the step
+        self.drawn: Drawn | None = None  # not None: its prompts are final, see `refill`
+        self._first = 0  # groups that it was opened with
         self._unsettled: dict[str, int] = {}  # prompt -> samples neither scored nor dropped
-        for id in ids:
-            self._unsettled[id.prompt] = self._unsettled.get(id.prompt, 0) + 1
-        self._sizes = dict(self._unsettled)  # prompt -> samples
-        self.groups = len(self._unsettled)
+        self._sizes: dict[str, int] = {}  # prompt -> samples
         self.groups_ready = 0
+
+    def add(self, ids: list[SampleId]) -> list[Sample]:
+        """Whole groups, of prompts that the step does not have."""
+        samples = [Sample(id) for id in ids]
+        for sample in samples:
+            prompt = sample.id.prompt
+            self.samples[sample.id] = sample
+            self._unsettled[prompt] = self._sizes[prompt] = self._sizes.get(prompt, 0) + 1
+        self._first = self._first or len(self._sizes)
+        self.meter.reopen()
+        return samples
+
+    @property
+    def groups(self) -> int:
+        return len(self._sizes)
+
+    @property
+    def refilled(self) -> int:
+        """Groups that were added after it was opened."""
+        return len(self._sizes) - self._first
+
+    @property
+    def all_prompts(self) -> Collection[str]:
+        return self._sizes.keys()
 
     def moved(self, sample: Sample, source: State, target: State) -> None:
         counts = self.counts

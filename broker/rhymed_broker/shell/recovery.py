@@ -18,7 +18,7 @@ from typing import NoReturn
 from rhymed.config import Config
 from rhymed.errors import CheckpointLost, RhymedError
 from rhymed.inputs.rows import Row
-from rhymed.messages import JournalEntry
+from rhymed.messages import Drawn, JournalEntry
 from rhymed.run.folder import identity
 from rhymed.run.layout import RunLayout
 from rhymed.service.retry import retry_store
@@ -78,19 +78,19 @@ class Recovery:
                 continue  # another trainer joined meanwhile
             if position < journal.forgotten:
                 await fail(_behind(position, journal.forgotten, self._places.checkpoints))
-            self._start(position, journal.entries)
+            self._start(position, journal.entries, journal.drawn)
             started()
             wake()
 
-    def _start(self, position: int, journal: list[JournalEntry]) -> None:
+    def _start(self, position: int, journal: list[JournalEntry], drawn: list[Drawn]) -> None:
         assert self.plan is not None, "the dataset is read first"
-        entries = [entry for entry in journal if entry.id.step >= position]
         if done := [entry.id for entry in journal if entry.id.step < position and entry.state == "scored"]:
             self._outbox.put("mark trained", partial(self._store.mark, done, "trained"))  # a broker died before it
         self.position = None
-        self._ledger.start(self.plan, position, entries, time.monotonic(), self._evaluation)
+        self._ledger.start(self.plan, position, journal, time.monotonic(), self._evaluation, drawn)
+        found = [entry for entry in journal if entry.id.step >= position]
         self._timeline.event("begun", time.monotonic(), step=position, text=f"of {self.steps} steps")
-        log.info("%d of %d steps trained, %d samples found in the journal", position, self.steps, len(entries))
+        log.info("%d of %d steps trained, %d samples found in the journal", position, self.steps, len(found))
 
     async def _prepare(self) -> None:
         from rhymed.inputs.prepared import rows_of

@@ -67,7 +67,7 @@ class Synthetic:
     def _step(self, step: int) -> NDArray[np.int64]:
         """[prompts, group_size]."""
         noise = np.random.default_rng((self._shape.seed, step, 1))
-        medians = self._medians[min(self.plan.epoch(step), len(self._medians) - 1)]
+        medians = self._medians[min(self.plan.epoch(self.plan.cursor(step)), len(self._medians) - 1)]
         spread = self._shape.sample_sigma * noise.standard_normal((len(medians), self._shape.group_size))
         lengths: NDArray[np.int64] = np.exp(medians[:, None] + spread).astype(np.int64).clip(1, self.cap)
         return lengths
@@ -95,7 +95,7 @@ class Recorded:
     def length(self, id: SampleId) -> int:
         """In the n-th epoch, the length in the prompt's n-th recorded step."""
         steps = self._lengths[id.prompt]
-        group = steps[sorted(steps)[min(self.plan.epoch(id.step), len(steps) - 1)]]
+        group = steps[sorted(steps)[min(self.plan.epoch(self.plan.cursor(id.step)), len(steps) - 1)]]
         return group[id.index % len(group)]
 
 

@@ -94,6 +94,7 @@ class Reads:
         entries, low = {}, records.step_prefix(message.from_step)
         with self._database.read() as txn:
             forgotten = self._database.number(txn, "forgotten")
+            drawn = self._database.drawn(txn, forgotten - 1)
             with txn.cursor(self._tables["partials"]) as cursor:
                 for sample in partials.begun(cursor, low):
                     entries[sample] = messages.JournalEntry(id=sample, state="begun")
@@ -104,7 +105,7 @@ class Reads:
                         reason = txn.get(records.sample_key(entry.id), db=self._tables["drops"])
                         entry = records.unpack_journal(key, value, bytes(reason or b"").decode())
                     entries[entry.id] = entry
-        return messages.Journal(entries=list(entries.values()), forgotten=forgotten)
+        return messages.Journal(entries=list(entries.values()), drawn=drawn, forgotten=forgotten)
 
     def prompts(self, message: messages.GetPrompts) -> messages.Prompts:
         rows = []

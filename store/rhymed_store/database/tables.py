@@ -18,6 +18,8 @@ from typing import Any, Self
 import lmdb
 
 from rhymed.errors import StoreDamaged, StoreError
+from rhymed.messages import Drawn
+from rhymed_store.codec import draws
 from rhymed_store.codec.records import SCHEMA
 from rhymed_store.database.stream import Stream
 
@@ -30,7 +32,7 @@ TABLES = {
     "journal": "the state of samples, by step, prompt, index; only steps that no checkpoint covers",
     "logprobs": "keyed as the journal, of training steps",
     "partials": "first tokens of samples in progress, by the journal's key and position",
-    "meta": "schema, run and counters",
+    "meta": "schema, run, counters, and which prompts each step drew from the plan",
 }
 SLACK = 64  # pages that LMDB may have allocated and never written
 TWIN = os.strerror(errno.EAGAIN)  # LMDB's error when a process in another namespace has our process id
@@ -67,6 +69,19 @@ class Tables:
     def number(self, txn: Any, name: str, default: int = 0) -> int:
         value = txn.get(name.encode(), db=self.tables["meta"])
         return default if value is None else int(bytes(value))
+
+    def drawn(self, txn: Any, from_step: int = 0) -> list[Drawn]:
+        """What trained steps drew from the plan, from this one on, in their order. Empty if no step had to say so.
+
+        Raises `StoreDamaged`.
+        """
+        found = []
+        with txn.cursor(self.tables["meta"]) as cursor:
+            for key, value in cursor if cursor.set_range(draws.key(max(0, from_step))) else ():
+                if not bytes(key).startswith(draws.PREFIX):
+                    break
+                found.append(draws.unpack(key, value))
+        return found
 
 
 class Reader(Tables):

@@ -16,7 +16,7 @@ import numpy as np
 
 from rhymed import messages
 from rhymed.errors import RunMismatch, UnknownSample
-from rhymed_store.codec import frames, records
+from rhymed_store.codec import draws, frames, records
 from rhymed_store.database import partials
 from rhymed_store.database.prepare import HEADER_BYTES, NewRow, check_partials, check_row, cut
 from rhymed_store.database.transactions import Batch, Database
@@ -150,6 +150,8 @@ class Writes:
         for sample, record in stored:
             if record is not None:
                 self._update(txn, sample, record.marked(state))
+        if message.drawn is not None:
+            txn.put(draws.key(message.drawn.step), draws.pack(message.drawn), db=self._tables["meta"])
 
     def _drop(self, txn: Any, message: messages.MarkSamples) -> None:
         """Keep the reason for good; a sample that was never generated has no record, only a line in the journal."""

@@ -19,7 +19,7 @@ import numpy as np
 
 from rhymed.errors import MalformedMessage, StoreDamaged
 from rhymed.messages import EVAL
-from rhymed_store.codec import frames, masks, records
+from rhymed_store.codec import draws, frames, masks, records
 from rhymed_store.codec.records import Record
 from rhymed_store.database import partials
 from rhymed_store.database.stream import KEY_BYTES
@@ -69,6 +69,8 @@ class Audit:
             try:
                 if key == b"run":
                     msgspec.json.decode(value, type=tuple[str, str])
+                elif key.startswith(draws.PREFIX):
+                    draws.unpack(key, value)
                 elif (name := key.decode()) in NUMBERS:
                     numbers[name] = int(value)
                 else:

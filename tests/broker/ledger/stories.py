@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
-from rhymed.messages import Drafting, Holding, Join, Role, SampleId, SampleInfo, Score
+from rhymed.messages import Cursor, Drafting, Holding, Join, Role, SampleId, SampleInfo, Score
 from rhymed_broker.ledger.actions import Action, Recall
 from rhymed_broker.ledger.evaluation import Evaluation
 from rhymed_broker.ledger.ledger import Ledger
@@ -24,18 +24,41 @@ class FakeWorker:
     parked: set[SampleId] = field(default_factory=set)
 
 
-class SmallPlan:
-    """`groups` prompts a step, named a, b, …; two samples each."""
+LETTERS = list("abcdefghijklmnopqrstuvwxyz")
 
-    def __init__(self, steps: int = 2, groups: int = 1) -> None:
+
+class SmallPlan:
+    """`groups` prompts a step, named a, b, …, in that order in every epoch; two samples each.
+
+    `prompts`: in the dataset; 0: as many as a step takes, so that every step has the same ones.
+    """
+
+    group_size = 2
+
+    def __init__(self, steps: int = 2, groups: int = 1, prompts: int = 0) -> None:
         self.steps = steps
-        self.groups = groups
+        self.prompts_per_step = groups
+        names = LETTERS if groups <= len(LETTERS) else [f"{number:04}" for number in range(groups)]
+        self._prompts = names[: prompts or groups]
 
     def samples(self, step: int) -> list[SampleId]:
-        return [SampleId(step, "abcdefgh"[group], index) for group in range(self.groups) for index in range(2)]
+        prompts, _ = self.draw(self.cursor(step), self.prompts_per_step)
+        return [SampleId(step, prompt, index) for prompt in prompts for index in range(self.group_size)]
 
-    def epoch(self, step: int) -> int:
-        return step
+    def cursor(self, step: int) -> Cursor:
+        return Cursor(position=step * self.prompts_per_step)
+
+    def draw(self, cursor: Cursor, count: int, without: Collection[str] = ()) -> tuple[list[str], Cursor]:
+        drawn, position = list[str](), cursor.position
+        assert not cursor.deferred
+        while len(drawn) < min(count, len(self._prompts) - len(set(without))):
+            prompt = self._prompts[position % len(self._prompts)]
+            drawn += [prompt] if prompt not in without and prompt not in drawn else []
+            position += 1
+        return drawn, Cursor(position=position)
+
+    def epoch(self, cursor: Cursor) -> int:
+        return cursor.position // len(self._prompts)
 
 
 def info(id: SampleId, version: int | None = None, length: int = 10, drafting: Drafting | None = None) -> SampleInfo:

@@ -331,12 +331,8 @@ async def test_a_brief_answer_names_one_workers_samples_only(cluster: Cluster) -
 def test_of_very_many_groups_some_are_told_and_those_in_work_first() -> None:
     from rhymed_broker.status.snapshot import GROUPS, RunInfo, queues
 
-    class Wide(SmallPlan):
-        def samples(self, step: int) -> list[SampleId]:
-            return [SampleId(step, f"{group:04}", index) for group in range(500) for index in range(2)]
-
     story = Story(Ledger(policy=pipe.POLICIES["fifo"]))
-    story.begin(Wide())
+    story.begin(SmallPlan(groups=500))
     story.join("w", "rollout", slots=6)
     held = list(story.ledger.workers.by_name["w"].held)
     story.ledger.heartbeat("w", 0, "", [messages.Holding(id=held[4], tokens=50)], {}, story.now)
