@@ -78,6 +78,11 @@ class Rules:
     stuck_after_s: float = 900.0
     missing_after_s: float = 5.0  # a worker that does not report a sample for so long does not have it
 
+    @property
+    def reach(self) -> int:
+        """Steps that are open beyond the oldest one."""
+        return self.max_staleness + self.run_ahead
+
     @classmethod
     def of(cls, schedule: Schedule) -> Rules:
         return cls(

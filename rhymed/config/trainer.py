@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from rhymed.config.dynamic_sampling import DynamicSampling
+from rhymed.config.parts.dynamic_sampling import DynamicSampling
 from rhymed.config.losses import Losses
 
 

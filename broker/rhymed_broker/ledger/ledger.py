@@ -130,8 +130,7 @@ class Ledger:
             for sample in list(worker.held.values()):
                 self.workers.release(sample, now)
         self.samples.reset(entry for entry in journal if entry.id.step >= position)
-        reach = self.rules.max_staleness + self.rules.run_ahead
-        lost = self.refill.start(plan, reach, position, journal, drawn)
+        lost = self.refill.start(plan, self.rules.reach, position, journal, drawn)
         self._actions += [Mark([], "trained", drawn=one) for one in lost]
         self._plan, self.evaluations.schedule, self.steps, self.version = plan, evaluation, plan.steps, position
         self.started, self.finished = True, False
@@ -147,8 +146,7 @@ class Ledger:
         schedule = self.evaluations.schedule
         if schedule is not None and schedule.due(self.version):
             self._open(EVAL + self.version, schedule.ids(self.version), now)
-        reach = self.rules.max_staleness + self.rules.run_ahead
-        for step in range(self.version, min(self.version + reach + 1, self.steps)):
+        for step in range(self.version, min(self.version + self.rules.reach + 1, self.steps)):
             if step not in self.samples.open_steps:
                 self._open(step, self.refill.first(step), now)
 

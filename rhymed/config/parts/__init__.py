@@ -1,0 +1,1 @@
+"""Tables inside `[trainer]`, a file each."""
