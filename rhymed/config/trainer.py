@@ -6,8 +6,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from rhymed.config.parts.dynamic_sampling import DynamicSampling
 from rhymed.config.losses import Losses
+from rhymed.config.parts.dynamic_sampling import DynamicSampling
 
 
 class Trainer(Losses):
