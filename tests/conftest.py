@@ -15,10 +15,31 @@ settings.register_profile("patient", deadline=None, suppress_health_check=[Healt
 settings.load_profile("patient")  # what a property takes is the machine's, not its own
 
 
+LONGEST = (
+    "system/test_onoff",
+    "system/test_readme",
+    "system/test_loop",
+    "workers/engines/test_vllm",
+    "histospec/test_exact",
+    "system/test_mistakes",
+    "workers/scoring/test_jail",
+    "system/test_vllm",
+    "dashboard/test_page",
+    "system/test_pages",
+    "workers/reward/test_pool",
+)
+"""Files of half a minute and more, those first that keep a processor busy."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with slow tests go first, so that no worker begins a long file when the others are done."""
+    """The longest files go first, then those with slow tests: no worker begins one when the others are done.
+
+    xdist keeps this order with `--no-loadscope-reorder`; else files with few tests, which are the long ones, go last.
+    """
+    root = Path(__file__).parent
     slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
-    items.sort(key=lambda item: -slow[item.path])
+    place = {root / f"{name}.py": number for number, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: (place.get(item.path, len(place)), -slow[item.path]))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -68,7 +68,7 @@ class _Bench(NamedTuple):
 
 async def _run(quick: bool) -> dict[str, float]:
     results: dict[str, float] = {}
-    repetitions, megabytes = (3, 24) if quick else (7, 96)
+    repetitions, megabytes = (2, 8) if quick else (7, 96)
     for kind in ("text", "random"):
         for length in (4096, 512):
             async with _store() as bench:

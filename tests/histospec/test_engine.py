@@ -16,7 +16,8 @@ pytest.importorskip("vllm")
 HERE = Path(__file__).parent
 from tests.histospec.keyed_engine import prompts
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.thorough, pytest.mark.timeout(400)]
+"""In `make test`: test_exact.py, where plain tokens are compared with transformers' logits and the noise."""
 
 
 @pytest.fixture(scope="module")

@@ -171,7 +171,34 @@ def test_plain_decoding_meets_what_is_hard(plain: dict[int, Run]) -> None:
         assert min(sum(ended), sum(full), sum(limited), run.preempted) > 10
 
 
-@pytest.mark.parametrize(("batch", "count"), [(64, 320), (16, 320), (3, 208), (1, 208)])
+def test_plain_tokens_are_what_the_noise_draws(model: Path, plain: dict[int, Run]) -> None:
+    """By the definition of the noise, from transformers' logits, where they are not filtered."""
+    from transformers import LlamaForCausalLM
+
+    network = LlamaForCausalLM.from_pretrained(model, dtype=torch.float32)
+    drawn = 0
+    for request, made in list(zip(asked(0), plain[0].responses, strict=True))[:60]:
+        if (request.top_p, request.top_k, request.min_p) != (1.0, 0, 0.0):
+            continue
+        with torch.no_grad():
+            logits = network(torch.tensor([request.prompt + made])).logits[0].double().numpy()
+        for place, token in enumerate(made, len(request.prompt)):
+            scores = logits[place - 1]
+            if request.temperature:
+                scores = scores / request.temperature + noise.gumbel(request.seed, place, len(scores))
+            assert scores.max() - scores[token] < SLACK, f"{request.name} at {place}"
+            drawn += 1
+    assert drawn > 300
+
+
+def thorough(*values: Any) -> Any:
+    return pytest.param(*values, marks=pytest.mark.thorough)
+
+
+BATCHES = [(64, 320), thorough(16, 320), (3, 64), thorough(3, 208), thorough(1, 208)]
+
+
+@pytest.mark.parametrize(("batch", "count"), BATCHES)
 def test_whatever_is_drafted_the_tokens_are_those_of_plain_decoding(
     model: Path, rigs: tuple[EngineProcess, EngineProcess], plain: dict[int, Run], batch: int, count: int
 ) -> None:
@@ -189,7 +216,12 @@ def test_whatever_is_drafted_the_tokens_are_those_of_plain_decoding(
     assert batch < 16 or run.preempted
 
 
-@pytest.mark.parametrize("settings", [{}, {"budget": "fixed"}, {"budget": "aimd", "matching": "paper"}])
+SETTINGS = pytest.mark.parametrize(
+    "settings", [thorough({}), {"budget": "fixed"}, thorough({"budget": "aimd", "matching": "paper"})]
+)
+
+
+@SETTINGS
 def test_a_second_epoch_drafted_from_the_first_is_that_of_plain_decoding(
     model: Path, rigs: tuple[EngineProcess, EngineProcess], plain: dict[int, Run], settings: dict[str, Any]
 ) -> None:
@@ -223,7 +255,7 @@ def carried(made: list[int], number: int) -> list[Any]:
     ][number % 8]
 
 
-@pytest.mark.parametrize("settings", [{}, {"budget": "fixed"}, {"budget": "aimd", "matching": "paper"}])
+@SETTINGS
 def test_whatever_is_carried_the_tokens_are_those_of_plain_decoding(
     model: Path, rigs: tuple[EngineProcess, EngineProcess], plain: dict[int, Run], settings: dict[str, Any]
 ) -> None:

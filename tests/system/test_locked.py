@@ -35,8 +35,8 @@ vocabulary = 258
 scorer = "{folder}/reward.py:reward"
 processes = 1
 [trainer]
+engine = "trace"
 steps = 2
-threads = 1
 [store]
 map_gib = 0.25
 [net]

@@ -65,6 +65,9 @@ map_gib = 0.25
 """
 
 
+NO_MODEL = ("-o", "trainer.engine=trace")
+"""For tests of which no claim is about weights: torch alone takes four seconds of CPU in a run."""
+
 ENDLESS = ("-o", "trainer.epochs=1000")
 """For tests that do something in the middle of a run, however fast the machine is; they interrupt it."""
 
@@ -183,7 +186,7 @@ def test_a_run_trains_every_step_and_leaves_nothing_behind(write, tmp_path: Path
 @pytest.mark.timeout(400)
 def test_killed_workers_cost_time_and_no_sample(write, tmp_path: Path) -> None:
     folder = tmp_path / "loop"
-    with started(write("trace"), *ENDLESS) as run:
+    with started(write("trace"), *ENDLESS, *NO_MODEL) as run:
         wait_for(lambda: len(metrics(folder)) >= 1, "first step")
         os.kill(pid_of(folder, "rollout-0"), signal.SIGKILL)
         os.kill(pid_of(folder, "reward-0"), signal.SIGKILL)
@@ -217,7 +220,7 @@ def test_an_interrupted_run_ends_in_seconds_and_goes_on_where_it_was(write, tmp_
 def test_a_run_outlives_who_reads_it(write, tmp_path: Path) -> None:
     """`rhymed run … | head`, and a terminal that is closed."""
     folder = tmp_path / "loop"
-    with started(write("trace"), "-o", "trainer.steps=4") as run:
+    with started(write("trace"), *NO_MODEL, "-o", "trainer.steps=4") as run:
         assert run.stdout is not None
         while not (line := run.stdout.readline()).startswith("starting"):
             assert line, tails(folder)
@@ -256,7 +259,8 @@ def test_the_real_engine_follows_every_update_and_survives_a_kill(write, tmp_pat
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_one_step_of_staleness_is_used_and_never_more(write, tmp_path: Path) -> None:
-    with started(write("trace"), "-o", "schedule.max_staleness=1", "-o", "trace.step_s=0.02") as run:
+    changes = ("-o", "schedule.max_staleness=1", "-o", "trace.step_s=0.02", "-o", "trace.train_s=0.5")
+    with started(write("trace"), *NO_MODEL, *changes) as run:
         finish(run, tmp_path / "loop")
     rows = metrics(tmp_path / "loop")
     assert [row["step"] for row in rows] == list(range(6))
@@ -285,7 +289,7 @@ def tokens_of(folder: Path) -> dict[str, list[int]]:
 def test_evaluations_come_when_they_are_due_and_change_no_training_sample(write, tmp_path: Path) -> None:
     made = []
     for more in ("", HELD_OUT):
-        with started(write("trace", more)) as run:
+        with started(write("trace", more), *NO_MODEL) as run:
             out = finish(run, tmp_path / "loop")
         made.append(tokens_of(max(tmp_path.glob("loop*/config.json"), key=os.path.getmtime).parent))
     assert made[0] == made[1]

@@ -7,15 +7,13 @@ page's.
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import shlex
 import shutil
 import socket
 import subprocess
-import sys
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -24,22 +22,9 @@ from rhymed.cli import parser
 from rhymed.config import Config
 from rhymed.config.load import load_config
 from scripts.docs import cli
+from tests.system import commands as helper
+from tests.system.commands import DEADLINE_S, NO_MODEL, ROOT, SMALL, beside, do, environment, until
 
-ROOT = Path(__file__).parents[2]
-DEADLINE_S = 300
-SETTINGS = {
-    "RHYMED_ROLLOUT__ENGINE": "trace",
-    "RHYMED_TRAINER__ENGINE": "trace",
-    "RHYMED_TRACE__VOCABULARY": "258",
-    "RHYMED_TRACE__MEAN_LENGTH": "8",
-    "RHYMED_TRACE__STEP_S": "0.005",
-    "RHYMED_ROLLOUT__PROMPTS_PER_STEP": "4",
-    "RHYMED_ROLLOUT__GROUP_SIZE": "2",
-    "RHYMED_REWARD__PROCESSES": "1",
-    "RHYMED_TRAINER__STEPS": "2",
-    "RHYMED_SCHEDULE__HEARTBEAT_S": "0.3",
-    "RHYMED_MODEL__DTYPE": "float32",
-}
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 Execute = Callable[..., str]
@@ -112,27 +97,14 @@ def test_every_toml_block_is_a_part_of_a_configuration(page: Path) -> None:
 
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The parts of a clone that the commands use."""
-    folder = tmp_path_factory.mktemp("clone")
-    for name in ("configs", "examples"):
-        shutil.copytree(ROOT / name, folder / name)
-    return folder
+    return helper.clone(tmp_path_factory.mktemp("clone"))
 
 
 @pytest.fixture
 def execute(clone: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> Execute:
     """Runs a command line in the clone."""
-    for key, value in {**SETTINGS, "RHYMED_MODEL__PATH": str(tiny_model)}.items():
-        monkeypatch.setenv(key, value)
-    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
-
-    def run(line: str) -> str:
-        result = subprocess.run(shlex.split(line), cwd=clone, capture_output=True, text=True, timeout=DEADLINE_S)
-        assert result.returncode == 0, f"{line}\n{result.stdout}\n{result.stderr}"
-        assert "Traceback" not in result.stderr, result.stderr
-        return result.stdout
-
-    return run
+    environment(monkeypatch, SMALL | NO_MODEL | {"RHYMED_MODEL__PATH": str(tiny_model)})
+    return lambda line: do(line, clone)
 
 
 def write_files(page: str, clone: Path) -> None:
@@ -167,22 +139,6 @@ def test_own_data_and_reward(clone: Path, execute: Execute) -> None:
     assert "2 steps" in out
     assert "val/held-out/acc/mean@1" in out
     assert "plus" in execute(later[2])
-
-
-@contextlib.contextmanager
-def in_background(line: str, folder: Path) -> Iterator[subprocess.Popen[str]]:
-    """Runs the command during the block; it has to end by itself, with status 0."""
-    with subprocess.Popen(
-        shlex.split(line), cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as process:
-        try:
-            yield process
-            out, _ = process.communicate(timeout=DEADLINE_S)
-            assert process.returncode == 0, f"{line}\n{out}"
-        finally:
-            if process.poll() is None:
-                process.terminate()
-                process.communicate(timeout=60)
 
 
 def output_of(line: str, folder: Path) -> str:
@@ -225,13 +181,11 @@ def test_a_second_machine_joins_with_keys(clone: Path, execute: Execute, monkeyp
     for file in re.findall(r"keys/[a-z.]+", copy):
         shutil.copy(clone / file, far / file)
     assert {file.name for file in (far / "keys").iterdir()} == {"public", "rollout.secret"}
-    with in_background(run, clone) as running:
-        assert running.stdout is not None
-        while "starting" not in (line := running.stdout.readline()):
-            assert line, "the run ended before it started"
+    with beside(run, clone) as running:
+        until("starting", running)
         while "reward-0" not in (seen := output_of(look, clone)):
             assert running.poll() is None, f"the run ended without rollout workers\n{seen}"
-        with in_background(join, far):
+        with beside(join, far):
             pass
     rows = (clone / "runs/cluster/metrics.jsonl").read_text().splitlines()
     assert len(rows) == 2

@@ -4,38 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-DEADLINE_S = 300
+from tests.system.commands import NO_MODEL, ROOT, SMALL, TRACE, beside, clone, do, environment, settings, until
+
 CORE = ("make quickstart", "make test", ". .venv/bin/activate")
 """What sets up, and what runs this test: not run from here."""
-
-SMALL = {
-    "RHYMED_ROLLOUT__PROMPTS_PER_STEP": "4",
-    "RHYMED_ROLLOUT__GROUP_SIZE": "2",
-    "RHYMED_ROLLOUT__KV_CACHE_GIB": "0.2",
-    "RHYMED_REWARD__PROCESSES": "1",
-    "RHYMED_TRAINER__STEPS": "2",
-    "RHYMED_TRAINER__THREADS": "1",
-    "RHYMED_SCHEDULE__HEARTBEAT_S": "0.3",
-    "RHYMED_SCHEDULE__LOST_AFTER_S": "20",
-}
-TRACE = {
-    "RHYMED_ROLLOUT__ENGINE": "trace",
-    "RHYMED_TRACE__VOCABULARY": "258",
-    "RHYMED_TRACE__MEAN_LENGTH": "8",
-    "RHYMED_TRACE__STEP_S": "0.005",
-}
 
 HELD = """
 import time
@@ -60,46 +40,8 @@ def blocks() -> list[list[str]]:
 
 @pytest.fixture
 def home(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A clone as far as the commands see it."""
-    for name in ("configs", "examples"):
-        shutil.copytree(ROOT / name, tmp_path / name)
-    settings = {**SMALL, "RHYMED_MODEL__PATH": str(tiny_model), "RHYMED_MODEL__DTYPE": "float32"}
-    for key, value in settings.items():
-        monkeypatch.setenv(key, value)
-    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
-    return tmp_path
-
-
-def do(command: str, home: Path) -> str:
-    done = subprocess.run(shlex.split(command), cwd=home, capture_output=True, text=True, timeout=DEADLINE_S)
-    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
-    assert "Traceback" not in done.stderr, done.stderr
-    return done.stdout
-
-
-@contextlib.contextmanager
-def beside(command: str, home: Path) -> Iterator[subprocess.Popen[str]]:
-    """The command goes on while something else happens; it has to end well by itself."""
-    with subprocess.Popen(
-        shlex.split(command), cwd=home, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as process:
-        try:
-            yield process
-            out, _ = process.communicate(timeout=DEADLINE_S)
-            assert process.returncode == 0, f"{command}\n{out}"
-        finally:
-            if process.poll() is None:
-                process.terminate()
-                process.communicate(timeout=60)
-
-
-def until(word: str, process: subprocess.Popen[str]) -> None:
-    """Reads what the process says, as far as a line with this word."""
-    assert process.stdout is not None
-    said = ""
-    while word not in (line := process.stdout.readline()):
-        said += line
-        assert line, f"it ended without a word of {word}:\n{said}"
+    environment(monkeypatch, SMALL | {"RHYMED_MODEL__PATH": str(tiny_model)})
+    return clone(tmp_path)
 
 
 def metrics(folder: Path) -> list[dict[str, float]]:
@@ -110,7 +52,12 @@ def test_the_readme_has_no_other_commands() -> None:
     assert [len(block) for block in blocks()] == [0, 5, 7, 5], "a test of this file runs each block: tell it"
 
 
-def test_own_data_and_reward_from_check_to_history(home: Path) -> None:
+ENGINES = pytest.mark.parametrize("engine", ["trace", pytest.param("vllm", marks=pytest.mark.thorough)])
+
+
+@ENGINES
+def test_own_data_and_reward_from_check_to_history(home: Path, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings(monkeypatch, TRACE if engine == "trace" else {})
     check, run, evaluate, stats, show = blocks()[1]
     assert "ready to run" in do(check, home)
     assert "2 steps" in do(run, home)
@@ -120,13 +67,11 @@ def test_own_data_and_reward_from_check_to_history(home: Path) -> None:
 
 
 def test_run_watch_resume_export_import_and_measure(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for key, value in TRACE.items():
-        monkeypatch.setenv(key, value)
+    settings(monkeypatch, NO_MODEL)
     run, watch, resume, export, bring, simulate, bench = blocks()[2]
     (home / "held.py").write_text(HELD)
     held = {"REWARD__SCORER": "held.py:reward", "REWARD__TIMEOUT_S": "300", "SCHEDULE__STUCK_AFTER_S": "3000"}
-    for key, value in held.items():
-        monkeypatch.setenv(f"RHYMED_{key}", value)
+    settings(monkeypatch, {f"RHYMED_{key}": value for key, value in held.items()})
     with beside(run, home) as running:
         until("rollout-0", running)
         with beside(watch, home) as watching:
@@ -137,14 +82,15 @@ def test_run_watch_resume_export_import_and_measure(home: Path, monkeypatch: pyt
     do(export, home)
     assert (home / "responses.parquet").read_bytes().startswith(b"PAR1")
     assert "16 samples of 8" in do(bring, home)
-    assert "flow, staleness 0 + run-ahead" in do(simulate, home)
+    smaller = simulate.replace("--prompts 32 --steps 4", "--prompts 8 --steps 2")
+    assert smaller != simulate
+    assert "flow, staleness 0 + run-ahead" in do(smaller, home)
     assert (home / "sim/gantt.png").stat().st_size > 1000
     assert "rest_300_bytes_a_token" in do(bench, home)
 
 
 def test_separate_processes_meet_and_leave_when_the_run_is_over(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for key, value in TRACE.items():
-        monkeypatch.setenv(key, value)
+    settings(monkeypatch, NO_MODEL)
     store, *others = blocks()[3]
     with subprocess.Popen(shlex.split(store), cwd=home) as process, contextlib.ExitStack() as stack:
         try:
@@ -157,12 +103,10 @@ def test_separate_processes_meet_and_leave_when_the_run_is_over(home: Path, monk
     assert len(metrics(home / "runs/quickstart")) == 2
 
 
-@pytest.mark.parametrize("engine", ["trace", pytest.param("vllm", marks=pytest.mark.thorough)])
+@ENGINES
 @pytest.mark.parametrize("example", ["gsm8k", "verl"])
 def test_example(home: Path, example: str, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`arithmetic` is the README's own, and runs with the real engine."""
-    for key, value in (TRACE if engine == "trace" else {}).items():
-        monkeypatch.setenv(key, value)
+    settings(monkeypatch, NO_MODEL if engine == "trace" else {})
     if example == "verl":
         do("python examples/verl/prepare.py", home)
     out = do(f"rhymed run examples/{example}/config.toml -o trainer.steps=1", home)
@@ -181,8 +125,7 @@ def test_the_readme_shows_the_example_as_it_is() -> None:
 
 
 def test_make_quickstart_runs_the_quickstart(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for key, value in TRACE.items():
-        monkeypatch.setenv(key, value)
+    settings(monkeypatch, TRACE)
     monkeypatch.setenv("RHYMED_RUN__FOLDER", str(home / "runs"))
     out = do(f"make --old-file=setup VENV={sys.prefix} quickstart", ROOT)
     assert "2 steps" in out

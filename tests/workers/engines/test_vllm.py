@@ -287,6 +287,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.thorough  # an engine of its own
 async def test_no_process_outlives_a_killed_worker(tiny_model: Path, tmp_path: Path) -> None:
     import psutil
 

@@ -171,6 +171,36 @@ async def test_a_child_killed_while_idle_costs_no_sample(make: Callable[..., Con
         assert (await ask(pool, "reward 2")).reward == 2.0
 
 
+async def test_what_dies_while_idle_is_waited_for_and_leaves_no_file_open(make: Callable[..., Config]) -> None:
+    files = len(os.listdir("/proc/self/fd"))
+    async with Pool(make()) as pool:
+        await ask(pool, "reward 1")
+        seen = set(pool._processes)
+        for _ in range(3):
+            killed = pool.pids
+            for victim in killed:
+                os.kill(victim, 9)
+            while set(killed) & set(pool.pids):
+                await asyncio.sleep(0.01)
+            assert (await ask(pool, "reward 2")).reward == 2.0
+            seen |= pool._processes
+    assert len(seen) > 3
+    assert all(one._process.returncode is not None for one in seen)
+    await asyncio.sleep(0)  # pipes close in the loop's next turn
+    assert len(os.listdir("/proc/self/fd")) == files
+
+
+async def test_a_closed_pool_starts_no_process_for_what_it_was_scoring(make: Callable[..., Config]) -> None:
+    async with Pool(make()) as pool:
+        await ask(pool, "reward 1")
+        scored = asyncio.create_task(ask(pool, "sleep 60"))
+        while pool._idle.qsize() > 1 or not pool._slots.locked():
+            await asyncio.sleep(0.01)
+    assert "the scoring process ended with" in str((await scored).error)
+    assert not pool._starting
+    assert not jailed()
+
+
 async def test_a_cancelled_score_frees_its_place(make: Callable[..., Config]) -> None:
     async with Pool(make()) as pool:
         task = asyncio.create_task(ask(pool, "sleep 60"))

@@ -19,7 +19,8 @@ from typing import Any, TypeVar
 from rhymed.config import Config, Drafts
 from rhymed.histospec.settings import KEY
 from rhymed.service import logfile
-from rhymed_workers.engines.extension import BACKEND, OWNER
+from rhymed_workers.engines.extension import BACKEND
+from rhymed_workers.engines.owner import OWNER
 
 log = logging.getLogger(__name__)
 

@@ -31,6 +31,7 @@ class Pool:
         self._slots = asyncio.Semaphore(config.reward.processes)
         self._processes: set[ScoringProcess] = set()
         self._starting: set[asyncio.Task[None]] = set()
+        self._closed = False
         self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def __aenter__(self) -> Self:
@@ -50,6 +51,7 @@ class Pool:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        self._closed = True  # what is being scored now ends, and starts no process any more
         for task in self._starting:
             task.cancel()
         await asyncio.gather(*self._starting, return_exceptions=True)
@@ -89,13 +91,16 @@ class Pool:
 
     async def _replace(self, dead: ScoringProcess) -> ScoringProcess:
         """A fresh process in place of the dead one; the dead one if none can be started."""
+        if self._closed:
+            return dead
         try:
             process = await ScoringProcess.start(self._config)
         except (RewardError, OSError) as error:
             log.warning("scoring process not started: %s", error)
             return dead
-        self._processes.discard(dead)
         self._processes.add(process)
+        await dead.kill()
+        self._processes.discard(dead)
         return process
 
     async def _give_back(self, process: ScoringProcess) -> None:
@@ -105,7 +110,7 @@ class Pool:
         if process.usable:
             self._idle.put_nowait(process)
         else:
-            self._remove(process)
+            await self._remove(process)
 
     async def _take(self) -> ScoringProcess:
         while True:
@@ -123,17 +128,20 @@ class Pool:
             process = getting.result()
             if process.usable:
                 return process
-            self._remove(process)  # it died while idle: no sample's fault
+            await self._remove(process)  # it died while idle: no sample's fault
 
     def _add(self, process: ScoringProcess) -> None:
         self._processes.add(process)
         self._idle.put_nowait(process)
 
-    def _remove(self, process: ScoringProcess) -> None:
-        self._processes.discard(process)
+    async def _remove(self, process: ScoringProcess) -> None:
         self._start_another()
+        await process.kill()  # also one that ended by itself has pipes, and a status that asyncio has to take
+        self._processes.discard(process)
 
     def _start_another(self) -> None:
+        if self._closed:
+            return
         task = asyncio.get_running_loop().create_task(self._start())
         self._starting.add(task)
         task.add_done_callback(self._starting.discard)

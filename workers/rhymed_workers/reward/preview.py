@@ -46,6 +46,7 @@ async def _preview(config: Config, row: Row, answers: Sequence[tuple[str, Sequen
             result.verdicts.append([])
             for scorer in range(len(config.reward.all)):
                 if not process.usable:
+                    await process.kill()
                     process = await ScoringProcess.start_with_retries(config)
                 result.verdicts[-1].append(await process.score(work, scorer))
     finally:

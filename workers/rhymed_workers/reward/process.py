@@ -177,7 +177,8 @@ class ScoringProcess:
         if self.alive:  # else its id may belong to another process by now
             self.alive = False
             with contextlib.suppress(ProcessLookupError):
-                self._process.terminate()
+                if not _has_ended(self.pid):  # else the signal's sender would take the status from asyncio
+                    self._process.terminate()
         try:
             await asyncio.wait_for(self._process.wait(), JAIL_END_S)
         except TimeoutError:
