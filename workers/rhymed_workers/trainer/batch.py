@@ -7,7 +7,7 @@ in no micro-batch; it still counts in the loss's mean.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -43,6 +43,12 @@ class Batch:
     reference_N: Tensor | None
     penalty: float | None  # mean that overlong responses lose; None: it is off
     kl: float | None  # mean over tokens of the KL in the reward
+
+    def to(self, device: torch.device) -> Batch:
+        """With all tensors there; micro-batches are moved by the policy."""
+        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        moved = {name: value.to(device) for name, value in values.items() if isinstance(value, Tensor)}
+        return replace(self, **moved)
 
     def tokens(self, logp_N: Tensor, flat_N: Tensor) -> Tokens:
         """Those with these numbers."""

@@ -118,16 +118,17 @@ class TorchLearner:
 
     def _update(self, samples: Sequence[StoredSample], progress: Progress) -> Sums:
         batch = assemble(samples, self._config, self._longest, self._logprobs, self._reference_logprobs)
+        batch = batch.to(self.policy.device)
         sums, total, done = Sums(), sum(map(len, batch.updates)), 0
         if not total:
             self._compare(samples, sums)
         for update in batch.updates:
-            loss = 0.0
+            loss = torch.zeros((), dtype=torch.float64, device=self.policy.device)
             for micro in update:
                 progress(done, total)
                 loss += self._accumulate(micro, batch, sums)
                 done += 1
-            self._optimize(loss, sums)
+            self._optimize(loss.item(), sums)
         progress(total, total)
         if batch.penalty is not None:
             sums.extra["reward/overlong_penalty"] = batch.penalty
@@ -135,7 +136,7 @@ class TorchLearner:
             sums.extra["actor/kl"] = batch.kl
         return sums
 
-    def _accumulate(self, micro: MicroBatch, batch: Batch, sums: Sums) -> float:
+    def _accumulate(self, micro: MicroBatch, batch: Batch, sums: Sums) -> Tensor:
         def loss(logp_N: Tensor, entropy_N: Tensor, flat_N: Tensor) -> Tensor:
             tokens = batch.tokens(logp_N, flat_N)
             found = token_losses(tokens, self._recipe)
@@ -144,16 +145,16 @@ class TorchLearner:
             return (found.loss_N * batch.weights_N[flat_N]).sum()
 
         whole = self._recipe.whole_sequences(updates=len(batch.updates))
-        value = float(self.policy.backward(micro, loss, whole_sequences=whole))
+        value = self.policy.backward(micro, loss, whole_sequences=whole)
         sums.computed += micro.tokens
-        sums.loss += value
+        sums.loss += value.double()
         return value
 
     def _compare(self, samples: Sequence[StoredSample], sums: Sums) -> None:
         """No sample had a signal: engine and trainer are still compared, on one micro-batch."""
         batches = micro_batches(sequences_of(samples), range(len(samples)), self._config.micro_tokens)
         if batches:
-            sums.compare(engine_logprobs(samples)[batches[0].flat_N], self.policy.logprobs(batches[0]))
+            sums.compare(engine_logprobs(samples)[batches[0].flat_N], self.policy.logprobs(batches[0]).cpu())
 
     def _logprobs(self, batches: Sequence[MicroBatch], count: int) -> Tensor:
         return _logprobs(self.policy, batches, count)
@@ -209,5 +210,5 @@ def _logprobs(policy: Policy, batches: Sequence[MicroBatch], count: int) -> Tens
     """(count,) log-probs of all response tokens; NaN for tokens in no batch."""
     logprobs_N = torch.full((count,), torch.nan)
     for batch in batches:
-        logprobs_N[torch.from_numpy(batch.flat_N)] = policy.logprobs(batch)
+        logprobs_N[torch.from_numpy(batch.flat_N)] = policy.logprobs(batch).cpu()
     return logprobs_N

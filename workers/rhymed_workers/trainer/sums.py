@@ -20,7 +20,7 @@ Sum: TypeAlias = "Tensor | float"
 @dataclass
 class Sums:
     tokens: int = 0
-    loss: float = 0.0
+    loss: Sum = 0.0
     entropy: Sum = 0.0
     clipped: Sum = 0.0
     rejected: Sum | None = None
@@ -49,7 +49,7 @@ class Sums:
     def metrics(self) -> dict[str, float]:
         """A metric that was not computed is left out, not 0."""
         updates = max(1, len(self.grad_norms) + self.skipped)
-        metrics = {"actor/loss": self.loss / updates, "actor/skipped_updates": float(self.skipped)}
+        metrics = {"actor/loss": float(self.loss) / updates, "actor/skipped_updates": float(self.skipped)}
         if self.grad_norms:
             metrics["actor/grad_norm"] = sum(self.grad_norms) / len(self.grad_norms)
         if self.tokens:
