@@ -31,7 +31,7 @@ def quick_check(config: Config, *, resume: bool = False) -> Report:
         if inputs.size and inputs.training:
             rollout, trainer = config.rollout, config.trainer
             load = arithmetic.workload(rollout, trainer, len(inputs.training.rows), rollout.max_prompt_length)
-            need = memory.needs(config.model, rollout, trainer, inputs.size, load)
+            need = memory.needs(config.model, rollout, trainer, inputs.size, load, inputs.adapters)
             report.errors += memory.errors(rollout, trainer, need, machine.measure(layout.folder))
         if loading is not None and report.attempt(lambda: loading.result() or True):
             _check_reward(config, report, inputs, None)
@@ -67,7 +67,8 @@ def _check_sizes(config: Config, report: Report, inputs: Inputs) -> None:
     if config.trainer.engine == "torch":
         report.add(algorithm.describe(config.trainer.recipe))
     if inputs.size:
-        report.add(memory.describe(config, inputs.size, load, machine.measure(layout_of(config).folder)))
+        here = machine.measure(layout_of(config).folder)
+        report.add(memory.describe(config, inputs.size, load, here, inputs.adapters))
 
 
 def _check_overlap(inputs: Inputs, report: Report) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from rhymed.check import lora
+from rhymed.check.lora import Adapters
 from rhymed.check.report import Report
 from rhymed.check.size import Size, model_size
 from rhymed.config import Config
@@ -19,6 +21,7 @@ class Inputs:
 
     folder: Path | None = None  # the model's
     size: Size | None = None
+    adapters: Adapters | None = None  # of `trainer.lora`
     training: Measured | None = None
     held_out: list[Measured] = field(default_factory=list)
 
@@ -33,6 +36,9 @@ def read(config: Config, report: Report) -> Inputs:
     if folder := inputs.folder:
         report.model = str(folder)
         inputs.size = report.attempt(lambda: model_size(folder))
+        if (trained := config.trainer.lora) is not None:
+            inputs.adapters = report.attempt(lambda: lora.adapters(trained, folder))
+            report.warnings += lora.hint(config.trainer.lr)
     measured = report.attempt(lambda: check_prompts(config)) if folder or needless else None
     if measured is None:  # each dataset may be readable still
         measured = []

@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from rhymed.check import lora
 from rhymed.check.arithmetic import Workload
+from rhymed.check.lora import Adapters
 from rhymed.check.report import GIB, Section
 from rhymed.check.size import Size
 from rhymed.config import Config, Model, Rollout, Store, Trainer
@@ -60,23 +62,26 @@ class Needs:
         return self.weights + self.gradients + self.moments + self.reference + self.working + TRAINER_BYTES
 
 
-def needs(model: Model, rollout: Rollout, trainer: Trainer, size: Size, load: Workload) -> Needs:
+def needs(
+    model: Model, rollout: Rollout, trainer: Trainer, size: Size, load: Workload, adapters: Adapters | None = None
+) -> Needs:
     parameters, tokens = size.parameters, load.pass_tokens
+    trained = adapters.parameters if adapters else parameters
     logits = LOGITS_BUFFERS * min(LOGITS_BYTES, tokens * size.vocabulary * FP32)
     step_tokens = load.samples * rollout.max_response_length
     steps_with_logprobs = min(load.steps, trainer.checkpoint_every * trainer.keep_checkpoints)
-    moments = MOMENT_BYTES[trainer.optimizer] * parameters
+    moments = MOMENT_BYTES[trainer.optimizer] * trained
     vllm, item = rollout.engine == "vllm", ITEM_BYTES[model.dtype]
     return Needs(
-        weights=FP32 * parameters,
-        gradients=FP32 * parameters,
+        weights=FP32 * (parameters + (trained if adapters else 0)),
+        gradients=FP32 * trained,
         moments=moments,
-        reference=FP32 * parameters if trainer.recipe.kl_coef else 0,
+        reference=FP32 * parameters if trainer.recipe.kl_coef and not adapters else 0,
         working=tokens * activation_bytes(size) + logits,
         engine=item * parameters + rollout.kv_cache_gib * GIB + ENGINE_BYTES if vllm else 0,
         sequence=2 * size.layers * size.key_value * item * full_length(rollout) if vllm else 0,
-        published=VERSIONS * item * parameters,
-        checkpoint=FP32 * parameters + moments,
+        published=VERSIONS * (FP32 if adapters else item) * trained,
+        checkpoint=FP32 * trained + moments,
         store=step_tokens * (STORED_BYTES * load.steps + LOGPROB_BYTES * steps_with_logprobs),
     )
 
@@ -91,10 +96,15 @@ def activation_bytes(size: Size) -> float:
     return FP32 * size.layers * (6 * size.hidden + 3 * size.intermediate + 2 * size.key_value)
 
 
-def describe(config: Config, size: Size, load: Workload, machine: Machine) -> Section:
+def describe(
+    config: Config, size: Size, load: Workload, machine: Machine, adapters: Adapters | None = None
+) -> Section:
     rollout, trainer, store = config.rollout, config.trainer, config.store
-    need, section = needs(config.model, rollout, trainer, size, load), Section("memory and disk (estimates)")
+    need = needs(config.model, rollout, trainer, size, load, adapters)
+    section = Section("memory and disk (estimates)")
     section.add("model", f"{size.architecture}, {size.parameters / 1e6:,.1f} M parameters")
+    if trainer.lora and adapters:
+        section.add("LoRA", lora.describe(trainer.lora, adapters))
     kept = f"weights {size_of(need.weights)}, gradients {size_of(need.gradients)}, Adam {size_of(need.moments)}"
     kept += f", reference model {size_of(need.reference)}" if need.reference else ""
     section.add("trainer", f"{size_of(need.trainer)}: {kept}, the largest pass {size_of(need.working)}")

@@ -11,17 +11,25 @@ from rhymed.cli.options import add_examples, add_run, make_parser
 
 def add(commands: Any) -> None:
     parser = make_parser(commands, "checkpoint", "list and verify a run's checkpoints, export one as a model")
-    add_examples(parser, "rhymed checkpoint list", "rhymed checkpoint export runs/quickstart my-model")
+    add_examples(
+        parser,
+        "rhymed checkpoint list",
+        "rhymed checkpoint export runs/quickstart my-model",
+        "rhymed checkpoint export runs/lora my-model --merged",
+    )
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     listing = make_parser(verbs, "list", "every checkpoint, and whether it is intact", handle_list)
     add_run(listing)
     export = make_parser(
-        verbs, "export", "write one as a Hugging Face folder, without the trainer's state", handle_export
+        verbs, "export", "write one as a Hugging Face folder, or a LoRA adapter in PEFT's format", handle_export
     )
     export.add_argument("run", type=Path, metavar="RUN", help="the run's folder")
     export.add_argument("target", type=Path, metavar="FOLDER", help="new folder; must not exist")
     export.add_argument("--step", type=int, help="default: the newest intact one")
-    export.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], default="bfloat16")
+    export.add_argument("--merged", action="store_true", help="LoRA: the whole model, with the adapter merged in")
+    export.add_argument(
+        "--dtype", choices=["float32", "bfloat16", "float16"], help="default: bfloat16; of an adapter, float32"
+    )
 
 
 def handle_list(arguments: argparse.Namespace) -> int:
@@ -42,12 +50,25 @@ def handle_list(arguments: argparse.Namespace) -> int:
 
 
 def handle_export(arguments: argparse.Namespace) -> int:
-    from rhymed_workers.trainer.export import chosen, export
+    from rhymed_workers.lora.saved import is_adapter
+    from rhymed_workers.trainer.export import DType, chosen, export
 
     checkpoint = chosen(_folder(arguments.run), arguments.step)
-    export(checkpoint, arguments.target, arguments.dtype)
-    print(f"{arguments.target}: {checkpoint.step} steps trained, {arguments.dtype}")
+    base = _base(arguments.run) if arguments.merged else None
+    adapter = base is None and is_adapter(checkpoint.folder)
+    dtype: DType = arguments.dtype or ("float32" if adapter else "bfloat16")
+    export(checkpoint, arguments.target, dtype, base)
+    kind = ", a LoRA adapter (--merged: the whole model)" if adapter else ""
+    print(f"{arguments.target}: {checkpoint.step} steps trained, {dtype}{kind}")
     return 0
+
+
+def _base(run: Path) -> Path:
+    """The model that the run was trained over."""
+    from rhymed.config.load import load_run
+    from rhymed.inputs.models import resolve_model
+
+    return resolve_model(load_run(run))
 
 
 def _folder(run: Path) -> Path:

@@ -15,7 +15,7 @@ from rhymed.cli.options import add_examples, add_override, make_parser
 from rhymed.cli.run import refuse_early, supervise
 
 if TYPE_CHECKING:
-    from rhymed.config import Config
+    from rhymed.config import Config, Lora
 
 
 def add(commands: Any) -> None:
@@ -32,7 +32,7 @@ def add(commands: Any) -> None:
         "--checkpoint",
         default="",
         metavar="WHICH",
-        help="latest, a number of trained steps, or a model's folder (default: model.path)",
+        help="latest, a number of trained steps, or the folder of a model or adapter (default: model.path)",
     )
     parser.add_argument("--json", action="store_true", help="the result as JSON on standard output")
     parser.add_argument("--plain", action="store_true", help="no live screen")
@@ -75,33 +75,41 @@ def evaluating(config: Config, checkpoint: str) -> Config:
     from rhymed.config import Config
     from rhymed.run.layout import layout_of
 
-    label, model = _find(config, checkpoint)
+    label, model, lora = _find(config, checkpoint)
     tree = config.model_dump()
     tree["run"] |= {"name": label, "folder": str(layout_of(config).folder / "eval")}
     tree["model"] |= {"path": model}
     tree["eval"] |= {"every": 1, "at_start": True}
     tree["trainer"] |= dict.fromkeys(SETTINGS) | {"algorithm": "grpo", "steps": 0}
+    tree["trainer"]["lora"] = lora and lora.model_dump()
     tree["net"] |= {"broker": "", "store": "", "weights": ""}  # another run may be alive
     tree["metrics"] |= {"sinks": [], "traces": ""}  # it would be another run there
     return Config.model_validate(tree)
 
 
-def _find(config: Config, wanted: str) -> tuple[str, str]:
-    """What the evaluation is called, and the model's path. Raises `ConfigError`."""
+def _find(config: Config, wanted: str) -> tuple[str, str, Lora | None]:
+    """What the evaluation is called, the model's path, and the adapter to merge into it. Raises `ConfigError`."""
     from rhymed.errors import ConfigError
     from rhymed.run import checkpoint
     from rhymed.run.layout import layout_of
 
     if not wanted:
-        return "base", config.model.path
+        return "base", config.model.path, None
     folder = layout_of(config).checkpoints
     if wanted == "latest" or wanted.isdecimal():
         found = checkpoint.newest(folder) if wanted == "latest" else checkpoint.at_step(folder, int(wanted))
         if found is None:
             there = ", ".join(str(one.step) for one in checkpoint.checkpoints_in(folder)) or "none"
             raise ConfigError(f"--checkpoint {wanted}: not in {folder}; steps there: {there}")
-        return found.folder.name, str(found.folder)
+        return found.folder.name, *_model_of(config, found.folder)
     if not Path(wanted).expanduser().is_dir():
         raise ConfigError(f"--checkpoint {wanted}: neither latest, nor a number of steps, nor a folder")
     resolved = Path(wanted).expanduser().resolve()
-    return resolved.name.lstrip("._-") or "model", str(resolved)
+    return resolved.name.lstrip("._-") or "model", *_model_of(config, resolved)
+
+
+def _model_of(config: Config, folder: Path) -> tuple[str, Lora | None]:
+    """The folder itself, or the run's model with the adapter that the folder has."""
+    from rhymed_workers.lora.saved import is_adapter, lora_of
+
+    return (config.model.path, lora_of(folder)) if is_adapter(folder) else (str(folder), None)

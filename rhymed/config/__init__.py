@@ -9,6 +9,7 @@ from rhymed.config.inputs import Data as Data
 from rhymed.config.inputs import Eval as Eval
 from rhymed.config.inputs import HeldOut as HeldOut
 from rhymed.config.inputs import Model as Model
+from rhymed.config.parts.lora import Lora as Lora
 from rhymed.config.reward import Reward as Reward
 from rhymed.config.reward import Scorer as Scorer
 from rhymed.config.services import Metrics as Metrics

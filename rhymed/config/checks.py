@@ -42,6 +42,8 @@ def engines(rollout: Rollout, trainer: Trainer, drafts: Drafts, schedule: Schedu
             "trainer.engine = 'trace' publishes no model, so rollout.engine must be 'trace' as well:"
             f" {rollout.engine} would have nothing to load"
         )
+    if trainer.engine == "trace" and trainer.lora:
+        yield "trainer.lora needs a model, and trainer.engine = 'trace' has none: leave [trainer.lora] out"
     if drafts.method != "none" and rollout.sampler == "vllm" and rollout.min_p:
         yield (
             f"rollout.min_p = {rollout.min_p} with drafts needs rollout.sampler = 'keyed':"

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from rhymed.config.losses import Losses
 from rhymed.config.parts.dynamic_sampling import DynamicSampling
+from rhymed.config.parts.lora import Lora
 
 
 class Trainer(Losses):
@@ -38,6 +39,7 @@ class Trainer(Losses):
     stall_s: float = Field(
         3600.0, gt=0, description="seconds without progress inside a step after which the trainer is restarted"
     )
+    lora: Lora | None = Field(None, description="see [trainer.lora]; without it, all weights are trained")
     dynamic_sampling: DynamicSampling = DynamicSampling()
     mismatch_warn: float = Field(0.05, gt=0, description="warn when mismatch_kl is higher (nats per token)")
 

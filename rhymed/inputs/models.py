@@ -73,7 +73,9 @@ def check_folder(folder: Path) -> Path:
     """The folder itself, if every process can use it."""
     if not (folder / "config.json").is_file():
         if (folder / "adapter_config.json").is_file():
-            raise ConfigError(f"{folder} is a LoRA adapter: merge it into its base model first (merge_and_unload)")
+            raise ConfigError(
+                f"{folder} is a LoRA adapter: name its base model, and set trainer.lora.adapter to this folder"
+            )
         raise ConfigError(f"{folder} has no config.json: name a Hugging Face model folder{_inside(folder)}")
     architectures = _config(folder).get("architectures") or []
     if not any(str(name).endswith(CAUSAL) for name in architectures):

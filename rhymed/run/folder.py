@@ -63,7 +63,8 @@ def identity(config: Config) -> dict[str, Any]:
 
 def check_same(earlier: Config, config: Config, layout: RunLayout) -> None:
     """Raises `RunMismatch` when `config` cannot resume the run in that folder."""
-    before, now = identity(earlier), identity(config)
+    lora = [one.trainer.lora and one.trainer.lora.model_dump() for one in (earlier, config)]
+    before, now = identity(earlier) | {"trainer.lora": lora[0]}, identity(config) | {"trainer.lora": lora[1]}
     changed = [f"{key} = {now[key]!r} (it was {before[key]!r})" for key in now if now[key] != before[key]]
     if changed:
         raise RunMismatch(

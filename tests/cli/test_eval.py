@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from rhymed.cli import main
 from rhymed.cli.eval import evaluating
-from rhymed.config import Config
+from rhymed.config import Config, Lora
 from rhymed.errors import ConfigError
 from rhymed.run import checkpoint
 from rhymed.run.layout import layout_of
@@ -67,3 +68,26 @@ def test_held_out_prompts_are_asked_as_the_others(tmp_path: Path, capsys: pytest
     file.write_text(json.dumps({"data": {"system": "Be brief."}, "eval": {"datasets": [held_out]}}))
     assert main(["eval", str(file)]) == 2
     assert "system must equal data.system" in capsys.readouterr().err
+
+
+def test_an_adapter_is_merged_into_the_run_s_model(config: Config, tmp_path: Path) -> None:
+    """Of this run or of another program, whatever the configuration says; without one, the model is evaluated."""
+    safetensors = pytest.importorskip("safetensors.numpy")
+
+    def write(made: Path) -> None:
+        settings = {"peft_type": "LORA", "r": 2, "lora_alpha": 3, "target_modules": ["q_proj"]}
+        (made / "adapter_config.json").write_text(json.dumps(settings))
+        names = [f"base_model.model.model.layers.0.self_attn.q_proj.lora_{part}.weight" for part in "AB"]
+        safetensors.save_file(
+            {name: np.zeros((2, 2), np.float32) for name in names}, made / "adapter_model.safetensors"
+        )
+
+    saved = checkpoint.save(layout_of(config).checkpoints, 2, write, keep=5).folder
+    for which in ("latest", str(saved)):
+        made = evaluating(config, which)
+        assert made.model.path == config.model.path
+        assert made.trainer.lora == Lora(
+            rank=2, alpha=3, targets=["model.layers.0.self_attn.q_proj"], adapter=str(saved)
+        )
+    trained = config.model_copy(update={"trainer": config.trainer.model_copy(update={"lora": Lora()})})
+    assert evaluating(trained, "").trainer.lora is None

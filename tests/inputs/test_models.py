@@ -58,7 +58,10 @@ def _slow_tokenizer(folder: Path) -> None:
     ("spoil", "message"),
     [
         (lambda folder: (folder / "config.json").unlink(), r"has no config\.json: name a Hugging Face model folder$"),
-        (lambda folder: (folder / "config.json").rename(folder / "adapter_config.json"), "LoRA adapter: merge it"),
+        (
+            lambda folder: (folder / "config.json").rename(folder / "adapter_config.json"),
+            "LoRA adapter: name its base model",
+        ),
         (lambda folder: (folder / "config.json").write_text("{"), r"config\.json cannot be read: "),
         (lambda folder: (folder / "config.json").write_text("[]"), "is not a JSON object"),
         (lambda folder: (folder / "model.safetensors").unlink(), r"has no weights \(\*\.safetensors;"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import signal
 import sys
@@ -266,6 +267,80 @@ async def test_weights_that_lack_a_tensor_are_refused(tiny_model: Path, engine: 
     save_file(base, tmp_path / "short.safetensors")
     with pytest.raises(EngineError, match=r"short\.safetensors lacks 1 of the 20 tensors"):
         await engine.load(7, tmp_path / "short.safetensors")
+    assert len((await engine.generate(task(engine, 1))).tokens)  # and nothing was touched
+
+
+@pytest.fixture(scope="module")
+def adapters(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Two adapters on all linear layers, as a trainer publishes them, far from zero."""
+    from safetensors.torch import save_file
+
+    from rhymed.config import Lora
+    from rhymed_workers.trainer.policy.lora import LoraPolicy
+
+    folder, paths = tmp_path_factory.mktemp("adapters"), []
+    policy = LoraPolicy(Lora(rank=4, alpha=8), tiny_model)
+    for number in range(2):
+        generator = torch.Generator().manual_seed(number)
+        moved = {name: torch.randn(one.shape, generator=generator) * 0.2 for name, one in policy.tensors().items()}
+        paths.append(folder / f"a{number}.safetensors")
+        save_file(moved, paths[-1], metadata={"format": "pt", **policy.metadata()})
+    return paths
+
+
+def whole(adapter: Path, base: Path) -> Path:
+    """A file of whole weights with the adapter merged in."""
+    from safetensors.torch import save_file
+
+    from rhymed_workers.lora.merge import Adapter
+
+    path = adapter.with_suffix(".whole.safetensors")
+    save_file(dict(Adapter(adapter).merged(base)), path)
+    return path
+
+
+async def test_an_adapter_samples_what_its_merged_weights_sample(
+    engine: Any, tiny_model: Path, adapters: list[Path]
+) -> None:
+    """Fused layers included, and whatever was loaded before: the sum starts from the model's folder."""
+
+    async def sampled(version: int, path: Path) -> list[Output]:
+        await engine.load(version, path)
+        return await asyncio.gather(*(engine.generate(task(engine, index, step=30)) for index in range(4)))
+
+    orders = [adapters[0], adapters[1], adapters[0], whole(adapters[0], tiny_model)]
+    first, other, again, plain = [await sampled(20 + number, path) for number, path in enumerate(orders)]
+    reference = expected(tiny_model, orders[3], first[0], engine._config.rollout)
+    np.testing.assert_allclose(first[0].logprobs, reference, atol=2e-4)
+    assert [one.tokens.tolist() for one in other] != [one.tokens.tolist() for one in first]
+    for outputs in (again, plain):
+        for mine, same in zip(outputs, first, strict=True):
+            assert mine.tokens.tolist() == same.tokens.tolist()
+            np.testing.assert_allclose(mine.logprobs, same.logprobs, atol=1e-5)  # they depend on the batch
+    assert [one[0].versions for one in (first, other, again, plain)] == [
+        [(20 + number, len(one[0].tokens))] for number, one in enumerate((first, other, again, plain))
+    ]
+
+
+async def test_an_adapter_of_another_model_is_refused(engine: Any, adapters: list[Path], tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    from rhymed_workers.lora.about import read
+
+    about = read(adapters[0])
+    assert about is not None
+    foreign = dataclasses.replace(about, digest="0" * 32, base="another model")
+    save_file(load_file(adapters[0]), tmp_path / "a.safetensors", metadata=foreign.metadata())
+    before = engine.version
+    with pytest.raises(EngineError, match=r"rank 4 over another model \(digest 0{32}\).*must have the same model"):
+        await engine.load(99, tmp_path / "a.safetensors")
+    short = load_file(adapters[0])
+    lacking = sorted(short)[3]
+    short.pop(lacking)
+    save_file(short, tmp_path / "b.safetensors", metadata=about.metadata())
+    with pytest.raises(EngineError, match=r"b\.safetensors lacks the adapter of model\.layers\.0"):
+        await engine.load(99, tmp_path / "b.safetensors")
+    assert engine.version == before
     assert len((await engine.generate(task(engine, 1))).tokens)  # and nothing was touched
 
 

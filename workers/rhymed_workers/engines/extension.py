@@ -2,18 +2,21 @@
 
 vLLM imports this module in every worker process because it is named as `worker_extension_cls`; importing it
 registers the weight-transfer backend `BACKEND`. Weights go through vLLM's layerwise reload: loading into the live
-parameters would corrupt layers whose weights were repacked. Knows no versions, requests or rhymed messages.
+parameters would corrupt layers whose weights were repacked. An adapter is merged into the weights of the model's
+folder on the way. Knows no versions, requests or rhymed messages.
 """
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from rhymed.histospec.plugin import install
 from rhymed_workers.engines import activity
 from rhymed_workers.engines.owner import OWNER, end_with_owner
+from rhymed_workers.lora.merge import Adapter
 
 BACKEND = "rhymed-file"
 
@@ -25,7 +28,8 @@ class NoInit:
 
 @dataclass
 class File:
-    path: str  # safetensors, parameter names as in the model's Hugging Face folder
+    path: str  # safetensors: whole weights by their names in the model's Hugging Face folder, or an adapter
+    base: str = ""  # of an adapter: the model's folder
 
 
 def _repack_tied_heads(model: Any) -> None:
@@ -57,6 +61,9 @@ def _register() -> None:
             initialize_layerwise_reload(self.model)
 
         def receive_weights(self, update_info: File) -> None:
+            if update_info.base:
+                self.model.load_weights(Adapter(Path(update_info.path)).merged(Path(update_info.base)))
+                return
             from safetensors import safe_open
 
             with safe_open(update_info.path, framework="pt") as file:

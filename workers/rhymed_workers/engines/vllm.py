@@ -8,6 +8,7 @@ in `launch`, how requests are translated in `requests`.
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import os
 import time
@@ -26,6 +27,9 @@ from rhymed_workers.engines.activity import ACTIVITY_FILE, ActivityReader
 from rhymed_workers.engines.base import NO_VERSION, DraftReport, Output, Task, Throughput
 from rhymed_workers.engines.launch import arguments, end_children, environment, in_daemon_thread
 from rhymed_workers.engines.requests import output_of, sampling_params
+from rhymed_workers.lora.about import read
+from rhymed_workers.lora.folder import digest
+from rhymed_workers.lora.merge import Adapter, shapes
 
 LOAD_PATIENCE_S = 120.0  # for one weight update
 ABORT_AGAIN_S = 0.01
@@ -133,11 +137,12 @@ class VllmEngine:
         from vllm.v1.engine.exceptions import EngineDeadError
 
         async with self._updating:
-            await asyncio.to_thread(self._check, path)
+            adapter = await asyncio.to_thread(self._check, path)
+            file = {"path": str(path), "base": str(self._folder) if adapter else ""}
             watch = _SplitTimer()
             try:
                 async with asyncio.timeout(LOAD_PATIENCE_S):
-                    await self._update(version, path, watch)
+                    await self._update(version, file, watch)
             except TimeoutError:
                 raise EngineError(f"loading version {version} took more than {LOAD_PATIENCE_S:g} s") from None
             except EngineDeadError as error:
@@ -147,22 +152,36 @@ class VllmEngine:
             self._version = version
             return watch.splits
 
-    def _check(self, path: Path) -> None:
-        """vLLM accepts a file that lacks a part of a merged parameter, and leaves that part undefined."""
+    def _check(self, path: Path) -> bool:
+        """Whether the file is an adapter. Raises `EngineError` if it does not fit the model.
+
+        vLLM accepts a file that lacks a part of a merged parameter, and leaves that part undefined.
+        """
+        if read(path) is not None:
+            problem = Adapter(path).problem(shapes(self._folder), self._digest)
+            if problem:
+                raise EngineError(f"{problem}: trainer and engine must have the same model")
+            return True
         missing = sorted(self._names - _tensor_names(path))
         if missing:
             raise EngineError(
                 f"{path} lacks {len(missing)} of the {len(self._names)} tensors of {self._folder}, first"
                 f" {missing[0]}: trainer and engine must have the same model"
             )
+        return False
 
-    async def _update(self, version: int, path: Path, watch: _SplitTimer) -> None:
+    @functools.cached_property
+    def _digest(self) -> str:
+        """Of the model that adapters are merged into. Blocking: reads all of it once."""
+        return digest(self._folder)
+
+    async def _update(self, version: int, file: dict[str, str], watch: _SplitTimer) -> None:
         from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
 
         await self._llm.pause_generation(mode="keep", clear_cache=False)
         watch.split("pause")
         await self._llm.start_weight_update()
-        await self._llm.update_weights(WeightTransferUpdateRequest(update_info={"path": str(path)}))
+        await self._llm.update_weights(WeightTransferUpdateRequest(update_info=file))
         watch.split("load")
         await self._llm.finish_weight_update(str(version))
         watch.split("finish")

@@ -29,6 +29,9 @@ class Learner(Protocol):
     def tensors(self) -> dict[str, Any]:
         """The weights by name, torch's or numpy's arrays."""
 
+    def metadata(self) -> dict[str, str]:
+        """What the published file says of its tensors: nothing of whole weights, over which model of adapters."""
+
     def digest(self) -> str:
         """Of the weights; empty if that is slow."""
 

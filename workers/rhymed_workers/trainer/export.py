@@ -1,5 +1,8 @@
 """Exports a checkpoint as a plain Hugging Face folder, without the trainer's files, in any number format.
 
+A checkpoint of a LoRA run is exported as an adapter in PEFT's format, or merged into the model that it was trained
+over.
+
 The folder appears complete or not at all. Weights are converted file by file; only checkpoints whose digests agree
 with their manifest are exported.
 """
@@ -8,15 +11,23 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from rhymed import atomic
 from rhymed.errors import CheckpointError
 from rhymed.run.checkpoint import MANIFEST, Checkpoint, at_step, checkpoints_in, newest
+from rhymed_workers.lora.about import SETTINGS, WEIGHTS
+from rhymed_workers.lora.folder import INDEX, digest, weight_files
+from rhymed_workers.lora.merge import Adapter, shapes
+from rhymed_workers.lora.saved import is_adapter
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
+MODEL_FILES = ("config.json", "generation_config.json", INDEX)
 OURS = {MANIFEST, "trainer.json", "optimizer.state", "lineage.jsonl"}
-INDEX = "model.safetensors.index.json"
 
 DType = Literal["float32", "bfloat16", "float16"]
 
@@ -31,17 +42,21 @@ def chosen(folder: Path, step: int | None) -> Checkpoint:
     return checkpoint
 
 
-def export(checkpoint: Checkpoint, target: Path, dtype: DType) -> None:
-    """Write the folder `target`, which must not exist. Raises `CheckpointError`."""
+def export(checkpoint: Checkpoint, target: Path, dtype: DType, base: Path | None = None) -> None:
+    """Write the folder `target`, which must not exist. `base`: the model's folder, into which an adapter is merged.
+    Raises `CheckpointError`."""
     if target.exists():
         raise CheckpointError(f"{target} exists already; name a new folder")
+    adapter = None if base is None else _adapter(checkpoint.folder, base)
     try:
         with atomic.new_folder(target) as folder:
             for file in sorted(checkpoint.folder.iterdir()):
-                if file.suffix == ".safetensors":
+                if file.suffix == ".safetensors" and adapter is None:
                     _convert(file, folder / file.name, dtype)
-                elif file.name not in OURS:
+                elif file.name not in OURS and not (adapter and file.name in (WEIGHTS, SETTINGS)):
                     shutil.copyfile(file, folder / file.name)
+            if adapter and base:
+                _merge(adapter, base, folder, dtype)
             _rewrite(folder, dtype)
             for file in folder.iterdir():
                 atomic.sync(file)
@@ -50,24 +65,46 @@ def export(checkpoint: Checkpoint, target: Path, dtype: DType) -> None:
         raise CheckpointError(f"{target} cannot be written: {error}") from error
 
 
+def _adapter(checkpoint: Path, base: Path) -> Adapter:
+    """Raises `CheckpointError` if it has none, or one of another model."""
+    if not is_adapter(checkpoint):
+        raise CheckpointError(f"{checkpoint} has all weights, no adapter: there is nothing to merge")
+    adapter = Adapter(checkpoint / WEIGHTS)
+    if problem := adapter.problem(shapes(base), digest(base)):
+        raise CheckpointError(f"{problem}: {base} is not the model that the run was trained over")
+    return adapter
+
+
+def _merge(adapter: Adapter, base: Path, folder: Path, dtype: DType) -> None:
+    """The model's files, those of its weights with the adapter merged in."""
+    for name in MODEL_FILES:
+        if (base / name).is_file():
+            shutil.copyfile(base / name, folder / name)
+    for file in weight_files(base):
+        _save(adapter.merged_file(file), folder / file.name, dtype, {})
+
+
 def _convert(source: Path, target: Path, dtype: DType) -> None:
-    import torch
     from safetensors import safe_open
+
+    with safe_open(source, framework="pt") as file:
+        _save(((name, file.get_tensor(name)) for name in file.keys()), target, dtype, file.metadata() or {})  # noqa: SIM118
+
+
+def _save(tensors: Iterable[tuple[str, Tensor]], target: Path, dtype: DType, metadata: Mapping[str, str]) -> None:
+    import torch
     from safetensors.torch import save_file
 
     wanted = getattr(torch, dtype)
-    with safe_open(source, framework="pt") as file:
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    save_file(
-        {name: tensor.to(wanted) if tensor.is_floating_point() else tensor for name, tensor in tensors.items()},
-        target,
-        metadata={"format": "pt"},
-    )
+    converted = {name: tensor.to(wanted) if tensor.is_floating_point() else tensor for name, tensor in tensors}
+    save_file(converted, target, metadata={**metadata, "format": "pt"})
 
 
 def _rewrite(folder: Path, dtype: DType) -> None:
-    """Correct the number format and size that the files state."""
+    """Correct the number format and size that the files state. An adapter states neither."""
     config = folder / "config.json"
+    if not config.exists():
+        return
     settings = json.loads(config.read_text())
     settings["dtype"] = dtype
     settings.pop("torch_dtype", None)

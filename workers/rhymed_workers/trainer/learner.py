@@ -24,8 +24,9 @@ from rhymed_workers.trainer import state
 from rhymed_workers.trainer.algorithms.losses import token_losses
 from rhymed_workers.trainer.batch import Batch, LogProbs, assemble, engine_logprobs, sequences_of
 from rhymed_workers.trainer.optim import optimizer, schedule
+from rhymed_workers.trainer.policy.lora import restore
 from rhymed_workers.trainer.policy.packing import MicroBatch, micro_batches
-from rhymed_workers.trainer.policy.policy import Policy
+from rhymed_workers.trainer.policy.policy import Policy, Scores
 from rhymed_workers.trainer.samples import Progress, check_staleness, sample_metrics, scored_groups
 from rhymed_workers.trainer.sums import Sums
 
@@ -43,7 +44,7 @@ class TorchLearner:
         self,
         config: Trainer,
         policy: Policy,
-        reference: Policy | None = None,
+        reference: Scores | None = None,
         source: Path | None = None,
         *,
         max_staleness: int,
@@ -55,7 +56,7 @@ class TorchLearner:
         self.policy, self._reference, self._source = policy, reference, source
         self.dtype = dtype
         self.steps = 0  # trained so far; also the version of the weights
-        self._optimizer = optimizer.build(config, policy.model.parameters())
+        self._optimizer = optimizer.build(config, policy.trained())
         self._run_steps = 0  # of the whole run; 0: unknown
 
     @classmethod
@@ -63,9 +64,8 @@ class TorchLearner:
         """From a checkpoint's folder, or without one from the model. Raises `CheckpointError`, `ConfigError`."""
         if config.trainer.threads:
             torch.set_num_threads(config.trainer.threads)
-        source, temperature = resolve_model(config), config.rollout.temperature
-        policy = Policy.load(folder or source, temperature)
-        reference = Policy.load(source, temperature) if config.trainer.recipe.kl_coef else None
+        source = resolve_model(config)
+        policy, reference = restore(config, source, folder)
         learner = cls(
             config.trainer,
             policy,
@@ -73,7 +73,7 @@ class TorchLearner:
             source,
             max_staleness=config.schedule.max_staleness,
             max_response_length=config.rollout.max_response_length,
-            dtype=config.model.dtype,
+            dtype=policy.published_dtype or config.model.dtype,
         )
         if folder is not None:
             learner.load(folder)
@@ -84,6 +84,9 @@ class TorchLearner:
 
     def tensors(self) -> dict[str, Tensor]:
         return self.policy.tensors()
+
+    def metadata(self) -> dict[str, str]:
+        return self.policy.metadata()
 
     def digest(self) -> str:
         """Empty: reading all weights after each step would take a second per gigabyte."""
@@ -165,7 +168,7 @@ class TorchLearner:
 
     def _optimize(self, loss: float, sums: Sums) -> None:
         """Clip and step. An update that is not finite is skipped, so that it never reaches the weights."""
-        parameters = list(self.policy.model.parameters())
+        parameters = self.policy.trained()
         for parameter in parameters:
             if parameter.grad is None:  # no sample had a signal: momentum still moves the weights
                 parameter.grad = torch.zeros_like(parameter)
@@ -196,7 +199,8 @@ class TorchLearner:
             )
 
     def save(self, folder: Path) -> None:
-        """A Hugging Face folder with what a resume needs."""
+        """A model's or an adapter's folder with what a resume needs."""
+        self.policy.save(folder)
         state.save(folder, self.policy.model, self._optimizer, self.steps)
         if self._source:
             state.copy_tokenizer(self._source, folder)
@@ -206,7 +210,7 @@ class TorchLearner:
         self.steps = state.load(folder, self.policy.model, self._optimizer)
 
 
-def _logprobs(policy: Policy, batches: Sequence[MicroBatch], count: int) -> Tensor:
+def _logprobs(policy: Scores, batches: Sequence[MicroBatch], count: int) -> Tensor:
     """(count,) log-probs of all response tokens; NaN for tokens in no batch."""
     logprobs_N = torch.full((count,), torch.nan)
     for batch in batches:

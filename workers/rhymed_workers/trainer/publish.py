@@ -14,9 +14,10 @@ import logging
 import math
 import os
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -65,15 +66,17 @@ class Publisher:
         self._kept: dict[int, Published] = {}
         self._digests: dict[int, str] = {}
 
-    def publish(self, version: int, tensors: Tensors) -> Published:
+    def publish(
+        self, version: int, tensors: Tensors, metadata: Mapping[str, str] = MappingProxyType({})
+    ) -> Published:
         """Blocking. Tensors that share memory (a tied head) are written once, under their first name.
 
-        Torch tensors, or numpy arrays that already have the published dtype.
+        Torch tensors, or numpy arrays that already have the published dtype. `metadata` goes into the file's header.
         """
         named = list(tensors)
         numpy_only = all(isinstance(tensor, np.ndarray) for _, tensor in named)
         kept = named if numpy_only else unique(named)
-        header, starts, size = _header(kept, DTYPES[self._dtype], version)
+        header, starts, size = _header(kept, DTYPES[self._dtype], {**metadata, "version": str(version)})
         path = self._place(size) / f"version-{version:06d}.safetensors"
         with atomic.new_file(path) as part, part.open("wb", buffering=0) as file:
             file.write(header)
@@ -187,10 +190,10 @@ def unique(tensors: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
     return kept
 
 
-def _header(tensors: list[tuple[str, Any]], dtype: str, version: int) -> tuple[bytes, list[int], int]:
+def _header(tensors: list[tuple[str, Any]], dtype: str, metadata: dict[str, str]) -> tuple[bytes, list[int], int]:
     """(header, offset of each tensor in the file, size of the file) in the safetensors format, all of one dtype."""
     item = ITEM_BYTES[dtype]
-    entries: dict[str, Any] = {"__metadata__": {"format": "pt", "version": str(version)}}
+    entries: dict[str, Any] = {"__metadata__": {"format": "pt", **metadata}}
     offsets, end = [], 0
     for name, tensor in tensors:
         offsets.append(end)

@@ -221,7 +221,11 @@ class TrainerService(Service):
         """Returns the seconds that it took."""
         started = time.perf_counter()
         learner, version = self._learner, self._learner.steps
-        await self._on_thread(lambda: self._publisher.publish(version, learner.tensors().items()), "publish")
+
+        def publish() -> None:
+            self._publisher.publish(version, learner.tensors().items(), learner.metadata())
+
+        await self._on_thread(publish, "publish")
         self._version = version
         return time.perf_counter() - started
 

@@ -1,7 +1,7 @@
-"""What a resume needs, in a checkpoint's folder: model, optimizer, random generator and position.
+"""What a resume needs besides the policy, in a checkpoint's folder: optimizer, random generator and position.
 
-The folder is also a Hugging Face model. The optimizer's file is a safetensors file with another suffix, so that
-engines do not take it for a part of the model.
+The folder is also a Hugging Face model, or an adapter in PEFT's format. The optimizer's file is a safetensors file
+with another suffix, so that engines do not take it for a part of the model.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ POSITION = "trainer.json"
 def save(folder: Path, model: Any, optimizer: torch.optim.Optimizer, steps: int) -> None:
     from safetensors.torch import save_file
 
-    model.save_pretrained(folder)
     tensors = moments.tensors(optimizer, model.named_parameters())
     save_file({**tensors, "rng": torch.get_rng_state()}, folder / OPTIMIZER)
     (folder / POSITION).write_text(json.dumps({"steps": steps, "lr": optimizer.param_groups[0]["lr"]}))

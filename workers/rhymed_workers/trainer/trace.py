@@ -95,6 +95,9 @@ class TraceLearner:
     def tensors(self) -> dict[str, Numbers]:
         return {"weights": self._weights}
 
+    def metadata(self) -> dict[str, str]:
+        return {}
+
     def digest(self) -> str:
         return hashlib.blake2b(self._weights.tobytes(), digest_size=16).hexdigest()
 

@@ -7,7 +7,7 @@ the field. Knows nothing of rewards or optimizers.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -29,8 +29,16 @@ UNKNOWN_HEADS = (
 """Configuration keys of models that change logits after the head's matrix product, which `Head` does not."""
 
 
+class Scores(Protocol):
+    """What a reference policy must be able to do."""
+
+    def logprobs(self, batch: MicroBatch) -> Tensor: ...
+
+
 class Policy(nn.Module):
     """`model`: a causal language model of transformers, also within PEFT's. Raises `TrainerError` for an odd one."""
+
+    published_dtype = ""  # empty: `model.dtype`, which the engine has
 
     def __init__(self, model: Any, temperature: float = 1.0, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
@@ -57,6 +65,18 @@ class Policy(nn.Module):
             what = ", ".join(odd) or "an output head that is not a plain matrix"
             raise TrainerError(f"{type(self.model).__name__} cannot be trained: it has {what}")
         return Head(layer.weight, self.temperature, self.dtype)
+
+    def trained(self) -> list[nn.Parameter]:
+        """The parameters that the optimizer changes."""
+        return [parameter for parameter in self.parameters() if parameter.requires_grad]
+
+    def save(self, folder: Path) -> None:
+        """A Hugging Face folder."""
+        self.model.save_pretrained(folder)
+
+    def metadata(self) -> dict[str, str]:
+        """What a published file says of its tensors."""
+        return {}
 
     @torch.no_grad()
     def tensors(self) -> dict[str, Tensor]:

@@ -1,0 +1,110 @@
+"""A checkpoint of a LoRA run is exported as an adapter or as a whole model, and both load where people load them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from rhymed.cli import main
+from rhymed.config import Config, Lora
+from rhymed.run import checkpoint
+from rhymed_workers.trainer.policy.lora import LoraPolicy
+
+pytest.importorskip("peft")
+
+Make = Callable[..., Path]
+
+
+@pytest.fixture
+def run(tmp_path: Path, tiny_model: Path) -> Path:
+    """The folder of a run over the tiny model, with one checkpoint of random adapters."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    config = Config.model_validate(
+        {
+            "model": {"path": str(tiny_model)},
+            "rollout": {"max_prompt_length": 64, "max_response_length": 64},
+            "trainer": {"lora": {"rank": 4, "alpha": 8}},
+        }
+    )
+    (folder / "config.json").write_text(config.model_dump_json())
+    policy = LoraPolicy(Lora(rank=4, alpha=8), tiny_model)
+    generator = torch.Generator().manual_seed(0)
+    for parameter in policy.adapters().values():
+        parameter.data.normal_(0, 0.1, generator=generator)
+
+    def write(made: Path) -> None:
+        policy.save(made)
+        (made / "tokenizer.json").write_bytes((tiny_model / "tokenizer.json").read_bytes())
+        (made / "optimizer.state").write_bytes(b"moments")
+        (made / "trainer.json").write_text("{}")
+
+    checkpoint.save(folder / "checkpoints", 2, write, keep=2)
+    return folder
+
+
+def merged_by_peft(adapter: Path, base: Path) -> dict[str, torch.Tensor]:
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    return dict(PeftModel.from_pretrained(model, adapter).merge_and_unload().state_dict())
+
+
+def test_an_exported_adapter_is_peft_s(run: Path, tmp_path: Path, tiny_model: Path, capsys) -> None:
+    target = tmp_path / "adapter"
+    assert main(["checkpoint", "export", str(run), str(target)]) == 0
+    assert "2 steps trained, float32, a LoRA adapter (--merged: the whole model)" in capsys.readouterr().out
+    assert {file.name for file in target.iterdir()} == {
+        "adapter_config.json",
+        "adapter_model.safetensors",
+        "tokenizer.json",
+    }
+    expected = merged_by_peft(run / "checkpoints" / "step-000002", tiny_model)
+    for name, tensor in merged_by_peft(target, tiny_model).items():
+        assert torch.equal(tensor, expected[name]), name
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_merged_one_is_the_whole_model(run: Path, tmp_path: Path, tiny_model: Path, dtype: str) -> None:
+    from transformers import AutoModelForCausalLM
+
+    target = tmp_path / "model"
+    assert main(["checkpoint", "export", str(run), str(target), "--merged", "--dtype", dtype]) == 0
+    names = {file.name for file in target.iterdir()}
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= names
+    assert not any(name.startswith("adapter") or name == "optimizer.state" for name in names)
+    loaded = AutoModelForCausalLM.from_pretrained(target, dtype="auto")
+    assert loaded.dtype == getattr(torch, dtype)
+    expected = merged_by_peft(run / "checkpoints" / "step-000002", tiny_model)
+    for name, tensor in loaded.state_dict().items():
+        assert torch.equal(tensor, expected[name].to(tensor.dtype)), name
+
+
+def test_it_is_merged_into_no_other_model(run: Path, tmp_path: Path, tiny_model: Path, capsys) -> None:
+    from transformers import AutoModelForCausalLM
+
+    other = tmp_path / "other"
+    model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    model.model.norm.weight.data += 1
+    model.save_pretrained(other)
+    (other / "tokenizer.json").write_bytes((tiny_model / "tokenizer.json").read_bytes())
+    config = json.loads((run / "config.json").read_text())
+    config["model"]["path"] = str(other)
+    (run / "config.json").write_text(json.dumps(config))
+    assert main(["checkpoint", "export", str(run), str(tmp_path / "out"), "--merged"]) == 1
+    assert "is not the model that the run was trained over" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_whole_weights_cannot_be_merged(run: Path, tmp_path: Path, tiny_model: Path, capsys) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    checkpoint.save(run / "checkpoints", 4, lambda made: model.save_pretrained(made) and None, keep=2)
+    assert main(["checkpoint", "export", str(run), str(tmp_path / "out"), "--merged"]) == 1
+    assert "has all weights, no adapter: there is nothing to merge" in capsys.readouterr().err

@@ -1,0 +1,94 @@
+"""The tensors of a model's folder, from the headers of its safetensors files, and a digest of their content.
+
+The digest does not depend on how the tensors are divided into files. Needs no torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import mmap
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rhymed.errors import ConfigError
+
+INDEX = "model.safetensors.index.json"
+DIGEST_BYTES = 16
+READERS = 4  # threads
+
+
+class Entry(NamedTuple):
+    """A tensor in a file."""
+
+    file: Path
+    dtype: str  # as safetensors writes it, e.g. BF16
+    shape: tuple[int, ...]
+    start: int  # byte in the file
+    end: int
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """Of the index, if there is one: some folders also have the weights in another layout."""
+    index = folder / INDEX
+    if index.is_file():
+        return [folder / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
+    return sorted(folder.glob("*.safetensors"))
+
+
+def entries(folder: Path) -> dict[str, Entry]:
+    """By tensor name. Raises `ConfigError` that names the file that cannot be read."""
+    return {name: entry for file in weight_files(folder) for name, entry in file_entries(file).items()}
+
+
+def file_entries(file: Path) -> dict[str, Entry]:
+    header, start = read_header(file)
+    return {
+        name: Entry(
+            file, about["dtype"], tuple(about["shape"]), *(start + offset for offset in about["data_offsets"])
+        )
+        for name, about in header.items()
+        if name != "__metadata__"
+    }
+
+
+def metadata(file: Path) -> Mapping[str, str]:
+    """What the file says of itself. Raises `ConfigError`."""
+    found: Mapping[str, str] = read_header(file)[0].get("__metadata__", {})
+    return found
+
+
+def read_header(file: Path) -> tuple[dict[str, Any], int]:
+    """A safetensors file's header, and where its data begins."""
+    try:
+        with file.open("rb") as stream:
+            size = int.from_bytes(stream.read(8), "little")
+            if size > file.stat().st_size:
+                raise ValueError(f"a header of {size} bytes")
+            return dict(json.loads(stream.read(size))), 8 + size
+    except (OSError, ValueError, TypeError) as error:
+        raise ConfigError(f"{file} is no readable safetensors file: {error}") from None
+
+
+def digest(folder: Path) -> str:
+    """Blake2b-128 in hex over name, type, shape and bytes of every tensor. Blocking: reads all weights."""
+    found = sorted(entries(folder).items())
+    whole = hashlib.blake2b(digest_size=DIGEST_BYTES)
+    with ThreadPoolExecutor(READERS, "digest") as pool:
+        for (name, entry), part in zip(found, pool.map(lambda item: _content(item[1]), found), strict=True):
+            whole.update(json.dumps([name, entry.dtype, entry.shape, part]).encode())
+    return whole.hexdigest()
+
+
+def _content(entry: Entry) -> str:
+    if entry.start == entry.end:
+        return ""
+    with (
+        entry.file.open("rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
+        memoryview(data) as view,
+        view[entry.start : entry.end] as content,
+    ):
+        return hashlib.blake2b(content, digest_size=DIGEST_BYTES).hexdigest()
