@@ -71,6 +71,7 @@ class Score(Part, frozen=True, kw_only=True):
     timeout: bool = False  # the error is an exceeded time limit
     parts: dict[str, float] = {}  # scorer -> its reward before weighting
     failed: str = ""  # the scorer that raised the error
+    weight: float = 1.0  # of the sample in the loss; sent to the store only
 
 
 class Cursor(Part, frozen=True, kw_only=True):

@@ -77,9 +77,14 @@ class GetSamples(Message, frozen=True, kw_only=True, tag="get_samples"):
 
 
 class PutScores(Message, frozen=True, kw_only=True, tag="put_scores"):
-    """Reward worker -> store. Only scores with a reward are sent. Done means durable."""
+    """Reward worker -> store. Only scores with a reward are sent. Done means durable.
+
+    With `weighted` there is an array: the token weights in the loss (float32) of each sample whose number in it is
+    not 0. Weights of samples that are never trained (imported, evaluations) are ignored.
+    """
 
     scores: list[Score]
+    weighted: list[int] = []  # token weights of each sample, 0 or its length; empty: none has any
 
 
 class MarkSamples(Message, frozen=True, kw_only=True, tag="mark_samples"):
@@ -148,9 +153,15 @@ class Prompts(Message, frozen=True, kw_only=True, tag="prompts"):
 
 
 class Samples(Message, frozen=True, kw_only=True, tag="samples"):
-    """Arrays: response tokens; then log-probs, if requested; then prompt tokens, if requested."""
+    """Arrays: response tokens; then log-probs, if requested; then prompt tokens, if requested.
+
+    Weights in the loss come with the log-probs. With `weighted` there is one more array: the token weights (float32)
+    of each sample that is True in it, one for every response token.
+    """
 
     samples: list[SampleInfo]  # in the order requested
+    weights: list[float] = []  # of each sample; empty: all are 1
+    weighted: list[bool] = []  # whether it has token weights; empty: none has any
 
 
 class Kept(Message, frozen=True, kw_only=True, tag="kept"):

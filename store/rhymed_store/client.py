@@ -21,6 +21,7 @@ from rhymed import errors, messages
 from rhymed.inputs.rows import Row, prompt_id
 from rhymed.wire import sockets
 from rhymed.wire.keys import OPEN, Keyring
+from rhymed_store import arrays
 
 Tokens: TypeAlias = NDArray[np.uint32]
 Logprobs: TypeAlias = NDArray[np.float32]
@@ -48,6 +49,8 @@ class StoredSample:
     tokens: Tokens
     logprobs: Logprobs | None = None
     prompt_tokens: Tokens | None = None
+    weight: float = 1.0  # of the sample in the loss; comes with the log-probs
+    token_weights: NDArray[np.float32] | None = None  # likewise, of each response token; None: all 1
 
 
 class StoreClient:
@@ -91,13 +94,13 @@ class StoreClient:
         """
         if not samples:
             return []
-        frames = [_join(list(column)) for column in zip(*map(_check, samples), strict=True)]
+        frames = [arrays.join(list(column)) for column in zip(*map(_check, samples), strict=True)]
         masked = [sample.drafted is not None for sample in samples]
         question = messages.PutSamples(
             samples=[sample.info for sample in samples], drafted=masked if any(masked) else []
         )
         if question.drafted:
-            frames.append(_join([_bits(sample) for sample in samples]))
+            frames.append(arrays.join([_bits(sample) for sample in samples]))
         answer, _ = await self._ask(question, messages.Done | messages.Kept, *frames, deadline_s=deadline_s)
         return list(answer.samples) if isinstance(answer, messages.Kept) else []
 
@@ -112,10 +115,11 @@ class StoreClient:
         """
         if not parts:
             return []
-        arrays = [_tokens(tokens, f"sample {id}: tokens") for id, (_, tokens) in parts.items()]
-        starts, lengths = [start for start, _ in parts.values()], [len(array) for array in arrays]
+        tokens = [arrays.tokens_of(part, f"sample {id}: tokens") for id, (_, part) in parts.items()]
+        starts, lengths = [start for start, _ in parts.values()], [len(part) for part in tokens]
         question = messages.PutPartials(samples=list(parts), starts=starts, lengths=lengths)
-        answer, _ = await self._ask(question, messages.Done | messages.Missing, _join(arrays), deadline_s=deadline_s)
+        frame = arrays.join(tokens)
+        answer, _ = await self._ask(question, messages.Done | messages.Missing, frame, deadline_s=deadline_s)
         return list(answer.samples) if isinstance(answer, messages.Missing) else []
 
     async def get_partials(
@@ -127,7 +131,7 @@ class StoreClient:
         )
         if len(frames) != 1:
             raise errors.MalformedMessage(f"store sent {len(frames)} arrays, 1 expected")
-        return dict(zip(answer.samples, _cut(frames[0], np.dtype(np.uint32), answer.lengths), strict=True))
+        return dict(zip(answer.samples, arrays.cut(frames[0], np.dtype(np.uint32), answer.lengths), strict=True))
 
     async def get_samples(
         self,
@@ -156,10 +160,25 @@ class StoreClient:
         answer, _ = await self._ask(question, messages.Lengths, deadline_s=deadline_s)
         return {row.prompt: row.lengths for row in answer.rows}
 
-    async def put_scores(self, scores: Sequence[messages.Score], *, deadline_s: float = DEADLINE_S) -> None:
-        """Store rewards; returns when they are durable. Scores without a reward are refused."""
-        if scores:
-            await self._ask(messages.PutScores(scores=list(scores)), messages.Done, deadline_s=deadline_s)
+    async def put_scores(
+        self,
+        scores: Sequence[messages.Score],
+        token_weights: Mapping[messages.SampleId, bytes] = {},
+        *,
+        deadline_s: float = DEADLINE_S,
+    ) -> None:
+        """Store rewards; returns when they are durable. Scores without a reward are refused.
+
+        `token_weights`: in the loss, float32 bytes, one number per response token, of the samples that have them.
+        """
+        if not scores:
+            return
+        parts = [token_weights.get(score.id, b"") for score in scores]
+        question = messages.PutScores(
+            scores=list(scores), weighted=[len(part) // 4 for part in parts] if token_weights else []
+        )
+        frames = [b"".join(parts)] if token_weights else []
+        await self._ask(question, messages.Done, *frames, deadline_s=deadline_s)
 
     async def mark(
         self,
@@ -208,16 +227,19 @@ class StoreClient:
         deadline_s: float,
     ) -> list[StoredSample]:
         answer, frames = await self._ask(question, messages.Samples, deadline_s=deadline_s)
-        if len(frames) != 1 + logprobs + prompt_tokens:
-            raise errors.MalformedMessage(f"store sent {len(frames)} arrays, {1 + logprobs + prompt_tokens} expected")
+        if len(frames) != (expected := 1 + logprobs + prompt_tokens + bool(answer.weights)):
+            raise errors.MalformedMessage(f"store sent {len(frames)} arrays, {expected} expected")
         lengths = [info.length for info in answer.samples]
         rest = list(frames)
-        tokens = _cut(rest.pop(0), np.dtype(np.uint32), lengths)
-        probs = _cut(rest.pop(0), np.dtype(np.float32), lengths) if logprobs else itertools.repeat(None)
+        tokens = arrays.cut(rest.pop(0), np.dtype(np.uint32), lengths)
+        probs = arrays.cut(rest.pop(0), np.dtype(np.float32), lengths) if logprobs else itertools.repeat(None)
         prompts: Iterable[Any] = itertools.repeat(None)
         if prompt_tokens:
-            prompts = _cut(rest.pop(0), np.dtype(np.uint32), [info.prompt_length for info in answer.samples])
-        return [StoredSample(*row) for row in zip(answer.samples, tokens, probs, prompts, strict=False)]
+            prompts = arrays.cut(rest.pop(0), np.dtype(np.uint32), [info.prompt_length for info in answer.samples])
+        columns: list[Iterable[Any]] = [answer.samples, tokens, probs, prompts]
+        if answer.weights:
+            columns += [answer.weights, _token_weights(answer, rest.pop(0))]
+        return [StoredSample(*row) for row in zip(*columns, strict=False)]
 
     async def _ask(
         self, question: messages.Message, expected: Any, *frames: Any, deadline_s: float
@@ -235,8 +257,8 @@ def _prompt_rows(rows: Sequence[Row]) -> list[messages.PromptRow]:
 
 def _check(sample: NewSample) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
     info = sample.info
-    prompt = _tokens(sample.prompt_tokens, f"sample {info.id}: prompt tokens")
-    tokens = _tokens(sample.tokens, f"sample {info.id}: tokens")
+    prompt = arrays.tokens_of(sample.prompt_tokens, f"sample {info.id}: prompt tokens")
+    tokens = arrays.tokens_of(sample.tokens, f"sample {info.id}: tokens")
     logprobs = np.asarray([] if sample.logprobs is None else sample.logprobs, np.float32)
     expected = (info.prompt_length, info.length, info.length if info.id.step >= 0 else 0)
     sizes = (len(prompt), len(tokens), len(logprobs))
@@ -260,24 +282,7 @@ def _bits(sample: NewSample) -> NDArray[np.uint8]:
     return np.packbits(mask)
 
 
-def _tokens(values: ArrayLike, what: str) -> NDArray[np.uint32]:
-    array = np.asarray(values)
-    if array.dtype == np.uint32 and array.ndim == 1:
-        return array
-    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
-        raise errors.MalformedMessage(f"{what}: one-dimensional integers expected, not {array.dtype}{array.shape}")
-    if array.size and not 0 <= int(array.min()) <= int(array.max()) < 1 << 32:
-        raise errors.MalformedMessage(f"{what}: ids outside of 0 .. 2^32 - 1")
-    return array.astype(np.uint32)
-
-
-def _join(arrays: list[NDArray[Any]]) -> NDArray[Any]:
-    return np.ascontiguousarray(arrays[0]) if len(arrays) == 1 else np.concatenate(arrays)
-
-
-def _cut(frame: Any, dtype: np.dtype[Any], lengths: list[int]) -> list[NDArray[Any]]:
-    whole = np.frombuffer(frame, dtype)
-    if len(whole) != sum(lengths):
-        raise errors.MalformedMessage(f"store sent an array of {len(whole)}, {sum(lengths)} announced")
-    ends = list(itertools.accumulate(lengths))
-    return [whole[end - length : end] for end, length in zip(ends, lengths, strict=True)]
+def _token_weights(answer: Any, frame: Any) -> list[NDArray[np.float32] | None]:
+    lengths = [info.length if has else 0 for info, has in zip(answer.samples, answer.weighted, strict=True)]
+    parts = arrays.cut(frame, np.dtype(np.float32), lengths)
+    return [part if has else None for part, has in zip(parts, answer.weighted, strict=True)]

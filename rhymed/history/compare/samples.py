@@ -159,7 +159,7 @@ def _score(folder: RunFolder, response: Response, place: int, position: int, see
 
     id: SampleId = response.info.id
     try:
-        _, (_, logprobs) = folder.browse.samples(GetSamples(samples=[id], logprobs=True))
+        _, (_, logprobs, *_) = folder.browse.samples(GetSamples(samples=[id], logprobs=True))
     except UnknownSample:
         return None
     token = int(response.tokens[place])

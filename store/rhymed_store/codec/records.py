@@ -270,7 +270,8 @@ def pack_logprobs(data: Any) -> bytes:
 
 
 def unpack_logprobs(value: Any, length: int, what: object) -> memoryview:
-    data = memoryview(value)[4:]
+    """Loss weights may follow them, see `lossweights`."""
+    data = memoryview(value)[4 : 4 + 4 * length]
     if len(data) != 4 * length or zlib.crc32(data).to_bytes(4, "little") != value[:4]:
         raise StoreDamaged(f"{what}: log-probs damaged at rest; {RESCUE}")
     return data

@@ -14,7 +14,8 @@ import numpy as np
 
 from rhymed import messages
 from rhymed.errors import MalformedMessage, StoreDamaged, UnknownSample
-from rhymed_store.codec import frames, records
+from rhymed_store.codec import frames, lossweights, records
+from rhymed_store.codec.lossweights import LossWeights
 from rhymed_store.codec.records import Record, Tokens
 from rhymed_store.database import partials
 from rhymed_store.database.tables import Tables
@@ -33,11 +34,13 @@ class Reads:
         with self._database.read() as txn:
             rows = [self._find(txn, sample) for sample in message.samples]
             arrays: list[Any] = [self._tokens(txn, rows)]
+            weights: list[LossWeights] = []
             if message.logprobs:
-                arrays.append(b"".join([self._logprobs(txn, row) for row in rows]))
+                logprobs, weights = self._logprobs(txn, rows)
+                arrays.append(logprobs)
             if message.prompt_tokens:
                 arrays.append(self._contexts(txn, rows))
-        return _samples(rows), arrays
+        return _samples(rows, weights), arrays + _token_weights(weights)
 
     def partials(self, message: messages.GetPartials) -> tuple[messages.Partials, list[Any]]:
         tokens_by_id = {}
@@ -134,8 +137,17 @@ class Reads:
                 records.unpack_tokens(frame, record.width, out[start : start + record.length], what)
         return out
 
-    def _logprobs(self, txn: Any, row: SampleRecord) -> memoryview:
-        sample, record = row
+    def _logprobs(self, txn: Any, rows: Sequence[SampleRecord]) -> tuple[bytes, list[LossWeights]]:
+        """With the weights in the loss that follow them; an empty list if all are 1."""
+        parts, weights = [], []
+        for row in rows:
+            what, length, entry = f"sample {row.sample}", row.record.length, self._entry(txn, row.sample)
+            parts.append(records.unpack_logprobs(entry, length, what))
+            weights.append(lossweights.unpack(entry, length, what))
+        return b"".join(parts), weights if any(found != lossweights.ONES for found in weights) else []
+
+    def _entry(self, txn: Any, sample: messages.SampleId) -> Any:
+        """What the store has of the sample until its step is in a checkpoint: log-probs and loss weights."""
         value = txn.get(records.journal_key(sample), db=self._tables["logprobs"])
         if value is None:
             if not 0 <= sample.step < messages.EVAL:
@@ -145,7 +157,7 @@ class Reads:
             if sample.step < forgotten:
                 raise UnknownSample(f"log-probs of sample {sample} were forgotten: a checkpoint holds its step")
             raise StoreDamaged(f"sample {sample}: its log-probs are missing; {frames.RESCUE}")
-        return records.unpack_logprobs(value, record.length, f"sample {sample}")
+        return value
 
     def _contexts(self, txn: Any, rows: Sequence[SampleRecord]) -> Tokens:
         out, starts = _space([record.prompt_length for _, record in rows])
@@ -170,5 +182,14 @@ def _space(lengths: Sequence[int]) -> tuple[Tokens, list[int]]:
     return np.empty(ends.pop(), np.uint32), ends
 
 
-def _samples(rows: Sequence[SampleRecord]) -> messages.Samples:
-    return messages.Samples(samples=[record.info(sample) for sample, record in rows])
+def _samples(rows: Sequence[SampleRecord], weights: Sequence[LossWeights] = ()) -> messages.Samples:
+    return messages.Samples(
+        samples=[record.info(sample) for sample, record in rows],
+        weights=[found.sample for found in weights],
+        weighted=[bool(found.tokens) for found in weights],
+    )
+
+
+def _token_weights(weights: Sequence[LossWeights]) -> list[bytes]:
+    """The array of token weights, where there are weights."""
+    return [b"".join([found.tokens for found in weights])] if weights else []

@@ -16,9 +16,9 @@ import numpy as np
 
 from rhymed import messages
 from rhymed.errors import RunMismatch, UnknownSample
-from rhymed_store.codec import draws, frames, records
+from rhymed_store.codec import draws, frames, lossweights, records
 from rhymed_store.database import partials
-from rhymed_store.database.prepare import HEADER_BYTES, NewRow, check_partials, check_row, cut
+from rhymed_store.database.prepare import HEADER_BYTES, NewRow, check_partials, check_row, cut, cut_weights
 from rhymed_store.database.transactions import Batch, Database
 
 
@@ -133,14 +133,28 @@ class Writes:
                     missing.append(sample)
         return missing
 
-    def put_scores(self, batch: Batch, message: messages.PutScores) -> None:
+    def put_scores(self, batch: Batch, message: messages.PutScores, weights: bytes = b"") -> None:
+        """`weights`: of tokens, as in the message."""
         updates = []
-        for score in message.scores:
+        for score, part in zip(message.scores, cut_weights(message, weights), strict=True):
             reward = records.check_reward(score.reward, score.id)
-            updates.append((score.id, self._record(batch.txn, score.id), reward))
-        for sample, record, reward in updates:
+            record = self._record(batch.txn, score.id)
+            own = lossweights.pack(lossweights.check(score.weight, part, record.length, f"sample {score.id}"))
+            updates.append((score.id, record, reward, own))
+        if size := sum(len(own) + 4 * record.length for _, record, _, own in updates if own):
+            self._database.claim_space(batch, size)  # an entry is written again, whole
+        for sample, record, reward, own in updates:
             if record.state != "trained":
+                if own or record.state == "scored":
+                    self._put_weights(batch.txn, sample, record.length, own)
                 self._update(batch.txn, sample, record.scored(reward))
+
+    def _put_weights(self, txn: Any, sample: messages.SampleId, length: int, own: bytes) -> None:
+        """Behind the log-probs, in place of earlier ones. What is never trained has no log-probs and no weights."""
+        key, table = records.journal_key(sample), self._tables["logprobs"]
+        entry = txn.get(key, db=table)
+        if entry is not None and (new := lossweights.without(entry, length) + own) != entry:
+            txn.put(key, new, db=table)
 
     def mark(self, batch: Batch, message: messages.MarkSamples) -> None:
         txn, state = batch.txn, message.state

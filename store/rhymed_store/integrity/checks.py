@@ -19,7 +19,7 @@ import numpy as np
 
 from rhymed.errors import MalformedMessage, StoreDamaged
 from rhymed.messages import EVAL
-from rhymed_store.codec import draws, frames, masks, records
+from rhymed_store.codec import draws, frames, lossweights, masks, records
 from rhymed_store.codec.records import Record
 from rhymed_store.database import partials
 from rhymed_store.database.stream import KEY_BYTES
@@ -40,7 +40,7 @@ class Audit:
         self._inspection, self._report, self._folder = inspection, inspection.report, folder
         self._contexts: dict[bytes, int] = {}  # key of prompt tokens -> how many
         self._dropped: set[bytes] = set()  # sample keys
-        self._logprobs: dict[bytes, int] = {}  # journal key -> bytes
+        self._logprobs: dict[bytes, tuple[int, int]] = {}  # journal key -> bytes, tokens
         self._lines: dict[bytes, bytes] = {}  # journal key -> journal line
 
     def run(self) -> None:
@@ -108,8 +108,10 @@ class Audit:
         for key, value in self._inspection.entries("logprobs"):
             what = describe("logprobs", key)
             try:
-                records.unpack_logprobs(value, (len(value) - 4) // 4, what)
-                self._logprobs[key] = len(value)
+                tokens = lossweights.tokens_of(value)
+                records.unpack_logprobs(value, tokens, what)
+                lossweights.unpack(value, tokens, what)
+                self._logprobs[key] = len(value), tokens
             except WRONG as error:
                 self._inspection.add("logprobs", what, str(error))
         self._lines.update(self._inspection.entries("journal"))
@@ -193,7 +195,7 @@ class Audit:
         step, journal = records.step_of(key), records.journal_of(key)
         if record.state == "dropped" or step >= EVAL or not is_live(step, self._live_from):
             return
-        if self._logprobs.get(journal) != 4 + 4 * record.length:
+        if self._logprobs.get(journal, (0, -1))[1] != record.length:
             raise StoreDamaged("its log-probs are damaged or missing")
 
     def _hand_on(self, key: bytes, record: Record) -> None:
@@ -205,8 +207,8 @@ class Audit:
             why = "its line is missing" if written is None else "its line is not what its record says"
             self._inspection.add("journal", describe("samples", key), why)
         self._inspection.accept("journal", journal, line)
-        if (size := self._logprobs.pop(journal, None)) is not None:
-            (logprobs,) = self._inspection.reader.read("logprobs", [(journal, 0, size)])
+        if (found := self._logprobs.pop(journal, None)) is not None:
+            (logprobs,) = self._inspection.reader.read("logprobs", [(journal, 0, found[0])])
             if logprobs is not None:
                 self._inspection.accept("logprobs", journal, logprobs)
         self._dropped.discard(key)

@@ -1,5 +1,6 @@
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,17 +10,18 @@ from rhymed.config import Config
 from rhymed.errors import RewardError
 from rhymed.inputs.datasets import load_rows
 from rhymed.inputs.gym import read_gym
-from rhymed_workers.scorers.load import RewardFunction, finite, load_scorers
+from rhymed_workers.scorers.load import load_scorers
+from rhymed_workers.scorers.result import Result, finite
 
 
 def config(scorer: str, **reward: Any) -> Config:
     return Config.model_validate({"reward": {"scorer": scorer, **reward}})
 
 
-def load_scorer(config: Config) -> RewardFunction:
-    """The only one."""
+def load_scorer(config: Config) -> Callable[..., float]:
+    """The reward of the only one."""
     (function,) = load_scorers(config).values()
-    return function
+    return lambda *arguments: function(*arguments).reward  # type: ignore[union-attr]
 
 
 @pytest.fixture
@@ -213,7 +215,8 @@ def test_several_scorers_have_their_own_arguments_and_keys(user: Any) -> None:
     made = Config.model_validate({"reward": {"scorers": scorers}})
     functions = load_scorers(made)
     text, row = "<think></think><answer>4</answer>", {"prompt": "q", "answer": "4"}
-    assert {label: one(text, row) for label, one in functions.items()} == {"score": None, "exact": 1, "format": 1}
+    found = {label: one(text, row) for label, one in functions.items()}
+    assert found == {"score": None, "exact": Result(1), "format": Result(1)}
     with pytest.raises(RewardError, match=r"reward\.scorers\[1\]\.args: scorer exact has no argument 'x'"):
         load_scorers(
             Config.model_validate({"reward": {"scorers": [scorers[2], {"scorer": "exact", "args": {"x": 1}}]}})
@@ -255,7 +258,7 @@ def test_file_may_import_its_neighbour(user: Any, tmp_path: Path) -> None:
         ("None", "returned None"),
         ("'1.0'", r"returned '1.0' \(str\) instead of a number"),
         ("1j", "instead of a number"),
-        ("{'reward': 1}", "without 'score'; its keys: reward"),
+        ("{'points': 1}", "without 'score' or 'reward'; its keys: points"),
     ],
 )
 def test_nonsense_is_an_error_that_tells_what_came(user: Any, returned: str, message: str) -> None:

@@ -1,3 +1,5 @@
+from array import array
+
 from rhymed.config import Scorer
 from rhymed_workers.scoring.verdict import Outcome, Verdict, combine
 
@@ -12,6 +14,29 @@ def test_the_reward_is_the_weighted_sum_of_the_parts() -> None:
     ]
     parts = {"math": 1.0, "format": 1.0, "rate": -0.25}
     assert combine(SCORERS, verdicts) == Outcome(reward=2.25, seconds=7, parts=parts)
+
+
+def floats(*numbers: float) -> bytes:
+    return array("f", numbers).tobytes()
+
+
+def test_loss_weights_multiply() -> None:
+    verdicts = [
+        Verdict(label="math", reward=1.0, weight=0.5, token_weights=floats(1, 0.5, 2)),
+        Verdict(label="format", reward=1.0, weight=0.5),
+        Verdict(label="rate", reward=0.0, token_weights=floats(0, 0.5, 3)),
+    ]
+    outcome = combine(SCORERS, verdicts)
+    assert (outcome.weight, outcome.token_weights) == (0.25, floats(0, 0.25, 6))
+
+
+def test_a_product_of_loss_weights_that_is_none_is_an_error() -> None:
+    large = Verdict(label="math", reward=1.0, token_weights=floats(1e30))
+    outcome = combine(SCORERS, [large, Verdict(label="format", reward=1.0, token_weights=floats(1e30))])
+    assert outcome.reward is None
+    assert "loss weights is too large" in str(outcome.error)
+    forged = Verdict(label="math", reward=1.0, token_weights=floats(float("nan")))
+    assert combine(SCORERS, [forged]).error
 
 
 def test_a_scorer_that_does_not_apply_has_no_part() -> None:

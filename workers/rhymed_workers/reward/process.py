@@ -37,7 +37,7 @@ OUTERMOST = b"in _run_module_as_main"  # the last frame of a traceback
 EXIT_STATUS_S = 1.0
 JAIL_END_S = 8.0  # for the jail to end all that it holds
 KILL_S = 10.0  # for the kernel to end a killed process
-MAX_FRAME = 1 << 20  # bytes of an answer
+MAX_FRAME = 1 << 20  # bytes of an answer, without token weights
 REPORT_BYTES = 1 << 12
 JAIL_OPTIONS: dict[str, bool] = {}  # fields of rhymed_workers.scoring.jail.Spec: what is not to be tried
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # there is a process for every core already
@@ -147,9 +147,11 @@ class ScoringProcess:
         try:
             async with asyncio.timeout(limit_s):
                 await self._write(msgspec.msgpack.encode(work))
-                answer = msgspec.msgpack.decode(await self._read(), type=Answer)
+                answer = msgspec.msgpack.decode(await self._read(len(work.tokens)), type=Answer)
                 if answer.number != work.number:
                     raise ProcessEnded("an answer that it was not asked for")
+                if len(answer.verdict.token_weights) not in (0, len(work.tokens)):
+                    raise ProcessEnded("weights of other tokens")
                 self.defect = answer.defect
                 return answer.verdict
         except TimeoutError:
@@ -226,11 +228,11 @@ class ScoringProcess:
         except (ConnectionError, RuntimeError) as error:  # uvloop: RuntimeError on a closed transport
             raise ProcessEnded(str(error)) from None
 
-    async def _read(self) -> bytes:
+    async def _read(self, weights_bytes: int = 0) -> bytes:
         assert self._process.stdout is not None
         try:
             (length,) = HEAD.unpack(await self._process.stdout.readexactly(HEAD.size))
-            if length > MAX_FRAME:
+            if length > MAX_FRAME + weights_bytes:
                 raise ProcessEnded(f"a frame of {length} bytes")
             return await self._process.stdout.readexactly(length)
         except (asyncio.IncompleteReadError, ConnectionError):

@@ -15,7 +15,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rhymed import messages
@@ -165,11 +165,10 @@ class RewardWorker(Service):
 
     async def _report(self) -> None:
         while True:
-            scores = []
-            for id, outcome in await _batch(self._outcomes):
+            outcomes = dict(await _batch(self._outcomes))
+            for outcome in outcomes.values():
                 self._health.count(outcome)
-                scores.append(self._score_of(id, outcome))
-            stored = await self._put(scores)
+            stored = await self._put([self._score_of(id, outcome) for id, outcome in outcomes.items()], outcomes)
             try:
                 await self._membership.report(messages.Scored(worker=self.name, scores=stored), "reporting scores")
             except RewardError as error:  # reward.on_error = "stop": Finish follows
@@ -189,16 +188,23 @@ class RewardWorker(Service):
             failed=outcome.failed,
         )
 
-    async def _put(self, scores: list[messages.Score]) -> list[messages.Score]:
-        """Store the rewards; returns what to report. A sample that the store does not have gets no reward."""
-        rewards = [messages.Score(id=score.id, reward=score.reward) for score in scores if score.reward is not None]
+    async def _put(
+        self, scores: list[messages.Score], outcomes: Mapping[messages.SampleId, Outcome]
+    ) -> list[messages.Score]:
+        """Store rewards and loss weights; returns what to report. A sample that the store does not have gets none."""
+        rewards = [
+            messages.Score(id=score.id, reward=score.reward, weight=outcomes[score.id].weight)
+            for score in scores
+            if score.reward is not None
+        ]
         if not rewards:
             return scores
+        weights = {score.id: weights for score in rewards if (weights := outcomes[score.id].token_weights)}
         try:
-            await retry(lambda: self._store.put_scores(rewards), "storing rewards")
+            await retry(lambda: self._store.put_scores(rewards, weights), "storing rewards")
         except UnknownSample as error:
             if len(scores) > 1:
-                return [stored for score in scores for stored in await self._put([score])]
+                return [stored for score in scores for stored in await self._put([score], outcomes)]
             return [messages.Score(id=scores[0].id, error=scores[0].error or f"not in the store: {error}")]
         return scores
 

@@ -35,6 +35,8 @@ TRL_PARAMETERS: tuple[str, ...] = (
 TRL_RESERVED = ("prompt", "completion", "completion_ids")
 """Columns that TRL does not pass on."""
 VERL_PARAMETERS: tuple[str, ...] = ("data_source", "solution_str", "ground_truth", "extra_info")
+TOKENS = "response_ids"
+"""Parameter of a verl function that wants the response's token ids, e.g. to weight them; verl has none."""
 
 
 def load_function(name: str, args: dict[str, Any], key: str) -> tuple[str, Raw]:
@@ -49,7 +51,7 @@ def load_function(name: str, args: dict[str, Any], key: str) -> tuple[str, Raw]:
     if "completions" in parameters:
         supplied = TRL_PARAMETERS
     elif "solution_str" in parameters and "ground_truth" in parameters:
-        supplied = VERL_PARAMETERS
+        supplied = (*VERL_PARAMETERS, TOKENS)
     else:
         raise RewardError(
             f"{name}({', '.join(parameters)}) has neither TRL's parameters (prompts, completions, **columns) nor"
@@ -85,7 +87,7 @@ class Custom:
         return self._open_ended or parameter in self._names
 
     def verl(self, key: str) -> Raw:
-        """verl's convention: one sample per call, `args` as further keywords."""
+        """verl's convention: one sample per call, `args` as further keywords, the tokens where they are named."""
         if self._required:
             raise RewardError(f"{self.title} also needs {', '.join(sorted(self._required))}: give it in {key}.args")
 
@@ -96,6 +98,8 @@ class Custom:
                 "ground_truth": ground_truth(row),
                 "extra_info": row.get("extra_info"),
             }
+            if TOKENS in self._names:
+                values[TOKENS] = list(tokens)
             return self._run(values)
 
         return score

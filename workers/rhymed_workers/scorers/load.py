@@ -1,8 +1,8 @@
-"""Turns `reward.scorer` or `reward.scorers` into functions `(response, row, tokens) -> finite float`.
+"""Turns `reward.scorer` or `reward.scorers` into functions `(response, row, tokens) -> Result`.
 
 A name with a colon is a user's function (rhymed_workers.scorers.custom), every other one is built in
-(rhymed_workers.scorers.builtin). A scorer that cannot be used raises `RewardError` when it is loaded; one that
-returns no finite number raises it then. Neither ever becomes a zero. Where there are several scorers, one may return
+(rhymed_workers.scorers.builtin). A scorer that cannot be used raises `RewardError` when it is loaded; one whose
+result cannot be used (rhymed_workers.scorers.result) raises it then. Where there are several scorers, one may return
 None: it does not apply to the sample. Runs in a scoring process; knows nothing of processes.
 """
 
@@ -11,22 +11,22 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from rhymed.config import Config
 from rhymed.errors import RewardError
 from rhymed.inputs.rows import Row
-from rhymed.text import short
 from rhymed_workers.scorers.answer import extract
 from rhymed_workers.scorers.builtin import BUILT_IN
 from rhymed_workers.scorers.custom import load_function
+from rhymed_workers.scorers.result import Result, read
 from rhymed_workers.scorers.setting import Setting
 
 
 class RewardFunction(Protocol):
     """A loaded scorer. None: it does not apply. Raises `RewardError` or what the user's code raises."""
 
-    def __call__(self, response: str, row: Row, tokens: Sequence[int] = ()) -> float | None: ...
+    def __call__(self, response: str, row: Row, tokens: Sequence[int] = ()) -> Result | None: ...
 
 
 def load_scorers(config: Config) -> dict[str, RewardFunction]:
@@ -55,9 +55,8 @@ def _load(setting: Setting) -> RewardFunction:
         raise RewardError(f"{setting.key}.scorer: {_unknown(name)}")
     optional = len(setting.reward.all) > 1
 
-    def score(response: str, row: Row, tokens: Sequence[int] = ()) -> float | None:
-        value = raw(extract(response, answer), row, tokens)
-        return None if optional and _unwrap(value, name) is None else finite(value, name)
+    def score(response: str, row: Row, tokens: Sequence[int] = ()) -> Result | None:
+        return read(raw(extract(response, answer), row, tokens), name, tokens, optional=optional)
 
     vars(score).update({name: text for name in ("note", "warning") if (text := getattr(raw, name, ""))})
     return score
@@ -69,28 +68,3 @@ def _unknown(name: str) -> str:
     close = difflib.get_close_matches(name, BUILT_IN, n=1)
     guess = f"did you mean {close[0]}?" if close else f"known: {', '.join(BUILT_IN)}."
     return f"no scorer {name!r}; {guess} Your own is written as file.py:function"
-
-
-def finite(value: Any, name: str) -> float:
-    """A scorer's result as a finite float. Raises `RewardError` that quotes the result."""
-    value = _unwrap(value, name)
-    if value is None:
-        raise RewardError(f"{name} returned None: no reward for this sample (None needs several reward.scorers)")
-    if isinstance(value, str | bytes) or not hasattr(value, "__float__"):
-        raise RewardError(f"{name} returned {short(value)} ({type(value).__name__}) instead of a number")
-    try:
-        number = float(value)
-    except (TypeError, ValueError, OverflowError, RuntimeError) as error:  # of torch: RuntimeError
-        raise RewardError(f"{name} returned {short(value)}, which is not a number: {error}") from None
-    if not math.isfinite(number):
-        raise RewardError(f"{name} returned {number}: a reward must be finite")
-    return number
-
-
-def _unwrap(value: Any, name: str) -> Any:
-    """verl's functions may return a dict with the reward in it."""
-    if not isinstance(value, dict):
-        return value
-    if "score" not in value:
-        raise RewardError(f"{name} returned a dict without 'score'; its keys: {', '.join(map(str, value))}")
-    return value["score"]

@@ -97,8 +97,9 @@ def main() -> None:
 def _judge(function: RewardFunction, work: Item, limits: Reward) -> Verdict:
     began = time.monotonic()
     try:
-        reward = function(work.response, json.loads(work.row), array("I", work.tokens).tolist())
-        return Verdict(reward=reward, seconds=time.monotonic() - began)
+        result = function(work.response, json.loads(work.row), array("I", work.tokens).tolist())
+        seconds = time.monotonic() - began
+        return Verdict(seconds=seconds) if result is None else Verdict(**result._asdict(), seconds=seconds)
     except BaseException as error:  # SystemExit and math-verify's TimeoutException are not Exceptions
         late = any(_is_late(raised) for raised in (error, error.__cause__))
         crowded = 2 * linux.tasks(linux.family([os.getppid()])) > limits.processes_limit

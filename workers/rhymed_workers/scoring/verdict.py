@@ -1,12 +1,14 @@
 """The result of scoring a sample: each scorer's verdict, and the one reward or error that they combine to.
 
 The reward is the weighted sum of the parts. A scorer that does not apply to a sample adds nothing; one scorer's error
-is the sample's error. Pure; knows no process and no user code.
+is the sample's error. Weights in the loss multiply: those of the sample, and those of each token. Pure; knows no
+process and no user code.
 """
 
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Sequence
 
 import msgspec
@@ -18,7 +20,9 @@ class Verdict(msgspec.Struct, frozen=True):
     """One scorer's result. Neither reward nor error: it does not apply to this sample."""
 
     label: str = ""  # of the scorer, see rhymed.config.Scorer
-    reward: float | None = None  # before its weight
+    reward: float | None = None  # before the scorer's weight
+    weight: float = 1.0  # of the sample in the loss
+    token_weights: bytes = b""  # in the loss: float32, one per response token; empty: all 1
     error: str | None = None
     timeout: bool = False
     seconds: float = 0.0  # of scoring alone
@@ -28,6 +32,8 @@ class Outcome(msgspec.Struct, frozen=True):
     """The sample's result: either reward or error."""
 
     reward: float | None = None
+    weight: float = 1.0  # as in `Verdict`
+    token_weights: bytes = b""
     error: str | None = None
     timeout: bool = False
     seconds: float = 0.0
@@ -51,4 +57,21 @@ def combine(scorers: Sequence[Scorer], verdicts: Sequence[Verdict]) -> Outcome:
     reward = sum(scorer.weight * parts[scorer.label] for scorer in scorers if scorer.label in parts)
     if not math.isfinite(reward):
         return Outcome(error=f"the weighted sum of {parts} is {reward}: rewards are too large", parts=parts)
-    return Outcome(reward=reward, seconds=seconds, parts=parts)
+    weight = math.prod(verdict.weight for verdict in verdicts)
+    token_weights = _product([verdict.token_weights for verdict in verdicts if verdict.token_weights])
+    if not _are_weights([weight, *token_weights]):
+        return Outcome(error="the product of the scorers' loss weights is too large or no weight", parts=parts)
+    return Outcome(reward=reward, weight=weight, token_weights=token_weights.tobytes(), seconds=seconds, parts=parts)
+
+
+def _product(parts: Sequence[bytes]) -> array[float]:
+    """Of token weights of one response, token by token."""
+    product = array("f")
+    for part in parts:
+        other = array("f", part)
+        product = array("f", [a * b for a, b in zip(product, other, strict=True)]) if product else other
+    return product
+
+
+def _are_weights(weights: Sequence[float]) -> bool:
+    return all(math.isfinite(weight) and weight >= 0 for weight in weights)

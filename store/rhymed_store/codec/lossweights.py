@@ -1,0 +1,79 @@
+"""Weights of a sample and of its tokens in the loss, at rest: they follow the sample's log-probs in the same entry.
+
+They are needed and deleted with the log-probs. A sample whose weights are all 1 has none, so its entry is what it is
+without weights. Layout after the log-probs: checksum (4 bytes), the sample's weight (float64), token weights (float32
+each) or nothing, and a byte that says which. Its odd size tells an entry with weights from one without. Pure.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+import zlib
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rhymed.errors import MalformedMessage, StoreDamaged
+from rhymed_store.codec.frames import RESCUE
+
+_CHECK = 4  # bytes of a checksum
+_WEIGHT = struct.Struct("<d")
+_PLAIN, _TOKENS = b"\1", b"\2"  # last byte: with the sample's weight alone, or with token weights, too
+_FIXED = _CHECK + _WEIGHT.size + 1
+
+
+class LossWeights(NamedTuple):
+    sample: float = 1.0
+    tokens: bytes = b""  # float32, one per response token; empty: all 1
+
+
+ONES = LossWeights()
+
+
+def check(weight: float, tokens: Any, length: int, what: object) -> LossWeights:
+    """`tokens`: float32 bytes of the weights of `length` tokens, or empty. Raises `MalformedMessage`."""
+    if len(tokens) not in (0, 4 * length):
+        raise MalformedMessage(f"{what}: {len(tokens) // 4} token weights for {length} response tokens")
+    weights = np.frombuffer(tokens, "<f4")
+    if not (math.isfinite(weight) and weight >= 0 and np.isfinite(weights).all() and (weights >= 0).all()):
+        raise MalformedMessage(f"{what}: loss weights must be finite and not negative")
+    return LossWeights(weight, bytes(tokens))
+
+
+def pack(weights: LossWeights) -> bytes:
+    """What follows the log-probs; empty if all weights are 1."""
+    if weights == ONES:
+        return b""
+    body = _WEIGHT.pack(weights.sample) + weights.tokens + (_TOKENS if weights.tokens else _PLAIN)
+    return zlib.crc32(body).to_bytes(_CHECK, "little") + body
+
+
+def tokens_of(entry: Any) -> int:
+    """Response tokens of an entry of log-probs, with or without weights; -1 if its size cannot be right."""
+    size = len(entry) - _CHECK
+    if size % 4:
+        size -= _FIXED
+        per_token = 8 if bytes(entry[-1:]) == _TOKENS else 4
+    else:
+        per_token = 4
+    return size // per_token if size >= 0 and size % per_token == 0 else -1
+
+
+def without(entry: bytes, length: int) -> bytes:
+    """The entry's log-probs alone, as they were before weights were added."""
+    return entry[: _CHECK + 4 * length]
+
+
+def unpack(entry: Any, length: int, what: object) -> LossWeights:
+    """Raises `StoreDamaged` naming `what` when the bytes are not those that were written."""
+    value = bytes(memoryview(entry)[_CHECK + 4 * length :])
+    if not value:
+        return ONES
+    body = value[_CHECK:]
+    tokens = body[_WEIGHT.size : -1]
+    expected = {_PLAIN: 0, _TOKENS: 4 * length}.get(body[-1:], -1)
+    if len(tokens) != expected or zlib.crc32(body).to_bytes(_CHECK, "little") != value[:_CHECK]:
+        raise StoreDamaged(f"{what}: its loss weights are damaged at rest; {RESCUE}")
+    (weight,) = _WEIGHT.unpack_from(body)
+    return LossWeights(weight, tokens)

@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+from array import array
+
+import pytest
+
+from rhymed.errors import MalformedMessage, StoreDamaged
+from rhymed_store.codec import lossweights, records
+from rhymed_store.codec.lossweights import ONES, LossWeights
+
+LENGTH = 3
+LOGPROBS = array("f", [-0.5, -1.0, -2.0]).tobytes()
+TOKENS = array("f", [1.0, 0.0, 0.25]).tobytes()
+
+
+@pytest.mark.parametrize("weights", [ONES, LossWeights(0.5), LossWeights(1.0, TOKENS), LossWeights(0.0, TOKENS)])
+def test_weights_follow_the_log_probs_and_are_read_again(weights: LossWeights) -> None:
+    plain = records.pack_logprobs(LOGPROBS)
+    entry = plain + lossweights.pack(weights)
+    assert bytes(records.unpack_logprobs(entry, LENGTH, "it")) == LOGPROBS
+    assert lossweights.unpack(entry, LENGTH, "it") == weights
+    assert lossweights.tokens_of(entry) == LENGTH
+    assert lossweights.without(entry, LENGTH) == plain
+
+
+def test_weights_of_one_take_no_bytes() -> None:
+    assert lossweights.pack(ONES) == b""
+
+
+def test_every_damaged_byte_is_found() -> None:
+    entry = records.pack_logprobs(LOGPROBS) + lossweights.pack(LossWeights(0.5, TOKENS))
+    for at in range(len(entry)):
+        bent = entry[:at] + bytes([entry[at] ^ 4]) + entry[at + 1 :]
+        with pytest.raises(StoreDamaged, match="sample 7"):
+            records.unpack_logprobs(bent, LENGTH, "sample 7")
+            lossweights.unpack(bent, LENGTH, "sample 7")
+    for size in range(4, len(entry)):
+        if size != 4 + 4 * LENGTH:  # those are log-probs without weights
+            with pytest.raises(StoreDamaged, match="sample 7"):
+                records.unpack_logprobs(entry[:size], LENGTH, "sample 7")
+                lossweights.unpack(entry[:size], LENGTH, "sample 7")
+
+
+@pytest.mark.parametrize(
+    ("weight", "tokens", "message"),
+    [
+        (-1.0, b"", "finite and not negative"),
+        (float("nan"), b"", "finite and not negative"),
+        (1.0, array("f", [1.0, -1.0, 1.0]).tobytes(), "finite and not negative"),
+        (1.0, array("f", [1.0, float("inf"), 1.0]).tobytes(), "finite and not negative"),
+        (1.0, TOKENS[:8], "2 token weights for 3 response tokens"),
+    ],
+)
+def test_what_is_no_weight_is_refused(weight: float, tokens: bytes, message: str) -> None:
+    with pytest.raises(MalformedMessage, match=f"sample 7: .*{message}"):
+        lossweights.check(weight, tokens, LENGTH, "sample 7")

@@ -1,0 +1,94 @@
+"""What a scorer may return, in the forms of TRL and verl."""
+
+from __future__ import annotations
+
+from array import array
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rhymed.config import Config
+from rhymed.errors import RewardError
+from rhymed_workers.scorers.load import RewardFunction, load_scorers
+from rhymed_workers.scorers.result import Result, read
+
+TOKENS = [5, 6, 7]
+
+
+def result(value: Any) -> Result | None:
+    return read(value, "score", TOKENS, optional=False)
+
+
+def floats(*numbers: float) -> bytes:
+    return array("f", numbers).tobytes()
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (0.5, Result(0.5)),
+        ({"score": 0.5, "acc": True, "pred": "5"}, Result(0.5)),
+        ({"reward": 0.5, "weight": 2}, Result(0.5, 2.0)),
+        ({"reward": 0.5, "weight": None, "token_weights": None}, Result(0.5)),
+        ({"score": 0.5, "weight": np.float32(0.25)}, Result(0.5, 0.25)),
+        ({"reward": 0, "token_weights": [1, 0.5, 0]}, Result(0.0, 1.0, floats(1, 0.5, 0))),
+        ({"reward": 0, "token_weights": np.array([1.0, 0.5, 0.0])}, Result(0.0, 1.0, floats(1, 0.5, 0))),
+    ],
+)
+def test_a_number_or_a_dict_with_weights(value: Any, expected: Result) -> None:
+    assert result(value) == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ({"weight": 1.0}, "without 'score' or 'reward'; its keys: weight"),
+        ({"reward": 1, "weight": -0.1}, r"weight = -0\.1: a weight must be finite and not negative"),
+        ({"reward": 1, "weight": float("nan")}, "weight = nan"),
+        ({"reward": 1, "weight": "1"}, r"weight = '1' \(str\) instead of a number"),
+        ({"reward": 1, "token_weights": 1.0}, r"token_weights = 1\.0 instead of a list"),
+        ({"reward": 1, "token_weights": "abc"}, "token_weights = 'abc' instead of a list"),
+        ({"reward": 1, "token_weights": [1, 1]}, "2 token_weights for 3 response tokens: return one for each"),
+        ({"reward": 1, "token_weights": [1, -1, 1]}, r"token_weights\[1\] = -1: a weight must be finite"),
+        ({"reward": 1, "token_weights": [1, 1, 1e300]}, r"token_weights\[2\] = 1e\+300: .* 32 bits"),
+        ({"reward": 1, "token_weights": [1, None, 1]}, r"token_weights\[1\] = None \(NoneType\) instead of a number"),
+    ],
+)
+def test_what_is_no_weight_is_an_error_that_tells_what_came(value: Any, message: str) -> None:
+    with pytest.raises(RewardError, match=f"score returned .*{message}"):
+        result(value)
+
+
+def test_none_is_for_several_scorers() -> None:
+    assert read({"score": None, "weight": 0.0}, "score", TOKENS, optional=True) is None
+    with pytest.raises(RewardError, match="returned None"):
+        result({"score": None})
+
+
+def load(folder: Path, source: str) -> RewardFunction:
+    (folder / "mine.py").write_text(source)
+    config = Config.model_validate({"reward": {"scorer": f"{folder / 'mine.py'}:score"}})
+    (function,) = load_scorers(config).values()
+    return function
+
+
+def test_trls_form_weights_the_tokens_that_it_is_given(tmp_path: Path) -> None:
+    source = (
+        "def score(completions, completion_ids, **columns):\n"
+        "    return [{'reward': 1.0, 'weight': 0.5, 'token_weights': [float(t != 6) for t in ids]}"
+        " for ids in completion_ids]\n"
+    )
+    assert load(tmp_path, source)("4", {"prompt": "q"}, TOKENS) == Result(1.0, 0.5, floats(1, 0, 1))
+
+
+def test_verls_form_gets_the_tokens_if_it_names_them(tmp_path: Path) -> None:
+    source = (
+        "def score(solution_str, ground_truth, response_ids=None, **more):\n"
+        "    assert 'response_ids' not in more\n"
+        "    return {'score': 1.0, 'token_weights': [float(t != 6) for t in response_ids]}\n"
+    )
+    assert load(tmp_path, source)("4", {"answer": "4"}, TOKENS) == Result(1.0, 1.0, floats(1, 0, 1))
+    source = "def score(solution_str, ground_truth, **more):\n    return float(len(more))\n"
+    assert load(tmp_path, source)("4", {"answer": "4"}, TOKENS) == Result(2.0)  # as verl: data_source, extra_info
