@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from rhymed.inputs.rows import Row
 from rhymed.text import truncated
 
 if TYPE_CHECKING:
-    from rhymed_workers.scoring.verdict import Verdict
+    from rhymed_workers.scoring.verdict import Outcome, Verdict
 
 MAX_PARAMETERS = 1_500_000_000
 MAX_TOKENS = 64
@@ -102,7 +103,7 @@ def describe(config: Config, row: Row, answers: Sequence[Answer]) -> Section:
     for answer, verdicts in zip(scored, result.verdicts, strict=True):
         outcome = combine(config.reward.all, verdicts)
         section.add(answer.label, truncated(answer.text, SHOWN_CHARS) or "(nothing)")
-        section.add("  reward", _sum(config.reward, verdicts, outcome.reward))
+        section.add("  reward", _sum(config.reward, verdicts, outcome.reward) + _in_loss(outcome))
         if outcome.reward is not None:
             rewards[answer.label] = outcome.reward
         elif answer.label != NONSENSE_LABEL:
@@ -133,6 +134,14 @@ def _doubts(eval: Eval, rewards: dict[str, float], nonsense_text: str) -> Iterat
             f"eval.threshold = {eval.threshold:g}, but the right answer itself gets {right:g}: no response"
             " would count as right; set eval.threshold to the least reward of a right one"
         )
+
+
+def _in_loss(outcome: Outcome) -> str:
+    """Its weights in the loss; empty if all are 1."""
+    weights = array("f", outcome.token_weights)
+    parts = [f"weight {outcome.weight:g}"] if outcome.weight != 1 else []
+    parts += [f"token weights {min(weights):g} to {max(weights):g}"] if weights else []
+    return f"; in the loss: {', '.join(parts)}" if parts else ""
 
 
 def _sum(settings: Reward, verdicts: Sequence[Verdict], reward: float | None) -> str:

@@ -27,18 +27,20 @@ def test_weights_of_one_take_no_bytes() -> None:
     assert lossweights.pack(ONES) == b""
 
 
+def read(entry: bytes) -> LossWeights:
+    records.unpack_logprobs(entry, LENGTH, "sample 7")
+    return lossweights.unpack(entry, LENGTH, "sample 7")
+
+
 def test_every_damaged_byte_is_found() -> None:
     entry = records.pack_logprobs(LOGPROBS) + lossweights.pack(LossWeights(0.5, TOKENS))
     for at in range(len(entry)):
-        bent = entry[:at] + bytes([entry[at] ^ 4]) + entry[at + 1 :]
         with pytest.raises(StoreDamaged, match="sample 7"):
-            records.unpack_logprobs(bent, LENGTH, "sample 7")
-            lossweights.unpack(bent, LENGTH, "sample 7")
-    for size in range(4, len(entry)):
-        if size != 4 + 4 * LENGTH:  # those are log-probs without weights
-            with pytest.raises(StoreDamaged, match="sample 7"):
-                records.unpack_logprobs(entry[:size], LENGTH, "sample 7")
-                lossweights.unpack(entry[:size], LENGTH, "sample 7")
+            read(entry[:at] + bytes([entry[at] ^ 4]) + entry[at + 1 :])
+    plain = 4 + 4 * LENGTH  # bytes of the log-probs without weights
+    for size in {*range(4, len(entry))} - {plain}:
+        with pytest.raises(StoreDamaged, match="sample 7"):
+            read(entry[:size])
 
 
 @pytest.mark.parametrize(

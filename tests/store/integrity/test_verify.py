@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import lmdb
+import numpy as np
 import pytest
 
 from rhymed.errors import RhymedError, StoreDamaged, StoreError
-from rhymed.messages import SampleId
+from rhymed.messages import GetSamples, PutScores, SampleId, Score
 from rhymed_store.codec.records import journal_key, sample_key, unpack_record
 from rhymed_store.database.probe import probe
+from rhymed_store.database.reads import Reads
 from rhymed_store.database.tables import Reader
 from rhymed_store.inspect.browse import Browse
 from rhymed_store.integrity.repair import copy, repair
@@ -115,6 +117,22 @@ def test_what_is_changed_is_named_and_a_repair_leaves_only_that_out(
     assert lost == expected.get(table, set())
     assert after["begun"] == (([60], before["begun"][1][:240]) if table == b"partials" else before["begun"])
     assert report.counts["samples"] == 96 - (table in (b"samples", b"logprobs"))
+
+
+def test_loss_weights_are_verified_with_the_log_probs_and_saved(tmp_path: Path) -> None:
+    given, store = [new_sample(0, index, length=5) for index in range(2)], LocalStore(tmp_path / "store")
+    ids, half = [sample.info.id for sample in given], np.full(5, 0.5, np.float32).tobytes()
+    store.put(*given)
+    scores = PutScores(scores=[Score(id=id, reward=1.0, weight=2.0) for id in ids], weighted=[0, 5])
+    store.do(lambda batch: store.writes.put_scores(batch, scores, half))
+    store.database.close()
+    assert named(store.database.folder) == []
+    change(store.database.folder, b"logprobs", journal_key(ids[0]), last_flipped)
+    assert ("logprobs", f"sample {ids[0]}") in named(store.database.folder)
+    repair(store.database.folder)
+    with Reader(store.database.folder) as reader:
+        answer, arrays = Reads(reader).samples(GetSamples(samples=[ids[1]], logprobs=True))
+    assert (answer.weights, answer.weighted, bytes(arrays[-1])) == ([2.0], [True], half)
 
 
 def test_a_damaged_mask_is_named_and_costs_no_sample(store: Path, whole: Path) -> None:

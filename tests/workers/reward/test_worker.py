@@ -43,6 +43,9 @@ def score(solution_str, ground_truth):
         raise ValueError("unlucky")
     if solution_str.startswith("99"):
         time.sleep(60)
+    if solution_str.startswith("7"):
+        weights = [float(token != "8") for token in solution_str.split()]
+        return {"score": 1.0, "weight": 0.5, "token_weights": weights}
     return float(solution_str == ground_truth)
 """
 
@@ -177,6 +180,27 @@ async def test_samples_are_scored_stored_and_told(
     assert sum(seconds_of("reward", broker.stats).values()) <= time.monotonic() - began
     assert await rewards(where, *ids) == [1.0, 0.0]
     assert [leave.worker for leave in broker.leaves] == ["reward-0"]
+
+
+async def test_loss_weights_are_stored_and_not_told(
+    make: Callable[..., Config], where: RunLayout, broker: FakeBroker
+) -> None:
+    ids = await put(where, "7 8 9", "1 2 3", "7 " + "8 " * 400_000)  # longer than an answer without weights
+    async with RewardWorker(make(), where, "reward-0").running():
+        await until(lambda: broker.joins)
+        await broker.rate(*ids)
+        await until(lambda: len(broker.scores) == 3)
+    client = StoreClient(where.store, "reader")
+    weighted, plain, long = await client.get_samples(ids, logprobs=True)
+    client.close()
+    assert (weighted.weight, plain.weight, long.weight) == (0.5, 1.0, 0.5)
+    assert weighted.token_weights is not None
+    assert long.token_weights is not None
+    assert weighted.token_weights.tolist() == [1.0, 0.0, 1.0]
+    assert long.token_weights.sum() == 1
+    assert plain.token_weights is None
+    assert [broker.scores[id].reward for id in ids] == [1.0, 1.0, 1.0]
+    assert {score.weight for score in broker.scores.values()} == {1.0}
 
 
 @pytest.mark.parametrize(("on_error", "reward"), [("drop", None), ("zero", 0.0)])

@@ -15,6 +15,7 @@ from rhymed_workers.reward.pool import Pool
 from rhymed_workers.sandbox import choose
 from rhymed_workers.scorers.cases import same_text, same_value
 from rhymed_workers.scorers.code import program
+from rhymed_workers.scorers.load import load_scorers
 from rhymed_workers.scoring.child import item
 from tests.workers.scorers.test_load import config, load_scorer
 from tests.workers.scoring.processes import jailed, running, wait_for
@@ -229,7 +230,7 @@ def test_a_sandbox_that_is_not_there_is_an_error_at_once(monkeypatch: pytest.Mon
     monkeypatch.setattr(choose.shutil, "which", lambda *_, **__: None)
     with pytest.raises(RewardError, match="'bubblewrap' does not work here: install bubblewrap"):
         load_scorer(config("code", args={"sandbox": "bubblewrap"}))
-    score = load_scorer(config("code"))
+    (score,) = load_scorers(config("code")).values()
     assert "resource limits only" in vars(score)["note"]
     assert "no bubblewrap works here: install bubblewrap" in vars(score)["warning"]
 

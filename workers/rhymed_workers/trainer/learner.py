@@ -135,6 +135,8 @@ class TorchLearner:
         progress(total, total)
         if batch.penalty is not None:
             sums.extra["reward/overlong_penalty"] = batch.penalty
+        if batch.loss_weight is not None:
+            sums.extra["actor/loss_weight"] = batch.loss_weight
         if batch.kl is not None:
             sums.extra["actor/kl"] = batch.kl
         return sums
