@@ -105,43 +105,43 @@ def assemble(
     rewards_B, penalty = _rewards(samples, lengths_B, recipe, longest)
     advantages_N = advantages(rewards_B, _groups(samples), lengths_B, recipe, kept_B=kept_B, kl_N=kl_N)
     signal_B = sample_sums((advantages_N != 0).double(), lengths_B) > 0
-    own_N = loss_weights(samples)
-    used_B = kept_B if own_N is None else kept_B & (sample_sums(own_N.double(), lengths_B) > 0)
-    updates = updates_of(used_B & (signal_B | recipe.dense))
+    own_N, loss_weight = loss_weights(samples)
+    heard_B = sample_sums(own_N.double(), lengths_B) > 0
+    updates = updates_of(kept_B & heard_B & (signal_B | recipe.dense))
     if old_N is None and len(parts) > 1:
         old_N = policy(_flat(updates), total)
     if reference is not None and recipe.kl_coef and recipe.kl_in == "loss":
         reference_N = reference(_flat(updates), total)
-    weights_N = _weights(lengths_B, kept_B, parts, recipe, longest)
     return Batch(
         updates,
         lengths_B,
         torch.arange(len(samples)).repeat_interleave(lengths_B),
         advantages_N,
-        weights_N if own_N is None else weights_N * own_N,
+        _weights(lengths_B, kept_B, parts, recipe, longest) * own_N,
         engine_logprobs(samples),
         old_N,
         reference_N,
         penalty,
         None if kl_N is None else float(kl_N.sum()) / max(1, int(lengths_B[kept_B].sum())),
-        None if own_N is None else float(own_N.mean()),
+        loss_weight,
     )
 
 
-def loss_weights(samples: Sequence[StoredSample]) -> Tensor | None:
-    """(N,) a token's weight times its sample's, as the rewards gave them; None if all are 1.
+def loss_weights(samples: Sequence[StoredSample]) -> tuple[Tensor, float | None]:
+    """(N,) a token's weight times its sample's, as the rewards gave them, and their mean, None if they gave none.
 
     They multiply the token's loss, KL term included. They change neither advantages nor what the loss is divided by.
     """
     if all(sample.weight == 1 and sample.token_weights is None for sample in samples):
-        return None
+        return torch.ones(sum(sample.info.length for sample in samples)), None
     ones = np.ones(max(sample.info.length for sample in samples), np.float32)
     given = [
         (ones[: sample.info.length] if sample.token_weights is None else sample.token_weights)
         * np.float32(sample.weight)
         for sample in samples
     ]
-    return torch.from_numpy(np.concatenate(given))
+    own_N = torch.from_numpy(np.concatenate(given))
+    return own_N, float(own_N.mean())
 
 
 def _groups(samples: Sequence[StoredSample]) -> Tensor:
