@@ -106,8 +106,7 @@ def assemble(
     advantages_N = advantages(rewards_B, _groups(samples), lengths_B, recipe, kept_B=kept_B, kl_N=kl_N)
     signal_B = sample_sums((advantages_N != 0).double(), lengths_B) > 0
     own_N, loss_weight = loss_weights(samples)
-    heard_B = sample_sums(own_N.double(), lengths_B) > 0
-    updates = updates_of(kept_B & heard_B & (signal_B | recipe.dense))
+    updates = updates_of(kept_B & (sample_sums(own_N.double(), lengths_B) > 0) & (signal_B | recipe.dense))
     if old_N is None and len(parts) > 1:
         old_N = policy(_flat(updates), total)
     if reference is not None and recipe.kl_coef and recipe.kl_in == "loss":
