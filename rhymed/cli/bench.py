@@ -26,6 +26,7 @@ BENCHMARKS = {
     "spec": Benchmark(
         "rhymed.bench.spec", ("model", "methods", "batches", "temperatures", "epochs", "rounds", "arctic", "out")
     ),
+    "learn": Benchmark("rhymed.bench.learn.learn", ("config", "algorithms", "seeds", "out")),
     "pipe": Benchmark("rhymed.bench.schedule", ("trace", "cost", "out", "keep")),
 }
 
@@ -44,7 +45,7 @@ def add(commands: Any) -> None:
     add_examples(parser, "rhymed bench store --quick")
     parser.add_argument("name", type=_name, choices=BENCHMARKS, metavar="NAME", help=", ".join(BENCHMARKS))
     parser.add_argument("--quick", action="store_true", help="a small version that takes less than a minute")
-    parser.add_argument("--out", type=Path, metavar="PATH", help="model, pipe: a folder; spec: a JSON file")
+    parser.add_argument("--out", type=Path, metavar="PATH", help="model, pipe, learn: a folder; spec: a JSON file")
     parser.add_argument(
         "--trace", type=Path, metavar="FILE", help="index, pipe: recorded responses (default: synthetic ones)"
     )
@@ -54,6 +55,11 @@ def add(commands: Any) -> None:
     )
     for name, kind in {"methods": str, "batches": int, "temperatures": float, "epochs": int}.items():
         parser.add_argument(f"--{name}", type=_list(kind), metavar="A,B", help="spec: only these")
+    parser.add_argument(
+        "--config", type=Path, metavar="FILE", help="learn: the task (default: configs/quickstart.toml)"
+    )
+    parser.add_argument("--algorithms", type=_list(str), metavar="A,B", help="learn: only these")
+    parser.add_argument("--seeds", type=int, metavar="N", help="learn: runs of each algorithm")
     parser.add_argument("--rounds", type=int, metavar="N", help="spec: measurements of each method")
     parser.add_argument("--cost", type=Path, metavar="FILE", help="pipe: JSON [[samples, seconds per step], ...]")
     parser.add_argument("--keep", type=float, metavar="P", help="pipe: probability that a run-ahead token is kept")
