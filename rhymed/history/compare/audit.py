@@ -13,14 +13,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rhymed.config import Config, Schedule
-from rhymed.errors import ConfigError, RhymedError, StoreDamaged
+from rhymed.config import Schedule
+from rhymed.errors import ConfigError, StoreDamaged
+from rhymed.history.compare.planned import Planned, planned
 from rhymed.history.folder import RunFolder
-from rhymed.messages import EVAL, SampleId
+from rhymed.messages import EVAL, NO_SIGNAL, NOT_PLANNED, SampleId
 from rhymed.run import checkpoint
 from rhymed.staleness import window
 from rhymed.text import counted, step_name
-from rhymed_broker.plan import Plan
 from rhymed_store.inspect.browse import Response
 from rhymed_workers.trainer import lineage
 from rhymed_workers.trainer.lineage import Digest, Line
@@ -38,7 +38,8 @@ class Audit:
     asked: int = 0  # prompts of the steps in the checkpoint, as the plan has them
     trained: int = 0  # samples of these steps
     tokens: int = 0  # of the trained samples
-    dropped: int = 0
+    filtered: int = 0  # groups without signal: samples that were dropped with them
+    dropped: int = 0  # the others
     never: int = 0  # of the dropped: those that were dropped before they were written
     later: int = 0  # samples of steps that no checkpoint covers yet
     staleness: int = 0  # of the oldest token that was trained, steps
@@ -61,8 +62,9 @@ def audit(folder: RunFolder) -> Audit:
     if folder.config is None:
         raise ConfigError(f"{folder.folder} has no config.json that this release reads, so its plan is unknown")
     steps, lines, wrong = newest(folder.folder)
-    plan = _plan(folder.config, folder.folder, steps)
-    found = Audit(steps, plan.steps, len(plan.ids), steps * plan.prompts_per_step, wrong=wrong)
+    plan = planned(folder.config, folder.folder, steps, folder.browse.drawn_steps())
+    asked = sum(len(plan.prompts(step)) for step in range(steps))
+    found = Audit(steps, plan.steps, len(plan.ids), asked, wrong=wrong)
     _Check(folder, folder.config.schedule, plan, found).run(lines)
     return found
 
@@ -73,6 +75,7 @@ def render(found: Audit, name: str) -> str:
         f" ({found.epochs:.2f} epochs of {counted(found.prompts, 'prompt')})",
         f"trained: {counted(found.trained, 'sample')}, {counted(found.tokens, 'token')},"
         f" at most {counted(found.staleness, 'step')} stale",
+        *([f"filtered, without signal: {counted(found.filtered, 'sample')}"] if found.filtered else []),
         f"dropped: {counted(found.dropped, 'sample')}",
     ]
     lines += [f"  {count:,} x {reason}" for reason, count in Counter(found.reasons).most_common(SHOWN)]
@@ -94,29 +97,6 @@ def listed(wrong: Sequence[str]) -> list[str]:
     return [f"wrong: {fault}" for fault in wrong[:SHOWN]] + more
 
 
-class _Plan(Plan):
-    """With the prompts by id, and at least as long as what was trained, even if the run was shortened since."""
-
-    def __init__(self, prompts: Sequence[str], config: Config, steps: int) -> None:
-        rollout, trainer = config.rollout, config.trainer
-        super().__init__(
-            prompts, rollout.prompts_per_step, rollout.group_size, trainer.epochs, trainer.steps, config.run.seed
-        )
-        self.ids = sorted(prompts)
-        self.steps = max(self.steps, steps)
-
-
-def _plan(config: Config, folder: Path, steps: int) -> _Plan:
-    from rhymed.inputs.prepared import rows_of
-    from rhymed.inputs.rows import prompt_id
-
-    try:
-        rows = rows_of(config, folder, config.data)
-    except (RhymedError, OSError) as error:
-        raise ConfigError(f"the dataset, from which the plan follows, cannot be read: {error}") from None
-    return _Plan([prompt_id(row) for row in rows], config, steps)
-
-
 def newest(folder: Path) -> tuple[int, list[Line], list[str]]:
     """Steps of the newest valid checkpoint, its lineage, and what is wrong with either."""
     if (found := checkpoint.newest(folder / "checkpoints")) is None:
@@ -133,7 +113,7 @@ def newest(folder: Path) -> tuple[int, list[Line], list[str]]:
 class _Check:
     """One pass over the store, prompt by prompt, which is the order of the digests."""
 
-    def __init__(self, folder: RunFolder, schedule: Schedule, plan: _Plan, found: Audit) -> None:
+    def __init__(self, folder: RunFolder, schedule: Schedule, plan: Planned, found: Audit) -> None:
         self._folder, self._schedule, self._plan, self._found = folder, schedule, plan, found
         self._digests = {step: Digest() for step in range(found.steps)}
         self._steps: dict[str, set[int]] = {prompt: set() for prompt in plan.ids}  # of the checkpoint, in the plan
@@ -165,7 +145,9 @@ class _Check:
         written = {response.info.id: response for response in responses if 0 <= response.info.id.step < EVAL}
         group, planned = range(self._plan.group_size), sorted(self._steps.get(prompt, ()))
         for id in sorted({*drops, *written}):
-            if not self._planned(id) or id.index not in group:
+            if drops.get(id) == NOT_PLANNED:
+                self._drop(id, written.get(id), NOT_PLANNED)
+            elif not self._planned(id) or id.index not in group:
                 self._wrong(f"sample {id} is in the store, but not in the plan")
             elif id.step >= self._found.steps:
                 self._found.later += 1
@@ -189,7 +171,9 @@ class _Check:
                 if (id := SampleId(step, prompt, index)) not in there:
                     self._wrong(f"sample {id} is not in the store: neither trained nor dropped")
         times = len({id.step for id in there if id.step < found.steps})
-        if prompt in self._steps and times not in (int(found.epochs), int(found.epochs) + 1):
+        apart = 1 if self._plan.drawn else 0  # steps that are refilled draw before and after others
+        fewest, most = int(found.epochs) - apart, int(found.epochs) + 1 + apart
+        if prompt in self._steps and not fewest <= times <= most:
             self._wrong(f"prompt {prompt} was asked {times} times in {found.epochs:.2f} epochs")
 
     def _sample(self, id: SampleId, response: Response | None, reason: str | None) -> None:
@@ -216,6 +200,9 @@ class _Check:
 
     def _drop(self, id: SampleId, response: Response | None, reason: str) -> None:
         found = self._found
+        if reason.startswith(NO_SIGNAL):
+            found.filtered += 1
+            return
         found.dropped += 1
         found.never += response is None
         if response is not None:

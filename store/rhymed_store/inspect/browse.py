@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rhymed.messages import SampleId, SampleInfo, SampleState
+from rhymed.messages import Drawn, SampleId, SampleInfo, SampleState
 from rhymed_store.codec import frames, masks, records
 from rhymed_store.codec.records import Record, Tokens
 from rhymed_store.database.reads import Reads, SampleRecord
@@ -104,6 +104,11 @@ class Browse(Reads):
                 found[records.sample_at(cursor.key(), prompt)] = bytes(cursor.value()).decode()
                 there = cursor.next()
         return found
+
+    def drawn_steps(self) -> list[Drawn]:
+        """What trained steps drew from the plan; empty if it follows from the plan alone."""
+        with self._database.read() as txn:
+            return self._database.drawn(txn)
 
     def _headers(self, txn: Any, prompt: str) -> list[SampleRecord]:
         low, found = records.prompt_key(prompt), []
