@@ -16,6 +16,7 @@ COLOURS = {
     "scored": "yellow",
     "training": "green",
     "trained": "green",
+    "filtered": "grey70",
     "dropped": "red",
 }
 SPARKS = "▁▂▃▄▅▆▇█"

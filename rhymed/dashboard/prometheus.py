@@ -27,7 +27,7 @@ Kind = Literal["gauge", "counter"]
 Labels = dict[str, str]
 Sample = tuple[Labels, float]
 
-FINAL = ("trained", "dropped")
+FINAL = ("trained", "filtered", "dropped")
 """States that no sample leaves: `rhymed_samples_total` counts them instead."""
 
 WORKER_STATS: dict[str, tuple[str, Kind, str]] = {
@@ -127,7 +127,11 @@ def _steps(families: _Families, queues: Queues) -> None:
     rows = [row for row in queues.open_steps if row.step < EVAL][-MAX_STEPS:]
     gauges: tuple[tuple[str, str, Callable[[StepRow], float]], ...] = (
         ("open_step_groups", "Groups of an open step.", lambda row: row.groups),
-        ("open_step_groups_ready", "Groups whose samples are all scored or dropped.", lambda row: row.groups_ready),
+        (
+            "open_step_groups_ready",
+            "Groups none of whose samples is in progress.",
+            lambda row: row.groups_ready,
+        ),
         ("open_step_seconds", "Seconds since the step was opened.", lambda row: row.open_s),
     )
     for name, help, of in gauges:

@@ -39,7 +39,7 @@ class GroupRow(Part, frozen=True, kw_only=True):
     waiting: int
     running: int
     written: int  # generated, or being scored
-    settled: int  # scored, or dropped
+    settled: int  # scored, filtered or dropped
     longest: int = 0  # tokens, among running samples
 
 
@@ -47,7 +47,9 @@ class StepRow(Part, frozen=True, kw_only=True):
     step: int
     states: dict[str, int]  # ledger state -> samples
     groups_ready: int
-    groups: int
+    groups: int  # those without signal included, and those that replaced them
+    filtered: int = 0  # of these, dropped because they had no signal
+    refilled: int = 0  # of these, added in their places
     open_s: float
     rows: list[GroupRow] = []  # some groups: running ones, longest first, then waiting, then complete ones
 
@@ -61,7 +63,7 @@ class Queues(Message, frozen=True, kw_only=True, tag="queues"):
     step: int  # next step to train
     steps: int  # steps in the whole run
     finished: bool
-    queues: dict[str, int]  # waiting, running, generated, scoring, scored, training, trained, dropped
+    queues: dict[str, int]  # waiting, running, generated, scoring, scored, training, trained, filtered, dropped
     oldest_s: dict[str, float]  # queue -> age of its oldest sample in that state
     workers: list[WorkerRow]
     open_steps: list[StepRow]  # includes evaluations: their step is EVAL + version

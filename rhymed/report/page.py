@@ -17,7 +17,7 @@ from rhymed.report.facts import INCIDENTS, Facts
 from rhymed.report.highlights import MOST, Pick
 from rhymed.report.style import CSS
 from rhymed.run.provenance import LARGEST, Start
-from rhymed.run.totals import drafting, totals
+from rhymed.run.totals import drafting, filtering, totals
 from rhymed.text import clock, counted, duration, size_of, step_phrase
 
 HEAD, TAIL = 1600, 1200  # characters of a response
@@ -84,6 +84,9 @@ def _headline(facts: Facts) -> Iterator[tuple[str, str]]:
         if bubbles := [row["rollout/bubble_ratio"] for row in rows if row.get("rollout/bubble_ratio") is not None]:
             yield "mean bubble ratio", f"{sum(bubbles) / len(bubbles):.0%}"
         yield "samples dropped", f"{sums['dropped']:,.0f}"
+        if groups := filtering(rows):
+            yield "groups without signal, dropped", f"{groups['filtered_groups']:,.0f}"
+            yield "groups that replaced them", f"{groups['refilled_groups']:,.0f}"
     if facts.store is not None:
         yield "samples in the store", f"{facts.store.samples:,}"
         yield "size of the store", size_of(facts.store.used_bytes)

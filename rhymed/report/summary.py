@@ -10,7 +10,7 @@ from rhymed.config import Config
 from rhymed.report.overview import draw
 from rhymed.run.folder import read_evaluations, read_metrics
 from rhymed.run.layout import RunLayout
-from rhymed.run.totals import drafting, epochs, totals
+from rhymed.run.totals import drafting, epochs, filtering, totals
 from rhymed.text import number
 
 
@@ -24,7 +24,8 @@ def summary(config: Config, where: RunLayout, elapsed_s: float) -> str:
     elapsed_s += _elapsed_before(where)
     numbers, drafted = totals(rows, elapsed_s), drafting(rows)
     known = {name: None if math.isnan(value) else value for name, value in numbers.items()}
-    numbers_json = {**known, "drafting": drafted, "epochs": epochs(rows)}
+    filtered = filtering(rows)
+    numbers_json = {**known, "drafting": drafted, "filtering": filtered, "epochs": epochs(rows)}
     (where.folder / "summary.json").write_text(json.dumps(numbers_json, indent=2) + "\n")
     picture = draw(rows, where.folder / "reward.png", title=config.run.name, evaluations=evaluations)
     lines = [
@@ -37,6 +38,7 @@ def summary(config: Config, where: RunLayout, elapsed_s: float) -> str:
         f"rollout  {numbers['tokens_per_s']:.0f} tokens/s, mismatch_kl {number(known['mismatch_kl'], '.5f')},"
         f" dropped samples {numbers['dropped']:.0f}",
         *_drafts(drafted),
+        *_filters(filtered),
         *_progress(evaluations),
         f"picture  {picture}" if picture else "picture  none: matplotlib is not installed",
         f"folder   {where.folder}",
@@ -52,6 +54,14 @@ def _drafts(found: dict[str, float | None] | None) -> list[str]:
         return [line]
     saved, spent = f"{found['saved_s']:.1f} s saved", f"{found['draft_s']:.1f} s spent"
     return [f"{line}, about {found['net_speedup']:.2f}x: {saved}, {spent}"]
+
+
+def _filters(found: dict[str, float] | None) -> list[str]:
+    if not found:
+        return []
+    dropped, replaced, left = (found[f"{kind}_groups"] for kind in ("filtered", "refilled", "unreplaced"))
+    more = f", {left:.0f} could not be replaced" if left else ""
+    return [f"groups   {dropped:.0f} had no signal and were dropped, {replaced:.0f} replaced them{more}"]
 
 
 def _elapsed_before(where: RunLayout) -> float:

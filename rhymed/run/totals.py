@@ -46,6 +46,14 @@ def totals(rows: Sequence[Row], elapsed_s: float) -> dict[str, float]:
     }
 
 
+def filtering(rows: Sequence[Row]) -> dict[str, float] | None:
+    """Sums of the groups that dynamic sampling dropped for want of a signal. None: the run has none."""
+    if not _known(rows, "rollout/filtered_groups"):
+        return None
+    names = ("filtered_groups", "refilled_groups", "unreplaced_groups")
+    return {name: sum(_known(rows, f"rollout/{name}")) for name in names}
+
+
 def drafting(rows: Sequence[Row]) -> dict[str, float | None] | None:
     """Sums of `rollout/spec_*`, without that prefix, and their ratios. None if the engine did not draft; a ratio is
     None if its divisor is 0."""

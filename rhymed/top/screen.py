@@ -25,7 +25,7 @@ QUEUE_CELLS = 9
 WIDE = 100  # columns from which on curves are side by side
 DROP_ORDER = ("groups", "curves", "ahead", "detail", "steps", "queues", "trouble")
 """Blocks above the table, in the order in which they are dropped when there is no room."""
-QUEUE_DROP_ORDER = ("trained", "dropped", "training", "generated", "scoring", "scored", "waiting")
+QUEUE_DROP_ORDER = ("trained", "filtered", "dropped", "training", "generated", "scoring", "scored", "waiting")
 
 KEYS = (
     ("q", "quit"), ("?", "help"), ("⏎", "open"), ("esc", "back"), ("s", "sort"), ("/", "filter"), ("g", "groups"),
@@ -145,7 +145,7 @@ def link_text(ui: UiState, now: float) -> tuple[str, str]:
 
 def depths(queues: Queues, width: int) -> list[Text]:
     """Every queue: its name, its depth, the age of its oldest sample."""
-    states = [state for state in COLOURS if state in queues.queues]
+    states = [state for state in COLOURS if state in queues.queues and (state != "filtered" or queues.queues[state])]
     for state in QUEUE_DROP_ORDER:
         if len(states) * QUEUE_CELLS > width and state in states:
             states.remove(state)

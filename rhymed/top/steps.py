@@ -24,6 +24,7 @@ GLYPHS = {
     "generated": "▓",
     "running": "▒",
     "waiting": "·",
+    "filtered": "-",
     "dropped": "x",
 }
 """State -> glyph in a bar, in the order of its parts."""
@@ -70,7 +71,8 @@ def bar(pieces: Sequence[tuple[int, str, str]], width: int) -> Text:
 def step_line(row: StepRow, version: int, width: int) -> Text:
     """One open step: the states of its samples, and how many of its groups are ready."""
     name = step_name(row.step)
-    facts = f" {row.groups_ready}/{row.groups} groups  {age(row.open_s)}"
+    replaced = f", {row.refilled} replaced" if row.refilled else ""
+    facts = f" {row.groups_ready}/{row.groups} groups{replaced}  {age(row.open_s)}"
     states = "  ".join(f"{count} {state}" for state in GLYPHS if (count := row.states.get(state)))
     if row.step > version and not name.startswith("eval"):
         states = f"next  {states}"

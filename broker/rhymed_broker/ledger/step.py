@@ -32,7 +32,7 @@ class OpenStep:
         self.dealt_to = -1  # `Workers.lineup` that `deal` was made for
         self.filtered: set[str] = set()  # prompts of groups without signal that were dropped
         self.rounds = 0  # of refills
-        self.flat = 0  # groups without signal that stay in the step
+        self.unreplaced = 0  # groups without signal that nothing replaced
         self.drawn: Drawn | None = None  # not None: its prompts are final, see `refill`
         self._first = 0  # groups that it was opened with
         self._unsettled: dict[str, int] = {}  # prompt -> samples neither scored nor dropped

@@ -138,6 +138,8 @@ def _step(open_step: OpenStep, now: float, running: dict[str, list[int]]) -> mes
         states={str(state): count for state, count in open_step.counts.items() if count},
         groups_ready=open_step.groups_ready,
         groups=open_step.groups,
+        filtered=len(open_step.filtered),
+        refilled=open_step.refilled,
         open_s=now - open_step.meter.opened_at,
         rows=_groups(open_step, running),
     )

@@ -19,7 +19,7 @@ from rhymed_broker.telemetry.ids import is_traced, phase_span_id, span_id, step_
 Value = str | int | float | bool
 
 DROPS: frozenset[Event] = frozenset({"dropped", "found_dropped"})
-ENDS: frozenset[Event] = DROPS | {"trained"}
+ENDS: frozenset[Event] = DROPS | {"trained", "filtered", "found_filtered"}
 BIRTHS: frozenset[Event] = frozenset(NEXT["new"])
 
 

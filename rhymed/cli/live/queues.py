@@ -27,6 +27,7 @@ PURPOSE = {
     "scored": "for the rest of the step",
     "training": "with the trainer",
     "trained": "done",
+    "filtered": "their groups had no signal",
     "dropped": "given up; the store has the reason",
 }
 
@@ -101,6 +102,8 @@ def render(snapshot: Queues) -> RenderableType:
 def _queues(snapshot: Queues) -> RenderableType:
     table = _table("queue", "samples", "oldest", "")
     for state, depth in snapshot.queues.items():
+        if state == "filtered" and not depth:
+            continue  # without dynamic sampling there are none
         oldest = age(snapshot.oldest_s[state]) if state in snapshot.oldest_s else "-"
         table.add_row(_coloured(state, state), str(depth), oldest, f"[dim]{PURPOSE.get(state, '')}[/]")
     return table
@@ -110,7 +113,8 @@ def _steps(snapshot: Queues) -> RenderableType:
     table = _table("step", "groups", "open for", "where its samples are")
     for row in snapshot.open_steps:
         states = "  ".join(_coloured(state, f"{count} {state}") for state, count in row.states.items())
-        table.add_row(_step(row.step), f"{row.groups_ready}/{row.groups}", age(row.open_s), states)
+        replaced = f", {row.refilled} replaced" if row.refilled else ""
+        table.add_row(_step(row.step), f"{row.groups_ready}/{row.groups}{replaced}", age(row.open_s), states)
     return table
 
 

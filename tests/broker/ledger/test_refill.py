@@ -57,7 +57,7 @@ def test_a_group_without_signal_is_replaced_by_the_next_prompt_of_the_plan() -> 
     row = train.metrics
     assert (row["rollout/filtered_groups"], row["rollout/refilled_groups"], row["rollout/refill_rounds"]) == (1, 1, 1)
     assert (row["rollout/filtered"], row["rollout/dropped"], row["rollout/samples"]) == (2, 0, 4)
-    assert (row["rollout/flat_groups"], row["rollout/reward_mean"]) == (0, pytest.approx(4 / 6))
+    assert (row["rollout/unreplaced_groups"], row["rollout/reward_mean"]) == (0, pytest.approx(4 / 6))
     assert row["rollout/tokens"] == 60
     mark, *_ = story.trained(0)
     assert isinstance(mark, Mark)
@@ -86,7 +86,7 @@ def test_when_nothing_may_be_replaced_any_more_the_rest_is_kept_or_dropped(keep:
     finish(story, 0, a=(1.0, 1.0), b=(0.0, 1.0))
     *_, train = [action for action in finish(story, 0, c=(0.5, 0.5)) if isinstance(action, Train)]
     assert train.ids == [id for prompt in trained for id in group(0, prompt)]
-    assert train.metrics["rollout/flat_groups"] == len(trained) - 1
+    assert train.metrics["rollout/unreplaced_groups"] == 1
     assert train.metrics["rollout/filtered_groups"] == 3 - len(trained)
 
 
@@ -107,7 +107,7 @@ def test_a_step_has_no_prompt_twice_and_a_small_dataset_ends_the_refills() -> No
     assert finish(story, 0, a=(1.0, 1.0), b=(1.0, 1.0))[0] == Assign("w", group(0, "c"), ())
     (train,) = finish(story, 0, c=(1.0, 1.0))
     assert train.ids == [*group(0, "b"), *group(0, "c")]
-    assert train.metrics["rollout/flat_groups"] == 2
+    assert train.metrics["rollout/unreplaced_groups"] == 2
 
 
 def test_values_within_the_tolerance_are_the_same_and_a_group_with_one_score_has_no_signal() -> None:
@@ -311,7 +311,7 @@ def test_a_run_that_began_without_refills_takes_the_same_prompts_up_to_there() -
 def test_when_every_group_is_flat_for_ever_the_run_still_ends() -> None:
     kept = Play(plan(), SignalRule(most=6), lambda id: 1.0).run()
     assert all(
-        row["rollout/refilled_groups"] == 6 and row["rollout/flat_groups"] == 3 for row in kept.metrics.values()
+        row["rollout/refilled_groups"] == 6 and row["rollout/unreplaced_groups"] == 3 for row in kept.metrics.values()
     )
     gone = Play(plan(), SignalRule(most=6, keep=False), lambda id: 1.0).run()
     assert all(trained == [] for trained in gone.trained.values())

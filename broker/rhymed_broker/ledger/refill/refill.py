@@ -72,7 +72,7 @@ class Refill:
         replaced = flat if self.rule is not None and not self.rule.keep and not prompts else flat[: len(prompts)]
         self._drop(open_step, replaced, now)
         if not prompts:
-            open_step.flat = len(flat) - len(replaced)
+            open_step.unreplaced = len(flat)
             self._seal(open_step)
             return []
         open_step.rounds += 1
@@ -90,7 +90,7 @@ class Refill:
             "rollout/filtered_groups": float(len(open_step.filtered)),
             "rollout/refilled_groups": float(open_step.refilled),
             "rollout/refill_rounds": float(open_step.rounds),
-            "rollout/flat_groups": float(open_step.flat),
+            "rollout/unreplaced_groups": float(open_step.unreplaced),
             "rollout/reward_mean": fmean(rewards) if rewards else 0.0,
         }
 

@@ -89,7 +89,8 @@ export function unit(name) {
     if (name.startsWith("staleness/")) return "steps";
     if (/(entropy|\/kl|mismatch_kl\/mean)$/.test(name)) return "nats/token";
     if (/(tokens|spec_drafted|spec_accepted|accept_length)$/.test(name)) return "tokens";
-    if (/(samples|dropped|moved)$/.test(name)) return "samples";
+    if (/(samples|filtered|dropped|moved)$/.test(name)) return "samples";
+    if (/_groups$/.test(name)) return "groups";
     return "";
 }
 

@@ -14,7 +14,7 @@ const QUEUES = {
     scored: ["for the rest of the step", "--c2"],
     training: ["with the trainer", "--c3"],
 };
-const FINAL = { trained: "--c3", dropped: "--bad" }; // states that no sample leaves
+const FINAL = { trained: "--c3", filtered: "--muted", dropped: "--bad" }; // states that no sample leaves
 
 export class QueuePanel {
     constructor(state) {
@@ -74,8 +74,9 @@ function queue(name, purpose, colour, { queues, oldest_s: oldest }) {
     );
 }
 
-function openStep({ step, states, groups, groups_ready: ready, open_s: open }) {
+function openStep({ step, states, groups, groups_ready: ready, refilled = 0, open_s: open }) {
     const sum = Object.values(states).reduce((a, b) => a + b, 0);
+    const replaced = refilled ? `, ${whole(refilled)} replaced` : "";
     const there = [...Object.keys(QUEUES), ...Object.keys(FINAL)].filter((name) => states[name] > 0);
     const part = (name) =>
         h("i", {
@@ -92,7 +93,7 @@ function openStep({ step, states, groups, groups_ready: ready, open_s: open }) {
         h(
             "span",
             { class: "share-text" },
-            `${whole(ready)} of ${plural(groups, "group")} ready, open for ${age(open)}: ${there.map((name) => `${whole(states[name])} ${name}`).join(", ")}`,
+            `${whole(ready)} of ${plural(groups, "group")} ready${replaced}, open for ${age(open)}: ${there.map((name) => `${whole(states[name])} ${name}`).join(", ")}`,
         ),
     );
 }
