@@ -90,6 +90,7 @@ def _judge(calm: LiveRun, chaos: LiveRun, throughput: Throughput, calm_s: float,
         "epochs": war.epochs,
         "samples": war.trained,
         "dropped": war.dropped,
+        "filtered": war.filtered,
         "kills": len(outcome.faults),
         "seconds": outcome.seconds,
         "calm_seconds": calm_s,
@@ -141,8 +142,8 @@ def _print(result: dict[str, Any]) -> None:
         print(f"{row['kind']:15} {row['kills']:5}   {back:40}   {gone}".rstrip())
     print(
         f"\n{result['steps']} steps, {result['epochs']:.2f} epochs, {result['samples']:,} samples trained,"
-        f" {result['dropped']} dropped, {result['acknowledged_lost']} acknowledged ones lost;"
-        f" {result['kills']} kills in {result['seconds']:.0f} s (calm: {result['calm_seconds']:.0f} s)"
+        f" {result['filtered']} without signal, {result['dropped']} dropped,"
+        f" {result['acknowledged_lost']} acknowledged ones lost; {result['kills']} kills in {result['seconds']:.0f} s (calm: {result['calm_seconds']:.0f} s)"
     )
     print(result["audit"])
     for fault in result["wrong"][:20]:

@@ -43,6 +43,7 @@ class Samples:
         self.suspects: dict[Sample, None] = {}  # workers died with them: see `retries`
         self.last_drop = ""  # reason of the newest one
         self.sparse = (0, 0, 0)  # of the last trained step: number, samples, dropped samples
+        self.flat = (0, 0, 0)  # of the same: number, groups, those without signal that nothing replaced
         self.scored_again = False  # a sample in the journal: its reward alone does not say what it is filtered by
         self.arrived = False  # samples started to wait since `dispatch` last looked
         self._journal: dict[int, dict[SampleId, JournalEntry]] = {}  # journal of steps not yet open
@@ -192,6 +193,7 @@ class Samples:
             self.suspects.pop(sample, None)
         self.counts["trained"] += len(done)
         self.sparse = (step, len(open_step.samples), open_step.counts["dropped"])
+        self.flat = (step, open_step.groups - open_step.refilled, open_step.unreplaced)
         self._past["trained"] += len(done)
         self._past["filtered"] += open_step.counts["filtered"]
         self._past["dropped"] += open_step.counts["dropped"]

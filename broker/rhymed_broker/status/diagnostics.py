@@ -27,7 +27,7 @@ def diagnostics(ledger: Ledger, now: float, *, up_s: float, ready: bool, others:
     lines = [*_operated(ledger, now), *(other for other in others if other)]
     if ready and up_s > PATIENCE_S:
         lines += _absent(ledger, now)
-    more = [*_resting(ledger, now), *_refused(ledger, now), *_loading(ledger, now), *_dropped(ledger)]
+    more = [*_resting(ledger, now), *_refused(ledger, now), *_loading(ledger, now), *_dropped(ledger), *_flat(ledger)]
     return [*lines, *_silent(ledger, now), *_slow(ledger, now), *_stuck(ledger, now), *more]
 
 
@@ -85,6 +85,16 @@ def _dropped(ledger: Ledger) -> Iterator[str]:
     why = ledger.samples.last_drop[:WORDS]
     if not ledger.finished and dropped > samples * MANY:
         yield f"{dropped} of {samples} samples of {step_name(step)} were dropped, lately: {why}"
+
+
+def _flat(ledger: Ledger) -> Iterator[str]:
+    """The run continues, but these groups change nothing."""
+    step, groups, flat = ledger.samples.flat
+    if not ledger.finished and flat > groups * MANY:
+        yield (
+            f"{flat} of {groups} groups of {step_name(step)} had no signal and could not be replaced any more"
+            " (trainer.dynamic_sampling): are the prompts too easy or too hard?"
+        )
 
 
 def _loading(ledger: Ledger, now: float) -> Iterator[str]:

@@ -15,6 +15,7 @@ from rhymed_broker.ledger.ledger import Ledger
 from rhymed_broker.ledger.refill.signal import SignalRule
 from rhymed_broker.plan import Plan
 from rhymed_broker.states import Rules
+from rhymed_broker.status.diagnostics import diagnostics
 from tests.broker.ledger.refills import Play, flat_share, ids
 from tests.broker.ledger.stories import SmallPlan, Story
 
@@ -88,6 +89,14 @@ def test_when_nothing_may_be_replaced_any_more_the_rest_is_kept_or_dropped(keep:
     assert train.ids == [id for prompt in trained for id in group(0, prompt)]
     assert train.metrics["rollout/unreplaced_groups"] == 1
     assert train.metrics["rollout/filtered_groups"] == 3 - len(trained)
+
+
+def test_a_step_most_of_whose_groups_could_not_be_replaced_is_reported_in_words() -> None:
+    story = begin(SignalRule(most=0), SmallPlan(steps=2, groups=2, prompts=8))
+    finish(story, 0, a=(1.0, 1.0), b=(0.0, 0.0))
+    story.trained(0)
+    (line,) = diagnostics(story.ledger, story.now, up_s=1.0, ready=True)
+    assert line.startswith("2 of 2 groups of step 1 had no signal and could not be replaced")
 
 
 def test_without_refills_groups_are_only_filtered() -> None:
