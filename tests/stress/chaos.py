@@ -143,7 +143,8 @@ def _print(result: dict[str, Any]) -> None:
     print(
         f"\n{result['steps']} steps, {result['epochs']:.2f} epochs, {result['samples']:,} samples trained,"
         f" {result['filtered']} without signal, {result['dropped']} dropped,"
-        f" {result['acknowledged_lost']} acknowledged ones lost; {result['kills']} kills in {result['seconds']:.0f} s (calm: {result['calm_seconds']:.0f} s)"
+        f" {result['acknowledged_lost']} acknowledged ones lost;"
+        f" {result['kills']} kills in {result['seconds']:.0f} s (calm: {result['calm_seconds']:.0f} s)"
     )
     print(result["audit"])
     for fault in result["wrong"][:20]:
