@@ -30,12 +30,14 @@ _BASELINE: Need = (
     "advantage = 'group-mean' or 'leave-one-out'",
     lambda recipe: recipe.advantage in ("group-mean", "leave-one-out"),
 )
-_RETURN: Need = ("advantage = 'return'", lambda recipe: recipe.advantage == "return")
+_TOKENS: Need = ("advantage = 'return' or 'gae'", lambda recipe: recipe.advantage in ("return", "gae"))
+_GAE: Need = ("advantage = 'gae'", lambda recipe: recipe.advantage == "gae")
 _CACHE: Need = ("overlong_cache above 0", lambda recipe: recipe.overlong_cache > 0)
 
 NEEDS: dict[str, Need] = {
     "advantage_scale": _BASELINE,
-    "gamma": _RETURN,
+    "gamma": _TOKENS,
+    "gae_lambda": _GAE,
     "ratio": _CLIP,
     "clip_eps_low": _CLIPPED,
     "clip_eps_high": _CLIPPED,

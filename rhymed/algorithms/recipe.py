@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-Advantage: TypeAlias = Literal["group-mean", "leave-one-out", "return"]
+Advantage: TypeAlias = Literal["group-mean", "leave-one-out", "return", "gae"]
 Scale: TypeAlias = Literal["none", "group", "batch", "mean"]
 Loss: TypeAlias = Literal["clip", "cispo", "gmpo", "sapo", "dppo"]
 Ratio: TypeAlias = Literal["token", "sequence", "sequence-product"]
@@ -30,6 +30,7 @@ class Recipe:
     advantage_scale: Scale = "group"
     whiten: bool = False
     gamma: float = 1.0
+    gae_lambda: float = 1.0
 
     loss: Loss = "clip"
     ratio: Ratio = "token"
@@ -70,7 +71,11 @@ class Recipe:
     @property
     def dense(self) -> bool:
         """Whether a sample without advantage has a gradient, too."""
-        return (self.kl_coef > 0 and self.kl_in == "loss") or (self.loss == "dppo" and self.dppo_kl_tau > 0)
+        return (
+            self.critic
+            or (self.kl_coef > 0 and self.kl_in == "loss")
+            or (self.loss == "dppo" and self.dppo_kl_tau > 0)
+        )
 
     @property
     def rejects(self) -> bool:
@@ -80,7 +85,12 @@ class Recipe:
     @property
     def least_group(self) -> int:
         """Samples that a group needs: one sample has no mean to be compared with."""
-        return 1 if self.advantage == "return" else 2
+        return 1 if self.advantage in ("return", "gae") else 2
+
+    @property
+    def critic(self) -> bool:
+        """Whether a second model tells the value of every state."""
+        return self.advantage == "gae"
 
     def whole_sequences(self, *, updates: int) -> bool:
         """Whether the loss of a token needs the other tokens of its sample, with so many updates per step.

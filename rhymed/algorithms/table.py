@@ -69,6 +69,16 @@ _RECIPES = (
         whiten=True,
     ),
     Recipe(
+        "ppo",
+        "arXiv 1707.06347, 1506.02438; verl adv_estimator gae, use_kl_in_reward",
+        advantage="gae",
+        advantage_scale="none",
+        whiten=True,
+        kl_coef=0.001,
+        kl_estimator="k1",
+        kl_in="reward",
+    ),
+    Recipe(
         "dppo",
         "arXiv 2602.04879; prime-rl default loss",
         advantage_scale="none",

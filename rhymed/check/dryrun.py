@@ -31,7 +31,9 @@ def quick_check(config: Config, *, resume: bool = False) -> Report:
         if inputs.size and inputs.training:
             rollout, trainer = config.rollout, config.trainer
             load = arithmetic.workload(rollout, trainer, len(inputs.training.rows), rollout.max_prompt_length)
-            need = memory.needs(config.model, rollout, trainer, inputs.size, load, inputs.adapters)
+            need = memory.needs(
+                config.model, rollout, trainer, inputs.size, load, inputs.adapters, critic=inputs.critic
+            )
             report.errors += memory.errors(rollout, trainer, need, machine.measure(layout.folder))
         if loading is not None and report.attempt(lambda: loading.result() or True):
             _check_reward(config, report, inputs, None)
@@ -68,7 +70,7 @@ def _check_sizes(config: Config, report: Report, inputs: Inputs) -> None:
         report.add(algorithm.describe(config.trainer.recipe))
     if inputs.size:
         here = machine.measure(layout_of(config).folder)
-        report.add(memory.describe(config, inputs.size, load, here, inputs.adapters))
+        report.add(memory.describe(config, inputs.size, load, here, inputs.adapters, critic=inputs.critic))
 
 
 def _check_overlap(inputs: Inputs, report: Report) -> None:

@@ -13,6 +13,7 @@ from rhymed.config import Config
 from rhymed.inputs.datasets import placed_rows
 from rhymed.inputs.lengths import Measured, check_prompts, used_datasets
 from rhymed.inputs.models import resolve_model
+from rhymed_workers.trainer.critic import start as critic
 
 
 @dataclass
@@ -22,6 +23,7 @@ class Inputs:
     folder: Path | None = None  # the model's
     size: Size | None = None
     adapters: Adapters | None = None  # of `trainer.lora`
+    critic: Size | None = None  # of the critic's model
     training: Measured | None = None
     held_out: list[Measured] = field(default_factory=list)
 
@@ -39,6 +41,8 @@ def read(config: Config, report: Report) -> Inputs:
         if (trained := config.trainer.lora) is not None:
             inputs.adapters = report.attempt(lambda: lora.adapters(trained, folder))
             report.warnings += lora.hint(config.trainer.lr)
+        if config.trainer.recipe.critic:
+            inputs.critic = report.attempt(lambda: model_size(critic.find(config)))
     measured = report.attempt(lambda: check_prompts(config)) if folder or needless else None
     if measured is None:  # each dataset may be readable still
         measured = []

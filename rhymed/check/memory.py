@@ -50,6 +50,7 @@ class Needs:
     gradients: float
     moments: float
     reference: float
+    critic: float  # its weights, gradients and moments
     working: float  # activations and logits of the largest pass
     engine: float  # each
     sequence: float  # keys and values of one sample at full length
@@ -59,29 +60,40 @@ class Needs:
 
     @property
     def trainer(self) -> float:
-        return self.weights + self.gradients + self.moments + self.reference + self.working + TRAINER_BYTES
+        models = self.weights + self.gradients + self.moments + self.reference + self.critic
+        return models + self.working + TRAINER_BYTES
 
 
 def needs(
-    model: Model, rollout: Rollout, trainer: Trainer, size: Size, load: Workload, adapters: Adapters | None = None
+    model: Model,
+    rollout: Rollout,
+    trainer: Trainer,
+    size: Size,
+    load: Workload,
+    adapters: Adapters | None = None,
+    *,
+    critic: Size | None = None,
 ) -> Needs:
+    """`critic`: size of the critic's model, if there is one. Its passes alternate with the policy's."""
     parameters, tokens = size.parameters, load.pass_tokens
     trained = adapters.parameters if adapters else parameters
+    values, activations = critic.parameters if critic else 0, max(map(activation_bytes, filter(None, (size, critic))))
     logits = LOGITS_BUFFERS * min(LOGITS_BYTES, tokens * size.vocabulary * FP32)
     step_tokens = load.samples * rollout.max_response_length
     steps_with_logprobs = min(load.steps, trainer.checkpoint_every * trainer.keep_checkpoints)
-    moments = MOMENT_BYTES[trainer.optimizer] * trained
+    moment = MOMENT_BYTES[trainer.optimizer]
     vllm, item = rollout.engine == "vllm", ITEM_BYTES[model.dtype]
     return Needs(
         weights=FP32 * (parameters + (trained if adapters else 0)),
         gradients=FP32 * trained,
-        moments=moments,
+        moments=moment * trained,
         reference=FP32 * parameters if trainer.recipe.kl_coef and not adapters else 0,
-        working=tokens * activation_bytes(size) + logits,
+        critic=(2 * FP32 + moment) * values,
+        working=tokens * activations + logits,
         engine=item * parameters + rollout.kv_cache_gib * GIB + ENGINE_BYTES if vllm else 0,
         sequence=2 * size.layers * size.key_value * item * full_length(rollout) if vllm else 0,
         published=VERSIONS * (FP32 if adapters else item) * trained,
-        checkpoint=FP32 * trained + moments,
+        checkpoint=(FP32 + moment) * (trained + values),
         store=step_tokens * (STORED_BYTES * load.steps + LOGPROB_BYTES * steps_with_logprobs),
     )
 
@@ -97,16 +109,23 @@ def activation_bytes(size: Size) -> float:
 
 
 def describe(
-    config: Config, size: Size, load: Workload, machine: Machine, adapters: Adapters | None = None
+    config: Config,
+    size: Size,
+    load: Workload,
+    machine: Machine,
+    adapters: Adapters | None = None,
+    *,
+    critic: Size | None = None,
 ) -> Section:
     rollout, trainer, store = config.rollout, config.trainer, config.store
-    need = needs(config.model, rollout, trainer, size, load, adapters)
+    need = needs(config.model, rollout, trainer, size, load, adapters, critic=critic)
     section = Section("memory and disk (estimates)")
     section.add("model", f"{size.architecture}, {size.parameters / 1e6:,.1f} M parameters")
     if trainer.lora and adapters:
         section.add("LoRA", lora.describe(trainer.lora, adapters))
     kept = f"weights {size_of(need.weights)}, gradients {size_of(need.gradients)}, Adam {size_of(need.moments)}"
     kept += f", reference model {size_of(need.reference)}" if need.reference else ""
+    kept += f", critic {size_of(need.critic)}" if need.critic else ""
     section.add("trainer", f"{size_of(need.trainer)}: {kept}, the largest pass {size_of(need.working)}")
     if need.engine:
         fit = int(rollout.kv_cache_gib * GIB // max(1, need.sequence))

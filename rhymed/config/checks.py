@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from rhymed.algorithms import ALGORITHMS
 from rhymed.config.generation import Drafts, Rollout
 from rhymed.config.inputs import Data, Eval
 from rhymed.config.reward import Reward
@@ -62,6 +63,22 @@ def dynamic_sampling(trainer: Trainer, reward: Reward) -> Iterator[str]:
         yield (
             f"trainer.dynamic_sampling.metric = {metric!r} is neither 'reward' nor a scorer:"
             f" there {'are' if len(labels) > 1 else 'is'} {', '.join(labels)}"
+        )
+
+
+def critic(trainer: Trainer) -> Iterator[str]:
+    given, fields = trainer.critic, type(trainer.critic).model_fields
+    changed = [name for name, field in fields.items() if getattr(given, name) != field.default]
+    if changed and not trainer.recipe.critic:
+        users = " or ".join(name for name, recipe in ALGORITHMS.items() if recipe.critic)
+        yield (
+            f"trainer.critic.{changed[0]} has no effect: trainer.algorithm = {trainer.algorithm!r} has no critic; set"
+            f" trainer.algorithm = {users}, or leave [trainer.critic] out"
+        )
+    if trainer.recipe.critic and trainer.steps and given.warmup_steps >= trainer.steps:
+        yield (
+            f"trainer.critic.warmup_steps = {given.warmup_steps} leaves no step of trainer.steps = {trainer.steps} in"
+            " which the policy is trained"
         )
 
 

@@ -70,6 +70,7 @@ class Config(Section):
             *checks.step_size(self.rollout, self.trainer, self.data),
             *checks.engines(self.rollout, self.trainer, self.drafts, self.schedule),
             *checks.dynamic_sampling(self.trainer, self.reward),
+            *checks.critic(self.trainer),
             *checks.evaluation(self.eval),
             *checks.deadlines(self.schedule, self.reward),
             *checks.addresses(self.net),

@@ -18,7 +18,7 @@ class Losses(Section):
     advantage: Advantage | None = Field(
         None,
         description="reward minus the group's mean, or minus the mean of the group's others, or the sum of the"
-        " rewards of this and later tokens",
+        " rewards of this and later tokens; gae: with a critic",
     )
     advantage_scale: Scale | None = Field(
         None,
@@ -27,6 +27,9 @@ class Losses(Section):
     )
     whiten: bool | None = Field(None, description="shift and scale advantages to mean 0 and variance 1 over tokens")
     gamma: float | None = Field(None, gt=0, le=1, description="discount per token of later rewards")
+    gae_lambda: float | None = Field(
+        None, ge=0, le=1, description="gae: share of each later step in a token's advantage, per token"
+    )
     loss: Loss | None = Field(None, description="of a token; see docs/algorithms.md")
     ratio: Ratio | None = Field(
         None,

@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from rhymed.config.losses import Losses
+from rhymed.config.parts.critic import Critic
 from rhymed.config.parts.dynamic_sampling import DynamicSampling
 from rhymed.config.parts.lora import Lora
 
@@ -42,6 +43,7 @@ class Trainer(Losses):
     lora: Lora | None = Field(None, description="see [trainer.lora]; without it, all weights are trained")
     dynamic_sampling: DynamicSampling = DynamicSampling()
     mismatch_warn: float = Field(0.05, gt=0, description="warn when mismatch_kl is higher (nats per token)")
+    critic: Critic = Critic()
 
     @property
     def filters_groups(self) -> bool:

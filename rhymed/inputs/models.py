@@ -135,13 +135,18 @@ def _check_weights(folder: Path) -> None:
                 raise ConfigError(f"{file} is a Git LFS pointer, not the weights: run `git lfs pull` there")
 
 
-def _check_context(config: Config, folder: Path) -> None:
+def context_of(folder: Path) -> int | None:
+    """The longest sequence in tokens; None where the model's config does not say, or scales its positions."""
     model = _config(folder)
     text = model.get("text_config") or model
     scaled = text.get("rope_scaling") or text.get("rope_parameters") or {}
     if scaled.get("rope_type", scaled.get("type", "default")) != "default":
-        return  # the engine knows the scaled length
-    context = next((text[key] for key in CONTEXT if isinstance(text.get(key), int)), None)
+        return None  # the engine knows the scaled length
+    return next((text[key] for key in CONTEXT if isinstance(text.get(key), int)), None)
+
+
+def _check_context(config: Config, folder: Path) -> None:
+    context = context_of(folder)
     rollout = config.rollout
     evaluated = (config.eval.max_response_length or 0) if config.eval.datasets else 0
     name = "eval" if evaluated > rollout.max_response_length else "rollout"

@@ -182,6 +182,23 @@ def _distance(axis: Any, rows: Sequence[Row]) -> bool:
     return _line(axis, rows, "actor/pg_clipfrac", color=ORANGE, label="share of tokens clipped") or there
 
 
+def _critic(axis: Any, rows: Sequence[Row]) -> bool:
+    """Values and returns have the reward's unit; the explained share of the variance has its own axis."""
+    axis.set(ylabel="reward")
+    there = _line(axis, rows, "critic/return_mean", color=PALE, label="mean return")
+    there = _line(axis, rows, "critic/value_mean", color=BLUE, label="mean value") or there
+    there = _line(axis, rows, "critic/loss", color=ORANGE, label="loss") or there
+    if not any(row.get("critic/explained_variance") is not None for row in rows):
+        return there
+    share = {"color": GREEN, "label": "explained variance"}
+    right = axis.twinx()
+    right.spines["top"].set_visible(False)
+    right.set(ylabel="share of the variance")
+    axis.plot([], [], **share)  # for the legend
+    axis.set(zorder=right.get_zorder() + 1, facecolor="none")
+    return _line(right, rows, "critic/explained_variance", **share)
+
+
 def evaluation_curves(axis: Any, evaluations: Sequence[Row], **style: Any) -> bool:
     """Accuracy and mean reward of each held-out dataset by policy version. False if there are none."""
     keys = sorted({key for row in evaluations for key in row if "/acc/mean@" in key or key.endswith("/reward/mean")})
@@ -205,6 +222,7 @@ PANELS = (
     Panel("length", "Response length", lengths),
     Panel("policy", f"{HEALTH}entropy, loss, gradient norm", _policy),
     Panel("distance", f"{HEALTH}mismatch, KL, clip fraction", _distance),
+    Panel("critic", f"{HEALTH}the critic", _critic),
     Panel("acceptance", "Share of drafted tokens that were accepted", _acceptance),
     Panel("gain", "Speed-up by drafting", gain),
     Panel("bubble", "Bubble: share of slot time without a sample", _bubble),

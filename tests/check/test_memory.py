@@ -39,6 +39,19 @@ def test_a_reference_model_counts() -> None:
     assert "reference model 3.7 GiB" in check(LARGE, kl_coef=0.1)[0]["trainer"]
 
 
+def test_a_critic_counts_like_the_policy() -> None:
+    config = Config.model_validate({"trainer": {"algorithm": "ppo"}})
+    load = arithmetic.workload(config.rollout, config.trainer, 64, 100)
+    alone, both = (
+        memory.needs(config.model, config.rollout, config.trainer, SIZE, load, critic=one) for one in (None, SIZE)
+    )
+    assert both.critic == both.weights + both.gradients + both.moments == both.trainer - alone.trainer
+    assert both.checkpoint == 2 * alone.checkpoint
+    assert both.working == alone.working
+    rows = dict(memory.describe(config, SIZE, load, LARGE, critic=SIZE).rows)
+    assert "reference model 3.7 GiB, critic 14.9 GiB" in rows["trainer"]
+
+
 @pytest.mark.parametrize(
     ("change", "key"),
     [({"memory": 8 * GIB}, "rollout.kv_cache_gib"), ({"disk_free": 3 * GIB}, "trainer.keep_checkpoints")],

@@ -28,6 +28,8 @@ FROM_AN_ENGINE = {
     "actor/pg_clipfrac", "actor/rejected", "reward/overlong_penalty", "perf/train_tokens_per_s",
     "timing_s/fetch", "timing_s/publish", "response_length/clip_ratio", "reward/mean", "reward/std",
     "reward/flat_groups", "timing_s/val",
+    "critic/loss", "critic/grad_norm", "critic/clipfrac", "critic/value_mean", "critic/return_mean",
+    "critic/explained_variance", "critic/skipped_updates",
 }  # fmt: skip
 """Metrics that a run has whose workers and trainer are real ones; all are in docs/metrics.md."""
 

@@ -15,6 +15,12 @@ HEALTH = {
     "actor/entropy": 0.5, "actor/loss": -0.01, "actor/grad_norm": 40.0, "actor/kl": 0.02, "actor/pg_clipfrac": 0.1,
     "mismatch_kl/mean": 0.001,
 }  # fmt: skip
+CRITIC = {
+    "critic/value_mean": 0.4,
+    "critic/return_mean": 0.5,
+    "critic/loss": 0.1,
+    "critic/explained_variance": 0.3,
+}
 
 
 @pytest.fixture
@@ -70,6 +76,15 @@ def test_the_health_of_training_has_its_pictures(tmp_path: Path, figures: dict[s
     assert [line.get_ydata()[0] for line in right.lines] == [40.0], "of another size: an axis of its own"
     assert legend(figures["policy"]) == ["entropy", "loss", "gradient norm, before clipping"]
     assert [line.get_ydata()[0] for line in figures["distance"].axes[0].lines[:3]] == [0.001, 0.02, 0.1]
+
+
+def test_the_critic_has_a_picture(tmp_path: Path, figures: dict[str, Any]) -> None:
+    draw(rows(4, **CRITIC), (), tmp_path)
+    assert set(figures) == {"critic"}
+    assert legend(figures["critic"]) == ["mean return", "mean value", "loss", "explained variance"]
+    left, right = figures["critic"].axes
+    assert [line.get_ydata()[0] for line in left.lines[:3]] == [0.5, 0.4, 0.1]
+    assert [line.get_ydata()[0] for line in right.lines] == [0.3]
 
 
 @pytest.mark.parametrize(

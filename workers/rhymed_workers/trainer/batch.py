@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,16 +16,21 @@ import torch
 from torch import Tensor
 
 from rhymed.algorithms import Recipe
+from rhymed.algorithms.recipe import Aggregation
 from rhymed.config import Trainer
 from rhymed_store.client import StoredSample
 from rhymed_workers.trainer.algorithms.advantages import advantages, overlong_penalty, sample_sums
 from rhymed_workers.trainer.algorithms.aggregation import token_weights
 from rhymed_workers.trainer.algorithms.kl import kl
 from rhymed_workers.trainer.algorithms.tokens import Tokens
+from rhymed_workers.trainer.critic import targets as critic
 from rhymed_workers.trainer.policy.packing import MicroBatch, Sequences, micro_batches
 
 LogProbs = Callable[[Sequence[MicroBatch], int], Tensor]
 """(micro-batches, response tokens of the step) -> (N,) log-probs; NaN for tokens in no micro-batch."""
+
+Values = Callable[[Sequence[MicroBatch], int], Tensor]
+"""Likewise -> (N,) a critic's values; 0 for tokens in no micro-batch."""
 
 Part = np.ndarray[Any, Any]
 
@@ -41,6 +47,7 @@ class Batch:
     engine_N: Tensor
     old_N: Tensor | None  # the trainer's before the first update; None: there is only one update
     reference_N: Tensor | None
+    targets: critic.Targets | None  # of the critic
     penalty: float | None  # mean that overlong responses lose; None: it is off
     kl: float | None  # mean over tokens of the KL in the reward
     loss_weight: float | None  # mean over tokens of the rewards' loss weights; None: all are 1
@@ -84,29 +91,27 @@ def assemble(
     longest: int,
     policy: LogProbs,
     reference: LogProbs | None = None,
+    values: Values | None = None,
 ) -> Batch:
-    """`longest`: limit of response tokens. `reference`: needed if the recipe has a KL term."""
+    """`longest`: limit of response tokens. `reference`, `values`: needed if the recipe has a KL term, a critic."""
     recipe, sequences = config.recipe, sequences_of(samples)
     lengths_B = torch.tensor([sample.info.length for sample in samples])
     kept_B = _kept(samples, recipe)
     parts = np.array_split(np.arange(len(samples)), min(config.minibatches, len(samples)))
+    updates_of = partial(_updates, sequences, parts, config.micro_tokens)
     total = int(lengths_B.sum())
-
-    def updates_of(chosen_B: Tensor) -> list[list[MicroBatch]]:
-        chosen = chosen_B.numpy()
-        return [micro_batches(sequences, part[chosen[part]], config.micro_tokens) for part in parts]
-
-    old_N, reference_N, kl_N = None, None, None
-    if recipe.old_first:
-        assert reference is not None, "a KL term needs the reference model"
-        every = _flat(updates_of(kept_B))
-        old_N = policy(every, total)
-        kl_N = kl(old_N, reference(every, total), recipe.kl_estimator).nan_to_num(nan=0.0)
+    old_N, kl_N = _kl_first(policy, reference, _flat(updates_of(kept_B)), total, recipe)
+    reference_N, targets = None, None
     rewards_B, penalty = _rewards(samples, lengths_B, recipe, longest)
-    advantages_N = advantages(rewards_B, _groups(samples), lengths_B, recipe, kept_B=kept_B, kl_N=kl_N)
-    signal_B = sample_sums((advantages_N != 0).double(), lengths_B) > 0
     own_N, loss_weight = loss_weights(samples)
-    updates = updates_of(kept_B & (sample_sums(own_N.double(), lengths_B) > 0) & (signal_B | recipe.dense))
+    if values is None:
+        advantages_N = advantages(rewards_B, _groups(samples), lengths_B, recipe, kept_B=kept_B, kl_N=kl_N)
+    else:
+        means_N = _weights(lengths_B, kept_B, parts, "token-mean", longest)
+        values_N = values(_flat(updates_of(kept_B)), total)
+        advantages_N, targets = critic.advantages(values_N, means_N, rewards_B, lengths_B, recipe, own_N, kl_N)
+    signal_B = recipe.dense | _any(advantages_N != 0, lengths_B)
+    updates = updates_of(kept_B & signal_B & _any(own_N > 0, lengths_B))
     if old_N is None and len(parts) > 1:
         old_N = policy(_flat(updates), total)
     if reference is not None and recipe.kl_coef and recipe.kl_in == "loss":
@@ -116,14 +121,26 @@ def assemble(
         lengths_B,
         torch.arange(len(samples)).repeat_interleave(lengths_B),
         advantages_N,
-        _weights(lengths_B, kept_B, parts, recipe, longest) * own_N,
+        _weights(lengths_B, kept_B, parts, recipe.aggregation, longest) * own_N,
         engine_logprobs(samples),
         old_N,
         reference_N,
+        targets,
         penalty,
         None if kl_N is None else float(kl_N.sum()) / max(1, int(lengths_B[kept_B].sum())),
         loss_weight,
     )
+
+
+def _kl_first(
+    policy: LogProbs, reference: LogProbs | None, batches: Sequence[MicroBatch], total: int, recipe: Recipe
+) -> tuple[Tensor | None, Tensor | None]:
+    """(N,) log-probs of the policy, and the KL of each token, if it is in the reward; else nothing."""
+    if not recipe.old_first:
+        return None, None
+    assert reference is not None, "a KL term needs the reference model"
+    old_N = policy(batches, total)
+    return old_N, kl(old_N, reference(batches, total), recipe.kl_estimator).nan_to_num(nan=0.0)
 
 
 def loss_weights(samples: Sequence[StoredSample]) -> tuple[Tensor, float | None]:
@@ -141,6 +158,19 @@ def loss_weights(samples: Sequence[StoredSample]) -> tuple[Tensor, float | None]
     ]
     own_N = torch.from_numpy(np.concatenate(given))
     return own_N, float(own_N.mean())
+
+
+def _updates(
+    sequences: Sequence[Sequences], parts: Sequence[Part], micro_tokens: int, chosen_B: Tensor
+) -> list[list[MicroBatch]]:
+    """The chosen samples of every optimizer step."""
+    chosen = chosen_B.numpy()
+    return [micro_batches(sequences, part[chosen[part]], micro_tokens) for part in parts]
+
+
+def _any(found_N: Tensor, lengths_B: Tensor) -> Tensor:
+    """(B,) Samples with such a token."""
+    return sample_sums(found_N.double(), lengths_B) > 0
 
 
 def _groups(samples: Sequence[StoredSample]) -> Tensor:
@@ -163,12 +193,10 @@ def _rewards(
     return rewards_B + penalty_B, -float(penalty_B.mean())
 
 
-def _weights(lengths_B: Tensor, kept_B: Tensor, parts: Sequence[Part], recipe: Recipe, longest: int) -> Tensor:
+def _weights(lengths_B: Tensor, kept_B: Tensor, parts: Sequence[Part], mean: Aggregation, longest: int) -> Tensor:
     """Each optimizer step has a mean of its own."""
     chosen = [torch.from_numpy(part) for part in parts]
-    return torch.cat(
-        [token_weights(lengths_B[part], recipe.aggregation, longest=longest, kept_B=kept_B[part]) for part in chosen]
-    )
+    return torch.cat([token_weights(lengths_B[part], mean, longest=longest, kept_B=kept_B[part]) for part in chosen])
 
 
 def _flat(updates: list[list[MicroBatch]]) -> list[MicroBatch]:

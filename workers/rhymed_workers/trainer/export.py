@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MODEL_FILES = ("config.json", "generation_config.json", INDEX)
-OURS = {MANIFEST, "trainer.json", "optimizer.state", "lineage.jsonl"}
+OURS = {MANIFEST, "trainer.json", "optimizer.state", "critic.state", "lineage.jsonl"}
 
 DType = Literal["float32", "bfloat16", "float16"]
 

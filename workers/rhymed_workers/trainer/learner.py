@@ -23,6 +23,9 @@ from rhymed_store.client import StoredSample
 from rhymed_workers.trainer import state
 from rhymed_workers.trainer.algorithms.losses import token_losses
 from rhymed_workers.trainer.batch import Batch, LogProbs, assemble, engine_logprobs, sequences_of
+from rhymed_workers.trainer.critic.critic import Critic
+from rhymed_workers.trainer.critic.model import ValueModel
+from rhymed_workers.trainer.critic.start import find
 from rhymed_workers.trainer.optim import optimizer, schedule
 from rhymed_workers.trainer.policy.lora import restore
 from rhymed_workers.trainer.policy.packing import MicroBatch, micro_batches
@@ -46,6 +49,7 @@ class TorchLearner:
         policy: Policy,
         reference: Scores | None = None,
         source: Path | None = None,
+        critic: Critic | None = None,
         *,
         max_staleness: int,
         max_response_length: int,
@@ -53,7 +57,7 @@ class TorchLearner:
     ) -> None:
         self._config, self._recipe, self._max_staleness = config, config.recipe, max_staleness
         self._longest = max_response_length
-        self.policy, self._reference, self._source = policy, reference, source
+        self.policy, self._reference, self.critic, self._source = policy, reference, critic, source
         self.dtype = dtype
         self.steps = 0  # trained so far; also the version of the weights
         self._optimizer = optimizer.build(config, policy.trained())
@@ -71,6 +75,7 @@ class TorchLearner:
             policy,
             reference,
             source,
+            Critic(config.trainer, ValueModel.load(find(config))) if config.trainer.recipe.critic else None,
             max_staleness=config.schedule.max_staleness,
             max_response_length=config.rollout.max_response_length,
             dtype=policy.published_dtype or config.model.dtype,
@@ -120,19 +125,30 @@ class TorchLearner:
         return metrics
 
     def _update(self, samples: Sequence[StoredSample], progress: Progress) -> Sums:
-        batch = assemble(samples, self._config, self._longest, self._logprobs, self._reference_logprobs)
+        values = self.critic.values if self.critic else None
+        batch = assemble(samples, self._config, self._longest, self._logprobs, self._reference_logprobs, values)
         batch = batch.to(self.policy.device)
         sums, total, done = Sums(), sum(map(len, batch.updates)), 0
-        if not total:
+        frozen = self.critic is not None and self.critic.alone(self.steps)
+        if frozen or not total:
             self._compare(samples, sums)
         for update in batch.updates:
             loss = torch.zeros((), dtype=torch.float64, device=self.policy.device)
             for micro in update:
                 progress(done, total)
-                loss += self._accumulate(micro, batch, sums)
+                if not frozen:
+                    loss += self._accumulate(micro, batch, sums)
+                if self.critic and batch.targets:
+                    self.critic.accumulate(micro, batch.targets)
+                sums.computed += micro.tokens
                 done += 1
-            self._optimize(loss.item(), sums)
+            if not frozen:
+                self._optimize(loss.item(), sums)
+            if self.critic:
+                self.critic.update()
         progress(total, total)
+        if self.critic and batch.targets:
+            sums.extra |= self.critic.metrics(batch.targets)
         if batch.penalty is not None:
             sums.extra["reward/overlong_penalty"] = batch.penalty
         if batch.loss_weight is not None:
@@ -151,7 +167,6 @@ class TorchLearner:
 
         whole = self._recipe.whole_sequences(updates=len(batch.updates))
         value = self.policy.backward(micro, loss, whole_sequences=whole)
-        sums.computed += micro.tokens
         sums.loss += value.double()
         return value
 
@@ -204,12 +219,16 @@ class TorchLearner:
         """A model's or an adapter's folder with what a resume needs."""
         self.policy.save(folder)
         state.save(folder, self.policy.model, self._optimizer, self.steps)
+        if self.critic:
+            self.critic.save(folder, self.steps)
         if self._source:
             state.copy_tokenizer(self._source, folder)
 
     def load(self, folder: Path) -> None:
         """All but the policy, which was loaded from the same folder. Raises `CheckpointError`."""
         self.steps = state.load(folder, self.policy.model, self._optimizer)
+        if self.critic:
+            self.critic.load(folder, self.steps)
 
 
 def _logprobs(policy: Scores, batches: Sequence[MicroBatch], count: int) -> Tensor:

@@ -87,6 +87,19 @@ export const HEALTH = [
         zero: true,
         series: [["tokens clipped", "actor/pg_clipfrac", "--c4"]],
     },
+    {
+        title: "Critic",
+        unit: "share of the returns' variance",
+        series: [["explained", "critic/explained_variance", "--c1"]],
+    },
+    {
+        title: "Values and returns",
+        unit: "reward",
+        series: [
+            ["mean value", "critic/value_mean", "--c2"],
+            ["mean return", "critic/return_mean", "--c4", { dash: [6, 4] }],
+        ],
+    },
 ];
 
 /** Over epochs instead of steps. */

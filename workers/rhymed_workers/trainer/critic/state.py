@@ -1,0 +1,65 @@
+"""The critic in a checkpoint's folder: weights and optimizer in one file, which the checkpoint's manifest covers.
+
+The file is a safetensors file with another suffix, so that engines do not take it for a part of the model. Names are
+those of `optim.moments`, and `weight.<parameter>`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from rhymed.errors import CheckpointError
+from rhymed_workers.trainer.optim import moments
+
+FILE = "critic.state"
+STEPS = "steps"
+
+
+def save(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
+    """`steps`: training steps so far."""
+    from safetensors.torch import save_file
+
+    tensors = {f"weight.{name}": parameter.detach() for name, parameter in model.named_parameters()}
+    tensors |= moments.tensors(optimizer, model.named_parameters())
+    save_file(tensors | {STEPS: torch.tensor(steps)}, folder / FILE)
+
+
+def load(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
+    """Raises `CheckpointError` unless the folder has the state of this critic after `steps` steps."""
+    from safetensors.torch import load_file
+
+    file = folder / FILE
+    if not file.is_file():
+        raise CheckpointError(
+            f"{folder} has no {FILE}, so it was written by an algorithm without critic: resume with that"
+            " trainer.algorithm, or start a new run with model.path = this folder"
+        )
+    try:
+        tensors = load_file(file)
+        saved = int(tensors.pop(STEPS))
+    except Exception as error:  # safetensors has its own kinds
+        raise CheckpointError(f"{file} cannot be read: {error!r}") from error
+    if saved != steps:
+        raise CheckpointError(f"{file} is of {saved} trained steps, the policy next to it of {steps}")
+    weights = _weights(file, model, tensors)
+    moments.restore(optimizer, model.named_parameters(), tensors)
+    if tensors:
+        raise CheckpointError(f"{file} is not of this critic (trainer.critic.model): it has {min(tensors)}")
+    with torch.no_grad():
+        for parameter, weight in weights:
+            parameter.copy_(weight)
+
+
+def _weights(file: Path, model: nn.Module, tensors: dict[str, Tensor]) -> list[tuple[nn.Parameter, Tensor]]:
+    """Each parameter with its stored value, taken out of `tensors`."""
+    found = []
+    for name, parameter in model.named_parameters():
+        weight = tensors.pop(f"weight.{name}", None)
+        if weight is None or weight.shape != parameter.shape:
+            what = "has no" if weight is None else f"has the shape {tuple(weight.shape)} for"
+            raise CheckpointError(f"{file} is not of this critic (trainer.critic.model): it {what} {name}")
+        found.append((parameter, weight))
+    return found
