@@ -175,7 +175,18 @@ class ScoringProcess:
         return text.decode(errors="replace")
 
     async def kill(self) -> None:
-        """End the process and all that it started, and wait for it. A second call only waits."""
+        """End the process and all that it started, and wait for it, also when cancelled. A second call only waits."""
+        ending = asyncio.ensure_future(self._kill())
+        cancelled: asyncio.CancelledError | None = None
+        while not ending.done():
+            try:
+                await asyncio.shield(ending)
+            except asyncio.CancelledError as error:
+                cancelled = error
+        if cancelled is not None:
+            raise cancelled
+
+    async def _kill(self) -> None:
         if self.alive:  # else its id may belong to another process by now
             self.alive = False
             with contextlib.suppress(ProcessLookupError):
