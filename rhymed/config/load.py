@@ -161,7 +161,9 @@ def _change(tree: dict[str, Any], keys: list[str], text: str, place: str, origin
 
 def _below(node: Any, key: str | int, place: str) -> Any:
     try:
-        child = node[key] if isinstance(key, int) else node.setdefault(key, {})
+        if isinstance(key, str) and node.get(key) is None:  # also null, as a run writes a section that is left out
+            node[key] = {}
+        child = node[key]
     except (IndexError, KeyError, TypeError, AttributeError):
         raise ConfigError(f"{place}: there is no entry {key} to change") from None
     if not isinstance(child, dict | list):

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from rhymed.config import Config
+from rhymed.config import Config, Lora
 from rhymed.config.load import load_config
 from rhymed.errors import ConfigError
 
@@ -185,6 +185,15 @@ def test_an_entry_of_a_list_has_its_own_line_and_can_be_changed(file: Any) -> No
 def test_text_on_the_command_line_needs_no_quotes() -> None:
     config = load_config(None, ["run.name=7", "model.revision=1e5"], {})
     assert (config.run.name, config.model.revision) == ("7", "1e5")
+
+
+def test_a_section_that_was_left_out_can_be_switched_on(file: Any) -> None:
+    """A run writes it as null."""
+    assert load_config(file("[trainer]\nlr = 1e-5"), ["trainer.lora.rank=4"], {}).trainer.lora == Lora(rank=4)
+    written = file(Config().model_dump_json(), "config.json")
+    assert Config().trainer.lora is None
+    assert load_config(written, ["trainer.lora.alpha=4"], {}).trainer.lora == Lora(alpha=4)
+    assert load_config(written, [], {}).trainer.lora is None
 
 
 def test_a_mistyped_file_is_guessed(file: Any, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 from safetensors.torch import load_file
 
 from rhymed import messages
-from rhymed.config import Config
+from rhymed.config import Config, Lora
 from rhymed.errors import CheckpointError, CheckpointLost, PeerGone, StalenessBroken, TrainerError, UnknownSample
 from rhymed.run.layout import RunLayout, layout_of
 from rhymed.service.activities import ACTIVITIES, seconds_of
@@ -168,14 +168,17 @@ async def test_a_step_is_trained_published_told_and_checkpointed(
     await broker.hear(messages.Leave)
 
 
+@pytest.mark.parametrize("lora", [None, Lora(rank=4)])
 async def test_a_restarted_trainer_goes_on_to_the_bit_from_its_checkpoint(
-    config: Config, where: RunLayout, broker: Broker, put: Any
+    config: Config, where: RunLayout, broker: Broker, put: Any, lora: Lora | None
 ) -> None:
+    config = config.model_copy(update={"trainer": config.trainer.model_copy(update={"lora": lora})})
     async with TrainerService(config, where).running():
         for step in range(3):
             await broker.ask(messages.TrainStep(step=step, samples=await put(step)))
             await broker.hear(messages.Trained, step=step)
         expected = await published(where, 3)
+        assert all(".lora_" in name for name in expected) == bool(lora), "of a LoRA run only the adapters"
         await broker.hear(messages.Checkpointed, step=2)
     broker.heard.clear()
     async with TrainerService(config, where).running():

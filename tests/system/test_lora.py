@@ -1,0 +1,112 @@
+"""Whole runs with LoRA: what makes rollouts fast, or kills processes, changes no sample and no adapter."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.stress import chaos
+from tests.system.test_loop import finish, pid_of, started, wait_for
+from tests.system.test_onoff import config, losses, metrics, run, samples
+
+pytest.importorskip("peft")
+pytestmark = [pytest.mark.slow, pytest.mark.thorough, pytest.mark.timeout(900)]
+
+__all__ = ["config"]  # a fixture
+
+LORA = ("trainer.lora.rank=4", "trainer.lora.alpha=8", "trainer.lr=1e-2", "trainer.epochs=3")
+STEPS = 6
+
+
+def adapters(folder: Path) -> dict[str, np.ndarray]:
+    from safetensors.numpy import load_file
+
+    made = folder / "checkpoints" / f"step-{STEPS:06d}"
+    assert not (made / "model.safetensors").exists()
+    found: dict[str, np.ndarray] = load_file(made / "adapter_model.safetensors")
+    return found
+
+
+def test_drafts_run_ahead_and_kills_train_the_same_adapters(config: Path) -> None:
+    """With real engines. Of the killed run, the trainer goes on from an adapter, the engine merges it again."""
+    plain = run(config, "plain", *LORA, "drafts.method=none", "schedule.policy=fifo")
+    ahead = run(config, "ahead", *LORA, "schedule.run_ahead=1", "rollout.max_concurrency=12")
+    folder = config.parent / "killed"
+    options = [part for option in (*LORA, "run.name=killed", "trainer.checkpoint_every=1") for part in ("-o", option)]
+    with started(config, *options) as process:
+        for step, victim in ((1, "trainer"), (3, "rollout-0")):
+            wait_for(lambda step=step: len(metrics(folder)) >= step, f"step {step}", 300)  # type: ignore[misc]
+            name = victim if victim == "rollout-0" else trainer_of(folder)
+            os.kill(pid_of(folder, name), signal.SIGKILL)
+        finish(process, folder, 400)
+    expected = adapters(plain)
+    assert len(expected) == 28
+    assert all(np.abs(tensor).max() > 1e-2 for name, tensor in expected.items() if ".lora_B." in name)
+    for other in (ahead, folder):
+        assert samples(other) == samples(plain)
+        for name, tensor in adapters(other).items():
+            np.testing.assert_array_equal(tensor, expected[name], err_msg=f"{other.name} {name}")
+    assert losses(metrics(ahead)) == losses(metrics(plain))
+    assert all(0 <= row["mismatch_kl/mean"] < 1e-4 for row in metrics(folder)), "the merged weights are the trainer's"
+    assert sum(row.get("rollout/spec_accepted", 0) for row in metrics(ahead)) > 0
+    evaluated(folder)
+
+
+def trainer_of(folder: Path) -> str:
+    command = [sys.executable, "-m", "rhymed", "queues", "--json", "--run", str(folder)]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    return next(row["worker"] for row in json.loads(shown.stdout)["workers"] if row["role"] == "trainer")
+
+
+def evaluated(folder: Path) -> None:
+    """Its last checkpoint, through an engine."""
+    held_out = folder.parent / "held_out.jsonl"
+    held_out.write_text("".join(json.dumps({"prompt": f"count down from {number}"}) + "\n" for number in range(4)))
+    tree = json.loads((folder / "config.json").read_text())
+    tree["eval"]["datasets"] = [{**tree["data"], "name": "other", "path": str(held_out)}]
+    file = folder.parent / "evaluated.json"
+    file.write_text(json.dumps(tree))
+    command = [sys.executable, "-m", "rhymed", "eval", str(file), "--checkpoint", "latest", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "val/other/acc/mean@1" in done.stdout
+
+
+def test_a_siege_ends_with_the_adapters_of_the_calm_run(tiny_model: Path, tmp_path: Path) -> None:
+    """A real trainer under fire; its samples are synthetic."""
+    settings = {
+        "trainer.engine": "torch",
+        "trainer.threads": 1,
+        "trainer.checkpoint_every": 2,
+        "trainer.lr": 1e-2,
+        "trainer.lora.rank": 4,
+        "model.path": tiny_model,
+        "model.dtype": "float32",
+        "rollout.max_prompt_length": 100,
+        "rollout.max_response_length": 100,
+        "trace.vocabulary": 258,
+        "trace.mean_length": 30,
+    }
+    found = chaos.run(
+        True,
+        steps=16,
+        kills=6,
+        every=6.0,
+        seed=2,
+        rollout=2,
+        reward=1,
+        kinds=("trainer", "rollout", "all"),
+        out=tmp_path / "runs",
+        override=[f"{key}={value}" for key, value in settings.items()],
+    )
+    assert found["wrong"] == [], found
+    assert found["steps"] == 16
+    assert found["kills"] >= 3
+    assert "the same, bit for bit" in found["audit"]
