@@ -1,10 +1,10 @@
-"""Freeze TRL's losses and gradients on a tiny seeded batch, for `tests/workers/trainer/algorithms/test_trl.py`.
+"""Freeze TRL's losses and gradients on a tiny batch, for `tests/workers/trainer/algorithms/test_trl.py`.
 
     pip install --no-deps --target /tmp/trl trl==1.16.0
-    PYTHONPATH=/tmp/trl python scripts/freeze_trl.py tests/data/grpo_trl.json
+    PYTHONPATH=/tmp/trl python scripts/freeze_trl.py tests/data/losses_trl.json
 
-Runs TRL's own `GRPOTrainer._compute_loss` in fp32, for several settings. The importance ratio between engine and
-trainer is an input of that function; it is made here as `_generate_and_score_completions` does ("token_truncate").
+Runs `_compute_loss` of TRL's own trainers (GRPO, GMPO, RLOO) in fp32, for several settings. The importance ratio
+between engine and trainer is an input of that function; it is made here as `_generate_and_score_completions` does.
 Advantages are frozen from the same formula on rewards with TRL's own `nanstd`.
 """
 
@@ -21,18 +21,98 @@ import torch
 from datasets import Dataset
 from tokenizers import Tokenizer, models
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-from trl import GRPOConfig, GRPOTrainer, __version__
+from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer, __version__
+from trl.experimental.gmpo import GMPOConfig, GMPOTrainer
 from trl.trainer.utils import nanstd
 
 GROUPS, GROUP, PROMPT, RESPONSE, VOCABULARY = 2, 4, 6, 9, 48
 CAP = 2.0
+TRAINERS = {
+    "GRPO": (GRPOTrainer, GRPOConfig),
+    "GMPO": (GMPOTrainer, GMPOConfig),
+    "RLOO": (RLOOTrainer, RLOOConfig),
+}
+PPO = {"epsilon": 0.2, "epsilon_high": 0.28}  # of TRL; what follows are our names for the same
+CLIP = {"clip_eps_low": 0.2, "clip_eps_high": 0.28}
 CASES: list[dict[str, Any]] = [
-    {"loss_type": "dapo", "beta": 0.0, "temperature": 1.0, "correct": True},
-    {"loss_type": "dapo", "beta": 0.1, "temperature": 0.7, "correct": True},
-    {"loss_type": "bnpo", "beta": 0.0, "temperature": 1.0, "correct": False},
-    {"loss_type": "grpo", "beta": 0.0, "temperature": 1.0, "correct": True},
-    {"loss_type": "grpo", "beta": 0.04, "temperature": 1.3, "correct": False},
+    case
+    | {"trainer": case.get("trainer", "GRPO"), "temperature": case.get("temperature", 1.0)}
+    | {"args": case.get("clip", PPO) | {"beta": 0.0} | case["args"]}
+    for case in (
+        {
+            "args": {"loss_type": "dapo"},
+            "algorithm": "dapo",
+            "settings": {"overlong_filter": False, "overlong_cache": 0.0},
+            "correct": "token_truncate",
+        },
+        {
+            "args": {"loss_type": "dapo", "beta": 0.1},
+            "algorithm": "bnpo",
+            "settings": CLIP | {"kl_coef": 0.1},
+            "temperature": 0.7,
+            "correct": "token_truncate",
+        },
+        {"args": {"loss_type": "bnpo"}, "algorithm": "bnpo", "settings": CLIP},
+        {"args": {"loss_type": "grpo"}, "algorithm": "grpo", "settings": CLIP, "correct": "token_truncate"},
+        {
+            "args": {"loss_type": "grpo", "beta": 0.04},
+            "algorithm": "grpo",
+            "settings": CLIP | {"kl_coef": 0.04},
+            "temperature": 1.3,
+        },
+        {
+            "args": {"loss_type": "grpo", "vllm_importance_sampling_mode": "sequence_mask"},
+            "algorithm": "grpo",
+            "settings": CLIP | {"correction": "sequence-mask", "sequence_mask_cap": 1.1},
+            "correct": "sequence_mask",
+            "cap": 1.1,
+        },
+        {
+            "args": {"loss_type": "grpo", "off_policy_mask_threshold": 0.1},
+            "algorithm": "grpo",
+            "settings": CLIP | {"off_policy_mask": 0.1},
+        },
+        {"args": {"loss_type": "dr_grpo"}, "algorithm": "dr_grpo", "settings": CLIP | {"advantage_scale": "group"}},
+        {
+            "args": {"loss_type": "grpo", "importance_sampling_level": "sequence"},
+            "algorithm": "gspo",
+            "settings": {},
+            "clip": {"epsilon": 3e-4, "epsilon_high": 4e-4},
+        },
+        {
+            "args": {"loss_type": "grpo", "importance_sampling_level": "sequence"},
+            "algorithm": "gspo",
+            "settings": CLIP | {"correction": "sequence-mask"},
+            "correct": "sequence_mask",
+            "cap": 3.0,
+        },
+        {
+            "args": {"loss_type": "cispo"},
+            "algorithm": "cispo",
+            "settings": {"cispo_max": 1.2},
+            "clip": {"epsilon_high": 1.2},
+            "correct": "token_truncate",
+        },
+        {"args": {"loss_type": "sapo"}, "algorithm": "sapo", "settings": {}, "correct": "token_truncate"},
+        {
+            "args": {},
+            "trainer": "GMPO",
+            "algorithm": "gmpo",
+            "settings": {},
+            "clip": {"epsilon": 0.4, "epsilon_high": 0.4},
+        },
+        {
+            "args": {},
+            "trainer": "RLOO",
+            "algorithm": "rloo",
+            "settings": {"kl_coef": 0.0},
+            "clip": {"epsilon": 0.2, "epsilon_high": 0.2},
+        },
+    )
 ]
+"""TRL's trainer and arguments, and the algorithm and settings of ours that stand for the same loss."""
+
+SAMPLED = 12  # of each gradient
 
 
 def tiny() -> LlamaForCausalLM:
@@ -74,30 +154,35 @@ def batch() -> dict[str, torch.Tensor]:
     }
 
 
-def trainer(case: dict[str, Any], model: LlamaForCausalLM, folder: str) -> GRPOTrainer:
+def trainer(case: dict[str, Any], model: LlamaForCausalLM, folder: str) -> Any:
     words = {f"w{number}": number for number in range(VOCABULARY)}
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="w0")), pad_token="w0", eos_token="w1"
     )
-    args = GRPOConfig(
+    kind, settings = TRAINERS[case["trainer"]]
+    args = settings(
         output_dir=folder,
         per_device_train_batch_size=GROUPS * GROUP,
         num_generations=GROUP,
         max_completion_length=RESPONSE,
-        loss_type=case["loss_type"],
-        beta=case["beta"],
         temperature=case["temperature"],
-        epsilon=0.2,
-        epsilon_high=0.28,
         bf16=False,
         use_cpu=True,
         report_to=[],
         gradient_checkpointing=False,
+        **case["args"],
     )
     rows = Dataset.from_list([{"prompt": "w2"}] * 8)
-    return GRPOTrainer(
-        model, lambda completions, **_: [0.0] * len(completions), args, rows, processing_class=tokenizer
-    )
+    reward = lambda completions, **_: [0.0] * len(completions)  # noqa: E731
+    return kind(model, reward, args=args, train_dataset=rows, processing_class=tokenizer)
+
+
+def engine_ratio(difference: torch.Tensor, mode: str, cap: float) -> torch.Tensor:
+    """As `_generate_and_score_completions` makes it. `difference`: 0 where there is no token."""
+    if mode == "token_truncate":
+        return difference.exp().clamp(max=cap)
+    ratio = difference.sum(1, keepdim=True).exp()
+    return ratio.masked_fill(ratio > cap, 0.0)
 
 
 def run(case: dict[str, Any]) -> dict[str, Any]:
@@ -123,11 +208,12 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
             "advantages": advantages,
             "old_per_token_logps": old,
             "ref_per_token_logps": reference,
+            "old_logps": (old * mask).sum(1),
             "num_items_in_batch": mask.sum(),
         }
-        if case["correct"]:  # what `use_vllm` does to the loss; the engine itself is not needed
+        if mode := case.get("correct"):  # what `use_vllm` does to the loss; the engine itself is not needed
             made.use_vllm, made.vllm_importance_sampling_correction = True, True
-            inputs["importance_sampling_ratio"] = torch.exp((old - engine) * mask).clamp(max=CAP)
+            inputs["importance_sampling_ratio"] = engine_ratio((old - engine) * mask, mode, case.get("cap", CAP))
         model.zero_grad()
         loss = made._compute_loss(model, inputs)
         loss.backward()
@@ -141,12 +227,12 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
     return {
         "case": case,
         "loss": loss.item(),
-        "clipped": metrics["clip_ratio/region_mean"][0],
+        "clipped": next(iter(metrics["clip_ratio/region_mean"]), None),
         "entropy": metrics["entropy"][0],
-        "kl": metrics["kl"][0] if case["beta"] else None,
+        "kl": metrics["kl"][0] if case["args"]["beta"] else None,
         "gradient_norm": norm.item(),
         "gradients": {
-            name: gradient.flatten()[:: max(1, gradient.numel() // 40)].tolist()
+            name: gradient.flatten()[:: max(1, gradient.numel() // SAMPLED)].tolist()
             for name, gradient in gradients.items()
         },
         "advantages": advantages.tolist(),

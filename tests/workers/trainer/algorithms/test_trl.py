@@ -19,7 +19,7 @@ from rhymed_workers.trainer.algorithms.tokens import Tokens
 from rhymed_workers.trainer.policy.packing import Sequences, micro_batches
 from rhymed_workers.trainer.policy.policy import Policy
 
-FROZEN = json.loads((Path(__file__).parents[3] / "data" / "grpo_trl.json").read_text())
+FROZEN = json.loads((Path(__file__).parents[3] / "data" / "losses_trl.json").read_text())
 CASES = range(len(FROZEN["cases"]))
 LENGTHS = torch.tensor([len(response) for response in FROZEN["responses"]])
 
@@ -45,12 +45,11 @@ def test_loss_and_gradients_are_those_of_trl(number: int, micro_tokens: int) -> 
     frozen = FROZEN["cases"][number]
     case = frozen["case"]
     old_N, reference_N = torch.tensor(frozen["old"]), torch.tensor(frozen["reference"])
-    engine_N = torch.tensor(frozen["engine"]) if case["correct"] else old_N
-    aggregation = "seq-mean-token-mean" if case["loss_type"] == "grpo" else "token-mean"
-    settings = {"kl_coef": case["beta"], "tis_cap": FROZEN["cap"], "clip_eps_high": 0.28, "aggregation": aggregation}
-    recipe = expand("grpo", settings)
+    engine_N = torch.tensor(frozen["engine"]) if case.get("correct") else old_N
+    recipe = expand(case["algorithm"], case["settings"])
     rewards, groups = torch.tensor(FROZEN["rewards"]), torch.tensor([0] * 4 + [1] * 4)
-    advantages_N = advantages(rewards, groups, LENGTHS, recipe)
+    scaled = expand("grpo", {})  # what the frozen advantages are, whatever the loss
+    advantages_N = advantages(rewards, groups, LENGTHS, scaled)
     weights_N = token_weights(LENGTHS, recipe.aggregation, longest=9)
     sample_N = torch.arange(8).repeat_interleave(LENGTHS)
     sums = {"clipped": 0.0, "entropy": 0.0, "kl": 0.0}
@@ -64,12 +63,15 @@ def test_loss_and_gradients_are_those_of_trl(number: int, micro_tokens: int) -> 
         sums["kl"] += 0.0 if found.kl_N is None else float(found.kl_N.sum())
         return (found.loss_N * weights_N[flat_N]).sum()
 
+    whole = recipe.whole_sequences(updates=2)
     policy = frozen_policy(case["temperature"])
-    total = sum(policy.backward(batch, loss) for batch in micro_batches(sequences(), range(8), micro_tokens))
+    batches = micro_batches(sequences(), range(8), micro_tokens)
+    total = sum(policy.backward(batch, loss, whole_sequences=whole) for batch in batches)
 
     assert total == pytest.approx(frozen["loss"], abs=1e-5)
     tokens = int(LENGTHS.sum())
-    assert sums["clipped"] / tokens == pytest.approx(frozen["clipped"], abs=1e-5)
+    if frozen["clipped"] is not None and case["trainer"] == "GRPO" and recipe.ratio == "token":
+        assert sums["clipped"] / tokens == pytest.approx(frozen["clipped"], abs=1e-5)
     assert sums["entropy"] / tokens == pytest.approx(frozen["entropy"], rel=1e-5)
     if frozen["kl"] is not None:
         assert sums["kl"] / tokens == pytest.approx(frozen["kl"], rel=1e-4)
@@ -83,7 +85,7 @@ def compare_gradients(model: Any, frozen: dict[str, Any]) -> None:
     assert norm == pytest.approx(frozen["gradient_norm"], rel=1e-4)
     for name, expected in frozen["gradients"].items():
         gradient = parameters[name].grad
-        sampled = gradient.flatten()[:: max(1, gradient.numel() // 40)]
+        sampled = gradient.flatten()[:: max(1, gradient.numel() // 12)]
         assert torch.allclose(sampled, torch.tensor(expected), atol=1e-5, rtol=1e-4), name
 
 
