@@ -77,6 +77,8 @@ def describe(config: Config, load: Workload, held_out: Sequence[int]) -> Section
     rest = "" if epoch == int(epoch) else "; prompts left over start the next epoch"
     section.add("prompts", f"{load.prompts:,}, {prompts} per step: {counted(epoch, 'step')} per epoch{rest}")
     section.add("samples", f"{prompts} prompts x {rollout.group_size} (group_size) = {load.samples} per step")
+    if trainer.filters_groups:
+        section.add("signal", _replaced(rollout, trainer))
     cut = f", cut at trainer.steps = {trainer.steps}" if trainer.steps == load.steps else ""
     section.add("steps", f"{counted(trainer.epochs, 'epoch')} = {counted(load.steps, 'step')}{cut}")
     tokens = load.steps * load.samples * rollout.max_response_length
@@ -93,6 +95,19 @@ def describe(config: Config, load: Workload, held_out: Sequence[int]) -> Section
         section.add("evaluation", _evaluation(config.eval, load, held_out))
     section.warnings += _warnings(rollout, trainer, config.eval, load)
     return section
+
+
+def _replaced(rollout: Rollout, trainer: Trainer) -> str:
+    """Of dynamic sampling."""
+    settings = trainer.dynamic_sampling
+    most = int(settings.max_refills * rollout.prompts_per_step)
+    rest = "kept" if settings.on_exhausted == "keep" else "dropped"
+    if not most:
+        return f"groups with the same {settings.metric} for all samples are {rest}: none is replaced"
+    return (
+        f"groups with the same {settings.metric} for all samples are replaced by the next prompts, at most"
+        f" {counted(most, 'group')} per step; what is left then is {rest}"
+    )
 
 
 def _rounds(rollout: Rollout, load: Workload) -> str:

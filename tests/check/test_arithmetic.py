@@ -85,6 +85,19 @@ def test_the_numbers_are_told_in_words() -> None:
     assert warnings == ["trainer.warmup_steps = 20, but the run has 7 steps: trainer.lr is never reached"]
 
 
+def test_what_is_replaced_is_told() -> None:
+    more = {"rollout": {"prompts_per_step": 8, "group_size": 4}}
+    rows, _ = texts(config(trainer={"dynamic_sampling": {"enabled": True, "max_refills": 1.5}}, **more), 20, [])
+    assert rows["signal"] == (
+        "groups with the same reward for all samples are replaced by the next prompts, at most 12 groups per step;"
+        " what is left then is kept"
+    )
+    assert "signal" not in texts(config(**more), 20, [])[0]
+    assert "signal" in texts(config(trainer={"algorithm": "dapo"}, **more), 20, [])[0]
+    off = {"algorithm": "dapo", "dynamic_sampling": {"enabled": False}}
+    assert "signal" not in texts(config(trainer=off, **more), 20, [])[0]
+
+
 def test_what_does_not_fit_together_is_a_warning() -> None:
     made = config(
         rollout={

@@ -59,6 +59,18 @@ def test_the_tables_name_everything() -> None:
     assert "and 2 more" in lines
 
 
+def test_groups_that_were_replaced_are_counted() -> None:
+    step = StepRow(
+        step=3, states={"scored": 6, "filtered": 4}, groups_ready=5, groups=10, filtered=2, refilled=2, open_s=9.0
+    )
+    found = msgspec.structs.replace(SNAPSHOT, open_steps=[step], queues={**SNAPSHOT.queues, "filtered": 4})
+    lines = [" ".join(line.split()) for line in text(found).splitlines()]
+    assert "4 5/10, 2 replaced 9.0s 6 scored 4 filtered" in lines
+    assert "filtered 4 - their groups had no signal" in lines
+    none = msgspec.structs.replace(SNAPSHOT, queues={**SNAPSHOT.queues, "filtered": 0})
+    assert "filtered" not in text(none)
+
+
 def test_who_holds_up_the_others_is_named() -> None:
     """One is ten times slower, one makes nothing, one is silent; one that has nothing to do is none of these."""
 

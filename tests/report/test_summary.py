@@ -39,6 +39,17 @@ def test_drafting_is_a_line_and_the_epochs_stand_in_the_numbers(tmp_path: Path) 
     assert json.loads((where.folder / "summary.json").read_text())["elapsed_s"] == 42.0
 
 
+def test_groups_without_signal_are_a_line(tmp_path: Path) -> None:
+    config, where = folder.create(Config(run=Run(folder=str(tmp_path))))
+    told = {"rollout/filtered_groups": 3.0, "rollout/refilled_groups": 2.0, "rollout/unreplaced_groups": 1.0}
+    where.metrics.write_text("".join(json.dumps(row(step, 0.5) | told) + "\n" for step in range(2)))
+    text = summary(config, where, 30.0)
+    line = "groups   6 had no signal and were dropped, 4 replaced them, 2 could not be replaced"
+    assert line in text.splitlines()
+    numbers = json.loads((where.folder / "summary.json").read_text())
+    assert numbers["filtering"] == {"filtered_groups": 6, "refilled_groups": 4, "unreplaced_groups": 2}
+
+
 def test_a_run_without_a_step_says_where_to_look(tmp_path: Path) -> None:
     config, where = folder.create(Config(run=Run(folder=str(tmp_path))))
     assert str(where.folder / "logs") in summary(config, where, 1.0)

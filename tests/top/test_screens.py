@@ -8,7 +8,7 @@ from rich.text import Text
 
 from rhymed.messages import Drain, Group, GroupRow, Holding, Pause, Queues, SampleId, StepRow
 from rhymed.text import age
-from rhymed.top import dialogs, steps
+from rhymed.top import dialogs, screen, steps
 from rhymed.top import text as words
 from rhymed.top.screen import paint
 from rhymed.top.state import Connection, Question, UiState
@@ -160,6 +160,19 @@ def test_a_crowd_shows_the_part_that_is_selected() -> None:
 )
 def test_parts_of_a_bar(sizes: list[int], width: int, expected: list[int]) -> None:
     assert steps.parts(sizes, width) == expected
+
+
+def test_groups_that_were_replaced_are_counted_and_seen() -> None:
+    states = {"scored": 16, "running": 8, "filtered": 8}
+    row = StepRow(step=12, states=states, groups_ready=6, groups=8, filtered=2, refilled=2, open_s=3.0)
+    line = steps.step_line(row, 12, 140).plain
+    assert "6/8 groups, 2 replaced" in line
+    assert "8 filtered" in line
+    assert "---" in line
+    full = {**snapshot().queues, "filtered": 0}
+    assert "filtered" not in "".join(text.plain for text in screen.depths(changed(snapshot(), queues=full), 200))
+    full["filtered"] = 8
+    assert "filtered" in "".join(text.plain for text in screen.depths(changed(snapshot(), queues=full), 200))
 
 
 def test_a_group_has_a_cell_a_sample() -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import zlib
+
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from rhymed.messages import Join, JournalEntry, SampleId, SampleInfo, Score
+from rhymed.messages import Drawn, Join, JournalEntry, SampleId, SampleInfo, Score
 from rhymed_broker.ledger.actions import Action, Assign, Cancel, Load, Mark, ScoreSamples, Train
 from rhymed_broker.ledger.ledger import Ledger
+from rhymed_broker.ledger.refill.signal import SignalRule
 from rhymed_broker.states import Rules
 from tests.broker.ledger.stories import SmallPlan, Story, check, info
 
@@ -20,10 +23,15 @@ class Cluster(RuleBasedStateMachine):
     """A store that remembers, workers that do what they are told or fail, and a trainer with checkpoints."""
 
     staleness = 0
+    prompts = 2  # in the dataset
+    signal: SignalRule | None = None
 
     def __init__(self) -> None:
         super().__init__()
-        self.plan = SmallPlan(steps=STEPS, groups=2)
+        self.plan = SmallPlan(steps=STEPS, groups=2, prompts=self.prompts)
+        self.reasons: dict[SampleId, str] = {}
+        self.drawn: dict[int, Drawn] = {}
+        self.asked: dict[int, set[str]] = {}  # step -> prompts that it ever had
         self.stored: dict[SampleId, SampleInfo] = {}
         self.rewards: dict[SampleId, float] = {}
         self.ended: dict[SampleId, list[str]] = {}
@@ -36,7 +44,7 @@ class Cluster(RuleBasedStateMachine):
         self._new_broker()
 
     def _new_broker(self) -> None:
-        self.story = Story(Ledger(Rules(max_staleness=self.staleness, max_retries=3)))
+        self.story = Story(Ledger(Rules(max_staleness=self.staleness, max_retries=3), signal=self.signal))
         self.task = None
         for name in list(self.work):
             self._join(name)
@@ -60,9 +68,12 @@ class Cluster(RuleBasedStateMachine):
                         self.work.get(name, {}).pop(id, None)
                 case Load(name, version):
                     self.loads[name] = version
-                case Mark(ids, state, _):
+                case Mark(ids, state, reason, drawn):
                     for id in ids:
                         self.ended.setdefault(id, []).append(state)
+                        self.reasons[id] = reason
+                    if drawn is not None:
+                        assert self.drawn.setdefault(drawn.step, drawn) == drawn, "trained again, it drew the same"
                 case Train(_, step, ids, _):
                     assert step == ledger.version == self.trainer_at
                     assert ids == sorted(set(ids))
@@ -70,9 +81,21 @@ class Cluster(RuleBasedStateMachine):
                         assert id in self.rewards
                         assert "dropped" not in self.ended.get(id, [])
                         assert self.stored[id].versions[0][0] >= step - self.staleness
+                    self._has_signal(ids)
                     self.task = action
                 case _:
                     pass
+
+    def _has_signal(self, ids: list[SampleId]) -> None:
+        """All groups of the step, unless its refills are spent."""
+        if self.signal is None or not ids:
+            return
+        step = self.story.ledger.samples.open_steps[ids[0].step]
+        groups: dict[str, set[float]] = {}
+        for id in ids:
+            groups.setdefault(id.prompt, set()).add(self.rewards[id])
+        flat = sum(len(rewards) < 2 for rewards in groups.values())
+        assert not flat or step.refilled == self.signal.most
 
     def _journal(self) -> list[JournalEntry]:
         found = []
@@ -82,7 +105,9 @@ class Cluster(RuleBasedStateMachine):
             if states and state == "scored":
                 state = "trained"
             oldest = self.stored[id].versions[0][0] if id in self.stored else 0
-            found.append(JournalEntry(id=id, state=state, oldest_version=oldest, reward=self.rewards.get(id)))
+            reason = self.reasons.get(id, "") if state == "dropped" else ""
+            reward = self.rewards.get(id)
+            found.append(JournalEntry(id=id, state=state, oldest_version=oldest, reward=reward, reason=reason))
         return found
 
     def _join(self, name: str) -> None:
@@ -98,8 +123,8 @@ class Cluster(RuleBasedStateMachine):
             for id in list(self.ended):
                 if id.step >= self.trainer_at and self.ended[id] == ["trained"]:
                     del self.ended[id]  # will be trained again: the weights that had it are gone
-            journal = [entry for entry in self._journal() if entry.id.step >= self.trainer_at]
-            self.story.ledger.start(self.plan, self.trainer_at, journal, self.story.now)
+            drawn = [self.drawn[step] for step in sorted(self.drawn)]
+            self.story.ledger.start(self.plan, self.trainer_at, self._journal(), self.story.now, None, drawn)
         self._perform(self.story.drain())
 
     @rule(name=names)
@@ -125,8 +150,8 @@ class Cluster(RuleBasedStateMachine):
                 infos = [self.stored.setdefault(id, info(id, work[id])) for id in ids]
                 self.story.ledger.generated(name, infos, self.story.now)
             else:
-                self.rewards.update(dict.fromkeys(ids, 1.0))
-                self.story.ledger.scored(name, [Score(id=id, reward=1.0) for id in ids], self.story.now)
+                self.rewards.update({id: reward(id) for id in ids})
+                self.story.ledger.scored(name, [Score(id=id, reward=reward(id)) for id in ids], self.story.now)
         for id in ids:
             del work[id]
         self._perform(self.story.drain())
@@ -175,6 +200,11 @@ class Cluster(RuleBasedStateMachine):
     @invariant()
     def consistent(self) -> None:
         check(self.story.ledger)
+        for step, open_step in self.story.ledger.samples.open_steps.items():
+            asked = self.asked.setdefault(step, set())
+            asked |= open_step.all_prompts
+            refills = 0 if self.signal is None else self.signal.most
+            assert len(asked) <= self.plan.prompts_per_step + refills, "what was decided stays decided"
         for id, ends in self.ended.items():
             assert len(ends) == 1, f"{id} ended {ends}"
 
@@ -194,17 +224,30 @@ class Cluster(RuleBasedStateMachine):
             self.wait(3.0)
         assert self.story.ledger.version == STEPS
         for step in range(STEPS):
-            for id in self.plan.samples(step):
-                assert len(self.ended[id]) == 1
+            for prompt in self.asked.get(step, set()):
+                for index in range(self.plan.group_size):
+                    assert len(self.ended[SampleId(step, prompt, index)]) == 1
+
+
+def reward(id: SampleId) -> float:
+    """About half of the groups have no signal."""
+    return 1.0 if zlib.crc32(f"{id.step}/{id.prompt}".encode()) % 2 else float(id.index)
 
 
 class Pipelined(Cluster):
     staleness = 1
 
 
+class Refilled(Pipelined):
+    prompts = 9
+    signal = SignalRule(most=3)
+
+
 TestAtStaleness0 = Cluster.TestCase
 TestAtStaleness1 = Pipelined.TestCase
-for case in (TestAtStaleness0, TestAtStaleness1):
+TestWithRefills = Refilled.TestCase
+for case in (TestAtStaleness0, TestAtStaleness1, TestWithRefills):
     case.settings = settings(
         max_examples=40, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
     )
+del case  # or it is a test, too

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rhymed.messages import NO_SIGNAL, NOT_PLANNED, JournalEntry, SampleId, Score
-from rhymed_broker.ledger.actions import Assign, Mark, ScoreSamples, Train
+from rhymed.config import Config
+from rhymed.messages import EVAL, NO_SIGNAL, NOT_PLANNED, JournalEntry, SampleId, Score
+from rhymed_broker.ledger.actions import Assign, Evaluated, Mark, ScoreSamples, Train
+from rhymed_broker.ledger.evaluation import Evaluation
 from rhymed_broker.ledger.ledger import Ledger
 from rhymed_broker.ledger.refill.signal import SignalRule
 from rhymed_broker.plan import Plan
@@ -142,6 +145,33 @@ def test_the_metric_may_be_a_scorers_points() -> None:
     ]
     story.ledger.scored("r", scores, story.now)
     assert story.drain()[0] == Assign("w", group(0, "c"), ())
+
+
+def test_the_settings_say_what_is_replaced() -> None:
+    rollout = {"prompts_per_step": 6, "group_size": 4}
+    several = {"scorers": [{"scorer": "math"}, {"scorer": "format", "weight": 0.1}]}
+
+    def of(**settings: Any) -> SignalRule | None:
+        trainer = {"algorithm": settings.pop("algorithm", "grpo"), "dynamic_sampling": settings}
+        return SignalRule.of(Config.model_validate({"rollout": rollout, "reward": several, "trainer": trainer}))
+
+    assert of() is None
+    assert of(algorithm="dapo") == SignalRule(most=54)
+    assert of(algorithm="dapo", enabled=False) is None
+    given = of(enabled=True, metric="math", tolerance=0.5, max_refills=1.4, on_exhausted="drop")
+    assert given == SignalRule(most=8, metric="math", tolerance=0.5, keep=False)
+    with pytest.raises(ValueError, match="metric = 'maths' is neither 'reward' nor a scorer: there are math, format"):
+        of(enabled=True, metric="maths")
+
+
+def test_evaluations_are_not_filtered() -> None:
+    story = Story(Ledger(signal=RULE))
+    story.begin(SmallPlan(steps=1), evaluation=Evaluation({"test": ["x"]}, steps=1, every=1, samples=2))
+    story.join("w", "rollout", slots=20)
+    story.join("r", "reward", slots=20)
+    ids = [SampleId(EVAL, "x", index) for index in range(2)]
+    story.generated("w", *ids, version=0)
+    assert [type(action) for action in story.scored("r", *ids)] == [Evaluated]
 
 
 def test_after_a_restart_a_scorers_points_are_not_known_and_the_sample_is_scored_again() -> None:
