@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rhymed.check.report import Section
-from rhymed.config import Data, Rollout
+from rhymed.config import Data, Dataset, Rollout
 from rhymed.inputs.datasets import place
 from rhymed.inputs.lengths import Measured
 from rhymed.inputs.render import Renderer
@@ -20,11 +20,15 @@ COLUMN_CHARS = 120
 PROMPT_COLUMNS = ("prompt", "question", "problem", "instruction", "input", "query")
 
 
-def describe(data: Data, rollout: Rollout, measured: Measured, renderer: Renderer) -> Section:
+def describe(data: Dataset, rollout: Rollout, measured: Measured, renderer: Renderer) -> Section:
     section = Section("prompts")
     lengths, limit = sorted(measured.lengths), rollout.max_prompt_length
     median = lengths[len(lengths) // 2]
     section.add("dataset", f"{len(measured.rows):,} different rows from {place(measured.data)}")
+    if isinstance(data, Data) and data.datasets:
+        total = sum(share.weight for share in data.datasets)
+        parts = [f"{share.weight / total:.1%} from {place(share)}" for share in data.datasets]
+        section.add("shares", f"of the prompts {', '.join(parts)}")
     section.add(
         "tokens",
         f"shortest {lengths[0]}, median {median}, longest {lengths[-1]} (rollout.max_prompt_length = {limit})",
@@ -38,7 +42,7 @@ def describe(data: Data, rollout: Rollout, measured: Measured, renderer: Rendere
     return section
 
 
-def columns(data: Data, row: Row) -> list[tuple[str, str]]:
+def columns(data: Dataset, row: Row) -> list[tuple[str, str]]:
     """The row's columns other than its prompt, which the scorer gets."""
     hidden = {*PROMPT_COLUMNS, data.prompt_column}
     return [(name, _cell(value)) for name, value in row.items() if name not in hidden]

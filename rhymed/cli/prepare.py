@@ -30,7 +30,7 @@ def handle(arguments: argparse.Namespace) -> int:
     folder = layout_of(config).folder
     if config.trainer.engine == "torch" or config.rollout.engine == "vllm":
         print(f"model  {resolve_model(config)}", flush=True)
-    datasets = [*([config.data] if config.trainer.steps != 0 else []), *config.eval.datasets]
+    datasets = [*(config.data.parts if config.trainer.steps != 0 else []), *config.eval.datasets]
     for data in datasets:
         print(f"rows   {prepare(config, folder, data)} in {file_of(config, folder, data)}", flush=True)
     provenance.note(folder, provenance.now(sys.argv[1:], config))

@@ -6,9 +6,11 @@ from rhymed.config.generation import Drafts as Drafts
 from rhymed.config.generation import Rollout as Rollout
 from rhymed.config.generation import Trace as Trace
 from rhymed.config.inputs import Data as Data
+from rhymed.config.inputs import Dataset as Dataset
 from rhymed.config.inputs import Eval as Eval
 from rhymed.config.inputs import HeldOut as HeldOut
 from rhymed.config.inputs import Model as Model
+from rhymed.config.inputs import Share as Share
 from rhymed.config.parts.lora import Lora as Lora
 from rhymed.config.reward import Reward as Reward
 from rhymed.config.reward import Scorer as Scorer

@@ -21,9 +21,11 @@ def step_size(rollout: Rollout, trainer: Trainer, data: Data) -> Iterator[str]:
             f"trainer.minibatches = {trainer.minibatches} does not divide the {samples} samples of a step"
             " (rollout.prompts_per_step x rollout.group_size)"
         )
-    if data.source == "reasoning_gym" and data.size < rollout.prompts_per_step:
+    if data.datasets:
+        pass  # together they may be enough
+    elif data.source == "reasoning_gym" and data.size < rollout.prompts_per_step:
         yield f"data.size = {data.size} is less than rollout.prompts_per_step = {rollout.prompts_per_step}"
-    if 0 < data.limit < rollout.prompts_per_step:
+    elif 0 < data.limit < rollout.prompts_per_step:
         yield f"data.limit = {data.limit} is less than rollout.prompts_per_step = {rollout.prompts_per_step}"
     if trainer.steps is not None and trainer.warmup_steps > trainer.steps:
         yield (

@@ -44,25 +44,17 @@ class Config(Section):
     @model_validator(mode="before")
     @classmethod
     def _inherit(cls, tree: Any) -> Any:
-        """Held-out datasets take over `INHERITED` keys of `data`."""
-        if not isinstance(tree, dict):
+        """The datasets of `data` and of `eval` take over `INHERITED` keys of `data`."""
+        data = tree.get("data") if isinstance(tree, dict) else None
+        if not isinstance(data, dict):
             return tree
-        data, evaluation = tree.get("data"), tree.get("eval")
-        if not isinstance(data, dict) or not isinstance(evaluation, dict):
-            return tree
-        datasets = evaluation.get("datasets")
-        if not isinstance(datasets, list):
-            return tree
-        shared = {key: data[key] for key in INHERITED if key in data}
-        for dataset in datasets:
-            for key in INHERITED:
-                default = Data.model_fields[key].default
-                if isinstance(dataset, dict) and key in dataset and dataset[key] != data.get(key, default):
-                    raise ValueError(
-                        f"eval.datasets: {key} must equal data.{key} or be left out: both use the same messages"
-                    )
-        merged = [{**shared, **dataset} if isinstance(dataset, dict) else dataset for dataset in datasets]
-        return {**tree, "eval": {**evaluation, "datasets": merged}}
+        merged = dict(tree)
+        for name in ("data", "eval"):
+            section = tree.get(name)
+            if isinstance(section, dict) and isinstance(section.get("datasets"), list):
+                given = [_with_shared(name, data, dataset) for dataset in section["datasets"]]
+                merged[name] = {**section, "datasets": given}
+        return merged
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
@@ -78,3 +70,15 @@ class Config(Section):
         if contradictions:
             raise ValueError("\n".join(contradictions))
         return self
+
+
+def _with_shared(section: str, data: dict[str, Any], dataset: Any) -> Any:
+    """An entry of `<section>.datasets` with the keys that it takes from `data`."""
+    if not isinstance(dataset, dict):
+        return dataset
+    for key in INHERITED:
+        if key in dataset and dataset[key] != data.get(key, Data.model_fields[key].default):
+            raise ValueError(
+                f"{section}.datasets: {key} must equal data.{key} or be left out: both use the same messages"
+            )
+    return {**{key: data[key] for key in INHERITED if key in data}, **dataset}

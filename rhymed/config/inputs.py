@@ -13,7 +13,7 @@ SUFFIXES = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".parquet":
 """Suffix of `data.path` -> `data.source`."""
 
 INHERITED = ("system", "template")
-"""Keys that a held-out dataset takes from `data`."""
+"""Keys that every dataset takes from `data`."""
 
 
 class Model(Section):
@@ -25,8 +25,8 @@ class Model(Section):
     dtype: Literal["bfloat16", "float16", "float32"] = Field("bfloat16", description="of the engine's weights")
 
 
-class Data(Section):
-    """The training data. `source` follows from `path`: `*.jsonl`, `*.parquet`, else a hub id; no path: generated."""
+class Dataset(Section):
+    """Rows from one place."""
 
     source: Literal["reasoning_gym", "jsonl", "parquet", "hub"] = Field("reasoning_gym", description="kind of data")
     task: str = Field("chain_sum", description="reasoning_gym: dataset name")
@@ -58,7 +58,34 @@ class Data(Section):
         return self
 
 
-class HeldOut(Data):
+class Share(Dataset):
+    """One of several training datasets, instead of the keys of `[data]`. Takes `data.system` and `data.template`."""
+
+    weight: float = Field(1.0, gt=0, description="its share of the prompts, relative to the other datasets")
+
+
+class Data(Dataset):
+    """The training data. `source` follows from `path`: `*.jsonl`, `*.parquet`, else a hub id; no path: generated."""
+
+    datasets: list[Share] = Field([], description="several training datasets, each with a weight")
+
+    @property
+    def parts(self) -> list[Dataset]:
+        """At least one."""
+        return [*self.datasets] or [self]
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Self:
+        fields = type(self).model_fields  # compared with defaults: a config written by another process sets every key
+        own = [key for key in fields if key not in INHERITED and getattr(self, key) != fields[key].default]
+        if self.datasets and (single := [key for key in own if key != "datasets"]):
+            raise ValueError(
+                f"{' and '.join(single)} cannot be combined with datasets: move it into each [[data.datasets]]"
+            )
+        return self
+
+
+class HeldOut(Dataset):
     """One dataset to evaluate on. Its prompts use `data.system` and `data.template`."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="in metrics: val/<name>/acc/mean@k")

@@ -11,7 +11,7 @@ import json
 import string
 from typing import Any
 
-from rhymed.config import Data
+from rhymed.config import Dataset
 from rhymed.errors import ConfigError, DataError
 from rhymed.inputs.rows import Row
 from rhymed.text import short
@@ -24,7 +24,7 @@ ANSWERS = ("completion", "chosen", "rejected")
 
 
 class Columns:
-    def __init__(self, data: Data) -> None:
+    def __init__(self, data: Dataset) -> None:
         self._data = data
         self._named = template_columns(data.template)
         # Generated rows always have their prompt; `prompt_column` may be inherited from another kind of data.

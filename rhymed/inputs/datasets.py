@@ -13,7 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from rhymed.config import Config, Data, HeldOut, Rollout
+from rhymed.config import Config, Data, Dataset, HeldOut, Rollout
 from rhymed.errors import DataError
 from rhymed.inputs.columns import Columns, unused_columns
 from rhymed.inputs.rows import Row, prompt_id
@@ -24,24 +24,46 @@ Placed = tuple[str, Row]
 """(where, row)."""
 
 
-def load_rows(config: Config, data: Data | None = None) -> list[Row]:
+def load_rows(config: Config, data: Dataset | None = None) -> list[Row]:
     """All rows in order, without exact copies; of `data`, by default `config.data`. Raises `DataError` that names
     file and line, or `ConfigError`."""
     return [row for _, row in placed_rows(config, data)]
 
 
-def placed_rows(config: Config, data: Data | None = None) -> list[Placed]:
+def placed_rows(config: Config, data: Dataset | None = None) -> list[Placed]:
     """`load_rows` with the place of each row."""
     data = data or config.data
-    rows = _without_copies(place(data), Columns(data), read_rows(config, data))
-    if data.overlong == "drop":
-        rows = _without_overlong(config, data, rows)
+    parts = data.parts if isinstance(data, Data) else [data]
+    rows = [row for part in parts for row in _rows(config, part)]
+    if len(parts) > 1:
+        _check_shared(rows)
     _check_count(config.rollout, data, len(rows))
     return rows
 
 
-def read_rows(config: Config, data: Data | None = None) -> Iterator[Placed]:
-    """(where, row) one by one, each checked and with its prompt, including copies."""
+def _rows(config: Config, data: Dataset) -> list[Placed]:
+    """Of one dataset, at least one."""
+    rows = _without_copies(place(data), Columns(data), read_rows(config, data))
+    if data.overlong == "drop":
+        rows = _without_overlong(config, data, rows)
+    if not rows:
+        which = _short(config.rollout, data)
+        raise DataError(f"{place(data)}: " + (f"no prompts{which}" if which else "the dataset is empty"))
+    return rows
+
+
+def _check_shared(rows: list[Placed]) -> None:
+    """A prompt belongs to one dataset: its weight would be unclear, and no step may have it twice."""
+    places: dict[str, str] = {}
+    for where, row in rows:
+        identity = prompt_id(row)
+        if identity in places:  # within a dataset, copies are left out
+            raise DataError(f"{where}: another of data.datasets has the same row ({places[identity]}): leave one out")
+        places[identity] = where
+
+
+def read_rows(config: Config, data: Dataset | None = None) -> Iterator[Placed]:
+    """(where, row) one by one, each checked and with its prompt, including copies. Of one dataset."""
     data = data or config.data
     columns = Columns(data)
     for number, (where, value) in enumerate(islice(_open(data, config.run.seed), data.limit or None)):
@@ -51,8 +73,10 @@ def read_rows(config: Config, data: Data | None = None) -> Iterator[Placed]:
         yield where, row
 
 
-def place(data: Data) -> str:
+def place(data: Dataset) -> str:
     """The dataset's name in messages."""
+    if isinstance(data, Data) and data.datasets:
+        return ", ".join(map(place, data.datasets))
     if data.source == "reasoning_gym":
         return f"reasoning_gym {data.task}"
     if data.source == "hub":
@@ -60,7 +84,7 @@ def place(data: Data) -> str:
     return str(Path(data.path).expanduser())
 
 
-def _open(data: Data, seed: int) -> Iterator[tuple[str, Any]]:
+def _open(data: Dataset, seed: int) -> Iterator[tuple[str, Any]]:
     if data.source == "reasoning_gym":
         from rhymed.inputs.gym import read_gym
 
@@ -119,7 +143,7 @@ class Repeats:
         return self._first
 
 
-def _without_overlong(config: Config, data: Data, rows: list[Placed]) -> list[Placed]:
+def _without_overlong(config: Config, data: Dataset, rows: list[Placed]) -> list[Placed]:
     from rhymed.inputs.render import load_renderer
 
     limit = config.rollout.max_prompt_length
@@ -133,15 +157,17 @@ def _without_overlong(config: Config, data: Data, rows: list[Placed]) -> list[Pl
     return kept
 
 
-def _check_count(rollout: Rollout, data: Data, rows: int) -> None:
-    """Training needs the prompts of a whole step; a held-out dataset needs one row."""
-    short = f" of at most rollout.max_prompt_length = {rollout.max_prompt_length} tokens"
-    which = short if data.overlong == "drop" else ""
-    if not rows:
-        raise DataError(f"{place(data)}: " + (f"no prompts{which}" if which else "the dataset is empty"))
-    needed = rollout.prompts_per_step
-    if rows < needed and not isinstance(data, HeldOut):
+def _check_count(rollout: Rollout, data: Dataset, rows: int) -> None:
+    """Training needs the prompts of a whole step."""
+    which, needed = _short(rollout, data), rollout.prompts_per_step
+    if rows < needed and isinstance(data, Data):
         raise DataError(
             f"{place(data)}: {rows} distinct rows{which}, but a step needs rollout.prompts_per_step = {needed};"
             " add rows or lower it"
         )
+
+
+def _short(rollout: Rollout, data: Dataset) -> str:
+    """Which prompts are used, where not all are."""
+    limit = f" of at most rollout.max_prompt_length = {rollout.max_prompt_length} tokens"
+    return limit if data.overlong == "drop" else ""

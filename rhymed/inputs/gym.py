@@ -10,7 +10,7 @@ import difflib
 from collections.abc import Iterator
 from typing import Any
 
-from rhymed.config import Data
+from rhymed.config import Dataset
 from rhymed.errors import ConfigError
 from rhymed.inputs.rows import Row
 
@@ -23,7 +23,7 @@ HELD_OUT = 500_000
 TUPLE, MAP = "__tuple__", "__map__"
 
 
-def read_gym(data: Data, seed: int | None) -> Iterator[tuple[str, Any]]:
+def read_gym(data: Dataset, seed: int | None) -> Iterator[tuple[str, Any]]:
     """Entries as rows: `question` becomes `prompt`; the rest is frozen for `gym_entry`. `seed` None: held-out
     entries."""
     first = HELD_OUT if seed is None else seed * SEED_STRIDE

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from rhymed.config import Data
+from rhymed.config import Dataset
 from rhymed.errors import ConfigError, DataError, RhymedError
 from rhymed.inputs.files import Read, similar
 
@@ -43,7 +43,7 @@ def is_identifier(text: str) -> bool:
 # Datasets
 
 
-def read_hub(data: Data, place: str) -> Read:
+def read_hub(data: Dataset, place: str) -> Read:
     """Rows of one split, with places like `openai/gsm8k main train, row 7`."""
     try:
         import datasets
@@ -60,7 +60,7 @@ def read_hub(data: Data, place: str) -> Read:
             number += 1
 
 
-def _local(datasets: Any, data: Data) -> Any:
+def _local(datasets: Any, data: Dataset) -> Any:
     """The split in a local folder; None if the path does not exist and may be a name on the hub."""
     folder = Path(data.path).expanduser()
     if folder.is_dir():
@@ -74,7 +74,7 @@ def _local(datasets: Any, data: Data) -> Any:
     return None
 
 
-def _remote(datasets: Any, data: Data) -> Any:
+def _remote(datasets: Any, data: Dataset) -> Any:
     why = check_repository("dataset", data.path, data.revision, DataError)
     try:
         with _offline() if why else contextlib.nullcontext():
@@ -85,7 +85,7 @@ def _remote(datasets: Any, data: Data) -> Any:
         ) from None
 
 
-def _split(datasets: Any, data: Data, path: str) -> Any:
+def _split(datasets: Any, data: Dataset, path: str) -> Any:
     """The dataset of `data.subset` and `data.split`. Raises `DataError` that lists the existing ones."""
     with _one_line_errors(path):
         try:

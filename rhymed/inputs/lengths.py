@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-from rhymed.config import Config, Data
+from rhymed.config import Config, Dataset
 from rhymed.errors import DataError
 from rhymed.inputs.datasets import Placed, place, placed_rows
 from rhymed.inputs.render import load_renderer
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True)
 class Measured:
     name: str  # "data", or the name of a held-out dataset
-    data: Data
+    data: Dataset
     rows: list[Placed]
     lengths: list[int]  # tokens, of each row
 
@@ -37,13 +37,13 @@ def check_prompts(config: Config) -> list[Measured]:
     return measured
 
 
-def used_datasets(config: Config) -> list[tuple[str, Data]]:
+def used_datasets(config: Config) -> list[tuple[str, Dataset]]:
     """The datasets of a run by name: `data`, unless it trains nothing, and `eval.datasets`."""
-    training: list[tuple[str, Data]] = [("data", config.data)] if config.trainer.steps != 0 else []
+    training: list[tuple[str, Dataset]] = [("data", config.data)] if config.trainer.steps != 0 else []
     return [*training, *((dataset.name, dataset) for dataset in config.eval.datasets)]
 
 
-def _warn_of_lost_roles(config: Config, data: Data, rows: list[Placed]) -> None:
+def _warn_of_lost_roles(config: Config, data: Dataset, rows: list[Placed]) -> None:
     """Base models expect plain text; losing the roles of a chat is rarely intended."""
     if data.system or isinstance(rows[0][1]["prompt"], list):
         log.warning(

@@ -13,7 +13,7 @@ import logging
 from pathlib import Path
 
 from rhymed import atomic
-from rhymed.config import Config, Data
+from rhymed.config import Config, Dataset
 from rhymed.errors import DataError
 from rhymed.inputs.datasets import load_rows
 from rhymed.inputs.rows import Row
@@ -22,13 +22,13 @@ from rhymed.run.folder import identity
 log = logging.getLogger(__name__)
 
 
-def file_of(config: Config, folder: Path, data: Data) -> Path:
+def file_of(config: Config, folder: Path, data: Dataset) -> Path:
     """The file of this dataset's rows in a run's folder, whether it exists or not."""
     settings = json.dumps([identity(config), data.model_dump()], sort_keys=True, default=str)
     return folder / "rows" / f"{hashlib.blake2b(settings.encode(), digest_size=8).hexdigest()}.jsonl"
 
 
-def prepare(config: Config, folder: Path, data: Data) -> int:
+def prepare(config: Config, folder: Path, data: Dataset) -> int:
     """Load the dataset and write its rows; returns their number. Raises `DataError`, `ConfigError`."""
     rows = load_rows(config, data)
     file = file_of(config, folder, data)
@@ -38,7 +38,7 @@ def prepare(config: Config, folder: Path, data: Data) -> int:
     return len(rows)
 
 
-def rows_of(config: Config, folder: Path, data: Data) -> list[Row]:
+def rows_of(config: Config, folder: Path, data: Dataset) -> list[Row]:
     """The prepared rows of this dataset, else those of the dataset itself. Raises `DataError`, `ConfigError`."""
     file = file_of(config, folder, data)
     try:

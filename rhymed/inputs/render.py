@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from rhymed.config import Config, Data, Model
+from rhymed.config import Config, Dataset, Model
 from rhymed.errors import ConfigError, DataError
 from rhymed.inputs.rows import Row
 
@@ -22,7 +22,7 @@ Render = Callable[[str, Row], list[int]]
 PROBE = "Is this text in the prompt?"
 
 
-def messages(data: Data, where: str, row: Row) -> Chat:
+def messages(data: Dataset, where: str, row: Row) -> Chat:
     """The chat of this row. `data.template` is applied to a text prompt, or to the last user message of a chat."""
     prompt = row.get("prompt")
     if isinstance(prompt, str):
@@ -47,7 +47,7 @@ def _is_chat(prompt: Any) -> TypeGuard[Chat]:
     return isinstance(prompt, list) and len(prompt) > 0 and all(map(is_message, prompt))
 
 
-def _fill(data: Data, where: str, row: Row, content: str) -> str:
+def _fill(data: Dataset, where: str, row: Row, content: str) -> str:
     try:
         return data.template.format_map({**row, "prompt": content})
     except KeyError as error:
@@ -61,7 +61,7 @@ def _fill(data: Data, where: str, row: Row, content: str) -> str:
 class Renderer:
     """Thread-safe. Without a tokenizer, as for the trace engine, a prompt's bytes are its tokens."""
 
-    def __init__(self, data: Data, max_prompt_length: int, tokenizer: Any = None) -> None:
+    def __init__(self, data: Dataset, max_prompt_length: int, tokenizer: Any = None) -> None:
         self._data, self._limit, self._tokenizer = data, max_prompt_length, tokenizer
         self._lock = threading.Lock()  # fast tokenizers are not thread-safe
 

@@ -53,7 +53,7 @@ def identity(config: Config) -> dict[str, Any]:
         "model.path": config.model.path,
         "model.revision": config.model.revision,
         "model.chat_template": config.model.chat_template,
-        **{f"data.{key}": value for key, value in config.data.model_dump().items()},
+        **{f"data.{key}": value for key, value in config.data.model_dump().items() if key != "datasets" or value},
         "rollout.max_prompt_length": config.rollout.max_prompt_length,  # longer prompts may be left out
         "run.seed": config.run.seed,
         "rollout.prompts_per_step": config.rollout.prompts_per_step,
@@ -65,7 +65,8 @@ def check_same(earlier: Config, config: Config, layout: RunLayout) -> None:
     """Raises `RunMismatch` when `config` cannot resume the run in that folder."""
     lora = [one.trainer.lora and one.trainer.lora.model_dump() for one in (earlier, config)]
     before, now = identity(earlier) | {"trainer.lora": lora[0]}, identity(config) | {"trainer.lora": lora[1]}
-    changed = [f"{key} = {now[key]!r} (it was {before[key]!r})" for key in now if now[key] != before[key]]
+    keys = [key for key in {**before, **now} if now.get(key) != before.get(key)]
+    changed = [f"{key} = {now.get(key)!r} (it was {before.get(key)!r})" for key in keys]
     if changed:
         raise RunMismatch(
             f"{layout.folder} belongs to another run: {', '.join(changed)}; undo that to resume it, or start a new"

@@ -101,7 +101,7 @@ def code(root: Path) -> tuple[str, bool]:
 
 def files(config: Config) -> dict[str, str]:
     """SHA-256 of the user's files of data and reward functions, by configured path."""
-    data = [one.path for one in (config.data, *config.eval.datasets) if one.source in ("jsonl", "parquet")]
+    data = [one.path for one in (*config.data.parts, *config.eval.datasets) if one.source in ("jsonl", "parquet")]
     rewards = [one.scorer.rpartition(":")[0] for one in config.reward.all]
     digests = {}
     for path in (*data, *(file for file in rewards if file.endswith(".py"))):

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from rhymed.config import Config, HeldOut, Scorer, Section
+from rhymed.config import Config, HeldOut, Scorer, Section, Share
 
 HEAD = """# Settings
 
@@ -21,6 +21,7 @@ refused. Relative paths are resolved against the current working directory.
 """
 
 LISTS: dict[str, tuple[str, type[Section]]] = {
+    "data": ("[[data.datasets]]", Share),
     "reward": ("[[reward.scorers]]", Scorer),
     "eval": ("[[eval.datasets]]", HeldOut),
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+from pathlib import Path
 
 import msgpack
 import numpy as np
@@ -15,8 +16,9 @@ from rhymed import messages
 from rhymed.bench.actors import Reward, Rollout, Trainer
 from rhymed.config import Config
 from rhymed.errors import MalformedMessage, PeerGone, RewardError, WireError
+from rhymed.inputs.rows import Row, prompt_id
 from rhymed.wire.sockets import Client
-from rhymed_store.client import NewSample
+from rhymed_store.client import NewSample, StoreClient
 from tests.broker.cluster import Cluster, broker_process, changed, until
 
 
@@ -36,6 +38,36 @@ async def test_a_whole_run(cluster: Cluster) -> None:
     for name in ("reward/mean", "rollout/bubble_ratio", "timing_s/step", "staleness/max", "response_length/mean"):
         assert name in rows[0], name
     assert rows[0]["response_length/mean"] == 8
+
+
+async def test_datasets_have_their_shares_of_every_step(config: Config, tmp_path: Path) -> None:
+    """Also after the broker was killed: the mixture follows from the configuration."""
+    shares = []
+    for name, count, weight in (("large", 12, 1.0), ("small", 6, 3.0)):
+        rows = [{"prompt": f"{name} {number}", "answer": "1"} for number in range(count)]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        shares.append({"path": str(tmp_path / f"{name}.jsonl"), "weight": weight})
+    tree = config.model_dump() | {"data": {"datasets": shares}}
+    tree["rollout"] |= {"prompts_per_step": 4, "group_size": 2}
+    mixed = Config.model_validate(tree)
+    async with contextlib.AsyncExitStack() as stack:
+        cluster = Cluster(mixed, stack)
+        await cluster.open_store()
+        with broker_process(mixed) as first:
+            trainer = await cluster.everybody(work_s=0.05)
+            await until(lambda: trainer.steps, "first step")
+            first.kill()
+        with broker_process(mixed):
+            await asyncio.wait_for(trainer.over.wait(), 60)
+        steps = {step.step: sorted({id.prompt for id in step.samples}) for step in trainer.steps}
+        rows_of = {prompt: row for row in await rows_in(cluster.store, steps) for prompt in [prompt_id(row)]}
+    assert sorted(steps) == [0, 1, 2, 3]  # an epoch has 18 prompts
+    for prompts in steps.values():
+        assert sum(str(rows_of[prompt]["prompt"]).startswith("small") for prompt in prompts) == 3
+
+
+async def rows_in(store: StoreClient, steps: dict[int, list[str]]) -> list[Row]:
+    return await store.get_prompts(sorted({prompt for prompts in steps.values() for prompt in prompts}))
 
 
 async def test_a_worker_that_dies_loses_nothing(cluster: Cluster) -> None:

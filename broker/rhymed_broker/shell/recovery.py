@@ -24,6 +24,7 @@ from rhymed.run.layout import RunLayout
 from rhymed.service.retry import retry_store
 from rhymed_broker.ledger.evaluation import Evaluation, evaluation_of
 from rhymed_broker.ledger.ledger import Ledger
+from rhymed_broker.mixture import mixture_of
 from rhymed_broker.plan import Plan
 from rhymed_broker.shell.outbox import Outbox
 from rhymed_broker.status.timeline import TimelineRecorder
@@ -97,18 +98,18 @@ class Recovery:
 
         config, folder = self._config, self._places.folder
         rollout, trainer = config.rollout, config.trainer
-        rows = await asyncio.to_thread(rows_of, config, folder, config.data) if trainer.steps != 0 else []
+        parts = config.data.parts if trainer.steps != 0 else []
+        rows = [await asyncio.to_thread(rows_of, config, folder, data) for data in parts]
         held_out = {
             data.name: await asyncio.to_thread(rows_of, config, folder, data) for data in config.eval.datasets
         }
         await retry_store(lambda: self._store.open_run(config.run.name, fingerprint(config)), "open the run")
-        prompts = await self._put_prompts(rows)
+        prompts = [await self._put_prompts(part) for part in rows]
         datasets = {name: await self._put_prompts(held) for name, held in held_out.items()}
-        self.plan = Plan(
-            prompts, rollout.prompts_per_step, rollout.group_size, trainer.epochs, trainer.steps, config.run.seed
-        )
+        mixture = mixture_of(config.data, prompts, config.run.seed)
+        self.plan = Plan(mixture, rollout.prompts_per_step, rollout.group_size, trainer.epochs, trainer.steps)
         self._evaluation = evaluation_of(config.eval, config.reward, datasets, self.steps)
-        log.info("%d prompts, %d steps, held out: %s", len(prompts), self.steps, ", ".join(datasets) or "none")
+        log.info("%d prompts, %d steps, held out: %s", mixture.size, self.steps, ", ".join(datasets) or "none")
 
     async def _put_prompts(self, rows: list[Row]) -> list[str]:
         """Stores the prompts; returns their ids."""

@@ -173,7 +173,7 @@ class _Check:
         times = len({id.step for id in there if id.step < found.steps})
         apart = 1 if self._plan.drawn else 0  # steps that are refilled draw before and after others
         fewest, most = int(found.epochs) - apart, int(found.epochs) + 1 + apart
-        if prompt in self._steps and not fewest <= times <= most:
+        if self._plan.once and prompt in self._steps and not fewest <= times <= most:
             self._wrong(f"prompt {prompt} was asked {times} times in {found.epochs:.2f} epochs")
 
     def _sample(self, id: SampleId, response: Response | None, reason: str | None) -> None:

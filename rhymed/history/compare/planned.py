@@ -8,6 +8,7 @@ from pathlib import Path
 from rhymed.config import Config
 from rhymed.errors import ConfigError, RhymedError
 from rhymed.messages import Drawn
+from rhymed_broker.mixture import mixture_of
 from rhymed_broker.plan import Plan
 
 
@@ -17,12 +18,15 @@ class Planned(Plan):
     `drawn`: of the steps that had to say so, because they or earlier ones were refilled.
     """
 
-    def __init__(self, prompts: Sequence[str], config: Config, steps: int, drawn: Iterable[Drawn] = ()) -> None:
+    def __init__(
+        self, prompts: Sequence[Sequence[str]], config: Config, steps: int, drawn: Iterable[Drawn] = ()
+    ) -> None:
+        """`prompts`: of each dataset."""
         rollout, trainer = config.rollout, config.trainer
-        super().__init__(
-            prompts, rollout.prompts_per_step, rollout.group_size, trainer.epochs, trainer.steps, config.run.seed
-        )
-        self.ids = sorted(prompts)
+        mixture = mixture_of(config.data, prompts, config.run.seed)
+        super().__init__(mixture, rollout.prompts_per_step, rollout.group_size, trainer.epochs, trainer.steps)
+        self.ids = sorted(prompt for part in prompts for prompt in part)
+        self.once = len(prompts) == 1  # an epoch has every prompt once
         self.steps = max(self.steps, steps)
         self.drawn = {one.step: one for one in drawn}
 
@@ -45,7 +49,7 @@ def planned(config: Config, folder: Path, steps: int, drawn: Iterable[Drawn] = (
     from rhymed.inputs.rows import prompt_id
 
     try:
-        rows = rows_of(config, folder, config.data)
+        rows = [rows_of(config, folder, data) for data in config.data.parts]
     except (RhymedError, OSError) as error:
         raise ConfigError(f"the dataset, from which the plan follows, cannot be read: {error}") from None
-    return Planned([prompt_id(row) for row in rows], config, steps, drawn)
+    return Planned([[prompt_id(row) for row in part] for part in rows], config, steps, drawn)

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
-from rhymed.config import Data
+from rhymed.config import Dataset
 from rhymed.errors import ConfigError, RewardError
 from rhymed.inputs.gym import gym_dataset, gym_entry
 from rhymed.inputs.rows import Row
@@ -55,7 +55,7 @@ def _reasoning_gym(setting: Setting) -> Raw:
     return score
 
 
-def _add_task(tasks: dict[str, Any], data: Data, key: str) -> None:
+def _add_task(tasks: dict[str, Any], data: Dataset, key: str) -> None:
     try:
         dataset = gym_dataset(data.task, {**data.args, "size": 1, "seed": 0})
     except ConfigError as error:

@@ -35,7 +35,7 @@ def load_scorers(config: Config) -> dict[str, RewardFunction]:
 
 
 def _settings(config: Config) -> list[Setting]:
-    datasets = (config.data, *config.eval.datasets)
+    datasets = (*config.data.parts, *config.eval.datasets)
     keys = [f"reward.scorers[{number}]" for number in range(len(config.reward.scorers))] or ["reward"]
     return [
         Setting(scorer, key, config.reward, datasets, config.rollout.max_response_length)

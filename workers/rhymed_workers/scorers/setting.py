@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rhymed.config import Data, Reward, Scorer
+from rhymed.config import Dataset, Reward, Scorer
 from rhymed.errors import RewardError
 
 
@@ -16,7 +16,7 @@ class Setting:
     scorer: Scorer
     key: str  # in the configuration, e.g. `reward` or `reward.scorers[1]`
     reward: Reward
-    datasets: Sequence[Data]  # of training and evaluation
+    datasets: Sequence[Dataset]  # of training and evaluation
     max_response_length: int  # tokens
 
     def allow_only(self, *known: str) -> None:
