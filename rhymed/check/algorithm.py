@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from rhymed.algorithms import ALGORITHMS, SETTINGS, Recipe, uses
 from rhymed.check.report import Section
+from rhymed.config.parts.critic import Critic
 
 PARTS: Mapping[str, tuple[str, ...]] = {
     "advantage": ("advantage", "whiten", "gamma", "gae"),
@@ -17,7 +18,8 @@ PARTS: Mapping[str, tuple[str, ...]] = {
 """Rows, by the first words of their settings; settings of no row are listed in the last one."""
 
 
-def describe(recipe: Recipe) -> Section:
+def describe(recipe: Recipe, critic: Critic | None = None) -> Section:
+    """`critic`: its settings, told if the recipe has one."""
     section = Section("algorithm")
     section.add(recipe.name, f"defaults of {recipe.source}")
     rows: dict[str, list[str]] = {}
@@ -26,6 +28,9 @@ def describe(recipe: Recipe) -> Section:
             rows.setdefault(_part(setting), []).append(_told(recipe, setting))
     for label, texts in rows.items():
         section.add(label, ", ".join(texts))
+    if recipe.critic and critic:
+        settings = [f"{name} = {_written(value) or 'model.path'}" for name, value in critic]
+        section.add("critic", f"{', '.join(settings)}; it doubles the passes")
     return section
 
 

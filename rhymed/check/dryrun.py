@@ -67,7 +67,7 @@ def _check_sizes(config: Config, report: Report, inputs: Inputs) -> None:
     load = arithmetic.workload(config.rollout, config.trainer, len(inputs.training.rows), longest)
     report.add(arithmetic.describe(config, load, [len(dataset.rows) for dataset in inputs.held_out]))
     if config.trainer.engine == "torch":
-        report.add(algorithm.describe(config.trainer.recipe))
+        report.add(algorithm.describe(config.trainer.recipe, config.trainer.critic))
     if inputs.size:
         here = machine.measure(layout_of(config).folder)
         report.add(memory.describe(config, inputs.size, load, here, inputs.adapters, critic=inputs.critic))

@@ -18,6 +18,13 @@ def test_the_block_says_source_parts_and_what_was_changed() -> None:
     assert rows["correction"] == "correction = token-tis, tis_cap = 2, off_policy_mask = 0.5 (default 0)"
 
 
+def test_a_critic_has_a_row_where_there_is_one() -> None:
+    trainer = Config.model_validate({"trainer": {"algorithm": "ppo", "critic": {"lr": 1e-4}}}).trainer
+    told = "lr = 0.0001, warmup_steps = 0, value_clip = 0.5, model = model.path; it doubles the passes"
+    assert dict(describe(trainer.recipe, trainer.critic).rows)["critic"] == told
+    assert "critic" not in dict(describe(expand("grpo", {}), trainer.critic).rows)
+
+
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_setting_that_counts_is_told_once(name: str) -> None:
     recipe = expand(name, {})

@@ -100,7 +100,8 @@ def assemble(
     parts = np.array_split(np.arange(len(samples)), min(config.minibatches, len(samples)))
     updates_of = partial(_updates, sequences, parts, config.micro_tokens)
     total = int(lengths_B.sum())
-    old_N, kl_N = _kl_first(policy, reference, _flat(updates_of(kept_B)), total, recipe)
+    every = _flat(updates_of(kept_B)) if recipe.old_first or recipe.critic else []
+    old_N, kl_N = _kl_first(policy, reference, every, total, recipe)
     reference_N, targets = None, None
     rewards_B, penalty = _rewards(samples, lengths_B, recipe, longest)
     own_N, loss_weight = loss_weights(samples)
@@ -108,7 +109,7 @@ def assemble(
         advantages_N = advantages(rewards_B, _groups(samples), lengths_B, recipe, kept_B=kept_B, kl_N=kl_N)
     else:
         means_N = _weights(lengths_B, kept_B, parts, "token-mean", longest)
-        values_N = values(_flat(updates_of(kept_B)), total)
+        values_N = values(every, total)
         advantages_N, targets = critic.advantages(values_N, means_N, rewards_B, lengths_B, recipe, own_N, kl_N)
     signal_B = recipe.dense | _any(advantages_N != 0, lengths_B)
     updates = updates_of(kept_B & signal_B & _any(own_N > 0, lengths_B))
