@@ -84,6 +84,7 @@ docs: setup ## generate pages from the code
 	$(BIN)/python -m scripts.docs.config > docs/config.md
 	$(BIN)/python -m scripts.docs.cli > docs/cli.md
 	$(BIN)/python -m scripts.docs.folders
+	$(BIN)/python -m scripts.docs.algorithms
 
 site: $(VENV)-docs/.ready ## build the documentation as web pages in site/, which open from the disk without a network
 	NO_MKDOCS_2_WARNING=1 $(VENV)-docs/bin/mkdocs build --quiet --strict

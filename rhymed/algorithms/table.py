@@ -26,7 +26,7 @@ _RECIPES = (
     Recipe("bnpo", "TRL loss_type bnpo"),
     Recipe(
         "gspo",
-        "arXiv 2507.18071, section 5.1; TRL importance_sampling_level sequence",
+        "arXiv 2507.18071; TRL importance_sampling_level sequence",
         ratio="sequence",
         clip_eps_low=3e-4,
         clip_eps_high=4e-4,

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from scripts.docs import cli, config, folders
+from scripts.docs import algorithms, cli, config, folders
 
 ROOT = Path(__file__).parents[2]
 
 
 def test_the_list_of_folders_is_current() -> None:
     assert (ROOT / "docs" / "architecture.md").read_text() == folders.page(), "run `make docs`"
+
+
+def test_the_table_of_algorithms_is_current() -> None:
+    assert (ROOT / "docs" / "algorithms.md").read_text() == algorithms.page(), "run `make docs`"
 
 
 def test_every_setting_is_in_the_reference() -> None:
