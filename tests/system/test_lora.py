@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from tests.stress import chaos
-from tests.system.test_loop import finish, pid_of, started, wait_for
-from tests.system.test_onoff import config, losses, metrics, run, samples
+from tests.system.test_loop import finish, metrics, pid_of, started, wait_for
+from tests.system.test_onoff import config, losses, run, samples
 
 pytest.importorskip("peft")
 pytestmark = [pytest.mark.slow, pytest.mark.thorough, pytest.mark.timeout(900)]

@@ -10,15 +10,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from rhymed.config import Config
+from rhymed.config import Config, Lora
 from rhymed.errors import CheckpointError, ConfigError
 from rhymed_workers.lora.merge import Adapter, add
 from rhymed_workers.trainer.learner import TorchLearner
+from rhymed_workers.trainer.policy.backbone import Compute
 from rhymed_workers.trainer.policy.lora import LoraPolicy
+from rhymed_workers.trainer.policy.packing import Sequences, micro_batches
 from rhymed_workers.trainer.publish import Publisher
 from tests.workers.trainer.test_learner import equal, samples, untimed, weights
 
@@ -197,3 +200,37 @@ def test_a_checkpoint_of_another_model_or_rank_is_refused(
     learner.save(tmp_path)
     with pytest.raises(CheckpointError, match=r"is LoRA of rank 4 over .*digest 0{32}.* has the digest"):
         restore(tmp_path)
+
+
+@pytest.mark.parametrize("algorithm", ["gspo", "rloo", "ppo", "cispo"])
+def test_every_kind_of_algorithm_trains_adapters(restore: Callable[..., TorchLearner], algorithm: str) -> None:
+    """A critic is a model of its own, and is trained whole."""
+    learner = restore(algorithm=algorithm)
+    before, adapters = frozen(learner), {name: one.clone() for name, one in learner.tensors().items()}
+    for step in range(2):
+        learner.train(samples(step))
+    assert equal(frozen(learner), before)
+    assert all(not torch.equal(tensor, adapters[name]) for name, tensor in learner.tensors().items())
+    assert (learner.critic is not None) == (algorithm == "ppo")
+
+
+@pytest.mark.parametrize(("compute", "close"), [(Compute(checkpointing=True), 0.0), (Compute(dtype="bfloat16"), 0.1)])
+def test_adapters_get_their_gradient_however_the_model_computes(
+    tiny_model: Path, compute: Compute, close: float
+) -> None:
+    """Layers computed twice give the same bits; bfloat16 is near, and the adapters stay float32."""
+    lora, sequences = Lora(rank=4), [Sequences(np.arange(2, 8), np.arange(10, 30))]
+    (batch,) = micro_batches(sequences, [0], 64)
+    found = []
+    for policy in (LoraPolicy(lora, tiny_model), LoraPolicy(lora, tiny_model, compute=compute)):
+        generator = torch.Generator().manual_seed(0)
+        for parameter in policy.adapters().values():
+            parameter.data.normal_(0, 0.1, generator=generator)
+        policy.backward(batch, lambda logp_N, entropy_N, flat_N: -logp_N.sum())
+        found.append(policy.adapters())
+    for name, parameter in found[0].items():
+        mine, other = parameter.grad, found[1][name].grad
+        assert mine is not None
+        assert other is not None
+        assert other.dtype == torch.float32
+        assert float((mine - other).norm()) <= close * float(mine.norm()), name
