@@ -188,7 +188,7 @@ class LiveRun:
     def parts(self) -> list[Part]:
         """The live processes without the supervisor."""
         with contextlib.suppress(psutil.Error):
-            return [part for child in psutil.Process(self.pid).children(recursive=True) if (part := _part(child))]
+            return [part for child in psutil.Process(self.pid).children(recursive=True) if (part := part_of(child))]
         return []
 
     def kill_all(self) -> None:
@@ -258,7 +258,7 @@ def send(pid: int, number: signal.Signals) -> bool:
     return True
 
 
-def _part(process: psutil.Process) -> Part | None:
+def part_of(process: psutil.Process) -> Part | None:
     try:
         words = " ".join(process.cmdline()).split()
         if process.status() == psutil.STATUS_ZOMBIE or not words:

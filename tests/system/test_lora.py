@@ -10,10 +10,12 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 from tests.stress import chaos
-from tests.system.test_loop import finish, metrics, pid_of, started, wait_for
+from tests.stress.run import part_of
+from tests.system.test_loop import finish, metrics, started, wait_for
 from tests.system.test_onoff import config, losses, run, samples
 
 pytest.importorskip("peft")
@@ -41,10 +43,9 @@ def test_drafts_run_ahead_and_kills_train_the_same_adapters(config: Path) -> Non
     folder = config.parent / "killed"
     options = [part for option in (*LORA, "run.name=killed", "trainer.checkpoint_every=1") for part in ("-o", option)]
     with started(config, *options) as process:
-        for step, victim in ((1, "trainer"), (3, "rollout-0")):
+        for step, victim in ((1, "trainer"), (3, "rollout")):
             wait_for(lambda step=step: len(metrics(folder)) >= step, f"step {step}", 300)  # type: ignore[misc]
-            name = victim if victim == "rollout-0" else trainer_of(folder)
-            os.kill(pid_of(folder, name), signal.SIGKILL)
+            os.kill(worker_of(process.pid, victim), signal.SIGKILL)
         finish(process, folder, 400)
     expected = adapters(plain)
     assert len(expected) == 28
@@ -59,10 +60,10 @@ def test_drafts_run_ahead_and_kills_train_the_same_adapters(config: Path) -> Non
     evaluated(folder)
 
 
-def trainer_of(folder: Path) -> str:
-    command = [sys.executable, "-m", "rhymed", "queues", "--json", "--run", str(folder)]
-    shown = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    return next(row["worker"] for row in json.loads(shown.stdout)["workers"] if row["role"] == "trainer")
+def worker_of(supervisor: int, role: str) -> int:
+    """Its process."""
+    children = psutil.Process(supervisor).children(recursive=True)
+    return next(part.pid for child in children if (part := part_of(child)) and part.role == role)
 
 
 def evaluated(folder: Path) -> None:

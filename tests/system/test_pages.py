@@ -127,7 +127,7 @@ def test_own_data_and_reward(clone: Path, execute: Execute) -> None:
     folder, rows, check, run, *later = commands("docs/own.md")
     execute(folder)
     write_files("docs/own.md", clone)
-    assert [line.split()[1] for line in later] == ["eval", "eval", "history", "checkpoint", "run"]
+    assert [line.split()[1] for line in later] == ["eval", "eval", "history", "checkpoint", "run", "run"]
     execute(rows)
     assert len((clone / "mine/train.jsonl").read_text().splitlines()) == 48
     assert len((clone / "mine/held_out.jsonl").read_text().splitlines()) == 16
