@@ -12,6 +12,7 @@ left of a difference then does not come from the layout. Engine log-probs are ta
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import resource
 import time
@@ -99,7 +100,7 @@ def padded_states(model: Any, batch: Any, dtype: Any) -> Any:
         tokens_BT[line, : end - start] = torch.from_numpy(batch.tokens_T[start:end])
         positions_BT[line, : end - start] = torch.from_numpy(batch.positions_T[start:end])
         place[start:end] = line * width + torch.arange(end - start)
-        for segment, (first, last) in enumerate(zip(bound, bound[1:], strict=False)):
+        for segment, (first, last) in enumerate(itertools.pairwise(bound)):
             segments_BT[line, first - start : last - start] = segment
     key, query = segments_BT[:, None, :], segments_BT[:, :, None]
     mask = ((key == 0) | (key == query)).tril().unsqueeze(1)

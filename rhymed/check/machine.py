@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from rhymed.check.memory import Machine
 from rhymed.check.report import Section
-from rhymed.config import Config, Net
+from rhymed.config import Config, Net, Trainer
 from rhymed.errors import ConfigError
 from rhymed.run import folder as runs
 from rhymed.run.layout import RunLayout, layout_of
@@ -33,6 +33,21 @@ def measure(folder: Path) -> Machine:
     return Machine(memory.total, memory.available, shared, shutil.disk_usage(_existing(folder)).free)
 
 
+def device_problems(trainer: Trainer) -> Iterator[str]:
+    """Loads torch only if a GPU is asked for."""
+    if trainer.engine != "torch" or trainer.device != "cuda":
+        return
+    try:
+        import torch
+    except ImportError:  # the trainer runs elsewhere
+        return
+    if not torch.cuda.is_available():
+        yield (
+            "trainer.device = 'cuda', but torch finds no GPU on this machine: set it to auto or cpu, or install"
+            " a torch that was built for the GPU"
+        )
+
+
 def describe(config: Config, *, resume: bool = False) -> Section:
     section = Section("folder and addresses")
     taken = layout_of(config).config.exists() and not resume
@@ -42,6 +57,7 @@ def describe(config: Config, *, resume: bool = False) -> Section:
     for key in ("broker", "store", "weights"):
         section.add(key, str(getattr(layout, key)))
     section.errors += problems(config.net, layout, resume=resume)
+    section.errors += device_problems(config.trainer)
     return section
 
 

@@ -21,7 +21,6 @@ ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 LOGITS_BYTES = 1 << 28
 """Size of the buffer in which logits are made (rhymed_workers.trainer.policy.head)."""
 
-LOGITS_BUFFERS = 3
 MOMENT_BYTES = {"adamw": 8.0, "paged_adamw": 8.0, "adamw_8bit": 2 + 8 / 256, "paged_adamw_8bit": 2 + 8 / 256}
 """Of both moments of a parameter; 8-bit ones have a scale for every 256 (rhymed_workers.trainer.optim.optimizer)."""
 
@@ -77,8 +76,7 @@ def needs(
     """`critic`: size of the critic's model, if there is one. Its passes alternate with the policy's."""
     parameters, tokens = size.parameters, load.pass_tokens
     trained = adapters.parameters if adapters else parameters
-    values, activations = critic.parameters if critic else 0, max(map(activation_bytes, filter(None, (size, critic))))
-    logits = LOGITS_BUFFERS * min(LOGITS_BYTES, tokens * size.vocabulary * FP32)
+    values = critic.parameters if critic else 0
     step_tokens = load.samples * rollout.max_response_length
     steps_with_logprobs = min(load.steps, trainer.checkpoint_every * trainer.keep_checkpoints)
     moment = MOMENT_BYTES[trainer.optimizer]
@@ -89,7 +87,7 @@ def needs(
         moments=moment * trained,
         reference=FP32 * parameters if trainer.recipe.kl_coef and not adapters else 0,
         critic=(2 * FP32 + moment) * values,
-        working=tokens * activations + logits,
+        working=max(working_bytes(trainer, one, tokens) for one in (size, critic) if one),
         engine=item * parameters + rollout.kv_cache_gib * GIB + ENGINE_BYTES if vllm else 0,
         sequence=2 * size.layers * size.key_value * item * full_length(rollout) if vllm else 0,
         published=VERSIONS * (FP32 if adapters else item) * trained,
@@ -103,9 +101,17 @@ def full_length(rollout: Rollout) -> int:
     return rollout.max_prompt_length + rollout.max_response_length
 
 
+def working_bytes(trainer: Trainer, size: Size, tokens: int) -> float:
+    """Of the largest pass: what layers keep for their gradients, a slice of logits, the gradient of the head."""
+    layer = activation_bytes(size)
+    kept = size.hidden * FP32 * size.layers + layer if trainer.gradient_checkpointing else layer * size.layers
+    head = 0 if trainer.lora else size.vocabulary * size.hidden * FP32
+    return tokens * kept + min(LOGITS_BYTES, tokens * size.vocabulary * FP32) + head
+
+
 def activation_bytes(size: Size) -> float:
-    """Kept per token for the backward pass; measured on Llama: six hidden, three intermediate, keys, values."""
-    return FP32 * size.layers * (6 * size.hidden + 3 * size.intermediate + 2 * size.key_value)
+    """Kept per token and layer for the gradient; measured on Llama: six hidden, three intermediate, keys, values."""
+    return FP32 * (6 * size.hidden + 3 * size.intermediate + 2 * size.key_value)
 
 
 def describe(

@@ -23,6 +23,9 @@ class Model(Section):
     revision: str = Field("", description="hub id: branch, tag or commit; empty: main")
     chat_template: str = Field("", description="file with a Jinja chat template; empty: the tokenizer's own")
     dtype: Literal["bfloat16", "float16", "float32"] = Field("bfloat16", description="of the engine's weights")
+    train_dtype: Literal["float32", "bfloat16"] = Field(
+        "float32", description="in which the trainer computes; its weights and optimizer state are float32"
+    )
 
 
 class Dataset(Section):

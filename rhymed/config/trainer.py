@@ -34,6 +34,12 @@ class Trainer(Losses):
     max_grad_norm: float = Field(1.0, gt=0, description="gradients are clipped to this norm")
     minibatches: int = Field(1, gt=0, description="optimizer steps per training step")
     micro_tokens: int = Field(4096, gt=0, description="tokens per forward and backward pass, prompts included")
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="where the trainer computes. auto: cuda where torch finds a GPU"
+    )
+    gradient_checkpointing: bool = Field(
+        False, description="keep only the inputs of layers: less memory, a third more time"
+    )
     checkpoint_every: int = Field(10, gt=0, description="training steps between checkpoints")
     keep_checkpoints: int = Field(2, gt=0, description="number of checkpoints to keep, the newest ones")
     threads: int = Field(0, ge=0, description="torch threads; 0: torch's default")

@@ -27,6 +27,7 @@ from rhymed_workers.trainer.critic.critic import Critic
 from rhymed_workers.trainer.critic.model import ValueModel
 from rhymed_workers.trainer.critic.start import find
 from rhymed_workers.trainer.optim import optimizer, schedule
+from rhymed_workers.trainer.policy.backbone import Compute
 from rhymed_workers.trainer.policy.lora import restore
 from rhymed_workers.trainer.policy.packing import MicroBatch, micro_batches
 from rhymed_workers.trainer.policy.policy import Policy, Scores
@@ -69,7 +70,7 @@ class TorchLearner:
         if config.trainer.threads:
             torch.set_num_threads(config.trainer.threads)
         source = resolve_model(config)
-        policy, reference = restore(config, source, folder)
+        policy, reference = restore(config, source, folder, Compute.of(config))
         learner = cls(
             config.trainer,
             policy,

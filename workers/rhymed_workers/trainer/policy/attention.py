@@ -55,10 +55,7 @@ def attend(
     if odd or layout is None:
         raise TrainerError(f"{type(module).__name__} cannot be trained: it {' and '.join(odd)}")
     layout.calls += 1
-    device = query.device.type
-    if torch.is_autocast_enabled(device):
-        dtype = torch.get_autocast_dtype(device)
-        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+    query, key = query.to(value.dtype), key.to(value.dtype)  # rotation makes them wider than the computation
     window = sliding_window if sliding_window and sliding_window < layout.longest else None
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     size = value.shape[-1]

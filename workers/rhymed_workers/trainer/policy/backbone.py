@@ -13,11 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from rhymed.errors import TrainerError
+from rhymed.config import Config
+from rhymed.errors import ConfigError, TrainerError
 from rhymed_workers.trainer.policy import attention
 from rhymed_workers.trainer.policy.mask import Layout
 from rhymed_workers.trainer.policy.packing import MicroBatch
@@ -31,16 +33,20 @@ class Compute:
     dtype: Literal["float32", "bfloat16"] = "float32"
     checkpointing: bool = False  # keep only the inputs of layers, and compute the rest again for the gradient
 
+    @classmethod
+    def of(cls, config: Config) -> Compute:
+        return cls(config.trainer.device, config.model.train_dtype, config.trainer.gradient_checkpointing)
+
     def where(self) -> torch.device:
-        """Raises `TrainerError`."""
-        found = torch.cuda.is_available() if self.device != "cpu" else False
+        """Raises `ConfigError`."""
+        found = self.device != "cpu" and torch.cuda.is_available()
         if self.device == "cuda" and not found:
-            raise TrainerError("trainer.device = cuda, but torch finds no CUDA device here: set it to auto or cpu")
+            raise ConfigError("trainer.device = 'cuda', but torch finds no GPU here: set it to auto or cpu")
         return torch.device("cuda" if found else "cpu")
 
 
 def load_model(folder: Path, compute: Compute | None = None) -> Any:
-    """The causal language model of a Hugging Face folder, with float32 weights. Raises `TrainerError`."""
+    """The causal language model of a Hugging Face folder, in float32. Raises `ConfigError`, `TrainerError`."""
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging as output
 
@@ -74,7 +80,7 @@ def device_of(model: Any) -> torch.device:
 def hidden_states(model: Any, batch: MicroBatch, dtype: torch.dtype = torch.float32) -> Tensor:
     """(N, H) last hidden states that predict the response tokens. Raises `TrainerError`."""
     device = device_of(model)
-    both_2T = torch.stack([torch.from_numpy(batch.tokens_T), torch.from_numpy(batch.positions_T)]).to(device)
+    both_2T = torch.from_numpy(np.stack([batch.tokens_T, batch.positions_T])).to(device)
     layout = Layout(batch, device)
     with computing(device, dtype):
         states = base_of(model)(
@@ -86,9 +92,7 @@ def hidden_states(model: Any, batch: MicroBatch, dtype: torch.dtype = torch.floa
 
 
 def computing(device: torch.device, dtype: torch.dtype) -> contextlib.AbstractContextManager[Any]:
-    if dtype == torch.float32:
-        return contextlib.nullcontext()
-    return torch.autocast(device.type, dtype)
+    return torch.autocast(device.type, dtype) if dtype.itemsize == 2 else contextlib.nullcontext()
 
 
 def _checkpoint_layers(model: Any) -> None:
@@ -97,6 +101,6 @@ def _checkpoint_layers(model: Any) -> None:
 
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     if not layers:
-        raise TrainerError(f"trainer.gradient_checkpointing: {type(model).__name__} has no layers that allow it")
+        raise ConfigError(f"trainer.gradient_checkpointing: {type(model).__name__} has no layers that allow it")
     for layer in layers:
         layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
