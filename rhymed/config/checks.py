@@ -39,6 +39,22 @@ def step_size(rollout: Rollout, trainer: Trainer, data: Data) -> Iterator[str]:
         )
 
 
+def single_samples(rollout: Rollout, trainer: Trainer) -> Iterator[str]:
+    if rollout.group_size > 1 or trainer.engine == "trace" or trainer.steps == 0:
+        return
+    if trainer.recipe.least_group > 1:
+        without = " or ".join(name for name, recipe in ALGORITHMS.items() if recipe.least_group == 1)
+        yield (
+            f"rollout.group_size = 1 with trainer.algorithm = {trainer.algorithm!r}: it compares the samples of a"
+            f" prompt, so each needs at least two; {without} need one"
+        )
+    if trainer.filters_groups:
+        yield (
+            "rollout.group_size = 1 with trainer.dynamic_sampling: one sample is a group without signal, so every"
+            " group would be dropped"
+        )
+
+
 def engines(rollout: Rollout, trainer: Trainer, drafts: Drafts, schedule: Schedule) -> Iterator[str]:
     if trainer.engine == "trace" and rollout.engine != "trace":
         yield (

@@ -60,6 +60,7 @@ class Config(Section):
     def _agree(self) -> Self:
         contradictions = [
             *checks.step_size(self.rollout, self.trainer, self.data),
+            *checks.single_samples(self.rollout, self.trainer),
             *checks.engines(self.rollout, self.trainer, self.drafts, self.schedule),
             *checks.dynamic_sampling(self.trainer, self.reward),
             *checks.critic(self.trainer),

@@ -13,7 +13,7 @@ class Rollout(Section):
     workers: int = Field(1, ge=0, description="started by `rhymed run`; more can join at any time")
     engine: Literal["vllm", "trace"] = Field("vllm", description="trace: no model, recorded or synthetic responses")
     prompts_per_step: int = Field(8, gt=0, description="prompts per training step")
-    group_size: int = Field(8, gt=1, description="samples per prompt")
+    group_size: int = Field(8, gt=0, description="samples per prompt; 1 only where the algorithm needs no group")
     max_prompt_length: int = Field(512, gt=0, description="tokens")
     max_response_length: int = Field(512, gt=0, description="tokens")
     max_concurrency: int = Field(64, gt=0, description="samples that one worker decodes at the same time")

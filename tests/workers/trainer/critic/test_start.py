@@ -87,8 +87,20 @@ def test_a_critic_may_be_put_before_another_algorithms_loss() -> None:
     assert made.trainer.recipe.critic
 
 
+def test_one_sample_for_each_prompt_is_enough_for_a_critic_only() -> None:
+    def config(**trainer: Any) -> Config:
+        return Config.model_validate({"rollout": {"group_size": 1}, "trainer": trainer})
+
+    assert config(algorithm="ppo").rollout.group_size == 1
+    with pytest.raises(ValueError, match=r"group_size = 1 with trainer\.algorithm = 'rloo'.* or ppo need one"):
+        config(algorithm="rloo")
+    with pytest.raises(ValueError, match=r"group_size = 1 with trainer\.dynamic_sampling"):
+        config(algorithm="ppo", dynamic_sampling={"enabled": True})
+
+
 def test_an_evaluation_of_such_a_run_has_no_critic(tiny_model: Path, tmp_path: Path) -> None:
     given = config(tiny_model, lr=1e-4).model_dump()
     given["run"] |= {"folder": str(tmp_path)}
     given["eval"] |= {"datasets": [{"name": "a", "path": "a.jsonl"}]}
+    given["rollout"] |= {"group_size": 1}
     assert not evaluating(Config.model_validate(given), "").trainer.recipe.critic
