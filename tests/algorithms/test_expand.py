@@ -54,3 +54,29 @@ def test_keys_of_earlier_releases_are_named_with_their_successors(tmp_path: Path
     found = error(tmp_path, '[trainer]\nnorm = "token"\nstd_normalise = true\n')
     assert "line 2: trainer.norm is replaced by trainer.aggregation" in found
     assert "line 3: trainer.std_normalise is replaced by trainer.advantage_scale" in found
+
+
+def test_several_settings_without_effect_are_all_told(tmp_path: Path) -> None:
+    text = '[trainer]\nalgorithm = "gspo"\ncispo_max = 4.0\nkl_in = "reward"\nicepop_min = 0.1\n'
+    found = error(tmp_path, text).splitlines()
+    assert [line.partition(" is not used")[0].rpartition(" ")[2] for line in found] == [
+        "cispo_max",
+        "kl_in",
+        "icepop_min",
+    ]
+    assert "line 3" in found[0]
+    assert "loss = 'cispo' (as in cispo)" in found[0]
+    assert "near names that are used: kl_coef" in found[1]
+
+
+def test_limits_in_the_wrong_order_are_refused(tmp_path: Path) -> None:
+    found = error(tmp_path, '[trainer]\ncorrection = "icepop"\nicepop_min = 6.0\n')
+    assert "icepop_min = 6 is above icepop_max = 5" in found
+    assert "dual_clip = 0.5 must be above 1" in error(tmp_path, "[trainer]\ndual_clip = 0.5\n")
+
+
+def test_what_a_run_wrote_is_read_again() -> None:
+    """A run's config.json has every key, those without a value as null."""
+    for name in ALGORITHMS:
+        made = Config.model_validate({"trainer": {"algorithm": name}})
+        assert Config.model_validate_json(made.model_dump_json()) == made

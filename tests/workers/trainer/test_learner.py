@@ -87,6 +87,10 @@ LIBRARY = pytest.mark.skipif(not importlib.util.find_spec("bitsandbytes"), reaso
         {},
         {"minibatches": 3, "kl_coef": 0.1, "aggregation": "token-mean"},
         {"schedule": "cosine", "steps": 5},
+        {"algorithm": "gspo", "minibatches": 2, "off_policy_mask": 0.5},
+        {"algorithm": "rloo", "minibatches": 2},
+        {"algorithm": "reinforce++"},
+        {"algorithm": "dapo"},
         pytest.param({"optimizer": "adamw_8bit", "minibatches": 2}, marks=LIBRARY),
     ],
 )
