@@ -136,6 +136,7 @@ class Ledger:
         self.started, self.finished = True, False
         self.handover.reset()
         self._open_steps(now)
+        self._actions += self.refill.settle(now)  # workers may hold samples of refills
         for worker in workers:
             if worker.version > position:
                 worker.version = -1  # that version is trained again, and its weights may differ

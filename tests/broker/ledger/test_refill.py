@@ -224,6 +224,17 @@ def test_a_run_whose_refills_were_turned_off_drops_what_they_had_asked_for() -> 
     assert actions[1:] == [Mark(group(0, "b"), "dropped", NOT_PLANNED)]
 
 
+def test_after_a_restart_workers_keep_the_refills_that_they_hold() -> None:
+    plan = SmallPlan(steps=1, groups=2, prompts=6)
+    story = begin(RULE, plan)
+    finish(story, 0, a=(1.0, 1.0), b=(0.0, 1.0))
+    rewards = zip([*group(0, "a"), *group(0, "b")], (1.0, 1.0, 0.0, 1.0), strict=True)
+    journal = [JournalEntry(id=id, state="scored", reward=reward) for id, reward in rewards]
+    story.ledger.start(plan, 0, journal, story.now)
+    assert story.drain() == [Mark(group(0, "a"), "dropped", RULE.reason)]
+    assert story.state(SampleId(0, "c", 0)) == "running"
+
+
 # ---------------------------------------------------------------------------------------------------------------
 # Whole runs
 # ---------------------------------------------------------------------------------------------------------------
@@ -345,6 +356,22 @@ def test_a_run_that_began_without_refills_takes_the_same_prompts_up_to_there() -
         run.plan.cursor(0), 12
     )[0]
     assert run.draws()[:3] == run.plan.prompts(4)
+
+
+def test_what_steps_drew_before_they_were_rolled_back_without_refills_does_not_count() -> None:
+    chance, run = random.Random(1), Play(plan(prompts=200, steps=4), RULE, flat_share(0.5), every=100)
+    while run.trainer_at < 3:
+        chance.choice(run.events())()
+    assert sum(drawn.refilled for drawn in run.drawn.values()) > 0
+    run.trainer_at, run.rule = run.checkpoint, None
+    run.trained.clear()
+    run.start_broker()
+    while run.trainer_at < 2:
+        chance.choice(run.events())()
+    run.flush()
+    prompts = set(run.story.ledger.samples.open_steps[2].samples)
+    run.start_broker()
+    assert set(run.story.ledger.samples.open_steps[2].samples) == prompts
 
 
 def test_when_every_group_is_flat_for_ever_the_run_still_ends() -> None:

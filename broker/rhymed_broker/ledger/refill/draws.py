@@ -36,7 +36,7 @@ class Draws:
     """`reach`: steps that are open beyond the oldest one."""
 
     def __init__(self, plan: Steps, reach: int) -> None:
-        self.kept = False  # some step was refilled: what later steps draw has to be journaled
+        self.kept = False  # some step was refilled, or is journaled: what later steps draw has to be journaled
         self._plan, self._reach = plan, reach
         self._next = Cursor()  # of the next prompts that a step takes
         self._starts: dict[int, Cursor] = {}  # step -> of its first prompts
@@ -47,10 +47,11 @@ class Draws:
 
         `drawn`: from the journal; `taken`: step -> prompts of its samples in the journal, of steps before `position`.
         """
-        earlier = [one for one in drawn if one.step < position]
-        if earlier:
+        drawn = list(drawn)
+        self.kept = bool(drawn)  # also of steps that are trained again: theirs must be replaced
+        if earlier := [one for one in drawn if one.step < position]:
             last = max(earlier, key=lambda one: one.step)
-            first, self._next, self._starts, self.kept = last.step + 1, last.after, dict(last.reserved), True
+            first, self._next, self._starts = last.step + 1, last.after, dict(last.reserved)
         else:
             first = min((step for step in taken if step < position), default=position)
             self._next = self._plan.cursor(first)
