@@ -3,9 +3,9 @@ from pathlib import Path
 
 import pytest
 
-from rhymed.config import Config, Run
+from rhymed.config import Config, Lora, Run, Trainer
 from rhymed.config.load import load_config
-from rhymed.errors import ConfigError
+from rhymed.errors import ConfigError, RunMismatch
 from rhymed.run import folder
 from rhymed.run.layout import layout_of
 
@@ -49,3 +49,18 @@ def test_metrics_survive_a_cut_line_and_repeated_steps(config: Config) -> None:
     _, where = folder.create(config)
     where.metrics.write_text('{"step": 1, "reward/mean": 0.1}\n{"step": 0}\n{"step": 1, "reward/mean": 0.2}\n{"st')
     assert folder.read_metrics(where) == [{"step": 0}, {"step": 1, "reward/mean": 0.2}]
+
+
+def test_a_run_is_resumed_with_the_adapters_that_it_has(config: Config) -> None:
+    """With other ones, or without, its checkpoints mean nothing."""
+    where = layout_of(config)
+
+    def trained(lora: Lora | None) -> Config:
+        return config.model_copy(update={"trainer": Trainer(lora=lora)})
+
+    folder.check_same(trained(Lora(rank=8)), trained(Lora(rank=8)), where)
+    for other in (Lora(rank=4), None):
+        with pytest.raises(RunMismatch, match=r"belongs to another run: trainer\.lora = .*\(it was \{'rank': 8"):
+            folder.check_same(trained(Lora(rank=8)), trained(other), where)
+    with pytest.raises(RunMismatch, match=r"\(it was None\)"):
+        folder.check_same(trained(None), trained(Lora()), where)

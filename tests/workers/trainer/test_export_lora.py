@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -108,3 +112,42 @@ def test_whole_weights_cannot_be_merged(run: Path, tmp_path: Path, tiny_model: P
     checkpoint.save(run / "checkpoints", 4, lambda made: model.save_pretrained(made) and None, keep=2)
     assert main(["checkpoint", "export", str(run), str(tmp_path / "out"), "--merged"]) == 1
     assert "has all weights, no adapter: there is nothing to merge" in capsys.readouterr().err
+
+
+VLLM = """
+import sys
+from vllm import LLM, SamplingParams, TokensPrompt
+from vllm.lora.request import LoRARequest
+
+def tokens(model, adapter=None, **more):
+    llm = LLM(model=model, dtype="float32", max_model_len=64, kv_cache_memory_bytes=1 << 24, enforce_eager=True,
+              skip_tokenizer_init=True, **more)
+    request = LoRARequest("ours", 1, adapter) if adapter else None
+    sampling = SamplingParams(temperature=0, max_tokens=16, detokenize=False, ignore_eos=True)
+    found = llm.generate(TokensPrompt(prompt_token_ids=[40, 41, 42, 43]), sampling, lora_request=request)
+    return list(found[0].outputs[0].token_ids)
+
+if __name__ == "__main__":
+    base, adapter, merged = sys.argv[1:]
+    print("plain", tokens(base))
+    print("adapter", tokens(base, adapter, enable_lora=True, max_lora_rank=8))
+    print("merged", tokens(merged))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+@pytest.mark.timeout(600)
+def test_vllm_serves_the_adapter_as_it_serves_the_merged_model(run: Path, tmp_path: Path, tiny_model: Path) -> None:
+    pytest.importorskip("vllm")
+    folders = [tmp_path / "adapter", tmp_path / "merged"]
+    assert main(["checkpoint", "export", str(run), str(folders[0])]) == 0
+    assert main(["checkpoint", "export", str(run), str(folders[1]), "--merged", "--dtype", "float32"]) == 0
+    script = tmp_path / "serve.py"
+    script.write_text(VLLM)
+    command = [sys.executable, str(script), str(tiny_model), *map(str, folders)]
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=580)
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = dict(re.findall(r"^(plain|adapter|merged) (\[.*\])$", done.stdout, re.MULTILINE))
+    assert told["adapter"] == told["merged"] != told["plain"]
