@@ -22,7 +22,7 @@ def config(tmp_path: Path) -> Config:
         {
             "run": {"name": "mine", "folder": str(tmp_path)},
             "net": {"broker": "tcp://127.0.0.1:5550"},
-            "trainer": {"kl_coef": 0.1},
+            "trainer": {"kl_coef": 0.1, "warmup_steps": 2},
             "eval": {"datasets": [{"name": "test", "path": "test.jsonl"}], "every": 7, "at_start": False},
         }
     )

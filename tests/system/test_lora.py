@@ -71,7 +71,7 @@ def evaluated(folder: Path) -> None:
     held_out = folder.parent / "held_out.jsonl"
     held_out.write_text("".join(json.dumps({"prompt": f"count down from {number}"}) + "\n" for number in range(4)))
     tree = json.loads((folder / "config.json").read_text())
-    tree["eval"]["datasets"] = [{**tree["data"], "name": "other", "path": str(held_out)}]
+    tree["eval"]["datasets"] = [{"name": "other", "path": str(held_out)}]
     file = folder.parent / "evaluated.json"
     file.write_text(json.dumps(tree))
     command = [sys.executable, "-m", "rhymed", "eval", str(file), "--checkpoint", "latest", "--json"]
