@@ -20,7 +20,11 @@ _CLIP: Need = ("loss = 'clip'", lambda recipe: recipe.loss == "clip")
 _CISPO: Need = ("loss = 'cispo'", lambda recipe: recipe.loss == "cispo")
 _SAPO: Need = ("loss = 'sapo'", lambda recipe: recipe.loss == "sapo")
 _DPPO: Need = ("loss = 'dppo'", lambda recipe: recipe.loss == "dppo")
-_OTHERS: Need = ("a loss other than 'dppo', which needs none", lambda recipe: recipe.loss != "dppo")
+_OTHERS: Need = (
+    "a loss other than 'dppo' and 'likelihood', which need none",
+    lambda recipe: recipe.loss not in ("dppo", "likelihood"),
+)
+_GRADIENT: Need = ("a policy gradient, not loss = 'likelihood'", lambda recipe: recipe.loss != "likelihood")
 _KL: Need = ("kl_coef above 0", lambda recipe: recipe.kl_coef > 0)
 _TIS: Need = ("correction = 'token-tis'", lambda recipe: recipe.correction == "token-tis")
 _SEQUENCE: Need = ("correction = 'sequence-mask'", lambda recipe: recipe.correction == "sequence-mask")
@@ -35,9 +39,11 @@ _GAE: Need = ("advantage = 'gae'", lambda recipe: recipe.advantage == "gae")
 _CACHE: Need = ("overlong_cache above 0", lambda recipe: recipe.overlong_cache > 0)
 
 NEEDS: dict[str, Need] = {
+    "advantage": _GRADIENT,
     "advantage_scale": _BASELINE,
     "gamma": _TOKENS,
     "gae_lambda": _GAE,
+    "whiten": ("an advantage other than 'none'", lambda recipe: recipe.advantage != "none"),
     "ratio": _CLIP,
     "clip_eps_low": _CLIPPED,
     "clip_eps_high": _CLIPPED,
@@ -52,6 +58,7 @@ NEEDS: dict[str, Need] = {
     "kl_estimator": _KL,
     "kl_in": _KL,
     "correction": _OTHERS,
+    "off_policy_mask": _GRADIENT,
     "tis_cap": _TIS,
     "sequence_mask_cap": _SEQUENCE,
     "icepop_min": _ICEPOP,

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-Advantage: TypeAlias = Literal["group-mean", "leave-one-out", "return", "gae"]
+Advantage: TypeAlias = Literal["group-mean", "leave-one-out", "return", "gae", "none"]
 Scale: TypeAlias = Literal["none", "group", "batch", "mean"]
-Loss: TypeAlias = Literal["clip", "cispo", "gmpo", "sapo", "dppo"]
+Loss: TypeAlias = Literal["clip", "cispo", "gmpo", "sapo", "dppo", "likelihood"]
 Ratio: TypeAlias = Literal["token", "sequence", "sequence-product"]
 Aggregation: TypeAlias = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]
 Estimator: TypeAlias = Literal["k1", "k2", "k3"]
@@ -73,6 +73,7 @@ class Recipe:
         """Whether a sample without advantage has a gradient, too."""
         return (
             self.critic
+            or self.loss == "likelihood"
             or (self.kl_coef > 0 and self.kl_in == "loss")
             or (self.loss == "dppo" and self.dppo_kl_tau > 0)
         )
@@ -85,7 +86,7 @@ class Recipe:
     @property
     def least_group(self) -> int:
         """Samples that a group needs: one sample has no mean to be compared with."""
-        return 1 if self.advantage in ("return", "gae") else 2
+        return 1 if self.advantage in ("return", "gae", "none") else 2
 
     @property
     def critic(self) -> bool:

@@ -86,6 +86,26 @@ _RECIPES = (
         correction="none",
     ),
     Recipe("max_rl", "arXiv 2602.02710; prime-rl algorithm max_rl", advantage_scale="mean"),
+    Recipe(
+        "opd",
+        "on-policy distillation, arXiv 2306.13649; tinker-cookbook distillation/train_on_policy",
+        advantage="none",
+        advantage_scale="none",
+    ),
+    Recipe(
+        "opsd",
+        "on-policy self-distillation, arXiv 2601.19897; prime-rl algorithm opsd",
+        advantage="none",
+        advantage_scale="none",
+    ),
+    Recipe(
+        "sft",
+        "negative log-likelihood of right answers, mean over tokens; TRL SFTTrainer, completion_only_loss",
+        advantage="none",
+        advantage_scale="none",
+        loss="likelihood",
+        correction="none",
+    ),
 )
 
 ALGORITHMS: dict[str, Recipe] = {recipe.name: recipe for recipe in _RECIPES}

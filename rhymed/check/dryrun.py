@@ -9,9 +9,10 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from threading import Thread
 
-from rhymed.check import algorithm, arithmetic, machine, memory, reward, rows
+from rhymed.check import algorithm, arithmetic, machine, memory, reward, rows, supervision
 from rhymed.check.inputs import Inputs, read
 from rhymed.check.report import Report
+from rhymed.check.size import Size
 from rhymed.config import Config, Rollout
 from rhymed.inputs.render import Renderer, load_renderer
 from rhymed.run.layout import layout_of
@@ -28,11 +29,19 @@ def quick_check(config: Config, *, resume: bool = False) -> Report:
         loading = _in_thread(lambda: check_scorers(config)) if config.reward.workers else None
         report.add(machine.describe(config, resume=resume))
         inputs = read(config, report)
+        taught = _check_supervision(config, report, inputs)
         if inputs.size and inputs.training:
             rollout, trainer = config.rollout, config.trainer
             load = arithmetic.workload(rollout, trainer, len(inputs.training.rows), rollout.max_prompt_length)
             need = memory.needs(
-                config.model, rollout, trainer, inputs.size, load, inputs.adapters, critic=inputs.critic
+                config.model,
+                rollout,
+                trainer,
+                inputs.size,
+                load,
+                inputs.adapters,
+                critic=inputs.critic,
+                teacher=taught,
             )
             report.errors += memory.errors(rollout, trainer, need, machine.measure(layout.folder))
         if loading is not None and report.attempt(lambda: loading.result() or True):
@@ -46,7 +55,7 @@ def full_check(config: Config, *, generate: bool = True) -> Report:
     with report.listening():
         inputs = read(config, report)
         if inputs.training:
-            _check_sizes(config, report, inputs)
+            _check_sizes(config, report, inputs, _check_supervision(config, report, inputs))
             renderer = report.attempt(lambda: load_renderer(config)) if inputs.training.lengths else None
             if renderer:
                 report.add(rows.describe(config.data, config.rollout, inputs.training, renderer))
@@ -61,7 +70,23 @@ def _missing_packages(config: Config) -> list[str]:
     return telemetry.missing_packages(config.metrics) + packages.missing_packages(config.trainer)
 
 
-def _check_sizes(config: Config, report: Report, inputs: Inputs) -> None:
+def _check_supervision(config: Config, report: Report, inputs: Inputs) -> Size | None:
+    """Right answers or a teacher, where the run has them. The size of a teacher that the trainer loads."""
+    training = inputs.training
+    if not training or not training.lengths:
+        return None
+    if config.rollout.engine == "dataset":
+        report.add(report.attempt(lambda: supervision.answers(config, training.rows)))
+    if not config.trainer.teacher.used:
+        return None
+    found = report.attempt(lambda: supervision.teacher(config, training.rows, training.lengths))
+    if found is None:
+        return None
+    report.add(found[0])
+    return found[1]
+
+
+def _check_sizes(config: Config, report: Report, inputs: Inputs, taught: Size | None) -> None:
     assert inputs.training is not None, "called with a dataset only"
     longest = max(inputs.training.lengths, default=config.rollout.max_prompt_length)
     load = arithmetic.workload(config.rollout, config.trainer, len(inputs.training.rows), longest)
@@ -70,7 +95,7 @@ def _check_sizes(config: Config, report: Report, inputs: Inputs) -> None:
         report.add(algorithm.describe(config.trainer.recipe, config.trainer.critic))
     if inputs.size:
         here = machine.measure(layout_of(config).folder)
-        report.add(memory.describe(config, inputs.size, load, here, inputs.adapters, critic=inputs.critic))
+        report.add(memory.describe(config, inputs.size, load, here, inputs.adapters, inputs.critic, taught))
 
 
 def _check_overlap(inputs: Inputs, report: Report) -> None:
@@ -85,7 +110,7 @@ def _check_overlap(inputs: Inputs, report: Report) -> None:
 
 def _check_reward(config: Config, report: Report, inputs: Inputs, written: reward.Answer | None) -> None:
     """On the model's answer, on the reference answer, if the row has one, and on nonsense."""
-    if inputs.training:
+    if inputs.training and any(scorer.scorer != "none" for scorer in config.reward.all):
         row = inputs.training.rows[0][1]
         report.add(report.attempt(lambda: reward.describe(config, row, reward.answers(config.reward, row, written))))
 
@@ -97,6 +122,8 @@ def _generate(rollout: Rollout, report: Report, inputs: Inputs, renderer: Render
         return reward.unasked("it could not be read")
     if rollout.engine == "trace":
         return reward.unasked("the trace engine has no model")
+    if rollout.engine == "dataset":
+        return reward.unasked("the answers are the dataset's")
     if size.parameters > reward.MAX_PARAMETERS:
         return reward.unasked(f"{size.parameters / 1e6:,.0f} M parameters are too many to load for a check")
     if 2 * memory.FP32 * size.parameters > machine.measure(folder).memory_free:

@@ -50,6 +50,7 @@ class Needs:
     moments: float
     reference: float
     critic: float  # its weights, gradients and moments
+    teacher: float
     working: float  # activations and logits of the largest pass
     engine: float  # each
     sequence: float  # keys and values of one sample at full length
@@ -59,7 +60,7 @@ class Needs:
 
     @property
     def trainer(self) -> float:
-        models = self.weights + self.gradients + self.moments + self.reference + self.critic
+        models = self.weights + self.gradients + self.moments + self.reference + self.critic + self.teacher
         return models + self.working + TRAINER_BYTES
 
 
@@ -70,10 +71,12 @@ def needs(
     size: Size,
     load: Workload,
     adapters: Adapters | None = None,
-    *,
     critic: Size | None = None,
+    teacher: Size | None = None,
 ) -> Needs:
-    """`critic`: size of the critic's model, if there is one. Its passes alternate with the policy's."""
+    """`critic`: size of the critic's model, if there is one. Its passes alternate with the policy's.
+    `teacher`: of the teacher's that the trainer loads.
+    """
     parameters, tokens = size.parameters, load.pass_tokens
     trained = adapters.parameters if adapters else parameters
     values = critic.parameters if critic else 0
@@ -87,6 +90,7 @@ def needs(
         moments=moment * trained,
         reference=FP32 * parameters if trainer.recipe.kl_coef and not adapters else 0,
         critic=(2 * FP32 + moment) * values,
+        teacher=FP32 * teacher.parameters if teacher else 0,
         working=max(working_bytes(trainer, one, tokens) for one in (size, critic) if one),
         engine=item * parameters + rollout.kv_cache_gib * GIB + ENGINE_BYTES if vllm else 0,
         sequence=2 * size.layers * size.key_value * item * full_length(rollout) if vllm else 0,
@@ -120,11 +124,11 @@ def describe(
     load: Workload,
     machine: Machine,
     adapters: Adapters | None = None,
-    *,
     critic: Size | None = None,
+    teacher: Size | None = None,
 ) -> Section:
     rollout, trainer, store = config.rollout, config.trainer, config.store
-    need = needs(config.model, rollout, trainer, size, load, adapters, critic=critic)
+    need = needs(config.model, rollout, trainer, size, load, adapters, critic, teacher)
     section = Section("memory and disk (estimates)")
     section.add("model", f"{size.architecture}, {size.parameters / 1e6:,.1f} M parameters")
     if trainer.lora and adapters:
@@ -132,6 +136,7 @@ def describe(
     kept = f"weights {size_of(need.weights)}, gradients {size_of(need.gradients)}, Adam {size_of(need.moments)}"
     kept += f", reference model {size_of(need.reference)}" if need.reference else ""
     kept += f", critic {size_of(need.critic)}" if need.critic else ""
+    kept += f", teacher {size_of(need.teacher)}" if need.teacher else ""
     section.add("trainer", f"{size_of(need.trainer)}: {kept}, the largest pass {size_of(need.working)}")
     if need.engine:
         fit = int(rollout.kv_cache_gib * GIB // max(1, need.sequence))

@@ -100,6 +100,81 @@ def critic(trainer: Trainer) -> Iterator[str]:
         )
 
 
+def signal(rollout: Rollout, trainer: Trainer, reward: Reward) -> Iterator[str]:
+    """A run without training steps may have any settings of a loss."""
+    recipe, name = trainer.recipe, f"trainer.algorithm = {trainer.algorithm!r}"
+    if trainer.steps == 0:
+        return
+    if (recipe.loss == "likelihood") != (trainer.algorithm == "sft"):
+        yield "trainer.loss = 'likelihood' belongs to trainer.algorithm = 'sft', and to no other"
+    elif recipe.advantage == "none" and trainer.algorithm != "sft" and not trainer.teacher.used:
+        yield f"{name} with trainer.advantage = 'none' and without a trainer.teacher has nothing to learn from"
+    if recipe.advantage != "none" and all(one.scorer == "none" for one in reward.all):
+        yield f"reward.scorer = 'none' gives every response 0, and {name} learns from rewards: name a scorer"
+    if rollout.group_size < recipe.least_group:
+        yield (
+            f"rollout.group_size = {rollout.group_size}: {name} compares the samples of a group: set it to"
+            f" {recipe.least_group} or more"
+        )
+
+
+def distillation(rollout: Rollout, trainer: Trainer) -> Iterator[str]:
+    teacher, algorithm = trainer.teacher, trainer.algorithm
+    if algorithm == "opd" and not teacher.named:
+        yield (
+            "trainer.algorithm = 'opd' needs a teacher: set trainer.teacher.model or trainer.teacher.url; with the"
+            " policy as its own teacher the algorithm is 'opsd'"
+        )
+    if algorithm == "opsd" and teacher.named:
+        yield "trainer.algorithm = 'opsd' has the policy as its teacher: for trainer.teacher.model or url use 'opd'"
+    if algorithm == "opsd" and not teacher.shows:
+        yield (
+            "trainer.algorithm = 'opsd' needs what only the teacher is shown: set trainer.teacher.demonstration (a"
+            " column) or trainer.teacher.system"
+        )
+    if not teacher.used:
+        return
+    if algorithm == "sft" or trainer.engine == "trace":
+        why = "trainer.algorithm = 'sft' learns from answers" if algorithm == "sft" else "trainer.engine is 'trace'"
+        yield f"trainer.teacher has no effect: {why}"
+    if teacher.url and rollout.temperature != 1:
+        yield (
+            f"trainer.teacher.url: a server gives log-probs at temperature 1 only, and rollout.temperature ="
+            f" {rollout.temperature:g}: set it to 1, or name the teacher by trainer.teacher.model"
+        )
+    moves = teacher.tokens == "vocabulary" and teacher.weights == "step" and not teacher.named
+    if moves and trainer.minibatches > 1:
+        yield (
+            "trainer.teacher.over = 'vocabulary' with the policy as its own teacher needs trainer.minibatches = 1, or"
+            " trainer.teacher.weights = 'initial': it would change within the step"
+        )
+
+
+def answers(rollout: Rollout, trainer: Trainer, data: Data, settings: Eval) -> Iterator[str]:
+    """`sft` trains on the rows' own answers, and only `sft` does."""
+    dataset = rollout.engine == "dataset"
+    if trainer.algorithm == "sft" and not dataset:
+        yield "trainer.algorithm = 'sft' trains on the rows' answers: set rollout.engine = 'dataset'"
+    if dataset and trainer.algorithm != "sft":
+        yield (
+            f"rollout.engine = 'dataset' gives answers that no policy wrote, and trainer.algorithm ="
+            f" {trainer.algorithm!r} learns from the policy's own: use 'sft', or another engine"
+        )
+    if data.answer_column and not dataset:
+        yield "data.answer_column has no effect: it is for rollout.engine = 'dataset'"
+    if not dataset:
+        return
+    if rollout.group_size > 1:
+        yield f"rollout.group_size = {rollout.group_size}: a row has one answer: set it to 1"
+    if rollout.temperature != 1:
+        yield f"rollout.temperature = {rollout.temperature:g}: nothing is sampled with rollout.engine = 'dataset'"
+    if settings.every:
+        yield (
+            f"eval.every = {settings.every}: rollout.engine = 'dataset' generates nothing; evaluate the checkpoints"
+            " with `rhymed eval`"
+        )
+
+
 def evaluation(settings: Eval) -> Iterator[str]:
     if settings.every and not settings.datasets:
         yield f"eval.every = {settings.every} needs at least one of [[eval.datasets]]"

@@ -43,6 +43,18 @@ class Config(Section):
 
     @model_validator(mode="before")
     @classmethod
+    def _warm_start(cls, tree: Any) -> Any:
+        """`sft` needs no engine, groups or rewards: their keys have other defaults."""
+        if not isinstance(tree, dict) or not isinstance(trainer := tree.get("trainer"), dict):
+            return tree
+        rollout, reward = tree.get("rollout", {}), tree.get("reward", {})
+        if trainer.get("algorithm") != "sft" or not isinstance(rollout, dict) or not isinstance(reward, dict):
+            return tree
+        scored = reward if reward.get("scorer") or reward.get("scorers") else {"scorer": "none", **reward}
+        return {**tree, "rollout": {"engine": "dataset", "group_size": 1, **rollout}, "reward": scored}
+
+    @model_validator(mode="before")
+    @classmethod
     def _inherit(cls, tree: Any) -> Any:
         """The datasets of `data` and of `eval` take over `INHERITED` keys of `data`."""
         data = tree.get("data") if isinstance(tree, dict) else None
@@ -64,6 +76,9 @@ class Config(Section):
             *checks.engines(self.rollout, self.trainer, self.drafts, self.schedule),
             *checks.dynamic_sampling(self.trainer, self.reward),
             *checks.critic(self.trainer),
+            *checks.distillation(self.rollout, self.trainer),
+            *checks.answers(self.rollout, self.trainer, self.data, self.eval),
+            *checks.signal(self.rollout, self.trainer, self.reward),
             *checks.evaluation(self.eval),
             *checks.deadlines(self.schedule, self.reward),
             *checks.addresses(self.net),

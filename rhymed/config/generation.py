@@ -11,7 +11,10 @@ from rhymed.config.base import Section
 
 class Rollout(Section):
     workers: int = Field(1, ge=0, description="started by `rhymed run`; more can join at any time")
-    engine: Literal["vllm", "trace"] = Field("vllm", description="trace: no model, recorded or synthetic responses")
+    engine: Literal["vllm", "trace", "dataset"] = Field(
+        "vllm",
+        description="trace: no model, recorded or synthetic responses; dataset: the rows' own answers, for sft",
+    )
     prompts_per_step: int = Field(8, gt=0, description="prompts per training step")
     group_size: int = Field(8, gt=0, description="samples per prompt; 1 only where the algorithm needs no group")
     max_prompt_length: int = Field(512, gt=0, description="tokens")

@@ -41,6 +41,9 @@ class Dataset(Section):
     revision: str = Field("", description="hub: branch, tag or commit; empty: main")
     limit: int = Field(0, ge=0, description="use only this many rows, from the first; 0: all")
     prompt_column: str = Field("", description="empty: prompt, else question, problem, instruction, input or query")
+    answer_column: str = Field(
+        "", description="rollout.engine = dataset: column with the right answer; empty: answer, or completion"
+    )
     system: str = Field("", description="system message before every prompt; empty: none")
     template: str = Field("{prompt}", description="user message; {column} is replaced by that column of the row")
     overlong: Literal["error", "drop"] = Field(

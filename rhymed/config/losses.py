@@ -18,7 +18,7 @@ class Losses(Section):
     advantage: Advantage | None = Field(
         None,
         description="reward minus the group's mean, or minus the mean of the group's others, or the sum of the"
-        " rewards of this and later tokens; gae: with a critic",
+        " rewards of this and later tokens; gae: with a critic; none: not trained on",
     )
     advantage_scale: Scale | None = Field(
         None,

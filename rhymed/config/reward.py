@@ -31,7 +31,7 @@ class Reward(Section):
     processes: int = Field(2, gt=0, description="scoring subprocesses per worker")
     scorer: str = Field(
         "reasoning_gym",
-        description="reasoning_gym, math, code, exact, regex, format, length_penalty, or file.py:function",
+        description="reasoning_gym, math, code, exact, regex, format, length_penalty, none, or file.py:function",
     )
     answer: Answer = Field("full", description="part of the response that is taken as the answer")
     args: dict[str, Any] = Field({}, description="arguments of the scorer")

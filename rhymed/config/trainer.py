@@ -10,6 +10,7 @@ from rhymed.config.losses import Losses
 from rhymed.config.parts.critic import Critic
 from rhymed.config.parts.dynamic_sampling import DynamicSampling
 from rhymed.config.parts.lora import Lora
+from rhymed.config.parts.teacher import Teacher
 
 
 class Trainer(Losses):
@@ -50,6 +51,7 @@ class Trainer(Losses):
     dynamic_sampling: DynamicSampling = DynamicSampling()
     mismatch_warn: float = Field(0.05, gt=0, description="warn when mismatch_kl is higher (nats per token)")
     critic: Critic = Critic()
+    teacher: Teacher = Teacher()
 
     @property
     def filters_groups(self) -> bool:

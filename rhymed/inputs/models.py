@@ -145,6 +145,16 @@ def context_of(folder: Path) -> int | None:
     return next((text[key] for key in CONTEXT if isinstance(text.get(key), int)), None)
 
 
+def stop_tokens(folder: Path) -> list[int]:
+    """End-of-sequence ids: of the generation config, else of the model's config."""
+    for name in ("generation_config.json", "config.json"):
+        file = folder / name
+        ids = json.loads(file.read_text()).get("eos_token_id") if file.is_file() else None
+        if ids is not None:
+            return [ids] if isinstance(ids, int) else list(ids)
+    return []
+
+
 def _check_context(config: Config, folder: Path) -> None:
     context = context_of(folder)
     rollout = config.rollout

@@ -51,6 +51,7 @@ class StoredSample:
     prompt_tokens: Tokens | None = None
     weight: float = 1.0  # of the sample in the loss; comes with the log-probs
     token_weights: NDArray[np.float32] | None = None  # likewise, of each response token; None: all 1
+    row: Row | None = None  # of its prompt; whoever needs it fetches it with `get_prompts`
 
 
 class StoreClient:

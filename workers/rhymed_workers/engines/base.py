@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -17,10 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rhymed.config import Eval, Rollout
+from rhymed.inputs.rows import Row
 from rhymed.messages import EVAL, Drafting, FinishReason, SampleId
 
 if TYPE_CHECKING:
     from rhymed_store.client import StoredSample
+
+ReadRows = Callable[[Sequence[str]], Awaitable[list[Row]]]
+"""The rows of these prompts, in their order."""
 
 NO_VERSION = -1
 """Of weights that no trainer has published: nothing may be sampled from them."""

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from rhymed.config import Config
 from rhymed.errors import DataError, EngineError
+from rhymed.inputs.models import stop_tokens
 from rhymed.messages import Drafting, SampleId
 from rhymed_store.client import StoredSample
 from rhymed_workers.engines.activity import ACTIVITY_FILE, ActivityReader
@@ -59,7 +60,7 @@ class VllmEngine:
 
     async def open(self) -> None:
         """Seconds to half a minute: imports and the model, twice."""
-        self._stop_tokens = await asyncio.to_thread(_stop_tokens, self._folder)
+        self._stop_tokens = await asyncio.to_thread(stop_tokens, self._folder)
         self._names = await asyncio.to_thread(_model_tensors, self._folder)
         self._starting = in_daemon_thread(self._start)
         try:
@@ -253,16 +254,6 @@ class _SplitTimer:
     def split(self, name: str) -> None:
         now = time.perf_counter()
         self.splits[name], self._at = now - self._at, now
-
-
-def _stop_tokens(folder: Path) -> list[int]:
-    """End-of-sequence ids: of the generation config, else of the model's config."""
-    for name in ("generation_config.json", "config.json"):
-        file = folder / name
-        ids = json.loads(file.read_text()).get("eos_token_id") if file.is_file() else None
-        if ids is not None:
-            return [ids] if isinstance(ids, int) else list(ids)
-    return []
 
 
 def _model_tensors(folder: Path) -> set[str]:

@@ -94,7 +94,7 @@ class RolloutWorker(Service):
 
     async def _start_engine(self) -> None:
         if self._engine is None:
-            self._engine = await asyncio.to_thread(build_engine, self._config)
+            self._engine = await asyncio.to_thread(build_engine, self._config, self._read_rows)
         self._closing.push_async_callback(self._engine.close)
         # One after the other: two threads that import transformers at the same time see half-imported modules.
         render = await asyncio.to_thread(load_renderer, self._config)

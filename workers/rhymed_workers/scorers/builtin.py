@@ -141,6 +141,12 @@ def _format(setting: Setting) -> Raw:
     return lambda response, row, tokens: float(pattern.fullmatch(response) is not None)
 
 
+def _none(setting: Setting) -> Raw:
+    """0 for every response: for a run that learns from answers or from a teacher."""
+    setting.allow_only()
+    return lambda response, row, tokens: 0.0
+
+
 def _length_penalty(setting: Setting) -> Raw:
     """DAPO's soft overlong punishment (arXiv 2503.14476, section 3.4), by tokens: 0, then linear down to -1."""
     setting.allow_only("buffer", "max_length")
@@ -167,4 +173,5 @@ BUILT_IN: dict[str, Callable[[Setting], Raw]] = {
     "regex": _regex,
     "format": _format,
     "length_penalty": _length_penalty,
+    "none": _none,
 }

@@ -16,6 +16,7 @@ class Learner(Protocol):
 
     steps: int  # trained so far; also the version of the weights
     reads_logprobs: bool  # samples are fetched with log-probs and prompt tokens
+    reads_rows: bool  # and with the rows of their prompts
 
     @property
     def dtype(self) -> str: ...  # of the weights that are published

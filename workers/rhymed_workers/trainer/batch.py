@@ -92,17 +92,17 @@ def assemble(
     policy: LogProbs,
     reference: LogProbs | None = None,
     values: Values | None = None,
+    dense: bool = False,
 ) -> Batch:
-    """`longest`: limit of response tokens. `reference`, `values`: needed if the recipe has a KL term, a critic."""
+    """`longest`: limit of response tokens. A KL term needs `reference`, a critic `values`. `dense`: train all."""
     recipe, sequences = config.recipe, sequences_of(samples)
     lengths_B = torch.tensor([sample.info.length for sample in samples])
     kept_B = _kept(samples, recipe)
     parts = np.array_split(np.arange(len(samples)), min(config.minibatches, len(samples)))
     updates_of = partial(_updates, sequences, parts, config.micro_tokens)
-    total = int(lengths_B.sum())
+    reference_N, targets, total = None, None, int(lengths_B.sum())
     every = _flat(updates_of(kept_B)) if recipe.old_first or recipe.critic else []
     old_N, kl_N = _kl_first(policy, reference, every, total, recipe)
-    reference_N, targets = None, None
     rewards_B, penalty = _rewards(samples, lengths_B, recipe, longest)
     own_N, loss_weight = loss_weights(samples)
     if values is None:
@@ -111,7 +111,7 @@ def assemble(
         means_N = _weights(lengths_B, kept_B, parts, "token-mean", longest)
         values_N = values(every, total)
         advantages_N, targets = critic.advantages(values_N, means_N, rewards_B, lengths_B, recipe, own_N, kl_N)
-    signal_B = recipe.dense | _any(advantages_N != 0, lengths_B)
+    signal_B = dense | recipe.dense | _any(advantages_N != 0, lengths_B)
     updates = updates_of(kept_B & signal_B & _any(own_N > 0, lengths_B))
     if old_N is None and len(parts) > 1:
         old_N = policy(_flat(updates), total)

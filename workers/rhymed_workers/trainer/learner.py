@@ -33,6 +33,9 @@ from rhymed_workers.trainer.policy.packing import MicroBatch, micro_batches
 from rhymed_workers.trainer.policy.policy import Policy, Scores
 from rhymed_workers.trainer.samples import Progress, check_staleness, sample_metrics, scored_groups
 from rhymed_workers.trainer.sums import Sums
+from rhymed_workers.trainer.teacher.build import build as build_teacher
+from rhymed_workers.trainer.teacher.distillation import Distillation, Targets
+from rhymed_workers.trainer.teacher.exact import distil
 
 log = logging.getLogger(__name__)
 
@@ -55,11 +58,13 @@ class TorchLearner:
         max_staleness: int,
         max_response_length: int,
         dtype: str,
+        distillation: Distillation | None = None,
     ) -> None:
         self._config, self._recipe, self._max_staleness = config, config.recipe, max_staleness
         self._longest = max_response_length
         self.policy, self._reference, self.critic, self._source = policy, reference, critic, source
-        self.dtype = dtype
+        self.dtype, self._distillation = dtype, distillation
+        self.reads_rows = distillation is not None and distillation.reads_rows
         self.steps = 0  # trained so far; also the version of the weights
         self._optimizer = optimizer.build(config, policy.trained())
         self._run_steps = 0  # of the whole run; 0: unknown
@@ -80,6 +85,7 @@ class TorchLearner:
             max_staleness=config.schedule.max_staleness,
             max_response_length=config.rollout.max_response_length,
             dtype=policy.published_dtype or config.model.dtype,
+            distillation=build_teacher(config, policy, partial(Policy.load, temperature=config.rollout.temperature)),
         )
         if folder is not None:
             learner.load(folder)
@@ -116,6 +122,8 @@ class TorchLearner:
         self.steps += 1
         seconds = time.perf_counter() - started
         metrics = sample_metrics(self.steps - 1, samples, chosen) | sums.metrics()
+        if self._recipe.advantage == "none":
+            metrics.pop("reward/flat_groups", None)  # it warns of rewards without a signal
         self._warn_of_mismatch(metrics.get("mismatch_kl/mean", 0.0))
         metrics |= {
             "actor/lr": float(self._optimizer.param_groups[0]["lr"]),
@@ -126,9 +134,10 @@ class TorchLearner:
         return metrics
 
     def _update(self, samples: Sequence[StoredSample], progress: Progress) -> Sums:
+        taught = self._distillation.ask(samples, progress).to(self.policy.device) if self._distillation else None
         values = self.critic.values if self.critic else None
-        batch = assemble(samples, self._config, self._longest, self._logprobs, self._reference_logprobs, values)
-        batch = batch.to(self.policy.device)
+        logs = (self._logprobs, self._reference_logprobs, values)
+        batch = assemble(samples, self._config, self._longest, *logs, dense=taught is not None).to(self.policy.device)
         sums, total, done = Sums(), sum(map(len, batch.updates)), 0
         frozen = self.critic is not None and self.critic.alone(self.steps)
         if frozen or not total:
@@ -138,7 +147,7 @@ class TorchLearner:
             for micro in update:
                 progress(done, total)
                 if not frozen:
-                    loss += self._accumulate(micro, batch, sums)
+                    loss += self._accumulate(micro, batch, sums, taught)
                 if self.critic and batch.targets:
                     self.critic.accumulate(micro, batch.targets)
                 sums.computed += micro.tokens
@@ -150,6 +159,8 @@ class TorchLearner:
         progress(total, total)
         if self.critic and batch.targets:
             sums.extra |= self.critic.metrics(batch.targets)
+        if taught is not None:
+            sums.extra |= taught.metrics()
         if batch.penalty is not None:
             sums.extra["reward/overlong_penalty"] = batch.penalty
         if batch.loss_weight is not None:
@@ -158,16 +169,24 @@ class TorchLearner:
             sums.extra["actor/kl"] = batch.kl
         return sums
 
-    def _accumulate(self, micro: MicroBatch, batch: Batch, sums: Sums) -> Tensor:
+    def _accumulate(self, micro: MicroBatch, batch: Batch, sums: Sums, taught: Targets | None) -> Tensor:
         def loss(logp_N: Tensor, entropy_N: Tensor, flat_N: Tensor) -> Tensor:
             tokens = batch.tokens(logp_N, flat_N)
+            if taught is not None and not taught.exact:
+                tokens = taught.advise(tokens, flat_N)
             found = token_losses(tokens, self._recipe)
             sums.add(found, entropy_N)
-            sums.compare(tokens.engine_N, tokens.old_N)
+            if self._recipe.loss != "likelihood":  # else no engine wrote the tokens
+                sums.compare(tokens.engine_N, tokens.old_N)
             return (found.loss_N * batch.weights_N[flat_N]).sum()
 
-        whole = self._recipe.whole_sequences(updates=len(batch.updates))
-        value = self.policy.backward(micro, loss, whole_sequences=whole)
+        alone = self._recipe.advantage == "none" and taught is not None and taught.exact
+        value = torch.zeros((), dtype=torch.float64, device=self.policy.device)
+        if not alone:
+            whole = self._recipe.whole_sequences(updates=len(batch.updates))
+            value = value + self.policy.backward(micro, loss, whole_sequences=whole)
+        if taught is not None and taught.exact:
+            value = value + distil(self.policy, micro, batch, taught, sums, alone=alone)
         sums.loss += value.double()
         return value
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import os
 import secrets
@@ -23,6 +24,7 @@ from typing import Any, TypeVar
 from rhymed import messages
 from rhymed.config import Config
 from rhymed.errors import MalformedMessage, RhymedError, TrainerError
+from rhymed.inputs.rows import Row
 from rhymed.run import checkpoint
 from rhymed.run.layout import RunLayout
 from rhymed.service import stall
@@ -180,8 +182,18 @@ class TrainerService(Service):
                     part, logprobs=with_logprobs, prompt_tokens=with_logprobs, deadline_s=FETCH_S
                 )
         self._learner.check(step, samples)
+        if self._learner.reads_rows:
+            samples = await self._with_rows(samples)
         self._fetch_s = time.perf_counter() - started
         return samples
+
+    async def _with_rows(self, samples: list[StoredSample]) -> list[StoredSample]:
+        prompts, rows = list(dict.fromkeys(sample.info.id.prompt for sample in samples)), dict[str, Row]()
+        for start in range(0, len(prompts), FETCHED):
+            part = prompts[start : start + FETCHED]
+            with self._seconds.during("load"):
+                rows |= zip(part, await self._store.get_prompts(part, deadline_s=FETCH_S), strict=True)
+        return [dataclasses.replace(sample, row=rows[sample.info.id.prompt]) for sample in samples]
 
     def _fetched(self, task: asyncio.Task[list[StoredSample]]) -> None:
         if task.cancelled() or task.exception():

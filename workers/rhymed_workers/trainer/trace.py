@@ -38,6 +38,7 @@ class TraceLearner:
 
     dtype = "float32"
     reads_logprobs = False
+    reads_rows = False
 
     def __init__(self, trace: Trace, schedule: Schedule) -> None:
         self._train_s, self._max_staleness = trace.train_s, schedule.max_staleness

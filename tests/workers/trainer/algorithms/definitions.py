@@ -115,12 +115,17 @@ def dppo(row: Row, recipe: Recipe) -> list[float]:
     return losses
 
 
+def likelihood(row: Row, recipe: Recipe) -> list[float]:
+    return [-logp for logp in row.logp]
+
+
 POLICY_LOSSES: dict[str, Callable[[Row, Recipe], list[float]]] = {
     "clip": clip,
     "cispo": cispo,
     "gmpo": gmpo,
     "sapo": sapo,
     "dppo": dppo,
+    "likelihood": likelihood,
 }
 
 

@@ -1,7 +1,7 @@
 """Shaped rewards of samples, and from them the advantages of tokens. Pure.
 
 group-mean: reward minus the mean of its group. leave-one-out: minus the mean of the group's other samples. return:
-rewards of this and all later tokens, without a baseline.
+rewards of this and all later tokens, without a baseline. none: rewards are not trained on.
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ def advantages(
     their group's mean, not in the whitening. `kl_N`: KL of each token, for a KL term in the reward.
     """
     kept_N = (torch.ones_like(lengths_B, dtype=torch.bool) if kept_B is None else kept_B).repeat_interleave(lengths_B)
+    if recipe.advantage == "none":
+        return torch.zeros(len(kept_N))
     if recipe.advantage == "return":
         every_N = torch.ones_like(kept_N)
         rewards_N = gae.token_rewards(rewards_B, lengths_B, every_N, kl_N, recipe.kl_coef)

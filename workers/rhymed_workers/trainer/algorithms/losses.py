@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from rhymed.algorithms import Recipe
@@ -21,12 +22,19 @@ from rhymed_workers.trainer.algorithms.kl import kl_loss
 from rhymed_workers.trainer.algorithms.sapo import sapo
 from rhymed_workers.trainer.algorithms.tokens import Terms, Tokens
 
+
+def likelihood(given: Tokens, recipe: Recipe) -> Terms:
+    """Negative log-likelihood: of answers that are right, whatever their reward."""
+    return Terms(-given.logp_N, torch.zeros_like(given.logp_N, dtype=torch.bool))
+
+
 LOSSES: dict[str, Callable[[Tokens, Recipe], Terms]] = {
     "clip": clip,
     "cispo": cispo,
     "gmpo": gmpo,
     "sapo": sapo,
     "dppo": dppo,
+    "likelihood": likelihood,
 }
 
 

@@ -1,0 +1,1 @@
+"""Columns that training learns from: right answers and demonstrations, as tokens."""

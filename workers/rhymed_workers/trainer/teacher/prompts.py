@@ -1,0 +1,35 @@
+"""The sequences that a teacher reads: its own prompts, and the responses of the policy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from rhymed.inputs.supervision.demonstrations import TeacherRenderer
+from rhymed_store.client import StoredSample
+from rhymed_workers.trainer.policy.packing import Sequences
+
+
+class TeacherPrompts:
+    """Without a renderer the teacher's prompts are the policy's, whose tokens come with the samples."""
+
+    def __init__(self, render: TeacherRenderer | None = None) -> None:
+        self._render = render
+        self.reads_rows = render is not None
+
+    def sequences(self, samples: Sequence[StoredSample]) -> list[Sequences]:
+        """One per sample, in their order. Raises `DataError` for a row that has no demonstration."""
+        prompts: dict[str, np.ndarray[tuple[int], np.dtype[np.int64]]] = {}
+        sequences = []
+        for sample in samples:
+            if self._render is None:
+                assert sample.prompt_tokens is not None, "samples are fetched with prompt tokens"
+                sequences.append(Sequences(sample.prompt_tokens, sample.tokens))
+                continue
+            name = sample.info.id.prompt
+            if name not in prompts:
+                assert sample.row is not None, "samples are fetched with their rows"
+                prompts[name] = np.array(self._render(f"prompt {name}", sample.row), np.int64)
+            sequences.append(Sequences(prompts[name], sample.tokens))
+        return sequences
