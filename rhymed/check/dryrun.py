@@ -33,16 +33,8 @@ def quick_check(config: Config, *, resume: bool = False) -> Report:
         if inputs.size and inputs.training:
             rollout, trainer = config.rollout, config.trainer
             load = arithmetic.workload(rollout, trainer, len(inputs.training.rows), rollout.max_prompt_length)
-            need = memory.needs(
-                config.model,
-                rollout,
-                trainer,
-                inputs.size,
-                load,
-                inputs.adapters,
-                critic=inputs.critic,
-                teacher=taught,
-            )
+            models = (inputs.adapters, inputs.critic, taught)
+            need = memory.needs(config.model, rollout, trainer, inputs.size, load, *models)
             report.errors += memory.errors(rollout, trainer, need, machine.measure(layout.folder))
         if loading is not None and report.attempt(lambda: loading.result() or True):
             _check_reward(config, report, inputs, None)

@@ -98,7 +98,7 @@ def sampled(policy: Policy, config: Config, step: int) -> list[StoredSample]:
                 reward=0.0,
             )
             response = tokens[index, len(prompt) :].numpy().astype(np.uint32)
-            found.append(StoredSample(info, response, logprobs[index].numpy(), np.array(prompt, np.uint32), row))
+            found.append(StoredSample(info, response, logprobs[index].numpy(), np.array(prompt, np.uint32), row=row))
     return found
 
 
