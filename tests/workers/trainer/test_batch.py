@@ -32,7 +32,8 @@ CORRECTIONS = [
     {"kl_coef": 0.1, "kl_estimator": "k2"},
 ]
 WIDE = {"clip_eps_low": 0.5, "clip_eps_high": 1.0}  # so that not every sequence is clipped
-CASES = [*((name, {}) for name in ALGORITHMS), *(("gspo", WIDE | changes) for changes in CORRECTIONS)]
+OF_REWARDS = [name for name, recipe in ALGORITHMS.items() if recipe.advantage != "none"]
+CASES = [*((name, {}) for name in OF_REWARDS), *(("gspo", WIDE | changes) for changes in CORRECTIONS)]
 
 
 def settings(name: str, **changes: Any) -> Trainer:

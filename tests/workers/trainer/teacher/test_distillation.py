@@ -181,6 +181,17 @@ def test_the_gradient_of_an_exact_divergence_is_autograds(
         assert torch.allclose(gradients[name], parameter.grad, atol=2e-6), name
 
 
+@pytest.mark.parametrize("form", [*FORMS, {"divergence": "mixed", "system": "Think."}], ids=str)
+def test_micro_batches_do_not_change_the_step(tiny_model: Path, teacher_model: Path, form: dict[str, Any]) -> None:
+    found = []
+    for micro_tokens in (1, 60, 4096):
+        config = settings(tiny_model, "opd", {"model": str(teacher_model), **form}, micro_tokens=micro_tokens)
+        learner = TorchLearner.restore(config, None)
+        found.append(learner.train(sampled(learner.policy, config, 0)))
+    for name in ("actor/loss", "actor/grad_norm", "actor/entropy", "distill/divergence"):
+        assert [one[name] for one in found] == pytest.approx([found[0][name]] * 3, rel=1e-4), name
+
+
 def test_a_server_teaches_what_the_same_model_does_here(tiny_model: Path, teacher_model: Path) -> None:
     teacher = plain(Policy.load(teacher_model))
 
