@@ -100,7 +100,7 @@ def critic(trainer: Trainer) -> Iterator[str]:
         )
 
 
-def signal(rollout: Rollout, trainer: Trainer, reward: Reward) -> Iterator[str]:
+def signal(trainer: Trainer, reward: Reward) -> Iterator[str]:
     """A run without training steps may have any settings of a loss."""
     recipe, name = trainer.recipe, f"trainer.algorithm = {trainer.algorithm!r}"
     if trainer.steps == 0:
@@ -111,11 +111,6 @@ def signal(rollout: Rollout, trainer: Trainer, reward: Reward) -> Iterator[str]:
         yield f"{name} with trainer.advantage = 'none' and without a trainer.teacher has nothing to learn from"
     if recipe.advantage != "none" and all(one.scorer == "none" for one in reward.all):
         yield f"reward.scorer = 'none' gives every response 0, and {name} learns from rewards: name a scorer"
-    if rollout.group_size < recipe.least_group:
-        yield (
-            f"rollout.group_size = {rollout.group_size}: {name} compares the samples of a group: set it to"
-            f" {recipe.least_group} or more"
-        )
 
 
 def distillation(rollout: Rollout, trainer: Trainer) -> Iterator[str]:

@@ -78,7 +78,7 @@ class Config(Section):
             *checks.critic(self.trainer),
             *checks.distillation(self.rollout, self.trainer),
             *checks.answers(self.rollout, self.trainer, self.data, self.eval),
-            *checks.signal(self.rollout, self.trainer, self.reward),
+            *checks.signal(self.trainer, self.reward),
             *checks.evaluation(self.eval),
             *checks.deadlines(self.schedule, self.reward),
             *checks.addresses(self.net),
