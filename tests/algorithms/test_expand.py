@@ -8,7 +8,7 @@ import pytest
 
 from rhymed.algorithms import ALGORITHMS, SETTINGS, expand
 from rhymed.config import Config
-from rhymed.config.load import load_config
+from rhymed.config.load import load_config, load_run
 from rhymed.errors import ConfigError
 
 
@@ -80,3 +80,11 @@ def test_what_a_run_wrote_is_read_again() -> None:
     for name in ALGORITHMS:
         made = Config.model_validate({"trainer": {"algorithm": name}})
         assert Config.model_validate_json(made.model_dump_json()) == made
+
+
+def test_a_run_of_an_earlier_release_is_told_what_its_keys_became(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"trainer": {"algorithm": "grpo", "norm": "token", "kl_coef": 0.0}}')
+    with pytest.raises(
+        ConfigError, match=r"config\.json: trainer\.norm is replaced by trainer\.aggregation: token is"
+    ):
+        load_run(tmp_path)
