@@ -24,8 +24,6 @@ from rhymed_workers.trainer import state
 from rhymed_workers.trainer.algorithms.losses import token_losses
 from rhymed_workers.trainer.batch import Batch, LogProbs, assemble, engine_logprobs, sequences_of
 from rhymed_workers.trainer.critic.critic import Critic
-from rhymed_workers.trainer.critic.model import ValueModel
-from rhymed_workers.trainer.critic.start import find
 from rhymed_workers.trainer.optim import optimizer, schedule
 from rhymed_workers.trainer.policy.backbone import Compute
 from rhymed_workers.trainer.policy.lora import restore
@@ -75,13 +73,14 @@ class TorchLearner:
         if config.trainer.threads:
             torch.set_num_threads(config.trainer.threads)
         source = resolve_model(config)
-        policy, reference = restore(config, source, folder, Compute.of(config))
+        compute = Compute.of(config)
+        policy, reference = restore(config, source, folder, compute)
         learner = cls(
             config.trainer,
             policy,
             reference,
             source,
-            Critic(config.trainer, ValueModel.load(find(config))) if config.trainer.recipe.critic else None,
+            Critic.at_start(config, compute) if config.trainer.recipe.critic else None,
             max_staleness=config.schedule.max_staleness,
             max_response_length=config.rollout.max_response_length,
             dtype=policy.published_dtype or config.model.dtype,

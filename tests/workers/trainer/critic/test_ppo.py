@@ -29,7 +29,11 @@ def learner(tiny_model: Path) -> Make:
         given = {"algorithm": "ppo", "lr": 1e-3, "micro_tokens": 40, "critic": {"lr": 1e-3, **(critic or {})}}
         config = Config.model_validate(
             {
-                "model": {"path": str(tiny_model), "dtype": "float32"},
+                "model": {
+                    "path": str(tiny_model),
+                    "dtype": "float32",
+                    "train_dtype": settings.pop("train_dtype", "float32"),
+                },
                 "rollout": {
                     "prompts_per_step": 3,
                     "group_size": 4,
@@ -176,6 +180,18 @@ def test_the_critic_is_full_where_the_policy_has_adapters(learner: Make, tmp_pat
     assert moved
     assert all("lora" in name for name in moved)
     assert all(parameter.requires_grad for parameter in again.critic.model.parameters())  # type: ignore[union-attr]
+
+
+def test_the_critic_computes_as_the_policy_does(learner: Make) -> None:
+    """Recomputed layers change no bit; bfloat16 changes the values, and neither weights nor moments are in it."""
+    plain, lean, half = learner(), learner(gradient_checkpointing=True), learner(train_dtype="bfloat16")
+    for made in (plain, lean, half):
+        for step in range(2):
+            made.train(samples(step))
+    assert equal(values(lean), values(plain))
+    differences = [(values(half)[name] - weight).abs().max() for name, weight in values(plain).items()]
+    assert 0 < max(differences) < 1e-2
+    assert {parameter.dtype for parameter in half.critic.model.parameters()} == {torch.float32}  # type: ignore[union-attr]
 
 
 def cut_reward(given: list[StoredSample], info: SampleInfo) -> float | None:

@@ -16,12 +16,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rhymed.config import Trainer
+from rhymed.config import Config, Trainer
 from rhymed_workers.trainer.algorithms import gae
 from rhymed_workers.trainer.critic import state
 from rhymed_workers.trainer.critic.model import ValueModel
+from rhymed_workers.trainer.critic.start import find
 from rhymed_workers.trainer.critic.targets import Targets
 from rhymed_workers.trainer.optim import optimizer
+from rhymed_workers.trainer.policy.backbone import Compute
 from rhymed_workers.trainer.policy.packing import MicroBatch
 
 log = logging.getLogger(__name__)
@@ -44,6 +46,11 @@ class Critic:
         self._sums = Sums()
         self._loss: Tensor | float = 0.0  # of the micro-batches since the last update
         self._optimizer = optimizer.build(config, model.parameters(), config.critic.lr)
+
+    @classmethod
+    def at_start(cls, config: Config, compute: Compute) -> Critic:
+        """As it is before the first step. Raises `ConfigError`."""
+        return cls(config.trainer, ValueModel.load(find(config), compute))
 
     def alone(self, step: int) -> bool:
         """Whether only the critic is trained in training step `step` (from 0)."""
