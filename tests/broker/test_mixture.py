@@ -30,12 +30,13 @@ def owners(prompts: list[str]) -> list[int]:
     return [int(prompt, 16) // 1000 for prompt in prompts]
 
 
+# So many prompts, that each dataset has one of an epoch.
 MIXED = st.lists(st.tuples(st.integers(1, 60), st.floats(0.2, 5.0)), min_size=2, max_size=4)
 
 
 @given(MIXED, st.integers(0, 3))
 def test_every_row_of_prompts_has_the_datasets_in_their_shares(parts: list[tuple[int, float]], seed: int) -> None:
-    sizes, weights = [size + 4 for size, _ in parts], [weight for _, weight in parts]
+    sizes, weights = [size + 26 for size, _ in parts], [weight for _, weight in parts]
     mixed = mixture(sizes, weights, seed)
     assert mixed.size == sum(sizes) == sum(mixed.shares)
     found = owners([mixed.at(position) for position in range(3 * mixed.size)])
@@ -80,7 +81,7 @@ def test_one_dataset_is_in_the_order_that_it_had_without_a_mixture() -> None:
 def test_no_step_has_a_prompt_twice_and_what_is_deferred_is_asked_soon(
     parts: list[tuple[int, float]], per_step: int
 ) -> None:
-    mixed = mixture([size + 10 for size, _ in parts], [weight for _, weight in parts])
+    mixed = mixture([size + 26 for size, _ in parts], [weight for _, weight in parts])
     plan = Plan(mixed, per_step, 1, 3)
     asked: list[str] = []
     for step in range(plan.steps):
