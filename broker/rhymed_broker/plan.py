@@ -14,6 +14,7 @@ from collections.abc import Collection, Sequence
 from rhymed.errors import DataError
 from rhymed.messages import Cursor, SampleId
 from rhymed_broker.mixture import Mixture
+from rhymed_broker.sampler import Sampler
 
 
 class Plan:
@@ -30,6 +31,7 @@ class Plan:
         epochs: int,
         steps: int | None = None,
         seed: int = 0,
+        sampler: Sampler | None = None,
     ) -> None:
         self._mixture = prompts if isinstance(prompts, Mixture) else Mixture([("data", prompts, 1.0)], seed)
         size = self._mixture.size
@@ -44,6 +46,7 @@ class Plan:
             self._mixture.check_steps(prompts_per_step)
         whole = epochs * size // prompts_per_step
         self.steps = whole if steps is None else min(steps, whole)
+        self.sampler = sampler
         self._cursors = [Cursor()]  # of the first steps, without refills
 
     def prompts(self, step: int) -> list[str]:
@@ -73,7 +76,8 @@ class Plan:
         """
         mixture = self._mixture
         count = min(count, mixture.size - len(set(without)))
-        if not without and not cursor.deferred and mixture.is_plain(cursor.position, count):
+        knows = self.sampler is not None and cursor.known > 0
+        if not knows and not without and not cursor.deferred and mixture.is_plain(cursor.position, count):
             return mixture.plain(cursor.position, count), Cursor(position=cursor.position + count)
         drawn: list[str] = []
         held, deferred, position = set(without), list[str](), cursor.position
@@ -86,9 +90,14 @@ class Plan:
         for prompt in cursor.deferred:
             take(prompt)
         while len(drawn) < count:
-            take(mixture.at(position))
+            prompt = mixture.at(position)
+            if not knows or not self._passes_over(prompt, position, cursor.known):
+                take(prompt)
             position += 1
-        return drawn, Cursor(position=position, deferred=deferred)
+        return drawn, Cursor(position=position, deferred=deferred, known=cursor.known)
+
+    def _passes_over(self, prompt: str, position: int, known: int) -> bool:
+        return self.sampler is not None and self.sampler.passes_over(prompt, position, known)
 
     def epoch(self, cursor: Cursor) -> int:
         """The epoch of most prompts of a step that begins here, from 0; on a tie, the earlier one."""

@@ -29,6 +29,9 @@ def describe(data: Dataset, rollout: Rollout, measured: Measured, renderer: Rend
         total = sum(share.weight for share in data.datasets)
         parts = [f"{share.weight / total:.1%} from {place(share)}" for share in data.datasets]
         section.add("shares", f"of the prompts {', '.join(parts)}")
+    if isinstance(data, Data) and data.sampler == "success":
+        rare = f"a chance of at least {data.least_chance:g} in their turn (data.least_chance)"
+        section.add("sampler", f"prompts that always or never succeeded have {rare}")
     section.add(
         "tokens",
         f"shortest {lengths[0]}, median {median}, longest {lengths[-1]} (rollout.max_prompt_length = {limit})",

@@ -74,6 +74,14 @@ class Data(Dataset):
     """The training data. `source` follows from `path`: `*.jsonl`, `*.parquet`, else a hub id; no path: generated."""
 
     datasets: list[Share] = Field([], description="several training datasets, each with a weight")
+    sampler: Literal["uniform", "success"] = Field(
+        "uniform",
+        description="success: prompts whose last group succeeded always or never are asked less often",
+    )
+    least_chance: float = Field(
+        0.25, ge=0.01, le=1, description="success: the chance that such a prompt is asked when its turn comes"
+    )
+    success_from: float = Field(1.0, description="success: least reward of a success")
 
     @property
     def parts(self) -> list[Dataset]:
@@ -83,8 +91,9 @@ class Data(Dataset):
     @model_validator(mode="after")
     def _one_way(self) -> Self:
         fields = type(self).model_fields  # compared with defaults: a config written by another process sets every key
-        own = [key for key in fields if key not in INHERITED and getattr(self, key) != fields[key].default]
-        if self.datasets and (single := [key for key in own if key != "datasets"]):
+        own = [key for key in Dataset.model_fields if key not in INHERITED]
+        single = [key for key in own if getattr(self, key) != fields[key].default]
+        if self.datasets and single:
             raise ValueError(
                 f"{' and '.join(single)} cannot be combined with datasets: move it into each [[data.datasets]]"
             )

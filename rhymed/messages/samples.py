@@ -79,6 +79,7 @@ class Cursor(Part, frozen=True, kw_only=True):
 
     position: int = 0  # prompts of the sequence that lie before it
     deferred: list[str] = []  # of these, those that no step has taken yet; they are taken first
+    known: int = 0  # with data.sampler = "success": steps whose success rates the next draw knows
 
     @property
     def drawn(self) -> int:
@@ -95,6 +96,7 @@ class Drawn(Part, frozen=True, kw_only=True):
     refilled: int  # how many
     after: Cursor  # of the next prompts that a step takes
     reserved: list[tuple[int, Cursor]]  # (step, where its first prompts begin), of later steps that were open by then
+    rates: list[tuple[str, float]] = []  # with data.sampler = "success": of each prompt, the share of its successes
 
 
 class JournalEntry(Part, frozen=True, kw_only=True):

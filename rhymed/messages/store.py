@@ -124,6 +124,7 @@ class GetJournal(Message, frozen=True, kw_only=True, tag="get_journal"):
     """Broker -> store, at start: journal entries from this step on. Answered by Journal."""
 
     from_step: int
+    recent: int = 0  # trained steps before the last checkpoint whose draws are wanted, too
 
 
 class GetStoreStats(Message, frozen=True, tag="get_store_stats"):

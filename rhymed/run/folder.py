@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
-from rhymed.config import Config
+from rhymed.config import Config, Data, Dataset
 from rhymed.config.load import load_run
 from rhymed.errors import ConfigError, RunMismatch
 from rhymed.run.layout import RunLayout, layout_of
@@ -53,12 +53,20 @@ def identity(config: Config) -> dict[str, Any]:
         "model.path": config.model.path,
         "model.revision": config.model.revision,
         "model.chat_template": config.model.chat_template,
-        **{f"data.{key}": value for key, value in config.data.model_dump().items() if key != "datasets" or value},
+        **_data(config.data),
         "rollout.max_prompt_length": config.rollout.max_prompt_length,  # longer prompts may be left out
         "run.seed": config.run.seed,
         "rollout.prompts_per_step": config.rollout.prompts_per_step,
         "rollout.group_size": config.rollout.group_size,
     }
+
+
+def _data(data: Data) -> dict[str, Any]:
+    """Keys that earlier releases did not have only where they are set: their runs go on."""
+    fields = type(data).model_fields
+    changed = {key for key in fields if getattr(data, key) != fields[key].default}
+    kept = Dataset.model_fields.keys() | changed
+    return {f"data.{key}": value for key, value in data.model_dump().items() if key in kept}
 
 
 def check_same(earlier: Config, config: Config, layout: RunLayout) -> None:

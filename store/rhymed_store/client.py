@@ -209,9 +209,12 @@ class StoreClient:
         """The durable state of every sample of these steps, ordered by step, prompt, index."""
         return (await self.read_journal(from_step, deadline_s=deadline_s)).entries
 
-    async def read_journal(self, from_step: int, *, deadline_s: float = DEADLINE_S) -> messages.Journal:
+    async def read_journal(
+        self, from_step: int, recent: int = 0, *, deadline_s: float = DEADLINE_S
+    ) -> messages.Journal:
         """The same, and which steps no longer have lines."""
-        answer, _ = await self._ask(messages.GetJournal(from_step=from_step), messages.Journal, deadline_s=deadline_s)
+        question = messages.GetJournal(from_step=from_step, recent=recent)
+        answer, _ = await self._ask(question, messages.Journal, deadline_s=deadline_s)
         assert isinstance(answer, messages.Journal)
         return answer
 

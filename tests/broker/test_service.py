@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+from collections import Counter
 from pathlib import Path
 
 import msgpack
@@ -64,6 +65,46 @@ async def test_datasets_have_their_shares_of_every_step(config: Config, tmp_path
     assert sorted(steps) == [0, 1, 2, 3]  # an epoch has 18 prompts
     for prompts in steps.values():
         assert sum(str(rows_of[prompt]["prompt"]).startswith("small") for prompt in prompts) == 3
+
+
+class Lucky(Reward):
+    def judge(self, id: messages.SampleId) -> messages.Score:
+        return messages.Score(id=id, reward=float((int(id.prompt, 16) * (id.step + 1) >> id.index) % 2))
+
+
+async def test_a_killed_broker_samples_prompts_by_their_success_as_a_calm_one_does(
+    config: Config, tmp_path: Path
+) -> None:
+    trained = []
+    for name in ("calm", "killed"):
+        tree = config.model_dump()
+        tree["run"] |= {"folder": str(tmp_path / name)}
+        tree["data"] |= {"sampler": "success", "least_chance": 0.1}
+        tree["trainer"] |= {"epochs": 4}
+        run = Config.model_validate(tree)
+        async with contextlib.AsyncExitStack() as stack:
+            cluster = Cluster(run, stack)
+            await cluster.open_store()
+            with broker_process(run) as first:
+                for worker in range(1 + (name == "killed")):
+                    await cluster.actor(Rollout, f"rollout-{worker}", work_s=0.02)
+                await cluster.actor(Lucky, "reward-0")
+                trainer = await cluster.actor(Trainer, "trainer")
+                if name == "killed":
+                    await until(lambda trainer=trainer: len(trainer.steps) > 4, "steps")
+                    first.kill()
+                else:
+                    await asyncio.wait_for(trainer.over.wait(), 60)
+            if name == "killed":
+                with broker_process(run):
+                    await asyncio.wait_for(trainer.over.wait(), 60)
+            trained.append({step.step: step.samples for step in trainer.steps})
+            drawn = (await cluster.store.read_journal(0, recent=99)).drawn
+            assert [one.step for one in drawn] == list(range(12))
+            assert all(len(one.rates) == 2 for one in drawn)
+    assert trained[0] == trained[1]
+    plain = Counter(id.prompt for samples in trained[0].values() for id in samples)
+    assert len(set(plain.values())) > 1  # without the sampler, all prompts would be asked as often
 
 
 async def rows_in(store: StoreClient, steps: dict[int, list[str]]) -> list[Row]:

@@ -26,6 +26,7 @@ from rhymed_broker.ledger.evaluation import Evaluation, evaluation_of
 from rhymed_broker.ledger.ledger import Ledger
 from rhymed_broker.mixture import mixture_of
 from rhymed_broker.plan import Plan
+from rhymed_broker.sampler import sampler_of
 from rhymed_broker.shell.outbox import Outbox
 from rhymed_broker.status.timeline import TimelineRecorder
 from rhymed_store.client import StoreClient
@@ -74,7 +75,9 @@ class Recovery:
             position = self.position
             if position is None:
                 continue
-            journal = await retry_store(partial(self._store.read_journal, 0), "read the journal")
+            sampler = self.plan.sampler if self.plan else None
+            recent = sampler.recent + self._ledger.rules.reach + 1 if sampler else 0
+            journal = await retry_store(partial(self._store.read_journal, 0, recent), "read the journal")
             if self._moved.is_set():
                 continue  # another trainer joined meanwhile
             if position < journal.forgotten:
@@ -107,7 +110,10 @@ class Recovery:
         prompts = [await self._put_prompts(part) for part in rows]
         datasets = {name: await self._put_prompts(held) for name, held in held_out.items()}
         mixture = mixture_of(config.data, prompts, config.run.seed)
-        self.plan = Plan(mixture, rollout.prompts_per_step, rollout.group_size, trainer.epochs, trainer.steps)
+        sampler = sampler_of(config, mixture.size)
+        self.plan = Plan(
+            mixture, rollout.prompts_per_step, rollout.group_size, trainer.epochs, trainer.steps, sampler=sampler
+        )
         self._evaluation = evaluation_of(config.eval, config.reward, datasets, self.steps)
         log.info("%d prompts, %d steps, held out: %s", mixture.size, self.steps, ", ".join(datasets) or "none")
 

@@ -10,6 +10,7 @@ from rhymed.errors import ConfigError, RhymedError
 from rhymed.messages import Drawn
 from rhymed_broker.mixture import mixture_of
 from rhymed_broker.plan import Plan
+from rhymed_broker.sampler import sampler_of
 
 
 class Planned(Plan):
@@ -24,11 +25,16 @@ class Planned(Plan):
         """`prompts`: of each dataset."""
         rollout, trainer = config.rollout, config.trainer
         mixture = mixture_of(config.data, prompts, config.run.seed)
-        super().__init__(mixture, rollout.prompts_per_step, rollout.group_size, trainer.epochs, trainer.steps)
+        sampler = sampler_of(config, mixture.size)
+        super().__init__(
+            mixture, rollout.prompts_per_step, rollout.group_size, trainer.epochs, trainer.steps, sampler=sampler
+        )
         self.ids = sorted(prompt for part in prompts for prompt in part)
-        self.once = len(prompts) == 1  # an epoch has every prompt once
+        self.once = len(prompts) == 1 and sampler is None  # an epoch has every prompt once
         self.steps = max(self.steps, steps)
         self.drawn = {one.step: one for one in drawn}
+        if sampler is not None:
+            sampler.recall(sorted((one.step, one.rates) for one in self.drawn.values()))
 
     def prompts(self, step: int) -> list[str]:
         """First those that the step began with, then those that replaced groups without signal.

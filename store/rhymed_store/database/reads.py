@@ -97,7 +97,7 @@ class Reads:
         entries, low = {}, records.step_prefix(message.from_step)
         with self._database.read() as txn:
             forgotten = self._database.number(txn, "forgotten")
-            drawn = self._database.drawn(txn, forgotten - 1)
+            drawn = self._database.drawn(txn, forgotten - 1 - message.recent)
             with txn.cursor(self._tables["partials"]) as cursor:
                 for sample in partials.begun(cursor, low):
                     entries[sample] = messages.JournalEntry(id=sample, state="begun")

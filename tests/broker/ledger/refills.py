@@ -78,7 +78,8 @@ class Play:
         self.task: Train | None = None
         self.story.join("trainer", "trainer", version=self.trainer_at)
         ledger, drawn = self.story.ledger, [self.drawn[step] for step in sorted(self.drawn)]
-        drawn = [one for one in drawn if one.step >= self.forgotten - 1]
+        recent = self.plan.sampler.recent + self.story.ledger.rules.reach + 1 if self.plan.sampler else 0
+        drawn = [one for one in drawn if one.step >= self.forgotten - 1 - recent]
         ledger.start(self.plan, self.trainer_at, self.journal(), self.story.now, None, drawn)
         self.perform(self.story.drain())
         for name in self.names:

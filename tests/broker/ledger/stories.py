@@ -34,6 +34,7 @@ class SmallPlan:
     """
 
     group_size = 2
+    sampler = None
 
     def __init__(self, steps: int = 2, groups: int = 1, prompts: int = 0) -> None:
         self.steps = steps

@@ -15,7 +15,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import Protocol
 
+from msgspec.structs import replace
+
 from rhymed.messages import Cursor, Drawn
+from rhymed_broker.sampler import Rates, Sampler
 
 
 class Steps(Protocol):
@@ -24,6 +27,7 @@ class Steps(Protocol):
     steps: int
     prompts_per_step: int
     group_size: int
+    sampler: Sampler | None  # not None: what is drawn depends on success rates
 
     def cursor(self, step: int) -> Cursor: ...
 
@@ -42,15 +46,28 @@ class Draws:
         self._starts: dict[int, Cursor] = {}  # step -> of its first prompts
         self._refill = (-1, Cursor(), 0)  # step that is being refilled, its first refill, prompts so far
 
-    def restore(self, position: int, drawn: Iterable[Drawn], taken: Mapping[int, Collection[str]]) -> list[Drawn]:
+    def restore(
+        self,
+        position: int,
+        drawn: Iterable[Drawn],
+        taken: Mapping[int, Collection[str]],
+        rates: Mapping[int, Rates],
+    ) -> list[Drawn]:
         """To the state after `position` trained steps. Returns what was derived, as it was not journaled.
 
-        `drawn`: from the journal; `taken`: step -> prompts of its samples in the journal, of steps before `position`.
+        `drawn`: from the journal; `taken`: step -> prompts of its samples in the journal, of steps before `position`;
+        `rates`: of these, with a sampler.
         """
-        drawn = list(drawn)
-        self.kept = bool(drawn)  # also of steps that are trained again: theirs must be replaced
-        if earlier := [one for one in drawn if one.step < position]:
-            last = max(earlier, key=lambda one: one.step)
+        drawn = sorted(drawn, key=lambda one: one.step)
+        earlier = [one for one in drawn if one.step < position]
+        sampler = self._plan.sampler
+        self.kept = bool(drawn) or sampler is not None  # also of steps that are trained again: theirs are replaced
+        if sampler is not None:
+            sampler.reset()
+            for one in earlier:
+                sampler.learn(one.step, one.rates)
+        if earlier:
+            last = earlier[-1]
             first, self._next, self._starts = last.step + 1, last.after, dict(last.reserved)
         else:
             first = min((step for step in taken if step < position), default=position)
@@ -61,12 +78,13 @@ class Draws:
             prompts = self.first(step)
             count = len(set(taken.get(step, ())) - set(prompts))
             self.refill(step, count, prompts)
-            derived.append(self.seal(step))
+            derived.append(self.seal(step, rates.get(step, [])))
         self._reserve(position)
         return derived if self.kept else []
 
     def _reserve(self, step: int) -> None:
-        """The first prompts of this step and of those that are open with it."""
+        """The first prompts of this step and of those that are open with it; all steps before it are sealed."""
+        self._know(step)
         for later in range(step, step + self._reach + 1):
             if later not in self._starts:
                 self._starts[later] = self._next
@@ -86,16 +104,28 @@ class Draws:
             start, sofar = self._next, 0
         prompts: list[str] = []
         if count > 0:
+            self._know(step)
+            start = self._next if not sofar else start
             prompts, self._next = self._plan.draw(self._next, count, without)
         self._refill = step, start, sofar + len(prompts)
         self.kept |= bool(prompts)
         return prompts
 
-    def seal(self, step: int) -> Drawn:
-        """The step takes no more prompts: the next one may."""
+    def _know(self, steps: int) -> None:
+        """What is drawn from here on knows the success rates of so many steps, neither more nor less."""
+        if self._plan.sampler is not None:
+            self._next = replace(self._next, known=steps)
+
+    def seal(self, step: int, rates: Rates) -> Drawn:
+        """The step takes no more prompts: the next one may. `rates`: of all its prompts, with a sampler."""
         self.refill(step, 0, ())
+        if self._plan.sampler is not None:
+            self._plan.sampler.learn(step, rates)
         _, refill, refilled = self._refill
         self._reserve(step + 1)
         start = self._starts.pop(step)
         reserved = sorted(self._starts.items())
-        return Drawn(step=step, start=start, refill=refill, refilled=refilled, after=self._next, reserved=reserved)
+        after = self._next
+        return Drawn(
+            step=step, start=start, refill=refill, refilled=refilled, after=after, reserved=reserved, rates=rates
+        )

@@ -37,11 +37,14 @@ class Refill:
     ) -> list[Drawn]:
         """After `position` trained steps. Returns what the journal lacks of their draws."""
         taken: dict[int, set[str]] = {}
+        scored: dict[int, list[tuple[str, float | None]]] = {}
         for entry in journal:
             if entry.id.step < position and entry.reason != NOT_PLANNED:
                 taken.setdefault(entry.id.step, set()).add(entry.id.prompt)
+                scored.setdefault(entry.id.step, []).append((entry.id.prompt, entry.reward))
         self._plan, self._draws = plan, Draws(plan, reach)
-        return self._draws.restore(position, drawn, taken)
+        rates = {step: plan.sampler.rates(rewards) for step, rewards in scored.items()} if plan.sampler else {}
+        return self._draws.restore(position, drawn, taken, rates)
 
     def first(self, step: int) -> list[SampleId]:
         """The samples that a step opens with."""
@@ -80,7 +83,9 @@ class Refill:
         return self._dispatch.opened(open_step)
 
     def _seal(self, open_step: OpenStep) -> None:
-        open_step.drawn = self._draws.seal(open_step.step)
+        sampler, samples = self._plan.sampler, open_step.samples.values()
+        rates = sampler.rates((sample.id.prompt, sample.reward) for sample in samples) if sampler else []
+        open_step.drawn = self._draws.seal(open_step.step, rates)
         self._samples.drop_unplanned(open_step.step)
         if self.rule is None:
             return
