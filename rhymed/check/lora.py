@@ -18,6 +18,7 @@ class Adapters:
     layers: int
     kinds: list[str]  # last parts of the layers' names
     parameters: int  # all of them together
+    frozen: int  # parameters of the model's linear layers, without the head
 
 
 def adapters(lora: Lora, folder: Path) -> Adapters:
@@ -33,7 +34,8 @@ def adapters(lora: Lora, folder: Path) -> Adapters:
     model = layers.outline(folder)
     chosen = layers.chosen(model, folder, lora)
     kinds = sorted({name.rpartition(".")[2] for name in chosen})
-    return Adapters(len(chosen), kinds, layers.parameters(model, chosen, lora.rank))
+    trained, frozen = layers.parameters(model, chosen, lora.rank), layers.frozen(model)
+    return Adapters(len(chosen), kinds, trained, frozen)
 
 
 def describe(lora: Lora, found: Adapters) -> str:

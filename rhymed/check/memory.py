@@ -85,7 +85,7 @@ def needs(
     moment = MOMENT_BYTES[trainer.optimizer]
     vllm, item = rollout.engine == "vllm", ITEM_BYTES[model.dtype]
     return Needs(
-        weights=FP32 * (parameters + (trained if adapters else 0)),
+        weights=FP32 * parameters if adapters is None else lora_weights(model, size, adapters),
         gradients=FP32 * trained,
         moments=moment * trained,
         reference=FP32 * parameters if trainer.recipe.kl_coef and not adapters else 0,
@@ -98,6 +98,12 @@ def needs(
         checkpoint=(FP32 + moment) * (trained + values),
         store=step_tokens * (STORED_BYTES * load.steps + LOGPROB_BYTES * steps_with_logprobs),
     )
+
+
+def lora_weights(model: Model, size: Size, adapters: Adapters) -> float:
+    """The model and its adapters; frozen linear layers have the type in which the trainer computes."""
+    others = size.parameters - adapters.frozen
+    return FP32 * (others + adapters.parameters) + ITEM_BYTES[model.train_dtype] * adapters.frozen
 
 
 def full_length(rollout: Rollout) -> int:

@@ -19,7 +19,7 @@ from tests.check.test_memory import LARGE, SIZE
 
 pytest.importorskip("peft")
 
-FEW = Adapters(layers=112, kinds=["q_proj", "v_proj"], parameters=10_000_000)
+FEW = Adapters(layers=112, kinds=["q_proj", "v_proj"], parameters=10_000_000, frozen=800_000_000)
 
 
 def config(**trainer: Any) -> Config:
@@ -43,6 +43,12 @@ def test_memory_of_adapters() -> None:
     assert told["engines"] == full["engines"]
 
 
+def test_frozen_layers_have_the_type_of_the_computation() -> None:
+    """800 M of the 1,000 M parameters take half of it."""
+    made = Config.model_validate({"model": {"train_dtype": "bfloat16"}, "trainer": {"lr": 1e-4, "lora": {}}})
+    assert "weights 2.3 GiB" in rows(made, FEW)["trainer"]
+
+
 def test_a_reference_costs_nothing() -> None:
     assert "reference" not in rows(config(kl_coef=0.1), FEW)["trainer"]
     assert "reference" in rows(Config.model_validate({"trainer": {"kl_coef": 0.1}}), None)["trainer"]
@@ -59,6 +65,7 @@ def test_a_check_reads_the_model_s_layers(tiny_model: Path) -> None:
     found = lora.adapters(Lora(rank=4), tiny_model)
     assert (found.layers, len(found.kinds)) == (14, 7)
     assert found.parameters == 2 * 4 * (4 * 128 + 3 * 192)
+    assert found.frozen == 2 * (4 * 64 * 64 + 3 * 64 * 128)
 
 
 def test_everything_is_told_at_once(tiny_model: Path, tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from rhymed_workers.trainer.learner import TorchLearner
 from rhymed_workers.trainer.policy.backbone import Compute
 from rhymed_workers.trainer.policy.lora import LoraPolicy
 from rhymed_workers.trainer.policy.packing import Sequences, micro_batches
+from rhymed_workers.trainer.policy.policy import Policy
 from rhymed_workers.trainer.publish import Publisher
 from tests.workers.trainer.test_learner import equal, samples, untimed, weights
 
@@ -234,3 +235,16 @@ def test_adapters_get_their_gradient_however_the_model_computes(
         assert other is not None
         assert other.dtype == torch.float32
         assert float((mine - other).norm()) <= close * float(mine.norm()), name
+
+
+def test_frozen_layers_are_rounded_once(tiny_model: Path) -> None:
+    """In bfloat16, with the bits of rounding them in every pass; what is not a matrix product stays float32."""
+    (batch,) = micro_batches([Sequences(np.arange(2, 8), np.arange(10, 30))], [0], 64)
+    once, always = (LoraPolicy(Lora(rank=4), tiny_model, compute=Compute(dtype="bfloat16")) for _ in range(2))
+    assert once.head.weight_VH.dtype == torch.float32
+    halves = {name for name, one in once.model.named_parameters() if one.dtype == torch.bfloat16}
+    assert {name.removesuffix(".base_layer.weight") for name in halves} == set(once.about.layers)
+    for name, parameter in always.model.named_parameters():
+        if name in halves:
+            parameter.data = Policy.load(tiny_model).model.get_parameter(name.replace(".base_layer", "")).data
+    assert torch.equal(once.logprobs(batch), always.logprobs(batch))

@@ -65,6 +65,13 @@ def parameters(model: Any, layers: Mapping[str, str], rank: int) -> int:
     return sum(rank * (modules[name].in_features + modules[name].out_features) for name in layers)
 
 
+def frozen(model: Any) -> int:
+    """Numbers in the weights of all linear layers but the head."""
+    head = model.get_output_embeddings()
+    linear = [module for module in model.modules() if isinstance(module, nn.Linear) and module is not head]
+    return sum(module.weight.numel() for module in linear)
+
+
 def _matches(name: str, target: str) -> bool:
     """As PEFT compares them."""
     return name == target or name.endswith(f".{target}")

@@ -1,7 +1,8 @@
 """A policy of which only PEFT's adapters are trained.
 
 The model's own weights are frozen: they get no gradient, and no optimizer has state for them. Adapters stay in
-float32. The reference policy of a KL term is the same model with its adapters switched off.
+float32; the frozen linear layers have the type in which the trainer computes. The reference policy of a KL term is
+the same model with its adapters switched off.
 """
 
 from __future__ import annotations
@@ -63,6 +64,15 @@ class LoraPolicy(Policy):
         for parameter in self.adapters().values():
             parameter.data = parameter.data.float()
             parameter.requires_grad_()
+        if self.dtype != torch.float32:
+            self._store_frozen_layers(self.dtype)
+
+    def _store_frozen_layers(self, dtype: torch.dtype) -> None:
+        """Autocast would round their weights in every pass; nothing changes them, so they are rounded once."""
+        head = self.model.get_output_embeddings()
+        for module in self.model.modules():
+            if isinstance(module, nn.Linear) and module is not head and not module.weight.requires_grad:
+                module.weight.data = module.weight.data.to(dtype)
 
     def adapters(self) -> dict[str, nn.Parameter]:
         """By their names in PEFT's format."""
