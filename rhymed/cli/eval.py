@@ -80,7 +80,12 @@ def evaluating(config: Config, checkpoint: str) -> Config:
     tree["run"] |= {"name": label, "folder": str(layout_of(config).folder / "eval")}
     tree["model"] |= {"path": model}
     tree["eval"] |= {"every": 1, "at_start": True}
-    tree["trainer"] |= dict.fromkeys(SETTINGS) | {"algorithm": "grpo", "critic": {}, "steps": 0, "warmup_steps": 0}
+    tree["trainer"] |= dict.fromkeys(SETTINGS) | {"algorithm": "grpo", "steps": 0, "warmup_steps": 0}
+    tree["trainer"] |= {"critic": {}, "teacher": {}}
+    if tree["rollout"]["engine"] == "dataset":  # it answers from the rows
+        tree["rollout"]["engine"], tree["data"]["answer_column"] = "vllm", ""
+        for dataset in tree["eval"]["datasets"]:
+            dataset["answer_column"] = ""
     tree["trainer"]["lora"] = lora and lora.model_dump()
     tree["net"] |= {"broker": "", "store": "", "weights": ""}  # another run may be alive
     tree["metrics"] |= {"sinks": [], "traces": ""}  # it would be another run there

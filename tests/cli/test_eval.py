@@ -36,6 +36,18 @@ def test_an_evaluation_is_a_run_that_trains_nothing_in_a_folder_of_its_own(confi
     assert made.trainer.recipe.kl_coef == 0  # no reference model is loaded
 
 
+@pytest.mark.parametrize(
+    "trained", [{"algorithm": "sft"}, {"algorithm": "opsd", "teacher": {"system": "Be brief.", "weights": "initial"}}]
+)
+def test_a_run_without_rewards_is_evaluated_by_its_own_words(config: Config, trained: dict[str, object]) -> None:
+    """The engine generates, no teacher is asked, and samples may be compared again."""
+    tree = json.loads(config.model_dump_json(exclude_defaults=True))
+    column = {"answer_column": "answer"} if trained["algorithm"] == "sft" else {}
+    tree |= {"trainer": trained, "data": column, "eval": {"datasets": tree["eval"]["datasets"]}}
+    made = evaluating(Config.model_validate(tree), "")
+    assert (made.rollout.engine, made.trainer.teacher.used, made.data.answer_column) == ("vllm", False, "")
+
+
 def test_a_checkpoint_by_number_latest_or_folder(config: Config) -> None:
     folder = layout_of(config).checkpoints
     for step in (2, 4):

@@ -35,11 +35,14 @@ class Found:
     context: int | None = None  # tokens; None: unknown
 
 
-def find(config: Config, patience_s: float = START_PATIENCE_S) -> Found:
-    """Raises `ConfigError` for a teacher that is missing or does not fit, `TrainerError` for a server that fails."""
+def find(config: Config, patience_s: float | None = None) -> Found:
+    """Raises `ConfigError` for a teacher that is missing or does not fit, `TrainerError` for a server that fails.
+
+    `patience_s`: for a server that fails at first; None: it should be up already.
+    """
     teacher = config.trainer.teacher
     if teacher.url:
-        return asyncio.run(_server(config, patience_s))
+        return asyncio.run(_server(config, START_PATIENCE_S if patience_s is None else patience_s))
     own = resolve_model(config)
     if not teacher.model:
         return Found(own, context=context_of(own))
