@@ -62,6 +62,7 @@ class Mixture:
                     raise DataError(f"the same prompt is in the dataset more than once ({where}): {prompt}")
                 owners[prompt] = name
         self.size = len(owners)  # prompts of an epoch
+        self.several = len(datasets) > 1
         self.shares = shares([weight for *_, weight in datasets], self.size)
         self._parts = [Shuffled(list(prompts), seed) for _, prompts, _ in datasets]
         for (name, *_), share in zip(datasets, self.shares, strict=True):

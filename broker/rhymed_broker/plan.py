@@ -3,8 +3,9 @@
 The sequence comes from `mixture`: with one dataset, the concatenation of the epochs' permutations. Steps take their
 prompts from it one after another: the rest of an epoch begins the next step, so no prompt is lost or repeated. No
 step has a prompt twice: a prompt that the step already has is deferred, and the next step that may have it takes it
-first. Without refills (`ledger/draws.py`) step k begins behind k * prompts_per_step prompts, and the rest of the last
-epoch is too small for a step and is not used.
+first. With several datasets a prompt waits once at most: refills may pass a small dataset more often than steps can
+take from it, and what waits must not grow with the run. Without refills (`ledger/draws.py`) step k begins behind
+k * prompts_per_step prompts, and the rest of the last epoch is too small for a step and is not used.
 """
 
 from __future__ import annotations
@@ -81,10 +82,14 @@ class Plan:
             return mixture.plain(cursor.position, count), Cursor(position=cursor.position + count)
         drawn: list[str] = []
         held, deferred, position = set(without), list[str](), cursor.position
+        waiting = set[str]()  # those of `deferred`
 
         def take(prompt: str) -> None:
-            free = len(drawn) < count and prompt not in held
-            (drawn if free else deferred).append(prompt)
+            if len(drawn) < count and prompt not in held:
+                drawn.append(prompt)
+            elif not mixture.several or prompt not in waiting:
+                deferred.append(prompt)
+                waiting.add(prompt)
             held.add(prompt)
 
         for prompt in cursor.deferred:

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rhymed.errors import DataError
+from rhymed.messages import Cursor
 from rhymed_broker.mixture import Mixture, shares
 from rhymed_broker.plan import Plan
 
@@ -92,6 +93,18 @@ def test_no_step_has_a_prompt_twice_and_what_is_deferred_is_asked_soon(
     stream = [mixed.at(position) for position in range(len(asked))]
     assert sum((Counter(stream) - Counter(asked)).values()) <= per_step  # deferred by the last step
     assert Plan(mixed, per_step, 1, 3).prompts(plan.steps - 1) == asked[-per_step:]  # as after a restart
+
+
+def test_refills_that_pass_a_small_dataset_again_and_again_leave_a_bounded_number_waiting() -> None:
+    plan, cursor = Plan(mixture([10, 1000], [1.0, 1.0]), 8, 1, 1000), Cursor()
+    for _ in range(50):
+        first, cursor = plan.draw(cursor, 8)
+        whole, after = plan.draw(cursor, 40, first)  # more than the small dataset has
+        begun, between = plan.draw(cursor, 15, first)
+        rest, cursor = plan.draw(between, 25, first + begun)
+        assert (begun + rest, cursor) == (whole, after), "however many rounds the refill takes"
+        assert len(set(first + whole)) == 48
+        assert len(cursor.deferred) <= 10
 
 
 def test_what_cannot_be_mixed_is_refused_in_words() -> None:
