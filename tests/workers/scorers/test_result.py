@@ -45,7 +45,8 @@ def test_a_number_or_a_dict_with_weights(value: Any, expected: Result) -> None:
     ("value", "message"),
     [
         ({"weight": 1.0}, "without 'score' or 'reward'; its keys: weight"),
-        ({"reward": 1, "weight": -0.1}, r"weight = -0\.1: a weight must be finite and not negative"),
+        ({"reward": 1, "weight": -0.1}, r"weight = -0\.1: a weight must be finite \(in 32 bits\) and not negative"),
+        ({"reward": 1, "weight": 1e39}, r"weight = 1e\+39: a weight must be finite \(in 32 bits\)"),
         ({"reward": 1, "weight": float("nan")}, "weight = nan"),
         ({"reward": 1, "weight": "1"}, r"weight = '1' \(str\) instead of a number"),
         ({"reward": 1, "token_weights": 1.0}, r"token_weights = 1\.0 instead of a list"),

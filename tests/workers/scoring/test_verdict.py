@@ -37,6 +37,9 @@ def test_a_product_of_loss_weights_that_is_none_is_an_error() -> None:
     assert "loss weights is too large" in str(outcome.error)
     forged = Verdict(label="math", reward=1.0, token_weights=floats(float("nan")))
     assert combine(SCORERS, [forged]).error
+    assert combine(SCORERS, [Verdict(label="math", reward=1.0, weight=1e39)]).error
+    both = Verdict(label="math", reward=1.0, weight=1e20, token_weights=floats(1.0, 1e20))
+    assert combine(SCORERS, [both]).error, "the trainer multiplies them"
 
 
 def test_a_scorer_that_does_not_apply_has_no_part() -> None:

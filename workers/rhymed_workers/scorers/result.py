@@ -71,8 +71,9 @@ def _number(value: Any, name: str, what: str) -> float:
 
 def _weight(value: Any, name: str) -> float:
     weight = _number(value, name, "weight = ")
-    if not (math.isfinite(weight) and weight >= 0):
-        raise RewardError(f"{name} returned weight = {weight}: a weight must be finite and not negative")
+    (short_weight,) = array("f", [weight])
+    if not (math.isfinite(short_weight) and weight >= 0):
+        raise RewardError(f"{name} returned weight = {weight}: a weight must be finite (in 32 bits) and not negative")
     return weight
 
 

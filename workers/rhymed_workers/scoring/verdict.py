@@ -59,7 +59,7 @@ def combine(scorers: Sequence[Scorer], verdicts: Sequence[Verdict]) -> Outcome:
         return Outcome(error=f"the weighted sum of {parts} is {reward}: rewards are too large", parts=parts)
     weight = math.prod(verdict.weight for verdict in verdicts)
     token_weights = _product([verdict.token_weights for verdict in verdicts if verdict.token_weights])
-    if not _are_weights([weight, *token_weights]):
+    if not _are_weights(array("f", [weight, *token_weights, weight * max(token_weights, default=1.0)])):
         return Outcome(error="the product of the scorers' loss weights is too large or no weight", parts=parts)
     return Outcome(reward=reward, weight=weight, token_weights=token_weights.tobytes(), seconds=seconds, parts=parts)
 
