@@ -75,6 +75,7 @@ def test_what_a_run_wrote_down_is_read_again(file: Any) -> None:
         ("trainer.lr.x=3", "trainer.lr"),
         ("eval.datasets.0.samples=3", "there is no entry 0 to change"),
         ("trainer.dynamic_sampling.max_refil=1", "did you mean max_refills?"),
+        ("trainer.dynamic_sampling.max_refills=inf", "trainer.dynamic_sampling.max_refills"),
         ("trainer.dynamic_sampling.on_exhausted=stop", "it must be 'keep' or 'drop'"),
         ("trainer.minibatches=7", "does not divide the 64 samples of a step"),
         ("data.size=2", "data.size = 2 is less than rollout.prompts_per_step = 8"),

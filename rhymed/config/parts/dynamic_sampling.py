@@ -18,9 +18,14 @@ class DynamicSampling(Section):
     metric: str = Field(
         "reward", min_length=1, description="what is compared: reward, or the name of one of several scorers"
     )
-    tolerance: float = Field(1e-6, ge=0, description="values that differ by no more than this are the same")
+    tolerance: float = Field(
+        1e-6, ge=0, allow_inf_nan=False, description="values that differ by no more than this are the same"
+    )
     max_refills: float = Field(
-        9.0, ge=0, description="most groups that a step may replace, as a multiple of rollout.prompts_per_step"
+        9.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="most groups that a step may replace, as a multiple of rollout.prompts_per_step",
     )
     on_exhausted: Literal["keep", "drop"] = Field(
         "keep",
