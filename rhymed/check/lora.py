@@ -33,6 +33,8 @@ def adapters(lora: Lora, folder: Path) -> Adapters:
     saved.check_start(lora)
     model = layers.outline(folder)
     chosen = layers.chosen(model, folder, lora)
+    if lora.adapter:
+        saved.check_layers(lora, chosen)
     kinds = sorted({name.rpartition(".")[2] for name in chosen})
     trained, frozen = layers.parameters(model, chosen, lora.rank), layers.frozen(model)
     return Adapters(len(chosen), kinds, trained, frozen)

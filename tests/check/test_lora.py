@@ -111,17 +111,38 @@ ADAPTER = {"peft_type": "LORA", "r": 16, "lora_alpha": 32}
         ({**ADAPTER, "use_rslora": True}, "use_rslora = True: only plain LoRA"),
         ({**ADAPTER, "r": 8}, r"trainer\.lora\.rank = 16, but the adapter .* has 8: set it to that"),
         ({**ADAPTER, "lora_alpha": 16}, r"trainer\.lora\.alpha = 32, but the adapter .* has 16"),
-        (ADAPTER, ""),
+        (ADAPTER, r"adapter_model\.safetensors is no readable safetensors file"),
     ],
 )
 def test_an_adapter_to_begin_with(tiny_model: Path, tmp_path: Path, settings: Any, message: str) -> None:
     if settings is not None:
         (tmp_path / "adapter_config.json").write_text(settings if settings == "{" else json.dumps(settings))
         (tmp_path / "adapter_model.safetensors").write_bytes(b"")
-    wanted = Lora(adapter=str(tmp_path))
-    if message:
-        with pytest.raises(ConfigError, match=message):
-            lora.adapters(wanted, tiny_model)
-    else:
-        assert lora.adapters(wanted, tiny_model).layers == 14
-        assert lora.describe(wanted, FEW).endswith(f", beginning with {tmp_path}")
+    with pytest.raises(ConfigError, match=message):
+        lora.adapters(Lora(adapter=str(tmp_path)), tiny_model)
+
+
+@pytest.fixture
+def adapter(tiny_model: Path, tmp_path: Path) -> Path:
+    """A folder with an adapter of q_proj and v_proj."""
+    from rhymed_workers.trainer.policy.lora import LoraPolicy
+
+    LoraPolicy(Lora(rank=4, alpha=8, targets=["q_proj", "v_proj"]), tiny_model).save(tmp_path)
+    return tmp_path
+
+
+def test_an_adapter_of_other_layers_is_refused(tiny_model: Path, adapter: Path) -> None:
+    wanted = Lora(rank=4, alpha=8, targets=["v_proj", "q_proj"], adapter=str(adapter))
+    assert lora.adapters(wanted, tiny_model).layers == 4
+    assert lora.describe(wanted, FEW).endswith(f", beginning with {adapter}")
+    with pytest.raises(ConfigError, match=r"has 4 layers, .* chooses 14: only the choice has .* \(q_proj, v_proj\)"):
+        lora.adapters(wanted.model_copy(update={"targets": []}), tiny_model)
+    with pytest.raises(ConfigError, match=r"chooses 2: only the adapter has model\.layers\.0\.self_attn\.v_proj"):
+        lora.adapters(wanted.model_copy(update={"targets": ["q_proj"]}), tiny_model)
+
+
+def test_an_adapter_that_is_cut_short_is_refused(tiny_model: Path, adapter: Path) -> None:
+    file = adapter / "adapter_model.safetensors"
+    file.write_bytes(file.read_bytes()[:-4])
+    with pytest.raises(ConfigError, match=r"adapter_model\.safetensors is cut short"):
+        lora.adapters(Lora(rank=4, alpha=8, targets=["q_proj", "v_proj"], adapter=str(adapter)), tiny_model)

@@ -45,13 +45,17 @@ def entries(folder: Path) -> dict[str, Entry]:
 
 def file_entries(file: Path) -> dict[str, Entry]:
     header, start = read_header(file)
-    return {
+    found = {
         name: Entry(
             file, about["dtype"], tuple(about["shape"]), *(start + offset for offset in about["data_offsets"])
         )
         for name, about in header.items()
         if name != "__metadata__"
     }
+    size, end = file.stat().st_size, max((entry.end for entry in found.values()), default=0)
+    if size < end:
+        raise ConfigError(f"{file} is cut short: it has {size} bytes, its header says {end}")
+    return found
 
 
 def metadata(file: Path) -> Mapping[str, str]:

@@ -7,6 +7,7 @@ PEFT.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -93,3 +94,17 @@ def check_start(lora: Lora) -> None:
                 f"trainer.lora.{key} = {getattr(lora, key):g}, but the adapter {lora.adapter} has {theirs:g}:"
                 " set it to that"
             )
+
+
+def check_layers(lora: Lora, chosen: Iterable[str]) -> None:
+    """Raises `ConfigError` if `trainer.lora.adapter` is of other layers than `trainer.lora.targets` chooses."""
+    have, wanted = set(lora_of(Path(lora.adapter).expanduser()).targets), set(chosen)
+    if have != wanted:
+        first = min(have ^ wanted)
+        owner = "the adapter" if first in have else "the choice"
+        kinds = sorted({layer.rpartition(".")[2] for layer in have})
+        raise ConfigError(
+            f"trainer.lora.adapter = {lora.adapter!r} has {len(have)} layers, and trainer.lora.targets chooses"
+            f" {len(wanted)}: only {owner} has {first}; set trainer.lora.targets to the adapter's layers"
+            f" ({', '.join(kinds)})"
+        )
