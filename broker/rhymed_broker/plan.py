@@ -41,6 +41,7 @@ class Plan:
                 f"the dataset has {size} prompts, a step needs {prompts_per_step} different ones"
                 " (rollout.prompts_per_step)"
             )
+        self.size = size
         self.prompts_per_step = prompts_per_step
         self.group_size = group_size
         if steps != 0:

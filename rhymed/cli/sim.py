@@ -41,6 +41,7 @@ def _add_cluster(parser: argparse.ArgumentParser) -> None:
         "--keep", type=_probability, default=0.9987, metavar="P", help="probability that a run-ahead token is kept"
     )
     option("--slow", type=_positive(float), default=1.0, metavar="X", help="the first worker is X times slower")
+    option("--flat", type=_probability, default=0.0, metavar="P", help="share of groups without signal: replaced")
     option("--failures", type=_at_least_0(int), default=0, metavar="N", help="workers that die, one after another")
 
 
@@ -103,7 +104,9 @@ def _cluster(arguments: argparse.Namespace, workload: Any) -> Any:
     from rhymed_broker.simulate.study import bound_s
 
     cost = Cost.read(arguments.cost) if arguments.cost else Cluster().cost
-    cluster = Cluster(arguments.workers, arguments.slots, cost, keep=arguments.keep, seed=arguments.seed)
+    cluster = Cluster(
+        arguments.workers, arguments.slots, cost, keep=arguments.keep, flat=arguments.flat, seed=arguments.seed
+    )
     step_s = bound_s(workload, cluster) / max(1, workload.plan.steps)
     failures = {step_s * (number + 0.5): number % arguments.workers for number in range(arguments.failures)}
     return replace(

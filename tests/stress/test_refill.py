@@ -32,7 +32,7 @@ def rows(run: LiveRun) -> list[dict[str, Any]]:
     """Of the steps, what each says of its groups."""
     lines = [json.loads(line) for line in run.where.metrics.read_text().splitlines()]
     last = {line["step"]: line for line in lines}
-    names = ("rollout/filtered_groups", "rollout/refilled_groups", "rollout/refill_rounds", "rollout/reward_mean")
+    names = ("rollout/filtered_groups", "rollout/refilled_groups", "rollout/reward_mean")
     return [{name: last[step][name] for name in names} for step in sorted(last)]
 
 

@@ -6,7 +6,7 @@ state and group, and no empty group.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
 from rhymed.messages import Drawn, GroupRow, SampleId
@@ -30,11 +30,13 @@ class OpenStep:
         self.unprobed: set[str] = set()  # ranked prompts without history, none of whose samples has begun
         self.deal: Deal | None = None  # which worker begins which prompts, if the policy deals
         self.dealt_to = -1  # `Workers.lineup` that `deal` was made for
-        self.filtered: set[str] = set()  # prompts of groups without signal that were dropped
-        self.rounds = 0  # of refills
+        self.flat: dict[str, None] = {}  # prompts of complete groups without signal
+        self.filtered: set[str] = set()  # of these, those that were dropped
         self.unreplaced = 0  # groups without signal that nothing replaced
         self.drawn: Drawn | None = None  # not None: its prompts are final, see `refill`
+        self.places: dict[str, int] = {}  # prompt -> number of its group, in the order of the plan
         self._first = 0  # groups that it was opened with
+        self._completed: list[str] = []  # prompts of groups that were completed since `take_completed`
         self._unsettled: dict[str, int] = {}  # prompt -> samples neither scored nor dropped
         self._sizes: dict[str, int] = {}  # prompt -> samples
         self.groups_ready = 0
@@ -46,6 +48,7 @@ class OpenStep:
             prompt = sample.id.prompt
             self.samples[sample.id] = sample
             self._unsettled[prompt] = self._sizes[prompt] = self._sizes.get(prompt, 0) + 1
+            self.places.setdefault(prompt, len(self.places))
         self._first = self._first or len(self._sizes)
         self.meter.reopen()
         return samples
@@ -58,10 +61,6 @@ class OpenStep:
     def refilled(self) -> int:
         """Groups that were added after it was opened."""
         return len(self._sizes) - self._first
-
-    @property
-    def all_prompts(self) -> Collection[str]:
-        return self._sizes.keys()
 
     def moved(self, sample: Sample, source: State, target: State) -> None:
         counts = self.counts
@@ -81,6 +80,14 @@ class OpenStep:
             self._unsettled[prompt] -= 1
             if not self._unsettled[prompt]:
                 self.groups_ready += 1
+                self._completed.append(prompt)
+
+    def take_completed(self) -> list[str]:
+        completed, self._completed = self._completed, []
+        return completed
+
+    def group(self, prompt: str) -> list[Sample]:
+        return [self.samples[SampleId(self.step, prompt, index)] for index in range(self._sizes[prompt])]
 
     def row(self, prompt: str, running: Sequence[int] = ()) -> GroupRow:
         """A group's progress. `running`: tokens of each of its running samples."""

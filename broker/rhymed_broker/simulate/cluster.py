@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from rhymed.messages import SampleId
 from rhymed_broker.simulate.engine import Cost
 
 
@@ -22,7 +24,14 @@ class Cluster:
     failures: dict[float, int] = field(default_factory=dict)  # time -> worker that dies, and is back after `back_s`
     back_s: float = 60.0
     beat_s: float = 5.0
+    flat: float = 0.0  # share of groups without signal, which other prompts replace; 0: no dynamic sampling
     seed: int = 0
+
+    def reward(self, id: SampleId) -> float:
+        """Of the samples of a group all the same, or all different."""
+        if not self.flat:
+            return 0.0
+        return float(id.index) if random.Random(f"{self.seed}/{id.step}/{id.prompt}").random() > self.flat else 0.0
 
 
 class Totals(NamedTuple):
@@ -38,6 +47,7 @@ class Totals(NamedTuple):
     ahead: int  # tokens written ahead, with weights that were too old
     kept: int  # of these
     moved: int  # samples
+    filtered: int  # samples of groups without signal
     dropped: int
     events: int
     step_s: list[float]  # when each step was trained

@@ -62,6 +62,7 @@ class Result:
             "ahead_kept_ratio": totals.kept / totals.ahead if totals.ahead else 0.0,
             "wasted_tokens_ratio": (totals.ahead - totals.kept) / max(1, totals.tokens),
             "moved": totals.moved,
+            "filtered": totals.filtered,
             "dropped": totals.dropped,
             "tokens": totals.tokens,
         }
@@ -92,10 +93,13 @@ class Oracle:
         return max(0.0, self.expect(step, prompt) - tokens)
 
 
-def bound_s(workload: Workload, cluster: Cluster) -> float:
-    """A lower bound: all tokens with all slots in use, then the training of the last step."""
+def bound_s(workload: Workload, cluster: Cluster, tokens: int = 0) -> float:
+    """A lower bound: all tokens with all slots in use, then the training of the last step.
+
+    `tokens`: that were generated; 0: those of the plan without refills.
+    """
     plan = workload.plan
-    tokens = sum(workload.length(id) for step in range(plan.steps) for id in plan.samples(step))
+    tokens = tokens or sum(workload.length(id) for step in range(plan.steps) for id in plan.samples(step))
     speed = sum(1 / cluster.slow.get(number, 1.0) for number in range(cluster.workers))
     return tokens * cluster.cost(cluster.slots) / (cluster.slots * speed) + cluster.train_s
 
@@ -112,7 +116,9 @@ def compare(workload: Workload, cluster: Cluster, modes: Sequence[Mode], *, trac
             forecast=Oracle(workload) if mode.oracle else None,
             trace=trace,
         )
-        results.append(Result(mode, world.run(), world, bound))
+        totals = world.run()
+        lower = bound_s(workload, cluster, totals.tokens) if cluster.flat else bound
+        results.append(Result(mode, totals, world, lower))
     return results
 
 

@@ -11,12 +11,13 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from rhymed.messages import EVAL, Holding, Join, SampleId, SampleInfo, Score
+from rhymed.messages import EVAL, NO_SIGNAL, Holding, Join, SampleId, SampleInfo, Score
 from rhymed.staleness import window
 from rhymed_broker.forecast import Forecast
 from rhymed_broker.ledger import actions
 from rhymed_broker.ledger.dispatch import Lengths
 from rhymed_broker.ledger.ledger import Ledger
+from rhymed_broker.ledger.refill.signal import SignalRule
 from rhymed_broker.pipe import Policy
 from rhymed_broker.simulate.cluster import Cluster, Totals
 from rhymed_broker.simulate.engine import Engine, Entry
@@ -39,7 +40,8 @@ class World:
     ) -> None:
         """`trace`: record every worker's load over time, for a picture."""
         rules = Rules(max_staleness, run_ahead, lost_after_s=4 * cluster.beat_s, missing_after_s=math.inf)
-        self.ledger = ledger(rules, policy, forecast or Forecast(workload.cap))
+        signal = SignalRule(9 * workload.plan.prompts_per_step) if cluster.flat else None
+        self.ledger = ledger(rules, policy, forecast or Forecast(workload.cap), signal)
         self.workload, self.cluster = workload, cluster
         self.engines: dict[str, Engine] = {}
         self._versions: dict[str, int] = {}
@@ -53,7 +55,7 @@ class World:
         self._trace = trace
         self._over = False
         self.now = 0.0
-        self._count = self.tokens = self.ahead = self.kept = self.moved = self.dropped = 0
+        self._count = self.tokens = self.ahead = self.kept = self.moved = self.filtered = self.dropped = 0
         self._left = workload.plan.steps * len(workload.plan.samples(0)) if workload.plan.steps else 0
         self._assigned: set[SampleId] = set()
         self.steady = (0.0, 0.0)
@@ -202,6 +204,8 @@ class World:
                 self.ledger.dispatch.remember({prompt: [] for prompt in prompts})
             case actions.FinishRun():
                 self._over = True
+            case actions.Mark(ids, "dropped", reason) if reason.startswith(NO_SIGNAL):
+                self.filtered += len(ids)
             case actions.Mark(ids, "dropped"):
                 self.dropped += len(ids)
 
@@ -215,9 +219,14 @@ class World:
             if id.step < EVAL:
                 self._assigned.add(id)
             self._enter(name, id, brought, version)
-        if len(self._assigned) == self._left and not self.steady[0]:
+        if self._all_assigned():
             self.steady = self._slots()
         self._touched.add(name)
+
+    def _all_assigned(self) -> bool:
+        """For the first time. Where groups are replaced this is not known: always in the last step."""
+        last = self.ledger.version == self.workload.plan.steps - 1
+        return last if self.cluster.flat else len(self._assigned) == self._left and not self.steady[0]
 
     def _load(self, name: str, version: int) -> None:
         """Tokens written ahead are verified with the new weights; everything else continues with them."""
@@ -251,7 +260,7 @@ class World:
         self._touched.add(name)
 
     def _scored(self, ids: list[SampleId]) -> None:
-        self.ledger.scored("reward", [Score(id=id, reward=0.0) for id in ids], self.now)
+        self.ledger.scored("reward", [Score(id=id, reward=self.cluster.reward(id)) for id in ids], self.now)
 
     def _trained(self, step: int) -> None:
         if self.ledger.train_done(step, self.now) is not None:
@@ -280,6 +289,7 @@ class World:
             ahead=self.ahead,
             kept=self.kept,
             moved=self.moved,
+            filtered=self.filtered,
             dropped=self.dropped,
             events=self._count,
             step_s=self.step_s,

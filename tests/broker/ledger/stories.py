@@ -41,6 +41,7 @@ class SmallPlan:
         self.prompts_per_step = groups
         names = LETTERS if groups <= len(LETTERS) else [f"{number:04}" for number in range(groups)]
         self._prompts = names[: prompts or groups]
+        self.size = len(self._prompts)
 
     def samples(self, step: int) -> list[SampleId]:
         prompts, _ = self.draw(self.cursor(step), self.prompts_per_step)

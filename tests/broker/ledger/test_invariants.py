@@ -202,7 +202,7 @@ class Cluster(RuleBasedStateMachine):
         check(self.story.ledger)
         for step, open_step in self.story.ledger.samples.open_steps.items():
             asked = self.asked.setdefault(step, set())
-            asked |= open_step.all_prompts
+            asked |= open_step.places.keys()
             refills = 0 if self.signal is None else self.signal.most
             assert len(asked) <= self.plan.prompts_per_step + refills, "what was decided stays decided"
         for id, ends in self.ended.items():

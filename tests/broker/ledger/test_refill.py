@@ -59,7 +59,7 @@ def test_a_group_without_signal_is_replaced_by_the_next_prompt_of_the_plan() -> 
     assert isinstance(train, Train)
     assert train.ids == [*group(0, "b"), *group(0, "c")]
     row = train.metrics
-    assert (row["rollout/filtered_groups"], row["rollout/refilled_groups"], row["rollout/refill_rounds"]) == (1, 1, 1)
+    assert (row["rollout/filtered_groups"], row["rollout/refilled_groups"]) == (1, 1)
     assert (row["rollout/filtered"], row["rollout/dropped"], row["rollout/samples"]) == (2, 0, 4)
     assert (row["rollout/unreplaced_groups"], row["rollout/reward_mean"]) == (0, pytest.approx(4 / 6))
     assert row["rollout/tokens"] == 60
@@ -73,15 +73,23 @@ def test_a_group_without_signal_is_replaced_by_the_next_prompt_of_the_plan() -> 
     assert story.ledger.samples.depths()["filtered"] == 2
 
 
-def test_a_replacement_without_signal_is_replaced_too_and_rounds_wait_for_all_groups() -> None:
+def test_a_replacement_begins_at_once_and_may_be_replaced_too() -> None:
     story = begin(RULE, SmallPlan(steps=1, groups=2, prompts=8))
-    assert finish(story, 0, a=(1.0, 1.0)) == []  # b is not complete
-    assert finish(story, 0, b=(2.0, 2.0))[0] == Assign("w", [*group(0, "c"), *group(0, "d")], ())
-    assert finish(story, 0, c=(0.0, 0.0)) == []
-    assert finish(story, 0, d=(0.0, 1.0))[0] == Assign("w", group(0, "e"), ())
+    assert finish(story, 0, b=(1.0, 1.0))[0] == Assign("w", group(0, "c"), ())  # a is not complete
+    assert finish(story, 0, c=(0.0, 0.0))[0] == Assign("w", group(0, "d"), ())
+    assert finish(story, 0, a=(2.0, 2.0))[0] == Assign("w", group(0, "e"), ())
+    assert finish(story, 0, d=(0.0, 1.0)) == []
     (train,) = finish(story, 0, e=(0.0, 1.0))
     assert train.ids == [*group(0, "d"), *group(0, "e")]
-    assert train.metrics["rollout/refill_rounds"] == 2
+
+
+def test_at_the_limit_the_first_groups_of_the_plan_are_replaced_whichever_was_complete_first() -> None:
+    story = begin(SignalRule(most=1), SmallPlan(steps=1, groups=3, prompts=8))
+    assert finish(story, 0, c=(1.0, 1.0)) == [Assign("w", group(0, "d"), ())]  # c may still be trained
+    assert finish(story, 0, a=(1.0, 1.0), b=(0.0, 1.0)) == [Mark(group(0, "a"), "dropped", RULE.reason)]
+    (train,) = finish(story, 0, d=(0.0, 1.0))
+    assert train.ids == [id for prompt in "bcd" for id in group(0, prompt)]
+    assert train.metrics["rollout/unreplaced_groups"] == 1
 
 
 @pytest.mark.parametrize(("keep", "trained"), [(True, "bc"), (False, "b")])
@@ -127,9 +135,11 @@ def test_values_within_the_tolerance_are_the_same_and_a_group_with_one_score_has
     story.generated("w", *group(0, "a"), version=0)
     story.ledger.scored("r", [Score(id=id, error="it failed") for id in group(0, "a")[:1]], story.now)
     story.ledger.scored("r", [Score(id=id, reward=1.0) for id in group(0, "a")[1:]], story.now)
+    assign, *marks = story.drain()
+    assert assign == Assign("w", group(0, "d"), ())
+    assert Mark([SampleId(0, "a", 1)], "dropped", RULE.reason) in marks
     actions = finish(story, 0, b=(1.0, 1.05), c=(1.0, 1.2))
-    assert actions[0] == Assign("w", [*group(0, "d"), *group(0, "e")], ())
-    assert Mark([SampleId(0, "a", 1), *group(0, "b")], "dropped", RULE.reason) in actions
+    assert actions == [Assign("w", group(0, "e"), ()), Mark(group(0, "b"), "dropped", RULE.reason)]
     assert story.state(SampleId(0, "a", 0)) == "dropped"
 
 

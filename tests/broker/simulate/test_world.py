@@ -200,3 +200,15 @@ def test_a_mistake_is_told_in_a_line(wrong: str, capsys: pytest.CaptureFixture[s
     told = capsys.readouterr().err
     assert wrong.split()[1] in told
     assert len(told.splitlines()) == 1
+
+
+def test_groups_without_signal_are_replaced_in_virtual_time_too() -> None:
+    shape = Shape(prompts=64, prompts_per_step=8, group_size=4, steps=5, mean=100, cap=1000)
+    plain = World(Synthetic(shape), Cluster(workers=4, slots=8), POLICIES["flow"]).run()
+    assert (plain.filtered, plain.dropped) == (0, 0)
+    runs = [
+        World(Synthetic(shape), Cluster(workers=workers, slots=8, flat=0.5), POLICIES["flow"], max_staleness=1).run()
+        for workers in (2, 5)
+    ]
+    assert runs[0].filtered == runs[1].filtered > 0
+    assert all(run.dropped == 0 and len(run.step_s) == 5 and run.steady_slot_s > 0 for run in runs)

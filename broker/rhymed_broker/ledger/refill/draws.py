@@ -25,6 +25,7 @@ class Steps(Protocol):
     """The plan of a run, as the ledger uses it; see `plan.Plan`."""
 
     steps: int
+    size: int  # prompts in the dataset
     prompts_per_step: int
     group_size: int
     sampler: Sampler | None  # not None: what is drawn depends on success rates

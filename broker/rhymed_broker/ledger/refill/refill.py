@@ -1,10 +1,15 @@
-"""Groups without signal are dropped from a complete step, and the next prompts of the plan replace them.
+"""Groups without signal are dropped, and the next prompts of the plan replace them.
 
-Pure, part of the ledger. In rounds: when all groups of a step are complete, those without signal are replaced, in the
-order of their places, by as many prompts; when these are complete, again, until no group is without signal or
-`SignalRule.most` groups were added. Then the step is sealed, and may be trained. Invariants: steps are sealed in
-order; a decision is a function of the step's samples alone, so a restart decides the same again. A group that was
-decided on before a restart is known by its state. Knows nothing of workers.
+Pure, part of the ledger. As soon as a group of a step is complete and has no signal, the next prompt begins, until
+the step has replaced as many groups as it may. When all groups are complete, the step is sealed, and may be trained.
+
+Why the order of events does not matter: which prompts are drawn depends on their number alone, and a prompt is drawn
+only while fewer are drawn than groups are known to have no signal. So the number at the end is the smallest one with
+which both agree, or the limit. Which of the flat groups are replaced matters only at the limit: the first ones, in
+the order of the plan.
+
+Invariants: steps are sealed in order, and only the first that is not sealed is refilled. A decision is a function of
+the step's samples alone, so a restart decides the same again. Knows nothing of workers.
 """
 
 from __future__ import annotations
@@ -19,7 +24,6 @@ from rhymed_broker.ledger.refill.draws import Draws, Steps
 from rhymed_broker.ledger.refill.signal import REWARD, SignalRule
 from rhymed_broker.ledger.samples import Samples
 from rhymed_broker.ledger.step import OpenStep
-from rhymed_broker.states import Sample
 
 
 class Refill:
@@ -28,6 +32,7 @@ class Refill:
     def __init__(self, samples: Samples, dispatch: Dispatch, rule: SignalRule | None) -> None:
         self.rule = rule
         self._samples, self._dispatch = samples, dispatch
+        self._most = 0  # groups that a step may replace, as far as the dataset has others
         self._plan: Steps
         self._draws: Draws
         samples.scored_again = rule is not None and rule.metric != REWARD
@@ -43,6 +48,7 @@ class Refill:
                 taken.setdefault(entry.id.step, set()).add(entry.id.prompt)
                 scored.setdefault(entry.id.step, []).append((entry.id.prompt, entry.reward))
         self._plan, self._draws = plan, Draws(plan, reach)
+        self._most = 0 if self.rule is None else min(self.rule.most, plan.size - plan.prompts_per_step)
         rates = {step: plan.sampler.rates(rewards) for step, rewards in scored.items()} if plan.sampler else {}
         return self._draws.restore(position, drawn, taken, rates)
 
@@ -57,32 +63,46 @@ class Refill:
         return None if self.rule is None else self.rule.points(score)
 
     def settle(self, now: float) -> list[Recall]:
-        """Replaces what has no signal, and seals steps that are complete without it."""
+        """Replaces what has no signal, and seals steps whose groups are complete."""
         recalls: list[Recall] = []
         for step, open_step in self._samples.open_steps.items():
             if step >= EVAL or open_step.drawn is not None:
                 continue
-            while open_step.complete and open_step.drawn is None:
-                recalls += self._round(open_step, now)
-            if open_step.drawn is None:
+            recalls += self._replace(open_step, now)
+            if not open_step.complete:
                 break
+            self._seal(open_step, now)
         return recalls
 
-    def _round(self, open_step: OpenStep, now: float) -> list[Recall]:
-        flat, step = self._flat(open_step), open_step.step
-        room = self.rule.most - open_step.refilled if self.rule is not None else 0
-        prompts = self._draws.refill(step, min(len(flat), room), open_step.all_prompts)
-        replaced = flat if self.rule is not None and not self.rule.keep and not prompts else flat[: len(prompts)]
-        self._drop(open_step, replaced, now)
-        if not prompts:
-            open_step.unreplaced = len(flat)
-            self._seal(open_step)
-            return []
-        open_step.rounds += 1
-        self._samples.extend(open_step, self._ids(step, prompts), now)
-        return self._dispatch.opened(open_step)
+    def _replace(self, open_step: OpenStep, now: float) -> list[Recall]:
+        recalls: list[Recall] = []
+        while completed := open_step.take_completed():
+            for prompt in completed:
+                self._judge(open_step, prompt, now)
+            if count := min(len(open_step.flat), self._most) - open_step.refilled:
+                prompts = self._draws.refill(open_step.step, count, open_step.places)
+                self._samples.extend(open_step, self._ids(open_step.step, prompts), now)
+                recalls += self._dispatch.opened(open_step)
+        return recalls
 
-    def _seal(self, open_step: OpenStep) -> None:
+    def _judge(self, open_step: OpenStep, prompt: str, now: float) -> None:
+        """A group is complete. Without signal it is dropped at once if it is sure to be replaced, or never kept."""
+        if self.rule is not None and self.rule.is_flat(open_step.group(prompt)):
+            open_step.flat[prompt] = None
+            if open_step.places[prompt] < self._most or not self.rule.keep:
+                self._filter(open_step, prompt, now)
+
+    def _filter(self, open_step: OpenStep, prompt: str, now: float) -> None:
+        assert self.rule is not None, "nothing is flat without a rule"
+        open_step.filtered.add(prompt)
+        self._samples.filter(open_step.group(prompt), self.rule.reason, now)
+
+    def _seal(self, open_step: OpenStep, now: float) -> None:
+        """All groups are complete. Of those without signal that are still there, the first were replaced, too."""
+        left = sorted(open_step.flat.keys() - open_step.filtered, key=open_step.places.__getitem__)
+        for prompt in left[: max(0, open_step.refilled - len(open_step.filtered))]:
+            self._filter(open_step, prompt, now)
+        open_step.unreplaced = len(open_step.flat) - open_step.refilled
         sampler, samples = self._plan.sampler, open_step.samples.values()
         rates = sampler.rates((sample.id.prompt, sample.reward) for sample in samples) if sampler else []
         open_step.drawn = self._draws.seal(open_step.step, rates)
@@ -94,27 +114,9 @@ class Refill:
             "rollout/filtered": float(open_step.counts["filtered"]),
             "rollout/filtered_groups": float(len(open_step.filtered)),
             "rollout/refilled_groups": float(open_step.refilled),
-            "rollout/refill_rounds": float(open_step.rounds),
             "rollout/unreplaced_groups": float(open_step.unreplaced),
             "rollout/reward_mean": fmean(rewards) if rewards else 0.0,
         }
-
-    def _flat(self, open_step: OpenStep) -> list[list[Sample]]:
-        """The groups without signal that are still in the step, in the order of their places."""
-        if self.rule is None:
-            return []
-        groups: dict[str, list[Sample]] = {}
-        for sample in open_step.samples.values():
-            groups.setdefault(sample.id.prompt, []).append(sample)
-        return [
-            group for prompt, group in groups.items() if prompt not in open_step.filtered and self.rule.is_flat(group)
-        ]
-
-    def _drop(self, open_step: OpenStep, groups: Iterable[list[Sample]], now: float) -> None:
-        for group in groups:
-            assert self.rule is not None, "nothing is flat without a rule"
-            open_step.filtered.add(group[0].id.prompt)
-            self._samples.filter(group, self.rule.reason, now)
 
     def needs_record(self) -> bool:
         """Whether what a step drew has to be journaled: it does not follow from the plan alone."""
