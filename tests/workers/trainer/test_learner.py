@@ -261,7 +261,10 @@ def test_stale_samples_are_refused(learner: Callable[..., TorchLearner]) -> None
     assert made.steps == 2
 
 
-@pytest.mark.parametrize("algorithm", [name for name, recipe in ALGORITHMS.items() if not recipe.critic])
+REWARDED = [name for name, recipe in ALGORITHMS.items() if recipe.advantage not in ("gae", "none")]
+
+
+@pytest.mark.parametrize("algorithm", REWARDED)
 def test_learning_raises_the_probability_of_what_is_rewarded(
     learner: Callable[..., TorchLearner], algorithm: str
 ) -> None:
