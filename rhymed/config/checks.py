@@ -43,10 +43,10 @@ def single_samples(rollout: Rollout, trainer: Trainer) -> Iterator[str]:
     if rollout.group_size > 1 or trainer.engine == "trace" or trainer.steps == 0:
         return
     if trainer.recipe.least_group > 1:
-        without = " or ".join(name for name, recipe in ALGORITHMS.items() if recipe.least_group == 1)
+        without = ", ".join(name for name, recipe in ALGORITHMS.items() if recipe.least_group == 1)
         yield (
             f"rollout.group_size = 1 with trainer.algorithm = {trainer.algorithm!r}: it compares the samples of a"
-            f" prompt, so each needs at least two; {without} need one"
+            f" prompt, so each needs at least two; one is enough for {without}"
         )
     if trainer.filters_groups:
         yield (

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
-from rhymed.config import Config, Data, Dataset
+from rhymed.config import Config, Data, Dataset, Trainer
 from rhymed.config.load import load_run
 from rhymed.errors import ConfigError, RunMismatch
 from rhymed.run.layout import RunLayout, layout_of
@@ -69,10 +69,17 @@ def _data(data: Data) -> dict[str, Any]:
     return {f"data.{key}": value for key, value in data.model_dump().items() if key in kept}
 
 
+def _models(trainer: Trainer) -> dict[str, Any]:
+    """Which models its checkpoints hold."""
+    return {
+        "trainer.lora": trainer.lora and trainer.lora.model_dump(),
+        "trainer.critic": (trainer.critic.model or "from model.path") if trainer.recipe.critic else None,
+    }
+
+
 def check_same(earlier: Config, config: Config, layout: RunLayout) -> None:
     """Raises `RunMismatch` when `config` cannot resume the run in that folder."""
-    lora = [one.trainer.lora and one.trainer.lora.model_dump() for one in (earlier, config)]
-    before, now = identity(earlier) | {"trainer.lora": lora[0]}, identity(config) | {"trainer.lora": lora[1]}
+    before, now = (identity(one) | _models(one.trainer) for one in (earlier, config))
     keys = [key for key in {**before, **now} if now.get(key) != before.get(key)]
     changed = [f"{key} = {now.get(key)!r} (it was {before.get(key)!r})" for key in keys]
     if changed:

@@ -1,5 +1,6 @@
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -64,3 +65,21 @@ def test_a_run_is_resumed_with_the_adapters_that_it_has(config: Config) -> None:
             folder.check_same(trained(Lora(rank=8)), trained(other), where)
     with pytest.raises(RunMismatch, match=r"\(it was None\)"):
         folder.check_same(trained(None), trained(Lora()), where)
+
+
+def test_a_critic_neither_comes_nor_goes_when_a_run_is_resumed(config: Config) -> None:
+    where = layout_of(config)
+
+    def trained(**trainer: Any) -> Config:
+        return config.model_copy(update={"trainer": Trainer.model_validate(trainer)})
+
+    without, with_one = trained(), trained(algorithm="ppo")
+    folder.check_same(with_one, trained(algorithm="ppo", lr=1e-4, critic={"lr": 1e-4}), where)
+    folder.check_same(without, trained(algorithm="rloo"), where)
+    for earlier, now in (
+        (without, with_one),
+        (with_one, without),
+        (with_one, trained(algorithm="ppo", critic={"model": "x"})),
+    ):
+        with pytest.raises(RunMismatch, match=r"belongs to another run: trainer\.critic = "):
+            folder.check_same(earlier, now, where)
