@@ -31,7 +31,7 @@ def owners(prompts: list[str]) -> list[int]:
     return [int(prompt, 16) // 1000 for prompt in prompts]
 
 
-# So many prompts, that each dataset has one of an epoch.
+# With 26 prompts more, every dataset has one in an epoch.
 MIXED = st.lists(st.tuples(st.integers(1, 60), st.floats(0.2, 5.0)), min_size=2, max_size=4)
 
 
