@@ -55,7 +55,7 @@ format: setup ## format the code: ruff, and prettier for the page if npx works
 	@if $(PRETTIER) --version >/dev/null 2>&1; then $(PRETTIER) --write $(PAGE); else echo "skipped: $(PAGE) (npx cannot run prettier)"; fi
 
 bench: setup ## run every benchmark in full
-	for name in store broker weights index sampler spec pipe; do $(BIN)/rhymed bench $$name || exit 1; done
+	for name in store broker weights index sampler spec pipe train; do $(BIN)/rhymed bench $$name || exit 1; done
 
 stress-chaos: setup ## compare a run with injected faults to an undisturbed one; ARGS="--quick", as for all of these
 	$(BIN)/python -m tests.stress.chaos $(ARGS)

@@ -21,6 +21,7 @@ BENCHMARKS = {
     "broker": Benchmark("rhymed.bench.broker"),
     "weights": Benchmark("rhymed.bench.weights"),
     "model": Benchmark("rhymed.bench.policy.model", ("out",)),
+    "train": Benchmark("rhymed.bench.policy.memory", ("tokens", "methods")),
     "index": Benchmark("rhymed.bench.index", ("trace", "arctic", "model")),
     "sampler": Benchmark("rhymed.bench.sampler"),
     "spec": Benchmark(
@@ -53,8 +54,9 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--model", type=Path, metavar="FOLDER", help="index: replay responses of this model; spec: only this model"
     )
-    for name, kind in {"methods": str, "batches": int, "temperatures": float, "epochs": int}.items():
-        parser.add_argument(f"--{name}", type=_list(kind), metavar="A,B", help="spec: only these")
+    for name, kind in {"methods": str, "batches": int, "temperatures": float, "epochs": int, "tokens": int}.items():
+        users = {"methods": "spec, train", "tokens": "train"}.get(name, "spec")
+        parser.add_argument(f"--{name}", type=_list(kind), metavar="A,B", help=f"{users}: only these")
     parser.add_argument(
         "--config", type=Path, metavar="FILE", help="learn: the task (default: configs/quickstart.toml)"
     )
