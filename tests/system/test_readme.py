@@ -49,7 +49,7 @@ def metrics(folder: Path) -> list[dict[str, float]]:
 
 
 def test_the_readme_has_no_other_commands() -> None:
-    assert [len(block) for block in blocks()] == [0, 5, 7, 5], "a test of this file runs each block: tell it"
+    assert [len(block) for block in blocks()] == [0, 5, 2, 7, 5], "a test of this file runs each block: tell it"
 
 
 ENGINES = pytest.mark.parametrize("engine", ["trace", pytest.param("vllm", marks=pytest.mark.thorough)])
@@ -66,9 +66,17 @@ def test_own_data_and_reward_from_check_to_history(home: Path, engine: str, monk
     assert "reward" in do(show, home)
 
 
+def test_another_algorithm_with_adapters(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings(monkeypatch, TRACE)
+    run, export = blocks()[2]
+    assert "2 steps" in do(run, home)
+    do(export, home)
+    assert json.loads((home / "adapter/adapter_config.json").read_text())["r"] == 16
+
+
 def test_run_watch_resume_export_import_and_measure(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings(monkeypatch, NO_MODEL)
-    run, watch, resume, export, bring, simulate, bench = blocks()[2]
+    run, watch, resume, export, bring, simulate, bench = blocks()[3]
     (home / "held.py").write_text(HELD)
     held = {"REWARD__SCORER": "held.py:reward", "REWARD__TIMEOUT_S": "300", "SCHEDULE__STUCK_AFTER_S": "3000"}
     settings(monkeypatch, {f"RHYMED_{key}": value for key, value in held.items()})
@@ -91,7 +99,7 @@ def test_run_watch_resume_export_import_and_measure(home: Path, monkeypatch: pyt
 
 def test_separate_processes_meet_and_leave_when_the_run_is_over(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings(monkeypatch, NO_MODEL)
-    store, *others = blocks()[3]
+    store, *others = blocks()[4]
     with subprocess.Popen(shlex.split(store), cwd=home) as process, contextlib.ExitStack() as stack:
         try:
             for command in others:

@@ -63,10 +63,13 @@ def versions(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> list
 async def engine(tiny_model: Path) -> AsyncIterator[Any]:
     from rhymed_workers.engines.vllm import VllmEngine
 
+    before = dict(os.environ)  # vLLM's processes inherit what the engine sets there; those of other tests must not
     engine = VllmEngine(config(tiny_model, temperature=0.7, top_k=50, top_p=0.9), tiny_model)
     await engine.open()
     yield engine
     await engine.close()
+    os.environ.clear()
+    os.environ.update(before)
 
 
 def sampling_of(config: Config, id: SampleId) -> Sampling:

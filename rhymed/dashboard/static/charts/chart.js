@@ -19,8 +19,9 @@ export class ZoomGroup {
 
 export class Chart {
     /**
-     * `options`: title, unit, note (shown while there is no point), absent (shown while no point has a value), stack,
-     * zero, height, whole (false: x is fractional), separate (one scale per unit), group, under(u, pen).
+     * `options`: title, unit, note (shown while there is no point), absent (shown while no point has a value), optional
+     * (hidden while no point has a value), stack, zero, height, whole (false: x is fractional), separate (one scale
+     * per unit), group, under(u, pen).
      */
     constructor(options) {
         this.options = options;
@@ -83,6 +84,7 @@ export class Chart {
         const { xs, series } = this.data ?? { xs: [], series: [] };
         const some = xs.length > 0 && series.length > 0;
         this.none.hidden = some;
+        if (this.options.optional) this.element.hidden = !some;
         setText(
             this.none,
             xs.length > 0

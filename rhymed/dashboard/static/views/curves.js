@@ -89,11 +89,13 @@ export const HEALTH = [
     },
     {
         title: "Critic",
+        optional: true,
         unit: "share of the returns' variance",
         series: [["explained", "critic/explained_variance", "--c1"]],
     },
     {
         title: "Values and returns",
+        optional: true,
         unit: "reward",
         series: [
             ["mean value", "critic/value_mean", "--c2"],
