@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-JOBS ?= 2
+JOBS ?= 3
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 PRETTIER := npx --yes prettier@3.10.1 --log-level warn
 PAGE := rhymed/dashboard/static
@@ -24,7 +24,7 @@ $(VENV)/.ready: requirements/cpu.txt pyproject.toml
 quickstart: setup ## train a real model on this machine, about ten minutes
 	$(BIN)/rhymed run configs/quickstart.toml
 
-test: setup ## run the tests, two files at a time (JOBS)
+test: setup ## run the tests, three files at a time (JOBS)
 	$(PYTEST) -m "not thorough"
 
 test-thorough: setup ## long tests: whole runs bit for bit, injected faults, hostile peers, every kind of scorer jail
