@@ -84,7 +84,9 @@ class TorchLearner:
             max_staleness=config.schedule.max_staleness,
             max_response_length=config.rollout.max_response_length,
             dtype=policy.published_dtype or config.model.dtype,
-            distillation=build_teacher(config, policy, partial(Policy.load, temperature=config.rollout.temperature)),
+            distillation=build_teacher(
+                config, policy, partial(Policy.load, temperature=config.rollout.temperature, compute=compute)
+            ),
         )
         if folder is not None:
             learner.load(folder)
