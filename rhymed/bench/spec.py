@@ -22,6 +22,7 @@ from typing import Any
 
 from rhymed.bench.policy.engine import EngineProcess, Request, Run
 from rhymed.bench.policy.workload import BenchWorkload, workloads
+from rhymed.bench.replay import has_arctic
 
 METHODS = ("none", "keyed", "ngram", "suffix", "aimd", "history", "siblings", "again")
 GROUP = 8
@@ -53,6 +54,9 @@ def run(
     out: Path | None = None,
 ) -> dict[str, Any]:
     """`model`: a folder (default: the bench policy, then SmolLM2). `out`: a JSON file, rewritten after each cell."""
+    if "suffix" in methods and not has_arctic(arctic):
+        print("suffix decoding is left out: arctic-inference is not installed (--arctic FOLDER)", flush=True)
+        methods = [method for method in methods if method != "suffix"]
     results: dict[str, Any] = {}
     for workload in workloads(model):
         bench = Bench(workload, methods, str(arctic or ""))
