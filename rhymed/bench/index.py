@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from rhymed.bench.replay import ArcticDrafter, IndexDrafter, Score, has_arctic, replay
+from rhymed.bench.policy.arctic import has_arctic
+from rhymed.bench.replay import ArcticDrafter, IndexDrafter, Score, replay
 from rhymed.bench.traces import Trace, load, record, synthetic
 from rhymed.histospec.drafts.calibration import Calibration
 from rhymed.histospec.drafts.trust import Trust

@@ -7,11 +7,9 @@ of earlier epochs.
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -231,15 +229,3 @@ class ArcticDrafter:
 
     def nbytes(self) -> int:
         return sum(cache._global_tree.estimate_memory() for cache in self._caches.values())
-
-
-def has_arctic(folder: Path | None) -> bool:
-    """Whether arctic-inference can be imported. Puts `folder` first on the import path."""
-    import importlib.util
-
-    if folder is not None:
-        sys.path.insert(0, str(folder))
-    try:
-        return importlib.util.find_spec("arctic_inference.suffix_decoding") is not None
-    except ModuleNotFoundError:
-        return False

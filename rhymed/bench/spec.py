@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rhymed.bench.policy.arctic import has_arctic
 from rhymed.bench.policy.engine import EngineProcess, Request, Run
 from rhymed.bench.policy.workload import BenchWorkload, workloads
-from rhymed.bench.replay import has_arctic
 
 METHODS = ("none", "keyed", "ngram", "suffix", "aimd", "history", "siblings", "again")
 GROUP = 8
