@@ -101,6 +101,15 @@ def test_new_adapters_depend_on_the_seed_alone(restore: Callable[..., TorchLearn
     assert all(bool((tensor == 0).all()) == (".lora_B." in name) for name, tensor in one.items())
 
 
+def test_equal_adapters_are_equal_files(restore: Callable[..., TorchLearner], tmp_path: Path) -> None:
+    learner, found = restore(), set()
+    for number in range(8):
+        (folder := tmp_path / str(number)).mkdir()
+        learner.save(folder)
+        found.add((folder / "adapter_model.safetensors").read_bytes())
+    assert len(found) == 1
+
+
 def test_the_reference_is_the_model_without_its_adapters(restore: Callable[..., TorchLearner]) -> None:
     """In the first step the policy still is the reference; later it is not, and the reference has not moved."""
     learner = restore(kl_coef=0.1)

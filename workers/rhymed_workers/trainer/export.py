@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MODEL_FILES = ("config.json", "generation_config.json", INDEX)
+FORMAT = {"format": "pt"}  # metadata of a safetensors file of whole weights
 OURS = {MANIFEST, "trainer.json", "optimizer.state", "critic.state", "lineage.jsonl"}
 
 DType = Literal["float32", "bfloat16", "float16"]
@@ -81,14 +82,14 @@ def _merge(adapter: Adapter, base: Path, folder: Path, dtype: DType) -> None:
         if (base / name).is_file():
             shutil.copyfile(base / name, folder / name)
     for file in weight_files(base):
-        _save(adapter.merged_file(file), folder / file.name, dtype, {})
+        _save(adapter.merged_file(file), folder / file.name, dtype, FORMAT)
 
 
 def _convert(source: Path, target: Path, dtype: DType) -> None:
     from safetensors import safe_open
 
     with safe_open(source, framework="pt") as file:
-        _save(((name, file.get_tensor(name)) for name in file.keys()), target, dtype, file.metadata() or {})  # noqa: SIM118
+        _save(((name, file.get_tensor(name)) for name in file.keys()), target, dtype, file.metadata() or FORMAT)  # noqa: SIM118
 
 
 def _save(tensors: Iterable[tuple[str, Tensor]], target: Path, dtype: DType, metadata: Mapping[str, str]) -> None:
@@ -97,7 +98,7 @@ def _save(tensors: Iterable[tuple[str, Tensor]], target: Path, dtype: DType, met
 
     wanted = getattr(torch, dtype)
     converted = {name: tensor.to(wanted) if tensor.is_floating_point() else tensor for name, tensor in tensors}
-    save_file(converted, target, metadata={**metadata, "format": "pt"})
+    save_file(converted, target, metadata=dict(metadata))
 
 
 def _rewrite(folder: Path, dtype: DType) -> None:

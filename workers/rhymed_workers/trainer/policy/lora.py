@@ -95,7 +95,8 @@ class LoraPolicy(Policy):
         from safetensors.torch import save_file
 
         content = {name: tensor.cpu().contiguous() for name, tensor in self.tensors().items()}
-        save_file(content, folder / WEIGHTS, metadata={"format": "pt", **self.metadata()})
+        # One entry only: safetensors writes several in a random order, so equal adapters would be unequal files.
+        save_file(content, folder / WEIGHTS, metadata=self.metadata())
         saved.write_settings(folder, self.about, self._others, self._revision)
 
     @torch.no_grad()
