@@ -195,7 +195,8 @@ def bring(arguments: argparse.Namespace) -> int:
     with open_source(arguments.source) as source:
         whose = f"the model of {arguments.config}"
         own = ingest.vocabulary_of(config)
-        own.check(source.vocabulary, whose, str(arguments.source))
+        remedy = "import from a run of the same model family"
+        own.check(source.vocabulary, whose, str(arguments.source), remedy)
         if own.size and not (own.fingerprint and source.vocabulary.fingerprint):
             ingest.check_ids(source, own.size, whose)
         wanted = None if arguments.all else {prompt_id(row) for row in load_rows(config)}

@@ -20,6 +20,7 @@ from rhymed import atomic
 from rhymed.config import Config
 from rhymed.errors import ConfigError
 from rhymed.inputs.files import similar
+from rhymed.inputs.tokenizer import Vocabulary, read_vocabulary
 
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
@@ -38,6 +39,22 @@ def resolve_model(config: Config) -> Path:
     folder = prepare(config.model.path, config.model.revision)
     _check_context(config, folder)
     return folder
+
+
+def resolve_second(config: Config, key: str, name: str, revision: str = "") -> tuple[Path, Vocabulary, Vocabulary]:
+    """A second model, which reads the policy's tokens: its folder, the policy's vocabulary, and its own.
+
+    `key`: of its name in the configuration. Raises `ConfigError`, also for another tokenizer.
+    """
+    policy = resolve_model(config)
+    try:
+        folder = prepare(name, revision)
+    except ConfigError as error:
+        raise ConfigError(str(error).replace("model.path", key)) from None
+    mine, other = read_vocabulary(policy / "tokenizer.json"), read_vocabulary(folder / "tokenizer.json")
+    names = f"model.path = {config.model.path!r}", f"{key} = {name!r}"
+    mine.check(other, *names, "choose a model of the same family as the policy's")
+    return folder, mine, other
 
 
 def prepare(name: str, revision: str = "", *, newest: bool = False) -> Path:

@@ -15,13 +15,13 @@ class Vocabulary:
     size: int | None = None  # ids are below it; None: unknown
     fingerprint: str = ""  # of all ids and their tokens; empty: unknown (the trace engine has no tokens)
 
-    def check(self, other: Vocabulary, name: str, other_name: str) -> None:
+    def check(self, other: Vocabulary, name: str, other_name: str, remedy: str) -> None:
         """Raises `ConfigError` if the ids of `other` have other meanings."""
         if self.fingerprint and other.fingerprint and self.fingerprint != other.fingerprint:
             raise ConfigError(
-                f"{other_name} was made with another tokenizer ({other.size} tokens, fingerprint {other.fingerprint})"
+                f"{other_name} has another tokenizer ({other.size} tokens, fingerprint {other.fingerprint})"
                 f" than {name} ({self.size} tokens, fingerprint {self.fingerprint}): its token ids have other"
-                " meanings; import from a run of the same model family"
+                f" meanings; {remedy}"
             )
 
 

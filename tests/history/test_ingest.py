@@ -194,7 +194,7 @@ def test_another_tokenizer_is_refused(run: Path, config: Path, tiny_model: Path,
     rhymed("export", tmp_path / "out.parquet", "--run", run)
     for source in (run, tmp_path / "out.parquet"):
         status, _, err = rhymed("import", config, source, *use)
-        assert (status, "was made with another tokenizer (264 tokens, fingerprint" in err) == (2, True)
+        assert (status, "has another tokenizer (264 tokens, fingerprint" in err) == (2, True)
 
 
 def test_sources_that_are_none_are_told(run: Path, config: Path, tmp_path: Path, rhymed) -> None:

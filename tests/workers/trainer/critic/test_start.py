@@ -53,7 +53,7 @@ def test_a_model_that_cannot_be_the_critic_is_named_with_the_reason(tiny_model: 
     vocabulary = tokens["model"]["vocab"]
     vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
     (foreign / "tokenizer.json").write_text(json.dumps(tokens))
-    with pytest.raises(ConfigError, match=r"trainer\.critic\.model = .* has another tokenizer \(258 tokens\)|\(264 "):
+    with pytest.raises(ConfigError, match=r"trainer\.critic\.model = .* has another tokenizer \(264 tokens"):
         start.find(config(tiny_model, model=str(foreign)))
 
 

@@ -8,26 +8,15 @@ from pathlib import Path
 
 from rhymed.config import Config
 from rhymed.errors import ConfigError
-from rhymed.inputs.models import context_of, prepare, resolve_model
-from rhymed.inputs.tokenizer import read_vocabulary
+from rhymed.inputs.models import context_of, resolve_model, resolve_second
 
 
 def find(config: Config) -> Path:
     """Its folder. Blocking: it may have to be downloaded. Raises `ConfigError`."""
-    policy, name, rollout = resolve_model(config), config.trainer.critic.model, config.rollout
+    name, rollout = config.trainer.critic.model, config.rollout
     if not name:
-        return policy
-    try:
-        folder = prepare(name)
-    except ConfigError as error:
-        raise ConfigError(str(error).replace("model.path", "trainer.critic.model")) from None
-    mine, other = read_vocabulary(policy / "tokenizer.json"), read_vocabulary(folder / "tokenizer.json")
-    if mine.fingerprint != other.fingerprint:
-        raise ConfigError(
-            f"trainer.critic.model = {name!r} has another tokenizer ({other.size} tokens) than model.path ="
-            f" {config.model.path!r} ({mine.size} tokens): it cannot read the policy's tokens; choose a model of the"
-            " same family, or leave it out"
-        )
+        return resolve_model(config)
+    folder, _, _ = resolve_second(config, "trainer.critic.model", name)
     context, longest = context_of(folder), rollout.max_prompt_length + rollout.max_response_length
     if context is not None and context < longest:
         raise ConfigError(

@@ -15,9 +15,8 @@ import aiohttp
 
 from rhymed.config import Config
 from rhymed.errors import ConfigError, TrainerError
-from rhymed.inputs.models import context_of, prepare, resolve_model
+from rhymed.inputs.models import context_of, resolve_model, resolve_second
 from rhymed.inputs.render import load_tokenizer
-from rhymed.inputs.tokenizer import read_vocabulary
 from rhymed_workers.trainer.teacher.remote import Served, ask, served, session_of
 
 PROBE = "Two words: naïve 东京 Ωmega, 1234567 + 0.5e-3 == x[i]\n\n\treturn {'a': None}  # 🙂 don't"
@@ -43,20 +42,10 @@ def find(config: Config, patience_s: float | None = None) -> Found:
     teacher = config.trainer.teacher
     if teacher.url:
         return asyncio.run(_server(config, START_PATIENCE_S if patience_s is None else patience_s))
-    own = resolve_model(config)
     if not teacher.model:
-        return Found(own, context=context_of(own))
-    try:
-        folder = prepare(teacher.model, teacher.revision)
-    except ConfigError as error:
-        raise ConfigError(str(error).replace("model.path", "trainer.teacher.model")) from None
-    mine, other = read_vocabulary(own / "tokenizer.json"), read_vocabulary(folder / "tokenizer.json")
-    if mine.fingerprint != other.fingerprint:
-        raise ConfigError(
-            f"trainer.teacher.model = {teacher.model!r} has another tokenizer ({other.size} tokens) than model.path ="
-            f" {config.model.path!r} ({mine.size} tokens): its log-probs would be of other tokens; choose a teacher"
-            " of the same model family"
-        )
+        folder = resolve_model(config)
+        return Found(folder, context=context_of(folder))
+    folder, mine, other = resolve_second(config, "trainer.teacher.model", teacher.model, teacher.revision)
     if teacher.tokens == "vocabulary" and (other.size or 0) < (mine.size or 0):
         raise ConfigError(
             f"trainer.teacher.model = {teacher.model!r} has {other.size} token ids, model.path ="
