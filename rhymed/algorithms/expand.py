@@ -36,6 +36,7 @@ _BASELINE: Need = (
 )
 _TOKENS: Need = ("advantage = 'return' or 'gae'", lambda recipe: recipe.advantage in ("return", "gae"))
 _GAE: Need = ("advantage = 'gae'", lambda recipe: recipe.advantage == "gae")
+_REWARDS: Need = ("an advantage other than 'none'", lambda recipe: recipe.advantage != "none")
 _CACHE: Need = ("overlong_cache above 0", lambda recipe: recipe.overlong_cache > 0)
 
 NEEDS: dict[str, Need] = {
@@ -43,7 +44,7 @@ NEEDS: dict[str, Need] = {
     "advantage_scale": _BASELINE,
     "gamma": _TOKENS,
     "gae_lambda": _GAE,
-    "whiten": ("an advantage other than 'none'", lambda recipe: recipe.advantage != "none"),
+    "whiten": _REWARDS,
     "ratio": _CLIP,
     "clip_eps_low": _CLIPPED,
     "clip_eps_high": _CLIPPED,
@@ -65,6 +66,7 @@ NEEDS: dict[str, Need] = {
     "icepop_max": _ICEPOP,
     "geometric_min": _GEOMETRIC,
     "geometric_max": _GEOMETRIC,
+    "overlong_cache": _REWARDS,
     "overlong_penalty": _CACHE,
 }
 """Settings that only some recipes use: what they need, in words and as a condition."""

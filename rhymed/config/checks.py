@@ -109,6 +109,8 @@ def signal(trainer: Trainer, reward: Reward) -> Iterator[str]:
         yield "trainer.loss = 'likelihood' belongs to trainer.algorithm = 'sft', and to no other"
     elif recipe.advantage == "none" and trainer.algorithm != "sft" and not trainer.teacher.used:
         yield f"{name} with trainer.advantage = 'none' and without a trainer.teacher has nothing to learn from"
+    elif recipe.advantage == "none" and recipe.old_first:
+        yield f"trainer.kl_in = 'reward' has no effect: {name} does not learn from rewards; set it to 'loss'"
     if recipe.advantage != "none" and all(one.scorer == "none" for one in reward.all):
         yield f"reward.scorer = 'none' gives every response 0, and {name} learns from rewards: name a scorer"
 

@@ -41,6 +41,14 @@ def test_a_written_configuration_is_read_again() -> None:
         ({"trainer": {"algorithm": "opsd"}}, "'opsd' needs what only the teacher is shown"),
         ({"trainer": {"algorithm": "sft", "teacher": {"model": "x"}}}, "trainer.teacher has no effect"),
         ({"trainer": {"advantage": "none"}}, "without a trainer.teacher has nothing to learn from"),
+        (
+            {"trainer": {"algorithm": "opd", "kl_coef": 0.1, "kl_in": "reward", "teacher": {"model": "x"}}},
+            "trainer.kl_in = 'reward' has no effect",
+        ),
+        (
+            {"trainer": {"algorithm": "opd", "overlong_cache": 0.2, "teacher": {"model": "x"}}},
+            "overlong_cache is not used by algorithm = 'opd'",
+        ),
         ({"trainer": {"loss": "likelihood"}}, "belongs to trainer.algorithm = 'sft'"),
         ({"reward": {"scorer": "none"}}, "'none' gives every response 0"),
         ({"rollout": {"engine": "dataset"}}, "rollout.engine = 'dataset' gives answers that no policy wrote"),

@@ -181,10 +181,11 @@ class TorchLearner:
                 sums.compare(tokens.engine_N, tokens.old_N)
             return (found.loss_N * batch.weights_N[flat_N]).sum()
 
-        alone = self._recipe.advantage == "none" and taught is not None and taught.exact
+        recipe = self._recipe
+        alone = recipe.advantage == "none" and not recipe.dense and taught is not None and taught.exact
         value = torch.zeros((), dtype=torch.float64, device=self.policy.device)
         if not alone:
-            whole = self._recipe.whole_sequences(updates=len(batch.updates))
+            whole = recipe.whole_sequences(updates=len(batch.updates))
             value = value + self.policy.backward(micro, loss, whole_sequences=whole)
         if taught is not None and taught.exact:
             value = value + distil(self.policy, micro, batch, taught, sums, alone=alone)

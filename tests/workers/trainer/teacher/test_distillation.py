@@ -234,6 +234,19 @@ def test_a_teacher_adds_to_the_rewards_of_another_algorithm(tiny_model: Path, te
     assert taught.train(flat)["actor/grad_norm"] > 0
 
 
+def test_a_kl_term_counts_next_to_an_exact_divergence(tiny_model: Path, teacher_model: Path) -> None:
+    found = {}
+    for kl_coef in (0.0, 5.0):
+        config = settings(
+            tiny_model, "opd", {"model": str(teacher_model), "divergence": "forward"}, kl_coef=kl_coef, minibatches=4
+        )
+        learner = TorchLearner.restore(config, None)
+        found[kl_coef] = learner.train(sampled(learner.policy, config, 0))
+    assert "actor/kl" not in found[0.0]
+    assert found[5.0]["actor/kl"] > 0
+    assert found[5.0]["actor/loss"] > found[0.0]["actor/loss"]
+
+
 def _rewarded(info: SampleInfo, reward: float) -> SampleInfo:
     import msgspec
 
