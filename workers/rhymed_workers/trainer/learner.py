@@ -8,7 +8,6 @@ weights go.
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -206,21 +205,16 @@ class TorchLearner:
         return partial(_logprobs, self._reference) if self._reference else None
 
     def _optimize(self, loss: float, sums: Sums) -> None:
-        """Clip and step. An update that is not finite is skipped, so that it never reaches the weights."""
-        parameters = self.policy.trained()
-        for parameter in parameters:
+        for parameter in self.policy.trained():
             if parameter.grad is None:  # no sample had a signal: momentum still moves the weights
                 parameter.grad = torch.zeros_like(parameter)
-        norm = float(torch.nn.utils.clip_grad_norm_(parameters, self._config.max_grad_norm))
-        if math.isfinite(norm) and math.isfinite(loss):
-            for group in self._optimizer.param_groups:
-                group["lr"] = self.lr
-            self._optimizer.step()
-            sums.grad_norms.append(norm)
-        else:
-            log.error("step %d: loss %s, gradient norm %s: this update is skipped", self.steps + 1, loss, norm)
+        for group in self._optimizer.param_groups:
+            group["lr"] = self.lr
+        norm = optimizer.step(self._optimizer, loss, self._config.max_grad_norm, f"step {self.steps + 1}")
+        if norm is None:
             sums.skipped += 1
-        self._optimizer.zero_grad(set_to_none=True)
+        else:
+            sums.grad_norms.append(norm)
 
     @property
     def lr(self) -> float:

@@ -84,7 +84,7 @@ def test_a_divergence_over_the_vocabulary(
     expected = loss(logp_NV, (teacher_NH @ teacher.weight_VH.T / 2).log_softmax(-1), flat_N)
     gradients = torch.autograd.grad(expected, (hidden_NH, weight_VH))
     head = Head(weight_VH, 0.7, torch.float64)
-    found = DenseHeadLoss.apply(hidden_NH, weight_VH, head, teacher_NH, teacher, flat_N, loss)
+    found = DenseHeadLoss.apply(hidden_NH, weight_VH, head, (teacher_NH, teacher), flat_N, loss)
     assert torch.allclose(found, expected)
     for one, other in zip(torch.autograd.grad(found, (hidden_NH, weight_VH)), gradients, strict=True):
         assert torch.allclose(one, other, atol=1e-12)

@@ -6,8 +6,6 @@ with equal state and equal batches end up with equal bits.
 
 from __future__ import annotations
 
-import logging
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,8 +23,6 @@ from rhymed_workers.trainer.critic.targets import Targets
 from rhymed_workers.trainer.optim import optimizer
 from rhymed_workers.trainer.policy.backbone import Compute
 from rhymed_workers.trainer.policy.packing import MicroBatch
-
-log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -65,11 +61,8 @@ class Critic:
 
     def accumulate(self, batch: MicroBatch, targets: Targets) -> None:
         """Add the gradient of a micro-batch's value loss."""
-        clip, device, flat_N = (
-            self._config.critic.value_clip or None,
-            self.model.device,
-            torch.from_numpy(batch.flat_N),
-        )
+        clip, device = self._config.critic.value_clip or None, self.model.device
+        flat_N = torch.from_numpy(batch.flat_N)
         self._sums.tokens += int((targets.weights_N[flat_N] > 0).sum())
         old_N, returns_N, weights_N = (
             of_N[flat_N].to(device) for of_N in (targets.old_N, targets.returns_N, targets.weights_N)
@@ -83,17 +76,14 @@ class Critic:
         self._loss += self.model.backward(batch, loss)
 
     def update(self) -> None:
-        """Clip and step. An update that is not finite is skipped, so that it never reaches the weights."""
+        """With the gradients since the last update."""
         sums, loss, self._loss = self._sums, float(self._loss), 0.0
-        norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._config.max_grad_norm))
-        if math.isfinite(norm) and math.isfinite(loss):
-            self._optimizer.step()
+        norm = optimizer.step(self._optimizer, loss, self._config.max_grad_norm, "critic")
+        if norm is None:
+            sums.skipped += 1
+        else:
             sums.grad_norms.append(norm)
             sums.loss += loss
-        else:
-            log.error("critic: loss %s, gradient norm %s: this update is skipped", loss, norm)
-            sums.skipped += 1
-        self._optimizer.zero_grad(set_to_none=True)
 
     def metrics(self, targets: Targets) -> dict[str, float]:
         """Of the step that ends here: its updates, and the values before the first one. A metric that was not

@@ -1,4 +1,5 @@
-"""Builds the optimizer that the configuration names, for any parameters: a policy's, an adapter's, a value model's.
+"""Builds the optimizer that the configuration names, for any parameters: a policy's, an adapter's, a value model's;
+and makes its steps.
 
 AdamW is torch's. Its 8-bit and paged forms are bitsandbytes': 8-bit ones keep both moments in blocks of 256 numbers
 with a scale each (Dettmers et al. 2022, arXiv 2110.02861), and those of tensors below 4,096 numbers in float32; paged
@@ -8,6 +9,7 @@ ones keep them in memory that a GPU shares with the machine. On a CPU there is n
 from __future__ import annotations
 
 import logging
+import math
 import warnings
 from collections.abc import Iterable
 from typing import Any
@@ -37,6 +39,22 @@ def build(
         trained, lr=rate, betas=config.betas, weight_decay=config.weight_decay
     )
     return made
+
+
+def step(optimizer: torch.optim.Optimizer, loss: float, max_norm: float, name: str) -> float | None:
+    """Clip and step; returns the gradient's norm. `name`: of the update, for the log.
+
+    An update with a loss or norm that is not finite is skipped, so that it never reaches the weights: None.
+    """
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    norm = float(torch.nn.utils.clip_grad_norm_(parameters, max_norm))
+    finite = math.isfinite(norm) and math.isfinite(loss)
+    if finite:
+        optimizer.step()
+    else:
+        log.error("%s: loss %s, gradient norm %s: this update is skipped", name, loss, norm)
+    optimizer.zero_grad(set_to_none=True)
+    return norm if finite else None
 
 
 def _library_class(name: str, parameters: list[torch.nn.Parameter]) -> Any:

@@ -21,8 +21,8 @@ ROWS_BYTES = 1 << 21
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(log-probs_N that carry gradient, entropies_N, flat_N) -> scalar, a sum over these tokens."""
 
-DenseLoss = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""(log-probs_NV that carry gradient, the teacher's log-probs_NV, flat_N) -> scalar, a sum over these tokens."""
+DenseLoss = Callable[[Tensor, "Tensor | None", Tensor], Tensor]
+"""(log-probs_NV that carry gradient, the teacher's or None, flat_N) -> scalar, a sum over these tokens."""
 
 
 class Head(NamedTuple):
@@ -80,7 +80,7 @@ def _rows(tensor_NV: Tensor) -> Iterator[tuple[Tensor, slice]]:
 
 
 class _Gradients:
-    """Of hidden states and head; a part that nobody needs is not made."""
+    """Of hidden states and head; a part that is not needed is not made."""
 
     def __init__(self, hidden_NH: Tensor, head: Head, needed: tuple[bool, bool]) -> None:
         self._inputs_NH, self._head = hidden_NH.to(head.dtype), head
@@ -151,10 +151,10 @@ class HeadLoss(torch.autograd.Function):
 
 
 class DenseHeadLoss(torch.autograd.Function):
-    """(hidden_NH, weight_VH, head, teacher_NH, teacher's head, flat_N, loss) -> the loss's value.
+    """(hidden_NH, weight_VH, head, teacher's hidden_NH and head, flat_N, loss) -> the loss's value.
 
     For divergences over the whole vocabulary: the loss is called slice by slice with all log-probs under both heads.
-    Only the policy gets a gradient.
+    Only the policy gets a gradient. The teacher is None if its log-probs do not come from a model here.
     """
 
     @staticmethod
@@ -163,8 +163,7 @@ class DenseHeadLoss(torch.autograd.Function):
         hidden_NH: Tensor,
         weight_VH: Tensor,
         head: Head,
-        teacher_NH: Tensor,
-        teacher: Head,
+        teacher: tuple[Tensor, Head] | None,
         flat_N: Tensor,
         loss: DenseLoss,
     ) -> Tensor:
@@ -172,7 +171,9 @@ class DenseHeadLoss(torch.autograd.Function):
         value = torch.zeros((), dtype=torch.float64, device=hidden_NH.device)
         for part in head.slices(len(flat_N), buffers=4):
             leaf_NV = head.log_softmax(gradients.logits(part)).requires_grad_()
-            teacher_NV = teacher.log_softmax(teacher.logits(teacher_NH[part]))
+            teacher_NV = None
+            if teacher is not None:
+                teacher_NV = teacher[1].log_softmax(teacher[1].logits(teacher[0][part]))
             with torch.enable_grad():
                 total = loss(leaf_NV, teacher_NV, flat_N[part])
                 (slope_NV,) = torch.autograd.grad(total, leaf_NV)
@@ -186,7 +187,7 @@ class DenseHeadLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, ...]:
-        return *_scaled(ctx, outer[0]), None, None, None, None, None
+        return *_scaled(ctx, outer[0]), None, None, None, None
 
 
 def _scaled(ctx: Any, outer: Tensor) -> list[Tensor | None]:

@@ -110,23 +110,23 @@ class Policy(nn.Module):
         return value.detach()
 
     def distil(
-        self, batch: MicroBatch, loss: DenseLoss, teacher: Policy, teacher_batch: MicroBatch | None = None
+        self, batch: MicroBatch, loss: DenseLoss, teacher: Policy | None, teacher_batch: MicroBatch | None = None
     ) -> Tensor:
-        """As `backward`, for a loss of the whole distributions of policy and teacher.
+        """As `backward`, for a loss of the whole distributions of policy and teacher, or of the policy's alone.
 
         `teacher_batch`: the same response tokens behind other prompts, in any order; else the teacher reads `batch`.
         """
-        head = self.head
-        with torch.no_grad():
-            teacher_NH = teacher.hidden(teacher_batch or batch)
-        if teacher_batch is not None:
-            place = np.argsort(teacher_batch.flat_N)[np.argsort(np.argsort(batch.flat_N))]
-            assert np.array_equal(teacher_batch.flat_N[place], batch.flat_N), "other response tokens"
-            teacher_NH = teacher_NH[self._to_device(place)]
-        flat_N = self._to_device(batch.flat_N)
-        value: Tensor = DenseHeadLoss.apply(
-            self.hidden(batch), head.weight_VH, head, teacher_NH, teacher.head, flat_N, loss
-        )
+        seen: tuple[Tensor, Head] | None = None
+        if teacher is not None:
+            with torch.no_grad():
+                teacher_NH = teacher.hidden(teacher_batch or batch)
+            if teacher_batch is not None:
+                place = np.argsort(teacher_batch.flat_N)[np.argsort(np.argsort(batch.flat_N))]
+                assert np.array_equal(teacher_batch.flat_N[place], batch.flat_N), "other response tokens"
+                teacher_NH = teacher_NH[self._to_device(place)]
+            seen = teacher_NH, teacher.head
+        head, flat_N = self.head, self._to_device(batch.flat_N)
+        value: Tensor = DenseHeadLoss.apply(self.hidden(batch), head.weight_VH, head, seen, flat_N, loss)
         value.backward()
         return value.detach()
 

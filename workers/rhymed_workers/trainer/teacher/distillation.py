@@ -58,11 +58,12 @@ class Targets:
         self._count(-gain_N)
         return dataclasses.replace(tokens, advantages_N=tokens.advantages_N + self.config.coef * gain_N)
 
-    def divergence(self, logp_NV: Tensor, teacher_NV: Tensor, flat_N: Tensor) -> Tensor:
-        """(N,) exact divergences of these tokens; the gradient flows into `logp_NV`."""
+    def divergence(self, logp_NV: Tensor, teacher_NV: Tensor | None, flat_N: Tensor) -> Tensor:
+        """(N,) exact divergences of these tokens; the gradient flows into `logp_NV`. `teacher_NV`: of a local one."""
         if self.ids_NK is not None and self.topk_NK is not None:
             value_N = forward_topk(logp_NV, self.ids_NK[flat_N], self.topk_NK[flat_N])
         else:
+            assert teacher_NV is not None, "a teacher that gives no likeliest tokens is local"
             value_N = _over_vocabulary(self.config)(logp_NV, teacher_NV)
         self._count(value_N.detach())
         return value_N

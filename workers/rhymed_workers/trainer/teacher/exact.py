@@ -10,7 +10,6 @@ from torch import Tensor
 
 from rhymed_workers.trainer.algorithms.losses import TokenLosses
 from rhymed_workers.trainer.batch import Batch
-from rhymed_workers.trainer.policy.head import DenseHeadLoss, Head
 from rhymed_workers.trainer.policy.packing import MicroBatch
 from rhymed_workers.trainer.policy.policy import Policy
 from rhymed_workers.trainer.sums import Sums
@@ -26,28 +25,22 @@ def distil(policy: Policy, micro: MicroBatch, batch: Batch, taught: Targets, sum
     target_N = torch.zeros_like(batch.sample_N)  # by the tokens' numbers, as the loss is given them
     target_N[_to(policy, micro.flat_N)] = _to(policy, micro.target_N)
 
-    def loss(logp_NV: Tensor, teacher_NV: Tensor, flat_N: Tensor) -> Tensor:
+    def loss(logp_NV: Tensor, teacher_NV: Tensor | None, flat_N: Tensor) -> Tensor:
         value_N = taught.divergence(logp_NV, _fitted(teacher_NV, logp_NV.shape[1]), flat_N)
         if alone:
             with torch.no_grad():
                 _observe(logp_NV, value_N, target_N, flat_N, batch, sums)
         return taught.config.coef * (value_N * batch.weights_N[flat_N]).sum()
 
-    if taught.policy is not None:
-        return policy.distil(micro, loss, taught.policy, same_samples(micro, taught.sequences))
-    head = policy.head  # what the loss needs of the teacher is in `taught`: its distribution has no width here
-    nothing_NH = torch.zeros((len(micro.flat_N), 0), device=policy.device)
-    silent = Head(torch.zeros((head.weight_VH.shape[0], 0), device=policy.device))
-    value: Tensor = DenseHeadLoss.apply(
-        policy.hidden(micro), head.weight_VH, head, nothing_NH, silent, _to(policy, micro.flat_N), loss
-    )
-    value.backward()
-    return value.detach()
+    teacher_batch = same_samples(micro, taught.sequences) if taught.policy else None
+    return policy.distil(micro, loss, taught.policy, teacher_batch)
 
 
-def _fitted(teacher_NV: Tensor, vocabulary: int) -> Tensor:
+def _fitted(teacher_NV: Tensor | None, vocabulary: int) -> Tensor | None:
     """Ids beyond the policy's are padding of the matrix, which no tokenizer writes: they are left out."""
-    return teacher_NV if teacher_NV.shape[1] == vocabulary else teacher_NV[:, :vocabulary].log_softmax(-1)
+    if teacher_NV is None or teacher_NV.shape[1] == vocabulary:
+        return teacher_NV
+    return teacher_NV[:, :vocabulary].log_softmax(-1)
 
 
 def _observe(logp_NV: Tensor, value_N: Tensor, target_N: Tensor, flat_N: Tensor, batch: Batch, sums: Sums) -> None:
