@@ -106,6 +106,19 @@ def test_a_digest_is_of_the_content_and_not_of_the_files(tiny_model: Path, tmp_p
     assert digest(tmp_path / "other") != digest(tiny_model)
 
 
+def test_a_model_that_is_edited_in_place_has_another_digest(tiny_model: Path, tmp_path: Path) -> None:
+    (folder := tmp_path / "edited").mkdir()
+    file = shutil.copy(tiny_model / "model.safetensors", folder)
+    before = digest(folder)
+    assert digest(folder) == before
+    with open(file, "r+b") as stream:
+        stream.seek(-1, 2)
+        last = stream.read(1)
+        stream.seek(-1, 2)
+        stream.write(bytes([last[0] ^ 1]))
+    assert digest(folder) != before
+
+
 def test_short_names_match_the_chosen_layers_only() -> None:
     assert short_names(["a.0.q", "a.1.q", "a.0.k"], ["lm_head", "a.1.v"]) == ["k", "q"]
     assert short_names(["a.0.q"], ["a.1.q"]) == ["a.0.q"]

@@ -8,7 +8,6 @@ in `launch`, how requests are translated in `requests`.
 from __future__ import annotations
 
 import asyncio
-import functools
 import json
 import os
 import time
@@ -159,7 +158,7 @@ class VllmEngine:
         vLLM accepts a file that lacks a part of a merged parameter, and leaves that part undefined.
         """
         if read(path) is not None:
-            problem = Adapter(path).problem(shapes(self._folder), self._digest)
+            problem = Adapter(path).problem(shapes(self._folder), digest(self._folder))
             if problem:
                 raise EngineError(f"{problem}: trainer and engine must have the same model")
             return True
@@ -170,11 +169,6 @@ class VllmEngine:
                 f" {missing[0]}: trainer and engine must have the same model"
             )
         return False
-
-    @functools.cached_property
-    def _digest(self) -> str:
-        """Of the model that adapters are merged into. Blocking: reads all of it once."""
-        return digest(self._folder)
 
     async def _update(self, version: int, file: dict[str, str], watch: _SplitTimer) -> None:
         from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest

@@ -5,6 +5,7 @@ The digest does not depend on how the tensors are divided into files. Needs no t
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import mmap
@@ -77,7 +78,20 @@ def read_header(file: Path) -> tuple[dict[str, Any], int]:
 
 
 def digest(folder: Path) -> str:
-    """Blake2b-128 in hex over name, type, shape and bytes of every tensor. Blocking: reads all weights."""
+    """Blake2b-128 in hex over name, type, shape and bytes of every tensor.
+
+    Blocking: reads all weights, and again only if a file's size or time of modification has changed. Raises
+    `ConfigError`.
+    """
+    try:
+        states = [(file.name, file.stat()) for file in weight_files(folder)]
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be read: {error}") from None
+    return _digest(folder, tuple((name, state.st_size, state.st_mtime_ns) for name, state in states))
+
+
+@functools.lru_cache(maxsize=4)
+def _digest(folder: Path, files: tuple[tuple[str, int, int], ...]) -> str:
     found = sorted(entries(folder).items())
     whole = hashlib.blake2b(digest_size=DIGEST_BYTES)
     with ThreadPoolExecutor(READERS, "digest") as pool:
