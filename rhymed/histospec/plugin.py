@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from rhymed.histospec import profiling
 from rhymed.histospec.settings import KEY
 
 log = logging.getLogger(__name__)
@@ -46,6 +47,7 @@ def install(keyed: bool = False) -> bool:
         return False
     if not hasattr(original, "rhymed"):
         GPUModelRunner.initialize_kv_cache = _attaching(original)
+    profiling.install(GPUModelRunner, lambda runner: _wanted(runner, getattr(runner, "drafter", None)))
     return True
 
 

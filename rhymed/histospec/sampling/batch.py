@@ -7,8 +7,12 @@ from collections.abc import Container
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 
+from rhymed.histospec.sampling.cpu import Rows
+from rhymed.histospec.sampling.transfer import upload
 from rhymed.histospec.settings import KEY
 
 MASK = 2**64 - 1
@@ -52,6 +56,31 @@ class Batch:
 
     def __len__(self) -> int:
         return len(self.key_B)
+
+    def filter(self, z: torch.Tensor, rows: Rows, start: int = 0) -> tuple[torch.Tensor, Rows]:
+        """Applies temperature, min-p, top-k and top-p to the logits of requests with any of the last three; z may
+        change in place. The returned rows have the factor that their logits still need. `start`: the first request of
+        `rows` in this batch. Does not wait for a device."""
+        filtered_B = self.filtered_B[start : start + len(rows.key_B)]
+        if not filtered_B.any():
+            return z, rows
+        counts_B = np.diff(rows.first_B)
+        filtered_N = np.repeat(filtered_B, counts_B)
+        request_N = np.repeat(np.arange(start, start + len(counts_B)), counts_B)[filtered_N]
+        every, z = bool(filtered_N.all()), z.to(torch.float32)
+        request, row = upload(request_N, z.device), upload(filtered_N.nonzero()[0], z.device)
+        part = z if every else z[row]
+        part.mul_(upload(self.scale_B[request_N], z.device)[:, None])
+        if self.log_min_p_B is not None:
+            floor = part.amax(1) + upload(self.log_min_p_B[request_N], z.device)
+            part.masked_fill_(part < floor[:, None], -torch.inf)
+        top_k, top_p = (None if x is None else x[request] for x in (self.metadata.top_k, self.metadata.top_p))
+        part = apply_top_k_top_p(part, top_k, top_p)
+        if every:
+            z = part
+        else:
+            z[row] = part
+        return z, rows._replace(scale_B=np.where(filtered_B, np.float32(1), rows.scale_B))
 
 
 class SamplingRequest:

@@ -51,6 +51,24 @@ class Rows(NamedTuple):
     position_B: NDArray[np.int64]  # of the token that the request's first row gives
     scale_B: NDArray[np.float32]  # 1 / temperature; 0: greedy
 
+    def parts(self, most: int) -> list[slice]:
+        """Consecutive requests that have at most `most` rows together, or one request."""
+        cuts = [0]
+        for request in range(1, len(self.key_B)):
+            if self.first_B[request + 1] - self.first_B[cuts[-1]] > most:
+                cuts.append(request)
+        return [slice(start, stop) for start, stop in zip(cuts, [*cuts[1:], len(self.key_B)], strict=True)]
+
+    def cut(self, part: slice) -> Rows:
+        """These requests, without logits and drafts."""
+        first_B = self.first_B[part.start : part.stop + 1]
+        key_B, position_B, scale_B = self.key_B[part], self.position_B[part], self.scale_B[part]
+        return Rows(NO_LOGITS, first_B - first_B[0], NO_DRAFTS, key_B, position_B, scale_B)
+
+
+NO_LOGITS = np.empty((0, 0), np.float32)  # of rows whose logits stay where the model left them
+NO_DRAFTS = np.empty(0, np.int64)
+
 
 @native
 def _mix(w: np.uint64) -> np.uint64:
@@ -72,6 +90,16 @@ def _hash(base: np.uint32, high: np.uint32, token: int) -> np.uint32:
 def row_word(key: np.uint64, position: int) -> np.uint64:
     """The 64 bits that a row's noise is computed from."""
     return _mix(_mix(key + np.uint64(0x9E3779B97F4A7C15)) + np.uint64(position) * np.uint64(0xD1342543DE82EF95))
+
+
+@native
+def row_words(rows: Rows) -> NDArray[np.uint64]:
+    """`row_word` of all rows. Shape: [N]."""
+    words = np.empty(rows.first_B[-1], np.uint64)
+    for r in range(len(rows.key_B)):
+        for row in range(rows.first_B[r], rows.first_B[r + 1]):
+            words[row] = row_word(rows.key_B[r], rows.position_B[r] + row - rows.first_B[r])
+    return words
 
 
 @native
@@ -201,13 +229,14 @@ def _verify(rows: Rows, share: int, shares: int, want_logprobs: bool, tokens_BT:
 
 
 def verify(
-    rows: Rows, want_logprobs: bool, threads: ThreadTeam | None = None
+    rows: Rows, want_logprobs: bool, threads: ThreadTeam | None = None, width: int = 0
 ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
     """Tokens and log-probs of every request, up to and including the first token that differs from its draft.
 
-    Shape: both [B, most rows of a request]; -1 and 0 after that. Without `want_logprobs` all log-probs are 0.
+    Shape: both [B, most rows of a request, at least `width`]; -1 and 0 after that. Without `want_logprobs` all
+    log-probs are 0.
     """
-    width = int(np.diff(rows.first_B).max(initial=1))
+    width = max(width, int(np.diff(rows.first_B).max(initial=1)))
     tokens_BT = np.full((len(rows.key_B), width), -1, np.int32)
     logprobs_BT = np.zeros((len(rows.key_B), width), np.float32)
     shared = threads is not None and threads.size > 1 and rows.logits_NV.size >= LEAST_SHARED

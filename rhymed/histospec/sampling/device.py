@@ -1,4 +1,4 @@
-"""Keyed sampling with torch operations, for logits on any device: the definition of `noise`, the results of `cpu`.
+"""Keyed sampling with torch operations, for devices without Triton: the definition of `noise`, the results of `cpu`.
 
 Words of 32 and 64 bits are in int64 tensors, whose products wrap around as the definition's do. All rows are sampled,
 even those after a wrong draft: finding out which these are would wait for the device.
@@ -10,41 +10,47 @@ import numpy as np
 import torch
 
 from rhymed.histospec.sampling.cpu import Rows
+from rhymed.histospec.sampling.transfer import upload
 
 LOW = 0xFFFFFFFF
 PART = 2**24  # logits that are sampled at a time; each takes about 40 bytes meanwhile
 
 
-def verify(rows: Rows, logits_NV: torch.Tensor, want_logprobs: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `cpu.verify`, but the logits of `rows` are in logits_NV; the results stay on its device."""
+def verify(
+    rows: Rows, logits_NV: torch.Tensor, drafts: torch.Tensor | None, want_logprobs: bool, *, width: int = 0
+) -> torch.Tensor:
+    """As `cpu.verify`, without waiting for the device: int32 [2, B, width], tokens and the bits of their log-probs.
+    The logits and drafts of `rows` are in logits_NV and `drafts`."""
     device = logits_NV.device
     counts_B = np.diff(rows.first_B)
     request_N = np.repeat(np.arange(len(counts_B)), counts_B)
     offset_N = np.arange(len(request_N)) - np.repeat(rows.first_B[:-1], counts_B)
-    scale_N = torch.from_numpy(rows.scale_B[request_N]).to(device)
-    key_N = torch.from_numpy(rows.key_B[request_N].view(np.int64)).to(device)
-    position_N = torch.from_numpy(rows.position_B[request_N] + offset_N).to(device)
+    scale_N = upload(rows.scale_B[request_N], device)
+    key_N = upload(rows.key_B[request_N].view(np.int64), device)
+    position_N = upload(rows.position_B[request_N] + offset_N, device)
     step = max(1, PART // logits_NV.shape[1])
     parts = [slice(at, at + step) for at in range(0, len(request_N), step)]
-    drawn = [_draw(logits_NV[p], key_N[p], position_N[p], scale_N[p], want_logprobs) for p in parts]
+    drawn = [_draw(logits_NV[p].float(), key_N[p], position_N[p], scale_N[p], want_logprobs) for p in parts]
     token_N, logprob_N = (torch.cat(pieces) for pieces in zip(*drawn, strict=True))
-    width = int(counts_B.max(initial=1))
-    slot_N = torch.from_numpy(request_N * width + offset_N).to(device)
+    width = max(width, int(counts_B.max(initial=1)))
+    slot_N = request_N * width + offset_N
+    places = upload(slot_N, device)
     tokens_BT = torch.full((len(counts_B) * width,), -1, dtype=torch.int64, device=device)
-    tokens_BT = tokens_BT.index_copy_(0, slot_N, token_N).view(-1, width)
-    logprobs_BT = torch.zeros(len(counts_B) * width, device=device).index_copy_(0, slot_N, logprob_N).view(-1, width)
-    kept_BT = _kept(rows, tokens_BT, slot_N[torch.from_numpy(offset_N + 1 < counts_B[request_N]).to(device)])
-    return tokens_BT.masked_fill(~kept_BT, -1).to(torch.int32), logprobs_BT.masked_fill(~kept_BT, 0.0)
+    tokens_BT = tokens_BT.index_copy_(0, places, token_N).view(-1, width)
+    logprobs_BT = torch.zeros(len(counts_B) * width, device=device).index_copy_(0, places, logprob_N).view(-1, width)
+    kept_BT = tokens_BT >= 0
+    if drafts is not None:
+        kept_BT &= _kept(tokens_BT, drafts, upload(slot_N[offset_N + 1 < counts_B[request_N]], device))
+    tokens_BT = tokens_BT.masked_fill(~kept_BT, -1).to(torch.int32)
+    return torch.stack((tokens_BT, logprobs_BT.masked_fill(~kept_BT, 0.0).view(torch.int32)))
 
 
-def _kept(rows: Rows, tokens_BT: torch.Tensor, slot_N: torch.Tensor) -> torch.Tensor:
-    """True up to a request's first token that differs from its draft. slot_N: positions of the drafts' tokens."""
+def _kept(tokens_BT: torch.Tensor, drafts: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    """True up to a request's first token that differs from its draft. `places`: of the drafts' tokens."""
     right_BT = torch.zeros(tokens_BT.numel(), dtype=torch.bool, device=tokens_BT.device)
-    drafts_N = torch.from_numpy(rows.drafts).to(tokens_BT.device)
-    right_BT[slot_N] = tokens_BT.view(-1)[slot_N] == drafts_N
+    right_BT[places] = tokens_BT.view(-1)[places] == drafts
     before_BT = right_BT.view(tokens_BT.shape)[:, :-1].long().cumprod(1).bool()
-    first_B = torch.ones_like(tokens_BT[:, :1], dtype=torch.bool)
-    return torch.cat((first_B, before_BT), 1) & (tokens_BT >= 0)
+    return torch.cat((torch.ones_like(tokens_BT[:, :1], dtype=torch.bool), before_BT), 1)
 
 
 def _draw(

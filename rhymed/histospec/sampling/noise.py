@@ -18,8 +18,8 @@ The definition, in words of 32 and 64 bits that wrap around; positions and token
 2018) with the second row word in its middle. It is a bijection of v, so no two tokens of a row share their noise, and
 a small h is a large g: the tail that decides is the one with resolution (g < 23).
 
-This module is the reference in numpy: slow, and meant to be read. `cpu` computes the same with numba, `device` with
-torch.
+This module is the reference in numpy: slow, and meant to be read. `cpu` computes the same with numba, `kernels` with
+Triton, `device` with torch.
 """
 
 from __future__ import annotations

@@ -24,11 +24,11 @@ from vllm.v1.sample.logits_processor.builtin import (
     MinPLogitsProcessor,
     MinTokensLogitsProcessor,
 )
-from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 
-from rhymed.histospec.sampling import cpu, device
+from rhymed.histospec.sampling import cpu, places
 from rhymed.histospec.sampling.batch import Batch, Keys
 from rhymed.histospec.sampling.threads import ThreadTeam
+from rhymed.histospec.sampling.transfer import fetch, upload
 
 log = logging.getLogger(__name__)
 
@@ -56,24 +56,20 @@ class Keyed:
         first_B = np.concatenate((np.zeros(1, np.int64), counts_B.cumsum()))
         assert first_B[-1] == logits.shape[0], "one row per sampled token"
         raw = self._raw(logits, metadata)
-        z = self._processed(logits.to(torch.float32), metadata, spec, counts_B)
-        z, scale_B = self._filter(z, metadata, batch, counts_B)
-        drafts = np.empty(0, np.int64) if spec is None else spec.draft_token_ids.cpu().numpy().astype(np.int64)
-        rows = cpu.Rows(
-            np.empty((0, 0), np.float32) if z.device.type != "cpu" else z.contiguous().numpy(),
-            first_B,
-            drafts,
-            batch.key_B,
-            self._runner.input_batch.num_tokens_no_spec[: len(batch)].astype(np.int64),
-            scale_B,
-        )
+        z = self._processed(logits, metadata, spec, counts_B)
+        positions = self._runner.input_batch.num_tokens_no_spec[: len(batch)].astype(np.int64)
+        rows = cpu.Rows(cpu.NO_LOGITS, first_B, cpu.NO_DRAFTS, batch.key_B, positions, batch.scale_B)
+        drafts = None if spec is None else spec.draft_token_ids
         quick = metadata.max_num_logprobs == 0 and self._sampler.logprobs_mode == "processed_logprobs"
-        tokens, logprobs = self._verify(rows, z, quick)
-        if metadata.max_num_logprobs is None:
-            return SamplerOutput(sampled_token_ids=tokens, logprobs_tensors=None)
-        if quick:
-            return SamplerOutput(sampled_token_ids=tokens, logprobs_tensors=_sampled_logprobs(tokens, logprobs))
-        values = z * _per_row(np.where(scale_B == 0, 1, scale_B), counts_B, z)[:, None] if raw is None else raw
+        if quick or metadata.max_num_logprobs is None:
+            tokens, logprobs = self._draw(rows, z, drafts, batch, quick)
+            made = _sampled_logprobs(tokens, logprobs) if quick else None
+            return SamplerOutput(sampled_token_ids=tokens, logprobs_tensors=made)
+        z, rows = batch.filter(z.to(torch.float32), rows)
+        tokens, _ = places.verify(rows, z, drafts, False, self._threads)
+        values = (
+            z * _per_row(np.where(rows.scale_B == 0, 1, rows.scale_B), counts_B, z)[:, None] if raw is None else raw
+        )
         return SamplerOutput(
             sampled_token_ids=tokens, logprobs_tensors=self._with_top_logprobs(values, metadata, tokens, first_B)
         )
@@ -126,50 +122,49 @@ class Keyed:
         return self._sampler.compute_logprobs(logits) if mode == "raw_logprobs" else logits.float().clone()
 
     def _processed(
-        self, z: torch.Tensor, metadata: Any, spec: Any | None, counts_B: NDArray[np.int64]
+        self, logits: torch.Tensor, metadata: Any, spec: Any | None, counts_B: NDArray[np.int64]
     ) -> torch.Tensor:
-        """After allowed ids, bad words, minimum lengths, biases and penalties.
+        """After allowed ids, bad words, minimum lengths, biases and penalties; float32 if any of these apply.
 
         With drafts vLLM treats the last row of a request separately, and misses minimum lengths that the drafts
         reach. With one more draft per request no row that we use is a last one.
         """
+        if not _changes_logits(metadata):
+            return logits
+        z = logits.to(torch.float32)
         if spec is None:
             return self._sampler.apply_logits_processors(z, metadata, False)
-        if not _changes_logits(metadata):
-            return z
         longer = [[*drafts, 0] for drafts in metadata.spec_token_ids[: len(counts_B)]]
         metadata = dataclasses.replace(metadata, spec_token_ids=longer)
         return self._rejection.apply_logits_processors(z, metadata, _Counts(counts_B.tolist()))
 
-    def _filter(
-        self, z: torch.Tensor, metadata: Any, batch: Batch, counts_B: NDArray[np.int64]
-    ) -> tuple[torch.Tensor, NDArray[np.float32]]:
-        """Applies temperature, min-p, top-k and top-p for requests with any of the last three; z changes in place.
-        Also returns the factor that each request's rows still need (0: greedy)."""
-        if not batch.filtered_B.any():
-            return z, batch.scale_B
-        every = bool(batch.filtered_B.all())
-        request = torch.from_numpy(np.repeat(np.arange(len(batch)), counts_B))
-        row = torch.from_numpy(np.repeat(batch.filtered_B, counts_B).nonzero()[0])
-        request, row = request[row].to(z.device), row.to(z.device)
-        part = z if every else z[row]
-        part.mul_(torch.from_numpy(batch.scale_B).to(z.device)[request][:, None])
-        if batch.log_min_p_B is not None:
-            floor = part.amax(1) + torch.from_numpy(batch.log_min_p_B).to(z.device)[request]
-            part.masked_fill_(part < floor[:, None], -torch.inf)
-        top_k, top_p = (None if x is None else x[request] for x in (metadata.top_k, metadata.top_p))
-        part = apply_top_k_top_p(part, top_k, top_p)
-        if every:
-            z = part
-        else:
-            z[row] = part
-        return z, np.where(batch.filtered_B, np.float32(1), batch.scale_B)
+    def _draw(
+        self, rows: cpu.Rows, z: torch.Tensor, drafts: torch.Tensor | None, batch: Batch, want_logprobs: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Tokens and log-probs. On a device, rows with min-p, top-k or top-p are filtered and drawn in parts of about
+        as many rows as the batch has requests: what that takes is in vLLM's own memory profile."""
+        host = self._reads_tokens_on_host()
+        if places.on_cpu(z) or not batch.filtered_B.any():
+            z, rows = batch.filter(z, rows)
+            return places.verify(rows, z, drafts, want_logprobs, self._threads, host=host)
+        width = int(np.diff(rows.first_B).max())
+        made = []
+        for part in rows.parts(max(width, len(batch))):
+            first, last = int(rows.first_B[part.start]), int(rows.first_B[part.stop])
+            z_part, cut = batch.filter(z[first:last], rows.cut(part), part.start)
+            some = None if drafts is None else drafts[first - part.start : last - part.stop]
+            made.append(places.verify(cut, z_part, some, want_logprobs, width=width))
+        tokens, logprobs = (torch.cat(pieces) for pieces in zip(*made, strict=True))
+        if host:
+            tokens, logprobs = fetch(torch.stack((tokens, logprobs.view(torch.int32))))
+            logprobs = logprobs.view(torch.float32)
+        return tokens, logprobs
 
-    def _verify(self, rows: cpu.Rows, z: torch.Tensor, want_logprobs: bool) -> tuple[torch.Tensor, torch.Tensor]:
-        if z.device.type != "cpu":
-            return device.verify(rows, z, want_logprobs)
-        tokens, logprobs = cpu.verify(rows, want_logprobs, self._threads)
-        return torch.from_numpy(tokens), torch.from_numpy(logprobs)
+    def _reads_tokens_on_host(self) -> bool:
+        """Whether the step needs its tokens on the host before it ends, and nothing needs them on the device: not
+        with asynchronous scheduling, nor for a drafter with a model."""
+        drafter = getattr(self._runner, "drafter", None)
+        return not self._runner.use_async_scheduling and (drafter is None or hasattr(drafter, "bind"))
 
     def _with_top_logprobs(
         self, values: torch.Tensor, metadata: Any, tokens: torch.Tensor, first_B: NDArray[np.int64]
@@ -179,7 +174,7 @@ class Keyed:
             values = self._sampler.compute_logprobs(values)
         counts_B, width = np.diff(first_B), tokens.shape[1]
         start_N = np.repeat(np.arange(len(counts_B)) * width - first_B[:-1], counts_B)
-        slot_N = torch.from_numpy(start_N + np.arange(len(start_N))).to(tokens.device)
+        slot_N = upload(start_N + np.arange(len(start_N)), tokens.device)
         drawn_N = tokens.reshape(-1)[slot_N].clamp(min=0).long()
         parts = self._sampler.gather_logprobs(values, metadata.max_num_logprobs, drawn_N)[:3]
         return LogprobsTensors(
@@ -231,13 +226,20 @@ def _biased(processor: Any) -> bool:
 
 
 def _changes_logits(metadata: Any) -> bool:
-    waiting = [p for p in metadata.logitsprocs.non_argmax_invariant if getattr(p, "min_toks", None)]
     masked = metadata.allowed_token_ids_mask is not None
-    return bool(waiting or masked or metadata.bad_words_token_ids or not metadata.no_penalties)
+    active = any(map(_active, metadata.logitsprocs.non_argmax_invariant))
+    return bool(active or masked or metadata.bad_words_token_ids or not metadata.no_penalties)
+
+
+def _active(processor: Any) -> bool:
+    """Whether it changes this batch's logits; of a processor that is not vLLM's own, that is not known."""
+    if isinstance(processor, MinTokensLogitsProcessor):
+        return bool(processor.min_toks)
+    return _biased(processor) if isinstance(processor, LogitBiasLogitsProcessor) else True
 
 
 def _per_row(values_B: NDArray[np.float32], counts_B: NDArray[np.int64], z: torch.Tensor) -> torch.Tensor:
-    return torch.from_numpy(np.repeat(values_B, counts_B)).to(z.device)
+    return upload(np.repeat(values_B, counts_B), z.device)
 
 
 def _sampled_logprobs(tokens: torch.Tensor, logprobs: torch.Tensor) -> LogprobsTensors:

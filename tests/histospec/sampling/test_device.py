@@ -38,10 +38,11 @@ def test_equals_the_kernels(place, monkeypatch):
         rows = case(seed)
         tokens, logprobs = cpu.verify(rows, True)
         x = torch.from_numpy(rows.logits_NV).to(place)
-        made, made_logprobs = device.verify(rows._replace(logits_NV=np.empty((0, 0), np.float32)), x, True)
-        assert (made.cpu().numpy() == tokens).all()
+        drafts = torch.from_numpy(rows.drafts).to(place)
+        made = device.verify(rows._replace(logits_NV=np.empty((0, 0), np.float32)), x, drafts, True).cpu()
+        assert (made[0].numpy() == tokens).all()
         assert made.dtype == torch.int32
-        assert made_logprobs.cpu().numpy() == pytest.approx(logprobs, abs=1e-5)
+        assert made[1].view(torch.float32).numpy() == pytest.approx(logprobs, abs=1e-5)
 
 
 def test_noise_is_the_references():
@@ -64,4 +65,4 @@ def test_what_is_no_number_never_wins():
         np.arange(3),
         np.ones(3, np.float32),
     )
-    assert device.verify(rows, x, False)[0].flatten().tolist() == [0, 0, 0]
+    assert device.verify(rows, x, None, False)[0].flatten().tolist() == [0, 0, 0]

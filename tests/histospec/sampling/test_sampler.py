@@ -14,8 +14,7 @@ from vllm.v1.sample.rejection_sampler import RejectionSampler
 from vllm.v1.sample.sampler import Sampler
 
 from rhymed.histospec.plugin import attach
-from rhymed.histospec.sampling import device, noise
-from rhymed.histospec.sampling.sampler import Keyed
+from rhymed.histospec.sampling import noise
 from tests.histospec.sampling.fake_runner import Runner, V
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # vLLM's and torch's own
@@ -290,15 +289,3 @@ def test_the_rest_of_vllms_samplers_stays_reachable():
     assert runner.rejection_sampler.parse_output is RejectionSampler.parse_output
     with pytest.raises(AttributeError):
         _ = runner.sampler.no_such_thing
-
-
-def test_logits_on_an_accelerator_give_the_same(monkeypatch):
-    """Its torch operations, here on the CPU."""
-    x, drafts = rows(27 * 3), [[7, 7]] * 27
-    expected = attached(mixed(27)).verify(x.clone(), drafts)
-    monkeypatch.setattr(Keyed, "_verify", lambda self, rows, z, want: device.verify(rows, z, want))
-    made = attached(mixed(27)).verify(x.clone(), drafts)
-    assert torch.equal(made.sampled_token_ids, expected.sampled_token_ids)
-    ours, kernels = made.logprobs_tensors, expected.logprobs_tensors
-    assert torch.equal(ours.logprob_token_ids, kernels.logprob_token_ids)
-    assert ours.logprobs.numpy() == pytest.approx(kernels.logprobs.numpy(), abs=5e-6)
