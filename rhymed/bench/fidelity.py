@@ -155,6 +155,14 @@ def _weights(where: RunLayout) -> Server:
     file.write_bytes(b"weights")
 
     async def answer(peer: bytes, message: Any, frames: Any) -> messages.Message:
-        return messages.Manifest(version=message.version, host=host_id(), path=str(file), size=7, digest="")
+        return messages.Manifest(
+            version=message.version,
+            edition="",
+            host=host_id(),
+            path=str(file),
+            size=7,
+            slice_bytes=7,
+            algorithm="blake2b",
+        )
 
     return Server(where.weights, messages.ToWeights, answer)

@@ -31,8 +31,9 @@ def run(quick: bool) -> dict[str, Any]:
 async def _measure(repetitions: int) -> dict[str, Any]:
     from rhymed.inputs.models import resolve_model
     from rhymed_workers.engines.vllm import VllmEngine
-    from rhymed_workers.rollout.download import Fetcher
-    from rhymed_workers.trainer.publish import Publisher, WeightsServer
+    from rhymed_workers.trainer.publish import Publisher
+    from rhymed_workers.weights.fetch import Fetcher
+    from rhymed_workers.weights.server import WeightsServer
 
     dtype = _dtype()
     config = Config.model_validate(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Literal
 
 from pydantic import Field, field_validator
@@ -92,6 +93,11 @@ class Net(Section):
     bind: str = Field(
         "", description="address that servers bind if it differs from the one above, e.g. 0.0.0.0 in a container"
     )
+    relay: str = Field(
+        "auto",
+        description="where a rollout worker passes weights on to other hosts: auto (a free port of the interface that"
+        " reaches the trainer), off, or tcp://HOST:PORT",
+    )
     keys: str = Field(
         "", description="folder of keys from `rhymed keygen`; locks every tcp:// address; empty: no keys"
     )
@@ -99,6 +105,13 @@ class Net(Section):
     http: str = Field(
         "127.0.0.1:8420", description="of the dashboard; if the port is taken, the next free one; empty: no dashboard"
     )
+
+    @field_validator("relay")
+    @classmethod
+    def _is_relay(cls, relay: str) -> str:
+        if relay not in ("auto", "off") and not re.fullmatch(r"tcp://(\[[^\]]+\]|[^:/\s]+):\d+", relay):
+            raise ValueError(f"net.relay = {relay!r}: auto, off or tcp://HOST:PORT is expected")
+        return relay
 
     @field_validator("http")
     @classmethod

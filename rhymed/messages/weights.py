@@ -1,33 +1,79 @@
-"""To the trainer's weights address, and its answers."""
+"""To the trainer's weights address and to relays, and their answers."""
 
 from __future__ import annotations
 
-from rhymed.messages.base import Message
+from rhymed.messages.base import Message, Part
 
 
 class GetManifest(Message, frozen=True, kw_only=True, tag="get_manifest"):
     """Rollout worker -> trainer: location of this version's file. Answered by Manifest."""
 
     version: int
-    host: str = ""  # the worker's machine, see rhymed.service.host; no digest is needed on the trainer's own
+    algorithms: list[str] = []  # digests that the worker can compute besides blake2b, the fastest first
 
 
-class GetWeights(Message, frozen=True, kw_only=True, tag="get_weights"):
-    """Rollout worker on another host -> trainer: a slice of the version's file. Answered by Done + one frame."""
+class FailedSlice(Part, frozen=True, kw_only=True):
+    """A slice that a relay did not deliver, or delivered damaged."""
 
-    version: int
-    offset: int  # bytes
-    length: int  # bytes
+    index: int
+    source: str  # the relay's address
 
 
-ToWeights = GetManifest | GetWeights
+class NextSlices(Message, frozen=True, kw_only=True, tag="next_slices"):
+    """Rollout worker on another host -> trainer: what was stored since the last request, and a request for sources of
+    further slices. Answered by SliceSources."""
+
+    edition: str  # of the file, see Manifest
+    worker: str
+    algorithm: str  # of the digests in the answer
+    begin: bool = False  # nothing of this edition is stored yet
+    relay: str = ""  # address at which the worker serves the slices that it has stored; empty: it serves none
+    stored: list[int] = []  # verified slices, since the last request
+    failed: list[FailedSlice] = []  # since the last request
+    want: int = 0  # slices, at most
+    wait_s: float = 0.0  # how long the trainer may wait until there is a source
+
+
+class GetSlice(Message, frozen=True, kw_only=True, tag="get_slice"):
+    """Rollout worker on another host -> trainer or relay: one slice. Answered by Slice + one frame."""
+
+    edition: str
+    index: int
+    base: str = ""  # edition of the same size whose file the worker has: the slice may be sent as changes to it
+
+
+ToWeights = GetManifest | NextSlices | GetSlice
+
+ToRelay = GetSlice
 
 
 class Manifest(Message, frozen=True, kw_only=True, tag="manifest"):
-    """One safetensors file per version. Workers on `host` read `path`; others fetch `size` bytes in slices."""
+    """One safetensors file per version. Workers on `host` read `path`; others fetch it in slices of equal size."""
 
     version: int
+    edition: str  # random id of this file: after a rollback, version numbers repeat
     host: str  # identity of the machine (its boot id), not a name to connect to
     path: str
     size: int  # bytes
-    digest: str  # blake2b-128 of the file, hex; empty for a worker on `host`: hashing would cost more than publishing
+    slice_bytes: int  # of all slices but the last, which is what remains
+    algorithm: str  # of the slices' digests: the first of the worker's that the trainer has
+
+
+class SliceSource(Part, frozen=True, kw_only=True):
+    """Where a worker gets one slice."""
+
+    index: int
+    digest: str  # hex, of the whole slice, also if it is sent as changes
+    source: str = ""  # address of a relay; empty: the trainer
+
+
+class SliceSources(Message, frozen=True, kw_only=True, tag="slice_sources"):
+    """Answer to NextSlices. Empty: nothing to fetch now; other workers are receiving what is missing."""
+
+    slices: list[SliceSource] = []
+
+
+class Slice(Message, frozen=True, kw_only=True, tag="slice"):
+    """Answer to GetSlice. The frame is the slice, or its changes (`rhymed_workers.weights.changes`)."""
+
+    base: str = ""  # edition that the changes apply to; empty: the frame is the slice

@@ -134,8 +134,10 @@ class Connector:
         on_use: Callable[[], None],
         on_disconnect: Callable[[], None],
         on_connect: Callable[[], None],
+        patient: bool = True,
     ) -> None:
-        """`server` names the peer in log lines. `on_use` is called after each use of the socket, see `Link`."""
+        """`server` names the peer in log lines. `on_use` is called after each use of the socket, see `Link`.
+        `patient=False`: a connection that cannot be made counts as one that ended."""
         self._socket, self._address, self._keys, self._server = socket, address, keys, server
         self._on_use, self._on_disconnect, self._on_connect = on_use, on_disconnect, on_connect
         self._loop = asyncio.get_running_loop()
@@ -144,6 +146,7 @@ class Connector:
         self._throttle = LogThrottle(lines=1, window_s=60.0)
         self._set_keys()
         events = FAILURES | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+        events |= 0 if patient else zmq.EVENT_CONNECT_RETRIED
         self._monitor = Monitor(socket, events, self._on_event)
         try:
             socket.connect(address)
@@ -165,7 +168,7 @@ class Connector:
         self._socket.setsockopt(zmq.CURVE_SERVERKEY, pinned[self._tries % len(pinned)])
 
     def _on_event(self, event: int) -> None:
-        if event == zmq.EVENT_DISCONNECTED:
+        if event in (zmq.EVENT_DISCONNECTED, zmq.EVENT_CONNECT_RETRIED):
             self._on_disconnect()
         elif event != zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self._refused(event == zmq.EVENT_HANDSHAKE_FAILED_AUTH)

@@ -42,7 +42,12 @@ STORE = Limits(256 * MiB, 64 * MiB, 4, 8192, 4096 * MiB, 20_000, 50_000, 1_000, 
 WEIGHTS = Limits(64 << 10, 64 << 10, 0, 16, 16 * MiB, 1_000, 1_000, 64, 16)
 OTHER = Limits(1024 * MiB, 64 * MiB, 1024, 8192, 4096 * MiB, 50_000, 50_000, 10_000, 10_000)
 
-RECEIVERS: dict[Any, Limits] = {messages.ToBroker: BROKER, messages.ToStore: STORE, messages.ToWeights: WEIGHTS}
+RECEIVERS: dict[Any, Limits] = {
+    messages.ToBroker: BROKER,
+    messages.ToStore: STORE,
+    messages.ToWeights: WEIGHTS,
+    messages.ToRelay: WEIGHTS,
+}
 """By the union of messages that a receiver accepts."""
 
 

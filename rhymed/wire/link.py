@@ -52,7 +52,7 @@ async def _refuse(peer: bytes, message: Any, frames: Sequence[bytes]) -> Message
 class Incoming(NamedTuple):
     peer: bytes  # routing id; empty on a client, which has one peer
     key: str  # public key of the connection (Z85); empty on a link without keys
-    parts: list[bytes]
+    parts: list[Buffer]  # bytes; large ones may be memoryviews
 
 
 class PendingRequest(NamedTuple):
@@ -264,6 +264,11 @@ class Link:
                 self._send(request.peer, request.envelope, request.message, request.frames)
         self._unconfirmed.clear()
 
+    def _fail_pending(self, why: str) -> None:
+        for request in self._pending.values():
+            if not request.future.done():
+                request.future.set_exception(errors.PeerGone(why))
+
     def close(self) -> None:
         """Close the socket; queued messages get 0.2 s to be sent. Open requests end with `PeerGone`."""
         if self._closed:
@@ -272,9 +277,7 @@ class Link:
         self._loop.remove_reader(self._fd)
         if self._wakeup is not None:
             self._wakeup.cancel()
-        for request in self._pending.values():
-            if not request.future.done():
-                request.future.set_exception(errors.PeerGone("the link was closed"))
+        self._fail_pending("the link was closed")
         for task in list(self._tasks):
             if task is not asyncio.current_task():
                 task.cancel()

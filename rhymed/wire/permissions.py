@@ -55,12 +55,19 @@ TO_STORE: Permits = {
     messages.GetStoreStats: _ALL,
 }
 
-TO_WEIGHTS: Permits = {messages.GetManifest: _ROLLOUT, messages.GetWeights: _ROLLOUT}
+TO_WEIGHTS: Permits = {
+    messages.GetManifest: _ROLLOUT,
+    messages.NextSlices: _ROLLOUT,
+    messages.GetSlice: _ROLLOUT,
+}
+
+TO_RELAY: Permits = {messages.GetSlice: _ROLLOUT}
 
 RECEIVERS: dict[Any, Permits] = {
     messages.ToBroker: TO_BROKER,
     messages.ToStore: TO_STORE,
     messages.ToWeights: TO_WEIGHTS,
+    messages.ToRelay: TO_RELAY,
 }
 """By the union of messages that a receiver accepts. Any other receiver refuses everything."""
 

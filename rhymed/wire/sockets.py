@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import secrets
 import threading
 import time
@@ -42,7 +43,9 @@ SEND_HWM = 10_000  # messages per peer; a worker has a few in flight, so a peer 
 RECV_HWM = 10_000
 MAX_MESSAGE_BYTES = 1 << 30  # of a server's answer; rhymed.wire.limits has the limits of requests
 MAX_SOCKETS = 16_384  # per process: tests and benchmarks run hundreds of workers in one
+VIEW_BYTES = 64 << 10  # smaller frames are copied: a message's body must be bytes
 BACKLOG = 4096  # connections waiting to be accepted: many workers may start at once
+IO_THREADS = min(4, os.cpu_count() or 1)  # of zmq: connections are copied and encrypted in parallel
 HANDSHAKE_MS = 10_000  # then a connection without a handshake is closed
 KEEPALIVE = {zmq.TCP_KEEPALIVE: 1, zmq.TCP_KEEPALIVE_IDLE: 15, zmq.TCP_KEEPALIVE_INTVL: 5, zmq.TCP_KEEPALIVE_CNT: 3}
 """Seconds, and tries: the kernel detects a peer that vanished.
@@ -129,7 +132,11 @@ class Server(Link):
 
 
 class Client(Link):
-    """Connects to `address`, also if it is bound only later. `name` must be unique among the server's peers."""
+    """Connects to `address`, also if it is bound only later. `name` must be unique among the server's peers.
+
+    `resend=False`: when the connection ends or cannot be made, requests fail with `PeerGone` instead of waiting.
+    `views=True`: large frames of answers are memoryviews of zmq's memory, not copies.
+    """
 
     def __init__(
         self,
@@ -140,10 +147,13 @@ class Client(Link):
         accepts: Any = None,
         handler: Handler | None = None,
         keys: Keyring = OPEN,
+        resend: bool = True,
+        views: bool = False,
     ) -> None:
         locked = keys.folder is not None and is_lockable(address)
         self.address = address
         self._peer = f"{peer} at {address}"
+        self._resend, self._views = resend, views
         self._connection: Connector | Monitor | None = None
         socket = _socket(zmq.DEALER, address, SEND_HWM, RECV_HWM, MAX_MESSAGE_BYTES)
         if locked:
@@ -159,19 +169,33 @@ class Client(Link):
                 check_owner(address.removeprefix("ipc://"))
             if locked:
                 self._connection = Connector(
-                    socket, address, keys, self._peer, self._wake, self._disconnected, self._connected
+                    socket, address, keys, self._peer, self._wake, self._disconnected, self._connected, resend
                 )
             else:
                 socket.connect(address)
         if not locked and not address.startswith("inproc://"):
-            self._connection = Monitor(socket, zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED, self._on_event)
+            ends = zmq.EVENT_DISCONNECTED if resend else zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED
+            self._connection = Monitor(socket, ends | zmq.EVENT_HANDSHAKE_SUCCEEDED, self._on_event)
         super().__init__(socket, accepts, handler)
 
     def _on_event(self, event: int) -> None:
-        if event == zmq.EVENT_DISCONNECTED:
-            self._disconnected()
-        else:
+        if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self._connected()
+        else:
+            self._disconnected()
+
+    def _recv(self) -> Incoming:
+        if not self._views:
+            return super()._recv()
+        frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+        parts: list[Buffer] = [frame.buffer if len(frame) > VIEW_BYTES else frame.bytes for frame in frames]
+        return Incoming(b"", "", parts)
+
+    def _disconnected(self) -> None:
+        if self._resend:
+            super()._disconnected()
+        else:
+            self._fail_pending(f"{self._peer}: the connection ended")
 
     async def request(self, message: Message, *frames: Buffer, deadline_s: float = 30.0, phase: str = "") -> Parcel:
         """Send a request to the server, and again after a reconnect. Raises `DeadlineExceeded`, `Overloaded`, or the
@@ -199,7 +223,8 @@ def drain(deadline_s: float = 0.5) -> None:
 
 def _socket(kind: int, address: str, queued_out: int, queued_in: int, frame_bytes: int) -> zmq.Socket[bytes]:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
-    context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)  # takes effect when the context's first socket is made
+    context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)  # both take effect when the context's first socket is made
+    context.set(zmq.IO_THREADS, IO_THREADS)
     socket = context.socket(kind)
     socket.setsockopt(zmq.SNDHWM, queued_out)
     socket.setsockopt(zmq.RCVHWM, queued_in)

@@ -86,7 +86,8 @@ def serve(target: str, config: str) -> None:
 
         start(lambda: StoreService(made, where), log_file=where.log("store"))
     from rhymed.service.service import Service
-    from rhymed_workers.trainer.publish import Publisher, WeightsServer
+    from rhymed_workers.trainer.publish import Publisher
+    from rhymed_workers.weights.server import WeightsServer
 
     class Weights(Service):
         async def open(self) -> None:
@@ -226,9 +227,10 @@ async def _honest(where: RunLayout) -> AsyncIterator[_HonestClients]:
         await worker.request(join, deadline_s=DEADLINE_S)
 
     async def fetch() -> None:
-        await reader.request(messages.GetManifest(version=0), deadline_s=DEADLINE_S)
-        answer = await reader.request(messages.GetWeights(version=0, offset=0, length=4096), deadline_s=DEADLINE_S)
-        assert len(answer.frames[0]) == 4096, "a slice of another length"
+        manifest = (await reader.request(messages.GetManifest(version=0), deadline_s=DEADLINE_S)).message
+        ask = messages.GetSlice(edition=manifest.edition, index=0)
+        answer = await reader.request(ask, deadline_s=DEADLINE_S)
+        assert len(answer.frames[0]) == manifest.slice_bytes, "a slice of another length"
 
     questions = {"broker": look, "store": _keeper(rollout), "weights": fetch}
     tasks = [asyncio.create_task(_ask(watch, name, question)) for name, question in questions.items()]

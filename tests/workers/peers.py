@@ -70,7 +70,15 @@ class RecordingTrainer:
         self.asked.append(message.version)
         if message.version in self.missing:
             raise TrainerError(f"version {message.version} is not kept")
-        return messages.Manifest(version=message.version, host=host_id(), path=str(self._file), size=7, digest="")
+        return messages.Manifest(
+            version=message.version,
+            edition="",
+            host=host_id(),
+            path=str(self._file),
+            size=7,
+            slice_bytes=7,
+            algorithm="blake2b",
+        )
 
 
 async def until(condition: Callable[[], Any], deadline_s: float = 60.0) -> None:

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -9,13 +9,13 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from rhymed.errors import MalformedMessage, TrainerError
-from rhymed.messages import GetManifest, GetWeights, Manifest
+from rhymed.errors import MalformedMessage, TrainerError, WireError
+from rhymed.messages import GetManifest, GetSlice, Manifest, NextSlices
 from rhymed.service.host import host_id
 from rhymed.wire.sockets import Client
-from rhymed_workers.rollout.download import Fetcher
 from rhymed_workers.trainer import publish
-from rhymed_workers.trainer.publish import Publisher, WeightsServer
+from rhymed_workers.trainer.publish import Publisher
+from rhymed_workers.weights.server import WeightsServer
 
 
 def tensors(seed: int) -> dict[str, Tensor]:
@@ -89,7 +89,7 @@ def test_without_room_in_shared_memory_the_run_folder_is_used(
 
 
 @pytest.fixture
-async def link(publisher: Publisher, tmp_path: Path) -> Client:
+async def link(publisher: Publisher, tmp_path: Path) -> AsyncIterator[Client]:
     server = WeightsServer(f"ipc://{tmp_path}/w", publisher)
     client = Client(server.address, peer="weights")
     yield client
@@ -97,44 +97,38 @@ async def link(publisher: Publisher, tmp_path: Path) -> Client:
     server.close()
 
 
-async def test_slices_are_the_file_that_the_digest_names(link: Client, publisher: Publisher) -> None:
-    published = publisher.publish(4, tensors(1).items())
-    manifest = (await link.request(GetManifest(version=4, host="elsewhere"))).message
+async def manifest_of(link: Client, version: int) -> Manifest:
+    answer = (await link.request(GetManifest(version=version, algorithms=["unknown", "blake2b"]))).message
+    assert isinstance(answer, Manifest)
+    return answer
+
+
+async def test_slices_are_the_file_and_have_its_digests(link: Client, publisher: Publisher) -> None:
+    published = publisher.publish(4, {"w": torch.randn(1200, 1000)}.items())
+    manifest = await manifest_of(link, 4)
+    assert (manifest.host, manifest.path, manifest.size) == (host_id(), str(published.path), published.size)
+    begin = NextSlices(edition=manifest.edition, worker="w", algorithm=manifest.algorithm, begin=True, want=9)
+    sources = (await link.request(begin)).message.slices
     content = b""
-    while len(content) < manifest.size:
-        length = min(50, manifest.size - len(content))
-        answer = await link.request(GetWeights(version=4, offset=len(content), length=length))
-        content += bytes(answer.frames[0])
+    for source in sorted(sources, key=lambda found: found.index):
+        frame = bytes((await link.request(GetSlice(edition=manifest.edition, index=source.index))).frames[0])
+        assert hashlib.blake2b(frame, digest_size=16).hexdigest() == source.digest
+        content += frame
+    assert len(sources) > 1
     assert content == published.path.read_bytes()
-    digest = hashlib.blake2b(content, digest_size=16).hexdigest()
-    assert manifest == Manifest(
-        version=4, host=host_id(), path=str(published.path), size=published.size, digest=digest
-    )
 
 
-async def test_a_reader_on_the_same_machine_waits_for_no_digest(link: Client, publisher: Publisher) -> None:
+async def test_what_is_not_there_is_an_error(link: Client, publisher: Publisher) -> None:
     publisher.publish(4, tensors(1).items())
-    manifest = (await link.request(GetManifest(version=4, host=host_id()))).message
-    assert manifest.digest == ""
-
-
-async def test_what_is_not_there_is_told(link: Client, publisher: Publisher) -> None:
-    size = publisher.publish(4, tensors(1).items()).size
+    edition = (await manifest_of(link, 4)).edition
     with pytest.raises(TrainerError, match=r"version 9 .* there is: 4"):
         await link.request(GetManifest(version=9))
-    for offset, length in [(-1, 2), (0, 0), (0, size + 1), (size, 1), (2**40, 1)]:
-        with pytest.raises(MalformedMessage, match="of version 4"):
-            await link.request(GetWeights(version=4, offset=offset, length=length))
-
-
-@pytest.mark.parametrize("host", [None, "elsewhere"])
-async def test_the_fetcher_gets_it_from_here_and_from_elsewhere(
-    link: Client, publisher: Publisher, tmp_path: Path, host: str | None
-) -> None:
-    publisher.publish(2, tensors(2).items())
-    fetcher = Fetcher("reader", host=host, base=tmp_path)
-    try:
-        found = load_file(await fetcher.fetch(2, link.address))
-    finally:
-        fetcher.close()
-    assert torch.equal(found["embed"], tensors(2)["embed"].to(torch.bfloat16))
+    with pytest.raises(TrainerError, match="a newer one has replaced it"):
+        await link.request(GetSlice(edition="other", index=0))
+    for index in (-1, 1, 2**40):
+        with pytest.raises(WireError, match="of a file that has 1"):
+            await link.request(GetSlice(edition=edition, index=index))
+    with pytest.raises(TrainerError, match="did not begin"):
+        await link.request(NextSlices(edition=edition, worker="w", algorithm="blake2b", stored=[0]))
+    with pytest.raises(MalformedMessage, match="md5"):
+        await link.request(NextSlices(edition=edition, worker="w", algorithm="md5", begin=True, want=1))

@@ -31,7 +31,8 @@ from rhymed_workers.lora.about import read
 from rhymed_workers.lora.folder import digest
 from rhymed_workers.lora.merge import Adapter, shapes
 
-LOAD_PATIENCE_S = 120.0  # for one weight update
+LOAD_PATIENCE_S = 120.0  # for one weight update, besides the time to read the file
+SLOWEST_LOAD = 1e8  # bytes per second
 ABORT_AGAIN_S = 0.01
 DIED = "the engine died; see its log"
 
@@ -139,12 +140,12 @@ class VllmEngine:
         async with self._updating:
             adapter = await asyncio.to_thread(self._check, path)
             file = {"path": str(path), "base": str(self._folder) if adapter else ""}
-            watch = _SplitTimer()
+            watch, patience_s = _SplitTimer(), LOAD_PATIENCE_S + path.stat().st_size / SLOWEST_LOAD
             try:
-                async with asyncio.timeout(LOAD_PATIENCE_S):
+                async with asyncio.timeout(patience_s):
                     await self._update(version, file, watch)
             except TimeoutError:
-                raise EngineError(f"loading version {version} took more than {LOAD_PATIENCE_S:g} s") from None
+                raise EngineError(f"loading version {version} took more than {patience_s:.0f} s") from None
             except EngineDeadError as error:
                 raise EngineError(f"the engine died while it loaded version {version}") from error
             except Exception as error:  # half-loaded weights: this engine must not continue

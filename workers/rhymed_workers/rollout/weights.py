@@ -16,7 +16,7 @@ from rhymed.messages import LoadVersion
 from rhymed.service.retry import PATIENCE_S
 from rhymed_workers.engines.base import Engine
 from rhymed_workers.rollout.activity import Timesheet
-from rhymed_workers.rollout.download import Fetcher
+from rhymed_workers.weights.fetch import Fetcher
 
 log = logging.getLogger(__name__)
 

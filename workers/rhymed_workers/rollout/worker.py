@@ -34,13 +34,13 @@ from rhymed_workers.engines.base import Engine, sampling_for
 from rhymed_workers.engines.build import build_engine
 from rhymed_workers.membership import Membership
 from rhymed_workers.rollout.activity import Timesheet
-from rhymed_workers.rollout.download import Fetcher
 from rhymed_workers.rollout.generation import ActiveSample, Generation
 from rhymed_workers.rollout.history import HistoryLoader
 from rhymed_workers.rollout.partials import PartialSaver
 from rhymed_workers.rollout.prompts import PromptCache
 from rhymed_workers.rollout.reports import Reporter
 from rhymed_workers.rollout.weights import WeightLoader
+from rhymed_workers.weights.fetch import Fetcher, RelayOptions
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +61,8 @@ class RolloutWorker(Service):
     async def open(self) -> None:
         self._store = StoreClient(self._layout.store, self.name, self._layout.keys("rollout"))
         self._closing.callback(self._store.close)
-        self._fetcher = Fetcher(self.name, keys=self._layout.keys("rollout"))
+        relay = RelayOptions(self._config.net.relay, self._layout.bind)
+        self._fetcher = Fetcher(self.name, keys=self._layout.keys("rollout"), relay=relay)
         self._closing.callback(self._fetcher.close)
         self.spawn(self._start())  # an engine takes long to start, and a stop must not wait for it
 

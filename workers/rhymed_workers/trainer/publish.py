@@ -1,33 +1,34 @@
-"""Published policy versions: one safetensors file each, and the server that hands them out.
+"""Published policy versions: one safetensors file each.
 
 The file is in shared memory if there is room, so publishing is one conversion into memory that the engines on this
-machine map. It gets its name only when it is complete; the last `KEEP` versions are kept. Nothing here is durable:
-only checkpoints survive a reboot. Knows no engines; they send requests.
+machine map. It gets its name only when it is complete; the last `KEEP` versions are kept, open, so that one whose
+name was removed (a cleaner of temporary files, a session that ended) is written again. Nothing here is durable: only
+checkpoints survive a reboot. Knows no engines and no requests (`rhymed_workers.weights.server`).
 """
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 import logging
 import math
 import os
+import secrets
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+import threading
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from rhymed import atomic
-from rhymed.errors import MalformedMessage, TrainerError
-from rhymed.messages import GetManifest, GetWeights, Manifest, Message, ToWeights
-from rhymed.service.host import host_id
-from rhymed.wire.keys import OPEN, Keyring
-from rhymed.wire.sockets import DONE, Parcel, Server
+from rhymed.errors import TrainerError, WireError
+from rhymed_workers.weights.copies import shared_memory
+from rhymed_workers.weights.mapped import MappedFile, Published
+from rhymed_workers.weights.slices import slicing
 
 if TYPE_CHECKING:
     import torch
@@ -41,19 +42,9 @@ log = logging.getLogger(__name__)
 KEEP = 2
 ALIGN = 64  # bytes
 PIECE = 1 << 20  # elements
-WRITERS = 2  # threads
-SHARED_MEMORY = Path(os.environ.get("RHYMED_SHARED_MEMORY") or "/dev/shm")
-"""Readers on this host see the same folder. Containers need to share one: each has its own /dev/shm."""
-
-MAX_SLICE_BYTES = 32 << 20
+WRITERS = min(8, os.cpu_count() or 1)  # threads
 DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 ITEM_BYTES = {"BF16": 2, "F16": 2, "F32": 4}
-
-
-class Published(NamedTuple):
-    version: int
-    path: Path
-    size: int  # bytes
 
 
 class Publisher:
@@ -64,7 +55,7 @@ class Publisher:
         self._dtype = dtype
         self._folder: Path | None = None
         self._kept: dict[int, Published] = {}
-        self._digests: dict[int, str] = {}
+        self._lock = threading.Lock()  # published by one thread, found by others
 
     def publish(
         self, version: int, tensors: Tensors, metadata: Mapping[str, str] = MappingProxyType({})
@@ -84,33 +75,50 @@ class Publisher:
                 _write_arrays(file.fileno(), kept, starts, self._dtype)
             else:
                 _write(file.fileno(), kept, starts, self._dtype)
-        self._digests.pop(version, None)
-        self._kept[version] = published = Published(version, path, size)
-        for old in sorted(self._kept)[:-KEEP]:
-            self._kept.pop(old).path.unlink(missing_ok=True)
-            self._digests.pop(old, None)
+        published = Published(version, secrets.token_hex(8), path, size, MappedFile(path, slicing(size)))
+        with self._lock:
+            self._kept[version] = published
+            for old in sorted(self._kept)[:-KEEP]:
+                self._kept.pop(old).path.unlink(missing_ok=True)
         return published
 
     def find(self, version: int) -> Published:
-        try:
-            return self._kept[version]
-        except KeyError:
-            kept = ", ".join(map(str, sorted(self._kept))) or "none"
-            raise TrainerError(f"version {version} of the weights is not kept; there is: {kept}") from None
+        """Blocking, if its file must be written again. Raises `TrainerError` if it is not kept."""
+        with self._lock:
+            if version not in self._kept:
+                kept = ", ".join(map(str, sorted(self._kept))) or "none"
+                raise TrainerError(f"version {version} of the weights is not kept; there is: {kept}")
+            return self._present(self._kept[version])
 
-    def digest(self, version: int) -> str:
-        """Blake2b-128 in hex, computed on first use. Blocking: a second per gigabyte."""
-        published = self.find(version)
-        if version not in self._digests:
-            with published.path.open("rb") as file:
-                self._digests[version] = hashlib.file_digest(
-                    file, lambda: hashlib.blake2b(digest_size=16)
-                ).hexdigest()
-        return self._digests[version]
+    def edition(self, edition: str) -> Published:
+        """As `find`."""
+        with self._lock:
+            for published in self._kept.values():
+                if published.edition == edition:
+                    return self._present(published)
+        raise TrainerError(f"edition {edition} of the weights is not kept: a newer one has replaced it")
+
+    def _present(self, published: Published) -> Published:
+        """Its file, under its name."""
+        path = published.path
+        try:
+            published.file.check()
+            if published.file.named:
+                return published
+            log.warning("%s is gone, though nobody of this run removes it: publishing it again", path)
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with atomic.new_file(path) as part:
+                published.file.copy_to(part)
+            file = MappedFile(path, published.file.slicing)
+        except (OSError, WireError) as error:
+            raise TrainerError(f"version {published.version} of the weights was lost: {error}") from error
+        self._kept[published.version] = again = published._replace(file=file)
+        return again
 
     def close(self) -> None:
         """Remove all versions. A process that has one open can still read it."""
-        self._kept.clear()
+        with self._lock:
+            self._kept.clear()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -123,59 +131,22 @@ class Publisher:
 
     def _choose(self, size: int) -> Path:
         name = hashlib.blake2b(bytes(self._fallback.resolve()), digest_size=6).hexdigest()
-        shared = SHARED_MEMORY / f"rhymed-{name}"
+        memory = shared_memory()
+        shared = memory / f"rhymed-{name}"
         shutil.rmtree(shared, ignore_errors=True)
         needed = (KEEP + 1) * size
-        if not SHARED_MEMORY.is_dir() or not os.access(SHARED_MEMORY, os.W_OK):
+        if not memory.is_dir() or not os.access(memory, os.W_OK):
             return self._fallback
-        if shutil.disk_usage(SHARED_MEMORY).free < needed:
+        if shutil.disk_usage(memory).free < needed:
             log.warning(
                 "%s has less than the %.1f GiB that %d versions need: publishing to %s, which is slower",
-                SHARED_MEMORY,
+                memory,
                 needed / 2**30,
                 KEEP + 1,
                 self._fallback,
             )
             return self._fallback
         return shared
-
-
-class WeightsServer:
-    """Answers requests at `address`. Create and close it on the event loop."""
-
-    def __init__(self, address: str, publisher: Publisher, *, keys: Keyring = OPEN) -> None:
-        self._publisher = publisher
-        self._server = Server(address, ToWeights, self._answer, keys=keys)
-        self.address = self._server.address
-
-    def close(self) -> None:
-        self._server.close()
-
-    async def _answer(self, peer: bytes, message: Any, frames: Sequence[bytes]) -> Message | Parcel:
-        match message:
-            case GetManifest():
-                return await self._manifest(message)
-            case GetWeights():
-                return Parcel(DONE, [await asyncio.to_thread(self._slice, message)])
-        raise MalformedMessage(f"the weights server does not take {type(message).__name__}")
-
-    async def _manifest(self, ask: GetManifest) -> Manifest:
-        version, path, size = self._publisher.find(ask.version)
-        digest = "" if ask.host == host_id() else await asyncio.to_thread(self._publisher.digest, version)
-        return Manifest(version=version, host=host_id(), path=str(path), size=size, digest=digest)
-
-    def _slice(self, ask: GetWeights) -> bytes:
-        published = self._publisher.find(ask.version)
-        if ask.offset < 0 or not 0 < ask.length <= min(MAX_SLICE_BYTES, published.size - ask.offset):
-            raise MalformedMessage(
-                f"bytes {ask.offset} to {ask.offset + ask.length} of version {ask.version}, which has"
-                f" {published.size} (at most {MAX_SLICE_BYTES} at a time)"
-            )
-        try:
-            with published.path.open("rb") as file:
-                return os.pread(file.fileno(), ask.length, ask.offset)
-        except FileNotFoundError:
-            raise TrainerError(f"version {ask.version} of the weights was replaced meanwhile") from None
 
 
 def unique(tensors: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:

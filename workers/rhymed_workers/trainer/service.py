@@ -37,7 +37,8 @@ from rhymed_store.client import StoreClient, StoredSample
 from rhymed_workers.membership import Membership
 from rhymed_workers.trainer.base import Learner, restore
 from rhymed_workers.trainer.lineage import Lineage
-from rhymed_workers.trainer.publish import Publisher, WeightsServer
+from rhymed_workers.trainer.publish import Publisher
+from rhymed_workers.weights.server import WeightsServer
 
 log = logging.getLogger(__name__)
 
