@@ -44,8 +44,6 @@ class GetSlice(Message, frozen=True, kw_only=True, tag="get_slice"):
 
 ToWeights = GetManifest | NextSlices | GetSlice
 
-ToRelay = GetSlice
-
 
 class Manifest(Message, frozen=True, kw_only=True, tag="manifest"):
     """One safetensors file per version. Workers on `host` read `path`; others fetch it in slices of equal size."""

@@ -67,9 +67,9 @@ RECEIVERS: dict[Any, Permits] = {
     messages.ToBroker: TO_BROKER,
     messages.ToStore: TO_STORE,
     messages.ToWeights: TO_WEIGHTS,
-    messages.ToRelay: TO_RELAY,
+    messages.GetSlice: TO_RELAY,
 }
-"""By the union of messages that a receiver accepts. Any other receiver refuses everything."""
+"""By the union of messages that a receiver accepts; a relay of weights accepts one. Other receivers refuse all."""
 
 
 ABOUT_OTHERS = (messages.GetQueues, messages.Drain)

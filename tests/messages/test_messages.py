@@ -26,8 +26,8 @@ Anything = ToBroker | ToRollout | ToReward | ToTrainer | ToStore | ToWeights | R
 
 STRUCTS = [
     kind
-    for name, kind in inspect.getmembers(messages, inspect.isclass)
-    if issubclass(kind, Message | Part) and kind not in (Message, Part) and name == kind.__name__
+    for _, kind in inspect.getmembers(messages, inspect.isclass)
+    if issubclass(kind, Message | Part) and kind not in (Message, Part)
 ]
 BODIES = [kind for kind in STRUCTS if issubclass(kind, Message)]
 

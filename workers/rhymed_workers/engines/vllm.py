@@ -140,7 +140,7 @@ class VllmEngine:
         async with self._updating:
             adapter = await asyncio.to_thread(self._check, path)
             file = {"path": str(path), "base": str(self._folder) if adapter else ""}
-            watch, patience_s = _SplitTimer(), LOAD_PATIENCE_S + path.stat().st_size / SLOWEST_LOAD
+            watch, patience_s = _SplitTimer(), LOAD_PATIENCE_S + os.stat(path).st_size / SLOWEST_LOAD
             try:
                 async with asyncio.timeout(patience_s):
                     await self._update(version, file, watch)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Coroutine
 from typing import Any
 
@@ -25,7 +26,7 @@ log = logging.getLogger(__name__)
 ASK_S = 60.0  # for an answer of the tracker: it may have to compute digests
 WAIT_S = 2.0
 AGAIN_S = 0.25
-TRIES = 3  # of one slice that comes damaged from the trainer
+TRIES = 3  # of one slice that comes damaged
 
 
 class Download:
@@ -39,7 +40,7 @@ class Download:
         self._tasks: set[asyncio.Task[None]] = set()
         self._stored: list[int] = []  # since the last request
         self._failed: list[FailedSlice] = []
-        self._damaged: dict[int, int] = {}  # by slice: how often it came damaged from the trainer
+        self._damaged: Counter[int] = Counter()  # by slice: how often it came damaged
         self._whole: set[int] = set()  # slices whose changes did not lead to what was expected
         self._used: set[str] = set()  # relays
         self.received = 0  # bytes of slices and changes
@@ -95,6 +96,7 @@ class Download:
     async def _fetch(self, slice: SliceSource) -> None:
         length = self._copy.file.slicing.length(slice.index)
         base = self._copy.base if self._old is not None and slice.index not in self._whole else ""
+        before = self._damaged[slice.index]
         ask = GetSlice(edition=self._copy.edition, index=slice.index, base=base)
         try:
             message, frames = await self._sources.slice(slice.source, ask, length)
@@ -102,7 +104,7 @@ class Download:
         except WireError as error:
             if base:
                 self._whole.add(slice.index)
-            if slice.source == TRAINER and not self._again(slice.index, error):
+            if slice.source == TRAINER and not before < self._damaged[slice.index] < TRIES:
                 raise
             log.warning("slice %d from %s: %s", slice.index, slice.source or "the trainer", error)
             self._failed.append(FailedSlice(index=slice.index, source=slice.source))
@@ -111,11 +113,6 @@ class Download:
         self._copy.stored.add(slice.index)
         self._stored.append(slice.index)
         self.received += len(frames[0])
-
-    def _again(self, index: int, error: WireError) -> bool:
-        if isinstance(error, DamagedSlice):
-            self._damaged[index] = self._damaged.get(index, 0) + 1
-        return 0 < self._damaged.get(index, 0) < TRIES
 
     def _keep(self, slice: SliceSource, base: str, frame: Any) -> None:
         """Blocking: verify and write."""
@@ -127,14 +124,11 @@ class Download:
         length = self._copy.file.slicing.length(slice.index)
         digest = DIGESTS[self._algorithm](content)
         if len(content) != length or digest != slice.digest:
-            raise DamagedSlice(
+            self._damaged[slice.index] += 1
+            raise WireError(
                 f"slice {slice.index} of edition {self._copy.edition} arrived damaged: {len(content)} bytes, digest"
                 f" {digest}; expected {length}, {slice.digest}"
             )
         self._copy.file.write(slice.index, content)
         if base:
             self._copy.changes[slice.index] = bytes(frame)
-
-
-class DamagedSlice(WireError):
-    """Is fetched again."""

@@ -46,7 +46,7 @@ class Relay:
 
     def __init__(self, listen: str, announced: str, *, keys: Keyring = OPEN) -> None:
         self._copies: dict[str, Copy] = {}
-        self._server = Server(listen, messages.ToRelay, self._answer, keys=keys)
+        self._server = Server(listen, messages.GetSlice, self._answer, keys=keys)
         port = self._server.address.rpartition(":")[2]
         self.address = f"{announced.rpartition(':')[0]}:{port}" if announced.startswith("tcp://") else announced
 
