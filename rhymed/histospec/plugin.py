@@ -1,9 +1,9 @@
 """Patches keyed sampling into vLLM: the only module that names vLLM's internals.
 
 `install` wraps the last step of a model runner's construction (its key-value cache); `attach` then gives that runner
-keyed samplers and binds its drafter to it. Other versions of vLLM are left alone, with a warning.
-`additional_config={"rhymed": {"keyed": true}}` switches keyed sampling on, false switches it off; by default it is on
-with rhymed's own drafter.
+keyed samplers and binds its drafter to it. Other versions of vLLM are left alone, with a warning, which `attached`
+reports to who cannot do without. `additional_config={"rhymed": {"keyed": true}}` switches keyed sampling on, false
+switches it off; by default it is on with rhymed's own drafter.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import numpy as np
 
 from rhymed.histospec import profiling
 from rhymed.histospec.settings import KEY
+from rhymed.histospec.versions import RUNNER, release_of, unknown
 
 log = logging.getLogger(__name__)
 
-VERSIONS = ("0.26.", "0.32.")
 NEEDED = {
     "": ("sampler", "input_batch", "requests", "vllm_config", "model_config", "use_async_scheduling"),
     "input_batch": ("req_ids", "sampling_metadata", "num_tokens_no_spec", "generators", "vocab_size"),
@@ -27,8 +27,9 @@ NEEDED = {
     "rejection_sampler": ("apply_logits_processors",),
 }
 """Attributes of a model runner and of its parts; a part may be missing."""
+CURE = f"set {RUNNER}=0 in the environment of the engine, or do without keyed sampling"
 
-_state = {"keyed": False, "warned": False}
+_state: dict[str, Any] = {"keyed": False, "why": ""}
 
 
 def install(keyed: bool = False) -> bool:
@@ -37,8 +38,8 @@ def install(keyed: bool = False) -> bool:
     _state["keyed"] |= keyed
     import vllm
 
-    if not vllm.__version__.startswith(VERSIONS):
-        _warn(f"vLLM {vllm.__version__} is not one of {', '.join(v + 'x' for v in VERSIONS)}")
+    if release_of(vllm.__version__) is None:
+        _warn(unknown(vllm.__version__))
         return False
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
@@ -72,6 +73,39 @@ def attach(runner: Any) -> bool:
         drafter.bind(runner)
         runner.rhymed_bound = True
     return attached
+
+
+def attached(runner: Any) -> dict[str, Any]:
+    """What `attach` has done for a model runner: whether it samples with keys, whether its drafter is bound (None: it
+    has none), and why not, as far as that is known."""
+    kind = type(runner)
+    first = any(base.__module__ == "vllm.v1.worker.gpu_model_runner" for base in kind.__mro__)
+    why = "" if first else f"vLLM has chosen its model runner {kind.__module__}.{kind.__name__}"
+    return {
+        "keyed": hasattr(getattr(runner, "sampler", None), "keyed"),
+        "drafter": hasattr(runner, "rhymed_bound") if getattr(runner, "drafter", None) is not None else None,
+        "why": _state["why"] or why,
+    }
+
+
+def require() -> None:
+    """From here on an engine of this process that should sample with keys and cannot does not start."""
+    from vllm.v1.worker.gpu_worker import Worker
+
+    original = Worker.initialize_from_config
+    if hasattr(original, "rhymed"):
+        return
+
+    @functools.wraps(original)
+    def initialize_from_config(worker: Any, *arguments: Any, **named: Any) -> None:
+        original(worker, *arguments, **named)
+        runner = worker.model_runner
+        state = attached(runner)
+        if not state["keyed"] and _wanted(runner, getattr(runner, "drafter", None)):
+            raise RuntimeError(f"keyed sampling was asked for, but {state['why']}; {CURE}")
+
+    initialize_from_config.rhymed = True  # type: ignore[attr-defined]
+    Worker.initialize_from_config = initialize_from_config
 
 
 def _wanted(runner: Any, drafter: Any) -> bool:
@@ -125,9 +159,9 @@ def _compile() -> None:
 
 
 def _warn(why: str) -> None:
-    if not _state["warned"]:
+    if not _state["why"]:
         log.warning("keyed sampling is off, vLLM's own sampler is used: %s", why)
-    _state["warned"] = True
+    _state["why"] = _state["why"] or why
 
 
 def repair_expand() -> None:

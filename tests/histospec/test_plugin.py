@@ -24,7 +24,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # vLLM's and torch's own
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch):
-    monkeypatch.setattr(plugin, "_state", {"keyed": False, "warned": False})
+    monkeypatch.setattr(plugin, "_state", {"keyed": False, "why": ""})
     monkeypatch.setattr(GPUModelRunner, "initialize_kv_cache", GPUModelRunner.initialize_kv_cache)
 
 
@@ -53,6 +53,43 @@ def test_other_versions_stay_as_they_are(monkeypatch, caplog):
     assert len(caplog.records) == 1
     assert "0.99.1" in caplog.text
     assert GPUModelRunner.initialize_kv_cache is before
+
+
+def test_what_was_attached_is_reported(runner, monkeypatch):
+    runner.drafter = Ours()
+    assert plugin.attached(runner)["keyed"] is False
+    assert plugin.attached(runner)["drafter"] is False
+    assert "model runner tests.histospec" in plugin.attached(runner)["why"], "it is not vLLM's first one"
+    plugin.attach(runner)
+    assert plugin.attached(runner)["keyed"] is True
+    assert plugin.attached(runner)["drafter"] is True
+    del runner.drafter
+    assert plugin.attached(runner)["drafter"] is None
+
+
+def test_why_keyed_sampling_is_missing_is_reported(runner):
+    runner.use_async_scheduling, runner.num_spec_tokens = True, 4
+    assert not plugin.attach(runner)
+    assert "asynchronous scheduling" in plugin.attached(runner)["why"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "attaches", "starts"), [(True, True, True), (True, False, False), (False, False, True)]
+)
+def test_a_worker_that_needs_keys_does_not_start_without(runner, monkeypatch, asked, attaches, starts):
+    """Whichever model runner it has: vLLM's second one never attaches."""
+    from vllm.v1.worker.gpu_worker import Worker
+
+    monkeypatch.setattr(Worker, "initialize_from_config", lambda worker, config: attaches and plugin.attach(runner))
+    runner.vllm_config.additional_config = {"rhymed": {"keyed": asked}}
+    plugin.require()
+    plugin.require()
+    worker = object.__new__(Worker)
+    worker.model_runner = runner
+    if starts:
+        return worker.initialize_from_config(None)
+    with pytest.raises(RuntimeError, match=r"keyed sampling was asked for.*VLLM_USE_V2_MODEL_RUNNER=0"):
+        worker.initialize_from_config(None)
 
 
 def test_installing_twice_wraps_once(monkeypatch):

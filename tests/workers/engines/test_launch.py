@@ -10,7 +10,8 @@ import pytest
 
 from rhymed.config import Config
 from rhymed.histospec.settings import Settings, read_settings
-from rhymed_workers.engines.launch import LOGGING, _speculation, end_children, environment
+from rhymed.histospec.versions import RUNNER
+from rhymed_workers.engines.launch import CPU_ENVIRONMENT, LOGGING, _speculation, end_children, environment
 
 
 def speculation(**sections: Any) -> dict[str, Any]:
@@ -49,6 +50,29 @@ def test_nothing_is_left_for_other_processes_to_look_for(monkeypatch: pytest.Mon
     end_children()
     assert LOGGING not in os.environ
     assert not file.exists()
+
+
+def test_the_first_model_runner_is_asked_for_where_ours_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for wanted, expected in ((False, None), (True, "0")):
+        monkeypatch.setattr(os, "environ", {n: v for n, v in os.environ.items() if n not in (LOGGING, RUNNER)})
+        environment(first_runner=wanted)
+        assert os.environ.get(RUNNER) == expected
+        end_children()
+
+
+def test_the_device_is_what_vllm_was_built_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A processor's engine on a host with a GPU is still a processor's engine."""
+    from vllm.platforms import current_platform
+
+    for cpu in (True, False):
+        monkeypatch.setattr(type(current_platform), "is_cpu", lambda self, cpu=cpu: cpu)
+        drop = {LOGGING, *CPU_ENVIRONMENT}
+        monkeypatch.setattr(os, "environ", {name: value for name, value in os.environ.items() if name not in drop})
+        environment()
+        assert {name: os.environ.get(name) for name in CPU_ENVIRONMENT} == (
+            CPU_ENVIRONMENT if cpu else dict.fromkeys(CPU_ENVIRONMENT)
+        )
+        end_children()
 
 
 def test_what_a_user_has_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:

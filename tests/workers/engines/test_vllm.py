@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from rhymed.config import Config
 from rhymed.errors import DataError, EngineError
 from rhymed.histospec.drafts.yields import accepted
 from rhymed.messages import SampleId
+from rhymed_workers.engines.adapter.client import watch
+from rhymed_workers.engines.adapter.labels import Labels
 from rhymed_workers.engines.base import Output, Sampling, Task, sampling_for
 
 pytest.importorskip("vllm")
@@ -171,6 +174,38 @@ async def test_weights_that_change_in_flight(engine: Any, tiny_model: Path, vers
         np.testing.assert_allclose(output.logprobs[before:], new[before:], atol=2e-4)
     assert crossed
     assert engine.progress() == {}
+
+
+async def test_labels_that_we_keep_are_those_that_vllm_keeps(
+    engine: Any, versions: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For releases that label nothing: here both label the same tokens."""
+    client, labels = engine._client, Labels()
+    monkeypatch.setattr(client.llm.output_processor, "process_outputs", client.llm.output_processor.process_outputs)
+    watch(client.llm.output_processor, labels)
+    pairs: list[tuple[Any, Any]] = []
+    theirs = client.versions
+
+    def both(request: str, completion: Any) -> Any:
+        pairs.append((theirs(request, completion), labels.spans(request, len(completion.token_ids))))
+        return pairs[-1][0]
+
+    def changed(version: int, phase: str) -> None:
+        if phase == "finish":
+            labels.changed(version, time.monotonic())
+
+    monkeypatch.setattr(client, "versions", both)
+    waits: list[asyncio.Future[Output]] = []
+    for version in (1, 2, 0, 1):
+        await client.update(version, {"path": str(versions[version]), "base": ""}, partial(changed, version))
+        jobs = [task(engine, index, step=40 + len(waits)) for index in range(8)]
+        waits += [asyncio.ensure_future(engine.generate(job)) for job in jobs]
+        while max(engine.progress().values(), default=0) < 20:
+            await asyncio.sleep(0.002)
+    await asyncio.gather(*waits)
+    assert all(mine == others for others, mine in pairs)
+    assert len(pairs) == 32
+    assert max(len(others) for others, _ in pairs) > 2, "some crossed two updates"
 
 
 async def test_cancel_gives_what_there_is(engine: Any) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rhymed.histospec.plugin import install
+from rhymed.histospec.plugin import attached, install
 from rhymed_workers.engines import activity
 from rhymed_workers.engines.owner import OWNER, end_with_owner
 from rhymed_workers.lora.merge import Adapter
@@ -78,6 +78,11 @@ def _register() -> None:
         def shutdown(self) -> None:
             pass
 
+        @staticmethod
+        def trainer_send_weights(iterator: Any, trainer_args: Any) -> None:
+            """vLLM 0.26 demands the trainer's side, too; ours writes files."""
+            raise NotImplementedError(f"{BACKEND} has no sender in vLLM")
+
     if BACKEND not in factory.WeightTransferEngineFactory._registry:
         factory.WeightTransferEngineFactory.register_engine(BACKEND, FileWeights)
 
@@ -99,6 +104,9 @@ class Extension:
     """Mixed into vLLM's worker class: what the engine calls in its worker processes."""
 
     model_runner: Any
+
+    def attached(self) -> dict[str, Any]:
+        return attached(self.model_runner)
 
     def remember(self, prompt: str, tokens: list[int], rows: list[tuple[int, float | None, bytes]]) -> None:
         """A prompt's earlier responses: (step, reward, tokens as int32)."""

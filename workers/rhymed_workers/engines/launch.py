@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 from rhymed.config import Config, Drafts
 from rhymed.histospec.settings import KEY
+from rhymed.histospec.versions import RUNNER
 from rhymed.service import logfile
 from rhymed_workers.engines.extension import BACKEND
 from rhymed_workers.engines.owner import OWNER
@@ -27,6 +28,13 @@ log = logging.getLogger(__name__)
 BATCH_TOKENS = 2048  # in one forward pass, at least; more would only make running samples wait longer on a CPU
 LOGGING = "VLLM_LOGGING_CONFIG_PATH"
 RELOAD = "vllm.model_executor.model_loader.reload.layerwise"
+CPU_ENVIRONMENT = {
+    # Threads that spin at a barrier while trainer and scorers use the cores waste whole time slices: measured 1.3
+    # instead of 8 tokens/s with 2 cores shared by 5 busy threads.
+    "OMP_WAIT_POLICY": "passive",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # lets vLLM accept the executor "uni"
+    "TORCHDYNAMO_DISABLE": "1",  # the sampler's one compiled function costs seconds at the first token
+}
 T = TypeVar("T")
 
 
@@ -96,8 +104,10 @@ def _warn_of_slow_bfloat16(dtype: str) -> None:
         log.warning("this CPU has no bfloat16 arithmetic: model.dtype = 'float32' is several times faster")
 
 
-def environment() -> None:
-    """For vLLM and its child processes; variables that the user has set stay."""
+def environment(*, first_runner: bool = True) -> None:
+    """For vLLM and its child processes; variables that the user has set stay. Call it before vLLM is imported: its
+    import reads some of them. `first_runner`: keyed sampling or drafts are wanted, which need vLLM's first model
+    runner."""
     values = {
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
@@ -105,21 +115,19 @@ def environment() -> None:
         LOGGING: str(_logging_file()),
         "RAY_USAGE_STATS_ENABLED": "0",
     }
-    if not _has_gpu():
-        values |= {
-            # Threads that spin at a barrier while trainer and scorers use the cores waste whole time slices:
-            # measured 1.3 instead of 8 tokens/s with 2 cores shared by 5 busy threads.
-            "OMP_WAIT_POLICY": "passive",
-            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # lets vLLM accept the executor "uni"
-            "TORCHDYNAMO_DISABLE": "1",  # the sampler's one compiled function costs seconds at the first token
-        }
+    if first_runner:
+        values[RUNNER] = "0"
+    _set(values)
+    from vllm.platforms import current_platform
+
+    if current_platform.is_cpu():  # vLLM's child processes are spawned there, and read these when they start
+        _set(CPU_ENVIRONMENT)
+
+
+def _set(values: dict[str, str]) -> None:
     for name, value in values.items():
         if name == OWNER or not os.environ.get(name):
             os.environ[name] = value
-
-
-def _has_gpu() -> bool:
-    return any(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/kfd").exists()
 
 
 def _logging_file() -> Path:

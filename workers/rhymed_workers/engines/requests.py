@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from rhymed.histospec.settings import KEY
-from rhymed_workers.engines.base import NO_VERSION, Output, Task
+from rhymed_workers.engines.base import Output, Task
 
 
 def sampling_params(task: Task, sampler: str, drafts: str, stop_tokens: list[int]) -> Any:
@@ -46,16 +46,11 @@ def sampling_params(task: Task, sampler: str, drafts: str, stop_tokens: list[int
     )
 
 
-def output_of(completion: Any) -> Output:
-    """From vLLM's `CompletionOutput`."""
-    spans = [(_version(span.version), span.end - span.start) for span in completion.weight_versions or []]
+def output_of(completion: Any, versions: list[tuple[int, int]]) -> Output:
+    """From vLLM's `CompletionOutput`. `versions`: (policy version, number of tokens), oldest first."""
     return Output(
         tokens=np.array(completion.token_ids, np.uint32),
         logprobs=np.array(completion.logprobs.logprobs, np.float32),
         finish_reason=completion.finish_reason if completion.finish_reason in ("stop", "length") else "abort",
-        versions=[(version, count) for version, count in spans if count],
+        versions=versions,
     )
-
-
-def _version(label: str) -> int:
-    return NO_VERSION if label == "default" else int(label)

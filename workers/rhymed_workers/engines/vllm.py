@@ -1,8 +1,8 @@
 """vLLM as the engine: AsyncLLM in this process, its core in a child process, weights through our file backend.
 
-Drafts come from the responses passed to `remember`. vLLM labels the tokens of each step with the version of the
+Drafts come from the responses passed to `remember`. The tokens of each step are labelled with the version of the
 weights, so the versions in an output are exact even if weights changed while it was generated. How vLLM is started is
-in `launch`, how requests are translated in `requests`.
+in `launch`, how requests are translated in `requests`, in what its releases differ in `adapter`.
 """
 
 from __future__ import annotations
@@ -19,14 +19,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rhymed.config import Config
-from rhymed.errors import DataError, EngineError
+from rhymed.errors import EngineError
 from rhymed.inputs.models import stop_tokens
 from rhymed.messages import Drafting, SampleId
 from rhymed_store.client import StoredSample
 from rhymed_workers.engines.activity import ACTIVITY_FILE, ActivityReader
+from rhymed_workers.engines.adapter.attached import problem, runner_problem
+from rhymed_workers.engines.adapter.client import DIED, Client, installed_release
 from rhymed_workers.engines.base import NO_VERSION, DraftReport, Output, Task, Throughput
 from rhymed_workers.engines.launch import arguments, end_children, environment, in_daemon_thread
-from rhymed_workers.engines.requests import output_of, sampling_params
+from rhymed_workers.engines.requests import sampling_params
 from rhymed_workers.lora.about import read
 from rhymed_workers.lora.folder import digest
 from rhymed_workers.lora.merge import Adapter, shapes
@@ -34,7 +36,6 @@ from rhymed_workers.lora.merge import Adapter, shapes
 LOAD_PATIENCE_S = 120.0  # for one weight update, besides the time to read the file
 SLOWEST_LOAD = 1e8  # bytes per second
 ABORT_AGAIN_S = 0.01
-DIED = "the engine died; see its log"
 
 
 class VllmEngine:
@@ -44,6 +45,7 @@ class VllmEngine:
         self._config = config
         self._folder = folder
         self._llm: Any = None
+        self._client: Client | None = None
         self._version = NO_VERSION
         self._running: dict[SampleId, str] = {}  # sample -> vLLM's request id
         self._finished_tokens = 0
@@ -67,9 +69,23 @@ class VllmEngine:
             self._llm = await asyncio.shield(self._starting)
         except (RuntimeError, ValueError, OSError) as error:
             raise EngineError(f"vLLM did not start with {self._folder}: {error}; see its log") from error
+        if self._llm is None:
+            return
+        self._client = Client(self._llm, installed_release())
+        if wrong := problem(await self._client.call("attached"), **self._wanted):
+            raise EngineError(wrong)
+
+    @property
+    def _wanted(self) -> dict[str, bool]:
+        """Parts of ours in vLLM's processes."""
+        return {"keyed": self._config.rollout.sampler == "keyed", "drafts": self._config.drafts.method != "none"}
 
     def _start(self) -> Any:
-        environment()
+        ours = any(self._wanted.values())
+        if ours and (wrong := runner_problem(os.environ)):
+            raise EngineError(wrong)
+        environment(first_runner=ours)
+        installed_release()
         os.environ[ACTIVITY_FILE] = str(self._activity.path)
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
@@ -89,35 +105,20 @@ class VllmEngine:
         if self._llm is not None:
             await asyncio.to_thread(self._llm.shutdown, timeout=2.0)
             self._llm.shutdown = lambda: None  # its finaliser calls it again, maybe when the modules are gone
-            self._llm = self._starting = None
+            self._llm = self._client = self._starting = None
         await asyncio.to_thread(end_children)
 
     async def generate(self, task: Task) -> Output:
-        from vllm import TokensPrompt
-        from vllm.exceptions import VLLMClientError
-        from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
-
         self._requests += 1
         request = f"{task.id}#{self._requests}"
         self._running[task.id] = request
-        prompt = TokensPrompt(prompt_token_ids=list(task.prompt))
         params = sampling_params(task, self._config.rollout.sampler, self._config.drafts.method, self._stop_tokens)
-        last = None
         try:
             with self._activity.working():
-                async for output in self._llm.generate(prompt, params, request):
-                    last = output
-        except EngineDeadError as error:
-            raise EngineError(DIED) from error
-        except (VLLMClientError, ValueError) as error:
-            raise DataError(f"prompt {task.id.prompt}: vLLM refuses it: {error}") from error
-        except EngineGenerateError as error:
-            raise EngineError(f"sample {task.id}: the engine failed: {error.__cause__ or error}") from error
+                result = await self._open.generate(task.id, task.prompt, params, request)
         finally:
             if self._running.get(task.id) == request:
                 del self._running[task.id]
-        assert last is not None, "vLLM ends a request with an output"
-        result = output_of(last.outputs[0])
         self._finished_tokens += len(result.tokens)
         return result
 
@@ -143,7 +144,7 @@ class VllmEngine:
             watch, patience_s = _SplitTimer(), LOAD_PATIENCE_S + os.stat(path).st_size / SLOWEST_LOAD
             try:
                 async with asyncio.timeout(patience_s):
-                    await self._update(version, file, watch)
+                    await self._open.update(version, file, watch.split)
             except TimeoutError:
                 raise EngineError(f"loading version {version} took more than {patience_s:.0f} s") from None
             except EngineDeadError as error:
@@ -159,9 +160,9 @@ class VllmEngine:
         vLLM accepts a file that lacks a part of a merged parameter, and leaves that part undefined.
         """
         if read(path) is not None:
-            problem = Adapter(path).problem(shapes(self._folder), digest(self._folder))
-            if problem:
-                raise EngineError(f"{problem}: trainer and engine must have the same model")
+            wrong = Adapter(path).problem(shapes(self._folder), digest(self._folder))
+            if wrong:
+                raise EngineError(f"{wrong}: trainer and engine must have the same model")
             return True
         missing = sorted(self._names - _tensor_names(path))
         if missing:
@@ -170,22 +171,6 @@ class VllmEngine:
                 f" {missing[0]}: trainer and engine must have the same model"
             )
         return False
-
-    async def _update(self, version: int, file: dict[str, str], watch: _SplitTimer) -> None:
-        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
-
-        await self._llm.pause_generation(mode="keep", clear_cache=False)
-        watch.split("pause")
-        await self._llm.start_weight_update()
-        await self._llm.update_weights(WeightTransferUpdateRequest(update_info=file))
-        watch.split("load")
-        await self._llm.finish_weight_update(str(version))
-        watch.split("finish")
-        if not await self._llm.reset_prefix_cache(reset_running_requests=True):
-            raise RuntimeError("the prefix cache still holds keys and values of the old weights")
-        watch.split("reset")
-        await self._llm.resume_generation()
-        watch.split("resume")
 
     def progress(self) -> dict[SampleId, int]:
         states = self._states()
@@ -200,11 +185,7 @@ class VllmEngine:
         return {id: np.asarray(state.output_token_ids[starts[id] :], np.uint32) for id, state in running.items()}
 
     def _states(self) -> dict[str, Any]:
-        """vLLM's request ids, each with the object that has the request's tokens so far."""
-        if self._llm is None:
-            return {}
-        states = self._llm.output_processor.request_states.values()
-        return {state.external_req_id: state.detokenizer for state in states if state.detokenizer is not None}
+        return self._client.states() if self._client is not None else {}
 
     def stats(self) -> dict[str, float]:
         if self._llm is not None and self._llm.errored and not self._closed:
@@ -232,13 +213,13 @@ class VllmEngine:
         return [DraftReport(None if row is None else Drafting(*row), yields) for row, yields in accounts]
 
     async def _call(self, method: str, *arguments: Any) -> Any:
-        """Call a method of `Extension` in vLLM's worker process."""
-        from vllm.v1.engine.exceptions import EngineDeadError
+        """Call a method of `Extension` in vLLM's worker processes; the answer of the first."""
+        return (await self._open.call(method, *arguments))[0]
 
-        try:
-            return (await self._llm.collective_rpc(method, args=arguments))[0]
-        except EngineDeadError as error:
-            raise EngineError(DIED) from error
+    @property
+    def _open(self) -> Client:
+        assert self._client is not None, "the engine is opened before it is used"
+        return self._client
 
 
 class _SplitTimer:

@@ -1,0 +1,98 @@
+"""An engine that lacks what was asked for is an error in words, with a cure."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rhymed.config import Config
+from rhymed.errors import EngineError
+from rhymed.histospec.versions import RUNNER
+from rhymed_workers.engines.adapter.attached import problem, runner_problem
+from rhymed_workers.engines.vllm import VllmEngine
+from tests.workers.engines.adapter import standin
+
+GOOD = {"keyed": True, "drafter": True, "why": ""}
+SECOND = {
+    "keyed": False,
+    "drafter": None,
+    "why": "vLLM has chosen its model runner vllm.v1.worker.gpu.Runner",
+}
+PIPELINE = {"keyed": True, "drafter": None, "why": ""}  # only the last stage of a pipeline drafts
+
+
+@pytest.mark.parametrize("ranks", [[GOOD], [GOOD, GOOD], [PIPELINE, GOOD]])
+def test_all_is_there(ranks: list[dict[str, object]]) -> None:
+    assert problem(ranks, keyed=True, drafts=True) == ""
+
+
+def test_nothing_is_missing_that_was_not_asked_for() -> None:
+    assert problem([SECOND], keyed=False, drafts=False) == ""
+    assert problem([PIPELINE], keyed=True, drafts=False) == ""
+
+
+@pytest.mark.parametrize("ranks", [[SECOND], [GOOD, SECOND], []])
+def test_one_process_that_samples_without_keys_is_enough(ranks: list[dict[str, object]]) -> None:
+    told = problem(ranks, keyed=True, drafts=True)
+    assert 'rollout.sampler = "keyed"' in told
+    assert "install vLLM 0.26, 0.32, 0.33" in told
+    assert ("model runner vllm.v1.worker.gpu" in told) == bool(ranks)
+
+
+def test_nobody_drafts() -> None:
+    told = problem([PIPELINE], keyed=True, drafts=True)
+    assert 'drafts.method = "history"' in told
+    assert "something else" in told
+
+
+@pytest.mark.parametrize(("chosen", "wrong"), [("", False), ("0", False), ("1", True), ("7", True)])
+def test_an_environment_with_the_other_model_runner_is_refused_before_the_start(chosen: str, wrong: bool) -> None:
+    told = runner_problem({RUNNER: chosen} if chosen else {})
+    assert bool(told) is wrong
+    assert not wrong or f"{RUNNER}={chosen} is set" in told
+
+
+def engine_of(model: Path, **rollout: str) -> VllmEngine:
+    return VllmEngine(Config.model_validate({"rollout": rollout}), model)
+
+
+@pytest.mark.parametrize("release", standin.RELEASES)
+async def test_an_engine_without_keyed_sampling_does_not_open(
+    release: str, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    standin.install(release, monkeypatch)
+    llm = standin.Llm(release, 0)
+    llm.answers = [SECOND]
+    engine = engine_of(tiny_model)
+    monkeypatch.setattr(engine, "_start", lambda: llm)
+    with pytest.raises(EngineError, match=r"does not sample with keys: vLLM has chosen.*or set rollout"):
+        await engine.open()
+    llm.answers = [GOOD]
+    await engine.open()
+    await engine.close()
+    assert llm.called == ["collective_rpc", "collective_rpc", "shutdown"]
+    llm.close()
+
+
+async def test_the_other_model_runner_is_refused_before_vllm_is_imported(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(RUNNER, "1")
+    monkeypatch.setattr("rhymed_workers.engines.vllm.environment", None)
+    engine = engine_of(tiny_model)
+    with pytest.raises(EngineError, match=f"{RUNNER}=1 is set, but keyed sampling"):
+        await engine.open()
+    await engine.close()
+
+
+async def test_an_unknown_release_is_refused_before_the_engine_starts(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    standin.install("0.33", monkeypatch)
+    monkeypatch.setattr("vllm.__version__", "0.35.0")
+    monkeypatch.setattr("rhymed_workers.engines.vllm.environment", lambda first_runner: None)
+    engine = engine_of(tiny_model)
+    with pytest.raises(EngineError, match=r"vLLM 0\.35\.0 is unknown to rhymed"):
+        await engine.open()
+    await engine.close()

@@ -1,0 +1,1 @@
+"""What differs between the releases of vLLM, behind the calls of the newest one."""
