@@ -33,7 +33,8 @@ SIGNATURES = {
     "vllm.distributed.weight_transfer.factory:WeightTransferEngineFactory": "register_engine",
     "vllm.model_executor.model_loader.reload": "initialize_layerwise_reload finalize_layerwise_reload",
     "vllm.v1.worker.gpu_worker:Worker": "initialize_from_config",
-    "vllm.v1.worker.gpu_model_runner:GPUModelRunner": "initialize_kv_cache execute_model propose_draft_token_ids",
+    "vllm.v1.worker.gpu_model_runner:GPUModelRunner": "initialize_kv_cache execute_model propose_draft_token_ids"
+    " profile_run _sync_device",
     "vllm.v1.sample.sampler:Sampler": "forward apply_logits_processors compute_logprobs gather_logprobs",
     "vllm.v1.sample.sampler": "batched_count_greater_than",
     "vllm.v1.sample.rejection_sampler:RejectionSampler": "forward apply_logits_processors",
@@ -58,7 +59,7 @@ MEMBERS = {
     "vllm.v1.worker.gpu_worker:Worker": "model_runner",
     "vllm.v1.worker.gpu_model_runner:GPUModelRunner": "sampler rejection_sampler drafter input_batch requests"
     " vllm_config model_config parallel_config use_async_scheduling num_spec_tokens effective_drafter_max_model_len"
-    " shutdown",
+    " shutdown device max_num_reqs max_num_tokens model",
     "vllm.v1.worker.gpu_input_batch:InputBatch": "req_ids sampling_metadata num_tokens_no_spec generators vocab_size"
     " spec_token_ids token_ids_cpu",
     "vllm.v1.worker.gpu_input_batch:CachedRequestState": "sampling_params num_prompt_tokens prompt_token_ids"

@@ -66,13 +66,13 @@ def attach(runner: Any) -> bool:
     """Gives a complete model runner keyed samplers if they are wanted and possible; then binds its drafter to it. May
     be called again, since vLLM may recreate a runner's batch. False: vLLM's own samplers stay."""
     drafter = getattr(runner, "drafter", None)
-    attached = _wanted(runner, drafter) and _attach_samplers(runner)
+    keyed = _wanted(runner, drafter) and _attach_samplers(runner)
     if drafter is not None and hasattr(drafter, "bind") and not hasattr(runner, "rhymed_bound"):
         # vLLM drops all drafts when the longest request comes near the model's limit; our drafter limits each one.
         runner.effective_drafter_max_model_len = 2**31
         drafter.bind(runner)
         runner.rhymed_bound = True
-    return attached
+    return keyed
 
 
 def attached(runner: Any) -> dict[str, Any]:
@@ -80,7 +80,7 @@ def attached(runner: Any) -> dict[str, Any]:
     has none), and why not, as far as that is known."""
     kind = type(runner)
     first = any(base.__module__ == "vllm.v1.worker.gpu_model_runner" for base in kind.__mro__)
-    why = "" if first else f"vLLM has chosen its model runner {kind.__module__}.{kind.__name__}"
+    why = "" if first else f"vLLM has chosen the model runner {kind.__module__}.{kind.__name__}"
     return {
         "keyed": hasattr(getattr(runner, "sampler", None), "keyed"),
         "drafter": hasattr(runner, "rhymed_bound") if getattr(runner, "drafter", None) is not None else None,
@@ -102,7 +102,7 @@ def require() -> None:
         runner = worker.model_runner
         state = attached(runner)
         if not state["keyed"] and _wanted(runner, getattr(runner, "drafter", None)):
-            raise RuntimeError(f"keyed sampling was asked for, but {state['why']}; {CURE}")
+            raise RuntimeError(f"no keyed sampling ({state['why'] or 'its sampler was replaced'}): {CURE}")
 
     initialize_from_config.rhymed = True  # type: ignore[attr-defined]
     Worker.initialize_from_config = initialize_from_config

@@ -17,7 +17,7 @@ GOOD = {"keyed": True, "drafter": True, "why": ""}
 SECOND = {
     "keyed": False,
     "drafter": None,
-    "why": "vLLM has chosen its model runner vllm.v1.worker.gpu.Runner",
+    "why": "vLLM has chosen the model runner vllm.v1.worker.gpu.Runner",
 }
 PIPELINE = {"keyed": True, "drafter": None, "why": ""}  # only the last stage of a pipeline drafts
 
