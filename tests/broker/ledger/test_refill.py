@@ -234,6 +234,21 @@ def test_a_run_whose_refills_were_turned_off_drops_what_they_had_asked_for() -> 
     assert actions[1:] == [Mark(group(0, "b"), "dropped", NOT_PLANNED)]
 
 
+@pytest.mark.parametrize("rule", [None, SignalRule(most=1), SignalRule(most=0)])
+def test_groups_that_were_dropped_under_earlier_settings_are_replaced_all_the_same(rule: SignalRule | None) -> None:
+    """Two of four groups were dropped, one of their refills is scored; then refills are limited or turned off."""
+    journal = [
+        JournalEntry(id=id, state="dropped", reward=1.0, reason=RULE.reason) for id in (*group(0, "a"), *group(0, "c"))
+    ]
+    journal += [JournalEntry(id=id, state="scored", reward=1.0) for id in (*group(0, "b"), *group(0, "e"))]
+    story = Story(Ledger(signal=rule))
+    story.begin(SmallPlan(steps=1, groups=4, prompts=8), journal=journal)
+    story.join("r", "reward", slots=20)
+    assert story.join("w", "rollout", slots=20) == [Assign("w", [*group(0, "d"), *group(0, "f")], ())]
+    (train,) = finish(story, 0, d=(1.0, 1.0), f=(2.0, 2.0))
+    assert train.ids == [id for prompt in "bdef" for id in group(0, prompt)]
+
+
 def test_after_a_restart_workers_keep_the_refills_that_they_hold() -> None:
     plan = SmallPlan(steps=1, groups=2, prompts=6)
     story = begin(RULE, plan)

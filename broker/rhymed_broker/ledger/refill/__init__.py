@@ -1,1 +1,1 @@
-"""SignalRule sampling: which groups have no signal, and which prompts replace them. Pure, part of the ledger."""
+"""Dynamic sampling: which groups have no signal, and which prompts replace them. Pure, part of the ledger."""

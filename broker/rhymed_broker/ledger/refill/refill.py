@@ -32,7 +32,8 @@ class Refill:
     def __init__(self, samples: Samples, dispatch: Dispatch, rule: SignalRule | None) -> None:
         self.rule = rule
         self._samples, self._dispatch = samples, dispatch
-        self._most = 0  # groups that a step may replace, as far as the dataset has others
+        self._spare = 0  # prompts that the dataset has besides those of a step
+        self._most = 0  # groups that a step may replace
         self._plan: Steps
         self._draws: Draws
         samples.scored_again = rule is not None and rule.metric != REWARD
@@ -48,7 +49,8 @@ class Refill:
                 taken.setdefault(entry.id.step, set()).add(entry.id.prompt)
                 scored.setdefault(entry.id.step, []).append((entry.id.prompt, entry.reward))
         self._plan, self._draws = plan, Draws(plan, reach)
-        self._most = 0 if self.rule is None else min(self.rule.most, plan.size - plan.prompts_per_step)
+        self._spare = plan.size - plan.prompts_per_step
+        self._most = 0 if self.rule is None else min(self.rule.most, self._spare)
         rates = {step: plan.sampler.rates(rewards) for step, rewards in scored.items()} if plan.sampler else {}
         return self._draws.restore(position, drawn, taken, rates)
 
@@ -79,15 +81,25 @@ class Refill:
         while completed := open_step.take_completed():
             for prompt in completed:
                 self._judge(open_step, prompt, now)
-            if count := min(len(open_step.flat), self._most) - open_step.refilled:
+            if count := min(len(open_step.flat), self._limit(open_step)) - open_step.refilled:
                 prompts = self._draws.refill(open_step.step, count, open_step.places)
                 self._samples.extend(open_step, self._ids(open_step.step, prompts), now)
                 recalls += self._dispatch.opened(open_step)
         return recalls
 
+    def _limit(self, open_step: OpenStep) -> int:
+        """Groups that the step may replace: at least those that were dropped under earlier settings to be replaced."""
+        if self.rule is not None and not self.rule.keep:
+            return self._most
+        return min(self._spare, max(self._most, len(open_step.filtered)))
+
     def _judge(self, open_step: OpenStep, prompt: str, now: float) -> None:
         """A group is complete. Without signal it is dropped at once if it is sure to be replaced, or never kept."""
-        if self.rule is not None and self.rule.is_flat(open_step.group(prompt)):
+        group = open_step.group(prompt)
+        if any(sample.state == "filtered" for sample in group):  # before a restart
+            open_step.flat[prompt] = None
+            open_step.filtered.add(prompt)
+        elif self.rule is not None and self.rule.is_flat(group):
             open_step.flat[prompt] = None
             if open_step.places[prompt] < self._most or not self.rule.keep:
                 self._filter(open_step, prompt, now)

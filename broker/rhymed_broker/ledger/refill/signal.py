@@ -45,7 +45,5 @@ class SignalRule:
 
     def is_flat(self, group: Sequence[Sample]) -> bool:
         """Of a complete group. One with fewer than two scored samples has no signal either."""
-        if any(sample.state == "filtered" for sample in group):
-            return True  # decided before a restart
         points = [sample.points for sample in group if sample.state != "dropped" and sample.points is not None]
         return len(points) < 2 or max(points) - min(points) <= self.tolerance
