@@ -19,6 +19,7 @@ from rhymed.text import counted
 class Workload:
     prompts: int  # in the dataset
     samples: int  # per step
+    generated: int  # per step, with those of all groups that dynamic sampling may replace
     steps: int
     passes: int  # forward and backward, per step, if all responses have the maximum length
     rows: int  # in the largest pass
@@ -29,12 +30,15 @@ class Workload:
 
 
 def workload(rollout: Rollout, trainer: Trainer, prompts: int, prompt_length: int) -> Workload:
-    steps = trainer.epochs * prompts // rollout.prompts_per_step
+    per_step = rollout.prompts_per_step
+    steps = trainer.epochs * prompts // per_step
+    replaced = min(trainer.dynamic_sampling.most_refills(per_step), max(0, prompts - per_step))
     passes = packed(rollout, trainer, prompt_length)
     largest = max(passes, key=sum)
     return Workload(
         prompts=prompts,
-        samples=rollout.prompts_per_step * rollout.group_size,
+        samples=per_step * rollout.group_size,
+        generated=(per_step + replaced * trainer.filters_groups) * rollout.group_size,
         steps=min(steps, trainer.steps) if trainer.steps else steps,
         passes=len(passes),
         rows=len(largest),
@@ -78,11 +82,10 @@ def describe(config: Config, load: Workload, held_out: Sequence[int]) -> Section
     section.add("prompts", f"{load.prompts:,}, {prompts} per step: {counted(epoch, 'step')} per epoch{rest}")
     section.add("samples", f"{prompts} prompts x {rollout.group_size} (group_size) = {load.samples} per step")
     if trainer.filters_groups:
-        section.add("signal", _replaced(rollout, trainer))
+        section.add("signal", _replaced(rollout, trainer, load))
     cut = f", cut at trainer.steps = {trainer.steps}" if trainer.steps == load.steps else ""
     section.add("steps", f"{counted(trainer.epochs, 'epoch')} = {counted(load.steps, 'step')}{cut}")
-    tokens = load.steps * load.samples * rollout.max_response_length
-    section.add("total", f"{load.steps * load.samples:,} samples, at most {tokens:,} response tokens")
+    section.add("total", _total(rollout, load))
     section.add("rollout", _rounds(rollout, load))
     updates, each = counted(trainer.minibatches, "optimizer step"), load.samples // trainer.minibatches
     section.add("updates", f"{updates} per step (trainer.minibatches), on {each} samples each")
@@ -97,10 +100,10 @@ def describe(config: Config, load: Workload, held_out: Sequence[int]) -> Section
     return section
 
 
-def _replaced(rollout: Rollout, trainer: Trainer) -> str:
+def _replaced(rollout: Rollout, trainer: Trainer, load: Workload) -> str:
     """Of dynamic sampling."""
     settings = trainer.dynamic_sampling
-    most = int(settings.max_refills * rollout.prompts_per_step)
+    most = (load.generated - load.samples) // rollout.group_size
     rest = "kept" if settings.on_exhausted == "keep" else "dropped"
     if not most:
         return f"groups with the same {settings.metric} for all samples are {rest}: none is replaced"
@@ -108,6 +111,12 @@ def _replaced(rollout: Rollout, trainer: Trainer) -> str:
         f"groups with the same {settings.metric} for all samples are replaced by the next prompts, at most"
         f" {counted(most, 'group')} per step; what is left then is {rest}"
     )
+
+
+def _total(rollout: Rollout, load: Workload) -> str:
+    samples, generated = load.steps * load.samples, load.steps * load.generated
+    replaced = f", with those of replaced groups at most {generated:,}" if generated > samples else ""
+    return f"{samples:,} samples{replaced}, at most {generated * rollout.max_response_length:,} response tokens"
 
 
 def _rounds(rollout: Rollout, load: Workload) -> str:

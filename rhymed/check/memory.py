@@ -80,8 +80,8 @@ def needs(
     parameters, tokens = size.parameters, load.pass_tokens
     trained = adapters.parameters if adapters else parameters
     values = critic.parameters if critic else 0
-    step_tokens = load.samples * rollout.max_response_length
     steps_with_logprobs = min(load.steps, trainer.checkpoint_every * trainer.keep_checkpoints)
+    stored = STORED_BYTES * load.generated * load.steps + LOGPROB_BYTES * load.samples * steps_with_logprobs
     moment = MOMENT_BYTES[trainer.optimizer]
     vllm, item = rollout.engine == "vllm", ITEM_BYTES[model.dtype]
     return Needs(
@@ -96,7 +96,7 @@ def needs(
         sequence=2 * size.layers * size.key_value * item * full_length(rollout) if vllm else 0,
         published=VERSIONS * (FP32 if adapters else item) * trained,
         checkpoint=(FP32 + moment) * (trained + values),
-        store=step_tokens * (STORED_BYTES * load.steps + LOGPROB_BYTES * steps_with_logprobs),
+        store=rollout.max_response_length * stored,
     )
 
 

@@ -92,6 +92,9 @@ def test_what_is_replaced_is_told() -> None:
         "groups with the same reward for all samples are replaced by the next prompts, at most 12 groups per step;"
         " what is left then is kept"
     )
+    assert rows["total"] == "384 samples, with those of replaced groups at most 960, at most 491,520 response tokens"
+    few, _ = texts(config(trainer={"dynamic_sampling": {"enabled": True, "max_refills": 1.5}}, **more), 11, [])
+    assert "at most 3 groups per step" in few["signal"], "the dataset has no others"
     assert "signal" not in texts(config(**more), 20, [])[0]
     assert "signal" in texts(config(trainer={"algorithm": "dapo"}, **more), 20, [])[0]
     off = {"algorithm": "dapo", "dynamic_sampling": {"enabled": False}}

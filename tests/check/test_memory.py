@@ -21,7 +21,7 @@ def describe(config: Config, machine: Machine) -> Section:
     return memory.describe(config, SIZE, arithmetic.workload(config.rollout, config.trainer, 64, 100), machine)
 
 
-def check(machine: Machine, **trainer: float) -> tuple[dict[str, str], list[str], list[str]]:
+def check(machine: Machine, **trainer: object) -> tuple[dict[str, str], list[str], list[str]]:
     section = describe(Config.model_validate({"trainer": trainer}), machine)
     return dict(section.rows), section.errors, section.warnings
 
@@ -50,6 +50,12 @@ def test_a_critic_counts_like_the_policy() -> None:
     assert both.working == alone.working
     rows = dict(memory.describe(config, SIZE, load, LARGE, critic=SIZE).rows)
     assert "reference model 3.7 GiB, critic 14.9 GiB" in rows["trainer"]
+
+
+def test_the_store_keeps_the_groups_that_dynamic_sampling_replaces() -> None:
+    (plain, _, _), (dapo, _, _) = check(LARGE), check(LARGE, algorithm="dapo")
+    assert plain["store"] == "at most 6.2 MiB (store.map_gib = 8)"
+    assert dapo["store"] == "at most 32 MiB (store.map_gib = 8)", "8 times the samples, as many log-probs"
 
 
 @pytest.mark.parametrize(

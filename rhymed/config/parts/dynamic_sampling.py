@@ -31,3 +31,7 @@ class DynamicSampling(Section):
         "keep",
         description="groups without signal that cannot be replaced any more: keep them, or train on fewer groups",
     )
+
+    def most_refills(self, prompts_per_step: int) -> int:
+        """Groups that a step may replace, if the dataset has enough others."""
+        return int(self.max_refills * prompts_per_step)

@@ -32,7 +32,7 @@ class SignalRule:
         settings = config.trainer.dynamic_sampling
         if not config.trainer.filters_groups:
             return None
-        most = int(settings.max_refills * config.rollout.prompts_per_step)
+        most = settings.most_refills(config.rollout.prompts_per_step)
         return cls(most, settings.metric, settings.tolerance, settings.on_exhausted == "keep")
 
     @property
