@@ -2,7 +2,7 @@
 
 An epoch has as many prompts as all datasets together. Each dataset has a fixed number of them, its share by weight,
 spread evenly: of D datasets, n prompts in a row have n times the share of each, within 1 + D times the share. A
-dataset is passed again and again, each pass a permutation of its own, so a small one of a high weight is passed
+dataset is passed repeatedly, each pass a permutation of its own, so a small one of a high weight is passed
 several times an epoch, and a large one of a low weight in part. With weights in proportion to sizes, or with one
 dataset, an epoch has every prompt once. The order depends only on the seed, the pass, the prompts' ids and the
 shares, not on the order of rows or on a library's random generator.

@@ -1,4 +1,4 @@
-"""Which prompts of the sequence are passed over because their last group says that they teach little. Pure.
+"""Which prompts of the sequence are passed over because little is learned from them, by their last group. Pure.
 
 A prompt whose success rate was r is asked with the chance 4 r (1 - r), at least `least`: always where half of its
 samples succeeded, rarely where all or none did. A prompt without a rate among the last `recent` steps is always

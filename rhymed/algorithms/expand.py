@@ -1,4 +1,4 @@
-"""A name and the settings that a user changed -> the recipe. Every mistake is told in one error."""
+"""A name and the settings that a user changed -> the recipe. One error lists every mistake."""
 
 from __future__ import annotations
 

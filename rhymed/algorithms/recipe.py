@@ -21,7 +21,7 @@ Correction: TypeAlias = Literal["none", "token-tis", "sequence-mask", "icepop", 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Defaults are those that most algorithms share; `ALGORITHMS` says what each changes."""
+    """Defaults are those that most algorithms share; each entry of `ALGORITHMS` lists what it changes."""
 
     name: str
     source: str  # where the defaults were published
@@ -90,7 +90,7 @@ class Recipe:
 
     @property
     def critic(self) -> bool:
-        """Whether a second model tells the value of every state."""
+        """Whether a second model estimates the value of every state."""
         return self.advantage == "gae"
 
     def whole_sequences(self, *, updates: int) -> bool:

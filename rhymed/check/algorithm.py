@@ -19,13 +19,13 @@ PARTS: Mapping[str, tuple[str, ...]] = {
 
 
 def describe(recipe: Recipe, critic: Critic | None = None) -> Section:
-    """`critic`: its settings, told if the recipe has one."""
+    """`critic`: its settings, shown if the recipe has one."""
     section = Section("algorithm")
     section.add(recipe.name, f"defaults of {recipe.source}")
     rows: dict[str, list[str]] = {}
     for setting in SETTINGS:
         if uses(recipe, setting):
-            rows.setdefault(_part(setting), []).append(_told(recipe, setting))
+            rows.setdefault(_part(setting), []).append(_setting(recipe, setting))
     for label, texts in rows.items():
         section.add(label, ", ".join(texts))
     if recipe.critic and critic:
@@ -39,7 +39,7 @@ def _part(setting: str) -> str:
     return next((label for label, words in PARTS.items() if word in words), "other")
 
 
-def _told(recipe: Recipe, setting: str) -> str:
+def _setting(recipe: Recipe, setting: str) -> str:
     """`clip_eps_high = 0.28 (default 0.2)`."""
     value, default = getattr(recipe, setting), getattr(ALGORITHMS[recipe.name], setting)
     return f"{setting} = {_written(value)}" + (f" (default {_written(default)})" if value != default else "")

@@ -1,4 +1,4 @@
-"""What a run learns from besides rewards, checked before it starts: right answers, or a teacher.
+"""What a run learns from in addition to rewards, checked before it starts: right answers, or a teacher.
 
 Every row has an answer that is not too long; a teacher is there, fits, and has room for every sample.
 """

@@ -55,6 +55,6 @@ class Trainer(Losses):
 
     @property
     def filters_groups(self) -> bool:
-        """Whether groups without signal are dropped, as the settings or the algorithm say."""
+        """Whether groups without signal are dropped, by the settings or by the algorithm."""
         enabled = self.dynamic_sampling.enabled
         return self.algorithm == "dapo" if enabled is None else enabled

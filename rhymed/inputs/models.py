@@ -153,7 +153,7 @@ def _check_weights(folder: Path) -> None:
 
 
 def context_of(folder: Path) -> int | None:
-    """The longest sequence in tokens; None where the model's config does not say, or scales its positions."""
+    """The longest sequence in tokens; None where the model's config does not have it, or scales its positions."""
     model = _config(folder)
     text = model.get("text_config") or model
     scaled = text.get("rope_scaling") or text.get("rope_parameters") or {}

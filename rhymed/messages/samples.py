@@ -19,7 +19,7 @@ So a query for steps before a training step never returns evaluations; one from 
 """
 
 NO_SIGNAL = "no signal"
-"""Begins the reason of samples that dynamic sampling dropped: a restart tells them from those that failed."""
+"""Begins the reason of samples that dynamic sampling dropped: a restart distinguishes them from those that failed."""
 
 NOT_PLANNED = "its step has other prompts now"
 """Reason of samples that an earlier setting of dynamic sampling had asked for."""

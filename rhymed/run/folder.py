@@ -62,7 +62,7 @@ def identity(config: Config) -> dict[str, Any]:
 
 
 def _data(data: Data) -> dict[str, Any]:
-    """Keys that earlier releases did not have only where they are set: their runs go on."""
+    """Keys that earlier releases did not have only where they are set, so that their runs can be resumed."""
     fields = type(data).model_fields
     changed = {key for key in fields if getattr(data, key) != fields[key].default}
     kept = Dataset.model_fields.keys() | changed

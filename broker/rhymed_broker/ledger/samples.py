@@ -44,7 +44,7 @@ class Samples:
         self.last_drop = ""  # reason of the newest one
         self.sparse = (0, 0, 0)  # of the last trained step: number, samples, dropped samples
         self.flat = (0, 0, 0)  # of the same: number, groups, those without signal that nothing replaced
-        self.scored_again = False  # a sample in the journal: its reward alone does not say what it is filtered by
+        self.scored_again = False  # samples in the journal: it lacks the scores by which groups are filtered
         self.arrived = False  # samples started to wait since `dispatch` last looked
         self._journal: dict[int, dict[SampleId, JournalEntry]] = {}  # journal of steps not yet open
         self._past: dict[State, int] = {"trained": 0, "filtered": 0, "dropped": 0}  # of forgotten steps

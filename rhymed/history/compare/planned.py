@@ -16,7 +16,7 @@ from rhymed_broker.sampler import sampler_of
 class Planned(Plan):
     """At least as long as what was trained, even if the run was shortened since.
 
-    `drawn`: of the steps that had to say so, because they or earlier ones were refilled.
+    `drawn`: of the steps whose draws were journaled, because they or earlier ones were refilled.
     """
 
     def __init__(

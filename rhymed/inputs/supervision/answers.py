@@ -65,7 +65,7 @@ def _end_of_turn(tokenizer: Any, stops: list[int]) -> int:
         chat = [{"role": "user", "content": "A question."}, {"role": "assistant", "content": PROBE}]
         try:
             text = str(tokenizer.apply_chat_template(chat, tokenize=False))
-        except Exception:  # a template may raise anything; rows are told about it when they are rendered
+        except Exception:  # a template may raise anything; it is reported when rows are rendered
             return stops[0]
         after = tokenizer(text.rpartition(PROBE)[2], add_special_tokens=False, verbose=False).input_ids
         return next((token for token in after if token in stops), stops[0])

@@ -2,7 +2,7 @@
 
 They are needed and deleted with the log-probs. A sample whose weights are all 1 has none, so its entry is what it is
 without weights. Layout after the log-probs: checksum (4 bytes), the sample's weight (float64), token weights (float32
-each) or nothing, and a byte that says which. Its odd size tells an entry with weights from one without. Pure.
+each) or nothing, and a byte for which of the two. An entry with weights has an odd size, others an even one. Pure.
 """
 
 from __future__ import annotations

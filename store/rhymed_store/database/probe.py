@@ -117,12 +117,12 @@ def _main(folder: str, limit_s: str, target: str = "") -> int:
             if target:
                 return _copy(env, target)
     except (lmdb.Error, ValueError, OSError, MemoryError) as error:
-        print(told(error, folder), file=sys.stderr)
+        print(message_of(error, folder), file=sys.stderr)
         return UNREADABLE if is_damage(error, folder) else REFUSED
     return 0
 
 
-def told(error: Exception, folder: str) -> str:
+def message_of(error: Exception, folder: str) -> str:
     return str(error).removeprefix(f"{folder}: ") or type(error).__name__
 
 

@@ -71,9 +71,9 @@ class Tables:
         return default if value is None else int(bytes(value))
 
     def drawn(self, txn: Any, from_step: int = 0) -> list[Drawn]:
-        """What trained steps drew from the plan, from this one on, in their order. Empty if no step had to say so.
+        """What trained steps drew from the plan, from this one on, in their order.
 
-        Raises `StoreDamaged`.
+        Empty if the prompts of all steps follow from the plan alone. Raises `StoreDamaged`.
         """
         found = []
         with txn.cursor(self.tables["meta"]) as cursor:

@@ -16,7 +16,7 @@ from typing import Any
 import lmdb
 import msgspec
 
-from rhymed_store.database.probe import check_pages, is_damage, told
+from rhymed_store.database.probe import check_pages, is_damage, message_of
 
 BATCH_BYTES = 1 << 20  # of one answer to `scan`
 MOST_VALUE_BYTES = 1 << 30  # a longer one is damaged
@@ -130,7 +130,7 @@ def serve(folder: str, parent: Connection) -> None:
             answer: Any = (True, getattr(snapshot, name)(*arguments))
             failed = snapshot.failed
         except (lmdb.Error, OSError, MemoryError) as error:
-            answer, failed = (False if is_damage(error, folder) else REFUSED, told(error, folder)), True
+            answer, failed = (False if is_damage(error, folder) else REFUSED, message_of(error, folder)), True
         if failed and snapshot is not None:
             snapshot.close()
             snapshot = None

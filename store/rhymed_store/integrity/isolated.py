@@ -150,7 +150,9 @@ class IsolatedReader:
         if succeeded == DIED:
             raise Unreadable(death(result, self._folder))
         if succeeded == REFUSED:
-            raise StoreError(f"{self._folder} cannot be read, and not by its own fault: {result}; try again")
+            raise StoreError(
+                f"{self._folder} cannot be read because of the machine, not of the file: {result}; try again"
+            )
         if not succeeded:
             raise Unreadable(result)
         return result

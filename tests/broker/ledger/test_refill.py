@@ -237,10 +237,9 @@ def test_a_run_whose_refills_were_turned_off_drops_what_they_had_asked_for() -> 
 @pytest.mark.parametrize("rule", [None, SignalRule(most=1), SignalRule(most=0)])
 def test_groups_that_were_dropped_under_earlier_settings_are_replaced_all_the_same(rule: SignalRule | None) -> None:
     """Two of four groups were dropped, one of their refills is scored; then refills are limited or turned off."""
-    journal = [
-        JournalEntry(id=id, state="dropped", reward=1.0, reason=RULE.reason) for id in (*group(0, "a"), *group(0, "c"))
-    ]
-    journal += [JournalEntry(id=id, state="scored", reward=1.0) for id in (*group(0, "b"), *group(0, "e"))]
+    gone, there = (*group(0, "a"), *group(0, "c")), (*group(0, "b"), *group(0, "e"))
+    journal = [JournalEntry(id=id, state="dropped", reward=1.0, reason=RULE.reason) for id in gone]
+    journal += [JournalEntry(id=id, state="scored", reward=1.0) for id in there]
     story = Story(Ledger(signal=rule))
     story.begin(SmallPlan(steps=1, groups=4, prompts=8), journal=journal)
     story.join("r", "reward", slots=20)

@@ -6,8 +6,8 @@ the refills of step 1, and so on. A step is *sealed* when its prompts are final.
 and only the first step that is not sealed is refilled, so the cursor never depends on timing.
 
 `Drawn` is the state at the moment when a step was sealed. It is journaled when the step is trained; a restart
-continues from it. Where a broker died before it was written, the step's samples in the journal say how many prompts
-it took. Knows no samples and no states.
+continues from it. Where a broker died before it was written, the step's samples in the journal give the number of
+prompts that it took. Knows no samples and no states.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ class Refill:
         return recalls
 
     def _limit(self, open_step: OpenStep) -> int:
-        """Groups that the step may replace: at least those that were dropped under earlier settings to be replaced."""
+        """Groups that the step may replace: not fewer than were dropped under earlier settings."""
         if self.rule is not None and not self.rule.keep:
             return self._most
         return min(self._spare, max(self._most, len(open_step.filtered)))
