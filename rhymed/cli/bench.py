@@ -20,6 +20,7 @@ BENCHMARKS = {
     "store": Benchmark("rhymed.bench.store"),
     "broker": Benchmark("rhymed.bench.broker"),
     "weights": Benchmark("rhymed.bench.weights"),
+    "hosts": Benchmark("rhymed.bench.hosts.hosts", ("hosts", "sizes", "gbit", "rounds")),
     "model": Benchmark("rhymed.bench.policy.model", ("out",)),
     "train": Benchmark("rhymed.bench.policy.memory", ("tokens", "methods")),
     "index": Benchmark("rhymed.bench.index", ("trace", "arctic", "model")),
@@ -37,7 +38,6 @@ MOVED = {
     "watch": "tests.stress.observers",
     "crash": "tests.hostile.crash",
     "fuzz": "tests.hostile.fuzz",
-    "hosts": "tests.hostile.hosts",
 }
 
 
@@ -62,7 +62,14 @@ def add(commands: Any) -> None:
     )
     parser.add_argument("--algorithms", type=_list(str), metavar="A,B", help="learn: only these")
     parser.add_argument("--seeds", type=int, metavar="N", help="learn: runs of each algorithm")
-    parser.add_argument("--rounds", type=int, metavar="N", help="spec: measurements of each method")
+    parser.add_argument(
+        "--rounds", type=int, metavar="N", help="spec: measurements of each method; hosts: of each cell"
+    )
+    parser.add_argument("--hosts", type=_list(int), metavar="A,B", help="hosts: only so many")
+    parser.add_argument("--sizes", type=_list(float), metavar="A,B", help="hosts: gigabytes of weights")
+    parser.add_argument(
+        "--gbit", type=float, metavar="R", help="hosts: rate of every host's line, in Gbit per second"
+    )
     parser.add_argument("--cost", type=Path, metavar="FILE", help="pipe: JSON [[samples, seconds per step], ...]")
     parser.add_argument("--keep", type=float, metavar="P", help="pipe: probability that a run-ahead token is kept")
     parser.add_argument("--json", action="store_true", help="print the result as one JSON object on standard output")

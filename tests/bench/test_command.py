@@ -41,7 +41,7 @@ def test_asked_to_end_it_tidies_as_after_ctrl_c() -> None:
     assert said == "tidied\n"
 
 
-@pytest.mark.parametrize("name", ["chaos", "watch", "hosts"])
+@pytest.mark.parametrize("name", ["chaos", "watch", "fuzz"])
 def test_what_is_no_benchmark_any_more_names_its_command(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["bench", name, "--quick"])

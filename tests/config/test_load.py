@@ -59,6 +59,8 @@ def test_what_a_run_wrote_down_is_read_again(file: Any) -> None:
         ("trainer.lr='1e-6'", "trainer.lr = '1e-6': it is text: write it without quotes, 1e-6"),
         ("trainer.lr=true", "trainer.lr = true: it is true, but a number is needed"),
         ("net.insecure='true'", "net.insecure = 'true': it is text: write it without quotes, true"),
+        ("net.relay=maybe", "net.relay = 'maybe': auto, off or tcp://HOST:PORT is expected"),
+        ("net.relay=tcp://10.0.0.1", "auto, off or tcp://HOST:PORT is expected"),
         ("trainer.lr=0", "trainer.lr = 0: it must be greater than 0"),
         ("trainer.lr=nan", "trainer.lr"),
         ("trainer.betas=0.9", "trainer.betas = 0.9: a list, [ ... ] is needed"),

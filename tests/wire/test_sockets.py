@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import random
 import socket
 import subprocess
@@ -31,7 +32,7 @@ from rhymed.messages import (
     ToReward,
 )
 from rhymed.wire import limits, sockets
-from rhymed.wire.keys import Keyring
+from rhymed.wire.keys import Keyring, make_keys
 from rhymed.wire.sockets import Client, Parcel, Server
 
 Loose = ToBroker | GetManifest  # a receiver of which `rhymed.wire.limits` knows nothing in particular
@@ -237,6 +238,42 @@ async def test_what_a_dead_server_was_asked_its_successor_answers(where: str, ad
     assert len(successor.heard) == 1, "only what was not answered is asked again"
     client.close()
     again.close()
+
+
+@pytest.mark.parametrize("locked", [False, True])
+async def test_a_client_that_does_not_wait_for_a_dead_server(locked: bool, tmp_path: Path) -> None:
+    if locked:
+        make_keys(tmp_path, ("broker", "rollout"))
+    ring = Keyring("broker", tmp_path if locked else None)
+
+    async def answer(peer: bytes, message: Any, frames: Sequence[bytes]) -> Message:
+        if isinstance(message, Leave):
+            await asyncio.sleep(3600)
+        return Done()
+
+    server = Server("tcp://127.0.0.1:*", ToBroker, answer, keys=ring)
+    keys = dataclasses.replace(ring, role="rollout")
+    client = Client(server.address, "rollout-0", peer="relay", keys=keys, resend=False)
+    await client.request(GetQueues())
+    asking = asyncio.ensure_future(client.request(Leave(worker="rollout-0"), deadline_s=600))
+    await client.request(GetQueues())  # the first question has arrived
+    server.close()
+    with pytest.raises(errors.PeerGone, match="the connection ended"):
+        await asking
+    stranger = Client(server.address, "rollout-1", peer="relay", keys=keys, resend=False)
+    with pytest.raises(errors.PeerGone, match="the connection ended"):
+        await stranger.request(GetQueues(), deadline_s=600)
+    for made in (client, stranger):
+        made.close()
+
+
+async def test_large_frames_can_be_had_without_a_copy(address: str, counter: Counter) -> None:
+    client = Client(address, "worker-1", peer="broker", views=True)
+    small, large = bytes(10), bytes(range(256)) * 1024
+    parcel = await client.request(Leave(worker="echo"), small, large)
+    assert [type(frame) for frame in parcel.frames] == [bytes, memoryview]
+    assert [bytes(frame) for frame in parcel.frames] == [small, large]
+    client.close()
 
 
 async def test_a_worker_that_comes_back_under_its_name_takes_over(address: str) -> None:
