@@ -19,6 +19,7 @@ from rhymed.run import folder as runs
 from rhymed.run.layout import RunLayout, layout_of
 from rhymed.wire.addresses import REMEDY, is_local, is_lockable
 from rhymed.wire.keys import ROLES
+from rhymed_workers.trainer.gang.size import too_few
 
 MAX_IPC = 107  # bytes of a socket's path
 SHARED_MEMORY = Path("/dev/shm")
@@ -34,14 +35,17 @@ def measure(folder: Path) -> Machine:
 
 
 def device_problems(trainer: Trainer) -> Iterator[str]:
-    """Loads torch only if a GPU is asked for."""
-    if trainer.engine != "torch" or trainer.device != "cuda":
+    """Loads torch only if a GPU, or several, are asked for."""
+    if trainer.engine != "torch" or trainer.device == "cpu" or (trainer.device == "auto" and trainer.world == 1):
         return
     try:
         import torch
     except ImportError:  # the trainer runs elsewhere
         return
-    if not torch.cuda.is_available():
+    found = torch.cuda.device_count()
+    if trainer.world > 1 and found < trainer.gpus:
+        yield too_few(trainer.gpus, found)
+    elif not torch.cuda.is_available():
         yield (
             "trainer.device = 'cuda', but torch finds no GPU on this machine: set it to auto or cpu, or install"
             " a torch that was built for the GPU"

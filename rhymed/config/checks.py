@@ -200,3 +200,37 @@ def addresses(net: Net) -> Iterator[str]:
     chosen = [address for address in (net.broker, net.store, net.weights) if address]
     if len(set(chosen)) < len(chosen):
         yield "net.broker, net.store and net.weights must be three different addresses"
+
+
+def ranks(trainer: Trainer, net: Net) -> Iterator[str]:
+    cpu = trainer.device == "cpu"
+    if trainer.ranks > 1 and not cpu:
+        yield (
+            f"trainer.ranks = {trainer.ranks} is for trainer.device = 'cpu': set that, or trainer.gpus ="
+            f" {trainer.ranks} for a rank on each of {trainer.ranks} GPUs"
+        )
+    if trainer.gpus > 1 and cpu:
+        yield f"trainer.gpus = {trainer.gpus} with trainer.device = 'cpu': set trainer.ranks = {trainer.gpus} instead"
+    if net.ranks and trainer.nodes == 1:
+        yield "net.ranks has no effect with trainer.nodes = 1: leave it out"
+    if trainer.nodes > 1 and not net.ranks:
+        yield (
+            f"trainer.nodes = {trainer.nodes} needs net.ranks: the address of the trainer's node at which the ranks"
+            " meet, e.g. tcp://10.0.0.1:5553"
+        )
+    if trainer.world > 1:
+        yield from (f"{why}: train it with one rank" for why in _not_sharded(trainer))
+
+
+def _not_sharded(trainer: Trainer) -> Iterator[str]:
+    shared = f"{trainer.world} ranks share the weights"
+    if trainer.engine == "trace":
+        yield f"trainer.engine = 'trace' has no weights to share, and {shared}"
+    if trainer.lora:
+        yield f"trainer.lora: {shared}, and adapters are trained by one"
+    if trainer.recipe.critic:
+        yield f"trainer.algorithm = {trainer.algorithm!r} has a critic, and {shared} of the policy only"
+    if trainer.optimizer != "adamw":
+        yield f"trainer.optimizer = {trainer.optimizer!r}: {shared}, and only 'adamw' knows parts of tensors"
+    if trainer.teacher.used:
+        yield f"trainer.teacher: {shared}, and a teacher is asked by one"

@@ -82,6 +82,7 @@ class Config(Section):
             *checks.evaluation(self.eval),
             *checks.deadlines(self.schedule, self.reward),
             *checks.addresses(self.net),
+            *checks.ranks(self.trainer, self.net),
         ]
         if contradictions:
             raise ValueError("\n".join(contradictions))

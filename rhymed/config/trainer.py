@@ -38,6 +38,13 @@ class Trainer(Losses):
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto", description="where the trainer computes. auto: cuda where torch finds a GPU"
     )
+    gpus: int = Field(
+        1, gt=0, description="GPUs of each node that share the training; each has a rank, a process of its own"
+    )
+    nodes: int = Field(1, gt=0, description="machines that share the training, with trainer.gpus GPUs each")
+    ranks: int = Field(
+        1, gt=0, description="with device = 'cpu': ranks on each node, processes that share the training"
+    )
     gradient_checkpointing: bool = Field(
         False, description="keep only the inputs of layers: less memory, a third more time"
     )
@@ -52,6 +59,15 @@ class Trainer(Losses):
     mismatch_warn: float = Field(0.05, gt=0, description="warn when mismatch_kl is higher (nats per token)")
     critic: Critic = Critic()
     teacher: Teacher = Teacher()
+
+    @property
+    def ranks_per_node(self) -> int:
+        return self.ranks if self.device == "cpu" else self.gpus
+
+    @property
+    def world(self) -> int:
+        """Ranks in all."""
+        return self.nodes * self.ranks_per_node
 
     @property
     def filters_groups(self) -> bool:

@@ -231,4 +231,4 @@ class Screen:
         return time.monotonic() - self._started
 
     def _print(self, text: str) -> None:
-        self._console.print(text, highlight=False, soft_wrap=True)
+        self._console.print(text, highlight=False, markup=False, soft_wrap=True)

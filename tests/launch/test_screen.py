@@ -182,3 +182,12 @@ def test_the_start_of_many_workers_is_told_in_short_lines(tmp_path: Path) -> Non
 def test_a_steps_line_fits_on_80_columns() -> None:
     assert len(heading()) <= 80
     assert len(line(queues(99_999), 359_999.0)) <= 80
+
+
+def test_what_a_process_said_is_not_read_as_markup(tmp_path: Path) -> None:
+    """A path in brackets, as in gloo's errors, is a closing tag to rich."""
+    config = Config(run=Run(folder=str(tmp_path)))
+    console = Console(file=io.StringIO(), width=100, force_terminal=False)
+    with Screen(config, layout_of(config), plain=True, console=console) as screen:
+        screen.report("trainer ended (status 1: [/src/gloo/pair.cc:553] closed)")
+    assert "[/src/gloo/pair.cc:553] closed" in console.file.getvalue()  # type: ignore[attr-defined]

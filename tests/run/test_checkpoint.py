@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rhymed.errors import HOPELESS, CheckpointError, CheckpointLost
-from rhymed.run.checkpoint import Checkpoint, newest, resume, save
+from rhymed.run.checkpoint import Checkpoint, damage, digest_of, newest, resume, save
 
 
 def writer(text: str) -> Callable[[Path], None]:
@@ -114,3 +114,18 @@ def test_other_things_in_the_folder_are_left_alone(folder: Path) -> None:
     shutil.copytree(folder / "step-000001", folder / "step-000001.bak")
     save(folder, 2, writer("b"), keep=1)
     assert names(folder) == ["notes", "step-000001.bak", "step-000002"]
+
+
+def test_a_sealed_checkpoint_knows_files_in_folders(tmp_path: Path) -> None:
+    def write(folder: Path) -> dict[str, str]:
+        (folder / "optimizer").mkdir()
+        (folder / "optimizer" / "part").write_bytes(b"of another rank")
+        (folder / "weights").write_bytes(b"mine")
+        return {"optimizer/part": digest_of(folder / "optimizer" / "part")}
+
+    saved = save(tmp_path, 3, write, keep=2)
+    assert damage(saved.folder) == ""
+    (saved.folder / "optimizer" / "part").write_bytes(b"something else")
+    assert "optimizer/part" in damage(saved.folder)
+    (saved.folder / "optimizer" / "part").unlink()
+    assert damage(saved.folder)

@@ -27,7 +27,7 @@ from rhymed.history.folder import open_folder
 from tests.stress import command
 from tests.stress.faults import KINDS, USUAL, Fault, FaultInjector, FaultSchedule, Outcome
 from tests.stress.recovery import Throughput
-from tests.stress.run import LiveRun, Shape, Watch
+from tests.stress.run import LiveRun, Shape, Watch, with_model
 
 
 def run(
@@ -41,12 +41,15 @@ def run(
     kinds: Sequence[str] = USUAL,
     out: Path | None = None,
     override: Sequence[str] = (),
+    ranks: int = 0,
 ) -> dict[str, Any]:
-    """`kills`: at most. `every`: mean seconds between two. `out`: a folder that keeps the runs."""
+    """`kills`: at most. `every`: mean seconds between two. `out`: a folder that keeps the runs. `ranks`: of a trainer
+    with a tiny model; 0: the trace engine's, which has none."""
     if unknown := set(kinds) - set(KINDS):
         raise ConfigError(f"--kinds {', '.join(sorted(unknown))}: there are {', '.join(KINDS)}")
-    shape = Shape(steps or (30 if quick else 200), rollout, reward, override=override)
     folder = out or Path(tempfile.mkdtemp(prefix="rhymed-chaos-"))
+    settings = with_model(folder.resolve(), ranks) if ranks else {}
+    shape = Shape(steps or (30 if quick else 200), rollout, reward, settings=settings, override=override)
     kills = (12 if quick else 1_000_000) if kills is None else kills
     result = asyncio.run(_both(shape, folder, FaultSchedule(seed, kills, every or (2.0 if quick else 5.0), kinds)))
     if out is None and result["good"]:
@@ -167,6 +170,7 @@ def main() -> int:
     parser.add_argument("--every", type=float, metavar="S", help="mean seconds between two faults")
     parser.add_argument("--seed", type=int, metavar="N", help="of the series of faults")
     parser.add_argument("--rollout", type=int, metavar="N", help="rollout workers")
+    parser.add_argument("--ranks", type=int, default=0, metavar="N", help="of a trainer with a tiny model")
     parser.add_argument("--reward", type=int, metavar="N", help="reward workers")
     parser.add_argument(
         "--kinds", type=lambda text: text.split(","), metavar="A,B", help=f"only these, of {', '.join(KINDS)}"

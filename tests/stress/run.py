@@ -121,6 +121,27 @@ class Shape:
         return file
 
 
+def with_model(folder: Path, ranks: int) -> dict[str, dict[str, Any]]:
+    """Settings with which a tiny real model is trained, by so many ranks on processors."""
+    from tests.tiny import write_tiny_model
+
+    if not (folder / "model").exists():
+        write_tiny_model(folder / "model")
+    return {
+        "model": {"path": str(folder / "model"), "dtype": "float32"},
+        "rollout": {"max_prompt_length": 64, "max_response_length": 200},
+        "trace": {"vocabulary": 250, "mean_length": 30},
+        "trainer": {
+            "engine": "torch",
+            "device": "cpu",
+            "ranks": ranks,
+            "threads": 1,
+            "lr": 1e-4,
+            "checkpoint_every": 3,
+        },
+    }
+
+
 class LiveRun:
     """`with LiveRun(config_file) as run: …`: runs it in the background; leaving the block ends it.
 
@@ -272,12 +293,12 @@ def part_of(process: psutil.Process) -> Part | None:
 
 def name_of(words: Sequence[str]) -> str:
     """A process's name from its command line, before or after it has set its title."""
+    if "--name" in words[:-1]:
+        return words[words.index("--name") + 1]
     if any(word.startswith("rhymed_workers.") for word in words):
         return "scorer"
     if any(ENGINE in word for word in words):
         return "engine"
-    if "--name" in words[:-1]:
-        return words[words.index("--name") + 1]
     if words[0] == "rhymed" and len(words) == 2:
         return words[1]
     if words[1:3] == ["-m", "rhymed"] and len(words) > 3:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from rhymed.cli.options import add_config, add_examples, make_parser, read_config
+from rhymed.errors import ConfigError
 
 if TYPE_CHECKING:
     from rhymed.config import Config
@@ -18,6 +19,9 @@ def add(commands: Any) -> None:
     parser = make_parser(commands, "worker", "join a run as a rollout worker, a reward worker or its trainer", handle)
     add_examples(parser, "rhymed worker --role rollout configs/quickstart.toml")
     parser.add_argument("--role", required=True, choices=["rollout", "reward", "trainer"])
+    parser.add_argument(
+        "--node", type=int, default=0, metavar="N", help="trainer: this machine's number, below trainer.nodes"
+    )
     parser.add_argument("--name", default="", help="unique name (default: role, host and process id)")
     add_config(parser)
 
@@ -32,11 +36,13 @@ def handle(arguments: argparse.Namespace) -> NoReturn:
 
     where = layout_of(config)
     name = arguments.name or f"{arguments.role}@{socket.gethostname()}:{os.getpid()}"
-    build = _builder(arguments.role, config, where, name)
+    build = _builder(arguments.role, config, where, name, arguments.node)
     serve(build, log_file=where.log(name.replace("/", "_")), level=config.run.log_level)
 
 
-def _builder(role: str, config: Config, where: RunLayout, name: str) -> Callable[[], Service]:
+def _builder(role: str, config: Config, where: RunLayout, name: str, node: int = 0) -> Callable[[], Service]:
+    if node and role != "trainer":
+        raise ConfigError(f"--node {node} is for --role trainer: leave it out")
     if role == "rollout":
         from rhymed_workers.rollout.worker import RolloutWorker
 
@@ -45,6 +51,11 @@ def _builder(role: str, config: Config, where: RunLayout, name: str) -> Callable
         from rhymed_workers.reward.worker import RewardWorker
 
         return lambda: RewardWorker(config, where, name)
+    if node:
+        from rhymed_workers.trainer.gang.node import TrainerNode
+
+        ranks = TrainerNode(config, node, name)
+        return lambda: ranks
     from rhymed_workers.trainer.service import TrainerService
 
     return lambda: TrainerService(config, where, name)

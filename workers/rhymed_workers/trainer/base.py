@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rhymed.config import Config
 from rhymed_store.client import StoredSample
 from rhymed_workers.trainer.samples import Progress
 
+if TYPE_CHECKING:
+    from rhymed_workers.trainer.gang.gang import Gang
+
 
 class Learner(Protocol):
     """Blocking. All methods but `check` are called on one thread."""
 
-    steps: int  # trained so far; also the version of the weights
     reads_logprobs: bool  # samples are fetched with log-probs and prompt tokens
     reads_rows: bool  # and with the rows of their prompts
+
+    @property
+    def steps(self) -> int: ...  # trained so far; also the version of the weights
 
     @property
     def dtype(self) -> str: ...  # of the weights that are published
@@ -36,15 +41,20 @@ class Learner(Protocol):
     def digest(self) -> str:
         """Of the weights; empty if that is slow."""
 
-    def save(self, folder: Path) -> None:
-        """Write everything that a resume needs."""
+    def save(self, folder: Path) -> Mapping[str, str]:
+        """Write everything that a resume needs; returns the digests of files that are known already, by name."""
 
 
-def restore(config: Config, folder: Path | None) -> Learner:
-    """The learner that the configuration names, from a checkpoint's folder or from the beginning.
+def restore(config: Config, folder: Path | None, gang: Gang | None = None) -> Learner:
+    """The learner that the configuration names, from a checkpoint's folder or from the beginning. `gang`: if several
+    ranks train.
 
     Torch is imported only if needed: it takes seconds.
     """
+    if gang is not None:
+        from rhymed_workers.trainer.gang.learner import GangLearner
+
+        return GangLearner.restore(config, folder, gang)
     if config.trainer.engine == "trace":
         from rhymed_workers.trainer.trace import TraceLearner
 

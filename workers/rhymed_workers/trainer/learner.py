@@ -28,6 +28,7 @@ from rhymed_workers.trainer.policy.backbone import Compute
 from rhymed_workers.trainer.policy.lora import restore
 from rhymed_workers.trainer.policy.packing import MicroBatch, micro_batches
 from rhymed_workers.trainer.policy.policy import Policy, Scores
+from rhymed_workers.trainer.ranks.group import ALONE, Alone
 from rhymed_workers.trainer.samples import Progress, check_staleness, sample_metrics, scored_groups
 from rhymed_workers.trainer.sums import Sums
 from rhymed_workers.trainer.teacher.build import build as build_teacher
@@ -56,7 +57,9 @@ class TorchLearner:
         max_response_length: int,
         dtype: str,
         distillation: Distillation | None = None,
+        ranks: Alone = ALONE,
     ) -> None:
+        self._ranks = ranks
         self._config, self._recipe, self._max_staleness = config, config.recipe, max_staleness
         self._longest = max_response_length
         self.policy, self._reference, self.critic, self._source = policy, reference, critic, source
@@ -67,13 +70,13 @@ class TorchLearner:
         self._run_steps = 0  # of the whole run; 0: unknown
 
     @classmethod
-    def restore(cls, config: Config, folder: Path | None) -> TorchLearner:
+    def restore(cls, config: Config, folder: Path | None, ranks: Alone = ALONE) -> TorchLearner:
         """From a checkpoint's folder, or without one from the model. Raises `CheckpointError`, `ConfigError`."""
         if config.trainer.threads:
             torch.set_num_threads(config.trainer.threads)
         source = resolve_model(config)
         compute = Compute.of(config)
-        policy, reference = restore(config, source, folder, compute)
+        policy, reference = restore(config, source, folder, compute, ranks.mesh)
         learner = cls(
             config.trainer,
             policy,
@@ -86,6 +89,7 @@ class TorchLearner:
             distillation=build_teacher(
                 config, policy, partial(Policy.load, temperature=config.rollout.temperature, compute=compute)
             ),
+            ranks=ranks,
         )
         if folder is not None:
             learner.load(folder)
@@ -95,7 +99,8 @@ class TorchLearner:
         return type(self.policy.model).__name__
 
     def tensors(self) -> dict[str, Tensor]:
-        return self.policy.tensors()
+        """All ranks call it; the first one gets them."""
+        return self.policy.tensors(getattr(torch, self.dtype))
 
     def metadata(self) -> dict[str, str]:
         return self.policy.metadata()
@@ -138,25 +143,30 @@ class TorchLearner:
         values = self.critic.values if self.critic else None
         logs = (self._logprobs, self._reference_logprobs, values)
         batch = assemble(samples, self._config, self._longest, *logs, dense=taught is not None).to(self.policy.device)
-        sums, total, done = Sums(), sum(map(len, batch.updates)), 0
+        updates = [self._ranks.share(update) for update in batch.updates]
+        sums, total, done = Sums(), sum(map(len, updates)), 0
         frozen = self.critic is not None and self.critic.alone(self.steps)
         if frozen or not total:
             self._compare(samples, sums)
-        for update in batch.updates:
+        for update in updates:
             loss = torch.zeros((), dtype=torch.float64, device=self.policy.device)
-            for micro in update:
+            for micro, counts in update:
                 progress(done, total)
+                done += 1
+                if not counts:
+                    self.policy.follow(micro)
+                    continue
                 if not frozen:
                     loss += self._accumulate(micro, batch, sums, taught)
                 if self.critic and batch.targets:
                     self.critic.accumulate(micro, batch.targets)
                 sums.computed += micro.tokens
-                done += 1
             if not frozen:
-                self._optimize(loss.item(), sums)
+                self._optimize(self._ranks.sum([loss.item()])[0], sums)
             if self.critic:
                 self.critic.update()
         progress(total, total)
+        sums.together(self._ranks)
         if self.critic and batch.targets:
             sums.extra |= self.critic.metrics(batch.targets)
         if taught is not None:
@@ -194,15 +204,18 @@ class TorchLearner:
     def _compare(self, samples: Sequence[StoredSample], sums: Sums) -> None:
         """No sample had a signal: engine and trainer are still compared, on one micro-batch."""
         batches = micro_batches(sequences_of(samples), range(len(samples)), self._config.micro_tokens)
-        if batches:
-            sums.compare(engine_logprobs(samples)[batches[0].flat_N], self.policy.logprobs(batches[0]).cpu())
+        if not batches:
+            return
+        logp_N = self.policy.logprobs(batches[0]).cpu()
+        if self._ranks.rank == 0:
+            sums.compare(engine_logprobs(samples)[batches[0].flat_N], logp_N)
 
     def _logprobs(self, batches: Sequence[MicroBatch], count: int) -> Tensor:
-        return _logprobs(self.policy, batches, count)
+        return _logprobs(self.policy, self._ranks, batches, count)
 
     @property
     def _reference_logprobs(self) -> LogProbs | None:
-        return partial(_logprobs, self._reference) if self._reference else None
+        return partial(_logprobs, self._reference, self._ranks) if self._reference else None
 
     def _optimize(self, loss: float, sums: Sums) -> None:
         for parameter in self.policy.trained():
@@ -222,7 +235,7 @@ class TorchLearner:
         return self._config.lr * schedule.factor(self._config, self.steps, self._run_steps)
 
     def _warn_of_mismatch(self, mean: float) -> None:
-        if mean > self._config.mismatch_warn:
+        if mean > self._config.mismatch_warn and self._ranks.rank == 0:
             log.warning(
                 "step %d: mismatch_kl/mean %.4f is above trainer.mismatch_warn = %g: the probabilities of engine and"
                 " trainer differ",
@@ -231,14 +244,18 @@ class TorchLearner:
                 self._config.mismatch_warn,
             )
 
-    def save(self, folder: Path) -> None:
-        """A model's or an adapter's folder with what a resume needs."""
+    def save(self, folder: Path) -> dict[str, str]:
+        """A model's or an adapter's folder with what a resume needs. All ranks call it."""
         self.policy.save(folder)
-        state.save(folder, self.policy.model, self._optimizer, self.steps)
+        if self._ranks.size == 1:
+            state.save(folder, self.policy.model, self._optimizer, self.steps)
+        else:
+            state.save_parts(folder, self.policy.model, self._optimizer, self.steps, self._ranks.rank)
         if self.critic:
             self.critic.save(folder, self.steps)
-        if self._source:
+        if self._source and self._ranks.rank == 0:
             state.copy_tokenizer(self._source, folder)
+        return {}
 
     def load(self, folder: Path) -> None:
         """All but the policy, which was loaded from the same folder. Raises `CheckpointError`."""
@@ -247,9 +264,12 @@ class TorchLearner:
             self.critic.load(folder, self.steps)
 
 
-def _logprobs(policy: Scores, batches: Sequence[MicroBatch], count: int) -> Tensor:
+def _logprobs(policy: Scores, ranks: Alone, batches: Sequence[MicroBatch], count: int) -> Tensor:
     """(count,) log-probs of all response tokens; NaN for tokens in no batch."""
-    logprobs_N = torch.full((count,), torch.nan)
-    for batch in batches:
-        logprobs_N[torch.from_numpy(batch.flat_N)] = policy.logprobs(batch).cpu()
-    return logprobs_N
+    logprobs_N, known_N = torch.full((count,), torch.nan), torch.zeros(count, dtype=torch.bool)
+    for batch, counts in ranks.share(batches):
+        found_N = policy.logprobs(batch)
+        if counts:
+            flat_N = torch.from_numpy(batch.flat_N)
+            logprobs_N[flat_N], known_N[flat_N] = found_N.cpu(), True
+    return ranks.merge(logprobs_N, known_N)

@@ -16,10 +16,10 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rhymed import messages
 from rhymed.config import Config
@@ -39,6 +39,9 @@ from rhymed_workers.trainer.base import Learner, restore
 from rhymed_workers.trainer.lineage import Lineage
 from rhymed_workers.trainer.publish import Publisher
 from rhymed_workers.weights.server import WeightsServer
+
+if TYPE_CHECKING:
+    from rhymed_workers.trainer.gang.gang import Gang
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +72,7 @@ class TrainerService(Service):
         self._closing = contextlib.AsyncExitStack()
 
     async def open(self) -> None:
+        self._gang = self._start_gang()
         self._learner, self._lineage = await self._on_thread(self._load, "load")
         self._publisher = Publisher(self._layout.folder / "weights", self._learner.dtype)
         self._closing.callback(self._publisher.close)
@@ -101,10 +105,21 @@ class TrainerService(Service):
         self._thread.shutdown(wait=False, cancel_futures=True)  # a half-written checkpoint counts for nothing
         await self._closing.aclose()
 
+    def _start_gang(self) -> Gang | None:
+        """The other ranks, if there are any. One that dies ends this process."""
+        if self._config.trainer.world == 1:
+            return None
+        from rhymed_workers.trainer.gang.gang import Gang
+
+        gang = Gang(self._config, self._life)
+        self._closing.callback(gang.close)
+        self.spawn(gang.watch())
+        return gang
+
     def _load(self) -> tuple[Learner, Lineage]:
         """From the newest intact checkpoint, or from the beginning if there is no checkpoint."""
         newest = checkpoint.resume(self._layout.checkpoints)
-        learner = restore(self._config, newest.folder if newest else None)
+        learner = restore(self._config, newest.folder if newest else None, self._gang)
         lineage = Lineage.load(newest.folder, learner.steps) if newest else Lineage()
         self._saved = newest.step if newest else 0
         log.info("%s, %d steps trained, from %s", learner, learner.steps, newest or "the beginning")
@@ -247,9 +262,9 @@ class TrainerService(Service):
         started, steps, keep = time.perf_counter(), self._learner.steps, self._config.trainer.keep_checkpoints
         self._phase = "checkpoint"
 
-        def fill(folder: Path) -> None:
-            self._learner.save(folder)
+        def fill(folder: Path) -> Mapping[str, str]:
             self._lineage.save(folder)
+            return self._learner.save(folder)
 
         saved = await self._on_thread(
             lambda: checkpoint.save(self._layout.checkpoints, steps, fill, keep), "checkpoint"

@@ -1,7 +1,7 @@
 """What a resume needs besides the policy, in a checkpoint's folder: optimizer, random generator and position.
 
 The folder is also a Hugging Face model, or an adapter in PEFT's format. The optimizer's file is a safetensors file
-with another suffix, so that engines do not take it for a part of the model.
+with another suffix, so that engines do not take it for a part of the model. Several ranks write a folder instead.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from rhymed.errors import CheckpointError
-from rhymed_workers.trainer.optim import moments
+from rhymed_workers.trainer.optim import moments, shards
 
 TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "vocab*", "merges.txt", "chat_template*", "*.model")
 OPTIMIZER = "optimizer.state"
@@ -26,7 +26,18 @@ def save(folder: Path, model: Any, optimizer: torch.optim.Optimizer, steps: int)
 
     tensors = moments.tensors(optimizer, model.named_parameters())
     save_file({**tensors, "rng": torch.get_rng_state()}, folder / OPTIMIZER)
+    write_position(folder, optimizer, steps)
+
+
+def write_position(folder: Path, optimizer: torch.optim.Optimizer, steps: int) -> None:
     (folder / POSITION).write_text(json.dumps({"steps": steps, "lr": optimizer.param_groups[0]["lr"]}))
+
+
+def save_parts(folder: Path, model: Any, optimizer: torch.optim.Optimizer, steps: int, rank: int) -> None:
+    """As `save`, by every rank. No state of a random generator: each step sets its own."""
+    shards.save(folder, moments.tensors(optimizer, model.named_parameters()))
+    if rank == 0:
+        write_position(folder, optimizer, steps)
 
 
 def copy_tokenizer(source: Path, folder: Path) -> None:
@@ -36,14 +47,19 @@ def copy_tokenizer(source: Path, folder: Path) -> None:
 
 
 def load(folder: Path, model: Any, optimizer: torch.optim.Optimizer) -> int:
-    """Restores optimizer and random generator; returns the trained steps. Raises `CheckpointError`."""
+    """Restores optimizer and random generator, whether one process or several ranks have saved them, and are reading
+    them; returns the trained steps. Raises `CheckpointError`."""
     from safetensors.torch import load_file
 
+    tensors: dict[str, torch.Tensor] = {}
     try:
         position = json.loads((folder / POSITION).read_text())
-        tensors = load_file(folder / OPTIMIZER)
-        torch.set_rng_state(tensors.pop("rng"))
-        moments.restore(optimizer, model.named_parameters(), tensors)
+        if (folder / shards.FOLDER).is_dir():
+            shards.load(folder, optimizer, model.named_parameters())
+        else:
+            tensors = load_file(folder / OPTIMIZER)
+            torch.set_rng_state(tensors.pop("rng"))
+            moments.restore(optimizer, model.named_parameters(), tensors)
         for group in optimizer.param_groups:
             group["lr"] = position["lr"]
         steps = int(position["steps"])

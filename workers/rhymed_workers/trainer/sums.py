@@ -13,8 +13,14 @@ from torch import Tensor
 
 from rhymed_workers.trainer.algorithms.kl import k3
 from rhymed_workers.trainer.algorithms.losses import TokenLosses
+from rhymed_workers.trainer.ranks.group import Alone
 
 Sum: TypeAlias = "Tensor | float"
+
+COUNTS = ("tokens", "compared", "computed")
+ADDED = (*COUNTS, "loss", "entropy", "clipped", "mismatch")
+OPTIONAL = ("rejected", "kl")
+"""Sums over tokens. `grad_norms`, `skipped` and `extra` are the same in all ranks."""
 
 
 @dataclass
@@ -45,6 +51,19 @@ class Sums:
         """The same tokens' log-probs in the engine and in the trainer, of one version."""
         self.mismatch += _total(torch.nan_to_num(k3(engine_N, logp_N)))
         self.compared += len(engine_N)
+
+    def together(self, ranks: Alone) -> None:
+        """Becomes the sums of all ranks, where each has seen its own tokens."""
+        if ranks.size == 1:
+            return
+        some = [name for name in OPTIONAL if getattr(self, name) is not None]
+        values = [float(getattr(self, name) or 0.0) for name in (*ADDED, *OPTIONAL)]
+        found = ranks.sum([*values, *(float(name in some) for name in OPTIONAL)])
+        for name, value in zip((*ADDED, *OPTIONAL), found, strict=False):
+            setattr(self, name, int(value) if name in COUNTS else value)
+        for name, known in zip(OPTIONAL, found[-len(OPTIONAL) :], strict=True):
+            if not known:
+                setattr(self, name, None)
 
     def metrics(self) -> dict[str, float]:
         """A metric that was not computed is left out, not 0."""

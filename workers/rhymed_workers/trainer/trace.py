@@ -102,13 +102,14 @@ class TraceLearner:
     def digest(self) -> str:
         return hashlib.blake2b(self._weights.tobytes(), digest_size=16).hexdigest()
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Path) -> dict[str, str]:
         from safetensors.numpy import save_file
 
         save_file({"weights": self._weights}, folder / WEIGHTS)
         save_file({"momentum": self._momentum}, folder / OPTIMIZER)
         (folder / "config.json").write_text(json.dumps({"model_type": "trace", "size": SIZE}))
         (folder / "trainer.json").write_text(json.dumps({"steps": self.steps}))
+        return {}
 
     def load(self, folder: Path) -> None:
         """Raises `CheckpointError`."""

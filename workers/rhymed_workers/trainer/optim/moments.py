@@ -39,7 +39,7 @@ def restore(optimizer: torch.optim.Optimizer, named: Named, stored: dict[str, Te
     for name, parameter in named:
         if f"step.{name}" not in stored:
             continue
-        state = _fresh(optimizer, parameter)
+        state = fresh(optimizer, parameter)
         for key, value in state.items():
             if key in CONSTANTS:
                 continue
@@ -50,17 +50,35 @@ def restore(optimizer: torch.optim.Optimizer, named: Named, stored: dict[str, Te
                     " with the trainer.optimizer that wrote it"
                 )
             if isinstance(value, Tensor):
-                value.copy_(found)  # in place: it may lie in paged memory
+                _copy(value, found)  # in place: it may lie in paged memory
             else:
                 state[key] = int(found)
         optimizer.state[parameter] = state
+
+
+def _copy(value: Any, found: Tensor) -> None:
+    """`value` may be a part of several ranks' tensor, and `found` is always whole."""
+    if hasattr(value, "placements"):
+        from torch.distributed.tensor import distribute_tensor
+
+        value.to_local().copy_(_part(distribute_tensor, value, found))
+    else:
+        value.copy_(found)
+
+
+def _part(distribute: Any, value: Any, found: Tensor) -> Tensor:
+    """Of `found`, which every rank has read, so none sends it."""
+    part: Tensor = distribute(
+        found.to(value.device), value.device_mesh, value.placements, src_data_rank=None
+    ).to_local()
+    return part
 
 
 def _alike(found: Tensor, value: Any) -> bool:
     return not isinstance(value, Tensor) or (found.shape, found.dtype) == (value.shape, value.dtype)
 
 
-def _fresh(optimizer: Any, parameter: torch.nn.Parameter) -> dict[str, Any]:
+def fresh(optimizer: Any, parameter: torch.nn.Parameter) -> dict[str, Any]:
     """The state as before the first update."""
     if hasattr(optimizer, "init_state"):
         group, number, place = _place(optimizer, parameter)

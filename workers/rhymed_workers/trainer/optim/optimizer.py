@@ -47,7 +47,8 @@ def step(optimizer: torch.optim.Optimizer, loss: float, max_norm: float, name: s
     An update with a loss or norm that is not finite is skipped, so that it never reaches the weights: None.
     """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    norm = float(torch.nn.utils.clip_grad_norm_(parameters, max_norm))
+    clipped: Any = torch.nn.utils.clip_grad_norm_(parameters, max_norm)
+    norm = float(clipped.full_tensor() if hasattr(clipped, "full_tensor") else clipped)  # parts on several ranks
     finite = math.isfinite(norm) and math.isfinite(loss)
     if finite:
         optimizer.step()

@@ -95,11 +95,15 @@ def computing(device: torch.device, dtype: torch.dtype) -> contextlib.AbstractCo
     return torch.autocast(device.type, dtype) if dtype.itemsize == 2 else contextlib.nullcontext()
 
 
-def _checkpoint_layers(model: Any) -> None:
-    """transformers' own way needs training mode, and with it dropout."""
+def layers_of(model: torch.nn.Module) -> list[torch.nn.Module]:
     from transformers.modeling_layers import GradientCheckpointingLayer
 
-    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+
+
+def _checkpoint_layers(model: Any) -> None:
+    """transformers' own way needs training mode, and with it dropout."""
+    layers = layers_of(model)
     if not layers:
         raise ConfigError(f"trainer.gradient_checkpointing: {type(model).__name__} has no layers that allow it")
     for layer in layers:

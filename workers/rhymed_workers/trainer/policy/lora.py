@@ -83,8 +83,8 @@ class LoraPolicy(Policy):
                 found[name] = part[NAME].weight
         return found
 
-    def tensors(self) -> dict[str, Tensor]:
-        """What is published: the adapters only."""
+    def tensors(self, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+        """What is published: the adapters only, in float32."""
         return {name: parameter.detach() for name, parameter in self.adapters().items()}
 
     def metadata(self) -> dict[str, str]:
@@ -147,14 +147,14 @@ class WithoutAdapters:
 
 
 def restore(
-    config: Config, source: Path, folder: Path | None, compute: Compute | None = None
+    config: Config, source: Path, folder: Path | None, compute: Compute | None = None, mesh: Any = None
 ) -> tuple[Policy, Scores | None]:
     """The policy, from the checkpoint `folder` or else from the model in `source`, and the reference of the KL term,
-    if there is one. Raises `ConfigError`, `CheckpointError`."""
+    if there is one. `mesh`: of the devices that share them. Raises `ConfigError`, `CheckpointError`."""
     temperature, with_reference = config.rollout.temperature, bool(config.trainer.recipe.kl_coef)
     if config.trainer.lora is None:
-        policy = Policy.load(folder or source, temperature, compute)
-        return policy, Policy.load(source, temperature, compute) if with_reference else None
+        policy = Policy.load(folder or source, temperature, compute, mesh)
+        return policy, Policy.load(source, temperature, compute, mesh) if with_reference else None
     adapted = _restore(config, config.trainer.lora, source, folder, compute)
     return adapted, WithoutAdapters(adapted) if with_reference else None
 

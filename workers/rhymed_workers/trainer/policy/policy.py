@@ -1,11 +1,13 @@
 """The language model as the loss sees it: log-probs and entropies of response tokens, and their gradient.
 
-One module, whose forward makes hidden states and the head's loss. Top-k, top-p and min-p are not applied, as usual in
-the field. Knows nothing of rewards or optimizers.
+One module, in whose forward hidden states and the head's loss are made. Top-k, top-p and min-p are not applied, as
+usual in the field. Knows nothing of rewards or optimizers.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from rhymed.errors import TrainerError
+from rhymed_workers.trainer.policy import sharded
 from rhymed_workers.trainer.policy.backbone import Compute, device_of, hidden_states, load_model, prepare
 from rhymed_workers.trainer.policy.head import DenseHeadLoss, DenseLoss, Head, HeadLoss, Loss
 from rhymed_workers.trainer.policy.packing import MicroBatch
@@ -47,9 +50,12 @@ class Policy(nn.Module):
         _ = self.head
 
     @classmethod
-    def load(cls, folder: Path, temperature: float = 1.0, compute: Compute | None = None) -> Policy:
-        """A Hugging Face folder; its weights are converted to float32."""
+    def load(cls, folder: Path, temperature: float = 1.0, compute: Compute | None = None, mesh: Any = None) -> Policy:
+        """A Hugging Face folder; its weights are converted to float32. `mesh`: of the devices that share them."""
         compute = compute or Compute()
+        if mesh is not None:
+            build = partial(cls, temperature=temperature, dtype=getattr(torch, compute.dtype))
+            return sharded.load(folder, compute, mesh, build)
         return cls(load_model(folder, compute), temperature, getattr(torch, compute.dtype))
 
     @property
@@ -71,43 +77,63 @@ class Policy(nn.Module):
         return [parameter for parameter in self.parameters() if parameter.requires_grad]
 
     def save(self, folder: Path) -> None:
-        """A Hugging Face folder."""
-        self.model.save_pretrained(folder)
+        """A Hugging Face folder. All ranks call it, and the first one writes."""
+        if not sharded.is_sharded(self.model):
+            self.model.save_pretrained(folder)
+        elif content := sharded.gather(self.model):
+            self.model.save_pretrained(folder, state_dict=content)
 
     def metadata(self) -> dict[str, str]:
         """What a published file says of its tensors."""
         return {}
 
     @torch.no_grad()
-    def tensors(self) -> dict[str, Tensor]:
-        """The weights, by their names in a Hugging Face folder, which engines read.
+    def tensors(self, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+        """The weights, by their names in a Hugging Face folder, which engines read. `dtype`: in which sharded ones
+        are gathered; the first rank gets them, the others nothing.
 
         In the model some architectures have other names, because transformers renames and merges tensors when it
         loads. A tied head is removed first: reverting changes the order, and the first of its names counts.
         """
         from transformers.core_model_loading import revert_weight_conversion
 
-        return revert_weight_conversion(self.model, dict(unique(self.model.state_dict().items())))
+        whole = not sharded.is_sharded(self.model)
+        content = dict(unique(self.model.state_dict().items())) if whole else sharded.gather(self.model, dtype)
+        return revert_weight_conversion(self.model, content) if content else {}
+
+    def forward(self, work: Callable[[], Tensor]) -> Tensor:
+        """What `work` returns. The weights are used nowhere else: sharded ones are whole only in here."""
+        return work()
 
     @torch.no_grad()
     def logprobs(self, batch: MicroBatch) -> Tensor:
         """(N,) log-probs of the batch's response tokens, in the batch's order."""
-        return self.head.logprobs(self.hidden(batch), self._to_device(batch.target_N))
-
-    def forward(self, batch: MicroBatch, loss: Loss, *, whole_sequences: bool = False) -> Tensor:
-        """The loss's value, a scalar. `whole_sequences`: the loss is called once, with all tokens of the batch."""
-        head = self.head
-        target_N, flat_N = self._to_device(batch.target_N), self._to_device(batch.flat_N)
-        value: Tensor = HeadLoss.apply(
-            self.hidden(batch), head.weight_VH, head, target_N, flat_N, loss, whole_sequences
-        )
-        return value
+        found_N: Tensor = self(lambda: self.head.logprobs(self.hidden(batch), self._to_device(batch.target_N)))
+        return found_N
 
     def backward(self, batch: MicroBatch, loss: Loss, *, whole_sequences: bool = False) -> Tensor:
-        """Add the gradient of `loss` to the parameters' `grad`; returns its value, a scalar on the device."""
-        value: Tensor = self(batch, loss, whole_sequences=whole_sequences)
+        """Add the gradient of `loss` to the parameters' `grad`; returns its value, a scalar on the device.
+
+        `whole_sequences`: the loss is called once, with all tokens of the batch.
+        """
+        target_N, flat_N = self._to_device(batch.target_N), self._to_device(batch.flat_N)
+
+        def work() -> Tensor:
+            head, hidden_NH = self.head, self.hidden(batch)
+            value: Tensor = HeadLoss.apply(hidden_NH, head.weight_VH, head, target_N, flat_N, loss, whole_sequences)
+            return value
+
+        return self.differentiate(work)
+
+    def differentiate(self, work: Callable[[], Tensor]) -> Tensor:
+        """Add the gradient of what `work` returns to the parameters' `grad`; returns its value."""
+        value: Tensor = self(work)
         value.backward()
         return value.detach()
+
+    def follow(self, batch: MicroBatch) -> Tensor:
+        """As `backward` with a loss of 0, where other ranks compute theirs."""
+        return self.backward(batch, lambda logp_N, entropy_N, flat_N: (logp_N * 0).sum())
 
     def distil(
         self, batch: MicroBatch, loss: DenseLoss, teacher: Policy | None, teacher_batch: MicroBatch | None = None
@@ -119,16 +145,20 @@ class Policy(nn.Module):
         seen: tuple[Tensor, Head] | None = None
         if teacher is not None:
             with torch.no_grad():
-                teacher_NH = teacher.hidden(teacher_batch or batch)
+                teacher_NH = teacher(lambda: teacher.hidden(teacher_batch or batch))
             if teacher_batch is not None:
                 place = np.argsort(teacher_batch.flat_N)[np.argsort(np.argsort(batch.flat_N))]
                 assert np.array_equal(teacher_batch.flat_N[place], batch.flat_N), "other response tokens"
                 teacher_NH = teacher_NH[self._to_device(place)]
             seen = teacher_NH, teacher.head
-        head, flat_N = self.head, self._to_device(batch.flat_N)
-        value: Tensor = DenseHeadLoss.apply(self.hidden(batch), head.weight_VH, head, seen, flat_N, loss)
-        value.backward()
-        return value.detach()
+        flat_N = self._to_device(batch.flat_N)
+
+        def work() -> Tensor:
+            head, hidden_NH = self.head, self.hidden(batch)
+            value: Tensor = DenseHeadLoss.apply(hidden_NH, head.weight_VH, head, seen, flat_N, loss)
+            return value
+
+        return self.differentiate(work)
 
     def hidden(self, batch: MicroBatch) -> Tensor:
         """(N, H) last hidden states that predict the response tokens."""

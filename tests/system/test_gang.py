@@ -1,0 +1,57 @@
+"""A run whose trainer is a gang of ranks: one is killed, and the run ends with the same weights as without."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from rhymed.history.compare.runs import compare_runs
+from rhymed_workers.trainer.export import chosen, export
+from tests.stress.run import LiveRun, Shape, with_model
+
+torch = pytest.importorskip("torch")
+pytestmark = [pytest.mark.slow, pytest.mark.thorough, pytest.mark.timeout(1500)]
+
+STEPS, KILLED_AFTER = 8, 4  # with a checkpoint after every third
+
+
+def lines(file: Path) -> list[str]:
+    return file.read_text().splitlines() if file.exists() else []
+
+
+def run(folder: Path, name: str, *, kill: str = "") -> Path:
+    """The run's folder. `kill`: the process that is killed once, after `KILLED_AFTER` steps."""
+    settings = with_model(folder, ranks=2)
+    with LiveRun(Shape(STEPS, 1, 1, settings=settings).write(folder, name)) as live:
+        while live.wait(0.1) is None:
+            if kill and len(lines(live.where.metrics)) >= KILLED_AFTER:
+                victim = next((part for part in live.parts() if part.name == kill), None)
+                if victim:
+                    os.kill(victim.pid, signal.SIGKILL)
+                    kill = ""
+        assert live.status == 0, live.tail(30)
+        assert not kill, "it was killed"
+        return live.where.folder
+
+
+def test_a_killed_rank_changes_no_weight(tmp_path: Path) -> None:
+    calm = run(tmp_path, "calm")
+    killed = run(tmp_path, "killed", kill="trainer-1")
+    compared = compare_runs(calm, killed)
+    assert compared.wrong == []
+    assert compared.weights == f"weights: the same, bit for bit, after {STEPS} steps"
+    again = [json.loads(line)["step"] for line in lines(killed / "metrics.jsonl")]
+    assert len(again) > STEPS, "steps after the checkpoint were trained again"
+    started = [line for line in lines(killed / "logs" / "trainer-1.log") if "generation" in line]
+    assert len(started) == 2, "in a new gang"
+    ended = (killed / "logs" / "trainer.out").read_text()
+    assert "a rank" in ended or "rank 1 of the trainer ended (signal SIGKILL)" in ended
+
+    export(chosen(calm / "checkpoints", None), tmp_path / "exported", "bfloat16")
+    from transformers import AutoModelForCausalLM
+
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "exported").dtype == torch.bfloat16

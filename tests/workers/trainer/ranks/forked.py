@@ -1,0 +1,128 @@
+"""Ranks over gloo as forked processes of a fresh interpreter: torch is imported once for all of them.
+
+    python -m tests.workers.trainer.ranks.forked < jobs.json
+
+A job trains some steps with some ranks and saves a checkpoint: see `Job`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+MODULE = "tests.workers.trainer.ranks.forked"
+ROOT = Path(__file__).parents[4]
+
+
+@dataclass
+class Job:
+    ranks: int
+    config: dict[str, Any]
+    out: str  # folder of the checkpoint
+    start: str = ""  # folder of the checkpoint that it starts from
+    first: int = 0
+    last: int = 10
+    metrics: list[dict[str, float]] = field(default_factory=list)  # of every step, filled in
+
+
+def train(jobs: Sequence[Job], timeout_s: float = 280) -> list[Job]:
+    """One after another; returns them with their metrics."""
+    done = subprocess.run(
+        [sys.executable, "-m", MODULE],
+        input=json.dumps([asdict(job) for job in jobs]),
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        cwd=ROOT,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return [Job(**job) for job in json.loads(done.stdout.splitlines()[-1])]
+
+
+def _rank(job: Job, rank: int, meeting: str) -> None:
+    import torch
+    from torch.distributed.device_mesh import init_device_mesh
+
+    from rhymed.config import Config
+    from rhymed_workers.trainer.learner import TorchLearner
+    from rhymed_workers.trainer.ranks.group import ALONE, Group
+    from tests.workers.trainer.test_learner import samples
+
+    ranks = ALONE
+    if job.ranks > 1:
+        torch.distributed.init_process_group(
+            "cpu:gloo",
+            init_method=f"file://{meeting}",
+            rank=rank,
+            world_size=job.ranks,
+            timeout=timedelta(seconds=120),
+        )
+        ranks = Group(init_device_mesh("cpu", (job.ranks,)))
+    learner = TorchLearner.restore(Config.model_validate(job.config), Path(job.start) if job.start else None, ranks)
+    job.metrics = [learner.train(samples(step), run_steps=job.last) for step in range(job.first, job.last)]
+    out = Path(job.out)
+    if rank == 0:
+        out.mkdir()
+    ranks.sum([0.0])  # it is there
+    learner.save(out)
+    published = learner.tensors()
+    if rank == 0:
+        torch.save({name: tensor.clone() for name, tensor in published.items()}, out / "published.pt")
+        (out / "metrics.json").write_text(json.dumps(job.metrics))
+    else:
+        assert not published, "only the first rank holds whole weights"
+    ranks.sum([0.0])
+
+
+def _fork(job: Job) -> None:
+    children = []
+    with tempfile.TemporaryDirectory() as folder:
+        for rank in range(job.ranks):
+            child = os.fork()
+            if child == 0:
+                try:
+                    _rank(job, rank, f"{folder}/meeting")
+                except BaseException:
+                    import traceback
+
+                    traceback.print_exc()
+                    os._exit(1)
+                os._exit(0)
+            children.append(child)
+        failed = False
+        while children:
+            child, status = os.wait()
+            children.remove(child)
+            if status and not failed:
+                failed = True
+                for other in children:
+                    os.kill(other, 9)
+    if failed:
+        sys.exit(1)
+    job.metrics = json.loads((Path(job.out) / "metrics.json").read_text())
+
+
+def main() -> None:
+    import torch
+    import torch.distributed.checkpoint
+    import torch.distributed.fsdp
+    import torch.distributed.tensor
+    import transformers.models.llama.modeling_llama  # noqa: F401
+
+    torch.set_num_threads(1)
+    jobs = [Job(**job) for job in json.load(sys.stdin)]
+    for job in jobs:
+        _fork(job)
+    print(json.dumps([asdict(job) for job in jobs]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""Several ranks train what one trains, and go on from each other's checkpoints. Real processes over gloo."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.workers.trainer.ranks.forked import Job, train
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.slow
+
+
+def config(model: Path, dtype: str = "float32", **trainer: Any) -> dict[str, Any]:
+    given = {"lr": 1e-4, "warmup_steps": 3, "weight_decay": 0.01, "micro_tokens": 40, "device": "cpu", **trainer}
+    return {
+        "model": {"path": str(model), "dtype": "float32", "train_dtype": dtype},
+        "trainer": given,
+        "rollout": {"prompts_per_step": 3, "group_size": 4, "max_prompt_length": 64, "max_response_length": 64},
+    }
+
+
+def weights(folder: str | Path) -> dict[str, Any]:
+    from safetensors.torch import load_file
+
+    return load_file(Path(folder) / "model.safetensors")
+
+
+def furthest(one: dict[str, Any], other: dict[str, Any]) -> float:
+    assert one.keys() == other.keys()
+    return max(float((one[name].float() - other[name].float()).abs().max()) for name in one)
+
+
+def untimed(metrics: dict[str, float]) -> dict[str, float]:
+    return {key: value for key, value in metrics.items() if not key.startswith(("timing", "perf"))}
+
+
+def test_two_ranks_train_what_one_does_and_each_goes_on_from_the_other(tiny_model: Path, tmp_path: Path) -> None:
+    given = config(tiny_model, kl_coef=0.1, minibatches=2)
+    whole, half = {"first": 0, "last": 4}, {"first": 0, "last": 2}
+    rest = {"first": 2, "last": 4}
+    one, two, _, _, after_one, after_two, same = train(
+        [
+            Job(1, given, f"{tmp_path}/one", **whole),
+            Job(2, given, f"{tmp_path}/two", **whole),
+            Job(1, given, f"{tmp_path}/early-one", **half),
+            Job(2, given, f"{tmp_path}/early-two", **half),
+            Job(2, given, f"{tmp_path}/after-one", start=f"{tmp_path}/early-one", **rest),
+            Job(1, given, f"{tmp_path}/after-two", start=f"{tmp_path}/early-two", **rest),
+            Job(2, given, f"{tmp_path}/same", start=f"{tmp_path}/early-two", **rest),
+        ]
+    )
+    assert furthest(weights(one.out), weights(tiny_model)) > 1e-4, "it was trained"
+    assert furthest(weights(one.out), weights(two.out)) < 1e-6
+    assert furthest(torch.load(f"{two.out}/published.pt"), weights(two.out)) == 0
+    for mine, other in zip(one.metrics, two.metrics, strict=True):
+        assert untimed(other) == pytest.approx(untimed(mine), rel=1e-4, abs=1e-6)
+    assert furthest(weights(after_one.out), weights(one.out)) < 1e-6
+    assert furthest(weights(after_two.out), weights(one.out)) < 1e-6
+    assert furthest(weights(same.out), weights(two.out)) == 0, "the same bits as without the stop"
+    assert [untimed(step) for step in same.metrics] == [untimed(step) for step in two.metrics[2:]]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("given", [{}, {"algorithm": "gspo", "minibatches": 2}, {"gradient_checkpointing": True}])
+def test_one_two_and_four_ranks_have_the_same_weights_after_ten_steps(
+    tiny_model: Path, tmp_path: Path, given: dict[str, Any]
+) -> None:
+    jobs = train([Job(ranks, config(tiny_model, **given), f"{tmp_path}/{ranks}") for ranks in (1, 2, 4)])
+    one, two, four = (weights(job.out) for job in jobs)
+    assert furthest(one, weights(tiny_model)) > 1e-4, "they were trained"
+    assert furthest(one, two) < 1e-6
+    assert furthest(one, four) < 1e-6
+
+
+@pytest.mark.thorough
+def test_bfloat16_computes_the_same_loss_from_float32_weights(tiny_model: Path, tmp_path: Path) -> None:
+    given = config(tiny_model, "bfloat16")
+    one, two = train([Job(ranks, given, f"{tmp_path}/{ranks}", last=2) for ranks in (1, 2)])
+    for mine, other in zip(one.metrics, two.metrics, strict=True):
+        assert other["actor/entropy"] == pytest.approx(mine["actor/entropy"], rel=1e-4)
+        assert other["actor/grad_norm"] == pytest.approx(mine["actor/grad_norm"], rel=2e-2)
+    assert {tensor.dtype for tensor in weights(two.out).values()} == {torch.float32}
