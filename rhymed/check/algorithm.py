@@ -21,7 +21,7 @@ PARTS: Mapping[str, tuple[str, ...]] = {
 def describe(recipe: Recipe, critic: Critic | None = None) -> Section:
     """`critic`: its settings, shown if the recipe has one."""
     section = Section("algorithm")
-    section.add(recipe.name, f"defaults of {recipe.source}")
+    section.add(recipe.name, f"defaults: {recipe.source}")
     rows: dict[str, list[str]] = {}
     for setting in SETTINGS:
         if uses(recipe, setting):

@@ -40,9 +40,12 @@ class Origin:
     def place(self, key: Key, message: str) -> str:
         """Where the first key named in the message was set, else the key itself, else the file."""
         named = [(*key, *word.split(".")) for word in re.findall(r"[a-z_]+(?:\.[a-z_]+)*", message)]
+        for name in named:
+            if name in self.changes:
+                return self.changes[name]
         for change, text in self.changes.items():
             created = key and key not in self.lines and change[: len(key)] == key  # a section that is not in the file
-            if change == key[: len(change)] or change in named or created:
+            if change == key[: len(change)] or created:
                 return text
         line = next((self.lines[name] for name in (*named, key) if name in self.lines), None) or line_of(
             key, self.lines

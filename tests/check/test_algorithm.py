@@ -10,7 +10,7 @@ from rhymed.config import Config
 def test_the_block_says_source_parts_and_what_was_changed() -> None:
     config = Config.model_validate({"trainer": {"clip_eps_high": 0.28, "off_policy_mask": 0.5}})
     rows = dict(describe(config.trainer.recipe).rows)
-    assert rows["grpo"] == "defaults of arXiv 2402.03300; TRL loss_type grpo"
+    assert rows["grpo"] == "defaults: arXiv 2402.03300; TRL loss_type grpo"
     assert rows["advantage"] == "advantage = group-mean, advantage_scale = group, whiten = false"
     assert "clip_eps_high = 0.28 (default 0.2)" in rows["loss"]
     assert "cispo_max" not in rows["loss"]

@@ -160,6 +160,11 @@ def test_who_set_the_key_is_the_place(file: Any) -> None:
     ]
 
 
+def test_the_first_option_that_a_message_names_is_the_place(file: Any) -> None:
+    with pytest.raises(ConfigError, match=r"^-o trainer.cispo_max=3: trainer: cispo_max is not used by"):
+        load_config(file("[trainer]\nlr = 1e-6\n"), ["trainer.algorithm=gspo", "trainer.cispo_max=3"], {})
+
+
 def test_contradictions_are_told_together_each_at_a_key_that_it_names(file: Any) -> None:
     path = file(
         "[trainer]\nsteps = 2\nwarmup_steps = 5\nminibatches = 7\n[net]\nbroker = 'ipc://a'\nstore = 'ipc://a'\n"

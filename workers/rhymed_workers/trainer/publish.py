@@ -105,7 +105,7 @@ class Publisher:
             published.file.check()
             if published.file.named:
                 return published
-            log.warning("%s is gone, though nobody of this run removes it: publishing it again", path)
+            log.warning("%s was removed from outside of this run: publishing it again", path)
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             with atomic.new_file(path) as part:
                 published.file.copy_to(part)

@@ -1,1 +1,1 @@
-"""The critic of PPO: a second model that says what reward to expect after every token."""
+"""The critic of PPO: a second model that estimates which reward to expect after every token."""

@@ -2,7 +2,7 @@
 
 Torch's AdamW keeps `exp_avg`, `exp_avg_sq` and `step` for each parameter; bitsandbytes' optimizers `state1`,
 `state2`, `step`, and for 8-bit moments the scales of their blocks, `absmax1` and `absmax2`. Their tables of the 256
-values (`qmap1`, `qmap2`) are constants and not written. A restored optimizer goes on with the same bits.
+values (`qmap1`, `qmap2`) are constants and not written. A restored optimizer continues with the same bits.
 """
 
 from __future__ import annotations
