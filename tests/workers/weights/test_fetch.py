@@ -265,10 +265,49 @@ async def test_a_new_trainer_at_the_address(tmp_path: Path) -> None:
                 made.close()
 
 
+async def test_a_trainer_that_restarts_in_the_middle(tmp_path: Path) -> None:
+    """Its files are others, even under the same version: what was fetched counts for nothing."""
+    address = f"ipc://{tmp_path}/weights"
+    with fetchers(tmp_path, 1) as (fetcher,):
+        made = Trainer(tmp_path / "published", address)
+        made.publish(1, words(24))
+        fetching = asyncio.ensure_future(fetcher.fetch(1, address))
+        while len(made.sent) < 4:
+            await asyncio.sleep(0.001)
+        made.close()
+        made = Trainer(tmp_path / "published", address)
+        try:
+            data = made.publish(1, words(24, 1))
+            with pytest.raises(TrainerError, match=r"a newer one has replaced it|is not kept|did not begin"):
+                await fetching
+            assert not copies(tmp_path)
+            assert (await fetcher.fetch(1, address)).read_bytes() == data
+        finally:
+            made.close()
+
+
+async def test_a_small_file_comes_from_the_trainer(made: Trainer, tmp_path: Path) -> None:
+    data = made.publish(1, words(0.2))
+    with fetchers(tmp_path, 3) as workers:
+        paths = await asyncio.gather(*(worker.fetch(1, made.address) for worker in workers))
+        assert all(path.read_bytes() == data for path in paths)
+        assert all(worker._relay is None for worker in workers)
+    assert made.sent == [0, 0, 0]
+
+
+async def test_a_folder_that_cannot_be_made_is_an_error_in_words(made: Trainer, tmp_path: Path) -> None:
+    made.publish(1, words(0.2))
+    (tmp_path / "file").touch()
+    fetcher = Fetcher("rollout-0", host="elsewhere", base=tmp_path / "file")
+    with pytest.raises(WireError, match="RHYMED_SHARED_MEMORY"):
+        await fetcher.fetch(1, made.address)
+    fetcher.close()
+
+
 async def test_an_address_that_cannot_be_bound_is_logged(
     made: Trainer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    data = made.publish(1, words(1))
+    data = made.publish(1, words(3))
     with fetchers(tmp_path, 1, relay=RelayOptions("tcp://192.0.2.7:7000")) as (fetcher,):
         assert (await fetcher.fetch(1, made.address)).read_bytes() == data
     assert "passes no weights on" in caplog.text

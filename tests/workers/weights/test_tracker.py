@@ -124,6 +124,17 @@ def test_a_relay_that_fails_for_two_workers_is_used_by_none_and_for_no_later_fil
     assert not any(other.source == relay for other in tracker.next("w3", 2, 1000.0))
 
 
+def test_only_relays_of_the_run_can_be_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    useless: set[str] = set()
+    tracker = Tracker(2, useless)
+    monkeypatch.setattr("rhymed_workers.weights.tracker.MAX_PEERS", 3)
+    for number in range(5):
+        tracker.begin(f"w{number}", "")
+        tracker.failed(f"w{number}", 0, "tcp://bystander:1")
+    assert not useless
+    assert [tracker.knows(f"w{number}") for number in range(5)] == [False, False, True, True, True]
+
+
 def test_a_worker_that_begins_again_has_nothing() -> None:
     tracker = Tracker(4)
     tracker.begin("a", "tcp://a:1")

@@ -42,8 +42,13 @@ class Download:
         self._failed: list[FailedSlice] = []
         self._damaged: Counter[int] = Counter()  # by slice: how often it came damaged
         self._whole: set[int] = set()  # slices whose changes did not lead to what was expected
-        self._used: set[str] = set()  # relays
+        self._used: set[str] = set()  # sources
         self.received = 0  # bytes of slices and changes
+
+    @property
+    def relays(self) -> int:
+        """Those that a slice came from."""
+        return len(self._used - {TRAINER})
 
     async def run(self) -> None:
         """Raises the trainer's error, `WireError` for a file that arrives damaged, and `OSError` on a full disk."""

@@ -35,6 +35,7 @@ log = logging.getLogger(__name__)
 MANIFEST_S = 30.0
 LOOK_S = 0.05  # between two looks at a copy that another worker makes
 STUCK_S = 120.0  # that a copy does not grow
+SMALL_BYTES = 2 << 20  # such a file is sooner had from the trainer than by way of others
 
 
 class RelayOptions(NamedTuple):
@@ -104,7 +105,7 @@ class Fetcher:
         but does not get on."""
         assert self._sources is not None, "connected first"
         if self._copies is None:
-            self._copies = await asyncio.to_thread(HostCopies, self._sources.address, manifest.size, self._base)
+            self._copies = await asyncio.to_thread(_open_copies, self._sources.address, manifest.size, self._base)
         copies, seen, since = self._copies, None, time.monotonic()
         while (found := copies.find(name)) is None and not copies.begin():
             if (now := copies.progress()) != seen:
@@ -122,7 +123,8 @@ class Fetcher:
 
     async def _copy(self, copies: HostCopies, manifest: Manifest, name: str) -> Path:
         assert self._sources is not None, "connected first"
-        relay = await self._open_relay()
+        started = time.monotonic()
+        relay = await self._open_relay() if manifest.size > SMALL_BYTES else None
         slicing = Slicing(manifest.size, manifest.slice_bytes)
         part = await asyncio.to_thread(copies.part, name, manifest.size)
         base, old = self._base_for(slicing)
@@ -141,6 +143,14 @@ class Fetcher:
                 raise WireError(f"{copies.folder} has no room for version {manifest.version}: {error}") from error
             raise
         self.received = download.received
+        log.info(
+            "version %d: %.3f GB of %.3f GB received in %.2f s, from the trainer and %d relays",
+            manifest.version,
+            download.received / 1e9,
+            manifest.size / 1e9,
+            time.monotonic() - started,
+            download.relays,
+        )
         return copies.finish(part)
 
     def _base_for(self, slicing: Slicing) -> tuple[str, MappedFile | None]:
@@ -158,6 +168,14 @@ class Fetcher:
             if self._relay is None:
                 self._relaying = self._relaying._replace(address="off")
         return self._relay
+
+
+def _open_copies(address: str, size: int, base: Path | None) -> HostCopies:
+    """Blocking. Raises `WireError`."""
+    try:
+        return HostCopies(address, size, base)
+    except OSError as error:
+        raise WireError(f"there is no folder for weights: {error}; set RHYMED_SHARED_MEMORY to one") from error
 
 
 def _size(path: Path) -> int:

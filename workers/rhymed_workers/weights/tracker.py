@@ -24,6 +24,7 @@ REPORTERS = 2  # workers that a relay fails for, before it is used for none
 FIRST_S = 1.0  # duration of a transfer, waiting included, as long as none is known
 LEAST_S = 0.5
 PATIENCE = 4.0  # times the usual duration
+MAX_PEERS = 4096  # then the one that began first is forgotten
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,8 @@ class Tracker:
         if before := self._peers.pop(worker, None):
             for index in list(before.grants):
                 self._end_grant(before, index, None)
+        elif len(self._peers) >= MAX_PEERS:
+            del self._peers[next(iter(self._peers))]
         self._peers[worker] = _Peer(np.zeros(self._slices, bool), relay)
 
     def knows(self, worker: str) -> bool:
@@ -75,7 +78,7 @@ class Tracker:
         """The worker did not get a slice from there, or damaged."""
         peer = self._peers[worker]
         self._end_grant(peer, index, None)
-        if source == TRAINER:
+        if not any(other.relay == source != TRAINER for other in self._peers.values()):
             return
         peer.refused.add(source)
         reporters = self._failures.setdefault(source, set())
