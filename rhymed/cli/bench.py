@@ -24,7 +24,7 @@ BENCHMARKS = {
     "model": Benchmark("rhymed.bench.policy.model", ("out",)),
     "train": Benchmark("rhymed.bench.policy.memory", ("tokens", "methods")),
     "index": Benchmark("rhymed.bench.index", ("trace", "arctic", "model")),
-    "sampler": Benchmark("rhymed.bench.sampler"),
+    "sampler": Benchmark("rhymed.bench.sampling.run"),
     "spec": Benchmark(
         "rhymed.bench.spec", ("model", "methods", "batches", "temperatures", "epochs", "rounds", "arctic", "out")
     ),

@@ -101,6 +101,21 @@ def test_without_an_accelerator_the_cpu_samples():
 @needs_triton
 @needs_gpu
 @pytest.mark.gpu
+def test_a_step_waits_for_nothing_on_a_gpu():
+    rows = case(1, vocabulary=5000)
+    x, drafts = torch.from_numpy(rows.logits_NV).cuda(), torch.from_numpy(rows.drafts.astype(np.int32)).cuda()
+    places.verify(rows, x, drafts, True)  # compiles
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        places.verify(rows, x, drafts, True)
+        places.verify(rows._replace(first_B=np.arange(31)), x[:30], None, True)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@needs_triton
+@needs_gpu
+@pytest.mark.gpu
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
 def test_tokens_equal_the_cpu_samplers_on_a_gpu(kind):
     for seed in range(5):

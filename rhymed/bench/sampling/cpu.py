@@ -1,4 +1,4 @@
-"""`rhymed bench sampler`: keyed sampling and vLLM's own samplers take turns on this machine's CPU.
+"""Keyed sampling and vLLM's own samplers take turns on this machine's CPU.
 
 Everything but the model is vLLM's: the batch, its parameters, its samplers (temperature 1, log-probs of the sampled
 tokens after processing). vLLM's rejection sampler runs with `plugin.repair_expand`; both samplers compute no ranks.

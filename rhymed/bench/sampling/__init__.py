@@ -1,0 +1,1 @@
+"""`rhymed bench sampler`: keyed sampling on this machine, on the CPU and on a GPU."""
