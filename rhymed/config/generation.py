@@ -49,7 +49,12 @@ class Drafts(Section):
     matching: Literal["history", "paper"] = Field(
         "history", description="paper: match the last 7 tokens, backing off to 3, in the last epoch's responses"
     )
-    max_length: int = Field(32, gt=0, le=128, description="tokens per draft")
+    max_length: int = Field(
+        32,
+        gt=0,
+        le=128,
+        description="tokens per draft; on a GPU rounded down to 127, 63, 31, 15 or 7, for CUDA graphs",
+    )
     responses: int = Field(16, ge=0, description="earlier responses per prompt; 0: only running samples of the group")
     memory_mib: int = Field(512, gt=0, description="memory of one worker for its indexes")
 

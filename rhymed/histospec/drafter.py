@@ -74,6 +74,7 @@ class Drafter:
         self._requests = Requests(builder, describe, take, settings.memory_mib << 20, on_prompt, on_end)
         paper = settings.matching == "paper"
         self._matching = Matching(longest=width, floor=0.0 if paper else 0.02, backoff=paper)
+        self._largest = largest
         self._budget, self._aimd, self._calibration = Budget(largest), Aimd(), Calibration()
         self._trust = Trust()
         self._previous: PreviousStep | None = None
@@ -94,6 +95,10 @@ class Drafter:
         self._count(requests, batch, began, ended)
         self._previous = PreviousStep(batch.ids.copy(), drafts, carried, ended)
         return chosen
+
+    def captured(self, sizes: Sequence[int]) -> None:
+        """Tokens of the batches that have a CUDA graph, ascending. Call it before the first step."""
+        self._budget = Budget(self._largest, captured=sizes)
 
     def interrupted(self) -> None:
         """The engine was stopped since the previous step, so the time until the next one is not measured. Not needed

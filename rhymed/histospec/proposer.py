@@ -23,6 +23,7 @@ from rhymed.histospec.drafter import Batch, Drafter, warm_up
 from rhymed.histospec.drafts.requests import RequestInfo
 from rhymed.histospec.drafts.stats import Account
 from rhymed.histospec.drafts.types import Noise
+from rhymed.histospec.graphs import captured
 from rhymed.histospec.index.builder import Builder, PastResponse
 from rhymed.histospec.local import open_local
 from rhymed.histospec.settings import KEY, read_settings
@@ -74,8 +75,10 @@ class HistoSpec:
             self._broken = True
 
     def bind(self, runner: Any) -> None:
-        """The model runner that has the requests. Closes when the runner is shut down."""
+        """The model runner that has the requests and, if any, CUDA graphs. Closes when the runner is shut down."""
         self._runner = runner
+        if sizes := captured(getattr(runner.vllm_config, "compilation_config", None)):
+            self._drafter.captured(sizes)
         if (shutdown := getattr(runner, "shutdown", None)) is not None:
 
             def close_first() -> None:

@@ -7,6 +7,8 @@ than that of plain decoding, nothing is verified. `Aimd` is the rule of the Rhym
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -88,11 +90,11 @@ class Budget:
     PLAIN, SELDOM, OFTEN = 4, 128, 32  # 4 plain steps in 128, or in 32 if the gain is below `CLEAR`
     CLEAR = 1.5
 
-    def __init__(self, largest: int, *, margin: float = 0.1) -> None:
+    def __init__(self, largest: int, *, margin: float = 0.1, captured: Sequence[int] = ()) -> None:
         """`largest`: most tokens of one step. `margin`: least gain at which drafts are verified; measured estimates
-        were up to a quarter too high.
+        were up to a quarter too high. `captured`: tokens of the batches that have a CUDA graph.
         """
-        self.curve = CostCurve(largest)
+        self.curve = CostCurve(largest, captured)
         self._largest, self._margin = largest, margin
         self._steps = 0  # that had drafts
         self._pause, self._probe = Pause(), Probe()
@@ -120,7 +122,10 @@ class Budget:
         if float(worth.sum()) >= self._margin * requests and self._probe.now(best > 0):
             self._steps += 1
             return _count(rows, min(requests, max(1, int(np.count_nonzero(worth >= Probe.LIKELY)))), requests)
-        return _count(rows, self._vary(best, gain, len(rows)), requests)
+        count = self._vary(best, gain, len(rows))
+        if count:  # what an engine would pad is verified for nothing
+            count = min(len(rows), self.curve.filled(requests + count) - requests)
+        return _count(rows, count, requests)
 
     def observe(self, requests: int, tokens: int, seconds: float, made: int, draft_s: float = 0.0) -> None:
         """A step that only decoded. `tokens`: run through the model. `made`: with accepted drafts. `draft_s`: part

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -17,20 +19,25 @@ class CostCurve:
     """T(requests, tokens) in seconds: piecewise linear in tokens, plus a cost per request, plus a fixed cost if
     anything is verified. Fitted online.
 
-    Knots are a factor of about sqrt(2) apart. Without recent measurements the curve continues straight; without any
-    it is optimistic, so that it is tried. Invariant: a prediction is at least the quickest step's time, or with fewer
-    tokens than that step had, their share of it.
+    Knots are a factor of about sqrt(2) apart. An engine with CUDA graphs pads its batches to the captured sizes: then
+    these are the knots, and the curve is a staircase up to the largest, with a cliff behind it where no graph is.
+    Without recent measurements the curve continues straight; without any it is optimistic, so that it is tried.
+    Invariant: a prediction is at least the quickest step's time, or with fewer tokens than that step had, their share
+    of it.
     """
 
-    def __init__(self, largest: int = 4096) -> None:
-        """`largest`: most tokens of one step."""
+    def __init__(self, largest: int = 4096, captured: Sequence[int] = ()) -> None:
+        """`largest`: most tokens of one step. `captured`: tokens of the captured batches, ascending."""
+        sizes = np.array([size for size in captured if size <= largest], np.float64)
         knots = np.unique(np.round(2.0 ** np.arange(0, np.log2(max(2, largest)) + 0.5, 0.5)))
+        if len(sizes):
+            knots = np.concatenate((sizes, np.unique((sizes[-1] + 1, *knots[knots > sizes[-1]]))))
         self.knots: NDArray[np.float64] = knots
-        self._all = np.arange(largest + 2, dtype=np.float64)
+        self._all = _padded(np.arange(largest + 2, dtype=np.float64), sizes)  # tokens that are computed, by tokens
         size = len(knots) + 2  # the last two: the costs per request and of verifying
         self._information = np.zeros((size, size))
         self._moment = np.zeros(size)
-        self._smooth, self._slope = _priors(knots)
+        self._smooth, self._slope = _priors(knots, len(sizes) - 1)
         self._unit, self._unit_tokens = 0.0, 1  # the quickest step: seconds and tokens
         self._floor = np.zeros(largest + 2)  # seconds by tokens
         self._a_request = self._verifying = 0.0  # seconds
@@ -45,7 +52,7 @@ class CostCurve:
         if seconds > OUTLIER * expected:
             return
         if not self._unit or seconds < self._unit:
-            self._unit, self._unit_tokens = seconds, max(1, tokens)
+            self._unit, self._unit_tokens = seconds, max(1, self.filled(tokens))
         row = self._features(requests, tokens)
         keep = 1 - 1 / MEMORY
         self._information *= keep
@@ -80,8 +87,13 @@ class CostCurve:
         place = min(tokens, len(self._table) - 1)
         return max(float(self._table[place]) + self._a_request * requests, float(self._floor[place])) + verifying
 
+    def filled(self, tokens: int) -> int:
+        """The tokens that a step with `tokens` tokens computes; the rest is padding."""
+        return int(self._all[tokens]) if tokens < len(self._all) else tokens
+
     def _features(self, requests: int, tokens: int) -> NDArray[np.float64]:
         row = np.zeros(len(self.knots) + 2)
+        verifying, tokens = tokens > requests, self.filled(tokens)
         above = int(np.searchsorted(self.knots, tokens))
         if above == 0 or above == len(self.knots):
             row[min(above, len(self.knots) - 1)] = 1.0
@@ -89,7 +101,7 @@ class CostCurve:
             low, high = self.knots[above - 1], self.knots[above]
             row[above] = (tokens - low) / (high - low)
             row[above - 1] = 1 - row[above]
-        row[-2:] = requests, tokens > requests
+        row[-2:] = requests, verifying
         return row
 
     def _refit(self) -> None:
@@ -110,12 +122,23 @@ class CostCurve:
         self._since = 0
 
 
-def _priors(knots: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """(rows whose product with the knots' values is 0 for a straight line, rows that give the slopes)."""
+def _padded(tokens: NDArray[np.float64], sizes: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Each raised to the next of `sizes`, if there is one."""
+    if not len(sizes):
+        return tokens
+    return np.where(tokens <= sizes[-1], sizes[np.searchsorted(sizes, tokens).clip(max=len(sizes) - 1)], tokens)
+
+
+def _priors(knots: NDArray[np.float64], cliff: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """(rows whose product with the knots' values is 0 for a straight line, rows that give the slopes). Without those
+    of the gap after the knot `cliff`, where the time may jump; -1: there is none."""
     count = len(knots)
     gaps = np.diff(knots)
     slope = np.zeros((count - 1, count))
     slope[np.arange(count - 1), np.arange(count - 1)] = -1 / gaps
     slope[np.arange(count - 1), np.arange(1, count)] = 1 / gaps
     bend = (slope[1:] - slope[:-1]) * gaps[:-1, None]
+    if cliff >= 0:
+        bend[max(0, cliff - 1) : cliff + 1] = 0
+        slope[cliff : cliff + 1] = 0
     return 0.3 * bend, slope * gaps.mean()

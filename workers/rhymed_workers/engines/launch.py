@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rhymed.config import Config, Drafts
+from rhymed.histospec import graphs
 from rhymed.histospec.settings import KEY
 from rhymed.histospec.versions import RUNNER
 from rhymed.service import logfile
@@ -71,6 +72,10 @@ def arguments(config: Config, folder: Path) -> dict[str, Any]:
             "enable_chunked_prefill": False,
             "max_num_batched_tokens": max(length, BATCH_TOKENS),
         }
+    elif "speculative_config" in chosen:
+        drafted = graphs.draft_length(config.drafts.max_length)
+        chosen["speculative_config"]["num_speculative_tokens"] = drafted
+        chosen["compilation_config"] = graphs.compilation(rollout.max_concurrency, drafted)
     return chosen
 
 
