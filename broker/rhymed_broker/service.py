@@ -114,6 +114,7 @@ class BrokerService(Service):
             messages.Ahead: self._report,
             messages.GiveBack: self._report,
             messages.Loaded: self._loaded,
+            messages.Asleep: self._loaded,
             messages.Trained: self._trained,
             messages.Checkpointed: self._checkpointed,
             messages.GetQueues: self._queues,
@@ -160,8 +161,11 @@ class BrokerService(Service):
         self._admission.member(report.worker)
         return DONE
 
-    def _loaded(self, peer: bytes, loaded: messages.Loaded) -> messages.Message:
+    def _loaded(self, peer: bytes, loaded: messages.Loaded | messages.Asleep) -> messages.Message:
         self._admission.member(loaded.worker)
+        if isinstance(loaded, messages.Asleep):
+            self.ledger.handover.asleep(loaded.worker, time.monotonic())
+            return DONE
         self.ledger.loaded(loaded.worker, loaded.version, time.monotonic())
         self._timeline.event("version", time.monotonic(), worker=loaded.worker, step=loaded.version)
         return DONE

@@ -76,6 +76,7 @@ class Rules:
     max_losses: int = 10
     lost_after_s: float = 20.0
     stuck_after_s: float = 900.0
+    colocate: bool = False  # engines sleep while the trainer trains
     missing_after_s: float = 5.0  # a worker that does not report a sample for so long does not have it
 
     @property
@@ -92,6 +93,7 @@ class Rules:
             max_losses=schedule.max_losses,
             lost_after_s=schedule.lost_after_s,
             stuck_after_s=schedule.stuck_after_s,
+            colocate=schedule.colocate,
             missing_after_s=max(5.0, 3 * schedule.heartbeat_s),
         )
 

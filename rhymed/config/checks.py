@@ -75,6 +75,13 @@ def engines(rollout: Rollout, trainer: Trainer, drafts: Drafts, schedule: Schedu
         )
 
 
+def colocation(rollout: Rollout, schedule: Schedule) -> Iterator[str]:
+    if schedule.colocate and rollout.engine == "dataset":
+        yield "schedule.colocate has no effect: rollout.engine = 'dataset' uses no GPU; leave it out"
+    if rollout.engine_args and rollout.engine != "vllm":
+        yield f"rollout.engine_args are vLLM's, and rollout.engine = {rollout.engine!r} takes none of them"
+
+
 def dynamic_sampling(trainer: Trainer, reward: Reward) -> Iterator[str]:
     metric, labels = trainer.dynamic_sampling.metric, [scorer.label for scorer in reward.all]
     if trainer.filters_groups and metric != "reward" and metric not in labels:

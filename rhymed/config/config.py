@@ -74,6 +74,7 @@ class Config(Section):
             *checks.step_size(self.rollout, self.trainer, self.data),
             *checks.single_samples(self.rollout, self.trainer),
             *checks.engines(self.rollout, self.trainer, self.drafts, self.schedule),
+            *checks.colocation(self.rollout, self.schedule),
             *checks.dynamic_sampling(self.trainer, self.reward),
             *checks.critic(self.trainer),
             *checks.distillation(self.rollout, self.trainer),

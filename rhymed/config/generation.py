@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -25,6 +25,24 @@ class Rollout(Section):
     top_k: int = Field(0, ge=0, description="0: off")
     min_p: float = Field(0.0, ge=0, lt=1, description="0: off")
     kv_cache_gib: float = Field(1.0, gt=0, description="CPU engine: memory for the KV cache")
+    tensor_parallel: int = Field(1, gt=0, description="GPUs over which an engine divides every layer")
+    pipeline_parallel: int = Field(1, gt=0, description="groups of GPUs, each with a part of the layers")
+    expert_parallel: bool = Field(False, description="mixture of experts: whole experts per GPU, not a part of each")
+    gpu_memory: float = Field(
+        0.9, gt=0, le=1, description="GPU engine: share of each GPU's memory for weights, KV cache and activations"
+    )
+    batch_tokens: int = Field(
+        0, ge=0, description="tokens in one forward pass of the engine, at most; 0: the engine's default"
+    )
+    quantization: str = Field("", description="of the engine's weights, as vLLM names it, e.g. fp8; empty: none")
+    engine_args: dict[str, Any] = Field(
+        {}, description="further arguments of vLLM's EngineArgs by their names there, checked before the start"
+    )
+    exact: Literal["tokens", "distribution"] = Field(
+        "distribution",
+        description="GPU engine. tokens: batch-invariant kernels, so that a repeated sample has the same tokens;"
+        " distribution: faster kernels, tokens may differ at near ties",
+    )
     sampler: Literal["keyed", "vllm"] = Field(
         "keyed",
         description="keyed: tokens do not depend on drafts, batching, migration or restarts; vllm: vLLM's own",
@@ -35,6 +53,11 @@ class Rollout(Section):
     stall_s: float = Field(
         300.0, gt=0, description="seconds without a new token after which an engine with work is restarted"
     )
+
+    @property
+    def engine_gpus(self) -> int:
+        """GPUs of one engine."""
+        return self.tensor_parallel * self.pipeline_parallel
 
 
 class Drafts(Section):

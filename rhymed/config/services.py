@@ -31,6 +31,9 @@ class Schedule(Section):
         le=1,
         description="steps that idle workers may generate before the weights are ready; the tokens are verified then",
     )
+    colocate: bool = Field(
+        False, description="engines and trainer share GPUs: engines free their memory while the trainer trains"
+    )
     max_staleness: int = Field(
         0, ge=0, description="steps that a token's policy version may be behind its training step"
     )

@@ -48,6 +48,9 @@ class Trainer(Losses):
     gradient_checkpointing: bool = Field(
         False, description="keep only the inputs of layers: less memory, a third more time"
     )
+    deterministic: bool = Field(
+        False, description="GPU: deterministic kernels, so that equal samples give equal weights; slower"
+    )
     checkpoint_every: int = Field(10, gt=0, description="training steps between checkpoints")
     keep_checkpoints: int = Field(2, gt=0, description="number of checkpoints to keep, the newest ones")
     threads: int = Field(0, ge=0, description="torch threads; 0: torch's default")

@@ -42,8 +42,9 @@ class HistoSpec:
         _log_with_vllm()
         self._settings = settings = read_settings(vllm_config.additional_config)
         model, parallel = vllm_config.model_config, vllm_config.parallel_config
-        first = parallel.rank % parallel.tensor_parallel_size == 0  # of the ranks that draft the same
-        self._local = open_local(settings.store, model, settings.responses) if settings.store and first else None
+        self.drafts = drafting_rank(parallel)
+        stored = settings.store and self.drafts
+        self._local = open_local(settings.store, model, settings.responses) if stored else None
         self._longest = int(model.max_model_len)
         self._builder = Builder(int(model.get_vocab_size()), settings.orders)
         self._drafter = Drafter(
@@ -68,6 +69,8 @@ class HistoSpec:
 
     def load_model(self, *_: Any, **__: Any) -> None:
         """There is no model to load: compiles the drafting code instead."""
+        if not self.drafts:
+            return
         try:
             warm_up(self._settings)
         except Exception:
@@ -95,7 +98,7 @@ class HistoSpec:
         slot_mappings: Any = None,
     ) -> list[list[int]]:
         """One draft per request, in batch order; `sampled_token_ids[i]` is empty while a prompt is prefilled."""
-        if self._broken or self._closed or self._runner is None:
+        if self._broken or self._closed or self._runner is None or not self.drafts:
             return [[] for _ in sampled_token_ids]
         try:
             drafts = self._drafter.step(self._batch(sampled_token_ids, num_tokens_no_spec))
@@ -200,6 +203,12 @@ class HistoSpec:
             state.output_token_ids,
             extra.get("carried", ()),
         )
+
+
+def drafting_rank(parallel: Any) -> bool:
+    """Of the tensor-parallel ranks, which sample the same tokens, vLLM takes the drafts of the first. `parallel`: its
+    `ParallelConfig`."""
+    return bool(parallel.rank % parallel.tensor_parallel_size == 0)
 
 
 def _log_with_vllm() -> None:

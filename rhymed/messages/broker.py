@@ -19,6 +19,7 @@ class Join(Message, frozen=True, kw_only=True, tag="join"):
     weights: str = ""  # trainer: address that serves its weights
     life: str = ""  # random id of a trainer process; rollout: of the one that published the loaded weights
     holding: list[SampleId] = []  # samples it still works on (after a restart of the broker)
+    asleep: bool = False  # rollout: its engine has no memory on GPUs, see Sleep; it needs LoadVersion to wake
 
 
 class Heartbeat(Message, frozen=True, kw_only=True, tag="heartbeat"):
@@ -71,6 +72,13 @@ class Loaded(Message, frozen=True, kw_only=True, tag="loaded"):
 
     worker: str
     version: int
+    seconds: float
+
+
+class Asleep(Message, frozen=True, kw_only=True, tag="asleep"):
+    """Rollout worker -> broker: its engine has freed its memory, see Sleep."""
+
+    worker: str
     seconds: float
 
 
@@ -139,6 +147,7 @@ ToBroker = (
     | Ahead
     | GiveBack
     | Loaded
+    | Asleep
     | Trained
     | Checkpointed
     | Leave

@@ -33,6 +33,13 @@ class LoadVersion(Message, frozen=True, kw_only=True, tag="load_version"):
     life: str = ""  # of the trainer process that published them: after a rollback, version numbers repeat
 
 
+class Sleep(Message, frozen=True, kw_only=True, tag="sleep"):
+    """Broker -> rollout worker: free the engine's memory for the trainer. Done means started; Asleep follows.
+
+    The samples that it holds wait. The next LoadVersion wakes the engine.
+    """
+
+
 class ScoreSamples(Message, frozen=True, kw_only=True, tag="score"):
     """Broker -> reward worker: score these. Done means accepted; Scored follows."""
 
@@ -54,7 +61,7 @@ class Finish(Message, frozen=True, kw_only=True, tag="finish"):
     reason: str
 
 
-ToRollout = Generate | Cancel | Release | LoadVersion | Finish
+ToRollout = Generate | Cancel | Release | LoadVersion | Sleep | Finish
 
 ToReward = ScoreSamples | Finish
 

@@ -28,6 +28,7 @@ TO_BROKER: Permits = {
     messages.Generated: _ROLLOUT,
     messages.Ahead: _ROLLOUT,
     messages.Loaded: _ROLLOUT,
+    messages.Asleep: _ROLLOUT,
     messages.GiveBack: _ROLLOUT | _REWARD,
     messages.Scored: _REWARD,
     messages.Trained: _TRAINER,

@@ -51,6 +51,12 @@ class Load(NamedTuple):
     version: int
 
 
+class Sleep(NamedTuple):
+    """Rollout worker: free the engine's memory for the trainer."""
+
+    worker: str
+
+
 class Train(NamedTuple):
     """Trainer: train this step; `ids` are sorted, without dropped samples."""
 
@@ -82,4 +88,4 @@ class FinishRun(NamedTuple):
     reason: str
 
 
-Action = Assign | ScoreSamples | Cancel | Release | Recall | Load | Train | Mark | Evaluated | FinishRun
+Action = Assign | ScoreSamples | Cancel | Release | Recall | Load | Sleep | Train | Mark | Evaluated | FinishRun

@@ -2,7 +2,8 @@
 
 Invariants: the trainer has one step at most; a step that it refused is handed over again at the next tick, or when a
 trainer joins, not before. A worker is asked to load a version once, and again only after `LOAD_PATIENCE_S` or when
-the trainer is a new one. Version v means v trained steps.
+the trainer is a new one. Version v means v trained steps. With `colocate`, engines and trainer use the same GPUs in
+turns: the trainer gets a step when every rollout worker is asleep, and no worker wakes before that step is trained.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from rhymed.messages import EVAL, Join
-from rhymed_broker.ledger.actions import Load, Train
+from rhymed_broker.ledger.actions import Load, Sleep, Train
 from rhymed_broker.ledger.meter import rollout_side
 from rhymed_broker.ledger.samples import Samples
+from rhymed_broker.ledger.step import OpenStep
 from rhymed_broker.ledger.workers import Worker, Workers
 
 REFUSAL_S = 400.0  # two refusals that are further apart have nothing to do with each other
@@ -32,10 +34,10 @@ class Refusal(NamedTuple):
 
 
 class Handover:
-    def __init__(self, samples: Samples, workers: Workers) -> None:
+    def __init__(self, samples: Samples, workers: Workers, *, colocate: bool = False) -> None:
         self.refusal: Refusal | None = None
         self.last_at: float | None = None  # when the last step was trained
-        self._samples, self._workers = samples, workers
+        self._samples, self._workers, self._colocate = samples, workers, colocate
         self._step: int | None = None  # that the trainer has
         self._ready = True  # the trainer has not refused a step since the last tick
         self._life = ("", 0)  # of the trainer: its id, and the version that it began with
@@ -56,17 +58,14 @@ class Handover:
     def try_again(self) -> None:
         self._ready = True
 
-    def hand_over(self, version: int, now: float) -> list[Train]:
-        """The next step, if its groups are complete and final, and the trainer is free."""
-        open_step, trainer = self._samples.open_steps.get(version), self._workers.trainer
-        if (
-            open_step is None
-            or trainer is None
-            or self._step is not None
-            or not self._ready
-            or open_step.drawn is None
-        ):
+    def hand_over(self, version: int, now: float) -> list[Train] | list[Sleep]:
+        """The next step, if its groups are complete and final, the trainer is free, and its GPUs are."""
+        open_step, trainer = self._complete(version), self._workers.trainer
+        if open_step is None or trainer is None or self._step is not None or not self._ready:
             return []
+        engines = self._workers.of_role("rollout")
+        if self._colocate and not (engines and all(engine.asleep for engine in engines)):
+            return self._sleep([engine for engine in engines if not engine.asleep], now)
         self._step = open_step.step
         open_step.handed = True
         open_step.meter.handed_at = now
@@ -75,6 +74,34 @@ class Handover:
         open_step.meter.rollout = rollout_side(open_step.step, open_step.meter, open_step.samples.values())
         ids = sorted([sample.id for sample in ready], key=lambda id: (id.prompt, id.index))
         return [Train(trainer.name, open_step.step, ids, open_step.meter.rollout)]
+
+    def _complete(self, version: int) -> OpenStep | None:
+        """The step that this version trains next, if nothing is left to generate for it or with this version."""
+        open_step, evaluation = (self._samples.open_steps.get(step) for step in (version, EVAL + version))
+        if self._colocate and evaluation is not None and not evaluation.all_generated:
+            return None
+        return open_step if open_step is not None and open_step.drawn is not None else None
+
+    def _sleep(self, workers: Iterable[Worker], now: float) -> list[Sleep]:
+        """Requests to sleep, for those of these workers that have not had one lately."""
+        sleeps: list[Sleep] = []
+        for worker in workers:
+            if not worker.sleep_at or now - worker.sleep_at > LOAD_PATIENCE_S:
+                worker.sleep_at, worker.target = now, -1
+                self._workers.refresh(worker)
+                sleeps.append(Sleep(worker.name))
+        return sleeps
+
+    def asleep(self, name: str, now: float) -> None:
+        """The worker's engine has freed its memory."""
+        if worker := self._workers.by_name.get(name):
+            worker.asleep, worker.sleep_at = True, 0.0
+            self._workers.refresh(worker)
+
+    def sleep_failed(self, name: str) -> None:
+        """The request was not delivered: the next pass repeats it."""
+        if worker := self._workers.by_name.get(name):
+            worker.sleep_at = 0.0
 
     def done(self, now: float) -> None:
         self._step, self.last_at, self.refusal = None, now, None
@@ -95,19 +122,23 @@ class Handover:
     def load(self, workers: Iterable[Worker], version: int, now: float) -> list[Load]:
         """Requests to load `version`, for those of these workers that need one and are free to load."""
         loads: list[Load] = []
+        if self._colocate and (self._step is not None or self._complete(version) is not None):
+            return loads  # the GPUs are the trainer's
         for worker in workers:
             if worker.role != "rollout" or self._workers.trainer is None:
                 continue
             evaluation = self._samples.open_steps.get(EVAL + worker.version)
             if evaluation is not None and not evaluation.all_generated:
                 continue  # it needs the weights that the worker has
-            if worker.version != version and worker.target != version:
-                worker.target, worker.target_at = version, now
+            if (worker.version != version or worker.asleep) and worker.target != version:
+                worker.target, worker.target_at, worker.sleep_at = version, now, 0.0
                 loads.append(Load(worker.name, version))
         return loads
 
     def loaded(self, worker: Worker, version: int, now: float) -> None:
         worker.version = version
+        if worker.asleep:
+            worker.asleep, worker.woken_at = False, now
         if worker.target == version:
             worker.target = -1
         self._workers.park(worker, set(), now)

@@ -79,7 +79,7 @@ class Ledger:
         self.workers = Workers()
         self.samples = Samples(rules)
         self.retries = Retries(self.samples, self.workers, rules)
-        self.handover = Handover(self.samples, self.workers)
+        self.handover = Handover(self.samples, self.workers, colocate=rules.colocate)
         self.dispatch = Dispatch(self.samples, self.workers, policy, forecast or Forecast(LONGEST))
         self.evaluations = Evaluations(self.samples, self.workers, self.retries)
         self.control = Control(self.samples, self.workers)
@@ -233,7 +233,7 @@ class Ledger:
         if worker.role == "trainer":
             worker.version = version
         elif self.started:
-            if worker.role == "rollout" and version != worker.version and worker.target == -1:
+            if worker.role == "rollout" and version != worker.version and worker.target == -1 and not worker.asleep:
                 self.loaded(name, version, now)
             self._actions += self._holdings.compare(worker, holding, self.version, now)
 

@@ -117,8 +117,9 @@ class Retries:
                 if now - sample.since <= self._rules.stuck_after_s:
                     break  # the queue is in the order of `since`
                 worker = self._workers.by_name[sample.worker]
-                still_s = now - max(sample.since, sample.advanced)
-                if still_s > self._rules.stuck_after_s and sample.id not in worker.parked:
+                still_s = now - max(sample.since, sample.advanced, worker.woken_at)
+                waits = worker.asleep or sample.id in worker.parked
+                if still_s > self._rules.stuck_after_s and not waits:
                     yield state, sample, still_s
 
     def free_stuck(self, now: float) -> list[Cancel]:

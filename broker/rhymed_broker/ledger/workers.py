@@ -1,8 +1,8 @@
 """Who is here and what they hold. Owns the workers, their free slots, and the slots' occupancy.
 
 Invariant: a sample is in one worker's `held` while it is running or scoring, and in none otherwise; `free[role]` has
-the workers of that role with a free slot that neither rest nor are drained. Knows nothing of steps, versions or
-queues.
+the workers of that role with a free slot that are awake, do not rest and are not drained. Knows nothing of steps,
+versions or queues.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ class Worker:
     """A rollout or reward worker, or the trainer (which holds nothing here)."""
 
     __slots__ = (
-        "accepted", "busy", "claims", "drained", "forwards", "held", "holding", "host", "missing", "name", "parked",
-        "phase", "phase_at", "pid", "resting", "rests_until", "role", "seen", "slots", "stats", "target", "target_at",
-        "useful", "version",
+        "accepted", "asleep", "busy", "claims", "drained", "forwards", "held", "holding", "host", "missing", "name",
+        "parked", "phase", "phase_at", "pid", "resting", "rests_until", "role", "seen", "sleep_at", "slots", "stats",
+        "target", "target_at", "useful", "version", "woken_at",
     )  # fmt: skip
 
     def __init__(self, join: Join, now: float) -> None:
@@ -32,6 +32,9 @@ class Worker:
         self.version = join.version
         self.target = -1  # version that it was asked to load; -1: none
         self.target_at = 0.0
+        self.asleep = join.asleep  # its engine has freed its memory
+        self.sleep_at = 0.0  # when it was asked to sleep; 0: it was not
+        self.woken_at = 0.0  # when it last awoke
         self.seen = now
         self.phase = ""
         self.phase_at = now  # when it entered the phase
@@ -151,7 +154,13 @@ class Workers:
                 self.rest(worker, False)
 
     def refresh(self, worker: Worker) -> None:
-        if worker.resting or worker.drained or len(worker.held) - len(worker.parked) >= worker.slots:
+        if (
+            worker.resting
+            or worker.drained
+            or worker.asleep
+            or worker.sleep_at
+            or len(worker.held) - len(worker.parked) >= worker.slots
+        ):
             self.free[worker.role].pop(worker.name, None)
             self.changed.pop(worker.name, None)
         else:

@@ -15,7 +15,7 @@ from rhymed import messages
 from rhymed.errors import DeadlineExceeded, PeerGone, RhymedError, StepRefused, StoreError
 from rhymed.service.logline import cause
 from rhymed.wire.sockets import Server
-from rhymed_broker.ledger.actions import Assign, Cancel, Load, Release, ScoreSamples, Train
+from rhymed_broker.ledger.actions import Assign, Cancel, Load, Release, ScoreSamples, Sleep, Train
 from rhymed_broker.ledger.ledger import Ledger
 
 log = logging.getLogger(__name__)
@@ -24,7 +24,7 @@ DELIVERY_S = 15.0  # for the answer that a worker has accepted a request; the wo
 TRAIN_S = 300.0  # the trainer answers when it has read all samples of the step
 REFUSED_S = 600.0  # then the run ends
 
-Order = Assign | ScoreSamples | Cancel | Release | Load | Train
+Order = Assign | ScoreSamples | Cancel | Release | Load | Sleep | Train
 
 
 class Delivery:
@@ -93,6 +93,8 @@ class Delivery:
                 return messages.Release(samples=ids)
             case Load(_, version):
                 return messages.LoadVersion(version=version, weights=self._weights, life=self._life)
+            case Sleep():
+                return messages.Sleep()
             case Train(_, step, ids, metrics):
                 return messages.TrainStep(step=step, samples=ids, metrics=metrics, steps=self._ledger.steps)
 
@@ -107,6 +109,8 @@ class Delivery:
                 self._ledger.retries.given_back(name, ids, str(error), now, blame="none" if silent else "worker")
             case Load(name, _):
                 self._ledger.load_failed(name)
+            case Sleep(name):
+                self._ledger.handover.sleep_failed(name)
             case Release(_, ids):
                 self._ledger.dispatch.stay(ids)
             case Train(_, step, _, _) if order is self._train and step == self._ledger.version:
@@ -125,7 +129,7 @@ class Delivery:
 def _log(order: Order) -> None:
     """Workers log what they are assigned; they may not be able to log what is taken from them."""
     rare = isinstance(order, Cancel | Release)
-    if isinstance(order, Load | Train) or not log.isEnabledFor(logging.INFO if rare else logging.DEBUG):
+    if isinstance(order, Load | Sleep | Train) or not log.isEnabledFor(logging.INFO if rare else logging.DEBUG):
         return
     kind = type(order).__name__
     fields = cause(kind.lower(), order.ids, worker=order.worker)

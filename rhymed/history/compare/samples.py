@@ -3,6 +3,7 @@
 Under position-keyed sampling a token is the argmax of log p + noise, and the noise is a function of run seed, sample,
 position and token. Where two runs of one seed diverge, both sampled with the same noise from what should be the same
 distribution, so the gap between the scores of their two tokens separates rounding (a last bit decided) from a bug.
+If both ran with `rollout.exact = "tokens"`, not even a near tie may differ.
 """
 
 from __future__ import annotations
@@ -22,6 +23,10 @@ from rhymed_store.inspect.browse import Response
 
 NEAR = {"float32": 1e-3, "float16": 0.03, "bfloat16": 0.25}  # score gap below which the last bit of a logit decides
 SHOWN = 10
+PROMISES = {
+    "tokens": "both ran with rollout.exact = 'tokens': on equal hardware not even a near tie may differ",
+    "distribution": "rollout.exact = 'distribution' promises equal distributions: tokens may differ at near ties",
+}
 UNKNOWN = "unknown how close: that needs the same seed, keyed sampling, and log-probs, which checkpoints delete"
 
 
@@ -47,6 +52,7 @@ class Comparison:
     rewards: int = 0  # samples with the same tokens and different rewards
     only_first: int = 0
     only_second: int = 0
+    promise: str = "distribution"  # what both runs promise, as `rollout.exact`
     damaged: list[str] = field(default_factory=list)  # why prompts are left out
     different: list[Difference] = field(default_factory=list)  # by sample, earliest step first
 
@@ -56,9 +62,10 @@ class Comparison:
 
     @property
     def same(self) -> bool:
-        """Apart from near ties."""
+        """Apart from near ties, where these are allowed."""
         lacking = self.prompts or self.only_first or self.only_second or self.damaged
-        return bool(self.both) and not (lacking or self.rewards or len(self.different) > self.near)
+        allowed = 0 if self.promise == "tokens" else self.near
+        return bool(self.both) and not (lacking or self.rewards or len(self.different) > allowed)
 
     def json(self) -> dict[str, Any]:
         rows = [{**asdict(row), "sample": str(row.sample)} for row in self.different]
@@ -67,7 +74,7 @@ class Comparison:
 
 def compare(first: RunFolder, second: RunFolder) -> Comparison:
     """Prompts that cannot be read are left out, and listed in `damaged`."""
-    found, seed = Comparison(), _seed(first, second)
+    found, seed = Comparison(promise=_promise(first, second)), _seed(first, second)
     for prompt in sorted({*first.browse.ids(), *second.browse.ids()}):
         try:
             for one, other in _pairs(first, second, prompt):
@@ -98,6 +105,8 @@ def render(found: Comparison, first: str, second: str) -> str:
     lines += [f"  {difference}" for difference in found.different[:SHOWN]]
     if any(difference.gap is None for difference in found.different):
         lines.append(UNKNOWN)
+    if found.near or found.promise == "tokens":
+        lines.append(PROMISES[found.promise])
     return "\n".join(lines)
 
 
@@ -137,6 +146,13 @@ def _seed(first: RunFolder, second: RunFolder) -> int | None:
     configs = [folder.config for folder in (first, second)]
     seeds = {config.run.seed if config and config.rollout.sampler == "keyed" else None for config in configs}
     return seeds.pop() if len(seeds) == 1 else None
+
+
+def _promise(first: RunFolder, second: RunFolder) -> str:
+    """The weaker of the two. Runs of before the setting promised what it calls distribution."""
+    rollouts = [folder.config.rollout if folder.config else None for folder in (first, second)]
+    kept = all(one is not None and one.exact == "tokens" and one.sampler == "keyed" for one in rollouts)
+    return "tokens" if kept else "distribution"
 
 
 def _difference(first: RunFolder, second: RunFolder, one: Response, other: Response, seed: int | None) -> Difference:

@@ -85,8 +85,18 @@ class Story:
         self.ledger.start(plan, position, journal, self.now, evaluation)
         return self.drain()
 
-    def join(self, name: str, role: Role, slots: int = 8, version: int = 0, holding: Iterable = ()) -> list[Action]:
-        join = Join(role=role, worker=name, host="h", pid=1, slots=slots, version=version, holding=list(holding))
+    def join(
+        self,
+        name: str,
+        role: Role,
+        slots: int = 8,
+        version: int = 0,
+        holding: Iterable = (),
+        *,
+        asleep: bool = False,
+    ) -> list[Action]:
+        there = {"host": "h", "pid": 1, "slots": slots, "version": version, "asleep": asleep}
+        join = Join(role=role, worker=name, holding=list(holding), **there)
         self.needs_start = self.ledger.join(join, self.now)
         return self.drain()
 

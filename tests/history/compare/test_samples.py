@@ -47,7 +47,19 @@ def test_a_near_tie_is_no_difference(make_run: Callable[..., Path], rhymed) -> N
     status, out, _ = rhymed("compare", *folders)
     assert status == 0
     assert "0 have the same tokens, 1 differ, 1 of them in a near tie" in out
+    assert "rollout.exact = 'distribution' promises equal distributions" in out
     assert rhymed("compare", *folders, "--json")[0] == 0
+    promises(folders[0], "tokens")
+    assert rhymed("compare", *folders)[0] == 0, "the weaker promise counts"
+    promises(folders[1], "tokens")
+    status, out, _ = rhymed("compare", *folders)
+    assert (status, "not even a near tie may differ" in out) == (1, True)
+
+
+def promises(run: Path, exact: str) -> None:
+    config = json.loads((run / "config.json").read_text())
+    config["rollout"]["exact"] = exact
+    (run / "config.json").write_text(json.dumps(config))
 
 
 def test_what_only_one_has_and_other_rewards_are_counted(make_run: Callable[..., Path], rhymed) -> None:

@@ -313,3 +313,27 @@ async def test_seconds_are_of_the_passes_that_there_were() -> None:
             await asyncio.sleep(0.001)
     finally:
         await engine.close()
+
+
+async def test_a_sleeping_engine_makes_no_token_and_goes_on_with_the_next_weights() -> None:
+    settings = long()
+    engine, expected = engine_of(settings), book_of(settings).response(IDS[0])
+    await engine.open()
+    try:
+        await engine.load(1, Path("unused"))
+        wait = asyncio.ensure_future(engine.generate(task(settings, IDS[0])))
+        while engine.progress().get(IDS[0], 0) < 100:
+            await asyncio.sleep(0.001)
+        await engine.sleep()
+        before = engine.progress()[IDS[0]]
+        await asyncio.sleep(0.1)
+        assert engine.progress()[IDS[0]] == before
+        idle = engine.seconds()
+        await asyncio.sleep(0.05)
+        assert engine.seconds() == idle
+        await engine.load(2, Path("unused"))
+        output = await wait
+    finally:
+        await engine.close()
+    assert output.tokens.tolist() == expected[0].tolist()
+    assert output.versions == [(1, before), (2, 400 - before)]

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import pytest_asyncio
 
@@ -206,6 +207,36 @@ async def test_labels_that_we_keep_are_those_that_vllm_keeps(
     assert all(mine == others for others, mine in pairs)
     assert len(pairs) == 32
     assert max(len(others) for others, _ in pairs) > 2, "some crossed two updates"
+
+
+async def test_a_sleeping_engine_frees_its_cache_and_goes_on_as_if_nothing_had_been(
+    engine: Any, versions: list[Path]
+) -> None:
+    await engine.load(1, versions[1])
+    whole = await engine.generate(task(engine, 4, step=14))
+    wait = asyncio.ensure_future(engine.generate(task(engine, 4, step=14)))
+    id = task(engine, 4, step=14).id
+    while engine.progress().get(id, 0) < 8:
+        await asyncio.sleep(0.001)
+    before = await resident(engine)
+    await engine.sleep()
+    assert await resident(engine) < before - 200 * 2**20, "a cache of 256 MiB"
+    (begun,) = engine.progress().values()
+    late = asyncio.ensure_future(engine.generate(task(engine, 5, step=14)))
+    await engine.sleep()
+    await asyncio.sleep(0.3)
+    assert engine.progress()[id] == begun < len(whole.tokens)
+    assert not late.done()
+    await engine.load(1, versions[1])
+    assert (await wait).tokens.tolist() == whole.tokens.tolist()
+    assert len((await late).tokens)
+    assert (await engine.generate(task(engine, 4, step=14))).tokens.tolist() == whole.tokens.tolist()
+
+
+async def resident(engine: Any) -> int:
+    """Bytes of its worker process that are in memory."""
+    children = psutil.Process().children(recursive=True)
+    return max(child.memory_info().rss for child in children)
 
 
 async def test_cancel_gives_what_there_is(engine: Any) -> None:

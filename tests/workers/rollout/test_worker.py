@@ -418,3 +418,46 @@ async def test_every_second_is_told_as_some_activity(config: Config, scene: Any)
     assert seconds["update"] >= 2 * LOAD_S
     beats = [seconds_of("rollout", beat.stats) for beat in broker.all(messages.Heartbeat)]
     assert all(one[name] <= other[name] for one, other in pairwise(beats) for name in one), "they only grow"
+
+
+@pytest.fixture
+def colocated(config: Config) -> Config:
+    return config.model_copy(update={"schedule": config.schedule.model_copy(update={"colocate": True})})
+
+
+async def test_a_colocated_engine_is_started_when_it_is_woken(colocated: Config, scene: Any) -> None:
+    """A worker that returns while the trainer trains finds its GPUs in use."""
+    where, broker, _, _ = scene
+    async with at_work(colocated, where, broker, version=None) as worker:
+        assert broker.all(messages.Join)[0].asleep
+        await until(lambda: broker.all(messages.Heartbeat))
+        assert broker.all(messages.Heartbeat)[-1].phase == "asleep"
+        assert not hasattr(worker.engine, "_book"), "the engine is not open"
+        await broker.ask(messages.LoadVersion(version=3, weights=where.weights))
+        await until(lambda: broker.all(messages.Loaded))
+        await broker.ask(messages.Generate(samples=ids(step=3)))
+        await until(lambda: len(broker.generated) == 4)
+
+
+async def test_samples_wait_while_the_engine_sleeps(colocated: Config, scene: Any) -> None:
+    where, broker, _, _ = scene
+    slow = colocated.model_copy(update={"trace": colocated.trace.model_copy(update={"step_s": 0.02})})
+    async with at_work(slow, where, broker) as worker:
+        await broker.ask(messages.Generate(samples=ids()))
+        await until(lambda: any(worker.engine.progress().values()))
+        await broker.ask(messages.Sleep())
+        await until(lambda: broker.all(messages.Asleep))
+        begun = dict(worker.engine.progress())
+        await broker.ask(messages.Sleep())
+        await until(lambda: len(broker.all(messages.Asleep)) == 2)
+        assert worker.engine.progress() == begun
+        assert worker._engine_state() is None, "it does not stall: it sleeps"
+        broker.known = False  # it has restarted
+        await until(lambda: len(broker.all(messages.Join)) == 2)
+        assert broker.all(messages.Join)[1].asleep
+        await broker.ask(messages.LoadVersion(version=0, weights=where.weights))
+        await until(lambda: len(broker.generated) == 4)
+    assert sum(one.version == 0 for one in broker.all(messages.Loaded)) == 2, "the same version wakes it"
+    expected = TraceBook(slow.trace, slow.rollout)
+    for id, info in broker.generated.items():
+        assert info.length == len(expected.response(id)[0])

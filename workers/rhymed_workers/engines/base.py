@@ -89,7 +89,11 @@ class Engine(Protocol):
         """Its `generate` returns soon, with the tokens so far. An unknown id is ignored."""
 
     async def load(self, version: int, path: Path) -> dict[str, float]:
-        """Replace the weights by this safetensors file. Returns the seconds of each phase."""
+        """Replace the weights by this safetensors file, and wake a sleeping engine. Returns each phase's seconds."""
+
+    async def sleep(self) -> dict[str, float]:
+        """Free the memory of weights and KV cache, as far as the engine can. Running tasks wait, and continue after
+        the next `load`. Returns the seconds of each phase."""
 
     async def remember(self, prompt: str, tokens: Sequence[int], past: Sequence[StoredSample]) -> None:
         """A prompt's earlier responses to draft from, newest step first. `tokens`: the prompt's."""

@@ -69,6 +69,10 @@ class DatasetEngine:
         self._version = version
         return {"load": 0.0}
 
+    async def sleep(self) -> dict[str, float]:
+        """There is no memory to free."""
+        return {}
+
     async def remember(self, prompt: str, tokens: Sequence[int], past: Sequence[StoredSample]) -> None:
         """Nothing is drafted."""
 

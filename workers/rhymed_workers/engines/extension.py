@@ -15,6 +15,7 @@ from typing import Any
 
 from rhymed.histospec.plugin import attached, install
 from rhymed_workers.engines import activity
+from rhymed_workers.engines.gpus.memory import Storage
 from rhymed_workers.engines.owner import OWNER, end_with_owner
 from rhymed_workers.lora.merge import Adapter
 
@@ -100,30 +101,38 @@ def _skip_ranks() -> None:
         sampler.batched_count_greater_than = no_ranks
 
 
-class Extension:
+class Extension(Storage):
     """Mixed into vLLM's worker class: what the engine calls in its worker processes."""
-
-    model_runner: Any
 
     def attached(self) -> dict[str, Any]:
         return attached(self.model_runner)
 
     def remember(self, prompt: str, tokens: list[int], rows: list[tuple[int, float | None, bytes]]) -> None:
         """A prompt's earlier responses: (step, reward, tokens as int32)."""
+        if (drafter := self._drafter()) is None:
+            return
         import numpy as np
 
         from rhymed.histospec.index.builder import PastResponse
 
         past = [PastResponse(np.frombuffer(data, "<i4"), step, reward) for step, reward, data in rows]
-        self.model_runner.drafter.remember(prompt, tokens, past)
+        drafter.remember(prompt, tokens, past)
 
-    def accounts(self, names: list[str]) -> list[tuple[tuple[float, ...] | None, bytes | None]]:
-        """For each sample, its drafting account and the number of tokens of each of its forward passes."""
+    def accounts(self, names: list[str]) -> list[tuple[tuple[float, ...] | None, bytes | None]] | None:
+        """For each sample, its drafting account and the number of tokens of each of its forward passes. None: this
+        rank does not draft."""
+        if (drafter := self._drafter()) is None:
+            return None
         from dataclasses import astuple
 
-        drafter = self.model_runner.drafter
         accounts = [None if account is None else astuple(account) for account in drafter.accounts(names)]
         return list(zip(accounts, drafter.take_yields(names), strict=True))
+
+    def _drafter(self) -> Any:
+        """None on the ranks that do not draft: those of earlier pipeline stages have no drafter, and of the last
+        stage only the first rank's drafts are used."""
+        drafter = getattr(self.model_runner, "drafter", None)
+        return drafter if getattr(drafter, "drafts", False) else None
 
 
 if os.environ.get(OWNER):

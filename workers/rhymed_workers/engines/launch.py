@@ -22,11 +22,13 @@ from rhymed.histospec.settings import KEY
 from rhymed.histospec.versions import RUNNER
 from rhymed.service import logfile
 from rhymed_workers.engines.extension import BACKEND
+from rhymed_workers.engines.gpus import options
 from rhymed_workers.engines.owner import OWNER
 
 log = logging.getLogger(__name__)
 
 BATCH_TOKENS = 2048  # in one forward pass, at least; more would only make running samples wait longer on a CPU
+BATCH_INVARIANT = "VLLM_BATCH_INVARIANT"
 LOGGING = "VLLM_LOGGING_CONFIG_PATH"
 RELOAD = "vllm.model_executor.model_loader.reload.layerwise"
 CPU_ENVIRONMENT = {
@@ -70,13 +72,13 @@ def arguments(config: Config, folder: Path) -> dict[str, Any]:
             "distributed_executor_backend": "uni",  # one process less
             # A request that is prefilled in chunks rewinds its seed's generator, which CPU generators cannot.
             "enable_chunked_prefill": False,
-            "max_num_batched_tokens": max(length, BATCH_TOKENS),
+            "max_num_batched_tokens": max(length, rollout.batch_tokens or BATCH_TOKENS),
         }
     elif "speculative_config" in chosen:
         drafted = graphs.draft_length(config.drafts.max_length)
         chosen["speculative_config"]["num_speculative_tokens"] = drafted
         chosen["compilation_config"] = graphs.compilation(rollout.max_concurrency, drafted)
-    return chosen
+    return chosen | options.chosen(config, cpu=current_platform.is_cpu())
 
 
 def _speculation(drafts: Drafts, *, keyed: bool) -> dict[str, Any]:
@@ -109,10 +111,10 @@ def _warn_of_slow_bfloat16(dtype: str) -> None:
         log.warning("this CPU has no bfloat16 arithmetic: model.dtype = 'float32' is several times faster")
 
 
-def environment(*, first_runner: bool = True) -> None:
+def environment(*, first_runner: bool = True, exact: str = "distribution") -> None:
     """For vLLM and its child processes; variables that the user has set stay. Call it before vLLM is imported: its
     import reads some of them. `first_runner`: keyed sampling or drafts are wanted, which need vLLM's first model
-    runner."""
+    runner. `exact`: `rollout.exact`."""
     values = {
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
@@ -127,6 +129,8 @@ def environment(*, first_runner: bool = True) -> None:
 
     if current_platform.is_cpu():  # vLLM's child processes are spawned there, and read these when they start
         _set(CPU_ENVIRONMENT)
+    elif exact == "tokens":
+        _set({BATCH_INVARIANT: "1"})
 
 
 def _set(values: dict[str, str]) -> None:

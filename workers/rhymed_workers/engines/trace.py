@@ -125,6 +125,8 @@ class TraceEngine:
         self._running: dict[SampleId, _Running] = {}
         self._work = asyncio.Event()
         self._loading = asyncio.Lock()
+        self._awake = asyncio.Event()
+        self._awake.set()
         self._generated = 0
         self._yields: dict[SampleId, bytes] = {}  # of finished samples
         self._throughput = Throughput()
@@ -163,7 +165,14 @@ class TraceEngine:
         async with self._loading:
             await asyncio.sleep(LOAD_S)
             self._version = version
+        self._awake.set()
         return {"load": LOAD_S}
+
+    async def sleep(self) -> dict[str, float]:
+        """No pass is made until the next `load`."""
+        async with self._loading:
+            self._awake.clear()
+        return {"sleep": 0.0}
 
     async def remember(self, prompt: str, tokens: Sequence[int], past: Sequence[StoredSample]) -> None:
         """This engine does not draft from history."""
@@ -200,11 +209,12 @@ class TraceEngine:
         clock = asyncio.get_running_loop().time
         due = clock()
         while True:
-            if not self._running and not self._waiting:
+            if not self._awake.is_set() or not (self._running or self._waiting):
                 self._work.clear()
                 self._seconds.enter("idle")
-                await self._work.wait()
+                await self._work.wait() if self._awake.is_set() else await self._awake.wait()
                 due = clock()
+                continue
             while self._waiting and len(self._running) < self._rollout.max_concurrency:
                 entry = self._waiting.popleft()
                 self._running[entry.task.id] = entry
@@ -212,7 +222,8 @@ class TraceEngine:
             due += self._pass_s()
             await asyncio.sleep(max(0.0, due - clock()))
             async with self._loading:
-                self._advance()
+                if self._awake.is_set():
+                    self._advance()
 
     def _pass_s(self) -> float:
         trace, version = self._trace, self._version

@@ -22,11 +22,13 @@ from rhymed.config import Config
 from rhymed.errors import EngineError
 from rhymed.inputs.models import stop_tokens
 from rhymed.messages import Drafting, SampleId
+from rhymed.service import logfile
 from rhymed_store.client import StoredSample
 from rhymed_workers.engines.activity import ACTIVITY_FILE, ActivityReader
 from rhymed_workers.engines.adapter.attached import problem, runner_problem
 from rhymed_workers.engines.adapter.client import DIED, Client, installed_release
 from rhymed_workers.engines.base import NO_VERSION, DraftReport, Output, Task, Throughput
+from rhymed_workers.engines.gpus import fit
 from rhymed_workers.engines.launch import arguments, end_children, environment, in_daemon_thread
 from rhymed_workers.engines.requests import sampling_params
 from rhymed_workers.lora.about import read
@@ -64,14 +66,17 @@ class VllmEngine:
         """Seconds to half a minute: imports and the model, twice."""
         self._stop_tokens = await asyncio.to_thread(stop_tokens, self._folder)
         self._names = await asyncio.to_thread(_model_tensors, self._folder)
+        log, begun = logfile.current_file(), fit.size_of(logfile.current_file())
         self._starting = in_daemon_thread(self._start)
         try:
             self._llm = await asyncio.shield(self._starting)
         except (RuntimeError, ValueError, OSError) as error:
-            raise EngineError(f"vLLM did not start with {self._folder}: {error}; see its log") from error
+            why = fit.explain(error, log, begun)
+            raise EngineError(f"vLLM did not start with {self._folder}: {why}; see its log") from error
         if self._llm is None:
             return
-        self._client = Client(self._llm, installed_release())
+        quantized = bool(self._config.rollout.quantization)
+        self._client = Client(self._llm, installed_release(), quantized=quantized)
         if wrong := problem(await self._client.call("attached"), **self._wanted):
             raise EngineError(wrong)
 
@@ -84,7 +89,7 @@ class VllmEngine:
         ours = any(self._wanted.values())
         if ours and (wrong := runner_problem(os.environ)):
             raise EngineError(wrong)
-        environment(first_runner=ours)
+        environment(first_runner=ours, exact=self._config.rollout.exact)
         installed_release()
         os.environ[ACTIVITY_FILE] = str(self._activity.path)
         from vllm.engine.arg_utils import AsyncEngineArgs
@@ -154,6 +159,18 @@ class VllmEngine:
             self._version = version
             return watch.splits
 
+    async def sleep(self) -> dict[str, float]:
+        """Running requests stay, and lose their keys and values."""
+        async with self._updating:
+            watch = _SplitTimer()
+            try:
+                async with asyncio.timeout(LOAD_PATIENCE_S):
+                    await self._open.memory.free()
+            except Exception as error:  # memory may be half freed: this engine must not continue
+                raise EngineError(f"the engine could not free its memory: {error!r}") from error
+            watch.split("sleep")
+            return watch.splits
+
     def _check(self, path: Path) -> bool:
         """Whether the file is an adapter. Raises `EngineError` if it does not fit the model.
 
@@ -213,8 +230,9 @@ class VllmEngine:
         return [DraftReport(None if row is None else Drafting(*row), yields) for row, yields in accounts]
 
     async def _call(self, method: str, *arguments: Any) -> Any:
-        """Call a method of `Extension` in vLLM's worker processes; the answer of the first."""
-        return (await self._open.call(method, *arguments))[0]
+        """Call a method of `Extension` in all of vLLM's worker processes. The answer of the first that has one."""
+        answers = await self._open.call(method, *arguments)
+        return next((answer for answer in answers if answer is not None), None)
 
     @property
     def _open(self) -> Client:

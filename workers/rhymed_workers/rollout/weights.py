@@ -1,7 +1,8 @@
-"""Loads the newest wanted policy version into the engine: download, load in place, report.
+"""Loads the newest wanted policy version into the engine: download, load in place, report; or puts it to sleep.
 
 Samples that run ahead of their weights are interrupted before a load and continue after it. Two weights are the same
-only if both the version number and the life of the trainer that made them agree. Knows no samples and no broker.
+only if both the version number and the life of the trainer that made them agree. The newest order counts: an engine
+that is to sleep does not load first. Knows no samples and no broker.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 
-from rhymed.errors import DeadlineExceeded, EngineError, RhymedError
-from rhymed.messages import LoadVersion
+from rhymed.errors import ConfigError, DeadlineExceeded, EngineError, RhymedError
+from rhymed.messages import LoadVersion, Sleep
 from rhymed.service.retry import PATIENCE_S
 from rhymed_workers.engines.base import Engine
 from rhymed_workers.rollout.activity import Timesheet
@@ -24,7 +25,9 @@ RETRY_S = 1.0
 
 
 class WeightLoader:
-    """`before_load` interrupts samples; `report` gets a loaded version and the seconds that it took."""
+    """`before_load` interrupts samples; `report` gets a loaded version, None for sleep, and the seconds that it took.
+    `wake`: called before the weights are loaded into an engine that is asleep, which may not have been started yet.
+    """
 
     def __init__(
         self,
@@ -32,20 +35,24 @@ class WeightLoader:
         engine: Engine,
         fetcher: Fetcher,
         before_load: Callable[[], None],
-        report: Callable[[int, float], Awaitable[None]],
+        report: Callable[[int | None, float], Awaitable[None]],
         timesheet: Timesheet,
+        wake: Callable[[], Awaitable[None]],
+        *,
+        asleep: bool = False,
     ) -> None:
         self._name, self._engine, self._fetcher, self._timesheet = name, engine, fetcher, timesheet
-        self._before_load, self._report = before_load, report
-        self._wanted: LoadVersion | None = None
+        self._before_load, self._report, self._wake = before_load, report, wake
+        self._wanted: LoadVersion | Sleep | None = None
         self._changed = asyncio.Event()  # another version is wanted
         self._failing: tuple[LoadVersion, float] | None = None  # the order that fails, and since when
         self.life = ""  # of the trainer whose weights are loaded
         self.ready = asyncio.Event()  # a published version is loaded
         self.busy = False
+        self.asleep = asleep  # its memory is free
         self.timings: dict[str, float] = {}  # of the last load
 
-    def want(self, order: LoadVersion) -> None:
+    def want(self, order: LoadVersion | Sleep) -> None:
         self._wanted = order
         self._changed.set()
 
@@ -55,13 +62,15 @@ class WeightLoader:
             await self._changed.wait()
             self._changed.clear()
             wanted = self._wanted
-            assert wanted is not None, "a change is a wanted version"
+            assert wanted is not None, "a change is an order"
             self.busy = True
             try:
-                seconds = await self._load(wanted)
+                seconds = await (self._sleep() if isinstance(wanted, Sleep) else self._load(wanted))
             except EngineError:
                 raise
             except RhymedError as error:
+                if isinstance(wanted, Sleep) or isinstance(error, ConfigError):
+                    raise
                 self._check_patience(wanted, error)
                 log.warning("%s: version %d not fetched: %s; retrying soon", self._name, wanted.version, error)
                 await asyncio.sleep(RETRY_S)
@@ -70,7 +79,7 @@ class WeightLoader:
             finally:
                 self.busy = False
             self._failing = None
-            await self._report(wanted.version, seconds)
+            await self._report(None if isinstance(wanted, Sleep) else wanted.version, seconds)
 
     def _check_patience(self, wanted: LoadVersion, error: RhymedError) -> None:
         """Raises `DeadlineExceeded` if this version has failed for too long."""
@@ -83,8 +92,21 @@ class WeightLoader:
                 f" {PATIENCE_S:g} s: {error}"
             ) from error
 
+    async def _sleep(self) -> float:
+        if self.asleep:
+            return 0.0
+        start = time.monotonic()
+        self._before_load()
+        with self._timesheet.during("loading"):
+            await self._engine.sleep()
+        self.asleep = True
+        seconds = time.monotonic() - start
+        self.timings["timing_s/sleep"] = seconds
+        log.info("%s: asleep after %.3f s", self._name, seconds)
+        return seconds
+
     async def _load(self, wanted: LoadVersion) -> float:
-        if (wanted.version, wanted.life) == (self._engine.version, self.life):
+        if (wanted.version, wanted.life) == (self._engine.version, self.life) and not self.asleep:
             return 0.0
         start = time.monotonic()
         with self._timesheet.during("fetching"):
@@ -92,8 +114,10 @@ class WeightLoader:
         fetch_s = time.monotonic() - start
         self._before_load()
         with self._timesheet.during("loading"):
+            if self.asleep:
+                await self._wake()
             splits = await self._engine.load(wanted.version, path)
-        self.life = wanted.life
+        self.life, self.asleep = wanted.life, False
         seconds = time.monotonic() - start
         self.timings = {"timing_s/fetch_weights": fetch_s, "timing_s/load_weights": seconds}
         parts = ", ".join(f"{name} {value:.3f}" for name, value in {"fetch": fetch_s, **splits}.items())

@@ -67,7 +67,8 @@ class RolloutWorker(Service):
         self.spawn(self._start())  # an engine takes long to start, and a stop must not wait for it
 
     async def _start(self) -> None:
-        await self._start_engine()
+        colocated = self._config.schedule.colocate
+        await self._start_engine(opened=not colocated)
         self._generation = Generation(
             self.engine,
             functools.partial(sampling_for, self._config.rollout, self._config.eval, self._config.run.seed),
@@ -77,7 +78,14 @@ class RolloutWorker(Service):
         )
         interrupt = functools.partial(self._generation.interrupt, self._active.values())
         self._weights = WeightLoader(
-            self.name, self.engine, self._fetcher, interrupt, self._report_loaded, self._timesheet
+            self.name,
+            self.engine,
+            self._fetcher,
+            interrupt,
+            self._report_loaded,
+            self._timesheet,
+            self._open_engine,
+            asleep=colocated,
         )
         keys = self._layout.keys("rollout").to("broker")
         link = Client(
@@ -93,19 +101,26 @@ class RolloutWorker(Service):
             self._saver = PartialSaver(every_s, self._store, self._generation, self._active.values)
             self.spawn(self._saver.run())
 
-    async def _start_engine(self) -> None:
+    async def _start_engine(self, *, opened: bool) -> None:
+        """`opened`: else it is opened when it is first ordered to wake, for the trainer may be using its GPUs."""
         if self._engine is None:
             self._engine = await asyncio.to_thread(build_engine, self._config, self._read_rows)
         self._closing.push_async_callback(self._engine.close)
         # One after the other: two threads that import transformers at the same time see half-imported modules.
         render = await asyncio.to_thread(load_renderer, self._config)
-        await self._engine.open()
-        self._timesheet.engine_seconds = self._engine.seconds
+        if opened:
+            await self._open_engine()
         self._prompts = PromptCache(self._read_rows, render)
         self._closing.callback(self._prompts.close)
         self._history = self._history_loader()
         if self._history is not None:
             self._closing.callback(self._history.close)
+
+    async def _open_engine(self) -> None:
+        """Once."""
+        if self._timesheet.engine_seconds is None:
+            await self.engine.open()
+            self._timesheet.engine_seconds = self.engine.seconds
 
     def _history_loader(self) -> HistoryLoader | None:
         drafts = self._config.drafts
@@ -140,7 +155,7 @@ class RolloutWorker(Service):
                 await self._cancel(message.samples)
             case messages.Release():
                 await self._release(message.samples)
-            case messages.LoadVersion():
+            case messages.LoadVersion() | messages.Sleep():
                 self._weights.want(message)
             case messages.Finish():
                 log.info("%s: the run is over: %s", self.name, message.reason)
@@ -189,6 +204,7 @@ class RolloutWorker(Service):
             version=self.engine.version,
             life=self._weights.life,
             holding=list(self._active),
+            asleep=self._weights.asleep,
         )
 
     def _heartbeat(self) -> messages.Heartbeat:
@@ -208,10 +224,14 @@ class RolloutWorker(Service):
             worker=self.name,
             version=self.engine.version,
             life=self._weights.life,
-            phase="update" if self._weights.busy else "decode" if holding else "idle",
+            phase=self._phase(),
             holding=holding,
             stats=stats,
         )
+
+    def _phase(self) -> str:
+        weights = self._weights
+        return "update" if weights.busy else "asleep" if weights.asleep else "decode" if self._active else "idle"
 
     async def _generate(self, sample: ActiveSample) -> None:
         try:
@@ -253,7 +273,11 @@ class RolloutWorker(Service):
     async def _report_parked(self, id: messages.SampleId) -> None:
         await self._membership.report(messages.Ahead(worker=self.name, samples=[id]), "reporting a parked sample")
 
-    async def _report_loaded(self, version: int, seconds: float) -> None:
+    async def _report_loaded(self, version: int | None, seconds: float) -> None:
+        """None: it is asleep."""
+        if version is None:
+            await self._membership.report(messages.Asleep(worker=self.name, seconds=seconds), "reporting sleep")
+            return
         await self._generation.notify()
         loaded = messages.Loaded(worker=self.name, version=version, seconds=seconds)
         await self._membership.report(loaded, "reporting a loaded version")
@@ -269,6 +293,6 @@ class RolloutWorker(Service):
     def _engine_state(self) -> object:
         """Changes with every token and every change of weights; None if the engine has nothing to do."""
         progress = self.engine.progress()
-        if not progress or self._weights.busy:
+        if not progress or self._weights.busy or self._weights.asleep:
             return None
         return self.engine.version, self._reporter.stored, sorted((str(id), count) for id, count in progress.items())

@@ -28,6 +28,7 @@ from rhymed_workers.trainer.policy.backbone import Compute
 from rhymed_workers.trainer.policy.lora import restore
 from rhymed_workers.trainer.policy.packing import MicroBatch, micro_batches
 from rhymed_workers.trainer.policy.policy import Policy, Scores
+from rhymed_workers.trainer.policy.runtime import free_cached
 from rhymed_workers.trainer.ranks.group import ALONE, Alone
 from rhymed_workers.trainer.samples import Progress, check_staleness, sample_metrics, scored_groups
 from rhymed_workers.trainer.sums import Sums
@@ -68,6 +69,7 @@ class TorchLearner:
         self.steps = 0  # trained so far; also the version of the weights
         self._optimizer = optimizer.build(config, policy.trained())
         self._run_steps = 0  # of the whole run; 0: unknown
+        self.colocated = False  # engines use this GPU between steps
 
     @classmethod
     def restore(cls, config: Config, folder: Path | None, ranks: Alone = ALONE) -> TorchLearner:
@@ -91,6 +93,7 @@ class TorchLearner:
             ),
             ranks=ranks,
         )
+        learner.colocated = config.schedule.colocate
         if folder is not None:
             learner.load(folder)
         return learner
@@ -136,6 +139,8 @@ class TorchLearner:
             "timing_s/train": seconds,
             "perf/train_tokens_per_s": sums.computed / seconds,
         }
+        if self.colocated:
+            free_cached(self.policy.device)
         return metrics
 
     def _update(self, samples: Sequence[StoredSample], progress: Progress) -> Sums:

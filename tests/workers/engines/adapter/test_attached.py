@@ -91,7 +91,7 @@ async def test_an_unknown_release_is_refused_before_the_engine_starts(
 ) -> None:
     standin.install("0.33", monkeypatch)
     monkeypatch.setattr("vllm.__version__", "0.35.0")
-    monkeypatch.setattr("rhymed_workers.engines.vllm.environment", lambda first_runner: None)
+    monkeypatch.setattr("rhymed_workers.engines.vllm.environment", lambda **_: None)
     engine = engine_of(tiny_model)
     with pytest.raises(EngineError, match=r"vLLM 0\.35\.0 is unknown to rhymed"):
         await engine.open()

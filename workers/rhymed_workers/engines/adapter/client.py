@@ -15,6 +15,7 @@ from rhymed.histospec.versions import Release, release_of, unknown
 from rhymed.messages import SampleId
 from rhymed_workers.engines.adapter.labels import Labels
 from rhymed_workers.engines.base import NO_VERSION, Output
+from rhymed_workers.engines.gpus.memory import EngineMemory
 from rhymed_workers.engines.requests import output_of
 
 DIED = "the engine died; see its log"
@@ -32,12 +33,12 @@ def installed_release() -> Release:
 
 
 class Client:
-    """One AsyncLLM."""
+    """One AsyncLLM, and its memory."""
 
-    def __init__(self, llm: Any, release: Release) -> None:
+    def __init__(self, llm: Any, release: Release, *, quantized: bool = False) -> None:
         from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
-        self.llm = llm
+        self.llm, self.memory = llm, EngineMemory(llm, quantized=quantized)
         self._dead: type[Exception] = EngineDeadError
         self._refusals: tuple[type[Exception], ...] = (*_exceptions(release.refusals), ValueError)
         self._failures: tuple[type[Exception], ...] = (*_exceptions(release.failures), EngineGenerateError)
@@ -86,6 +87,7 @@ class Client:
         from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
 
         await self.llm.pause_generation(mode="keep", clear_cache=False)
+        await self.memory.wake_weights()
         done("pause")
         await self.llm.start_weight_update()
         await self.llm.update_weights(WeightTransferUpdateRequest(update_info=file))
@@ -99,6 +101,7 @@ class Client:
         if not await self.llm.reset_prefix_cache(reset_running_requests=True):
             raise RuntimeError("the prefix cache still holds keys and values of the old weights")
         done("reset")
+        await self.memory.wake_cache()
         await self.llm.resume_generation()
         done("resume")
 

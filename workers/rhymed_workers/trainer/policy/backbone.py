@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from rhymed.config import Config
 from rhymed.errors import ConfigError, TrainerError
-from rhymed_workers.trainer.policy import attention
+from rhymed_workers.trainer.policy import attention, runtime
 from rhymed_workers.trainer.policy.mask import Layout
 from rhymed_workers.trainer.policy.packing import MicroBatch
 
@@ -32,10 +32,12 @@ class Compute:
     device: Literal["auto", "cpu", "cuda"] = "cpu"
     dtype: Literal["float32", "bfloat16"] = "float32"
     checkpointing: bool = False  # keep only the inputs of layers, and compute the rest again for the gradient
+    deterministic: bool = False  # equal inputs give equal bits on a GPU too
 
     @classmethod
     def of(cls, config: Config) -> Compute:
-        return cls(config.trainer.device, config.model.train_dtype, config.trainer.gradient_checkpointing)
+        trainer = config.trainer
+        return cls(trainer.device, config.model.train_dtype, trainer.gradient_checkpointing, trainer.deterministic)
 
     def where(self) -> torch.device:
         """Raises `ConfigError`."""
@@ -53,6 +55,8 @@ def load_model(folder: Path, compute: Compute | None = None) -> Any:
     if not sys.stderr.isatty():
         output.disable_progress_bar()
     compute = compute or Compute()
+    if compute.deterministic:
+        runtime.make_deterministic()
     device = compute.where()
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(device)
     return prepare(model, checkpointing=compute.checkpointing)

@@ -1,0 +1,124 @@
+"""Settings for GPUs as vLLM's arguments, and further arguments against the installed vLLM's own list."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rhymed.config import Config
+from rhymed.errors import ConfigError
+from rhymed_workers.engines.gpus import options
+from rhymed_workers.engines.gpus.fit import cure, explain
+
+CONTRACTS = Path(__file__).parents[2] / "data" / "vllm"
+KNOWN = {
+    "enforce_eager": "bool",
+    "block_size": "int | None",
+    "swap_space": "float",
+    "attention_backend": "AttentionBackendEnum | None",
+    "compilation_config": "CompilationConfig",
+    "cudagraph_capture_sizes": "list[int] | None",
+}
+
+
+def chosen(cpu: bool = False, colocate: bool = False, **rollout: Any) -> dict[str, Any]:
+    return options.chosen(Config.model_validate({"rollout": rollout, "schedule": {"colocate": colocate}}), cpu=cpu)
+
+
+def test_on_a_gpu_the_settings_become_arguments() -> None:
+    assert chosen() == {"gpu_memory_utilization": 0.9, "enable_sleep_mode": False}
+    assert chosen(
+        colocate=True,
+        tensor_parallel=4,
+        pipeline_parallel=2,
+        expert_parallel=True,
+        gpu_memory=0.5,
+        batch_tokens=8192,
+        quantization="fp8",
+    ) == {
+        "tensor_parallel_size": 4,
+        "pipeline_parallel_size": 2,
+        "distributed_executor_backend": "mp",
+        "enable_expert_parallel": True,
+        "quantization": "fp8",
+        "max_num_batched_tokens": 8192,
+        "gpu_memory_utilization": 0.5,
+        "enable_sleep_mode": True,
+    }
+
+
+def test_on_a_cpu_nothing_of_gpus_is_said() -> None:
+    assert chosen(cpu=True, colocate=True, batch_tokens=100) == {}
+
+
+def test_further_arguments_are_passed_as_they_are() -> None:
+    pytest.importorskip("vllm")
+    assert chosen(cpu=True, engine_args={"enforce_eager": True}) == {"enforce_eager": True}
+    with pytest.raises(ConfigError, match="no such argument; did you mean enforce_eager"):
+        chosen(engine_args={"enforce_eger": True})
+
+
+def test_every_name_in_the_tables_is_an_argument_of_the_installed_vllm() -> None:
+    pytest.importorskip("vllm")
+    known = options.engine_arguments()
+    assert known is not None
+    assert {*options.OURS, *options.FIXED} <= known.keys()
+    assert {*chosen(tensor_parallel=2, expert_parallel=True, quantization="fp8", batch_tokens=1)} <= known.keys()
+
+
+@pytest.mark.parametrize("contract", sorted(CONTRACTS.glob("*.json")), ids=lambda file: file.stem)
+def test_every_release_has_the_arguments(contract: Path) -> None:
+    (names,) = _named(json.loads(contract.read_text()), "vllm.engine.arg_utils:AsyncEngineArgs")
+    ours = chosen(tensor_parallel=2, expert_parallel=True, quantization="fp8", batch_tokens=1)
+    assert {*options.OURS, *options.FIXED, *ours} <= set(names.split())
+
+
+def _named(tree: Any, name: str) -> list[str]:
+    """Values of this key anywhere in the tree that are text."""
+    below = tree.values() if isinstance(tree, dict) else []
+    here = [tree[name]] if isinstance(tree, dict) and isinstance(tree.get(name), str) else []
+    return here + [found for part in below for found in _named(part, name)]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "problem"),
+    [
+        ("enforce_eager", True, ""),
+        ("block_size", 16, ""),
+        ("swap_space", 4, ""),
+        ("attention_backend", "FLASH_ATTN", ""),
+        ("compilation_config", {"mode": 3}, ""),
+        ("cudagraph_capture_sizes", [1, 2], ""),
+        ("cudagraph_capture_sizes", 4, "vLLM expects list[int] | None"),
+        ("block_size", "16", "vLLM expects int | None"),
+        ("block_size", True, "vLLM expects int | None"),
+        ("enforce_eager", 1, "vLLM expects bool"),
+        ("tensor_parallel_size", 2, "set that instead"),
+        ("weight_transfer_config", {}, "leave it out"),
+    ],
+)
+def test_what_is_wrong_with_a_further_argument(name: str, value: Any, problem: str) -> None:
+    found = list(options.problems({name: value}, KNOWN))
+    assert len(found) == bool(problem)
+    assert all(problem in text and text.startswith(f"rollout.engine_args.{name}") for text in found)
+
+
+def test_without_vllm_only_our_own_names_are_checked() -> None:
+    assert list(options.problems({"anything": 1}, None)) == []
+    assert len(list(options.problems({"model": "x"}, None))) == 1
+
+
+def test_an_engine_that_does_not_fit_names_what_to_change(tmp_path) -> None:
+    log = tmp_path / "rollout-0.log"
+    log.write_text("ValueError: Free memory on device cuda:0 (3/80 GiB) on startup is less than desired\n")
+    begun = log.stat().st_size
+    with log.open("a") as stream:
+        stream.write("ValueError: No available memory for the cache blocks. Try increasing\n")
+    failed = RuntimeError("Engine core initialization failed. See root cause above.")
+    assert "rollout.quantization" in explain(failed, log, begun)
+    assert explain(failed, log, log.stat().st_size) == str(failed), "an earlier start wrote that"
+    assert "rollout.exact = 'distribution'" in cure("VLLM batch_invariant mode is not supported for FOO")
+    assert explain(failed, None) == str(failed)
