@@ -23,7 +23,7 @@ def test_what_is_encoded_is_what_is_restored(length: int, positions: list[int], 
     content = changes.encode(old.tobytes(), new.tobytes())
     if content is not None:
         assert len(content) <= new.nbytes // changes.SHARE
-        assert bytes(changes.apply(old.tobytes(), content)) == new.tobytes()
+        assert bytes(changes.apply(old.tobytes(), content, bytearray(new.nbytes + 8))) == new.tobytes()
     else:
         assert length < 8 * (4 + 30 * 3 + 5000 // 255), "few changes of a large slice are encoded"
 
@@ -35,7 +35,7 @@ def test_a_slice_of_which_one_value_in_a_hundred_changes_takes_a_sixtieth() -> N
     content = changes.encode(memoryview(old.tobytes()), memoryview(new.tobytes()))
     assert content is not None
     assert len(content) < new.nbytes / 60
-    assert bytes(changes.apply(old.tobytes(), content)) == new.tobytes()
+    assert bytes(changes.apply(old.tobytes(), content, bytearray(new.nbytes + 8))) == new.tobytes()
 
 
 def test_much_that_changes_is_not_encoded() -> None:
@@ -56,6 +56,6 @@ def test_damaged_changes_are_refused() -> None:
     assert content is not None
     for damaged in (b"", content[:3], content[:-1], content[:-2], content[:6], b"\xff\xff\xff\xff" + content[4:]):
         with pytest.raises(MalformedMessage):
-            changes.apply(old.tobytes(), damaged)
+            changes.apply(old.tobytes(), damaged, bytearray(old.nbytes))
     with pytest.raises(MalformedMessage):
-        changes.apply(old.tobytes()[:100], content)
+        changes.apply(old.tobytes()[:100], content, bytearray(100))

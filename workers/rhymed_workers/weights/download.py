@@ -43,6 +43,7 @@ class Download:
         self._damaged: Counter[int] = Counter()  # by slice: how often it came damaged
         self._whole: set[int] = set()  # slices whose changes did not lead to what was expected
         self._used: set[str] = set()  # sources
+        self._buffers: list[bytearray] = []  # for slices that come as changes
         self.received = 0  # bytes of slices and changes
 
     @property
@@ -121,11 +122,22 @@ class Download:
 
     def _keep(self, slice: SliceSource, base: str, frame: Any) -> None:
         """Blocking: verify and write."""
-        content = frame
-        if base:
-            if base != self._copy.base or self._old is None:
-                raise MalformedMessage(f"slice {slice.index} as changes to edition {base}, which was not asked for")
-            content = changes.apply(self._old.slice(slice.index), frame)
+        if not base:
+            self._verify_and_write(slice, frame)
+            return
+        if base != self._copy.base or self._old is None:
+            raise MalformedMessage(f"slice {slice.index} as changes to edition {base}, which was not asked for")
+        try:
+            buffer = self._buffers.pop()
+        except IndexError:  # all are in use
+            buffer = bytearray(self._copy.file.slicing.slice_bytes)
+        try:
+            self._verify_and_write(slice, changes.apply(self._old.slice(slice.index), frame, buffer))
+        finally:
+            self._buffers.append(buffer)
+        self._copy.changes[slice.index] = bytes(frame)
+
+    def _verify_and_write(self, slice: SliceSource, content: Any) -> None:
         length = self._copy.file.slicing.length(slice.index)
         digest = DIGESTS[self._algorithm](content)
         if len(content) != length or digest != slice.digest:
@@ -135,5 +147,3 @@ class Download:
                 f" {digest}; expected {length}, {slice.digest}"
             )
         self._copy.file.write(slice.index, content)
-        if base:
-            self._copy.changes[slice.index] = bytes(frame)
