@@ -130,5 +130,7 @@ async def test_what_is_not_there_is_an_error(link: Client, publisher: Publisher)
             await link.request(GetSlice(edition=edition, index=index))
     with pytest.raises(TrainerError, match="did not begin"):
         await link.request(NextSlices(edition=edition, worker="w", algorithm="blake2b", stored=[0]))
+    with pytest.raises(MalformedMessage, match="no address that other hosts reach"):
+        await link.request(NextSlices(edition=edition, worker="w", algorithm="blake2b", begin=True, relay="ipc://x"))
     with pytest.raises(MalformedMessage, match="md5"):
         await link.request(NextSlices(edition=edition, worker="w", algorithm="md5", begin=True, want=1))

@@ -60,7 +60,7 @@ class World:
                 if worker in self.dead:
                     continue
                 if self._is_dead(source):
-                    self.tracker.failed(worker, index, source)
+                    self.tracker.failed(worker, index, source, now)
                 else:
                     have[worker].add(index)
                     self.tracker.stored(worker, [index], now)
@@ -108,8 +108,8 @@ def test_the_death_of_a_relay_costs_little(when: float) -> None:
     assert max(world.finished.values()) < 120
 
 
-def test_a_relay_that_fails_for_two_workers_is_used_by_none_and_for_no_later_file() -> None:
-    useless: set[str] = set()
+def test_a_relay_that_fails_for_two_workers_is_used_by_none_for_some_minutes() -> None:
+    useless: dict[str, float] = {}
     tracker = Tracker(2, useless)
     for worker, relay in hosts(4).items():
         tracker.begin(worker, relay)
@@ -118,19 +118,21 @@ def test_a_relay_that_fails_for_two_workers_is_used_by_none_and_for_no_later_fil
     for worker in ("w1", "w2"):
         (grant,) = tracker.next(worker, 1, 1.0)
         assert grant.source == relay
-        tracker.failed(worker, grant.index, relay)
+        tracker.failed(worker, grant.index, relay, 1.0)
         assert not any(other.source == relay for other in tracker.next(worker, 2, 1.0)), "not for whom it failed"
-    assert useless == {relay}
-    assert not any(other.source == relay for other in tracker.next("w3", 2, 1000.0))
+    assert set(useless) == {relay}
+    assert not any(other.source == relay for other in tracker.next("w3", 1, 500.0))
+    tracker.begin("w4", "")
+    assert [other.source for other in tracker.next("w4", 1, 700.0)] == [relay], "it may work again"
 
 
 def test_only_relays_of_the_run_can_be_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    useless: set[str] = set()
+    useless: dict[str, float] = {}
     tracker = Tracker(2, useless)
     monkeypatch.setattr("rhymed_workers.weights.tracker.MAX_PEERS", 3)
     for number in range(5):
         tracker.begin(f"w{number}", "")
-        tracker.failed(f"w{number}", 0, "tcp://bystander:1")
+        tracker.failed(f"w{number}", 0, "tcp://bystander:1", 1.0)
     assert not useless
     assert [tracker.knows(f"w{number}") for number in range(5)] == [False, False, True, True, True]
 

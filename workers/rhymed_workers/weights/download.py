@@ -1,4 +1,4 @@
-"""Fetches one edition of the weights in slices, from the trainer and from relays, and serves them on as they come.
+"""Fetches one edition of the weights in slices, from the trainer and from relays, while a relay here serves them.
 
 The trainer's tracker says which slice to take from whom. A slice is written, and served, only after its digest was
 found right; a relay that fails is reported and not used again. Knows no versions and no other workers of this host.
@@ -72,7 +72,7 @@ class Download:
         self._tasks.add(asyncio.get_running_loop().create_task(work))
 
     async def _one_finished(self) -> None:
-        """Or it is time to ask again, because a source was found for less than what could be in flight."""
+        """Or a moment has passed, if more could be in flight: by then there may be a source."""
         pause_s = None if len(self._tasks) >= IN_FLIGHT else AGAIN_S
         done, self._tasks = await asyncio.wait(self._tasks, timeout=pause_s, return_when=asyncio.FIRST_COMPLETED)
         for task in done:

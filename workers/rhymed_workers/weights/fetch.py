@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 MANIFEST_S = 30.0
 LOOK_S = 0.05  # between two looks at a copy that another worker makes
 STUCK_S = 120.0  # that a copy does not grow
-SMALL_BYTES = 2 << 20  # such a file is sooner had from the trainer than by way of others
+SMALL_BYTES = 2 << 20  # such a file comes from the trainer directly: relays would only add latency
 
 
 class RelayOptions(NamedTuple):
@@ -102,7 +102,7 @@ class Fetcher:
     @contextlib.asynccontextmanager
     async def _to_fetch(self, manifest: Manifest, name: str) -> AsyncIterator[tuple[HostCopies, Path | None]]:
         """The copy that this host has; None: it is us who make it. Raises `DeadlineExceeded` if another worker does,
-        but does not get on."""
+        and makes no progress."""
         assert self._sources is not None, "connected first"
         if self._copies is None:
             self._copies = await asyncio.to_thread(_open_copies, self._sources.address, manifest.size, self._base)
@@ -122,8 +122,6 @@ class Fetcher:
             copies.end()
 
     async def _copy(self, copies: HostCopies, manifest: Manifest, name: str) -> Path:
-        assert self._sources is not None, "connected first"
-        started = time.monotonic()
         relay = await self._open_relay() if manifest.size > SMALL_BYTES else None
         slicing = Slicing(manifest.size, manifest.slice_bytes)
         part = await asyncio.to_thread(copies.part, name, manifest.size)
@@ -131,10 +129,8 @@ class Fetcher:
         copy = Copy(manifest.edition, MappedFile(part, slicing, writable=True), base)
         if relay is not None:
             relay.offer(copy)
-        where = relay.address if relay is not None else ""
-        download = Download(self._sources, self._name, where, manifest.algorithm, copy, old)
         try:
-            await download.run()
+            await self._download(manifest, copy, old, relay.address if relay is not None else "")
         except BaseException as error:
             part.unlink(missing_ok=True)
             if relay is not None:
@@ -142,16 +138,22 @@ class Fetcher:
             if isinstance(error, OSError) and error.errno == errno.ENOSPC:
                 raise WireError(f"{copies.folder} has no room for version {manifest.version}: {error}") from error
             raise
+        return copies.finish(part)
+
+    async def _download(self, manifest: Manifest, copy: Copy, old: MappedFile | None, relay: str) -> None:
+        assert self._sources is not None, "connected first"
+        started = time.monotonic()
+        download = Download(self._sources, self._name, relay, manifest.algorithm, copy, old)
+        await download.run()
         self.received = download.received
         log.info(
-            "version %d: %.3f GB of %.3f GB received in %.2f s, from the trainer and %d relays",
+            "version %d: %.1f MB received for %.1f MB in %.2f s, from the trainer and %d relays",
             manifest.version,
-            download.received / 1e9,
-            manifest.size / 1e9,
+            download.received / 1e6,
+            manifest.size / 1e6,
             time.monotonic() - started,
             download.relays,
         )
-        return copies.finish(part)
 
     def _base_for(self, slicing: Slicing) -> tuple[str, MappedFile | None]:
         """Edition and file to which slices may come as changes; an empty edition if there is none."""

@@ -41,7 +41,7 @@ class Shelf(Protocol):
 class _Edition:
     """What is known of one file's slices."""
 
-    def __init__(self, file: MappedFile, useless: set[str]) -> None:
+    def __init__(self, file: MappedFile, useless: dict[str, float]) -> None:
         self.file = file
         self.tracker = Tracker(file.slicing.count, useless)
         self.changed = asyncio.Event()  # replaced when it is set
@@ -58,7 +58,7 @@ class WeightsServer:
     def __init__(self, address: str, shelf: Shelf, *, keys: Keyring = OPEN) -> None:
         self._shelf = shelf
         self._editions: dict[str, _Edition] = {}
-        self._useless: set[str] = set()  # relays that several workers cannot reach, or that send damaged slices
+        self._useless: dict[str, float] = {}  # relays that failed for several workers -> until when they are not used
         self._threads = ThreadPoolExecutor(THREADS, "weights")
         self._server = Server(address, messages.ToWeights, self._answer, keys=keys)
         self.address = self._server.address
@@ -92,13 +92,15 @@ class WeightsServer:
     async def _sources(self, ask: messages.NextSlices) -> messages.SliceSources:
         edition = await self._edition(ask.edition)
         tracker = edition.tracker
+        if ask.relay and not ask.relay.startswith("tcp://"):
+            raise MalformedMessage(f"{ask.relay!r} is no address that other hosts reach")
         if ask.begin:
             tracker.begin(ask.worker, ask.relay)
         elif not tracker.knows(ask.worker):
             raise TrainerError(f"{ask.worker} did not begin with edition {ask.edition}")
         tracker.stored(ask.worker, ask.stored, time.monotonic())
         for failure in ask.failed:
-            tracker.failed(ask.worker, failure.index, failure.source)
+            tracker.failed(ask.worker, failure.index, failure.source, time.monotonic())
         if ask.stored or ask.failed:
             edition.announce()
         grants = await self._next(edition, ask)

@@ -60,7 +60,7 @@ class Sources:
         for source, stream in list(self._links):
             if source not in keep and source != TRAINER:
                 self._links.pop((source, stream)).close()
-                self._reached.pop(source, None)
+        self._reached = {source: found for source, found in self._reached.items() if source in keep}
 
     def _link(self, source: str, stream: int) -> Client:
         link = self._links.get((source, stream))
@@ -77,7 +77,7 @@ class Sources:
         return link
 
     async def _reach(self, source: str) -> None:
-        """Raises `PeerGone`. Tried once."""
+        """Raises `PeerGone`. Tried once, until it is forgotten."""
         if source not in self._reached:
             self._reached[source] = asyncio.ensure_future(_try_to_reach(source))
         await asyncio.shield(self._reached[source])

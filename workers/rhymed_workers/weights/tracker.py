@@ -21,6 +21,7 @@ FROM_ANY = 8  # and if relays have none
 TRAINER_UPLOADS = 8  # slices on their way from the trainer
 RELAY_UPLOADS = 2  # slices on their way from one relay: more would only wait there
 REPORTERS = 2  # workers that a relay fails for, before it is used for none
+USELESS_S = 600.0  # for which it is not
 FIRST_S = 1.0  # duration of a transfer, waiting included, as long as none is known
 LEAST_S = 0.5
 PATIENCE = 4.0  # times the usual duration
@@ -42,16 +43,14 @@ class _Peer:
 
 
 class Tracker:
-    """Of one edition. `useless` relays are passed over; those that fail for several workers are added to it."""
+    """Of one edition. `useless` relays are passed over until a time; those that fail for several workers join them."""
 
-    def __init__(self, slices: int, useless: set[str] | None = None) -> None:
+    def __init__(self, slices: int, useless: dict[str, float] | None = None) -> None:
         self._slices = slices
         self._peers: dict[str, _Peer] = {}
-        self._useless = set[str]() if useless is None else useless
+        self._useless = dict[str, float]() if useless is None else useless
         self._failures: dict[str, set[str]] = {}  # relay -> workers for which it failed
-        self._sent_at = np.full(
-            slices, -np.inf
-        )  # when the trainer began to send a slice to a relay that lacks it yet
+        self._sent_at = np.full(slices, -np.inf)  # by the trainer, to a relay that lacks the slice yet
         self._typical_s = 0.0  # duration of transfers, the latest counting most; 0: none is known
 
     def begin(self, worker: str, relay: str) -> None:
@@ -74,7 +73,7 @@ class Tracker:
                 peer.stored[index] = True
                 self._end_grant(peer, index, now)
 
-    def failed(self, worker: str, index: int, source: str) -> None:
+    def failed(self, worker: str, index: int, source: str, now: float) -> None:
         """The worker did not get a slice from there, or damaged."""
         peer = self._peers[worker]
         self._end_grant(peer, index, None)
@@ -84,11 +83,11 @@ class Tracker:
         reporters = self._failures.setdefault(source, set())
         reporters.add(worker)
         if len(reporters) >= REPORTERS:
-            self._useless.add(source)
+            self._useless[source] = now + USELESS_S
 
     def next(self, worker: str, want: int, now: float) -> list[Grant]:
         """Sources of up to `want` slices that the worker lacks; they count as on their way to it."""
-        peer, relays = self._peers[worker], self._relays(self._peers[worker])
+        peer, relays = self._peers[worker], self._relays(self._peers[worker], now)
         lost_at = now - PATIENCE * (self._typical_s or FIRST_S)
         uploads = self._uploads_since(lost_at)
         copies = np.sum([other.stored for other in relays], axis=0) if relays else np.zeros(self._slices, int)
@@ -96,9 +95,7 @@ class Tracker:
         lacking[list(peer.grants)] = False
         fresh = iter(np.flatnonzero(lacking & (copies == 0) & (self._sent_at < lost_at)).tolist())
         shared = self._shared(peer, relays, lacking, copies, uploads)
-        first = (
-            FROM_TRAINER if peer.relay else 0
-        )  # what others cannot get from this peer, it should not ask for first
+        first = FROM_TRAINER if peer.relay else 0  # what a peer cannot pass on, it takes from relays if it can
         granted: list[Grant] = []
         for _ in range(want):
             grant = (
@@ -111,9 +108,10 @@ class Tracker:
             granted.append(grant)
         return granted
 
-    def _relays(self, peer: _Peer) -> list[_Peer]:
+    def _relays(self, peer: _Peer, now: float) -> list[_Peer]:
         """Those that the peer can use."""
-        refused = peer.refused | self._useless | {peer.relay, ""}
+        useless = {relay for relay, until in self._useless.items() if now < until}
+        refused = peer.refused | useless | {peer.relay, ""}
         return [other for other in self._peers.values() if other.relay not in refused]
 
     def _uploads_since(self, lost_at: float) -> Counter[str]:
