@@ -43,7 +43,7 @@ class _Peer:
 
 
 class Tracker:
-    """Of one edition. `useless` relays are passed over until a time; those that fail for several workers join them."""
+    """Of one edition. `useless` relays are not used until a time; those that fail for several workers join them."""
 
     def __init__(self, slices: int, useless: dict[str, float] | None = None) -> None:
         self._slices = slices
