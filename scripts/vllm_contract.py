@@ -59,7 +59,7 @@ MEMBERS = {
     "vllm.v1.worker.gpu_worker:Worker": "model_runner",
     "vllm.v1.worker.gpu_model_runner:GPUModelRunner": "sampler rejection_sampler drafter input_batch requests"
     " vllm_config model_config parallel_config use_async_scheduling num_spec_tokens effective_drafter_max_model_len"
-    " shutdown device max_num_reqs max_num_tokens model",
+    " shutdown device max_num_reqs max_num_tokens model kv_caches",
     "vllm.v1.worker.gpu_input_batch:InputBatch": "req_ids sampling_metadata num_tokens_no_spec generators vocab_size"
     " spec_token_ids token_ids_cpu",
     "vllm.v1.worker.gpu_input_batch:CachedRequestState": "sampling_params num_prompt_tokens prompt_token_ids"
@@ -79,7 +79,10 @@ MEMBERS = {
     "vllm.model_executor.layers.vocab_parallel_embedding:VocabParallelEmbedding": "quant_method weight_loader",
     "vllm.model_executor.layers.vocab_parallel_embedding:ParallelLMHead": "quant_method",
     "vllm.config.vllm:VllmConfig": "additional_config model_config parallel_config speculative_config"
-    " scheduler_config use_v2_model_runner",
+    " scheduler_config compilation_config use_v2_model_runner",
+    "vllm.config.compilation:CompilationConfig": "cudagraph_mode cudagraph_capture_sizes"
+    " adjust_cudagraph_sizes_for_spec_decode",
+    "vllm.config.compilation:CUDAGraphMode": "NONE FULL",
     "vllm.platforms.interface:CpuArchEnum": "X86",
 }
 FIELDS = ("vllm.engine.arg_utils:AsyncEngineArgs", "vllm.sampling_params:SamplingParams")

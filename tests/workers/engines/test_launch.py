@@ -45,6 +45,17 @@ def test_plain_decoding_has_no_speculation_and_keeps_its_noise() -> None:
     assert read_settings(settings["additional_config"]).keyed
 
 
+@pytest.mark.parametrize(
+    ("sampler", "stages", "expected"), [("keyed", 2, False), ("keyed", 1, None), ("vllm", 2, None)]
+)
+def test_a_pipeline_of_the_first_model_runner_is_scheduled_in_step(
+    sampler: str, stages: int, expected: bool | None
+) -> None:
+    """vLLM 0.32 refuses anything else: `VllmConfig._get_v1_model_runner_unsupported_features`."""
+    drafts = Config.model_validate({"drafts": {"method": "none"}}).drafts
+    assert _speculation(drafts, keyed=sampler == "keyed", stages=stages).get("async_scheduling") is expected
+
+
 def test_nothing_is_left_for_other_processes_to_look_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "environ", {name: value for name, value in os.environ.items() if name != LOGGING})
     environment()

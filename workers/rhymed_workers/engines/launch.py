@@ -61,7 +61,7 @@ def arguments(config: Config, folder: Path) -> dict[str, Any]:
         "use_tqdm_on_load": sys.stderr.isatty(),
         "worker_extension_cls": "rhymed_workers.engines.extension.Extension",
         "weight_transfer_config": WeightTransferConfig(backend=BACKEND),
-        **_speculation(config.drafts, keyed=rollout.sampler == "keyed"),
+        **_speculation(config.drafts, keyed=rollout.sampler == "keyed", stages=rollout.pipeline_parallel),
     }
     if current_platform.is_cpu():
         _warn_of_slow_bfloat16(config.model.dtype)
@@ -81,9 +81,12 @@ def arguments(config: Config, folder: Path) -> dict[str, Any]:
     return chosen | options.chosen(config, cpu=current_platform.is_cpu())
 
 
-def _speculation(drafts: Drafts, *, keyed: bool) -> dict[str, Any]:
+def _speculation(drafts: Drafts, *, keyed: bool, stages: int = 1) -> dict[str, Any]:
+    """`stages`: of the pipeline."""
     if drafts.method == "none":
-        return {"additional_config": {KEY: {"keyed": keyed}}}
+        options = {"additional_config": {KEY: {"keyed": keyed}}}
+        # vLLM 0.32 does not start its first model runner with both; 0.33 switches it off by itself.
+        return options | ({"async_scheduling": False} if keyed and stages > 1 else {})
     return {
         "speculative_config": {
             "method": "custom_class",

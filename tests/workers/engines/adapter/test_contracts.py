@@ -62,13 +62,19 @@ def test_a_row_is_what_the_wheel_has(release: str) -> None:
 
 @every_release
 @pytest.mark.parametrize("drafts", ["history", "none"])
-def test_arguments_and_parameters_are_fields(release: str, drafts: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("cpu", [True, False])
+def test_arguments_and_parameters_are_fields(
+    release: str, drafts: str, cpu: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vllm.platforms import current_platform
+
     from rhymed_workers.engines.base import Task, sampling_for
     from rhymed_workers.engines.launch import arguments
     from rhymed_workers.engines.requests import sampling_params
     from tests.workers.engines.adapter.test_client import ID
 
     config = Config.model_validate({"drafts": {"method": drafts}, "model": {"dtype": "float32"}})
+    monkeypatch.setattr(type(current_platform), "is_cpu", lambda self: cpu)
     known = set(contract(release)["fields"][ENGINE].split())
     assert set(arguments(config, tmp_path)) <= known
     task = Task(ID, [1, 2], sampling_for(config.rollout, config.eval, 0, ID))
@@ -116,6 +122,7 @@ OURS = {  # where -> calls, as they stand in our code
         "forward(metadata, draft_probs, logits, sampling_metadata)",
     ],
     "vllm.v1.worker.gpu_worker:Worker": ["initialize_from_config(config)"],
+    "vllm.v1.engine.async_llm:AsyncLLM": ["sleep(level=level, mode='keep')", "wake_up(tags=tags)"],
     "vllm.v1.worker.gpu_model_runner:GPUModelRunner": ["execute_model(step)", "initialize_kv_cache(config)"],
 }
 PLAIN = {
