@@ -33,7 +33,7 @@ PR_SET_PDEATHSIG = 1
 
 
 def main(arguments: Sequence[str]) -> int:
-    name, address, *place = arguments[1:]
+    _, name, address, *place = arguments
     setproctitle.setproctitle(f"rhymed {name}")
     node, local, each, nodes, parent = map(int, place)
     if sys.platform == "linux":

@@ -61,17 +61,10 @@ def _copy(value: Any, found: Tensor) -> None:
     if hasattr(value, "placements"):
         from torch.distributed.tensor import distribute_tensor
 
-        value.to_local().copy_(_part(distribute_tensor, value, found))
+        whole = found.to(value.device)  # every rank has read it, so none sends it
+        value.copy_(distribute_tensor(whole, value.device_mesh, value.placements, src_data_rank=None))
     else:
         value.copy_(found)
-
-
-def _part(distribute: Any, value: Any, found: Tensor) -> Tensor:
-    """Of `found`, which every rank has read, so none sends it."""
-    part: Tensor = distribute(
-        found.to(value.device), value.device_mesh, value.placements, src_data_rank=None
-    ).to_local()
-    return part
 
 
 def _alike(found: Tensor, value: Any) -> bool:

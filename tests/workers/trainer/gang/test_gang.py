@@ -1,0 +1,105 @@
+"""Rank 0's side with real processes, and the store of keys in which ranks meet."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from rhymed.config import Config
+from rhymed.errors import ConfigError, TrainerError
+
+torch = pytest.importorskip("torch")
+
+from rhymed_workers.trainer.gang import orders
+from rhymed_workers.trainer.gang.followers import MODULE
+from rhymed_workers.trainer.gang.gang import Gang
+from rhymed_workers.trainer.gang.meeting import Meeting, listen
+
+
+def config(folder: Path, **trainer: Any) -> Config:
+    tree = {"run": {"folder": str(folder)}, "trainer": {"device": "cpu", "ranks": 2, **trainer}}
+    return Config.model_validate(tree)
+
+
+@pytest.fixture
+def meetings() -> tuple[Meeting, Meeting]:
+    """Rank 0's and another rank's."""
+    listener, address = listen("")
+    return Meeting(address, listener), Meeting(address)
+
+
+def test_orders_arrive_in_their_order(meetings: tuple[Meeting, Meeting]) -> None:
+    first, other = meetings
+    given = [orders.Load(None), orders.Train(3), orders.Gather(), orders.Save("/a")]
+    for order in given:
+        first.give(order)
+    assert [other.take() for _ in given] == given
+
+
+def test_an_error_arrives_with_its_kind(meetings: tuple[Meeting, Meeting]) -> None:
+    first, other = meetings
+    assert first.error_of(1) is None
+    other.fail(1, ConfigError("model.path: is not there"))
+    other.fail(2, RuntimeError("out of memory"))
+    told, foreign = first.error_of(1), first.error_of(2)
+    assert isinstance(told, ConfigError)
+    assert str(told) == "model.path: is not there"
+    assert isinstance(foreign, TrainerError)
+    assert str(foreign) == "rank 2 of the trainer: RuntimeError: out of memory"
+
+
+def test_digests_of_a_checkpoint_are_of_that_order(meetings: tuple[Meeting, Meeting]) -> None:
+    first, other = meetings
+    for number in range(2):
+        first.give(orders.Save(f"/{number}"))
+        other.take()
+        other.tell_digests(1, {"optimizer/part": str(number)})
+        assert first.take_digests(2, 5.0) == {"optimizer/part": str(number)}
+
+
+def test_without_an_address_only_this_machine_reaches_it() -> None:
+    listener, address = listen("")
+    with listener:
+        assert listener.getsockname()[0] == "127.0.0.1"
+        assert address == f"tcp://127.0.0.1:{listener.getsockname()[1]}"
+
+
+def test_an_address_that_cannot_be_bound_is_an_error_with_a_cure() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(TrainerError, match="name an address of this machine and a free port"):
+            listen(f"tcp://127.0.0.1:{taken.getsockname()[1]}")
+
+
+async def test_a_rank_that_dies_is_seen_and_the_others_end(tmp_path: Path) -> None:
+    gang = Gang(config(tmp_path, ranks=3), "a")
+    try:
+        pids = [one.process.pid for one in gang._followers._all]
+        os.kill(pids[1], signal.SIGKILL)
+        async with asyncio.timeout(30):
+            with pytest.raises(TrainerError, match=r"rank 2 of the trainer ended \(signal SIGKILL\)"):
+                await gang.watch()
+    finally:
+        gang.close()
+    assert not [pid for pid in pids if psutil.pid_exists(pid)]
+
+
+def test_a_rank_whose_parent_is_gone_does_not_begin(tmp_path: Path) -> None:
+    place = ["0", "1", "2", "1", "1"]  # its parent would be process 1
+    done = subprocess.run(
+        [sys.executable, "-m", MODULE, "--name", "trainer-1", "tcp://127.0.0.1:1", *place],
+        input=json.dumps({}).encode(),
+        timeout=60,
+    )
+    assert done.returncode == 1
