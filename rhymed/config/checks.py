@@ -235,8 +235,6 @@ def _not_sharded(trainer: Trainer) -> Iterator[str]:
         yield f"trainer.engine = 'trace' has no weights to share, and {shared}"
     if trainer.lora:
         yield f"trainer.lora: {shared}, and adapters are trained by one"
-    if trainer.recipe.critic:
-        yield f"trainer.algorithm = {trainer.algorithm!r} has a critic, and {shared} of the policy only"
     if trainer.optimizer != "adamw":
         yield f"trainer.optimizer = {trainer.optimizer!r}: {shared}, and only 'adamw' knows parts of tensors"
     if trainer.teacher.used:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 MODEL_FILES = ("config.json", "generation_config.json", INDEX)
 FORMAT = {"format": "pt"}  # metadata of a safetensors file of whole weights
-OURS = {MANIFEST, "trainer.json", "optimizer.state", "optimizer", "critic.state", "lineage.jsonl"}
+OURS = {MANIFEST, "trainer.json", "optimizer.state", "optimizer", "critic.state", "critic", "lineage.jsonl"}
 
 DType = Literal["float32", "bfloat16", "float16"]
 

@@ -84,7 +84,7 @@ class TorchLearner:
             policy,
             reference,
             source,
-            Critic.at_start(config, compute) if config.trainer.recipe.critic else None,
+            Critic.at_start(config, compute, ranks) if config.trainer.recipe.critic else None,
             max_staleness=config.schedule.max_staleness,
             max_response_length=config.rollout.max_response_length,
             dtype=policy.published_dtype or config.model.dtype,
@@ -159,7 +159,7 @@ class TorchLearner:
                 progress(done, total)
                 done += 1
                 if not counts:
-                    self.policy.follow(micro)
+                    self._follow(micro, frozen=frozen)
                     continue
                 if not frozen:
                     loss += self._accumulate(micro, batch, sums, taught)
@@ -183,6 +183,13 @@ class TorchLearner:
         if batch.kl is not None:
             sums.extra["actor/kl"] = batch.kl
         return sums
+
+    def _follow(self, micro: MicroBatch, *, frozen: bool) -> None:
+        """The passes of a micro-batch, for the other ranks' sake."""
+        if not frozen:
+            self.policy.follow(micro)
+        if self.critic:
+            self.critic.follow(micro)
 
     def _accumulate(self, micro: MicroBatch, batch: Batch, sums: Sums, taught: Targets | None) -> Tensor:
         def loss(logp_N: Tensor, entropy_N: Tensor, flat_N: Tensor) -> Tensor:

@@ -35,7 +35,7 @@ def write_position(folder: Path, optimizer: torch.optim.Optimizer, steps: int) -
 
 def save_parts(folder: Path, model: Any, optimizer: torch.optim.Optimizer, steps: int, rank: int) -> None:
     """As `save`, by every rank. No state of a random generator: each step sets its own."""
-    shards.save(folder, moments.tensors(optimizer, model.named_parameters()))
+    shards.save(folder / shards.FOLDER, moments.tensors(optimizer, model.named_parameters()))
     if rank == 0:
         write_position(folder, optimizer, steps)
 
@@ -55,7 +55,7 @@ def load(folder: Path, model: Any, optimizer: torch.optim.Optimizer) -> int:
     try:
         position = json.loads((folder / POSITION).read_text())
         if (folder / shards.FOLDER).is_dir():
-            shards.load(folder, optimizer, model.named_parameters())
+            shards.load(folder / shards.FOLDER, optimizer, model.named_parameters())
         else:
             tensors = load_file(folder / OPTIMIZER)
             torch.set_rng_state(tensors.pop("rng"))

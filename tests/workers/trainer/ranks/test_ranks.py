@@ -37,34 +37,48 @@ def untimed(metrics: dict[str, float]) -> dict[str, float]:
     return {key: value for key, value in metrics.items() if not key.startswith(("timing", "perf"))}
 
 
-def test_two_ranks_train_what_one_does_and_each_goes_on_from_the_other(tiny_model: Path, tmp_path: Path) -> None:
-    given = config(tiny_model, kl_coef=0.1, minibatches=2)
-    whole, half = {"first": 0, "last": 4}, {"first": 0, "last": 2}
-    rest = {"first": 2, "last": 4}
-    one, two, _, _, after_one, after_two, same = train(
+def test_two_ranks_train_what_one_does_and_one_goes_on_from_two(tiny_model: Path, tmp_path: Path) -> None:
+    given = config(tiny_model, kl_coef=0.1, warmup_steps=0)
+    one, two, _, after = train(
         [
-            Job(1, given, f"{tmp_path}/one", **whole),
-            Job(2, given, f"{tmp_path}/two", **whole),
-            Job(1, given, f"{tmp_path}/early-one", **half),
-            Job(2, given, f"{tmp_path}/early-two", **half),
-            Job(2, given, f"{tmp_path}/after-one", start=f"{tmp_path}/early-one", **rest),
-            Job(1, given, f"{tmp_path}/after-two", start=f"{tmp_path}/early-two", **rest),
-            Job(2, given, f"{tmp_path}/same", start=f"{tmp_path}/early-two", **rest),
+            Job(1, given, f"{tmp_path}/one", last=2),
+            Job(2, given, f"{tmp_path}/two", last=2),
+            Job(2, given, f"{tmp_path}/early", last=1),
+            Job(1, given, f"{tmp_path}/after", start=f"{tmp_path}/early", first=1, last=2),
         ]
     )
     assert furthest(weights(one.out), weights(tiny_model)) > 1e-4, "it was trained"
     assert furthest(weights(one.out), weights(two.out)) < 1e-6
+    assert furthest(weights(one.out), weights(after.out)) < 1e-6
     assert furthest(torch.load(f"{two.out}/published.pt"), weights(two.out)) == 0
     for mine, other in zip(one.metrics, two.metrics, strict=True):
         assert untimed(other) == pytest.approx(untimed(mine), rel=1e-4, abs=1e-6)
-    assert furthest(weights(after_one.out), weights(one.out)) < 1e-6
-    assert furthest(weights(after_two.out), weights(one.out)) < 1e-6
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("given", [{"kl_coef": 0.1, "minibatches": 2}, {"algorithm": "ppo", "minibatches": 2}])
+def test_each_number_of_ranks_goes_on_from_the_checkpoints_of_others(
+    tiny_model: Path, tmp_path: Path, given: dict[str, Any]
+) -> None:
+    settings = config(tiny_model, **given)
+    jobs = [Job(ranks, settings, f"{tmp_path}/{ranks}", last=4) for ranks in (1, 2)]
+    jobs += [Job(ranks, settings, f"{tmp_path}/early-{ranks}", last=2) for ranks in (1, 2)]
+    for early, ranks in ((1, 2), (2, 1), (2, 4), (2, 2)):
+        start = f"{tmp_path}/early-{early}"
+        jobs.append(Job(ranks, settings, f"{tmp_path}/{early}-{ranks}", start=start, first=2, last=4))
+    one, two, _, _, *others, same = train(jobs)
+    for other in (two, *others):
+        assert furthest(weights(one.out), weights(other.out)) < 1e-6
+        for mine, theirs in zip(one.metrics[::-1], other.metrics[::-1], strict=False):
+            assert untimed(theirs) == pytest.approx(untimed(mine), rel=1e-3, abs=1e-6)
     assert furthest(weights(same.out), weights(two.out)) == 0, "the same bits as without the stop"
     assert [untimed(step) for step in same.metrics] == [untimed(step) for step in two.metrics[2:]]
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("given", [{}, {"algorithm": "gspo", "minibatches": 2}, {"gradient_checkpointing": True}])
+@pytest.mark.parametrize(
+    "given", [{}, {"algorithm": "gspo", "minibatches": 2}, {"gradient_checkpointing": True}, {"algorithm": "ppo"}]
+)
 def test_one_two_and_four_ranks_have_the_same_weights_after_ten_steps(
     tiny_model: Path, tmp_path: Path, given: dict[str, Any]
 ) -> None:

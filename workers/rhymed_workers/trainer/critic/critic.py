@@ -23,6 +23,7 @@ from rhymed_workers.trainer.critic.targets import Targets
 from rhymed_workers.trainer.optim import optimizer
 from rhymed_workers.trainer.policy.backbone import Compute
 from rhymed_workers.trainer.policy.packing import MicroBatch
+from rhymed_workers.trainer.ranks.group import ALONE, Alone
 
 
 @dataclass
@@ -37,16 +38,16 @@ class Sums:
 
 
 class Critic:
-    def __init__(self, config: Trainer, model: ValueModel) -> None:
-        self._config, self.model = config, model
+    def __init__(self, config: Trainer, model: ValueModel, ranks: Alone = ALONE) -> None:
+        self._config, self.model, self._ranks = config, model, ranks
         self._sums = Sums()
         self._loss: Tensor | float = 0.0  # of the micro-batches since the last update
         self._optimizer = optimizer.build(config, model.parameters(), config.critic.lr)
 
     @classmethod
-    def at_start(cls, config: Config, compute: Compute) -> Critic:
+    def at_start(cls, config: Config, compute: Compute, ranks: Alone = ALONE) -> Critic:
         """As it is before the first step. Raises `ConfigError`."""
-        return cls(config.trainer, ValueModel.load(find(config), compute))
+        return cls(config.trainer, ValueModel.load(find(config), compute, ranks.mesh), ranks)
 
     def alone(self, step: int) -> bool:
         """Whether only the critic is trained in training step `step` (from 0)."""
@@ -54,10 +55,16 @@ class Critic:
 
     def values(self, batches: Sequence[MicroBatch], count: int) -> Tensor:
         """(count,) values of the states before all response tokens of a step; 0 for tokens in no batch."""
-        values_N = torch.zeros(count, device=self.model.device)
-        for batch in batches:
-            values_N[torch.from_numpy(batch.flat_N).to(values_N.device)] = self.model.values(batch)
-        return values_N.cpu()
+        values_N, known_N = torch.zeros(count, device=self.model.device), torch.zeros(count, dtype=torch.bool)
+        for batch, counts in self._ranks.share(batches):
+            found_N, flat_N = self.model.values(batch), torch.from_numpy(batch.flat_N)
+            if counts:
+                values_N[flat_N.to(values_N.device)], known_N[flat_N] = found_N, True
+        return self._ranks.merge(values_N.cpu(), known_N)
+
+    def follow(self, batch: MicroBatch) -> None:
+        """As `accumulate` with a loss of 0, where other ranks compute theirs."""
+        self.model.backward(batch, lambda values_N: (values_N * 0).sum())
 
     def accumulate(self, batch: MicroBatch, targets: Targets) -> None:
         """Add the gradient of a micro-batch's value loss."""
@@ -77,7 +84,8 @@ class Critic:
 
     def update(self) -> None:
         """With the gradients since the last update."""
-        sums, loss, self._loss = self._sums, float(self._loss), 0.0
+        sums, mine, self._loss = self._sums, float(self._loss), 0.0
+        (loss,) = self._ranks.sum([mine])
         norm = optimizer.step(self._optimizer, loss, self._config.max_grad_norm, "critic")
         if norm is None:
             sums.skipped += 1
@@ -90,14 +98,15 @@ class Critic:
         computed is left out.
         """
         sums, self._sums = self._sums, Sums()
+        tokens, clipped = self._ranks.sum([sums.tokens, float(sums.clipped)])
         trained_N = targets.weights_N > 0
         metrics = {"critic/skipped_updates": float(sums.skipped)}
         if sums.grad_norms:
             metrics["critic/loss"] = sums.loss / len(sums.grad_norms)
             metrics["critic/grad_norm"] = float(np.mean(sums.grad_norms))
-        if sums.tokens:
+        if tokens:
             metrics |= {
-                "critic/clipfrac": float(sums.clipped) / sums.tokens,
+                "critic/clipfrac": clipped / tokens,
                 "critic/value_mean": float(targets.old_N[trained_N].mean()),
                 "critic/return_mean": float(targets.returns_N[trained_N].mean()),
             }
@@ -105,7 +114,8 @@ class Critic:
         return metrics if explained is None else metrics | {"critic/explained_variance": explained}
 
     def save(self, folder: Path, steps: int) -> None:
-        state.save(folder, self.model, self._optimizer, steps)
+        """All ranks call it."""
+        state.save(folder, self.model, self._optimizer, steps, self._ranks)
 
     def load(self, folder: Path, steps: int) -> None:
         """From the checkpoint of `steps` trained steps. Raises `CheckpointError`."""

@@ -8,12 +8,14 @@ the first step are exactly 0, and its advantages are the (discounted) rewards to
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from rhymed_workers.trainer.policy import sharded
 from rhymed_workers.trainer.policy.backbone import Compute, base_of, device_of, hidden_states, load_model, prepare
 from rhymed_workers.trainer.policy.packing import MicroBatch
 
@@ -32,9 +34,14 @@ class ValueModel(nn.Module):
         self.to(device_of(model))
 
     @classmethod
-    def load(cls, folder: Path, compute: Compute | None = None) -> ValueModel:
-        """With the body of the causal language model in a Hugging Face folder, and a head that begins at 0."""
+    def load(cls, folder: Path, compute: Compute | None = None, mesh: Any = None) -> ValueModel:
+        """With the body of the causal language model in a Hugging Face folder, and a head that begins at 0.
+
+        `mesh`: of the devices that share the weights.
+        """
         compute = compute or Compute()
+        if mesh is not None:
+            return sharded.load(folder, compute, mesh, partial(cls, dtype=getattr(torch, compute.dtype)))
         return cls(load_model(folder, compute), getattr(torch, compute.dtype))
 
     @property

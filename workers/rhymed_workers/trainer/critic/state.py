@@ -12,19 +12,28 @@ import torch
 from torch import Tensor, nn
 
 from rhymed.errors import CheckpointError
-from rhymed_workers.trainer.optim import moments
+from rhymed_workers.trainer.optim import moments, shards
+from rhymed_workers.trainer.ranks.group import ALONE, Alone
 
 FILE = "critic.state"
+PARTS = "critic"  # several ranks'
 STEPS = "steps"
 
 
-def save(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
-    """`steps`: training steps so far."""
+def save(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, steps: int, ranks: Alone = ALONE) -> None:
+    """`steps`: training steps so far. With several ranks each writes its part, into a folder."""
     from safetensors.torch import save_file
 
-    tensors = {f"weight.{name}": parameter.detach() for name, parameter in model.named_parameters()}
-    tensors |= moments.tensors(optimizer, model.named_parameters())
-    save_file(tensors | {STEPS: torch.tensor(steps)}, folder / FILE)
+    tensors = _weights_of(model) | moments.tensors(optimizer, model.named_parameters())
+    tensors |= {STEPS: torch.tensor(steps)}
+    if ranks.size > 1:
+        shards.save(folder / PARTS, tensors)
+    else:
+        save_file(tensors, folder / FILE)
+
+
+def _weights_of(model: nn.Module) -> dict[str, Tensor]:
+    return {f"weight.{name}": parameter.detach() for name, parameter in model.named_parameters()}
 
 
 def load(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
@@ -32,6 +41,11 @@ def load(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, steps
     from safetensors.torch import load_file
 
     file = folder / FILE
+    if (folder / PARTS).is_dir():
+        position = {STEPS: torch.tensor(0)}
+        shards.load(folder / PARTS, optimizer, model.named_parameters(), _weights_of(model) | position)
+        _check_steps(folder / PARTS, int(position[STEPS]), steps)
+        return
     if not file.is_file():
         raise CheckpointError(
             f"{folder} has no {FILE}, so it was written by an algorithm without critic: resume with that"
@@ -42,15 +56,19 @@ def load(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, steps
         saved = int(tensors.pop(STEPS))
     except Exception as error:  # safetensors has its own kinds
         raise CheckpointError(f"{file} cannot be read: {error!r}") from error
-    if saved != steps:
-        raise CheckpointError(f"{file} is of {saved} trained steps, the policy next to it of {steps}")
+    _check_steps(file, saved, steps)
     weights = _weights(file, model, tensors)
     moments.restore(optimizer, model.named_parameters(), tensors)
     if tensors:
         raise CheckpointError(f"{file} is not of this critic (trainer.critic.model): it has {min(tensors)}")
     with torch.no_grad():
         for parameter, weight in weights:
-            parameter.copy_(weight)
+            moments.copy_into(parameter, weight)
+
+
+def _check_steps(place: Path, saved: int, steps: int) -> None:
+    if saved != steps:
+        raise CheckpointError(f"{place} is of {saved} trained steps, the policy next to it of {steps}")
 
 
 def _weights(file: Path, model: nn.Module, tensors: dict[str, Tensor]) -> list[tuple[nn.Parameter, Tensor]]:

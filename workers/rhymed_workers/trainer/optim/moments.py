@@ -50,13 +50,13 @@ def restore(optimizer: torch.optim.Optimizer, named: Named, stored: dict[str, Te
                     " with the trainer.optimizer that wrote it"
                 )
             if isinstance(value, Tensor):
-                _copy(value, found)  # in place: it may lie in paged memory
+                copy_into(value, found)  # in place: it may lie in paged memory
             else:
                 state[key] = int(found)
         optimizer.state[parameter] = state
 
 
-def _copy(value: Any, found: Tensor) -> None:
+def copy_into(value: Any, found: Tensor) -> None:
     """`value` may be a part of several ranks' tensor, and `found` is always whole."""
     if hasattr(value, "placements"):
         from torch.distributed.tensor import distribute_tensor

@@ -10,6 +10,7 @@ import pickle
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -19,27 +20,34 @@ from rhymed.errors import CheckpointError
 from rhymed_workers.trainer.optim import moments
 
 FOLDER = "optimizer"
+"""Of the policy's, in a checkpoint."""
 
 
-def save(folder: Path, tensors: Mapping[str, Tensor]) -> None:
+def save(place: Path, tensors: Mapping[str, Tensor]) -> None:
     """`tensors`: this rank's parts of the state. All ranks call it."""
     import torch.distributed.checkpoint as dcp
 
-    dcp.save(dict(tensors), checkpoint_id=folder / FOLDER)
+    dcp.save(dict(tensors), checkpoint_id=place)
 
 
-def own_files(folder: Path, rank: int) -> list[Path]:
-    """Of the checkpoint, those that this rank has written."""
-    mine = sorted((folder / FOLDER).glob(f"__{rank}_*"))
-    return [*mine, folder / FOLDER / ".metadata"] if rank == 0 else mine
+def own_files(checkpoint: Path, rank: int) -> list[Path]:
+    """Of a checkpoint, those that this rank has written."""
+    mine = sorted(checkpoint.glob(f"*/__{rank}_*"))
+    return [*mine, *checkpoint.glob("*/.metadata")] if rank == 0 else mine
 
 
-def load(folder: Path, optimizer: torch.optim.Optimizer, named: moments.Named) -> None:
-    """Restores the state of these parameters. Raises `CheckpointError` if it is another optimizer's or model's."""
+def load(
+    place: Path,
+    optimizer: torch.optim.Optimizer,
+    named: moments.Named,
+    more: Mapping[str, Tensor] = MappingProxyType({}),
+) -> None:
+    """Restores the state of these parameters, and in place the tensors of `more`. Raises `CheckpointError` if it is
+    another optimizer's or model's.
+    """
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.api import CheckpointException
 
-    place = folder / FOLDER
     try:
         have = set(dcp.FileSystemReader(place).read_metadata().state_dict_metadata)
         states = {
@@ -48,6 +56,7 @@ def load(folder: Path, optimizer: torch.optim.Optimizer, named: moments.Named) -
             if f"step.{name}" in have
         }
         wanted = {f"{key}.{name}": value for name, (_, state) in states.items() for key, value in state.items()}
+        wanted |= more
         if odd := sorted(have ^ wanted.keys()):
             raise CheckpointError(
                 f"{place} is not of this model and trainer.optimizer = adamw, first {odd[0]}: continue with those"
