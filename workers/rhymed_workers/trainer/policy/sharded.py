@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from rhymed.errors import TrainerError
 from rhymed_workers.lora.layers import outline
+from rhymed_workers.trainer.policy import runtime
 from rhymed_workers.trainer.policy.backbone import Compute, layers_of, load_model, prepare
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -33,6 +34,8 @@ def load(folder: Path, compute: Compute, mesh: Any, build: Callable[[Any], Modul
         _take_settings(module, source)
     _shard(module, getattr(torch, compute.dtype), mesh)
     _fill(module, source)
+    if compute.deterministic:
+        runtime.make_deterministic()  # not before: it would write to all empty memory
     return module
 
 
