@@ -1,6 +1,7 @@
-"""The kernels in Triton's interpreter, against `cpu`: `python -m tests.histospec.sampling.interpreted short|DRAWS`.
+"""The kernels in Triton's interpreter, against `cpu`: `python -m tests.histospec.sampling.interpreted CHECK`.
 
-Prints JSON. It is a program because the interpreter must be chosen before a process imports Triton.
+CHECK: short, sampler, or a number of draws. Prints JSON. It is a program because the interpreter must be chosen before
+a process imports Triton.
 """
 
 from __future__ import annotations
@@ -111,10 +112,32 @@ def many(draws: int) -> dict[str, float]:
     return total
 
 
+def sampler() -> dict[str, float]:
+    """vLLM's batch through our sampler: all kinds of requests with drafts, on the CPU and by the kernels."""
+    from rhymed.histospec.sampling import places
+    from tests.histospec.sampling.test_sampler import attached, mixed, rows
+
+    drafts = [[7, 7], [5], []] * 9
+    x = rows(sum(len(draft) + 1 for draft in drafts))
+    right = attached(mixed(27)).verify(x.clone(), drafts).sampled_token_ids[:, 0].tolist()
+    drafts = [[token, 7][: len(draft)] for token, draft in zip(right, drafts, strict=True)]
+    expected = attached(mixed(27)).verify(x.clone(), drafts)
+    places.on_cpu = lambda logits: False
+    made = attached(mixed(27)).verify(x.clone(), drafts)
+    apart = made.logprobs_tensors.logprobs - expected.logprobs_tensors.logprobs
+    return {
+        "drawn": int((expected.sampled_token_ids >= 0).sum()),
+        "differ": int((made.sampled_token_ids != expected.sampled_token_ids).sum()),
+        "logprob": float(apart.abs().max()),
+    }
+
+
 def main() -> None:
     torch.set_num_threads(1)
     if sys.argv[1] == "short":
         found = {"drafted": drafted(), "ties": ties(), "odd": odd()}
+    elif sys.argv[1] == "sampler":
+        found = {"sampler": sampler()}
     else:
         found = {"many": many(int(sys.argv[1]))}
     print(json.dumps(found))

@@ -54,6 +54,17 @@ def test_a_million_draws_equal_the_cpu_samplers():
     assert found["logprob"] < 5e-6
 
 
+@needs_triton
+@pytest.mark.thorough
+@pytest.mark.timeout(1800)
+def test_vllms_batch_is_sampled_as_on_the_cpu():
+    pytest.importorskip("vllm")
+    found = interpreted("sampler")["sampler"]
+    assert found["drawn"] > 27
+    assert found["differ"] == 0
+    assert found["logprob"] < 5e-6
+
+
 def target(backend: str, chip: object, warp: int) -> object:
     from triton.backends.compiler import GPUTarget
 
