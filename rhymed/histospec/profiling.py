@@ -24,7 +24,7 @@ def install(runner_class: Any, wanted: Callable[[Any], bool]) -> None:
     @functools.wraps(original)
     def profile_run(runner: Any, *arguments: Any, **named: Any) -> None:
         original(runner, *arguments, **named)
-        if runner.device.type != "cpu" and wanted(runner):
+        if runner.device.type != "cpu" and wanted(runner) and _has_logits(runner):
             sample_largest(runner)
 
     profile_run.rhymed = True  # type: ignore[attr-defined]
@@ -38,15 +38,25 @@ def sample_largest(runner: Any) -> None:
     drafts = int(getattr(runner, "num_spec_tokens", 0) or 0)
     rows = min(runner.max_num_reqs * (1 + drafts), runner.max_num_tokens)
     with torch.inference_mode():
-        hidden = _new(runner, rows, runner.model_config.get_hidden_size(), dtype=runner.model_config.dtype)
-        logits = runner.model.compute_logits(hidden)
-        if logits is None:  # this rank samples nothing
+        config = runner.model_config
+        if getattr(runner, "lora_config", None):  # adapters' logits need the indices of a real batch
+            logits = _new(runner, rows, config.get_vocab_size(), dtype=config.dtype)
+        else:
+            logits = runner.model.compute_logits(_new(runner, rows, config.get_hidden_size(), dtype=config.dtype))
+        if logits is None:  # gathered on another rank
             return
         few = logits[: min(rows, 1 + drafts)].float()  # what filtered rows have
         for part in (logits, few):
             for want_logprobs in (True, False):
                 _sample(part, drafts, want_logprobs)
     runner._sync_device()
+
+
+def _has_logits(runner: Any) -> bool:
+    """Not on the earlier stages of a pipeline, nor for a model that samples nothing."""
+    from vllm.distributed import get_pp_group
+
+    return bool(get_pp_group().is_last_rank) and not getattr(runner, "is_pooling_model", False)
 
 
 def _new(runner: Any, *shape: int, **named: Any) -> Any:

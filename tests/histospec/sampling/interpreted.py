@@ -1,7 +1,7 @@
 """The kernels in Triton's interpreter, against `cpu`: `python -m tests.histospec.sampling.interpreted CHECK`.
 
-CHECK: short, sampler, or a number of draws. Prints JSON. It is a program because the interpreter must be chosen before
-a process imports Triton.
+CHECK: short, sampler, or a number of draws. Prints JSON. It is a program because the interpreter must be chosen
+before a process imports Triton.
 """
 
 from __future__ import annotations

@@ -104,8 +104,16 @@ def profiled(drafts, device="cpu"):
     return Profiled()
 
 
+@pytest.fixture
+def stage(monkeypatch):
+    """The pipeline stage that the runner is: the last one, unless a test changes it."""
+    stage = SimpleNamespace(is_last_rank=True)
+    monkeypatch.setattr("vllm.distributed.get_pp_group", lambda: stage)
+    return stage
+
+
 @pytest.mark.parametrize(("drafts", "expected"), [(0, 6), (2, 18), (7, 20)])
-def test_the_profiling_run_samples_as_many_rows_as_a_step_may_have(accelerator, monkeypatch, drafts, expected):
+def test_the_profiling_run_samples_as_many_rows_as_a_step_may_have(accelerator, stage, monkeypatch, drafts, expected):
     sampled = []
     original = places.verify
 
@@ -124,6 +132,13 @@ def test_the_profiling_run_samples_as_many_rows_as_a_step_may_have(accelerator, 
     }
     assert {kind for _, kind, _, _ in sampled} == {torch.bfloat16, torch.float32}
     assert all(made == (drafts > 0) for _, _, _, made in sampled)
+
+
+def test_an_earlier_stage_of_a_pipeline_has_no_logits(stage):
+    stage.is_last_rank = False
+    runner = profiled(3, "cuda")
+    runner.profile_run()
+    assert runner.model.rows == []
 
 
 def test_on_a_cpu_nothing_is_reserved():
