@@ -3,26 +3,33 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 JOBS ?= 3
+REQUIREMENTS := requirements/$(if $(CUDA),cuda,cpu).txt
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 PRETTIER := npx --yes prettier@3.10.1 --log-level warn
 PAGE := rhymed/dashboard/static
 
-.PHONY: help setup quickstart test test-thorough test-fast test-compose wheels lint types format bench bench-model docs stress-chaos stress-soak stress-watch stress-fuzz stress-crash stress-hosts site clean
+.PHONY: help setup quickstart quickstart-gpu test test-gpu test-thorough test-fast test-compose wheels lint types format bench bench-model docs stress-chaos stress-soak stress-watch stress-fuzz stress-crash stress-hosts site clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
 
-setup: $(VENV)/.ready ## create the virtual environment, with pinned packages
+setup: $(VENV)/.ready ## create the virtual environment, with pinned packages; CUDA=1: for NVIDIA GPUs
 
-$(VENV)/.ready: requirements/cpu.txt pyproject.toml
+$(VENV)/.ready: $(REQUIREMENTS) pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; set PYTHON=..."; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --no-deps -r requirements/cpu.txt
+	$(BIN)/pip install --quiet $(if $(CUDA),,--no-deps) -r $(REQUIREMENTS)
 	$(BIN)/pip install --quiet --no-deps -e .
 	touch $@
 
 quickstart: setup ## train a real model on this machine, about ten minutes
 	$(BIN)/rhymed run configs/quickstart.toml
+
+quickstart-gpu: setup ## the same on a GPU, which engine and trainer share (make setup CUDA=1 first); not tried
+	$(BIN)/rhymed run configs/quickstart.toml -o run.name=quickstart-gpu -o schedule.colocate=true -o rollout.gpu_memory=0.5 -o model.dtype=bfloat16
+
+test-gpu: setup ## run the tests that need an accelerator (make setup CUDA=1 first); not tried
+	$(BIN)/python -m pytest -m gpu -rs
 
 test: setup ## run the tests, three files at a time (JOBS)
 	$(PYTEST) -m "not thorough"

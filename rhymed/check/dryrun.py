@@ -10,10 +10,13 @@ from concurrent.futures import Future
 from threading import Thread
 
 from rhymed.check import algorithm, arithmetic, machine, memory, reward, rows, supervision
+from rhymed.check.devices import describe as devices
+from rhymed.check.devices.shape import shape_of
 from rhymed.check.inputs import Inputs, read
-from rhymed.check.report import Report
+from rhymed.check.report import Report, Section
 from rhymed.check.size import Size
 from rhymed.config import Config, Rollout
+from rhymed.gpus import inventory, placement
 from rhymed.inputs.render import Renderer, load_renderer
 from rhymed.run.layout import layout_of
 from rhymed_broker import telemetry
@@ -35,6 +38,9 @@ def quick_check(config: Config, *, resume: bool = False) -> Report:
             load = arithmetic.workload(rollout, trainer, len(inputs.training.rows), rollout.max_prompt_length)
             models = (inputs.adapters, inputs.critic, taught)
             need = memory.needs(config.model, rollout, trainer, inputs.size, load, *models)
+            if gpus := _check_gpus(config, inputs, need):
+                report.add(gpus)
+                need = memory.on_host(need, rollout)
             report.errors += memory.errors(rollout, trainer, need, machine.measure(layout.folder))
         if loading is not None and report.attempt(lambda: loading.result() or True):
             _check_reward(config, report, inputs, None)
@@ -86,8 +92,20 @@ def _check_sizes(config: Config, report: Report, inputs: Inputs, taught: Size | 
     if config.trainer.engine == "torch":
         report.add(algorithm.describe(config.trainer.recipe, config.trainer.critic))
     if inputs.size:
-        here = machine.measure(layout_of(config).folder)
-        report.add(memory.describe(config, inputs.size, load, here, inputs.adapters, inputs.critic, taught))
+        here, models = machine.measure(layout_of(config).folder), (inputs.adapters, inputs.critic, taught)
+        need = memory.needs(config.model, config.rollout, config.trainer, inputs.size, load, *models)
+        report.add(gpus := _check_gpus(config, inputs, need))
+        report.add(memory.describe(config, inputs.size, load, here, *models, gpus=gpus is not None))
+
+
+def _check_gpus(config: Config, inputs: Inputs, need: memory.Needs) -> Section | None:
+    """None: this machine has no GPU, or the run needs none."""
+    uses = placement.trains_on_gpus(config) or placement.generates_on_gpus(config)
+    found = inventory.here() if uses and inputs.folder else None
+    if found is None or inputs.folder is None or inputs.size is None:
+        return None
+    found = found.alike(config.trainer.nodes)
+    return devices.describe(config, found, shape_of(inputs.folder), need, inputs.size.parameters)
 
 
 def _check_overlap(inputs: Inputs, report: Report) -> None:

@@ -6,7 +6,7 @@ An upper estimate, within some tens of per cent of what trainer and engines real
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rhymed.check import lora
 from rhymed.check.arithmetic import Workload
@@ -100,6 +100,12 @@ def needs(
     )
 
 
+def on_host(need: Needs, rollout: Rollout) -> Needs:
+    """What is left for the host's memory where trainer and engines compute on GPUs."""
+    none = dict.fromkeys(("weights", "gradients", "moments", "reference", "critic", "teacher", "working"), 0.0)
+    return replace(need, **none, engine=ENGINE_BYTES if rollout.engine == "vllm" else 0, sequence=0)
+
+
 def lora_weights(model: Model, size: Size, adapters: Adapters) -> float:
     """The model and its adapters; frozen linear layers have the type in which the trainer computes."""
     others = size.parameters - adapters.frozen
@@ -132,7 +138,10 @@ def describe(
     adapters: Adapters | None = None,
     critic: Size | None = None,
     teacher: Size | None = None,
+    *,
+    gpus: bool = False,
 ) -> Section:
+    """`gpus`: trainer and engines compute on GPUs, see `check.devices`."""
     rollout, trainer, store = config.rollout, config.trainer, config.store
     need = needs(config.model, rollout, trainer, size, load, adapters, critic, teacher)
     section = Section("memory and disk (estimates)")
@@ -144,7 +153,9 @@ def describe(
     kept += f", critic {size_of(need.critic)}" if need.critic else ""
     kept += f", teacher {size_of(need.teacher)}" if need.teacher else ""
     section.add("trainer", f"{size_of(need.trainer)}: {kept}, the largest pass {size_of(need.working)}")
-    if need.engine:
+    if gpus:
+        need = on_host(need, rollout)
+    elif need.engine:
         fit = int(rollout.kv_cache_gib * GIB // max(1, need.sequence))
         parts = f"weights ({config.model.dtype}), kv_cache_gib = {rollout.kv_cache_gib:g}, libraries"
         each = f"{rollout.workers} x {size_of(need.engine)}"

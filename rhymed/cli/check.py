@@ -25,6 +25,9 @@ def add(commands: Any) -> None:
     )
     add_examples(parser, "rhymed check configs/quickstart.toml", "rhymed check my.toml -o rollout.group_size=16")
     parser.add_argument("config", type=Path, metavar="CONFIG", help="TOML file")
+    parser.add_argument(
+        "--assume", metavar="GPUS", help='would it fit? e.g. "8x H100 80GB", "4 nodes of 8x H100 80GB"; reads no data'
+    )
     parser.add_argument("--no-generate", action="store_true", help="do not load the model to generate a response")
     add_override(parser)
 
@@ -33,9 +36,14 @@ def handle(arguments: argparse.Namespace) -> int:
     from rhymed.config.load import load_config
 
     config = load_config(arguments.config, arguments.override)
-    from rhymed.check.dryrun import full_check
+    if arguments.assume is not None:
+        from rhymed.check.devices.assumed import assumed_check
 
-    report = full_check(config, generate=not arguments.no_generate)
+        report = assumed_check(config, arguments.assume)
+    else:
+        from rhymed.check.dryrun import full_check
+
+        report = full_check(config, generate=not arguments.no_generate)
     _print(render(report, f"rhymed check {arguments.config}", _width()))
     return 2 if report.errors else 0
 

@@ -9,6 +9,8 @@ import sys
 import time
 
 from rhymed.config import Config
+from rhymed.gpus.inventory import here
+from rhymed.gpus.placement import visible
 from rhymed.launch.screen import Screen
 from rhymed.launch.supervisor import Supervisor, commands
 from rhymed.messages import Queues
@@ -28,7 +30,8 @@ async def session(config: Config, layout: RunLayout, *, plain: bool) -> int:
     survive_hangup()
     started = time.monotonic()
     with Screen(config, layout, plain=plain) as screen:
-        processes = commands(config.rollout, config.reward, layout.config)
+        gpus = visible(config, await asyncio.to_thread(here))
+        processes = commands(config.rollout, config.reward, layout.config, gpus)
         async with Supervisor(processes, layout.log, screen.report) as supervisor:
             finished = await _watch(layout, supervisor, screen, stop, evaluates_only=config.trainer.steps == 0)
             screen.closing(finished)

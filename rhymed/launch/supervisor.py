@@ -13,7 +13,7 @@ import shutil
 import sys
 import time
 from asyncio.subprocess import DEVNULL, Process, create_subprocess_exec
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -36,6 +36,7 @@ LEFT_S = 8.0  # after a process ends without an error: by then the broker has en
 class Command:
     name: str
     argv: Sequence[str]
+    environment: Mapping[str, str] = field(default_factory=dict)  # besides ours
 
 
 @dataclass
@@ -74,7 +75,7 @@ class Child:
                 stdout=stream,
                 stderr=stream,
                 start_new_session=True,
-                env=_environment(self.output.parent),
+                env=_environment(self.output.parent) | dict(self.command.environment),
             )
         self.started, self.left = time.monotonic(), False
         try:
@@ -83,11 +84,14 @@ class Child:
             kill_session(self.process)  # may still hold an engine
 
 
-def commands(rollout: Rollout, reward: Reward, config_file: Path) -> list[Command]:
-    """What `rhymed run` starts, in this order; see `_stages` for the order of stopping."""
+def commands(
+    rollout: Rollout, reward: Reward, config_file: Path, environments: Mapping[str, Mapping[str, str]] | None = None
+) -> list[Command]:
+    """What `rhymed run` starts, in this order; see `_stages` for the order of stopping. `environments`: by name."""
 
     def command(name: str, *arguments: str) -> Command:
-        return Command(name, [sys.executable, "-m", "rhymed", *arguments, str(config_file)])
+        argv = [sys.executable, "-m", "rhymed", *arguments, str(config_file)]
+        return Command(name, argv, (environments or {}).get(name, {}))
 
     def worker(role: str, name: str) -> Command:
         return command(name, "worker", "--role", role, "--name", name)

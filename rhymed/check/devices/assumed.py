@@ -1,0 +1,78 @@
+"""`rhymed check --assume "8x H100 80GB"`: will the run fit on machines that are not here?
+
+Reads the configuration and the model's `config.json`; neither weights nor data.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rhymed.check import arithmetic, memory
+from rhymed.check.devices import describe
+from rhymed.check.devices.shape import Shape, shape_of
+from rhymed.check.lora import hint
+from rhymed.check.report import Report, Section
+from rhymed.config import Config, Model
+from rhymed.errors import ConfigError
+from rhymed.gpus.inventory import Inventory, parse
+from rhymed.text import size_of
+from rhymed_workers.engines.gpus import options
+
+
+def assumed_check(config: Config, text: str) -> Report:
+    report = Report()
+    inventory = report.attempt(lambda: parse(text))
+    shape = report.attempt(lambda: shape_of(_folder(config.model)))
+    given = config.rollout.engine_args
+    report.errors += options.problems(given, options.engine_arguments() if given else None)
+    if inventory and shape:
+        report.model = config.model.path
+        report.add(describe.describe(config, inventory, shape, *_needs(config, shape)))
+        report.add(_hosts(config, inventory, shape))
+        report.warnings += hint(config.trainer.lr) if config.trainer.lora else []
+        report.warnings.append(
+            "only sizes were checked, for the GPUs that --assume names: run `rhymed check` without it where the run"
+            " will be"
+        )
+    return report
+
+
+def _needs(config: Config, shape: Shape) -> tuple[memory.Needs, int]:
+    """Prompts as long as they may be; parameters by the shape. A critic and a teacher count as the policy's size."""
+    rollout, trainer, size = config.rollout, config.trainer, shape.size()
+    load = arithmetic.workload(rollout, trainer, rollout.prompts_per_step, rollout.max_prompt_length)
+    adapters = shape.adapters(trainer.lora) if trainer.lora else None
+    critic = size if trainer.recipe.critic else None
+    teacher = size if trainer.teacher.used and not trainer.teacher.url and not trainer.lora else None
+    return memory.needs(config.model, rollout, trainer, size, load, adapters, critic, teacher), size.parameters
+
+
+def _hosts(config: Config, inventory: Inventory, shape: Shape) -> Section:
+    need, parameters = _needs(config, shape)
+    section = Section("each machine")
+    section.add("/dev/shm", f"{size_of(need.published)}, three versions of the weights")
+    section.add("disk", f"{size_of((config.trainer.keep_checkpoints + 1) * need.checkpoint)} for checkpoints")
+    each = memory.ITEM_BYTES[config.model.dtype] * parameters
+    section.add("memory", f"at least {size_of(memory.FP32 * parameters + each)} while the model is read")
+    return section
+
+
+def _folder(model: Model) -> Path:
+    """Of the model's `config.json`; downloads that file if `model.path` is a hub id."""
+    folder = Path(model.path).expanduser()
+    if folder.is_dir():
+        return folder
+    from rhymed.inputs.hub import is_identifier
+
+    if "/" not in model.path or not is_identifier(model.path):
+        raise ConfigError(f"model.path = {model.path!r} is neither a folder nor a hub id (owner/name)")
+    try:
+        from huggingface_hub import hf_hub_download
+
+        return Path(hf_hub_download(model.path, "config.json", revision=model.revision or None)).parent
+    except Exception as error:  # of the network, or of the hub
+        raise ConfigError(
+            f"model.path = {model.path!r}: its config.json cannot be read from the hub"
+            f" ({str(error).splitlines()[0] if str(error) else type(error).__name__}): put that file into a folder,"
+            " and name the folder: -o model.path=FOLDER"
+        ) from None

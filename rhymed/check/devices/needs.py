@@ -1,0 +1,91 @@
+"""Bytes on one GPU of the trainer and of an engine. Pure; estimates, rather too large than too small."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from rhymed.check import memory
+from rhymed.check.devices.shape import Shape
+from rhymed.check.memory import ITEM_BYTES, Needs
+from rhymed.check.report import GIB
+from rhymed.config import Config
+
+CONTEXT_BYTES = 1.0 * GIB  # of a process: CUDA's context, libraries, NCCL's buffers
+GRAPH_BYTES = 1.0 * GIB  # of an engine's captured CUDA graphs
+BATCH_TOKENS = 8192  # of a forward pass, where rollout.batch_tokens leaves it to vLLM
+QUANTIZED_BYTES = {"fp8": 1.0, "int8": 1.0, "awq": 0.5, "gptq": 0.5, "mxfp4": 0.5}
+"""Of a weight, by the beginning of `rollout.quantization`; other kinds count as if there were none."""
+
+
+@dataclass(frozen=True)
+class TrainerNeeds:
+    """`kept`: between steps too; `working`: during a step, besides."""
+
+    kept: float
+    working: float
+
+    @property
+    def most(self) -> float:
+        return self.kept + self.working
+
+
+@dataclass(frozen=True)
+class EngineNeeds:
+    """`sequence`: keys and values of one sample at full length. `asleep`: what stays in sleep."""
+
+    weights: float
+    working: float
+    sequence: float
+    asleep: float = CONTEXT_BYTES + GRAPH_BYTES
+
+    def cache(self, budget: float) -> float:
+        """What a budget leaves for keys and values; negative: the engine does not start."""
+        return budget - self.weights - self.working
+
+
+def trainer_needs(config: Config, shape: Shape, need: Needs) -> TrainerNeeds:
+    """`need`: of the whole run, see `memory.needs`. Sharded over all ranks; each gathers one layer at a time."""
+    world = config.trainer.world
+    state = need.weights + need.gradients + need.moments + need.reference + need.critic + need.teacher
+    ends = shape.vocabulary * shape.hidden
+    gathered = 2 * memory.FP32 * max(shape.layer_parameters, ends) if world > 1 else 0
+    return TrainerNeeds(state / world + CONTEXT_BYTES, need.working + gathered)
+
+
+def engine_needs(config: Config, shape: Shape, parameters: int) -> EngineNeeds:
+    rollout, item = config.rollout, ITEM_BYTES[config.model.dtype]
+    ranks, tensor = rollout.engine_gpus, rollout.tensor_parallel
+    weight = next((size for kind, size in QUANTIZED_BYTES.items() if rollout.quantization.startswith(kind)), item)
+    ends = shape.vocabulary * shape.hidden * (1 if shape.tied else 2)
+    weights = (weight * (parameters - ends) + item * ends) / ranks
+    tokens = rollout.batch_tokens or BATCH_TOKENS
+    layer = tokens * item * (4 * shape.hidden + 3 * math.ceil(shape.intermediate / tensor))
+    drafted = config.drafts.max_length if config.drafts.method != "none" else 0
+    rows = min(tokens, rollout.max_concurrency * (1 + drafted))
+    logits = rows * shape.vocabulary * (item + memory.FP32)
+    heads = max(1, math.ceil(shape.key_value_heads / tensor))
+    layers = math.ceil(shape.layers / rollout.pipeline_parallel)
+    sequence = 2.0 * layers * heads * shape.head * item * memory.full_length(rollout)
+    return EngineNeeds(weights, CONTEXT_BYTES + GRAPH_BYTES + layer + logits, sequence)
+
+
+def heads_problem(config: Config, shape: Shape) -> str:
+    """Why a model cannot be divided as `rollout` says; empty if it can."""
+    rollout, tensor = config.rollout, config.rollout.tensor_parallel
+    if shape.heads % tensor or (shape.key_value_heads % tensor and tensor % shape.key_value_heads):
+        possible = [
+            str(size)
+            for size in range(1, shape.heads + 1)
+            if not shape.heads % size and not (shape.key_value_heads % size and size % shape.key_value_heads)
+        ]
+        return (
+            f"rollout.tensor_parallel = {tensor} does not divide the model's {shape.heads} attention heads and"
+            f" {shape.key_value_heads} key-value heads: choose one of {', '.join(possible)}"
+        )
+    if rollout.pipeline_parallel > shape.layers:
+        layers = f"the model has {shape.layers} layers: lower it"
+        return f"rollout.pipeline_parallel = {rollout.pipeline_parallel}, but {layers}"
+    if rollout.expert_parallel and shape.experts == 1:
+        return "rollout.expert_parallel = true, but the model is no mixture of experts: leave it out"
+    return ""

@@ -1,0 +1,143 @@
+"""`rhymed check` for each GPU: what is there, what does not fit, and what to change."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rhymed.check import dryrun
+from rhymed.check.devices.assumed import assumed_check
+from rhymed.check.devices.shape import shape_of
+from rhymed.check.report import Report
+from rhymed.config import Config
+from rhymed.config.load import load_config
+from rhymed.errors import ConfigError
+from rhymed.gpus import inventory
+
+ROOT = Path(__file__).parents[3]
+MODELS = ROOT / "tests" / "data" / "models"
+CONFIGS = {"1x24gb": "qwen2.5-1.5b", "1x80gb": "qwen2.5-1.5b", "8x80gb": "qwen2.5-7b", "70b": "llama-3.3-70b"}
+
+
+def check(gpus: str, model: str = "qwen2.5-7b", **sections: Any) -> Report:
+    tree = {"model": {"path": str(MODELS / model), "train_dtype": "bfloat16"}, **sections}
+    tree["trainer"] = {"gradient_checkpointing": True, **tree.get("trainer", {})}
+    return assumed_check(Config.model_validate(tree), gpus)
+
+
+def rows(report: Report) -> dict[str, str]:
+    return {label: text for section in report.sections for label, text in section.rows}
+
+
+@pytest.mark.parametrize(
+    ("model", "billions"), [("qwen2.5-1.5b", 1.54), ("qwen2.5-7b", 7.62), ("llama-3.3-70b", 70.55)]
+)
+def test_parameters_follow_from_the_shape(model: str, billions: float) -> None:
+    assert shape_of(MODELS / model).parameters / 1e9 == pytest.approx(billions, abs=0.005)
+
+
+@pytest.mark.parametrize("name", sorted(CONFIGS))
+def test_every_configuration_fits_on_the_gpus_that_it_is_for(name: str) -> None:
+    file = ROOT / "configs" / "gpu" / f"{name}.toml"
+    assumed = re.search(r'^# rhymed check configs/gpu/\S+ --assume "(.+)"$', file.read_text(), re.MULTILINE)
+    assert assumed is not None
+    config = load_config(file, [f"model.path={MODELS / CONFIGS[name]}"], {})
+    report = assumed_check(config, assumed[1])
+    assert report.errors == []
+    assert rows(report)["GPUs"] in ("1 x RTX 4090 (24 GiB)",) or "H100" in rows(report)["GPUs"]
+    assert "trainer on GPU 0" in rows(report)["placed"]
+
+
+def test_there_is_a_configuration_for_each() -> None:
+    assert {file.stem for file in (ROOT / "configs" / "gpu").glob("*.toml")} == CONFIGS.keys()
+
+
+def test_a_rank_has_its_part_of_the_state() -> None:
+    one, four = check("8x H100 80GB", trainer={"gpus": 1}), check("8x H100 80GB", trainer={"gpus": 4})
+    assert "lower trainer.micro_tokens" not in one.errors[0]
+    assert "trainer.gpus, trainer.nodes" in one.errors[0]
+    assert "[trainer.lora]" in one.errors[0]
+    assert four.errors == []
+    assert "on each of 4 GPUs: weights 7.1 GiB, gradients 7.1 GiB, Adam 14.2 GiB" in rows(four)["trainer"]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "sections", "cure"),
+    [
+        ("8x H100 80GB", {"rollout": {"tensor_parallel": 3}}, "choose one of 1, 2, 4, 28"),
+        ("8x H100 80GB", {"rollout": {"expert_parallel": True}}, "no mixture of experts"),
+        ("8x L4 24GB", {"rollout": {"gpu_memory": 0.5}, "trainer": {"gpus": 6}}, "raise rollout.tensor_parallel"),
+        (
+            "8x H100 80GB",
+            {
+                "rollout": {
+                    "gpu_memory": 0.225,
+                    "max_response_length": 32000,
+                    "batch_tokens": 2048,
+                    "max_concurrency": 16,
+                }
+            },
+            "holds no sample at full length",
+        ),
+        ("4x H100 80GB + 4x A100 40GB", {}, "GPUs of several kinds"),
+        ("8x H100 80GB", {"rollout": {"engine_args": {"tensor_parallel_size": 2}}}, "set that instead"),
+    ],
+)
+def test_what_does_not_fit_is_an_error_with_a_cure(gpus: str, sections: dict[str, Any], cure: str) -> None:
+    sections.setdefault("trainer", {"gpus": 4})
+    report = check(gpus, **sections)
+    assert any(cure in error for error in report.errors), report.errors
+
+
+def test_a_colocated_trainer_leaves_less_to_the_engine() -> None:
+    tight = {"rollout": {"gpu_memory": 0.9}, "schedule": {"colocate": True}}
+    report = check("1x H100 80GB", "qwen2.5-1.5b", **tight)
+    (error,) = report.errors
+    found = re.search(r"set it to at most (0\.\d+)", error)
+    assert found is not None
+    tight["rollout"] = {"gpu_memory": float(found[1])}
+    assert check("1x H100 80GB", "qwen2.5-1.5b", **tight).errors == []
+
+
+def test_a_quantised_engine_has_more_room() -> None:
+    plain, quantised = (
+        rows(check("8x H100 80GB", rollout={"quantization": kind}, trainer={"gpus": 4}))["engines"]
+        for kind in ("", "fp8")
+    )
+    assert "weights 14.2 GiB" in plain
+    assert "weights 8.1 GiB" in quantised
+
+
+def test_a_model_without_the_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"config\.json cannot be read"):
+        shape_of(tmp_path)
+    (tmp_path / "config.json").write_text('{"hidden_size": 4}')
+    with pytest.raises(ConfigError, match="has no 'num_attention_heads'"):
+        shape_of(tmp_path)
+
+
+def test_a_machine_with_gpus_is_checked_by_them(tiny_model: Path, tmp_path: Path, monkeypatch) -> None:
+    """Its host memory is not asked for what lies on the GPU."""
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "a"}\n' * 8)
+    tree = {
+        "model": {"path": str(tiny_model)},
+        "data": {"path": str(tmp_path / "rows.jsonl")},
+        "run": {"folder": str(tmp_path)},
+        "rollout": {
+            "max_prompt_length": 32,
+            "max_response_length": 24,
+            "kv_cache_gib": 10_000,
+            "prompts_per_step": 1,
+        },
+        "reward": {"scorer": "exact", "workers": 0},
+    }
+    monkeypatch.setattr(dryrun.inventory, "here", lambda: inventory.parse("1x H100 80GB"))
+    errors = dryrun.quick_check(Config.model_validate(tree)).errors
+    assert [error for error in errors if "schedule.colocate" in error], errors
+    assert not [error for error in errors if error.startswith("memory")], errors
+    monkeypatch.setattr(dryrun.inventory, "here", lambda: None)
+    errors = dryrun.quick_check(Config.model_validate(tree)).errors
+    assert [error for error in errors if error.startswith("memory")], errors
