@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
+import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from rhymed.history.compare.runs import compare_runs
@@ -36,6 +39,43 @@ def run(folder: Path, name: str, *, kill: str = "") -> Path:
         assert live.status == 0, live.tail(30)
         assert not kill, "it was killed"
         return live.where.folder
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def on_two_nodes(folder: Path) -> Path:
+    """The run's folder. The second node is another process here, and its rank is killed once."""
+    settings = with_model(folder, ranks=1)
+    settings["trainer"]["nodes"] = 2
+    settings["net"] = {"ranks": f"tcp://127.0.0.1:{free_port()}"}
+    file = Shape(STEPS, 1, 1, settings=settings).write(folder, "nodes")
+    argv = [sys.executable, "-m", "rhymed", "worker", "--role", "trainer", "--node", "1", "--name", "node", str(file)]
+    node = psutil.Popen(argv)
+    try:
+        with LiveRun(file) as live:
+            killed = False
+            while live.wait(0.1) is None:
+                if not killed and len(lines(live.where.metrics)) >= KILLED_AFTER:
+                    (follower,) = node.children()
+                    follower.kill()
+                    killed = True
+            assert live.status == 0, live.tail(30)
+            assert killed
+            assert node.poll() is None, "it waits for the next gang"
+            return live.where.folder
+    finally:
+        node.terminate()
+        assert node.wait(30) == 0
+
+
+def test_ranks_on_two_nodes_train_the_same_and_begin_again_when_one_dies(tmp_path: Path) -> None:
+    compared = compare_runs(run(tmp_path, "calm"), on_two_nodes(tmp_path))
+    assert compared.wrong == []
+    assert compared.weights == f"weights: the same, bit for bit, after {STEPS} steps"
 
 
 def test_a_killed_rank_changes_no_weight(tmp_path: Path) -> None:

@@ -63,8 +63,8 @@ def test_digests_of_a_checkpoint_are_of_that_order(meetings: tuple[Meeting, Meet
     for number in range(2):
         first.give(orders.Save(f"/{number}"))
         other.take()
-        other.tell_digests(1, {"optimizer/part": str(number)})
-        assert first.take_digests(2, 5.0) == {"optimizer/part": str(number)}
+        other.put_digests(1, {"optimizer/part": str(number)})
+        assert first.get_digests(2, 5.0) == {"optimizer/part": str(number)}
 
 
 def test_without_an_address_only_this_machine_reaches_it() -> None:

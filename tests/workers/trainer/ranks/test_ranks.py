@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.workers.trainer.policy.models import build
 from tests.workers.trainer.ranks.forked import Job, train
 
 torch = pytest.importorskip("torch")
@@ -97,3 +99,19 @@ def test_bfloat16_computes_the_same_loss_from_float32_weights(tiny_model: Path, 
         assert other["actor/entropy"] == pytest.approx(mine["actor/entropy"], rel=1e-4)
         assert other["actor/grad_norm"] == pytest.approx(mine["actor/grad_norm"], rel=2e-2)
     assert {tensor.dtype for tensor in weights(two.out).values()} == {torch.float32}
+
+
+@pytest.mark.thorough
+def test_other_architectures_are_sharded_and_saved_under_their_names(tiny_model: Path, tmp_path: Path) -> None:
+    """Tied heads, windows, experts whose tensors transformers merges when it loads, and none of Llama's names."""
+    jobs = []
+    for kind in ("qwen3", "gemma3_text", "mixtral", "gpt_neox"):
+        folder = tmp_path / kind
+        build(kind, vocab_size=264, bos_token_id=None, eos_token_id=1, pad_token_id=0).float().save_pretrained(folder)
+        for file in tiny_model.glob("tokenizer*"):
+            shutil.copy(file, folder)
+        jobs += [Job(ranks, config(folder), f"{tmp_path}/{kind}-{ranks}", last=2) for ranks in (1, 2)]
+    done = train(jobs)
+    for one, two in zip(done[::2], done[1::2], strict=True):
+        assert furthest(weights(one.out), weights(one.config["model"]["path"])) > 1e-5, "it was trained"
+        assert furthest(weights(one.out), weights(two.out)) < 1e-6

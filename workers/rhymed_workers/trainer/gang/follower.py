@@ -93,7 +93,7 @@ def _follow(config: Config, seat: Seat, meeting: Meeting) -> NoReturn:
             case orders.Gather():
                 learner.tensors()
             case orders.Save():
-                meeting.tell_digests(seat.rank, work.save(learner, Path(order.folder), seat.rank))
+                meeting.put_digests(seat.rank, work.save(learner, Path(order.folder), seat.rank))
 
 
 if __name__ == "__main__":

@@ -79,7 +79,7 @@ class Gang:
 
     def digests(self) -> dict[str, str]:
         """Of the files that the other ranks have just written. Raises `TrainerError`."""
-        return self._meeting.take_digests(self.size, self._config.trainer.stall_s)
+        return self._meeting.get_digests(self.size, self._config.trainer.stall_s)
 
     def lost(self) -> RhymedError | None:
         """Which rank's death an exchange may have failed of, if one is seen within a moment. Blocking."""

@@ -82,11 +82,11 @@ class Meeting:
         other._taken, other.store = 0, self.store.clone()
         return other
 
-    def tell_digests(self, rank: int, digests: Mapping[str, str]) -> None:
+    def put_digests(self, rank: int, digests: Mapping[str, str]) -> None:
         """Of the files of the order that was taken last."""
         self.store.set(f"digests/{self._taken}/{rank}", json.dumps(digests))
 
-    def take_digests(self, ranks: int, patience_s: float) -> dict[str, str]:
+    def get_digests(self, ranks: int, patience_s: float) -> dict[str, str]:
         """Of all ranks but the first, once they have written. Raises `TrainerError`."""
         keys, found = [f"digests/{self._taken}/{rank}" for rank in range(1, ranks)], dict[str, str]()
         try:
