@@ -14,7 +14,14 @@ from rhymed.config import Config
 from rhymed.histospec.settings import Settings, read_settings
 from rhymed.histospec.versions import RUNNER
 from rhymed_workers.engines import launch
-from rhymed_workers.engines.launch import CPU_ENVIRONMENT, LOGGING, _speculation, end_children, environment
+from rhymed_workers.engines.launch import (
+    BATCH_INVARIANT,
+    CPU_ENVIRONMENT,
+    LOGGING,
+    _speculation,
+    end_children,
+    environment,
+)
 
 
 def speculation(**sections: Any) -> dict[str, Any]:
@@ -91,6 +98,24 @@ def test_the_device_is_the_one_that_vllm_chooses(
     environment()
     chosen = {name: os.environ[name] for name in CPU_ENVIRONMENT if name in os.environ}
     assert chosen == (CPU_ENVIRONMENT if expected else {})
+    end_children()
+
+
+@pytest.mark.parametrize(
+    ("exact", "platform", "expected"),
+    [("tokens", False, "1"), ("distribution", False, None), ("tokens", True, None)],
+)
+def test_equal_tokens_on_a_gpu_need_kernels_that_do_not_depend_on_the_batch(
+    exact: str, platform: bool, expected: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vllm.platforms import current_platform
+
+    monkeypatch.setattr(type(current_platform), "is_cpu", lambda self: platform)
+    monkeypatch.setattr(launch, "installed", lambda: "0.32.0")
+    drop = {LOGGING, BATCH_INVARIANT, *CPU_ENVIRONMENT}
+    monkeypatch.setattr(os, "environ", {name: value for name, value in os.environ.items() if name not in drop})
+    environment(exact=exact)
+    assert os.environ.get(BATCH_INVARIANT) == expected
     end_children()
 
 
