@@ -23,6 +23,10 @@ from rhymed_workers.trainer.gang.size import too_few
 
 MAX_IPC = 107  # bytes of a socket's path
 SHARED_MEMORY = Path("/dev/shm")
+OPEN_RANKS = (
+    "trainer.nodes: the ranks' own traffic (net.ranks, gloo, NCCL) is neither encrypted nor authenticated, whatever"
+    " net.keys says: let only this run's machines reach each other on these ports"
+)
 
 
 def measure(folder: Path) -> Machine:
@@ -77,8 +81,18 @@ def describe(config: Config, *, resume: bool = False) -> Section:
         section.add(key, str(getattr(layout, key)))
     section.errors += problems(config.net, layout, resume=resume)
     section.errors += device_problems(config.trainer)
+    if config.net.ranks:
+        section.add("ranks", f"{config.net.ranks}, {config.trainer.world} on {config.trainer.nodes} nodes")
+        section.errors += ranks_problems(config.net, layout)
+        section.warnings.append(OPEN_RANKS)
     section.errors += engine_problems(config)
     return section
+
+
+def ranks_problems(net: Net, layout: RunLayout) -> Iterator[str]:
+    """Why the trainer's ranks could not meet where `net.ranks` says."""
+    if problem := address_problem(layout.listens(net.ranks), insecure=True):
+        yield f"net.ranks = {net.ranks}: {problem}"
 
 
 def problems(net: Net, layout: RunLayout, *, resume: bool = False) -> Iterator[str]:

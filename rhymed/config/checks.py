@@ -204,9 +204,9 @@ def deadlines(schedule: Schedule, reward: Reward) -> Iterator[str]:
 
 
 def addresses(net: Net) -> Iterator[str]:
-    chosen = [address for address in (net.broker, net.store, net.weights) if address]
+    chosen = [address for address in (net.broker, net.store, net.weights, net.ranks) if address]
     if len(set(chosen)) < len(chosen):
-        yield "net.broker, net.store and net.weights must be three different addresses"
+        yield "net.broker, net.store, net.weights and net.ranks must be different addresses"
 
 
 def ranks(trainer: Trainer, net: Net) -> Iterator[str]:

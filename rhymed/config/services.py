@@ -94,7 +94,9 @@ class Net(Section):
     store: str = Field("", description="e.g. tcp://10.0.0.1:5551")
     weights: str = Field("", description="of the trainer, e.g. tcp://10.0.0.1:5552")
     ranks: str = Field(
-        "", description="where the trainer's ranks on several nodes meet, on the trainer's node: tcp://10.0.0.1:5553"
+        "",
+        pattern=r"^(tcp://[^/\s:]+:\d{1,5})?$",
+        description="where the trainer's ranks on several nodes meet, on the trainer's node: tcp://10.0.0.1:5553",
     )
     bind: str = Field(
         "", description="address that servers bind if it differs from the one above, e.g. 0.0.0.0 in a container"

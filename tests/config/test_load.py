@@ -174,7 +174,7 @@ def test_contradictions_are_told_together_each_at_a_key_that_it_names(file: Any)
     lines = str(caught.value).splitlines()
     assert lines[0].startswith(f"{path}, line 4: trainer.minibatches = 7 does not divide")
     assert lines[1].startswith(f"{path}, line 3: trainer.warmup_steps = 5 is more than trainer.steps = 2")
-    assert lines[2].startswith(f"{path}, line 6: net.broker, net.store and net.weights must be")
+    assert lines[2].startswith(f"{path}, line 6: net.broker, net.store, net.weights and net.ranks must be")
 
 
 def test_a_sample_that_waits_its_turn_to_be_scored_must_not_count_as_stuck(file: Any) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rhymed.check.machine import device_problems
+from rhymed.check.machine import describe, device_problems
 from rhymed.config import Config
 from rhymed.errors import ConfigError
 from rhymed_workers.trainer.gang.node import TrainerNode
@@ -43,6 +44,22 @@ def test_more_ranks_than_gpus_are_an_error_with_a_cure(monkeypatch: pytest.Monke
     (problem,) = device_problems(config(gpus=8).trainer)
     assert problem.startswith("trainer.gpus = 8, but torch finds 4 GPUs on this machine: lower it")
     assert list(device_problems(config(ranks=8, device="cpu").trainer)) == []
+
+
+@pytest.mark.parametrize("address", ["10.0.0.1:5553", "ipc:///tmp/a", "tcp://10.0.0.1", "tcp://10.0.0.1:port"])
+def test_a_meeting_point_that_is_no_address_is_refused(address: str) -> None:
+    with pytest.raises(ValueError, match=r"net\.ranks"):
+        config(address, nodes=2)
+
+
+def test_the_meeting_point_is_checked_and_its_open_traffic_is_named(tmp_path: Path) -> None:
+    given = {"trainer": {"nodes": 2, "device": "cpu"}, "run": {"folder": str(tmp_path)}}
+    foreign = Config.model_validate({**given, "net": {"ranks": "tcp://192.0.2.7:5553"}})
+    found = describe(foreign)
+    assert any(
+        "net.ranks = tcp://192.0.2.7:5553: this machine does not have that address" in one for one in found.errors
+    )
+    assert any("neither encrypted nor authenticated" in one for one in found.warnings)
 
 
 def test_ranks_are_counted_node_by_node() -> None:
