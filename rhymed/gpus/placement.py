@@ -86,7 +86,10 @@ def visible(config: Config, inventory: Inventory | None) -> dict[str, dict[str, 
     if inventory is None or not inventory.names:
         return {}
     here = [seat for seat in seats(config, inventory) if seat.node == 0]
-    return {seat.name: {VISIBLE: ",".join(inventory.names[gpu] for gpu in seat.gpus)} for seat in here}
+    found = {seat.name: {VISIBLE: ",".join(inventory.names[gpu] for gpu in seat.gpus)} for seat in here}
+    if not trains_on_gpus(config) and config.trainer.device != "cuda":
+        found["trainer"] = {VISIBLE: ""}  # without a seat it would take an engine's memory
+    return found
 
 
 def _are(inventory: Inventory) -> str:

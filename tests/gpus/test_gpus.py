@@ -127,5 +127,8 @@ def test_processes_that_are_started_here_see_their_gpus_only() -> None:
     assert seen == {
         "store": None, "broker": None, "trainer": "1", "rollout-0": "4", "rollout-1": "6", "reward-0": None
     }  # fmt: skip
+    only_evaluates = config(trainer={"steps": 0}, rollout={"workers": 1})
+    found = placement.visible(only_evaluates, here)
+    assert {name: one["CUDA_VISIBLE_DEVICES"] for name, one in found.items()} == {"rollout-0": "1", "trainer": ""}
     assert placement.visible(run, None) == {}
     assert placement.visible(run, parse("8x H100 80GB")) == {}, "assumed ones are not here"
