@@ -93,6 +93,10 @@ class FaultInjector:
         return self._outcome
 
     async def _inject_all(self) -> None:
+        while not (self._run.where.folder / "config.json").exists():  # before that there is nothing to resume
+            if not await self._is_running():
+                return
+            await asyncio.sleep(0.05)
         while len(self._outcome.faults) < self._schedule.count:
             until = time.monotonic() + self._schedule.pause_s()
             while time.monotonic() < until:
