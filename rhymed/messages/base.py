@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-PROTOCOL = 11
+PROTOCOL = 12
 """Version of these messages. A peer with another version is refused when it joins."""
 
 

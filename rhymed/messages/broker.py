@@ -19,7 +19,8 @@ class Join(Message, frozen=True, kw_only=True, tag="join"):
     weights: str = ""  # trainer: address that serves its weights
     life: str = ""  # random id of a trainer process; rollout: of the one that published the loaded weights
     holding: list[SampleId] = []  # samples it still works on (after a restart of the broker)
-    asleep: bool = False  # rollout: its engine has no memory on GPUs, see Sleep; it needs LoadVersion to wake
+    asleep: bool = False  # rollout: its engine has no memory on GPUs, see Sleep, and has no order to wake
+    training: int = -1  # trainer: step that it has (after a restart of the broker); -1: none
 
 
 class Heartbeat(Message, frozen=True, kw_only=True, tag="heartbeat"):
@@ -31,6 +32,7 @@ class Heartbeat(Message, frozen=True, kw_only=True, tag="heartbeat"):
     phase: str = ""  # current activity, for display: "idle", "decode", "update", "train 12/64" …
     holding: list[Holding] = []
     stats: dict[str, float] = {}  # metrics, names as in docs/metrics.md
+    training: int = -1  # trainer: as in Join
 
 
 class Generated(Message, frozen=True, kw_only=True, tag="generated"):

@@ -4,6 +4,7 @@ Invariants: the trainer has one step at most; a step that it refused is handed o
 trainer joins, not before. A worker is asked to load a version once, and again only after `LOAD_PATIENCE_S` or when
 the trainer is a new one. Version v means v trained steps. With `colocate`, engines and trainer use the same GPUs in
 turns: the trainer gets a step when every rollout worker is asleep, and no worker wakes before that step is trained.
+That holds over a restart of the broker, too: what the trainer has, it reports, and workers get time to join again.
 """
 
 from __future__ import annotations
@@ -37,19 +38,21 @@ class Handover:
     def __init__(self, samples: Samples, workers: Workers, *, colocate: bool = False) -> None:
         self.refusal: Refusal | None = None
         self.last_at: float | None = None  # when the last step was trained
+        self.training = -1  # step that the trainer reports to have, perhaps since before a restart; -1: none
         self._samples, self._workers, self._colocate = samples, workers, colocate
         self._step: int | None = None  # that the trainer has
         self._ready = True  # the trainer has not refused a step since the last tick
+        self._join_until = 0.0  # until then workers of before a restart may be awake and not have joined
         self._life = ("", 0)  # of the trainer: its id, and the version that it began with
 
-    def reset(self) -> None:
-        self._step, self._ready, self.last_at = None, True, None
+    def reset(self, join_until: float) -> None:
+        self._step, self._ready, self.last_at, self._join_until = None, True, None, join_until
 
     def joined(self, join: Join, worker: Worker) -> None:
         """Weights that an earlier trainer published after the position at which this one began do not count."""
         life, begun_at = self._life
         if join.role == "trainer":
-            self._ready = True
+            self._ready, self.training = True, join.training
             if join.life != life:
                 self._life = (join.life, join.version)
         elif join.life and life and join.life != life and join.version > begun_at:
@@ -64,8 +67,9 @@ class Handover:
         if open_step is None or trainer is None or self._step is not None or not self._ready:
             return []
         engines = self._workers.of_role("rollout")
-        if self._colocate and not (engines and all(engine.asleep for engine in engines)):
-            return self._sleep([engine for engine in engines if not engine.asleep], now)
+        awake = [engine for engine in engines if not engine.asleep or engine.waking]
+        if self._colocate and (awake or not engines or now < self._join_until):
+            return self._sleep(awake, now)
         self._step = open_step.step
         open_step.handed = True
         open_step.meter.handed_at = now
@@ -95,7 +99,8 @@ class Handover:
     def asleep(self, name: str, now: float) -> None:
         """The worker's engine has freed its memory."""
         if worker := self._workers.by_name.get(name):
-            worker.asleep, worker.sleep_at = True, 0.0
+            worker.asleep, worker.waking = True, worker.waking and not worker.sleep_at
+            worker.sleep_at = 0.0
             self._workers.refresh(worker)
 
     def sleep_failed(self, name: str) -> None:
@@ -122,7 +127,8 @@ class Handover:
     def load(self, workers: Iterable[Worker], version: int, now: float) -> list[Load]:
         """Requests to load `version`, for those of these workers that need one and are free to load."""
         loads: list[Load] = []
-        if self._colocate and (self._step is not None or self._complete(version) is not None):
+        busy = self._step is not None or self.training == version
+        if self._colocate and (busy or self._complete(version) is not None):
             return loads  # the GPUs are the trainer's
         for worker in workers:
             if worker.role != "rollout" or self._workers.trainer is None:
@@ -132,13 +138,14 @@ class Handover:
                 continue  # it needs the weights that the worker has
             if (worker.version != version or worker.asleep) and worker.target != version:
                 worker.target, worker.target_at, worker.sleep_at = version, now, 0.0
+                worker.waking = worker.asleep
                 loads.append(Load(worker.name, version))
         return loads
 
     def loaded(self, worker: Worker, version: int, now: float) -> None:
         worker.version = version
         if worker.asleep:
-            worker.asleep, worker.woken_at = False, now
+            worker.asleep, worker.waking, worker.woken_at = False, False, now
         if worker.target == version:
             worker.target = -1
         self._workers.park(worker, set(), now)

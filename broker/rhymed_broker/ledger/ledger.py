@@ -123,8 +123,7 @@ class Ledger:
         drawn: Iterable[Drawn] = (),
     ) -> None:
         """Begin after `position` trained steps, or roll back to there. `journal`, `drawn`: what the store has."""
-        journal = list(journal)
-        workers = list(self.workers)
+        journal, workers = list(journal), list(self.workers)
         for worker in workers:
             worker.claims = [*worker.claims, *worker.held]
             for sample in list(worker.held.values()):
@@ -134,7 +133,8 @@ class Ledger:
         self._actions += [Mark([], "trained", drawn=one) for one in lost]
         self._plan, self.evaluations.schedule, self.steps, self.version = plan, evaluation, plan.steps, position
         self.started, self.finished = True, False
-        self.handover.reset()
+        resumes = any(entry.id.step >= position for entry in journal)
+        self.handover.reset(now + self.rules.lost_after_s if resumes else now)
         self._open_steps(now)
         self._actions += self.refill.settle(now)  # workers may hold samples of refills
         for worker in workers:

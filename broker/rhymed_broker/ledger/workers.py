@@ -20,7 +20,7 @@ class Worker:
     __slots__ = (
         "accepted", "asleep", "busy", "claims", "drained", "forwards", "held", "holding", "host", "missing", "name",
         "parked", "phase", "phase_at", "pid", "resting", "rests_until", "role", "seen", "sleep_at", "slots", "stats",
-        "target", "target_at", "useful", "version", "woken_at",
+        "target", "target_at", "useful", "version", "waking", "woken_at",
     )  # fmt: skip
 
     def __init__(self, join: Join, now: float) -> None:
@@ -33,6 +33,7 @@ class Worker:
         self.target = -1  # version that it was asked to load; -1: none
         self.target_at = 0.0
         self.asleep = join.asleep  # its engine has freed its memory
+        self.waking = False  # asleep when it was last asked to load: it may be awake before it reports that
         self.sleep_at = 0.0  # when it was asked to sleep; 0: it was not
         self.woken_at = 0.0  # when it last awoke
         self.seen = now

@@ -91,6 +91,8 @@ class Admission:
         worker, ledger = self.member(beat.worker), self._ledger
         if worker.role == "trainer" and ledger.started and beat.version < ledger.version:
             raise PeerGone(f"{worker.name} is at step {beat.version}, not {ledger.version}: join first")
+        if worker.role == "trainer":
+            ledger.handover.training = beat.training
         ledger.heartbeat(beat.worker, beat.version, beat.phase, beat.holding, beat.stats, time.monotonic())
         self._timeline.heard(beat, time.monotonic())
         return DONE

@@ -94,8 +94,9 @@ class Story:
         holding: Iterable = (),
         *,
         asleep: bool = False,
+        training: int = -1,
     ) -> list[Action]:
-        there = {"host": "h", "pid": 1, "slots": slots, "version": version, "asleep": asleep}
+        there = {"host": "h", "pid": 1, "slots": slots, "version": version, "asleep": asleep, "training": training}
         join = Join(role=role, worker=name, holding=list(holding), **there)
         self.needs_start = self.ledger.join(join, self.now)
         return self.drain()

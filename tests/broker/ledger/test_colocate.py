@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from rhymed.messages import EVAL, SampleId
+from rhymed.messages import EVAL, JournalEntry, SampleId
 from rhymed_broker.ledger.actions import Action, Assign, Load, Mark, ScoreSamples, Sleep, Train
 from rhymed_broker.ledger.evaluation import Evaluation
 from rhymed_broker.ledger.handover import LOAD_PATIENCE_S
 from rhymed_broker.ledger.ledger import Ledger
+from rhymed_broker.ledger.refill.signal import SignalRule
 from rhymed_broker.states import Rules
 from tests.broker.ledger.stories import SmallPlan, Story
 
@@ -156,3 +157,42 @@ def test_samples_of_later_steps_wait_in_sleeping_engines_and_are_not_stuck() -> 
     story.loaded("w", 1)
     assert story.tick(20.0) == [], "the time asleep does not count"
     assert story.state(NEXT0) == "running"
+
+
+def test_a_step_that_becomes_complete_while_an_engine_wakes_waits_until_it_sleeps_again(story: Story) -> None:
+    begin(story, "v")
+    assert story.join("w", "rollout", version=-1, asleep=True) == [Load("w", 0)]
+    assert complete(story, "v", A0, A1) == [Sleep("v"), Sleep("w")]
+    assert trains(asleep(story, "v")) == []
+    assert story.loaded("w", 0) == []
+    assert trains(asleep(story, "w")) == [0]
+
+
+def test_a_late_report_of_sleep_does_not_hide_that_an_engine_wakes(story: Story) -> None:
+    """It fell asleep before the broker was restarted, and reports that after it has been asked to load."""
+    begin(story, "v")
+    assert story.join("w", "rollout", version=-1, asleep=True) == [Load("w", 0)]
+    assert asleep(story, "w") == []
+    assert complete(story, "v", A0, A1) == [Sleep("v"), Sleep("w")]
+
+
+def test_after_a_restart_of_the_broker_a_step_waits_for_engines_that_have_not_joined_yet() -> None:
+    story = Story(Ledger(Rules(colocate=True, lost_after_s=20)))
+    story.begin(SmallPlan(), journal=[JournalEntry(id=id, state="scored", reward=1.0) for id in (A0, A1)])
+    assert story.join("w", "rollout", asleep=True) == []
+    assert story.tick(5) == []
+    assert story.join("v", "rollout") == [Sleep("v")], "it may be awake still"
+    assert trains(asleep(story, "v")) == []
+    assert trains(story.tick(15)) == [0]
+
+
+def test_after_a_restart_of_the_broker_nobody_is_woken_while_the_trainer_has_the_step() -> None:
+    """The journal alone does not show it: by a scorer's part all groups are scored again."""
+    story = Story(Ledger(Rules(colocate=True), signal=SignalRule(most=9, metric="math")))
+    story.join("trainer", "trainer", training=0)
+    journal = [JournalEntry(id=id, state="scored", reward=1.0) for id in (A0, A1)]
+    story.ledger.start(SmallPlan(groups=1, prompts=2), 0, journal, story.now)
+    assert story.join("w", "rollout", version=-1, asleep=True) == []
+    assert story.tick() == []
+    story.ledger.handover.training = -1  # it gave the step up
+    assert story.tick() == [Load("w", 0)]

@@ -461,3 +461,16 @@ async def test_samples_wait_while_the_engine_sleeps(colocated: Config, scene: An
     expected = TraceBook(slow.trace, slow.rollout)
     for id, info in broker.generated.items():
         assert info.length == len(expected.response(id)[0])
+
+
+async def test_a_worker_that_is_asked_to_wake_does_not_join_as_asleep(colocated: Config, scene: Any) -> None:
+    """A broker that has restarted must not give its GPUs to the trainer."""
+    where, broker, trainer, _ = scene
+    trainer.missing.add(5)
+    async with at_work(colocated, where, broker):
+        await broker.ask(messages.Sleep())
+        await until(lambda: broker.all(messages.Asleep))
+        await broker.ask(messages.LoadVersion(version=5, weights=where.weights))
+        broker.known = False
+        await until(lambda: len(broker.all(messages.Join)) == 2)
+        assert not broker.all(messages.Join)[1].asleep

@@ -429,6 +429,14 @@ async def test_a_trace_trainer_can_be_stopped_in_the_middle_of_a_long_step(
                 isinstance(one, messages.Heartbeat) and one.phase.startswith("train ") for one in broker.heard
             ):
                 await asyncio.sleep(0.05)
+        broker.server.close()
+        reborn = Broker(where.broker)
+        try:
+            assert (await reborn.hear(messages.Join)).training == 0, "its GPUs are in use"
+            assert (await reborn.hear(messages.Heartbeat)).training == 0
+        finally:
+            reborn.server.close()
+    assert (await broker.hear(messages.Join)).training == -1
     assert not any(isinstance(message, messages.Trained) for message in broker.heard)
 
 

@@ -56,6 +56,11 @@ class WeightLoader:
         self._wanted = order
         self._changed.set()
 
+    @property
+    def waking(self) -> bool:
+        """The newest order is to load: the engine takes memory on its GPUs, or has it."""
+        return isinstance(self._wanted, LoadVersion)
+
     async def run(self) -> None:
         """Until cancelled. Raises `EngineError`, and `DeadlineExceeded` if a version cannot be fetched."""
         while True:

@@ -204,7 +204,7 @@ class RolloutWorker(Service):
             version=self.engine.version,
             life=self._weights.life,
             holding=list(self._active),
-            asleep=self._weights.asleep,
+            asleep=self._weights.asleep and not self._weights.waking,
         )
 
     def _heartbeat(self) -> messages.Heartbeat:

@@ -84,13 +84,9 @@ class TrainerService(Service):
         self._closing.callback(self._weights.close)
         self._store = StoreClient(self._layout.store, self.name, keys)
         self._closing.callback(self._store.close)
+        keys = keys.to("broker")
         link = Client(
-            self._layout.broker,
-            self.name,
-            peer="broker",
-            accepts=messages.ToTrainer,
-            handler=self._handle,
-            keys=keys.to("broker"),
+            self._layout.broker, self.name, peer="broker", accepts=messages.ToTrainer, handler=self._handle, keys=keys
         )
         self._closing.callback(link.close)
         self._phase = "idle"
@@ -147,11 +143,18 @@ class TrainerService(Service):
             version=self._version,
             weights=self._announced,
             life=self._life,
+            training=self._training(),
         )
 
     def _heartbeat(self) -> messages.Heartbeat:
         stats = stats_of("trainer", self._seconds.read())
-        return messages.Heartbeat(worker=self.name, version=self._version, phase=self._phase, stats=stats)
+        return messages.Heartbeat(
+            worker=self.name, version=self._version, phase=self._phase, stats=stats, training=self._training()
+        )
+
+    def _training(self) -> int:
+        """The step that it has; -1: none."""
+        return -1 if self._step is None else self._version
 
     def _report(self, message: messages.Message) -> None:
         """In the background, until the broker has acknowledged it."""
