@@ -20,7 +20,7 @@ BENCHMARKS = {
     "store": Benchmark("rhymed.bench.store"),
     "broker": Benchmark("rhymed.bench.broker"),
     "weights": Benchmark("rhymed.bench.weights"),
-    "hosts": Benchmark("rhymed.bench.hosts.hosts", ("hosts", "sizes", "gbit", "rounds")),
+    "hosts": Benchmark("rhymed.bench.hosts.hosts", ("hosts", "sizes", "gbit", "rounds", "out")),
     "model": Benchmark("rhymed.bench.policy.model", ("out",)),
     "train": Benchmark("rhymed.bench.policy.memory", ("tokens", "methods")),
     "index": Benchmark("rhymed.bench.index", ("trace", "arctic", "model")),
@@ -46,7 +46,12 @@ def add(commands: Any) -> None:
     add_examples(parser, "rhymed bench store --quick")
     parser.add_argument("name", type=_name, choices=BENCHMARKS, metavar="NAME", help=", ".join(BENCHMARKS))
     parser.add_argument("--quick", action="store_true", help="a small version that takes less than a minute")
-    parser.add_argument("--out", type=Path, metavar="PATH", help="model, pipe, learn: a folder; spec: a JSON file")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="PATH",
+        help="model, pipe, learn: a folder; spec, hosts: a JSON file (hosts continues it)",
+    )
     parser.add_argument(
         "--trace", type=Path, metavar="FILE", help="index, pipe: recorded responses (default: synthetic ones)"
     )

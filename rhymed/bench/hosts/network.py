@@ -1,7 +1,7 @@
 """Hosts on one machine: network namespaces with one address each, at a switch, each with a line of a chosen rate.
 
-Needs root and iproute2. Every host has its own identity (`rhymed.service.host`) and its own folder as shared memory.
-Everything is removed at the end.
+Needs root and iproute2. Every host has its own identity (`rhymed.service.host`), and every process on it a file
+system in memory, which ends with the process. Everything is removed at the end.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from rhymed.service.host import BOOT_ID
 
 NETWORK = "10.78.13"
 QUEUE_S = 0.02  # of a line with a rate
+MEMORY = "1024g"  # the caller knows what fits
 
 
 def missing_tools(rate: bool) -> str:
@@ -30,14 +31,14 @@ def missing_tools(rate: bool) -> str:
 
 
 class Hosts:
-    """`with Hosts(3, 0) as hosts: subprocess.Popen([*hosts.command(0), …], env=hosts.environment(0))`."""
+    """`with Hosts(3, 0) as hosts: subprocess.Popen([*hosts.command(0), …], env=hosts.environment())`."""
 
-    def __init__(self, count: int, gbit: float, memory: Path) -> None:
-        """`gbit` per second in each direction; 0: as fast as the machine is. `memory`: a folder in shared memory."""
+    def __init__(self, count: int, gbit: float) -> None:
+        """`gbit` per second in each direction; 0: as fast as the machine is."""
         self._count, self._gbit = count, gbit
         self._name = f"rb{os.getpid()}"
         self._identities = Path(tempfile.mkdtemp(prefix="rhymed-hosts-"))
-        self._memory = memory
+        self._memory = self._identities / "memory"
 
     def __enter__(self) -> Hosts:
         if why := missing_tools(bool(self._gbit)):
@@ -57,7 +58,6 @@ class Hosts:
         for name in [*(self._host(number) for number in range(self._count)), self._switch]:
             subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
         shutil.rmtree(self._identities, ignore_errors=True)
-        shutil.rmtree(self._memory, ignore_errors=True)
 
     def address(self, number: int) -> str:
         return f"{NETWORK}.{number + 1}"
@@ -65,11 +65,12 @@ class Hosts:
     def command(self, number: int) -> list[str]:
         """Prefix of a command line that runs on this host."""
         identity = self._identities / str(number)
-        masked = f'mount --bind "{identity}" {BOOT_ID} && exec "$@"'
+        memory = f'mount -t tmpfs -o size={MEMORY},mode=700 rhymed "{self._memory}"'
+        masked = f'mount --bind "{identity}" {BOOT_ID} && {memory} && exec "$@"'  # mounts of the command's own
         return ["ip", "netns", "exec", self._host(number), "sh", "-c", masked, "sh"]
 
-    def environment(self, number: int) -> dict[str, str]:
-        return {**os.environ, "RHYMED_SHARED_MEMORY": str(self._memory / str(number))}
+    def environment(self) -> dict[str, str]:
+        return {**os.environ, "RHYMED_SHARED_MEMORY": str(self._memory)}
 
     @property
     def _switch(self) -> str:
@@ -81,7 +82,7 @@ class Hosts:
     def _plug_in(self, number: int) -> None:
         host, port = self._host(number), f"port{number}"
         (self._identities / str(number)).write_text(f"{uuid.uuid4()}\n")
-        (self._memory / str(number)).mkdir(parents=True)
+        self._memory.mkdir(exist_ok=True)
         self._do("ip", "netns", "add", host)
         inside = ("type", "veth", "peer", "name", port, "netns", self._switch)
         self._inside(host, "ip", "link", "add", "line", *inside)

@@ -15,7 +15,7 @@ import errno
 import logging
 import os
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -57,8 +57,9 @@ class Fetcher:
         base: Path | None = None,
         keys: Keyring = OPEN,
         relay: RelayOptions = NO_RELAY,
+        file: Callable[..., MappedFile] = MappedFile,
     ) -> None:
-        self._name, self._keys, self._relaying = name, keys, relay
+        self._name, self._keys, self._relaying, self._file = name, keys, relay, file
         self._host = host or host_id()
         self._base = base
         self._sources: Sources | None = None
@@ -126,7 +127,7 @@ class Fetcher:
         slicing = Slicing(manifest.size, manifest.slice_bytes)
         part = await asyncio.to_thread(copies.part, name, manifest.size)
         base, old = self._base_for(slicing)
-        copy = Copy(manifest.edition, MappedFile(part, slicing, writable=True), base)
+        copy = Copy(manifest.edition, self._file(part, slicing, writable=True), base)
         if relay is not None:
             relay.offer(copy)
         try:
@@ -160,7 +161,7 @@ class Fetcher:
         if self._held is not None:
             edition, path = self._held
             with contextlib.suppress(OSError, WireError):
-                return edition, MappedFile(path, slicing)
+                return edition, self._file(path, slicing)
         return "", None
 
     async def _open_relay(self) -> Relay | None:

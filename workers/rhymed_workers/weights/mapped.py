@@ -55,9 +55,9 @@ class MappedFile:
         self.check()
         return memoryview(self._map)[start : start + self.slicing.length(index)]
 
-    def write(self, index: int, content: Any) -> None:
-        """Blocking. Raises `OSError`."""
-        start, view = self.slicing.start(index), memoryview(content)
+    def write(self, index: int, content: Any, offset: int = 0) -> None:
+        """`offset` in the slice. Blocking. Raises `OSError`."""
+        start, view = self.slicing.start(index) + offset, memoryview(content)
         done = 0
         while done < len(view):
             done += os.pwrite(self._descriptor, view[done:], start + done)
