@@ -4,7 +4,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 JOBS ?= 3
 REQUIREMENTS := requirements/$(if $(CUDA),cuda,cpu).txt
-PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
+# Tests start hundreds of Python processes: each module is compiled once, whatever the environment says.
+PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 PRETTIER := npx --yes prettier@3.10.1 --log-level warn
 PAGE := rhymed/dashboard/static
 

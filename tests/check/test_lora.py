@@ -16,8 +16,9 @@ from rhymed.check.report import Report
 from rhymed.config import Config, Lora
 from rhymed.errors import ConfigError
 from tests.check.test_memory import LARGE, SIZE
+from tests.packages import needs
 
-pytest.importorskip("peft")
+pytestmark = needs("peft")
 
 FEW = Adapters(layers=112, kinds=["q_proj", "v_proj"], parameters=10_000_000, frozen=800_000_000)
 

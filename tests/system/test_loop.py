@@ -83,20 +83,39 @@ path = "{folder}/held_out.jsonl"
 """
 
 
-@pytest.fixture
-def write(tmp_path: Path, tiny_model: Path) -> Callable[..., Path]:
-    (tmp_path / "reward.py").write_text(REWARD)
+def write_in(folder: Path, model: Path) -> Callable[..., Path]:
+    (folder / "reward.py").write_text(REWARD)
     rows = [{"prompt": f"count to {number}"} for number in range(12)]
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     held_out = [{"prompt": f"count down from {number}"} for number in range(5)]
-    (tmp_path / "held_out.jsonl").write_text("".join(json.dumps(row) + "\n" for row in held_out))
+    (folder / "held_out.jsonl").write_text("".join(json.dumps(row) + "\n" for row in held_out))
 
     def config(engine: str, more: str = "") -> Path:
-        file = tmp_path / "loop.toml"
-        file.write_text((CONFIG + more).format(folder=tmp_path, model=tiny_model, engine=engine))
+        file = folder / "loop.toml"
+        file.write_text((CONFIG + more).format(folder=folder, model=model, engine=engine))
         return file
 
     return config
+
+
+@pytest.fixture
+def write(tmp_path: Path, tiny_model: Path) -> Callable[..., Path]:
+    return write_in(tmp_path, tiny_model)
+
+
+@pytest.fixture(scope="module")
+def unread(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
+    """The folder of a run whose output nothing reads, and whose terminal is closed."""
+    home = tmp_path_factory.mktemp("unread")
+    folder = home / "loop"
+    with started(write_in(home, tiny_model)("trace"), *NO_MODEL) as run:
+        assert run.stdout is not None
+        while not (line := run.stdout.readline()).startswith("starting"):
+            assert line, tails(folder)
+        run.stdout.close()
+        run.send_signal(signal.SIGHUP)
+        assert run.wait(240) == 0, tails(folder)
+    return folder
 
 
 @contextlib.contextmanager
@@ -169,21 +188,6 @@ def queues(folder: Path) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_a_run_trains_every_step_and_leaves_nothing_behind(write, tmp_path: Path) -> None:
-    with started(write("trace")) as run:
-        out = finish(run, tmp_path / "loop")
-    rows = metrics(tmp_path / "loop")
-    assert [row["step"] for row in rows] == list(range(6))
-    assert all(row["staleness/max"] == 0 for row in rows)
-    assert "6 steps" in out
-    assert (tmp_path / "loop" / "reward.png").exists()
-    epochs = json.loads((tmp_path / "loop" / "summary.json").read_text())["epochs"]
-    assert [(row["epoch"], row["first_step"], row["steps"]) for row in epochs] == [(0, 0, 3), (1, 3, 3)]
-    assert processes_of(tmp_path / "loop") == {}
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_killed_workers_cost_time_and_no_sample(write, tmp_path: Path) -> None:
     folder = tmp_path / "loop"
     with started(write("trace"), *ENDLESS, *NO_MODEL) as run:
@@ -202,35 +206,35 @@ def test_killed_workers_cost_time_and_no_sample(write, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_an_interrupted_run_ends_in_seconds_and_goes_on_where_it_was(write, tmp_path: Path) -> None:
+def test_an_interrupted_run_trains_every_step_after_its_resume_and_leaves_nothing_behind(
+    write, tmp_path: Path
+) -> None:
     folder = tmp_path / "loop"
     with started(write("trace"), *ENDLESS) as run:
         wait_for(lambda: len(metrics(folder)) >= 3, "third step")
         interrupt(run)
     assert processes_of(folder) == {}
-    wanted = len(metrics(folder)) + 3
-    with started("--resume", folder, "-o", f"trainer.steps={wanted}") as run:
-        finish(run, folder)
-    steps = [row["step"] for row in metrics(folder)]
-    assert sorted(set(steps)) == list(range(wanted))
+    epochs = len(metrics(folder)) // 3 + 2
+    with started("--resume", folder, "-o", f"trainer.epochs={epochs}") as run:
+        out = finish(run, folder)
+    rows = metrics(folder)
+    assert sorted({row["step"] for row in rows}) == list(range(3 * epochs))
+    assert all(row["staleness/max"] == 0 for row in rows)
+    assert f"{3 * epochs} steps" in out
+    assert (folder / "reward.png").exists()
+    summary = json.loads((folder / "summary.json").read_text())["epochs"]
+    places = [(row["epoch"], row["first_step"], row["steps"]) for row in summary]
+    assert places == [(epoch, 3 * epoch, 3) for epoch in range(epochs)]
+    assert processes_of(folder) == {}
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_a_run_outlives_who_reads_it(write, tmp_path: Path) -> None:
+def test_a_run_outlives_who_reads_it(unread: Path) -> None:
     """`rhymed run … | head`, and a terminal that is closed."""
-    folder = tmp_path / "loop"
-    with started(write("trace"), *NO_MODEL, "-o", "trainer.steps=4") as run:
-        assert run.stdout is not None
-        while not (line := run.stdout.readline()).startswith("starting"):
-            assert line, tails(folder)
-        run.stdout.close()
-        run.send_signal(signal.SIGHUP)
-        assert run.wait(240) == 0, tails(folder)
-    assert [row["step"] for row in metrics(folder)] == list(range(4))
-    said = (folder / "logs/run.log").read_text()
-    assert "output cannot be written" in said
-    assert processes_of(folder) == {}
+    assert [row["step"] for row in metrics(unread)] == list(range(6))
+    assert "output cannot be written" in (unread / "logs/run.log").read_text()
+    assert processes_of(unread) == {}
 
 
 @pytest.mark.slow
@@ -286,15 +290,15 @@ def tokens_of(folder: Path) -> dict[str, list[int]]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(500)
-def test_evaluations_come_when_they_are_due_and_change_no_training_sample(write, tmp_path: Path) -> None:
-    made = []
-    for more in ("", HELD_OUT):
-        with started(write("trace", more), *NO_MODEL) as run:
-            out = finish(run, tmp_path / "loop")
-        made.append(tokens_of(max(tmp_path.glob("loop*/config.json"), key=os.path.getmtime).parent))
-    assert made[0] == made[1]
-    assert len(made[0]) == 96
-    rows = metrics(tmp_path / "loop-2")
+def test_evaluations_come_when_they_are_due_and_change_no_training_sample(
+    write, unread: Path, tmp_path: Path
+) -> None:
+    with started(write("trace", HELD_OUT), *NO_MODEL) as run:
+        out = finish(run, tmp_path / "loop")
+    made = tokens_of(tmp_path / "loop")
+    assert made == tokens_of(unread)
+    assert len(made) == 96
+    rows = metrics(tmp_path / "loop")
     graded = [row for row in rows if "val/other/acc/mean@2" in row]
     assert [row["step"] for row in graded] == [0, 2, 4, 6]
     assert all(row["val/other/prompts"] == 5 for row in graded)
@@ -302,8 +306,9 @@ def test_evaluations_come_when_they_are_due_and_change_no_training_sample(write,
 
 
 @pytest.mark.slow
+@pytest.mark.thorough  # test_readme.py evaluates a checkpoint as well
 @pytest.mark.timeout(500)
-@pytest.mark.parametrize("engine", ["trace", pytest.param("vllm", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("engine", ["trace", "vllm"])
 def test_a_checkpoint_is_evaluated_beside_its_run(write, tmp_path: Path, engine: str) -> None:
     file = write(engine, HELD_OUT)
     with started(file, "-o", "trainer.steps=2", "-o", "eval.every=100") as run:

@@ -13,13 +13,13 @@ import numpy as np
 import psutil
 import pytest
 
+from tests.packages import needs
 from tests.stress import chaos
 from tests.stress.run import part_of
 from tests.system.test_loop import finish, metrics, started, wait_for
 from tests.system.test_onoff import config, losses, run, samples
 
-pytest.importorskip("peft")
-pytestmark = [pytest.mark.slow, pytest.mark.thorough, pytest.mark.timeout(900)]
+pytestmark = [needs("peft"), pytest.mark.slow, pytest.mark.thorough, pytest.mark.timeout(900)]
 
 __all__ = ["config"]  # a fixture
 

@@ -105,11 +105,16 @@ def run(config: Path, *changes: str, status: int = 2) -> str:
 
 
 def refused(config: Path, *changes: str) -> str:
-    """What a run says that is refused before anything starts. In this process: many starts of Python take minutes."""
-    said = io.StringIO()
+    """The output of a run that is refused before anything starts."""
     options = [word for change in changes for word in ("-o", change)]
+    return here("run", "--plain", config, *options, status=2)
+
+
+def here(*arguments: object, status: int) -> str:
+    """The output of a command in this process: many starts of Python take minutes."""
+    said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-        assert main(["run", "--plain", str(config), *options]) == 2, said.getvalue()
+        assert main([*map(str, arguments)]) == status, said.getvalue()
     return said.getvalue()
 
 
@@ -217,8 +222,8 @@ def test_model_folders(config: Path, tiny_model: Path) -> None:
 def test_a_chat_without_a_template_is_told(config: Path) -> None:
     rows = [{"prompt": [{"role": "user", "content": f"say {n}"}]} for n in range(4)]
     (config.parent / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    done = rhymed("check", "--no-generate", config, "-o", "rollout.engine=vllm", "-o", "rollout.kv_cache_gib=0.1")
-    said = " ".join(done.stdout.split())
+    engine = ("-o", "rollout.engine=vllm", "-o", "rollout.kv_cache_gib=0.1")
+    said = " ".join(here("check", "--no-generate", config, *engine, status=0).split())
     assert "has no chat template, so messages are joined by blank lines" in said
     assert "model.chat_template" in said
 
@@ -266,9 +271,8 @@ def test_a_resume_with_other_settings_is_refused_and_changes_nothing(config: Pat
     folder = config.parent / "runs" / "bad"
     run(config, "trainer.steps=1", status=0)
     before = (folder / "config.json").read_text()
-    done = rhymed("run", "--plain", "--resume", folder, "-o", "run.seed=7", "-o", "trainer.steps=2")
-    assert done.returncode == 2
-    assert "belongs to another run: run.seed = 7 (it was 0)" in done.stdout
+    said = here("run", "--plain", "--resume", folder, "-o", "run.seed=7", "-o", "trainer.steps=2", status=2)
+    assert "belongs to another run: run.seed = 7 (it was 0)" in said
     assert (folder / "config.json").read_text() == before
     assert rhymed("run", "--plain", "--resume", folder, "-o", "trainer.steps=2").returncode == 0
 
@@ -282,8 +286,7 @@ def test_a_living_run_keeps_strangers_out_and_goes_on(config: Path) -> None:
         try:
             assert living.stdout is not None
             until(living.stdout, "1/20000")
-            second = rhymed("run", "--resume", folder)
-            assert (second.returncode, "is in use by a running `rhymed run`" in second.stdout) == (2, True)
+            assert "is in use by a running `rhymed run`" in here("run", "--resume", folder, status=2)
             assert "is open in another store process" in rhymed("store", folder / "config.json").stdout
             assert "is already served by a living process" in rhymed("broker", folder / "config.json").stdout
             rubbish(load_config(folder / "config.json"))

@@ -133,7 +133,7 @@ def test_the_readme_shows_the_example_as_it_is() -> None:
 
 
 def test_make_quickstart_runs_the_quickstart(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings(monkeypatch, TRACE)
+    settings(monkeypatch, NO_MODEL)
     monkeypatch.setenv("RHYMED_RUN__FOLDER", str(home / "runs"))
     out = do(f"make --old-file=setup VENV={sys.prefix} quickstart", ROOT)
     assert "2 steps" in out

@@ -17,8 +17,9 @@ from rhymed.cli import main
 from rhymed.config import Config, Lora
 from rhymed.run import checkpoint
 from rhymed_workers.trainer.policy.lora import LoraPolicy
+from tests.packages import needs
 
-pytest.importorskip("peft")
+pytestmark = needs("peft")
 
 Make = Callable[..., Path]
 

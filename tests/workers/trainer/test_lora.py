@@ -24,9 +24,10 @@ from rhymed_workers.trainer.policy.lora import LoraPolicy
 from rhymed_workers.trainer.policy.packing import Sequences, micro_batches
 from rhymed_workers.trainer.policy.policy import Policy
 from rhymed_workers.trainer.publish import Publisher
+from tests.packages import needs
 from tests.workers.trainer.test_learner import equal, samples, untimed, weights
 
-pytest.importorskip("peft")
+pytestmark = needs("peft")
 
 LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 LAYERS = 2
