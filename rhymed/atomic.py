@@ -49,6 +49,15 @@ def new_folder(target: Path) -> Iterator[Path]:
         shutil.rmtree(part, ignore_errors=True)
 
 
+def open_up(folder: Path) -> None:
+    """Give its files the permissions that the folder has from the umask. safetensors writes files that only their
+    owner may read, also where those next to them are for everybody."""
+    mode = folder.stat().st_mode & 0o666
+    for path in folder.rglob("*"):
+        if path.is_file() and not path.is_symlink():
+            path.chmod(mode)
+
+
 def sync(path: Path) -> None:
     """Make a file, or a folder's list of names, durable."""
     descriptor = os.open(path, os.O_RDONLY)

@@ -21,7 +21,8 @@
     ├── InvalidTransition      an event that the ledger's table does not allow: our fault
     ├── EngineError            the inference engine failed or died
     ├── RewardError            a scorer cannot be loaded, or returned an invalid reward
-    │   └── ScorerKilled       a signal ended its process while it was loaded: perhaps not the scorer's fault
+    │   ├── ScorerKilled       a signal ended its process while it was loaded: perhaps not the scorer's fault
+    │   └── RowUnsuitable      a row lacks what a scorer needs: no response to it can be scored
     └── TrainerError
         ├── StalenessBroken    a sample older than the contract allows: refused
         ├── StepRefused        the trainer refuses a step for good
@@ -119,6 +120,10 @@ class RewardError(RhymedError):
 
 
 class ScorerKilled(RewardError):
+    pass
+
+
+class RowUnsuitable(RewardError):
     pass
 
 

@@ -122,7 +122,11 @@ def _check_reward(config: Config, report: Report, inputs: Inputs, written: rewar
     """On the model's answer, on the reference answer, if the row has one, and on nonsense."""
     if inputs.training and any(scorer.scorer != "none" for scorer in config.reward.all):
         row = inputs.training.rows[0][1]
-        report.add(report.attempt(lambda: reward.describe(config, row, reward.answers(config.reward, row, written))))
+        report.add(
+            report.attempt(
+                lambda: reward.describe(config, row, reward.answers(config.data, config.reward, row, written))
+            )
+        )
 
 
 def _generate(rollout: Rollout, report: Report, inputs: Inputs, renderer: Renderer) -> reward.Answer:

@@ -1,4 +1,7 @@
-"""The reward of real answers: the model's own, the reference, and nonsense, in a real scoring process."""
+"""The reward of real answers: the model's own, the reference, and nonsense, in a real scoring process.
+
+Where no reference is known, the row's other columns are answers, too: one of them may be the right one.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rhymed.check.report import Section
-from rhymed.config import Config, Eval, Reward
+from rhymed.check.rows import columns
+from rhymed.config import Config, Data, Eval, Reward
 from rhymed.errors import RewardError
 from rhymed.inputs.rows import Row
 from rhymed.text import truncated
@@ -22,6 +26,8 @@ MAX_TOKENS = 64
 THREADS = 2
 NONSENSE = "banana"
 SHOWN_CHARS = 600
+MAX_COLUMNS = 4  # that are tried as answers
+MAX_COLUMN_CHARS = 200
 RIGHT_LABEL, NONSENSE_LABEL = "right answer", "nonsense"
 
 
@@ -31,6 +37,7 @@ class Answer:
     text: str
     tokens: Sequence[int] = ()
     scored: bool = True
+    usual: bool = True  # the reward must be able to score such an answer
 
 
 def unasked(reason: str) -> Answer:
@@ -38,16 +45,31 @@ def unasked(reason: str) -> Answer:
     return Answer("the model", f"was not asked: {reason}", scored=False)
 
 
-def answers(reward: Reward, row: Row, written: Answer | None) -> list[Answer]:
-    """The model's if there is one, the row's reference if it has one, nonsense."""
+def answers(data: Data, reward: Reward, row: Row, written: Answer | None) -> list[Answer]:
+    """The model's if there is one, the row's reference if it has one (else its columns), nonsense."""
     wrap = {"tag": "<answer>{}</answer>", "boxed": "\\boxed{{{}}}"}
     kinds = [scorer.answer for scorer in reward.all if scorer.answer in wrap]
     form = wrap[kinds[0]] if kinds else "{}"
     right = reference(reward, row)
     chosen = [written] if written else []
-    chosen += [Answer(RIGHT_LABEL, form.format(right))] if right else []
+    if right:
+        chosen.append(Answer(RIGHT_LABEL, form.format(right)))
+    elif any(":" in scorer.scorer for scorer in reward.all):
+        chosen += _columns(data, row)
     nonsense = "0" if any(scorer.answer == "last_number" for scorer in reward.all) else NONSENSE
-    return [*chosen, Answer(NONSENSE_LABEL, form.format(NONSENSE if nonsense != right else nonsense))]
+    return [*chosen, Answer(NONSENSE_LABEL, form.format(NONSENSE if nonsense != right else nonsense), usual=False)]
+
+
+def _columns(data: Data, row: Row) -> Iterator[Answer]:
+    """In place of a right answer that is not known: a user's function may take it from any column."""
+    from rhymed_workers.scorers.answer import REFERENCE_COLUMNS
+
+    plain = [name for name, _ in columns(data, row) if type(row[name]) in (str, int, float)]
+    tried = [name for name in plain if 0 < len(str(row[name])) <= MAX_COLUMN_CHARS][:MAX_COLUMNS]
+    instead = "; its other columns are tried" if tried else ""
+    missing = f"not known: the row has no column {', '.join(REFERENCE_COLUMNS)}{instead}"
+    yield Answer(RIGHT_LABEL, missing, scored=False)
+    yield from (Answer(f"column {name}", str(row[name]), usual=False) for name in tried)
 
 
 def reference(reward: Reward, row: Row) -> str:
@@ -96,6 +118,7 @@ def describe(config: Config, row: Row, answers: Sequence[Answer]) -> Section:
 
     section = Section("reward (row 1)")
     rewards: dict[str, float] = {}
+    doubts: list[str] = []
     scored = [answer for answer in answers if answer.scored]
     section.rows += [(answer.label, answer.text) for answer in answers if not answer.scored]
     result = preview(config, row, [(answer.text, answer.tokens) for answer in scored])
@@ -106,29 +129,43 @@ def describe(config: Config, row: Row, answers: Sequence[Answer]) -> Section:
         section.add("  reward", _sum(config.reward, verdicts, outcome.reward) + _in_loss(outcome))
         if outcome.reward is not None:
             rewards[answer.label] = outcome.reward
-        elif answer.label != NONSENSE_LABEL:
+        elif any(verdict.unsuitable for verdict in verdicts):
+            section.errors.append(f"reward: no answer to row 1 can be scored: {outcome.error}")
+        elif answer.usual:
             section.errors.append(f"reward: scoring {answer.label!r} of row 1 fails: {outcome.error}")
-        elif not section.errors:
-            fate = {"drop": "samples like it are dropped", "zero": "samples like it get 0"}
-            section.warnings.append(
-                f"reward: scoring {answer.text!r} for row 1 fails: {outcome.error}; reward.on_error ="
-                f" {config.reward.on_error!r}: {fate.get(config.reward.on_error, 'the run would stop')}"
-            )
+        else:
+            doubts.append(_failure(answer, config.reward, outcome))
     section.rows += [("isolation" if number == 0 else "", note) for number, note in enumerate(result.notes)]
+    section.errors = section.errors[:1]
+    section.warnings += [] if section.errors else doubts[:1]
     section.warnings += _doubts(config.eval, rewards, answers[-1].text)
     return section
 
 
+def _failure(answer: Answer, reward: Reward, outcome: Outcome) -> str:
+    fate = {"drop": "samples like it are dropped", "zero": "samples like it get 0"}
+    return (
+        f"reward: scoring {answer.text!r} for row 1 fails: {outcome.error}; reward.on_error ="
+        f" {reward.on_error!r}: {fate.get(reward.on_error, 'the run would stop')}"
+    )
+
+
 def _doubts(eval: Eval, rewards: dict[str, float], nonsense_text: str) -> Iterator[str]:
     """Warnings about the reward function. `rewards`: by label, of the answers that could be scored."""
+    equal = len(rewards) > 1 and len(set(rewards.values())) == 1
     right, nonsense = rewards.get(RIGHT_LABEL), rewards.get(NONSENSE_LABEL)
     if right is not None and nonsense is not None and right <= nonsense:
         yield (
             f"reward: the right answer gets {right:g}, and {nonsense_text!r} gets {nonsense:g}: such a reward"
             " teaches nothing useful; check reward.scorer, reward.answer and the column with the right answer"
         )
-    elif nonsense and len(rewards) > 1 and set(rewards.values()) == {nonsense}:
+    elif nonsense and equal:
         yield f"reward: even {nonsense_text!r} gets {nonsense:g}: a constant reward teaches nothing"
+    elif equal and right is None:
+        yield (
+            f"reward: all {len(rewards)} answers that were tried get {min(rewards.values()):g}, and no right answer"
+            " is known: a constant reward teaches nothing; call the right answer's column `answer` to have it tried"
+        )
     if eval.datasets and right is not None and right < eval.threshold:
         yield (
             f"eval.threshold = {eval.threshold:g}, but the right answer itself gets {right:g}: no response"

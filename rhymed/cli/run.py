@@ -31,7 +31,11 @@ def handle(arguments: argparse.Namespace) -> int:
     from rhymed.service.stdio import ignore_output_errors
 
     with ignore_output_errors():  # a closed output does not end the run
-        config, where = _prepare(arguments)
+        config, where = _load(arguments)
+        if arguments.resume and (done := _finished(config, where)):
+            print(done, flush=True)
+            return 0
+        config, where = _prepare(config, where, resume=arguments.resume)
         return supervise(config, where, plain=arguments.plain)
 
 
@@ -54,8 +58,8 @@ def supervise(config: Config, where: RunLayout, *, plain: bool) -> int:
         return status
 
 
-def _prepare(arguments: argparse.Namespace) -> tuple[Config, RunLayout]:
-    """Check everything that can fail before a process starts, and create or open the folder."""
+def _load(arguments: argparse.Namespace) -> tuple[Config, RunLayout]:
+    """The configuration and its folder, which exists if the run is to be resumed."""
     from rhymed.config.load import load_config
     from rhymed.errors import ConfigError
     from rhymed.run import folder
@@ -72,8 +76,27 @@ def _prepare(arguments: argparse.Namespace) -> tuple[Config, RunLayout]:
         raise ConfigError(f"--resume: {where.folder} does not exist")
     if arguments.resume and where.config.exists():
         folder.check_same(load_config(where.config, (), {}), config, where)
-    refuse_early(config, resume=arguments.resume)
-    if arguments.resume:
+    return config, where
+
+
+def _finished(config: Config, where: RunLayout) -> str:
+    """What is printed for a finished run instead of starting it; empty: there is something to do."""
+    from rhymed.check.report import Report
+    from rhymed.config.load import load_config
+    from rhymed.launch.finished import finished
+
+    if not where.config.exists() or load_config(where.config, (), {}).eval != config.eval:
+        return ""
+    with Report().listening():  # the dataset's warnings were shown at the first start
+        return finished(config, where)
+
+
+def _prepare(config: Config, where: RunLayout, *, resume: bool) -> tuple[Config, RunLayout]:
+    """Check everything that can fail before a process starts, and create or open the folder."""
+    from rhymed.run import folder
+
+    refuse_early(config, resume=resume)
+    if resume:
         return config, folder.save(config)
     created, where = folder.create(config)
     if created.run.name != config.run.name:

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-from rhymed.atomic import sync
+from rhymed.atomic import open_up, sync
 from rhymed.errors import CheckpointError, CheckpointLost
 
 log = logging.getLogger(__name__)
@@ -48,7 +48,9 @@ def save(folder: Path, step: int, write: Callable[[Path], Mapping[str, str] | No
         if not (target.is_dir() and _is_intact(target)):
             part = folder / f"{UNFINISHED}{target.name}"
             part.mkdir()
-            _seal(part, write(part) or {})
+            known = write(part) or {}
+            open_up(part)
+            _seal(part, known)
             if target.exists():
                 shutil.rmtree(target)
             part.rename(target)

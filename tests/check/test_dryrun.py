@@ -23,6 +23,15 @@ def constant(completions, **columns):
 
 def broken(completions, **columns):
     raise ValueError("no idea")
+
+def colour(completions, color, **columns):
+    return [float(given == wanted) for given, wanted in zip(completions, color)]
+
+def zero(completions, **columns):
+    return [0.0 for _ in completions]
+
+def misspelt(completions, kolor, **columns):
+    return [1.0 for _ in completions]
 """
 
 Make = Callable[..., Config]
@@ -100,6 +109,44 @@ def test_a_reward_that_everything_gets_is_a_warning_without_a_right_answer_too(m
     (tmp_path / "unknown.jsonl").write_text("".join(f'{{"prompt": "say {n}"}}\n' for n in range(20)))
     report = full_check(make("constant", data={"path": str(tmp_path / "unknown.jsonl")}))
     assert "even 'banana' gets 1: a constant reward teaches nothing" in report.warnings[-1]
+
+
+@pytest.fixture
+def colours(tmp_path: Path) -> dict[str, str]:
+    """Rows whose right answer is in a column that only the reward knows."""
+    file = tmp_path / "colours.jsonl"
+    file.write_text("".join(f'{{"prompt": "say {n}", "color": "blue", "level": {n}}}\n' for n in range(4)))
+    return {"path": str(file)}
+
+
+def test_without_a_known_right_answer_the_columns_are_tried(make: Make, colours: dict[str, str]) -> None:
+    report = full_check(make("colour", data=colours), generate=False)
+    assert (report.errors, report.warnings) == ([], [])
+    shown = rows(report, "reward")
+    assert shown[0][0] == "right answer"
+    assert shown[0][1].startswith("not known: the row has no column ground_truth, answer,")
+    assert shown[1:3] == [("column color", "blue"), ("  reward", "1 (by colour)")]
+    assert shown[3:5] == [("column level", "0"), ("  reward", "0 (by colour)")]
+
+
+def test_a_reward_that_is_zero_for_everything_is_a_warning_without_a_right_answer(
+    make: Make, colours: dict[str, str]
+) -> None:
+    report = full_check(make("zero", data=colours), generate=False)
+    assert report.errors == []
+    assert "all 3 answers that were tried get 0, and no right answer is known" in report.warnings[0]
+
+
+@pytest.mark.parametrize("scorer", ["misspelt", "exact"])
+def test_a_row_that_lacks_what_the_reward_needs_must_be_changed_even_if_no_model_was_asked(
+    make: Make, colours: dict[str, str], scorer: str
+) -> None:
+    """What is missing does not depend on the answer, so that of nonsense shows it as well."""
+    config = make("misspelt", data=colours) if scorer == "misspelt" else make(data=colours, reward={"scorer": scorer})
+    for look in (lambda: full_check(config, generate=False), lambda: quick_check(config)):
+        (error,) = look().errors
+        assert error.startswith("reward: no answer to row 1 can be scored")
+        assert ("needs column kolor" if scorer == "misspelt" else "the row has no reference answer") in error
 
 
 def test_a_threshold_that_no_answer_reaches_is_a_warning(make: Make, tmp_path: Path) -> None:

@@ -275,6 +275,11 @@ def test_a_resume_with_other_settings_is_refused_and_changes_nothing(config: Pat
     assert "belongs to another run: run.seed = 7 (it was 0)" in said
     assert (folder / "config.json").read_text() == before
     assert rhymed("run", "--plain", "--resume", folder, "-o", "trainer.steps=2").returncode == 0
+    summary = (folder / "summary.json").read_text()
+    again = rhymed("run", "--plain", "--resume", folder)
+    assert (again.returncode, again.stdout.count("\n")) == (0, 1)
+    assert again.stdout.startswith("finished: all 2 steps are trained")
+    assert (folder / "summary.json").read_text() == summary
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rhymed.cli import main
-from rhymed.errors import CheckpointError
+from rhymed.errors import CheckpointError, ConfigError
 from rhymed.run import checkpoint
 from rhymed_workers.trainer.export import chosen, export
 
@@ -50,6 +50,13 @@ def test_an_exported_checkpoint_loads_as_a_model(run: Path, tmp_path: Path, dtyp
     assert loaded.dtype == getattr(torch, dtype)
     for name, tensor in loaded.state_dict().items():
         assert torch.equal(tensor, before[name].to(tensor.dtype)), name
+    modes = {
+        file.name: file.stat().st_mode & 0o777
+        for made in (run, target)
+        for file in made.rglob("*.*")
+        if file.is_file()
+    }
+    assert set(modes.values()) == {(run / "config.json").stat().st_mode & 0o777}, modes
     size = json.loads((target / "model.safetensors.index.json").read_text())["metadata"]["total_size"]
     assert size == sum(tensor.nbytes for name, tensor in loaded.state_dict().items() if name != "lm_head.weight") or (
         size == sum(tensor.nbytes for tensor in loaded.state_dict().values())
@@ -60,7 +67,7 @@ def test_a_damaged_one_is_passed_over_and_a_named_one_refused(run: Path, tmp_pat
     weights = next((run / "checkpoints" / "step-000004").glob("*.safetensors"))
     weights.write_bytes(weights.read_bytes()[:-1])
     assert chosen(run / "checkpoints", None).step == 2
-    with pytest.raises(CheckpointError, match="no good checkpoint of step 4; there: 2, 4"):
+    with pytest.raises(ConfigError, match="no good checkpoint of step 4; there: 2, 4"):
         chosen(run / "checkpoints", 4)
     assert main(["checkpoint", "list", str(run)]) == 1
     lines = capsys.readouterr().out.splitlines()
@@ -68,11 +75,15 @@ def test_a_damaged_one_is_passed_over_and_a_named_one_refused(run: Path, tmp_pat
     assert f"DAMAGED: {weights.name} is not what was written" in lines[1]
 
 
-def test_nothing_is_overwritten_and_nothing_half_written_stays(run: Path, tmp_path: Path, monkeypatch) -> None:
+def test_nothing_is_overwritten_and_nothing_half_written_stays(
+    run: Path, tmp_path: Path, monkeypatch, capsys
+) -> None:
     target = tmp_path / "model"
     target.mkdir()
-    with pytest.raises(CheckpointError, match="exists already"):
+    with pytest.raises(ConfigError, match="exists already"):
         export(chosen(run / "checkpoints", None), target, "float32")
+    assert main(["checkpoint", "export", str(run), str(target)]) == 2
+    assert capsys.readouterr().err == f"rhymed: {target} exists already; name a new folder\n"
     target.rmdir()
 
     def full(*given: object) -> None:

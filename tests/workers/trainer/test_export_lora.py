@@ -111,7 +111,7 @@ def test_whole_weights_cannot_be_merged(run: Path, tmp_path: Path, tiny_model: P
 
     model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
     checkpoint.save(run / "checkpoints", 4, lambda made: model.save_pretrained(made) and None, keep=2)
-    assert main(["checkpoint", "export", str(run), str(tmp_path / "out"), "--merged"]) == 1
+    assert main(["checkpoint", "export", str(run), str(tmp_path / "out"), "--merged"]) == 2
     assert "has all weights, no adapter: there is nothing to merge" in capsys.readouterr().err
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any, Literal
 
-from rhymed.errors import RewardError
+from rhymed.errors import RowUnsuitable
 from rhymed.inputs.rows import Row
 
 Kind = Literal["full", "tag", "last_number", "boxed"]
@@ -70,14 +70,14 @@ def reference(row: Row, column: str = "") -> Any:
     """The row's reference answer: verl's `reward_model.ground_truth`, or the first of REFERENCE_COLUMNS."""
     if column:
         if column not in row:
-            raise RewardError(f"the row has no column {column!r} (args.column); columns: {', '.join(row)}")
+            raise RowUnsuitable(f"the row has no column {column!r} (args.column); columns: {', '.join(row)}")
         return row[column]
     if (prepared := _prepared(row)) is not None:
         return prepared
     for name in REFERENCE_COLUMNS:
         if row.get(name) is not None:
             return row[name]
-    raise RewardError(
+    raise RowUnsuitable(
         f"the row has no reference answer: none of reward_model.ground_truth, {', '.join(REFERENCE_COLUMNS)};"
         f" columns: {', '.join(row)}. Name it with the scorer's args.column"
     )
@@ -89,13 +89,13 @@ def _prepared(row: Row) -> Any:
 
 
 def reference_text(row: Row, column: str = "") -> str:
-    """The reference as text; of GSM8K's only what follows `####`. Raises `RewardError` if it is empty."""
+    """The reference as text; of GSM8K's only what follows `####`. Raises `RowUnsuitable` if it is empty."""
     value = reference(row, column)
     if not isinstance(value, str | int | float):
-        raise RewardError(f"the row's reference answer must be text or a number, not {type(value).__name__}")
+        raise RowUnsuitable(f"the row's reference answer must be text or a number, not {type(value).__name__}")
     text = str(value).rpartition(FINAL)[2].strip()
     if not text:
-        raise RewardError("the row's reference answer is empty")
+        raise RowUnsuitable("the row's reference answer is empty")
     return text
 
 

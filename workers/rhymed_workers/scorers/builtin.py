@@ -1,7 +1,7 @@
 """The built-in scorers. Each takes its `Setting` and checks it; unknown arguments are refused.
 
-The reference answer is in the row (rhymed_workers.scorers.answer). They may raise `RewardError` about a row, never
-about a response: every response gets a reward.
+The reference answer is in the row (rhymed_workers.scorers.answer). They may raise `RowUnsuitable`, and no
+error about a response: every response gets a reward.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 from rhymed.config import Dataset
-from rhymed.errors import ConfigError, RewardError
+from rhymed.errors import ConfigError, RewardError, RowUnsuitable
 from rhymed.inputs.gym import gym_dataset, gym_entry
 from rhymed.inputs.rows import Row
 from rhymed_workers.scorers.answer import normal, reference_text
@@ -48,7 +48,7 @@ def _reasoning_gym(setting: Setting) -> Raw:
     def score(answer: str, row: Row, tokens: Sequence[int]) -> Any:
         dataset = tasks.get(str(row.get("data_source")))
         if dataset is None or "metadata" not in row:
-            raise RewardError(f"scorer reasoning_gym: {_foreign(row, tasks)}")
+            raise RowUnsuitable(f"scorer reasoning_gym: {_foreign(row, tasks)}")
         # reasoning_gym represents "no answer found" as None.
         return dataset.score_answer(answer.strip() or None, gym_entry(row))
 
@@ -97,7 +97,7 @@ def _math(setting: Setting) -> Raw:
         reference = reference_text(row, setting.column)
         gold = parse(reference if "$" in reference or "\\boxed" in reference else f"\\boxed{{{reference}}}")
         if not gold:
-            raise RewardError(f"math-verify cannot read the row's reference answer {reference!r}")
+            raise RowUnsuitable(f"math-verify cannot read the row's reference answer {reference!r}")
         if not answer.strip():
             return 0.0
         parsed = parse(f"\\boxed{{{answer}}}" if bare and "$" not in answer and "\\boxed" not in answer else answer)

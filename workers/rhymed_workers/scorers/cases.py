@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
-from rhymed.errors import RewardError
+from rhymed.errors import RowUnsuitable
 from rhymed.inputs.rows import Row
 
 COLUMNS = ("test_list", "test", "tests", "input_output", "ground_truth", "answer")
@@ -33,13 +33,13 @@ class Case:
 
 
 def cases(row: Row, column: str = "") -> list[Case]:
-    """At least one. Raises `RewardError` when the row has no readable test."""
+    """At least one. Raises `RowUnsuitable` when the row has no readable test."""
     value = _value(row, column)
     if isinstance(value, str) and value.strip()[:1] in ("{", "["):
         try:
             value = json.loads(value)
         except ValueError as error:
-            raise RewardError(f"the row's tests are no JSON: {error}") from None
+            raise RowUnsuitable(f"the row's tests are no JSON: {error}") from None
     if isinstance(value, dict) and "inputs" in value:
         tests = _pairs(value["inputs"], value.get("outputs"), value.get("fn_name"))
     elif isinstance(value, dict) and "assert_case" in value:
@@ -49,14 +49,14 @@ def cases(row: Row, column: str = "") -> list[Case]:
     else:
         tests = _asserts(value, row)
     if not tests:
-        raise RewardError(f"the row has no tests; {SHAPE}")
+        raise RowUnsuitable(f"the row has no tests; {SHAPE}")
     return tests
 
 
 def _value(row: Row, column: str) -> Any:
     if column:
         if column not in row:
-            raise RewardError(f"the row has no column {column!r} (args.tests); columns: {', '.join(row)}")
+            raise RowUnsuitable(f"the row has no column {column!r} (args.tests); columns: {', '.join(row)}")
         return row[column]
     model = row.get("reward_model")
     if isinstance(model, dict) and model.get("ground_truth") is not None:
@@ -64,7 +64,7 @@ def _value(row: Row, column: str) -> Any:
     for name in COLUMNS:
         if row.get(name) is not None:
             return row[name]
-    raise RewardError(
+    raise RowUnsuitable(
         f"the row has no tests: none of reward_model.ground_truth, {', '.join(COLUMNS)}; columns: {', '.join(row)}."
         " Name it with the scorer's args.tests"
     )
@@ -72,7 +72,7 @@ def _value(row: Row, column: str) -> Any:
 
 def _pairs(inputs: Any, outputs: Any, name: Any) -> list[Case]:
     if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
-        raise RewardError(f"the row's tests need as many outputs as inputs; {SHAPE}")
+        raise RowUnsuitable(f"the row's tests need as many outputs as inputs; {SHAPE}")
     if name is None:
         return [_printed(_text(stdin), _text(output)) for stdin, output in zip(inputs, outputs, strict=True)]
     return [_called(str(name), _arguments(given), result) for given, result in zip(inputs, outputs, strict=True)]
@@ -82,7 +82,7 @@ def _listed(tests: Sequence[dict[str, Any]]) -> list[Case]:
     """LiveCodeBench: one object per test."""
     for test in tests:
         if "input" not in test or "output" not in test:
-            raise RewardError(f"the row's tests are objects without input and output; {SHAPE}")
+            raise RowUnsuitable(f"the row's tests are objects without input and output; {SHAPE}")
     names = [test.get("fn_name") for test in tests]
     return [
         _printed(_text(test["input"]), _text(test["output"]))
@@ -119,7 +119,7 @@ def _asserts(value: Any, row: Row) -> list[Case]:
     """MBPP: a list with its set-up. HumanEval: a text with its entry point."""
     tests = [value] if isinstance(value, str) else value
     if not isinstance(tests, list) or not all(isinstance(test, str) for test in tests):
-        raise RewardError(f"the row's tests cannot be read; {SHAPE}")
+        raise RowUnsuitable(f"the row's tests cannot be read; {SHAPE}")
     imports = row.get("test_imports")
     before = [str(row.get("test_setup_code") or ""), *(map(str, imports) if isinstance(imports, list) else ())]
     entry = row.get("entry_point")
@@ -142,7 +142,7 @@ def _arguments(given: Any) -> list[Any]:
     try:
         return [json.loads(line) for line in str(given).splitlines() if line.strip()]
     except ValueError as error:
-        raise RewardError(f"the row's test has arguments that are no JSON: {error}") from None
+        raise RowUnsuitable(f"the row's test has arguments that are no JSON: {error}") from None
 
 
 def same_text(actual: str, expected: str) -> bool:

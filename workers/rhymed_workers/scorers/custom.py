@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rhymed.errors import RewardError
+from rhymed.errors import RewardError, RowUnsuitable
 from rhymed.inputs.rows import Row
 from rhymed.text import short
 from rhymed_workers.scorers.answer import ground_truth
@@ -111,7 +111,7 @@ class Custom:
         `trainer_state` is None, and what the function logs is dropped.
         """
         if missing := sorted(self._required - row.keys()):
-            raise RewardError(f"{self.title} needs column {', '.join(missing)}; the row has: {', '.join(row)}")
+            raise RowUnsuitable(f"{self.title} needs column {', '.join(missing)}; the row has: {', '.join(row)}")
         chat = isinstance(row.get("prompt"), list)
         values: dict[str, Any] = {key: [value] for key, value in row.items() if key not in TRL_RESERVED}
         values |= {

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, BinaryIO
 import msgspec
 
 from rhymed.config import Config, Reward
-from rhymed.errors import RewardError
+from rhymed.errors import RewardError, RowUnsuitable
 from rhymed.inputs.rows import Row
 from rhymed_workers.sandbox import linux
 from rhymed_workers.scorers.explain import ERROR_CHARS, describe, overrun
@@ -105,7 +105,8 @@ def _judge(function: RewardFunction, work: Item, limits: Reward) -> Verdict:
         crowded = 2 * linux.tasks(linux.family([os.getppid()])) > limits.processes_limit
         reason = overrun(error, limits, crowded)
         text = f"{_in_words(error)}: {reason}" if reason else _in_words(error)
-        return Verdict(error=text, timeout=late, seconds=time.monotonic() - began)
+        unsuitable, seconds = isinstance(error, RowUnsuitable), time.monotonic() - began
+        return Verdict(error=text, unsuitable=unsuitable, timeout=late, seconds=seconds)
 
 
 def _is_late(error: BaseException | None) -> bool:

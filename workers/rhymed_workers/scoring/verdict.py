@@ -24,6 +24,7 @@ class Verdict(msgspec.Struct, frozen=True):
     weight: float = 1.0  # of the sample in the loss
     token_weights: bytes = b""  # in the loss: float32, one per response token; empty: all 1
     error: str | None = None
+    unsuitable: bool = False  # the error is the row's: no response to it can be scored
     timeout: bool = False
     seconds: float = 0.0  # of scoring alone
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from rhymed import atomic
-from rhymed.errors import CheckpointError
+from rhymed.errors import CheckpointError, ConfigError
 from rhymed.run.checkpoint import MANIFEST, Checkpoint, at_step, checkpoints_in, newest
 from rhymed_workers.lora.about import SETTINGS, WEIGHTS
 from rhymed_workers.lora.folder import INDEX, digest, weight_files
@@ -34,20 +34,21 @@ DType = Literal["float32", "bfloat16", "float16"]
 
 
 def chosen(folder: Path, step: int | None) -> Checkpoint:
-    """The intact checkpoint of that step, or the newest intact one. Blocking: verifies its digests."""
+    """The intact checkpoint of that step, or the newest intact one. Blocking: verifies its digests. Raises
+    `ConfigError` if there is none."""
     checkpoint = newest(folder) if step is None else at_step(folder, step)
     if checkpoint is None:
         there = ", ".join(str(other.step) for other in checkpoints_in(folder)) or "none"
         what = "no intact checkpoint" if step is None else f"no good checkpoint of step {step}"
-        raise CheckpointError(f"{folder} has {what}; there: {there}")
+        raise ConfigError(f"{folder} has {what}; there: {there}")
     return checkpoint
 
 
 def export(checkpoint: Checkpoint, target: Path, dtype: DType, base: Path | None = None) -> None:
     """Write the folder `target`, which must not exist. `base`: the model's folder, into which an adapter is merged.
-    Raises `CheckpointError`."""
+    Raises `ConfigError` if that cannot be done, `CheckpointError` if it fails."""
     if target.exists():
-        raise CheckpointError(f"{target} exists already; name a new folder")
+        raise ConfigError(f"{target} exists already; name a new folder")
     adapter = None if base is None else _adapter(checkpoint.folder, base)
     try:
         with atomic.new_folder(target) as folder:
@@ -59,6 +60,7 @@ def export(checkpoint: Checkpoint, target: Path, dtype: DType, base: Path | None
             if adapter and base:
                 _merge(adapter, base, folder, dtype)
             _rewrite(folder, dtype)
+            atomic.open_up(folder)
             for file in folder.iterdir():
                 atomic.sync(file)
         atomic.sync(target.parent)
@@ -67,9 +69,9 @@ def export(checkpoint: Checkpoint, target: Path, dtype: DType, base: Path | None
 
 
 def _adapter(checkpoint: Path, base: Path) -> Adapter:
-    """Raises `CheckpointError` if it has none, or one of another model."""
+    """Raises `ConfigError` if it has none, `CheckpointError` if it has one of another model."""
     if not is_adapter(checkpoint):
-        raise CheckpointError(f"{checkpoint} has all weights, no adapter: there is nothing to merge")
+        raise ConfigError(f"{checkpoint} has all weights, no adapter: there is nothing to merge")
     adapter = Adapter(checkpoint / WEIGHTS)
     if problem := adapter.problem(shapes(base), digest(base)):
         raise CheckpointError(f"{problem}: {base} is not the model that the run was trained over")
