@@ -9,7 +9,7 @@ PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n $(JOBS) --di
 PRETTIER := npx --yes prettier@3.10.1 --log-level warn
 PAGE := rhymed/dashboard/static
 
-.PHONY: help setup quickstart quickstart-gpu test test-gpu test-thorough test-fast test-compose wheels lint types format bench bench-model docs stress-chaos stress-soak stress-watch stress-fuzz stress-crash stress-hosts site clean
+.PHONY: help setup quickstart quickstart-gpu test test-gpu test-thorough test-fast test-compose wheels lint types format bench bench-model docs package stress-chaos stress-soak stress-watch stress-fuzz stress-crash stress-hosts site clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
@@ -103,5 +103,15 @@ $(VENV)-docs/.ready: requirements/docs.txt
 	$(VENV)-docs/bin/pip install --quiet --no-deps -r requirements/docs.txt
 	touch $@
 
+package: $(VENV)-package/.ready ## build wheel and source distribution in dist/, and check what a package index will show
+	rm -rf dist
+	$(VENV)-package/bin/python -m build --quiet
+	$(VENV)-package/bin/twine check --strict dist/*
+
+$(VENV)-package/.ready: requirements/package.txt
+	$(PYTHON) -m venv $(VENV)-package
+	$(VENV)-package/bin/pip install --quiet --no-deps -r requirements/package.txt
+	touch $@
+
 clean: ## remove the virtual environment and caches; runs/ stays
-	rm -rf $(VENV) $(VENV)-docs site build *.egg-info .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(VENV)-docs $(VENV)-package site build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache

@@ -19,13 +19,34 @@ EXIT_INTERRUPTED = 130  # as shells do for SIGINT
 EXIT_PIPE = 141  # as shells do for SIGPIPE
 
 
+MEANT = {
+    "benchmark": "bench",
+    "continue": "run --resume",
+    "create": "init",
+    "dashboard": "view",
+    "evaluate": "eval",
+    "export": "checkpoint export",
+    "new": "init",
+    "resume": "run --resume",
+    "samples": "history show",
+    "serve": "view",
+    "simulate": "sim",
+    "start": "run",
+    "status": "queues",
+    "train": "run",
+    "validate": "check",
+}
+"""Words of other programs -> the command here."""
+
+ALIKE = 0.75  # of the letters; "chek" is like "check", "bogus" is not like "logs"
+
+
 class Parser(argparse.ArgumentParser):
     """Reports a mistake in one line, with a suggestion."""
 
     def error(self, message: str) -> NoReturn:
         chosen = re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message)
-        close = difflib.get_close_matches(chosen[1], re.findall(r"[\w-]+", chosen[2]), n=1) if chosen else []
-        guess = f"; did you mean {close[0]}?" if close else ""
+        guess = _suggestion(chosen[1], re.findall(r"[\w-]+", chosen[2])) if chosen else ""
         self.exit(EXIT_MISTAKE, f"{self.prog}: {message}{guess} (see {self.prog} --help)\n")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
@@ -36,28 +57,39 @@ class Parser(argparse.ArgumentParser):
         return known, rest
 
 
+def _suggestion(word: str, choices: Sequence[str]) -> str:
+    """What the word may mean: a choice that it begins or is like, or another program's word for it."""
+    longer = [choice for choice in choices if len(word) > 1 and choice.startswith(word)]
+    close = longer or difflib.get_close_matches(word, choices, n=1, cutoff=ALIKE)
+    meant = close[0] if close else MEANT.get(word, "")
+    return f"; did you mean {meant}?" if meant.partition(" ")[0] in choices else ""
+
+
 def parser() -> argparse.ArgumentParser:
     from rhymed.cli import bench, check, checkpoint, eval, history, model, prepare, report, run, sim
     from rhymed.cli.live import dashboard, logs, queues, steer
     from rhymed.cli.live import top as live_top
     from rhymed.cli.services import broker, health, keygen, store, worker
+    from rhymed.cli.setup import completion, init
 
     top = Parser(
         prog="rhymed",
         description="Reinforcement learning of language models with rollouts that are drafted from history.",
     )
-    add_examples(top, "rhymed check configs/quickstart.toml", "rhymed run configs/quickstart.toml")
+    add_examples(top, "rhymed init mine", "rhymed check mine/config.toml", "rhymed run mine/config.toml")
     top.add_argument("--version", action="version", version=f"rhymed {__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    shown = (check, run, eval, live_top, queues, steer, dashboard, logs, report, history, checkpoint)
+    shown = (init, check, run, eval, live_top, queues, steer, dashboard, logs, report, history, checkpoint)
     services = (worker, broker, store, health, keygen, prepare, model)
-    for module in (*shown, *services, bench, sim):
+    for module in (*shown, *services, bench, sim, completion):
         module.add(commands)
     return top
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point. A user's mistake ends in one clear line and status 2, without a traceback."""
+    """Entry point. A user's mistake ends in one clear line and status 2, without a traceback. No words: the help."""
+    if not (sys.argv[1:] if argv is None else argv):
+        argv = ["--help"]
     try:
         status = _call(argv)
         sys.stdout.flush()
@@ -74,7 +106,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _call(argv: Sequence[str] | None) -> int:
     arguments = parser().parse_args(argv)
     from rhymed.errors import HOPELESS, RhymedError
+    from rhymed.unloadable import hide_unloadable
 
+    hide_unloadable()
     handler: Any = arguments.handler
     try:
         return int(handler(arguments) or 0)

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from rhymed.cli.options import add_examples, add_run, make_parser
+from rhymed.cli.options import add_examples, add_json, add_run, make_parser, print_json
 
 
 def add(commands: Any) -> None:
@@ -20,6 +20,7 @@ def add(commands: Any) -> None:
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     listing = make_parser(verbs, "list", "every checkpoint, and whether it is intact", handle_list)
     add_run(listing)
+    add_json(listing)
     export = make_parser(
         verbs, "export", "write one as a Hugging Face folder, or a LoRA adapter in PEFT's format", handle_export
     )
@@ -36,17 +37,24 @@ def handle_list(arguments: argparse.Namespace) -> int:
     """Exit status 1 if one is damaged."""
     from rhymed.run.checkpoint import checkpoints_in, damage
 
-    checkpoints = checkpoints_in(_folder(arguments.run))
-    if not checkpoints:
+    found = [
+        {
+            "step": checkpoint.step,
+            "folder": str(checkpoint.folder),
+            "bytes": sum(file.stat().st_size for file in checkpoint.folder.iterdir()),
+            "damage": damage(checkpoint.folder) or None,
+        }
+        for checkpoint in checkpoints_in(_folder(arguments.run))
+    ]
+    if arguments.json:
+        print_json(found)
+    elif not found:
         print(f"{arguments.run} has no checkpoint yet")
-        return 0
-    bad = 0
-    for checkpoint in checkpoints:
-        size = sum(file.stat().st_size for file in checkpoint.folder.iterdir()) / 2**20
-        why = damage(checkpoint.folder)
-        bad += bool(why)
-        print(f"step {checkpoint.step:<8} {size:>10.1f} MiB   {f'DAMAGED: {why}' if why else 'good'}")
-    return int(bad > 0)
+    else:
+        for each in found:
+            state = f"DAMAGED: {each['damage']}" if each["damage"] else "good"
+            print(f"step {each['step']:<8} {each['bytes'] / 2**20:>10.1f} MiB   {state}")
+    return int(any(each["damage"] for each in found))
 
 
 def handle_export(arguments: argparse.Namespace) -> int:

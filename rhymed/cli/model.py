@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from rhymed.cli.options import add_examples, make_parser
+from rhymed.cli.options import add_examples, add_json, make_parser, print_json
 
 
 def add(commands: Any) -> None:
@@ -19,10 +19,15 @@ def add(commands: Any) -> None:
         help="as model.path: a folder, a GGUF file, a hub id (owner/name) or a known name",
     )
     parser.add_argument("--revision", default="", help="hub id: branch, tag or commit")
+    add_json(parser)
 
 
 def handle(arguments: argparse.Namespace) -> int:
     from rhymed.inputs.models import prepare
 
-    print(prepare(arguments.name, arguments.revision, newest=True))
+    folder = prepare(arguments.name, arguments.revision, newest=True)
+    if arguments.json:
+        print_json({"name": arguments.name, "folder": str(folder)})
+    else:
+        print(folder)
     return 0

@@ -106,6 +106,16 @@ def add_override(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
+
+
+def print_json(value: Any) -> None:
+    import json
+
+    print(json.dumps(value, indent=1, ensure_ascii=False))
+
+
 def read_config(arguments: argparse.Namespace) -> Config:
     """The configuration that the arguments select. Raises `ConfigError`."""
     from rhymed.config.load import load_config

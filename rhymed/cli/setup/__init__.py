@@ -1,0 +1,1 @@
+"""Commands that prepare a folder or a shell."""

