@@ -37,7 +37,7 @@ def handle_list(arguments: argparse.Namespace) -> int:
     """Exit status 1 if one is damaged."""
     from rhymed.run.checkpoint import checkpoints_in, damage
 
-    found = [
+    found: list[dict[str, Any]] = [
         {
             "step": checkpoint.step,
             "folder": str(checkpoint.folder),
