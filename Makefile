@@ -19,8 +19,8 @@ setup: $(VENV)/.ready ## create the virtual environment, with pinned packages; C
 $(VENV)/.ready: $(REQUIREMENTS) pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; set PYTHON=..."; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet $(if $(CUDA),,--no-deps) -r $(REQUIREMENTS)
-	$(BIN)/pip install --quiet --no-deps -e .
+	$(BIN)/pip install --quiet --no-compile $(if $(CUDA),,--no-deps) -r $(REQUIREMENTS)
+	$(BIN)/pip install --quiet --no-deps --no-build-isolation -e .
 	touch $@
 
 quickstart: setup ## train a real model on this machine, about ten minutes
