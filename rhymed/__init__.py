@@ -1,3 +1,26 @@
-"""Code that all processes share (configuration, messages, wire, services), and the applications: one folder each."""
+"""Code that all processes share (configuration, messages, wire, services), and the applications: one folder each.
+
+`rhymed.train`, `rhymed.train_async`, `rhymed.open_run` and `rhymed.Run` are imported when they are first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rhymed.api import Run, open_run, train, train_async
+    from rhymed.errors import RhymedError
 
 __version__ = "0.1.0"
+__all__ = ["RhymedError", "Run", "__version__", "open_run", "train", "train_async"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'rhymed' has no attribute {name!r}")
+    return getattr(importlib.import_module("rhymed.errors" if name == "RhymedError" else "rhymed.api"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

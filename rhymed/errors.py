@@ -17,6 +17,7 @@
     │   ├── UnknownSample      a sample that the store does not have
     │   ├── RunMismatch        the folder belongs to another run
     │   └── Unusable           the open database cannot continue; reopening it helps
+    ├── RunFailed              a process of the run failed for good: says which, why, and how to resume
     ├── SteeringError          an operator's command that cannot be carried out, e.g. draining an unknown worker
     ├── InvalidTransition      an event that the ledger's table does not allow: our fault
     ├── EngineError            the inference engine failed or died
@@ -100,6 +101,10 @@ class RunMismatch(StoreError):
 
 
 class Unusable(StoreError):
+    pass
+
+
+class RunFailed(RhymedError):
     pass
 
 

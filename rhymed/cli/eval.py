@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rhymed.cli.options import add_examples, add_override, make_parser
-from rhymed.cli.run import refuse_early, supervise
+from rhymed.cli.run import add_events, refuse_early, shown
 
 if TYPE_CHECKING:
     from rhymed.config import Config, Lora
+    from rhymed.run.layout import RunLayout
 
 
 def add(commands: Any) -> None:
@@ -34,7 +35,9 @@ def add(commands: Any) -> None:
         metavar="WHICH",
         help="latest, a number of trained steps, or the folder of a model or adapter (default: model.path)",
     )
-    parser.add_argument("--json", action="store_true", help="the result as JSON on standard output")
+    output = parser.add_mutually_exclusive_group()
+    output.add_argument("--json", action="store_true", help="the result as JSON on standard output")
+    add_events(output)
     parser.add_argument("--plain", action="store_true", help="no live screen")
     add_override(parser)
 
@@ -44,14 +47,18 @@ def handle(arguments: argparse.Namespace) -> int:
 
     from rhymed.report.summary import evaluation
     from rhymed.run import folder as runs
-    from rhymed.service.stdio import ignore_output_errors
 
-    printed = contextlib.redirect_stdout(sys.stderr) if arguments.json else contextlib.nullcontext()
-    with printed, ignore_output_errors():
-        config, where = runs.create(_prepare(arguments))
-        status = supervise(config, where, plain=arguments.plain or arguments.json)
+    made: list[tuple[Config, RunLayout]] = []
+
+    def prepare() -> tuple[Config, RunLayout]:
+        made.append(runs.create(_prepare(arguments)))
+        return made[0]
+
+    arguments.plain = arguments.plain or arguments.json
+    with contextlib.redirect_stdout(sys.stderr) if arguments.json else contextlib.nullcontext():
+        status = shown(arguments, prepare)
     if arguments.json and status == 0:
-        print(json.dumps(evaluation(config, where), indent=2))
+        print(json.dumps(evaluation(*made[0]), indent=2))
     return status
 
 

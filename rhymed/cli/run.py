@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING, Any
 from rhymed.cli.options import add_examples, add_override, make_parser
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from rhymed.config import Config
+    from rhymed.launch.events import Program
     from rhymed.run.layout import RunLayout
 
 
@@ -24,37 +27,59 @@ def add(commands: Any) -> None:
     parser.add_argument("config", type=Path, metavar="CONFIG", help="TOML file; with --resume: the run's folder")
     parser.add_argument("--resume", action="store_true", help="continue the run in folder CONFIG")
     parser.add_argument("--plain", action="store_true", help="one line per step, no live screen")
+    add_events(parser)
     add_override(parser)
 
 
+def add_events(parser: argparse._ActionsContainer) -> None:
+    parser.add_argument(
+        "--events",
+        action="store_true",
+        help="for programs: one JSON object per line on standard output; stops when nobody reads it any more",
+    )
+
+
 def handle(arguments: argparse.Namespace) -> int:
+    config, where = _load(arguments)
+    if arguments.resume and (done := _finished(config, where)):
+        _print_finished(done, where, events=arguments.events)
+        return 0
+    return shown(arguments, lambda: _prepare(config, where, resume=arguments.resume))
+
+
+def shown(arguments: argparse.Namespace, prepare: Callable[[], tuple[Config, RunLayout]]) -> int:
+    """What was prepared, from start to summary, on a screen or as events. Returns the exit status."""
+    from rhymed.launch.events import to_program
     from rhymed.service.stdio import ignore_output_errors
 
-    with ignore_output_errors():  # a closed output does not end the run
-        config, where = _load(arguments)
-        if arguments.resume and (done := _finished(config, where)):
-            print(done, flush=True)
-            return 0
-        config, where = _prepare(config, where, resume=arguments.resume)
-        return supervise(config, where, plain=arguments.plain)
+    if not arguments.events:
+        with ignore_output_errors():  # a closed output does not end the run
+            return supervise(*prepare(), plain=arguments.plain)
+    with to_program() as program:
+        return supervise(*prepare(), plain=True, program=program)
 
 
-def supervise(config: Config, where: RunLayout, *, plain: bool) -> int:
-    """The run in its folder, from start to summary. Call within `ignore_output_errors`."""
+def supervise(config: Config, where: RunLayout, *, plain: bool, program: Program | None = None) -> int:
+    """The run in its folder. Call within `ignore_output_errors`, or within `to_program` with its program."""
     import uvloop
 
+    from rhymed.launch.events import Ended, Started
     from rhymed.run import folder
     from rhymed.service.logfile import configure
 
     configure(where.log("run"), config.run.log_level)
     plain = plain or not (sys.stdout and sys.stdout.isatty())
     with folder.hold(where):
+        from rhymed.launch.screen import Screen
         from rhymed.launch.session import session
         from rhymed.run import provenance
 
         provenance.note(where.folder, provenance.now(sys.argv[1:], config))
-
-        status: int = uvloop.run(session(config, where, plain=plain))
+        if program:
+            program.send(Started(str(where.folder)))
+        status: int = uvloop.run(session(config, where, program or Screen(config, where, plain=plain)))
+        if program:
+            program.send(Ended(status))
         return status
 
 
@@ -89,6 +114,20 @@ def _finished(config: Config, where: RunLayout) -> str:
         return ""
     with Report().listening():  # the dataset's warnings were shown at the first start
         return finished(config, where)
+
+
+def _print_finished(text: str, where: RunLayout, *, events: bool) -> None:
+    from rhymed.launch.events import Ended, Started, to_program
+    from rhymed.service.stdio import ignore_output_errors
+
+    if not events:
+        with ignore_output_errors():
+            print(text, flush=True)
+        return
+    with to_program() as program:
+        program.send(Started(str(where.folder)))
+        print(text)
+        program.send(Ended(0))
 
 
 def _prepare(config: Config, where: RunLayout, *, resume: bool) -> tuple[Config, RunLayout]:

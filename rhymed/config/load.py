@@ -1,7 +1,7 @@
-"""Reads a TOML file, the environment and `-o key=value` into a `Config`; the later wins. Errors name place and key.
+"""Reads a TOML file, the environment, `-o key=value` and settings of a program into a `Config`; the later wins.
 
-The place of an error is the file and line, the option or the variable that set the key. `rhymed.config.explain` words
-the errors.
+Errors name the key and its place: the file and line, the option, the variable or the setting that set it.
+`rhymed.config.explain` words the errors.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from rhymed.config.config import Config
 from rhymed.config.explain import explain, field_of
 from rhymed.config.positions import Key, key_lines, line_of
 from rhymed.errors import ConfigError
+from rhymed.text import short
 
 ENV_PREFIX = "RHYMED_"
 """`RHYMED_TRAINER__LR=2e-6` sets `trainer.lr`. Names without a double underscore are no settings."""
@@ -59,8 +60,13 @@ def is_setting(variable: str) -> bool:
     return variable.startswith(ENV_PREFIX) and "__" in variable
 
 
-def load_config(path: Path | None, overrides: Iterable[str] = (), environ: Mapping[str, str] = os.environ) -> Config:
-    """Raises `ConfigError` with one line per error."""
+def load_config(
+    path: Path | None,
+    overrides: Iterable[str] = (),
+    environ: Mapping[str, str] = os.environ,
+    settings: Mapping[str, Any] | None = None,
+) -> Config:
+    """`settings`: key -> value, e.g. {"trainer.lr": 2e-6}. Raises `ConfigError` with one line per error."""
     text = _text(path) if path else ""
     tree = _parse(path, text) if path else {}
     origin = Origin(path, key_lines(text) if path and path.suffix != ".json" else {})
@@ -73,6 +79,8 @@ def load_config(path: Path | None, overrides: Iterable[str] = (), environ: Mappi
         if not equals or not key.strip():
             raise ConfigError(f"-o {item}: write it as key=value, e.g. -o trainer.lr=2e-6")
         _change(tree, key.strip().split("."), value.strip(), f"-o {item}", origin)
+    for key, given in (settings or {}).items():
+        _set(tree, key.split("."), given, f"{key} = {short(given)}", origin)
     try:
         return Config.model_validate(tree)
     except ValidationError as error:
@@ -151,15 +159,23 @@ def _fix(problem: str, line: str) -> str:
 
 
 def _change(tree: dict[str, Any], keys: list[str], text: str, place: str, origin: Origin) -> None:
-    path = tuple(int(key) if key.isdigit() else key for key in keys)
+    _set(tree, keys, _value(text, _path(keys)), place, origin)
+
+
+def _set(tree: dict[str, Any], keys: list[str], value: Any, place: str, origin: Origin) -> None:
+    path = _path(keys)
     node: Any = tree
     for key in path[:-1]:
         node = _below(node, key, place)
     try:
-        node[path[-1]] = _value(text, path)
+        node[path[-1]] = value
     except (IndexError, TypeError):
         raise ConfigError(f"{place}: there is no entry {path[-1]} to change") from None
     origin.changes[path] = place
+
+
+def _path(keys: list[str]) -> Key:
+    return tuple(int(key) if key.isdigit() else key for key in keys)
 
 
 def _below(node: Any, key: str | int, place: str) -> Any:

@@ -171,6 +171,9 @@ class Screen:
         """The run is over; its processes are being stopped."""
         self._print("finished; stopping all processes" if finished else "stopping all processes")
 
+    def failed(self, why: str) -> None:
+        self._print(f"run failed: {why}")
+
     def _step(self, queues: Queues) -> None:
         if queues.step <= self._shown_step or not queues.metrics:
             return

@@ -11,7 +11,7 @@ import time
 from rhymed.config import Config
 from rhymed.gpus.inventory import here
 from rhymed.gpus.placement import visible
-from rhymed.launch.screen import Screen
+from rhymed.launch.events import View
 from rhymed.launch.supervisor import Supervisor, commands
 from rhymed.messages import Queues
 from rhymed.run.client import poll
@@ -22,28 +22,26 @@ from rhymed.service.stdio import survive_hangup
 REPORT_S = 30.0  # it usually takes seconds
 
 
-async def session(config: Config, layout: RunLayout, *, plain: bool) -> int:
+async def session(config: Config, layout: RunLayout, view: View) -> int:
     """Returns the exit status: 0 finished, 1 failed, 2 failed and a restart cannot help, 130 interrupted."""
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     survive_hangup()
     started = time.monotonic()
-    with Screen(config, layout, plain=plain) as screen:
+    with view:
         gpus = visible(config, await asyncio.to_thread(here))
         processes = commands(config.rollout, config.reward, layout.config, gpus)
-        async with Supervisor(processes, layout.log, screen.report) as supervisor:
-            finished = await _watch(layout, supervisor, screen, stop, evaluates_only=config.trainer.steps == 0)
-            screen.closing(finished)
+        async with Supervisor(processes, layout.log, view.report) as supervisor:
+            finished = await _watch(layout, supervisor, view, stop, evaluates_only=config.trainer.steps == 0)
+            view.closing(finished)
     shutil.rmtree(layout.sockets, ignore_errors=True)
     print(await asyncio.to_thread(_summary, config, layout, time.monotonic() - started), flush=True)
     if config.run.report and layout.metrics.exists():
         print(await _report(layout), flush=True)
     resume = "" if config.trainer.steps == 0 else f"; resume with: rhymed run --resume {layout.folder}"
     if supervisor.failure:
-        print(f"run failed: {supervisor.failure}", flush=True)
-        if resume:
-            print(f"all stored samples are kept{resume}", flush=True)
+        view.failed(supervisor.failure + (f"\nall stored samples are kept{resume}" if resume else ""))
         return EX_HOPELESS if supervisor.hopeless else 1
     if not finished:
         print(f"interrupted{resume}{_resume_point(layout) if resume else ''}", flush=True)
@@ -88,13 +86,13 @@ async def _report(layout: RunLayout) -> str:
 
 
 async def _watch(
-    layout: RunLayout, supervisor: Supervisor, screen: Screen, stop: asyncio.Event, *, evaluates_only: bool
+    layout: RunLayout, supervisor: Supervisor, view: View, stop: asyncio.Event, *, evaluates_only: bool
 ) -> bool:
     """Show snapshots until the run has finished (True), failed or been interrupted (False)."""
     last: Queues | None = None
     position = furthest = (0, 0)
     async for queues in poll(layout):
-        screen.show(queues)
+        view.show(queues)
         last = queues or last
         if queues is not None:
             generated = sum(count for state, count in queues.queues.items() if state not in ("waiting", "running"))

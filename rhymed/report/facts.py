@@ -20,6 +20,7 @@ from rhymed.report.highlights import Pick, select
 from rhymed.run import folder as runs
 from rhymed.run import provenance, timeline
 from rhymed.run.layout import RunLayout
+from rhymed.run.state import state_of
 from rhymed.run.timeline import Timeline
 from rhymed.run.totals import Row
 from rhymed.text import counted, step_phrase
@@ -72,7 +73,7 @@ def gather(folder: Path, *, ended: bool = False) -> Facts:
         timeline=timeline.read(folder),
         starts=provenance.read(folder),
     )
-    facts.state = _state(facts, ended)
+    facts.state = state_of(folder, facts.timeline, ended=ended)
     facts.elapsed_s = _elapsed(facts)
     if not facts.config:
         facts.missing.append("There is no config.json that can be read.")
@@ -103,15 +104,6 @@ def _without_numbers(facts: Facts) -> Iterator[str]:
             f"metrics.jsonl lacks {counted(len(lost), 'step')} that the timeline has as trained, starting with"
             f" {step_phrase(lost[0])}: curves and sums cover the other steps."
         )
-
-
-def _state(facts: Facts, ended: bool) -> str:
-    if facts.timeline.finished:
-        return "finished"
-    with contextlib.suppress(OSError):  # a read-only folder cannot be locked, so its holder is unknown
-        if not ended and runs.holder(facts.folder) is not None:
-            return "running"
-    return "stopped"
 
 
 def _elapsed(facts: Facts) -> float:

@@ -1,0 +1,240 @@
+"""A function of a notebook or script, with everything that it needs of its module, as the text of a module.
+
+Copied are the function, the functions and classes of the same module that it uses, and values of Python's literal
+types, as they are now. Modules, and what comes from them, are imported by the text. Other values cannot be written
+down: the error names the value. Starts nothing, writes nothing.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import functools
+import inspect
+import linecache
+import re
+import symtable
+import sys
+import textwrap
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import Any
+
+from rhymed.errors import RewardError
+from rhymed.text import short
+
+IN_A_FILE = 'write it into a file, and name it as "file.py:function"'
+LITERAL_CHARS = 4 << 20  # of one copied value
+
+
+def module_text(function: Callable[..., Any]) -> tuple[str, str]:
+    """The module's text, and the name of the function in it. Raises `RewardError`."""
+    inner, given = _unpacked(function)
+    code = _code_of(inner)
+    if code is None or inspect.ismethod(inner):
+        raise RewardError(
+            f"reward: {short(inner)} is not a plain function, which could be copied to the scoring processes: define a"
+            f" function with def, or {IN_A_FILE}"
+        )
+    name = str(inner.__name__)
+    if name == "<lambda>":
+        raise RewardError("reward: a lambda has no name and cannot be copied to the scoring processes: use def")
+    writer = _Writer(str(inner.__module__))
+    writer.define(name, inner)
+    if given:
+        arguments = ", ".join(f"{key}={_needed_literal(key, value)}" for key, value in given.items())
+        writer.parts.append(f"{name} = __import__('functools').partial({name}, {arguments})")
+    return writer.text(code.co_filename), name
+
+
+def _unpacked(function: Any) -> tuple[Any, dict[str, Any]]:
+    """The function inside partials, and the keywords that they give."""
+    given: dict[str, Any] = {}
+    while isinstance(function, functools.partial):
+        if function.args:
+            raise RewardError("reward: functools.partial with values by position cannot be copied: give them by name")
+        given, function = {**function.keywords, **given}, function.func
+    return function, given
+
+
+class _Writer:
+    """Collects the parts of the module, each after those that it uses when it is defined."""
+
+    def __init__(self, home: str) -> None:
+        self.parts: list[str] = []
+        self._home = home
+        self._imports: dict[str, None] = {}
+        self._folders: dict[str, None] = {}  # from which modules are imported
+        self._known: dict[str, Any] = {}
+
+    def text(self, file: str) -> str:
+        origin = file if Path(file).is_file() else "a notebook"
+        head = f'"""Copied by rhymed.train from {origin}."""'.replace("\\", "/")
+        paths = [f"sys.path.append({folder!r})" for folder in self._folders]
+        imports = ["import sys", *paths, *self._imports] if paths else [*self._imports]
+        first = "\n".join([head, "", "from __future__ import annotations", *([""] if imports else []), *imports])
+        return "\n\n\n".join([first.rstrip(), *self.parts]) + "\n"
+
+    def define(self, name: str, value: Any) -> None:
+        """A function or class of the home module, after what it uses."""
+        if not self._is_new(name, value):
+            return
+        source = _source(value)
+        for used in _used_names(source):
+            found, other = _look_up(used, value, self._home)
+            if found:
+                self._need(used, other, name)
+        self.parts.append(source)
+
+    def _need(self, name: str, value: Any, user: str) -> None:
+        if isinstance(value, ModuleType):
+            if self._is_new(name, value):
+                self._import(value.__name__, f"import {value.__name__}", name)
+        elif (literal := _literal(value)) is not None:
+            if self._is_new(name, value):
+                self.parts.append(f"{name} = {literal}")
+        elif _is_from(value, self._home):
+            self.define(value.__name__, value)
+            if name != value.__name__ and self._is_new(name, value):
+                self.parts.append(f"{name} = {value.__name__}")
+        elif (origin := _importable(value)) is not None:
+            if self._is_new(name, value):
+                self._import(origin[0], f"from {origin[0]} import {origin[1]}", name)
+        else:
+            raise RewardError(
+                f"reward: {user} uses {name}, a {type(value).__name__}, which cannot be copied to the scoring"
+                f" processes: create it inside the function, or {IN_A_FILE}"
+            )
+
+    def _import(self, module: str, statement: str, name: str) -> None:
+        what = statement.rpartition(" ")[2]
+        if name == module.partition(".")[0] and statement.startswith("import"):
+            statement = f"import {name}"
+        elif name != what:
+            statement = f"{statement} as {name}"
+        self._imports[statement] = None
+        if folder := _local_folder(module):
+            self._folders[folder] = None
+
+    def _is_new(self, name: str, value: Any) -> bool:
+        if name not in self._known:
+            self._known[name] = value
+            return True
+        if self._known[name] is not value:
+            raise RewardError(
+                f"reward: it needs two different values that are both called {name}: rename one of them"
+            )
+        return False
+
+
+def _look_up(name: str, user: Any, home: str) -> tuple[bool, Any]:
+    """Whether the name has a value where `user` is defined that is not a builtin, and the value."""
+    plain: Any = inspect.unwrap(user)
+    code = _code_of(user)
+    if code is not None:
+        for free, cell in zip(code.co_freevars, plain.__closure__ or (), strict=True):
+            if free == name:
+                try:
+                    return True, cell.cell_contents
+                except ValueError:  # it has no value yet
+                    return False, None
+        values: Mapping[str, Any] = plain.__globals__
+    else:
+        values = vars(sys.modules[home])
+    if name in values and not (name.startswith("__") and name.endswith("__")):
+        return values[name] is not getattr(builtins, name, builtins), values[name]
+    return False, None
+
+
+def _used_names(source: str) -> list[str]:
+    """Names that the definition does not bind itself, in order, those of annotations of functions left out."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            node.returns = None
+        elif isinstance(node, ast.arg):
+            node.annotation = None
+    table = symtable.symtable(ast.unparse(tree), "reward", "exec")
+    names = [symbol.get_name() for symbol in table.get_symbols() if symbol.is_referenced()]
+    return list(dict.fromkeys([*names, *(name for child in table.get_children() for name in _globals(child))]))
+
+
+def _globals(table: symtable.SymbolTable) -> Iterator[str]:
+    yield from (symbol.get_name() for symbol in table.get_symbols() if symbol.is_global())
+    for child in table.get_children():
+        yield from _globals(child)
+
+
+def _source(value: Any) -> str:
+    try:
+        text = _class_source(value) if inspect.isclass(value) else textwrap.dedent(inspect.getsource(value))
+        ast.parse(text)
+    except (OSError, TypeError, SyntaxError):
+        raise RewardError(
+            f"reward: the source of {value.__name__} cannot be read, so it cannot be copied to the scoring processes:"
+            f" {IN_A_FILE}"
+        ) from None
+    return text.rstrip()
+
+
+def _class_source(kind: type) -> str:
+    """Found by one of its methods: until Python 3.13 a class of a notebook does not know its own lines."""
+    for method in vars(kind).values():
+        code = _code_of(method)
+        text = "".join(linecache.getlines(code.co_filename)) if code else ""
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.ClassDef) and node.name == kind.__name__:
+                first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+                return textwrap.dedent("\n".join(text.splitlines()[first - 1 : node.end_lineno]))
+    return textwrap.dedent(inspect.getsource(kind))
+
+
+def _code_of(function: Any) -> CodeType | None:
+    code = getattr(inspect.unwrap(function), "__code__", None) if callable(function) else None
+    return code if isinstance(code, CodeType) else None
+
+
+def _is_from(value: Any, home: str) -> bool:
+    return getattr(value, "__module__", None) == home and (inspect.isclass(value) or _code_of(value) is not None)
+
+
+def _importable(value: Any) -> tuple[str, str] | None:
+    """Module and name under which another process finds this very value."""
+    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+    if not isinstance(module, str) or not isinstance(name, str) or module == "__main__" or "." in name:
+        return None
+    return (module, name) if getattr(sys.modules.get(module), name, None) is value else None
+
+
+def _local_folder(module: str) -> str:
+    """The folder of `sys.path` from which the module was imported, if it is neither Python's nor the working one."""
+    file = getattr(sys.modules.get(module.partition(".")[0]), "__file__", None)
+    if not file:
+        return ""
+    parents = [str(parent) for parent in Path(file).resolve().parents]
+    if any(part in ("site-packages", "dist-packages") for part in Path(file).parts):
+        return ""
+    paths = [str(Path(entry).resolve()) for entry in sys.path if entry]
+    found = next((parent for parent in parents if parent in paths), "")
+    return "" if not found or found.startswith((sys.base_prefix, sys.prefix)) else found
+
+
+def _needed_literal(name: str, value: Any) -> str:
+    if (literal := _literal(value)) is None:
+        raise RewardError(f"reward: functools.partial gives {name} = {short(value)}, which cannot be copied")
+    return literal
+
+
+def _literal(value: Any) -> str | None:
+    """Python text of the value; None: it has none."""
+    if isinstance(value, re.Pattern):
+        return f"__import__('re').compile({value.pattern!r}, {value.flags})"
+    text = repr(value)
+    if len(text) > LITERAL_CHARS:
+        return None
+    try:
+        copy = ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return None
+    return text if type(copy) is type(value) and copy == value else None

@@ -1,0 +1,1 @@
+"""Configurations of other trainers, read and written as ours. Pure but for `read`."""
