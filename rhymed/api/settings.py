@@ -77,11 +77,7 @@ def _fields(section: str) -> list[str]:
 def _guess(name: str) -> str:
     if name in MEANT:
         return f"rhymed.train calls it {MEANT[name]}"
-    from rhymed.migrate.trl import TRL
-
     known = {key: section for section in Config.model_fields for key in _fields(section)}
-    if name in TRL and TRL[name].ours:
-        return f"no such setting; TRL's {name} is here {TRL[name].ours}"
     if name in known:
         return f"write {known[name]}={{{name!r}: …}}: keys of that section need its name"
     close = difflib.get_close_matches(name, [*known, *Config.model_fields], n=1)

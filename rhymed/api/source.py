@@ -34,8 +34,8 @@ def module_text(function: Callable[..., Any]) -> tuple[str, str]:
     code = _code_of(inner)
     if code is None or inspect.ismethod(inner):
         raise RewardError(
-            f"reward: {short(inner)} is not a plain function, which could be copied to the scoring processes: define a"
-            f" function with def, or {IN_A_FILE}"
+            f"reward: {short(inner)} is not a plain function, which could be copied to the scoring processes: define"
+            f" a function with def, or {IN_A_FILE}"
         )
     name = str(inner.__name__)
     if name == "<lambda>":

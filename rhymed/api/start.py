@@ -140,7 +140,8 @@ def resume(asked: Asked, folder: Path) -> Job:
 
 
 def evaluate(folder: Path, checkpoint: str, dataset: Rows, keywords: Mapping[str, Any]) -> Job:
-    """Evaluates a checkpoint of the run in this folder on its held-out rows, or on `dataset`. Raises `RhymedError`."""
+    """Evaluates a checkpoint of the run in this folder on its held-out rows, or on `dataset`. Raises
+    `RhymedError`."""
     asked = Asked(None, None, None, dataset, None, keywords)
     config = asked.read(folder / inputs.FOLDER, folder / "config.json")
     file = folder / inputs.FOLDER / "evaluated.json"

@@ -37,16 +37,16 @@ def train(
         hub. Objects are written to `inputs/rows.jsonl` in the run's folder.
     eval_dataset: held-out rows in the same forms, or a dict of name -> rows. See `eval.every` and `Run.evaluate`.
     reward: a function with TRL's parameters (completions, **columns -> list of floats) or verl's (data_source,
-        solution_str, ground_truth, extra_info -> float), the name of a built-in scorer, `"file.py:function"`, a list
-        of these, whose sum is the reward, or a dict of settings of [reward]. A function of a notebook or of the script
-        itself is copied to `inputs/` in the run's folder, see docs/python.md.
+        solution_str, ground_truth, extra_info -> float), the name of a built-in scorer, `"file.py:function"`, a
+        list of these, whose sum is the reward, or a dict of settings of [reward]. A function of a notebook or of
+        the script itself is copied to `inputs/` in the run's folder, see docs/python.md.
     resume: a run, or its folder, to continue; `settings` may change what does not belong to its identity.
     progress: False: nothing is printed; else in place in a terminal or a notebook.
     settings: any key of docs/config.md, later than file and environment: `lr=1e-5`, `trainer={"lr": 1e-5}` or
         `**{"trainer.lr": 1e-5}`. A key of another section than trainer, rollout and run needs its section.
 
-    An interrupt (Ctrl-C, or a notebook's stop button) stops all processes, which keeps every stored sample, and raises
-    `KeyboardInterrupt`; `rhymed.train(resume="runs/NAME")` continues. Raises `ConfigError`, `DataError`,
+    An interrupt (Ctrl-C, or a notebook's stop button) stops all processes, which keeps every stored sample, and
+    raises `KeyboardInterrupt`; `rhymed.train(resume="runs/NAME")` continues. Raises `ConfigError`, `DataError`,
     `RewardError` and others of `rhymed.errors` with the sentences of the command line; `RunFailed` where a process
     failed for good.
     """

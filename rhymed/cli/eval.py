@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rhymed.cli.options import add_examples, add_override, make_parser
-from rhymed.cli.run import add_events, refuse_early, shown
+from rhymed.cli.run import add_events, output, refuse_early, supervise
 
 if TYPE_CHECKING:
     from rhymed.config import Config, Lora
-    from rhymed.run.layout import RunLayout
 
 
 def add(commands: Any) -> None:
@@ -48,17 +47,12 @@ def handle(arguments: argparse.Namespace) -> int:
     from rhymed.report.summary import evaluation
     from rhymed.run import folder as runs
 
-    made: list[tuple[Config, RunLayout]] = []
-
-    def prepare() -> tuple[Config, RunLayout]:
-        made.append(runs.create(_prepare(arguments)))
-        return made[0]
-
-    arguments.plain = arguments.plain or arguments.json
-    with contextlib.redirect_stdout(sys.stderr) if arguments.json else contextlib.nullcontext():
-        status = shown(arguments, prepare)
+    printed = contextlib.redirect_stdout(sys.stderr) if arguments.json else contextlib.nullcontext()
+    with printed, output(arguments) as program:
+        config, where = runs.create(_prepare(arguments))
+        status = supervise(config, where, plain=arguments.plain or arguments.json, program=program)
     if arguments.json and status == 0:
-        print(json.dumps(evaluation(*made[0]), indent=2))
+        print(json.dumps(evaluation(config, where), indent=2))
     return status
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rhymed.cli.options import add_examples, add_override, make_parser
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
     from rhymed.config import Config
     from rhymed.launch.events import Program
@@ -40,27 +40,24 @@ def add_events(parser: argparse._ActionsContainer) -> None:
 
 
 def handle(arguments: argparse.Namespace) -> int:
-    config, where = _load(arguments)
-    if arguments.resume and (done := _finished(config, where)):
-        _print_finished(done, where, events=arguments.events)
-        return 0
-    return shown(arguments, lambda: _prepare(config, where, resume=arguments.resume))
+    with output(arguments) as program:
+        config, where = _load(arguments)
+        if arguments.resume and (done := _finished(config, where)):
+            return _nothing_to_do(done, where, program)
+        made = _prepare(config, where, resume=arguments.resume)
+        return supervise(*made, plain=arguments.plain, program=program)
 
 
-def shown(arguments: argparse.Namespace, prepare: Callable[[], tuple[Config, RunLayout]]) -> int:
-    """What was prepared, from start to summary, on a screen or as events. Returns the exit status."""
+def output(arguments: argparse.Namespace) -> AbstractContextManager[Program | None]:
+    """Where a run is shown: to a program, or (None) on a screen, whose end does not end the run."""
     from rhymed.launch.events import to_program
     from rhymed.service.stdio import ignore_output_errors
 
-    if not arguments.events:
-        with ignore_output_errors():  # a closed output does not end the run
-            return supervise(*prepare(), plain=arguments.plain)
-    with to_program() as program:
-        return supervise(*prepare(), plain=True, program=program)
+    return to_program() if arguments.events else ignore_output_errors()
 
 
 def supervise(config: Config, where: RunLayout, *, plain: bool, program: Program | None = None) -> int:
-    """The run in its folder. Call within `ignore_output_errors`, or within `to_program` with its program."""
+    """The run in its folder. Call within `output`, with what it yields."""
     import uvloop
 
     from rhymed.launch.events import Ended, Started
@@ -116,18 +113,15 @@ def _finished(config: Config, where: RunLayout) -> str:
         return finished(config, where)
 
 
-def _print_finished(text: str, where: RunLayout, *, events: bool) -> None:
-    from rhymed.launch.events import Ended, Started, to_program
-    from rhymed.service.stdio import ignore_output_errors
+def _nothing_to_do(why: str, where: RunLayout, program: Program | None) -> int:
+    from rhymed.launch.events import Ended, Started
 
-    if not events:
-        with ignore_output_errors():
-            print(text, flush=True)
-        return
-    with to_program() as program:
+    if program:
         program.send(Started(str(where.folder)))
-        print(text)
+    print(why, flush=True)
+    if program:
         program.send(Ended(0))
+    return 0
 
 
 def _prepare(config: Config, where: RunLayout, *, resume: bool) -> tuple[Config, RunLayout]:

@@ -42,7 +42,7 @@ def uses_all(completions: list[NotHere], **columns) -> list[NotHere]:  # noqa: F
         words = WORD.findall(text)
         return Scale()(len(Counter(words))) + math.floor(0.5) + len(counted(1, "word")) * 0
 
-    OPENED = 0  # a name of its own
+    OPENED = 0  # noqa: N806  # a name of its own
     return [score(text) + OPENED for text in completions]
 
 
@@ -66,7 +66,7 @@ async def slow(completions, **columns):
 
 
 def recursive(completions, **columns):
-    return [0.0] + recursive(completions[1:]) if completions else []
+    return [0.0, *recursive(completions[1:])] if completions else []
 
 
 class Judge:

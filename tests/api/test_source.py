@@ -84,7 +84,7 @@ def test_two_values_of_one_name_are_refused() -> None:
     inner = rewards.with_weight(1.0)
 
     def outer(completions, **columns):
-        return inner(completions) + [weight]
+        return [*inner(completions), weight]
 
     weight = 2.0
     outer.__module__ = rewards.__name__

@@ -1,1 +1,0 @@
-"""Configurations of other trainers, read and written as ours. Pure but for `read`."""
