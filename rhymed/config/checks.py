@@ -233,8 +233,6 @@ def _not_sharded(trainer: Trainer) -> Iterator[str]:
     shared = f"{trainer.world} ranks share the weights"
     if trainer.engine == "trace":
         yield f"trainer.engine = 'trace' has no weights to share, and {shared}"
-    if trainer.lora:
-        yield f"trainer.lora: {shared}, and adapters are trained by one"
     if trainer.optimizer != "adamw":
         yield f"trainer.optimizer = {trainer.optimizer!r}: {shared}, and only 'adamw' knows parts of tensors"
     if trainer.teacher.used:

@@ -53,6 +53,9 @@ class Trainer(Losses):
     )
     checkpoint_every: int = Field(10, gt=0, description="training steps between checkpoints")
     keep_checkpoints: int = Field(2, gt=0, description="number of checkpoints to keep, the newest ones")
+    async_checkpoints: bool = Field(
+        True, description="write checkpoints from a copy in memory while the next steps are trained; false: no copy"
+    )
     threads: int = Field(0, ge=0, description="torch threads; 0: torch's default")
     stall_s: float = Field(
         3600.0, gt=0, description="seconds without progress inside a step after which the trainer is restarted"

@@ -6,12 +6,13 @@ A folder is written under another name, synced, completed by a manifest with the
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
 import re
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
@@ -41,14 +42,34 @@ def save(folder: Path, step: int, write: Callable[[Path], Mapping[str, str] | No
     """Let `write` fill a folder and make it durable as the checkpoint of `step`; keep the `keep` newest. Blocking. An
     existing intact checkpoint of this step is kept as it is. `write` returns the digests of files that it knows, by
     their names: who wrote them has synced them. Raises `CheckpointError`."""
+    part = begin(folder, step)
+    if part is None:
+        return finish(folder, step, None, keep)
+    return finish(folder, step, lambda: write(part), keep)
+
+
+def begin(folder: Path, step: int) -> Path | None:
+    """An empty folder for the checkpoint of `step`; None if an intact one is there. Blocking. What an earlier process
+    has not finished is removed. Raises `CheckpointError`."""
     target = folder_of(folder, step)
-    try:
+    with _writing(target):
         folder.mkdir(parents=True, exist_ok=True)
         _sweep(folder)
-        if not (target.is_dir() and _is_intact(target)):
+        if target.is_dir() and _is_intact(target):
+            return None
+        part = folder / f"{UNFINISHED}{target.name}"
+        part.mkdir()
+        return part
+
+
+def finish(folder: Path, step: int, write: Callable[[], Mapping[str, str] | None] | None, keep: int) -> Checkpoint:
+    """`write` fills the folder that `begin` has made, see `save`; None: there is nothing to write. Blocking. Raises
+    `CheckpointError`."""
+    target = folder_of(folder, step)
+    with _writing(target):
+        if write is not None:
             part = folder / f"{UNFINISHED}{target.name}"
-            part.mkdir()
-            known = write(part) or {}
+            known = write() or {}
             open_up(part)
             _seal(part, known)
             if target.exists():
@@ -56,9 +77,15 @@ def save(folder: Path, step: int, write: Callable[[Path], Mapping[str, str] | No
             part.rename(target)
             sync(folder)
         _prune(folder, step, keep)
+    return Checkpoint(step, target)
+
+
+@contextlib.contextmanager
+def _writing(target: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise CheckpointError(f"{target} cannot be written: {error}; free some space, or move run.folder") from error
-    return Checkpoint(step, target)
 
 
 def newest(folder: Path) -> Checkpoint | None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rhymed.config import Config
 from rhymed_store.client import StoredSample
 from rhymed_workers.trainer.samples import Progress
+from rhymed_workers.trainer.saving.checkpoints import Finish
 
 if TYPE_CHECKING:
     from rhymed_workers.trainer.gang.gang import Gang
@@ -41,8 +42,9 @@ class Learner(Protocol):
     def digest(self) -> str:
         """Of the weights; empty if that is slow."""
 
-    def save(self, folder: Path) -> Mapping[str, str]:
-        """Write everything that a resume needs; returns the digests of files that are known already, by name."""
+    def snapshot(self, folder: Path, *, copy: bool) -> Finish:
+        """Everything that a resume needs, as it is now. What it returns writes it into `folder`, on another thread,
+        and is called in any case. `copy`: the next steps may be trained before it has returned."""
 
 
 def restore(config: Config, folder: Path | None, gang: Gang | None = None) -> Learner:

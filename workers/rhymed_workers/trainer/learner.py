@@ -19,7 +19,6 @@ from torch import Tensor
 from rhymed.config import Config, Trainer
 from rhymed.inputs.models import resolve_model
 from rhymed_store.client import StoredSample
-from rhymed_workers.trainer import state
 from rhymed_workers.trainer.algorithms.losses import token_losses
 from rhymed_workers.trainer.batch import Batch, LogProbs, assemble, engine_logprobs, sequences_of
 from rhymed_workers.trainer.critic.critic import Critic
@@ -31,6 +30,8 @@ from rhymed_workers.trainer.policy.policy import Policy, Scores
 from rhymed_workers.trainer.policy.runtime import free_cached
 from rhymed_workers.trainer.ranks.group import ALONE, Alone
 from rhymed_workers.trainer.samples import Progress, check_staleness, sample_metrics, scored_groups
+from rhymed_workers.trainer.saving import state
+from rhymed_workers.trainer.saving.checkpoints import Finish
 from rhymed_workers.trainer.sums import Sums
 from rhymed_workers.trainer.teacher.build import build as build_teacher
 from rhymed_workers.trainer.teacher.distillation import Distillation, Targets
@@ -256,18 +257,24 @@ class TorchLearner:
                 self._config.mismatch_warn,
             )
 
-    def save(self, folder: Path) -> dict[str, str]:
-        """A model's or an adapter's folder with what a resume needs. All ranks call it."""
-        self.policy.save(folder)
-        if self._ranks.size == 1:
-            state.save(folder, self.policy.model, self._optimizer, self.steps)
-        else:
-            state.save_parts(folder, self.policy.model, self._optimizer, self.steps, self._ranks.rank)
+    def snapshot(self, folder: Path, *, copy: bool = False) -> Finish:
+        """A model's or an adapter's folder with what a resume needs. All ranks call it, and what it returns."""
+        writes = [self.policy.snapshot(copy=copy)]
+        writes.append(state.snapshot(self.policy.model, self._optimizer, self.steps, self._ranks, copy=copy))
         if self.critic:
-            self.critic.save(folder, self.steps)
-        if self._source and self._ranks.rank == 0:
-            state.copy_tokenizer(self._source, folder)
-        return {}
+            writes.append(self.critic.snapshot(self.steps, copy=copy))
+
+        def finish() -> dict[str, str]:
+            for write in writes:
+                write(folder)
+            if self._source and self._ranks.rank == 0:
+                state.copy_tokenizer(self._source, folder)
+            return {}
+
+        return finish
+
+    def save(self, folder: Path) -> None:
+        self.snapshot(folder)()
 
     def load(self, folder: Path) -> None:
         """All but the policy, which was loaded from the same folder. Raises `CheckpointError`."""

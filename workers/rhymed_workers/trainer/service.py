@@ -1,9 +1,10 @@
 """The trainer's process: receives whole steps by reference, trains, publishes the next version, writes checkpoints.
 
 All of the learner's work runs on one thread, in order, so heartbeats continue. A step is fetched and checked (before
-the broker's request is answered), trained, published, reported, and only then checkpointed. Requests may be repeated:
-a step that is trained already is reported again, not trained again. Broker and store may restart at any time. Does
-not know how a learner learns; `lineage` records what every step was trained on and is part of each checkpoint.
+the broker's request is answered), trained, published, reported, and only then checkpointed, while the next one is
+trained. Requests may be repeated: a step that is trained already is reported again, not trained again. Broker and
+store may restart at any time. Does not know how a learner learns; `lineage` records what every step was trained on
+and is part of each checkpoint.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from rhymed_workers.membership import Membership
 from rhymed_workers.trainer.base import Learner, restore
 from rhymed_workers.trainer.lineage import Lineage
 from rhymed_workers.trainer.publish import Publisher
+from rhymed_workers.trainer.saving.checkpoints import Checkpoints, Finish
 from rhymed_workers.weights.server import WeightsServer
 
 if TYPE_CHECKING:
@@ -67,7 +69,8 @@ class TrainerService(Service):
         self._version = 0  # published; the learner's own count is ahead while a step is being published
         self._last: messages.Trained | None = None
         self._reports: set[asyncio.Task[None]] = set()
-        self._saved = 0  # steps in the newest checkpoint
+        keep = config.trainer.keep_checkpoints
+        self._checkpoints = Checkpoints(layout.checkpoints, keep, self._report_checkpoints)
         self._over = False  # the broker has ended the run
         self._closing = contextlib.AsyncExitStack()
 
@@ -98,7 +101,8 @@ class TrainerService(Service):
         self.spawn(stall.watch(self._progress, stall_s, stuck))
 
     async def close(self) -> None:
-        self._thread.shutdown(wait=False, cancel_futures=True)  # a half-written checkpoint counts for nothing
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._checkpoints.close()
         await self._closing.aclose()
 
     def _start_gang(self) -> Gang | None:
@@ -117,7 +121,7 @@ class TrainerService(Service):
         newest = checkpoint.resume(self._layout.checkpoints)
         learner = restore(self._config, newest.folder if newest else None, self._gang)
         lineage = Lineage.load(newest.folder, learner.steps) if newest else Lineage()
-        self._saved = newest.step if newest else 0
+        self._checkpoints.newest = newest.step if newest else 0
         log.info("%s, %d steps trained, from %s", learner, learner.steps, newest or "the beginning")
         return learner, lineage
 
@@ -253,36 +257,37 @@ class TrainerService(Service):
         started = time.perf_counter()
         learner, version = self._learner, self._learner.steps
 
-        def publish() -> None:
-            self._publisher.publish(version, learner.tensors().items(), learner.metadata())
-
-        await self._on_thread(publish, "publish")
+        await self._on_thread(
+            lambda: self._publisher.publish(version, learner.tensors().items(), learner.metadata()), "publish"
+        )
         self._version = version
         return time.perf_counter() - started
 
     async def _save(self) -> None:
-        """Write a checkpoint and report it. The next step waits for the learner's thread, the workers do not."""
-        started, steps, keep = time.perf_counter(), self._learner.steps, self._config.trainer.keep_checkpoints
-        self._phase = "checkpoint"
+        """Write a checkpoint and report it. The next step waits only for a copy, see `trainer.async_checkpoints`."""
+        started, steps, self._phase = time.perf_counter(), self._learner.steps, "checkpoint"
+        copy = self._config.trainer.async_checkpoints
+        await self._checkpoints.free()
 
-        def fill(folder: Path) -> Mapping[str, str]:
-            self._lineage.save(folder)
-            return self._learner.save(folder)
+        def take(folder: Path) -> Finish:
+            lineage, write = Lineage(self._lineage.lines), self._learner.snapshot(folder, copy=copy)
 
-        saved = await self._on_thread(
-            lambda: checkpoint.save(self._layout.checkpoints, steps, fill, keep), "checkpoint"
-        )
-        self._saved = saved.step
-        log.info("checkpoint %s in %.1f s", saved.folder, time.perf_counter() - started)
-        await self._report_saved()
+            def finish() -> Mapping[str, str]:
+                lineage.save(folder)
+                return write()
 
-    async def _report_saved(self) -> None:
-        """Report the oldest checkpoint that is kept: if newer ones are damaged, the run resumes from it and needs
-        what the store has of the later steps, log-probs included.
-        """
-        kept = await self._on_thread(lambda: checkpoint.checkpoints_in(self._layout.checkpoints), "checkpoint")
-        oldest = kept[0].step if kept else 0
-        self._report(messages.Checkpointed(worker=self.name, step=oldest, newest=self._saved, life=self._life))
+            return finish
+
+        write = await self._on_thread(lambda: self._checkpoints.begin(steps, take), "checkpoint")
+        writing = self._checkpoints.finish(steps, write, time.perf_counter() - started)
+        if copy:
+            self.spawn(writing)
+            return
+        with self._seconds.during("checkpoint"):
+            await writing
+
+    def _report_checkpoints(self, oldest: int, newest: int) -> None:
+        self._report(messages.Checkpointed(worker=self.name, step=oldest, newest=newest, life=self._life))
 
     async def _finish(self, reason: str) -> None:
         if self._over:
@@ -290,10 +295,11 @@ class TrainerService(Service):
         self._over = True
         log.info("the run is over: %s", reason)
         await self._idle.wait()
-        if self._saved != self._version:
+        await self._checkpoints.written()
+        if self._checkpoints.newest != self._version:
             await self._save()
-        else:
-            await self._report_saved()  # a broker that has restarted since needs to know that all steps are saved
+            await self._checkpoints.written()
+        await self._checkpoints.report()  # again: a broker may have restarted
         if self._reports:
             await asyncio.wait(self._reports, timeout=LAST_REPORTS_S)
         self.stop()

@@ -22,6 +22,7 @@ from rhymed.errors import CheckpointError
 from rhymed_store.client import StoredSample
 from rhymed_workers.trainer.lineage import sample_bytes
 from rhymed_workers.trainer.samples import Progress, check_staleness, sample_metrics, scored_groups
+from rhymed_workers.trainer.saving.checkpoints import Finish
 
 SIZE = 1024
 MOMENTUM = np.float32(0.9)
@@ -102,14 +103,23 @@ class TraceLearner:
     def digest(self) -> str:
         return hashlib.blake2b(self._weights.tobytes(), digest_size=16).hexdigest()
 
-    def save(self, folder: Path) -> dict[str, str]:
-        from safetensors.numpy import save_file
+    def snapshot(self, folder: Path, *, copy: bool = False) -> Finish:
+        """Nothing is copied: a step makes new arrays."""
+        weights, momentum, steps = self._weights, self._momentum, self.steps
 
-        save_file({"weights": self._weights}, folder / WEIGHTS)
-        save_file({"momentum": self._momentum}, folder / OPTIMIZER)
-        (folder / "config.json").write_text(json.dumps({"model_type": "trace", "size": SIZE}))
-        (folder / "trainer.json").write_text(json.dumps({"steps": self.steps}))
-        return {}
+        def finish() -> dict[str, str]:
+            from safetensors.numpy import save_file
+
+            save_file({"weights": weights}, folder / WEIGHTS)
+            save_file({"momentum": momentum}, folder / OPTIMIZER)
+            (folder / "config.json").write_text(json.dumps({"model_type": "trace", "size": SIZE}))
+            (folder / "trainer.json").write_text(json.dumps({"steps": steps}))
+            return {}
+
+        return finish
+
+    def save(self, folder: Path) -> None:
+        self.snapshot(folder)()
 
     def load(self, folder: Path) -> None:
         """Raises `CheckpointError`."""

@@ -64,7 +64,7 @@ def test_two_and_two_updates_are_four_to_the_bit(
     first = critic()
     for _ in range(2):
         step(first, samples, returns)
-    first.save(tmp_path, 2)
+    first.snapshot(2)(tmp_path)
     second = critic()
     second.load(tmp_path, 2)
     assert [step(second, samples, returns) for _ in range(2)] == expected[2:]
@@ -145,7 +145,7 @@ def test_the_manifest_of_a_checkpoint_covers_the_critic(
     made = critic()
     for number in (1, 2):
         step(made, samples, torch.ones(27))
-        checkpoint.save(tmp_path, number, lambda folder, number=number: made.save(folder, number), keep=2)  # type: ignore[misc]
+        checkpoint.save(tmp_path, number, lambda folder, number=number: made.snapshot(number)(folder), keep=2)  # type: ignore[misc]
     file = tmp_path / "step-000002" / FILE
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
@@ -163,7 +163,7 @@ def test_what_is_not_this_critics_state_is_refused_in_words(
     with pytest.raises(CheckpointError, match=r"no critic\.state, so it was written by an algorithm without critic"):
         made.load(tmp_path, 0)
     step(made, samples, torch.ones(27))
-    made.save(tmp_path, 3)
+    made.snapshot(3)(tmp_path)
     before = weights(made)
     with pytest.raises(CheckpointError, match="is of 3 trained steps, the policy next to it of 4"):
         made.load(tmp_path, 4)

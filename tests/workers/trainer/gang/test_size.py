@@ -25,7 +25,6 @@ def config(net: str = "", **trainer: Any) -> Config:
         ({"gpus": 2, "device": "cpu"}, "set trainer.ranks = 2 instead"),
         ({"nodes": 2}, "needs net.ranks"),
         ({"net": "tcp://127.0.0.1:5553"}, "net.ranks has no effect with trainer.nodes = 1"),
-        ({"gpus": 2, "lora": {"rank": 4}}, "trainer.lora"),
         ({"gpus": 2, "optimizer": "adamw_8bit"}, "only 'adamw' knows parts of tensors"),
         ({"gpus": 2, "algorithm": "opd", "teacher": {"model": "x"}}, "a teacher is asked by one"),
     ],

@@ -111,14 +111,18 @@ def _fork(job: Job) -> None:
 
 
 def main() -> None:
+    given = json.load(sys.stdin)
     import torch
     import torch.distributed.checkpoint
     import torch.distributed.fsdp
     import torch.distributed.tensor
     import transformers.models.llama.modeling_llama  # noqa: F401
 
+    if any("lora" in job["config"]["trainer"] for job in given):
+        import peft  # noqa: F401
+
     torch.set_num_threads(1)
-    jobs = [Job(**job) for job in json.load(sys.stdin)]
+    jobs = [Job(**job) for job in given]
     for job in jobs:
         _fork(job)
     print(json.dumps([asdict(job) for job in jobs]))

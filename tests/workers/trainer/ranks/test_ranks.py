@@ -25,9 +25,11 @@ def config(model: Path, dtype: str = "float32", **trainer: Any) -> dict[str, Any
 
 
 def weights(folder: str | Path) -> dict[str, Any]:
+    """Of a model or an adapter."""
     from safetensors.torch import load_file
 
-    return load_file(Path(folder) / "model.safetensors")
+    (file,) = Path(folder).glob("*.safetensors")
+    return load_file(file)
 
 
 def furthest(one: dict[str, Any], other: dict[str, Any]) -> float:

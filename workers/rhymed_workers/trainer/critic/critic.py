@@ -24,6 +24,7 @@ from rhymed_workers.trainer.optim import optimizer
 from rhymed_workers.trainer.policy.backbone import Compute
 from rhymed_workers.trainer.policy.packing import MicroBatch
 from rhymed_workers.trainer.ranks.group import ALONE, Alone
+from rhymed_workers.trainer.saving.snapshot import Write
 
 
 @dataclass
@@ -113,9 +114,9 @@ class Critic:
         explained = gae.explained_variance(targets.old_N, targets.returns_N, trained_N)
         return metrics if explained is None else metrics | {"critic/explained_variance": explained}
 
-    def save(self, folder: Path, steps: int) -> None:
-        """All ranks call it."""
-        state.save(folder, self.model, self._optimizer, steps, self._ranks)
+    def snapshot(self, steps: int, *, copy: bool = False) -> Write:
+        """For a checkpoint, see `taken`. All ranks call it."""
+        return state.snapshot(self.model, self._optimizer, steps, self._ranks, copy=copy)
 
     def load(self, folder: Path, steps: int) -> None:
         """From the checkpoint of `steps` trained steps. Raises `CheckpointError`."""

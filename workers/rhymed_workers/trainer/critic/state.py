@@ -14,22 +14,29 @@ from torch import Tensor, nn
 from rhymed.errors import CheckpointError
 from rhymed_workers.trainer.optim import moments, shards
 from rhymed_workers.trainer.ranks.group import ALONE, Alone
+from rhymed_workers.trainer.saving.snapshot import Write, taken
 
 FILE = "critic.state"
 PARTS = "critic"  # several ranks'
 STEPS = "steps"
 
 
-def save(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, steps: int, ranks: Alone = ALONE) -> None:
+def snapshot(
+    model: nn.Module, optimizer: torch.optim.Optimizer, steps: int, ranks: Alone = ALONE, *, copy: bool = False
+) -> Write:
     """`steps`: training steps so far. With several ranks each writes its part, into a folder."""
-    from safetensors.torch import save_file
-
-    tensors = _weights_of(model) | moments.tensors(optimizer, model.named_parameters())
+    tensors = taken(_weights_of(model) | moments.tensors(optimizer, model.named_parameters()), copy=copy)
     tensors |= {STEPS: torch.tensor(steps)}
-    if ranks.size > 1:
-        shards.save(folder / PARTS, tensors)
-    else:
-        save_file(tensors, folder / FILE)
+
+    def write(folder: Path) -> None:
+        from safetensors.torch import save_file
+
+        if ranks.size > 1:
+            shards.save(folder / PARTS, tensors, ranks.savers)
+        else:
+            save_file(tensors, folder / FILE)
+
+    return write
 
 
 def _weights_of(model: nn.Module) -> dict[str, Tensor]:

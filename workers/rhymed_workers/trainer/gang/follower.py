@@ -73,6 +73,7 @@ def _follow(config: Config, seat: Seat, meeting: Meeting) -> NoReturn:
     from rhymed_workers.trainer.gang import orders, work
     from rhymed_workers.trainer.gang.meeting import join
     from rhymed_workers.trainer.gang.place import check_folder, device_of, threads
+    from rhymed_workers.trainer.gang.saver import Saver
     from rhymed_workers.trainer.learner import TorchLearner
     from rhymed_workers.trainer.ranks.group import Group
 
@@ -83,6 +84,7 @@ def _follow(config: Config, seat: Seat, meeting: Meeting) -> NoReturn:
     ranks = Group(join(meeting, seat, device, config.trainer.stall_s))
     log.info("rank %d of %d on %s, generation %s", seat.rank, seat.size, device, meeting.generation())
     learner: TorchLearner | None = None
+    saver = Saver(meeting.again(), seat.rank)
     while True:
         order = meeting.take()
         if isinstance(order, orders.Load):
@@ -95,7 +97,7 @@ def _follow(config: Config, seat: Seat, meeting: Meeting) -> NoReturn:
             case orders.Gather():
                 learner.tensors()
             case orders.Save():
-                meeting.put_digests(seat.rank, work.save(learner, Path(order.folder), seat.rank))
+                saver.save(learner, order)
 
 
 if __name__ == "__main__":

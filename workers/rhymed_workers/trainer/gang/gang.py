@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from pathlib import Path
 
 from rhymed.config import Config
 from rhymed.errors import RhymedError, TrainerError
@@ -19,7 +20,7 @@ from rhymed_workers.trainer.gang.meeting import Meeting, join, listen
 from rhymed_workers.trainer.gang.orders import Order
 from rhymed_workers.trainer.gang.place import device_of, threads, token_of
 from rhymed_workers.trainer.gang.size import seats
-from rhymed_workers.trainer.ranks.group import Group
+from rhymed_workers.trainer.ranks.group import SAVE, Group
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +44,7 @@ class Gang:
         if self._seat.nodes > 1:
             self._token.parent.mkdir(parents=True, exist_ok=True)
             self._token.touch()
-        self._watched = self._meeting.again()
+        self._watched, self._saving = self._meeting.again(), self._meeting.again()
         self._followers = Followers(config, self.address, others)
         self._heard: dict[int, tuple[int, float]] = {}  # ranks elsewhere: signs of life, when last
         self._closed = False
@@ -77,9 +78,9 @@ class Gang:
     def order(self, order: Order) -> None:
         self._meeting.give(order)
 
-    def digests(self) -> dict[str, str]:
-        """Of the files that the other ranks have just written. Raises `TrainerError`."""
-        return self._meeting.get_digests(self.size, self._config.trainer.stall_s)
+    def digests(self, folder: Path) -> dict[str, str]:
+        """Of the files that the other ranks write there, when they have. Raises `TrainerError`."""
+        return self._saving.get_digests(self.size, str(folder), SAVE)
 
     def lost(self) -> RhymedError | None:
         """Which rank's death an exchange may have failed of, if one is seen within a moment. Blocking."""

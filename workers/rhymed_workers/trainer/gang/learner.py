@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from rhymed_workers.trainer.gang.gang import Gang
 from rhymed_workers.trainer.gang.meeting import Gone
 from rhymed_workers.trainer.learner import TorchLearner
 from rhymed_workers.trainer.samples import Progress
+from rhymed_workers.trainer.saving.checkpoints import Finish
 
 
 class GangLearner:
@@ -59,12 +60,16 @@ class GangLearner:
     def digest(self) -> str:
         return self._learner.digest()
 
-    def save(self, folder: Path) -> Mapping[str, str]:
+    def snapshot(self, folder: Path, *, copy: bool) -> Finish:
         """Each rank writes its part, and computes the digests of its files."""
         with self._exchanges():
-            self._gang.order(orders.Save(str(folder)))
-            mine = work.save(self._learner, folder, 0)
-            digests = {**mine, **self._gang.digests()}
+            self._gang.order(orders.Save(str(folder), copy))
+            finish = work.snapshot(self._learner, folder, 0, copy=copy)
+        return lambda: self._finish(folder, finish)
+
+    def _finish(self, folder: Path, finish: Finish) -> dict[str, str]:
+        with self._exchanges():
+            digests = {**finish(), **self._gang.digests(folder)}
         if missing := [name for name in digests if not (folder / name).is_file()]:
             raise CheckpointError(
                 f"{folder / missing[0]} was written by another rank and is not here: put run.folder on a file system"

@@ -82,15 +82,15 @@ class Meeting:
         other._taken, other.store = 0, self.store.clone()
         return other
 
-    def put_digests(self, rank: int, digests: Mapping[str, str]) -> None:
-        """Of the files of the order that was taken last."""
-        self.store.set(f"digests/{self._taken}/{rank}", json.dumps(digests))
+    def put_digests(self, rank: int, folder: str, digests: Mapping[str, str]) -> None:
+        """Of this rank's files in a checkpoint's folder."""
+        self.store.set(f"digests/{folder}/{rank}", json.dumps(digests))
 
-    def get_digests(self, ranks: int, patience_s: float) -> dict[str, str]:
+    def get_digests(self, ranks: int, folder: str, patience: timedelta) -> dict[str, str]:
         """Of all ranks but the first, once they have written. Raises `TrainerError`."""
-        keys, found = [f"digests/{self._taken}/{rank}" for rank in range(1, ranks)], dict[str, str]()
+        keys, found = [f"digests/{folder}/{rank}" for rank in range(1, ranks)], dict[str, str]()
         try:
-            self.store.wait(keys, timedelta(seconds=patience_s))
+            self.store.wait(keys, patience)
         except Gone as error:
             raise TrainerError(f"a rank has not finished its part of a checkpoint: {error}") from None
         for key in keys:

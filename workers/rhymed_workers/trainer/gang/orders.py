@@ -34,9 +34,10 @@ class Gather(msgspec.Struct, tag=True, frozen=True):
 
 
 class Save(msgspec.Struct, tag=True, frozen=True):
-    """Each rank its part of a checkpoint."""
+    """Each rank its part of a checkpoint; `copy`: from a copy, while the next steps are trained."""
 
     folder: str
+    copy: bool
 
 
 Order: TypeAlias = Load | Train | Gather | Save

@@ -12,6 +12,7 @@ from rhymed_store.client import StoredSample
 from rhymed_workers.trainer.gang.orders import pack, unpack
 from rhymed_workers.trainer.learner import TorchLearner
 from rhymed_workers.trainer.optim import shards
+from rhymed_workers.trainer.saving.checkpoints import Finish
 
 
 def exchange(samples: Sequence[StoredSample] | None) -> list[StoredSample]:
@@ -24,7 +25,12 @@ def exchange(samples: Sequence[StoredSample] | None) -> list[StoredSample]:
     return unpack(data.numpy().tobytes())
 
 
-def save(learner: TorchLearner, folder: Path, rank: int) -> dict[str, str]:
-    """Write this rank's files; returns their digests by name."""
-    learner.save(folder)
-    return {str(file.relative_to(folder)): digest_of(file) for file in shards.own_files(folder, rank)}
+def snapshot(learner: TorchLearner, folder: Path, rank: int, *, copy: bool) -> Finish:
+    """What it returns writes this rank's files, and returns their digests by name."""
+    finish = learner.snapshot(folder, copy=copy)
+
+    def with_digests() -> dict[str, str]:
+        finish()
+        return {str(file.relative_to(folder)): digest_of(file) for file in shards.own_files(folder, rank)}
+
+    return with_digests

@@ -23,11 +23,17 @@ FOLDER = "optimizer"
 """Of the policy's, in a checkpoint."""
 
 
-def save(place: Path, tensors: Mapping[str, Tensor]) -> None:
-    """`tensors`: this rank's parts of the state. All ranks call it."""
+def save(place: Path, tensors: Mapping[str, Tensor], group: Any) -> None:
+    """`tensors`: this rank's parts of the state. All ranks call it. `group`: by which they agree on who writes what.
+    Raises `CheckpointError`, in all ranks."""
     import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.api import CheckpointException
 
-    dcp.save(dict(tensors), checkpoint_id=place)
+    try:
+        dcp.save(dict(tensors), checkpoint_id=place, process_group=group)
+    except CheckpointException as error:
+        rank, (reason, _) = next(iter(error.failures.items()))
+        raise CheckpointError(f"{place} cannot be written by rank {rank}: {reason}") from None
 
 
 def own_files(checkpoint: Path, rank: int) -> list[Path]:

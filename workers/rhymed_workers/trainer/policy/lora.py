@@ -2,7 +2,7 @@
 
 The model's own weights are frozen: they get no gradient, and no optimizer has state for them. Adapters stay in
 float32; the frozen linear layers have the type in which the trainer computes. The reference policy of a KL term is
-the same model with its adapters switched off.
+the same model with its adapters switched off. Several ranks share both, each layer with its adapters.
 """
 
 from __future__ import annotations
@@ -21,9 +21,11 @@ from rhymed_workers.lora import saved
 from rhymed_workers.lora.about import WEIGHTS, About, names, read
 from rhymed_workers.lora.folder import digest
 from rhymed_workers.lora.layers import chosen
+from rhymed_workers.trainer.policy import sharded
 from rhymed_workers.trainer.policy.backbone import Compute, load_model
 from rhymed_workers.trainer.policy.packing import MicroBatch
 from rhymed_workers.trainer.policy.policy import Policy, Scores
+from rhymed_workers.trainer.saving.snapshot import Write, taken
 
 NAME = "default"
 """PEFT's name for the only adapter of a model."""
@@ -31,7 +33,7 @@ NAME = "default"
 
 class LoraPolicy(Policy):
     """The model in `source` with new adapters, which change nothing yet: B is 0, A is drawn from `seed`. `base`: the
-    model's name for people and for PEFT."""
+    model's name for people and for PEFT. `model`: that of `source`, if it is made already; `known`: its digest."""
 
     published_dtype = "float32"  # engines merge before they round
 
@@ -45,17 +47,23 @@ class LoraPolicy(Policy):
         base: str = "",
         revision: str = "",
         seed: int = 0,
+        model: Any = None,
+        known: str | None = None,
     ) -> None:
         """Raises `ConfigError`."""
         from peft import LoraConfig, inject_adapter_in_model
 
         compute = compute or Compute()
-        super().__init__(load_model(source, compute), temperature, getattr(torch, compute.dtype))
+        super().__init__(
+            load_model(source, compute) if model is None else model, temperature, getattr(torch, compute.dtype)
+        )
         layers = chosen(self.model, source, lora)
         linear = [name for name, module in self.model.named_modules() if isinstance(module, nn.Linear)]
         self._others = [name for name in linear if name not in layers]
         self._revision = revision
-        self.about = About(base or str(source), digest(source), lora.rank, lora.alpha, layers)
+        self.about = About(
+            base or str(source), digest(source) if known is None else known, lora.rank, lora.alpha, layers
+        )
         settings = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=list(layers), lora_dropout=0.0)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -84,20 +92,29 @@ class LoraPolicy(Policy):
         return found
 
     def tensors(self, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
-        """What is published: the adapters only, in float32."""
+        """What is published: the adapters only, in float32. Of several ranks the first one gets them."""
+        if sharded.is_sharded(self.model):
+            return sharded.gather_tensors(self.adapters())
         return {name: parameter.detach() for name, parameter in self.adapters().items()}
 
     def metadata(self) -> dict[str, str]:
         return self.about.metadata()
 
-    def save(self, folder: Path) -> None:
-        """In PEFT's format."""
-        from safetensors.torch import save_file
+    def snapshot(self, *, copy: bool = False) -> Write:
+        """In PEFT's format. All ranks call it, and the first one writes."""
+        content = taken(self.tensors(), copy=copy)
 
-        content = {name: tensor.cpu().contiguous() for name, tensor in self.tensors().items()}
-        # One entry only: safetensors writes several in a random order, so equal adapters would be unequal files.
-        save_file(content, folder / WEIGHTS, metadata=self.metadata())
-        saved.write_settings(folder, self.about, self._others, self._revision)
+        def write(folder: Path) -> None:
+            from safetensors.torch import save_file
+
+            if not content:
+                return
+            whole = {name: tensor.cpu().contiguous() for name, tensor in content.items()}
+            # One entry only: safetensors writes several in a random order, so equal adapters would be unequal files.
+            save_file(whole, folder / WEIGHTS, metadata=self.metadata())
+            saved.write_settings(folder, self.about, self._others, self._revision)
+
+        return write
 
     @torch.no_grad()
     def read(self, folder: Path, error: type[RhymedError]) -> None:
@@ -128,6 +145,8 @@ class LoraPolicy(Policy):
         layers = [module for module in self.model.modules() if isinstance(module, BaseTunerLayer)]
         for layer in layers:
             layer.enable_adapters(False)
+        for parameter in self.adapters().values():
+            parameter.requires_grad_()  # the first pass fixes in which type ranks add gradients up
         try:
             yield
         finally:
@@ -155,25 +174,39 @@ def restore(
     if config.trainer.lora is None:
         policy = Policy.load(folder or source, temperature, compute, mesh)
         return policy, Policy.load(source, temperature, compute, mesh) if with_reference else None
-    adapted = _restore(config, config.trainer.lora, source, folder, compute)
+    adapted = _restore(config, config.trainer.lora, source, folder, compute or Compute(), mesh)
     return adapted, WithoutAdapters(adapted) if with_reference else None
 
 
-def _restore(config: Config, lora: Lora, source: Path, folder: Path | None, compute: Compute | None) -> LoraPolicy:
+def _restore(
+    config: Config, lora: Lora, source: Path, folder: Path | None, compute: Compute, mesh: Any
+) -> LoraPolicy:
     """With the adapter of the checkpoint, or of `trainer.lora.adapter`, or a new one."""
-    name = config.model.path
-    policy = LoraPolicy(
-        lora,
-        source,
-        temperature=config.rollout.temperature,
-        compute=compute,
-        base=name if "/" in name and not Path(name).expanduser().exists() else str(source),  # a hub id stays one
-        revision=config.model.revision,
-        seed=config.run.seed,
-    )
-    if folder is not None:
-        policy.read(folder, CheckpointError)
-    elif lora.adapter:
-        saved.check_start(lora)
-        policy.read(Path(lora.adapter).expanduser(), ConfigError)
+    first = mesh is None or torch.distributed.get_rank() == 0
+
+    def build(model: Any) -> LoraPolicy:
+        name = config.model.path
+        return LoraPolicy(
+            lora,
+            source,
+            temperature=config.rollout.temperature,
+            compute=compute,
+            base=name if "/" in name and not Path(name).expanduser().exists() else str(source),  # a hub id stays one
+            revision=config.model.revision,
+            seed=config.run.seed,
+            model=model,
+            known=None if first else "",  # the first rank alone writes what has the digest in it
+        )
+
+    def begin(policy: LoraPolicy) -> None:
+        if folder is not None:
+            policy.read(folder, CheckpointError)
+        elif lora.adapter:
+            saved.check_start(lora)
+            policy.read(Path(lora.adapter).expanduser(), ConfigError)
+
+    if mesh is not None:
+        return sharded.load(source, compute, mesh, build, begin)
+    policy = build(load_model(source, compute))
+    begin(policy)
     return policy

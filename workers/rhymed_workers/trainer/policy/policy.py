@@ -21,6 +21,7 @@ from rhymed_workers.trainer.policy.backbone import Compute, device_of, hidden_st
 from rhymed_workers.trainer.policy.head import DenseHeadLoss, DenseLoss, Head, HeadLoss, Loss
 from rhymed_workers.trainer.policy.packing import MicroBatch
 from rhymed_workers.trainer.publish import unique
+from rhymed_workers.trainer.saving.snapshot import Write, taken
 
 UNKNOWN_HEADS = (
     "final_logit_softcapping",
@@ -76,12 +77,21 @@ class Policy(nn.Module):
         """The parameters that the optimizer changes."""
         return [parameter for parameter in self.parameters() if parameter.requires_grad]
 
+    def snapshot(self, *, copy: bool = False) -> Write:
+        """For a Hugging Face folder, see `taken`. All ranks call it, and the first one writes."""
+        if sharded.is_sharded(self.model):
+            content = sharded.gather(self.model)
+        else:
+            content = taken(dict(unique(self.model.state_dict().items())), copy=copy)
+
+        def write(folder: Path) -> None:
+            if content:
+                self.model.save_pretrained(folder, state_dict=content)
+
+        return write
+
     def save(self, folder: Path) -> None:
-        """A Hugging Face folder. All ranks call it, and the first one writes."""
-        if not sharded.is_sharded(self.model):
-            self.model.save_pretrained(folder)
-        elif content := sharded.gather(self.model):
-            self.model.save_pretrained(folder, state_dict=content)
+        self.snapshot()(folder)
 
     def metadata(self) -> dict[str, str]:
         """What a published file says of its tensors."""

@@ -22,15 +22,23 @@ from rhymed_workers.trainer.policy.backbone import Compute, layers_of, load_mode
 Module = TypeVar("Module", bound=nn.Module)
 
 
-def load(folder: Path, compute: Compute, mesh: Any, build: Callable[[Any], Module]) -> Module:
-    """What `build` makes of the causal language model in a Hugging Face folder, sharded over `mesh`.
+def load(
+    folder: Path,
+    compute: Compute,
+    mesh: Any,
+    build: Callable[[Any], Module],
+    begin: Callable[[Module], None] = lambda module: None,
+) -> Module:
+    """What `build` makes of the causal language model in a Hugging Face folder, sharded over `mesh`. `begin`: changes
+    the first rank's weights before the others receive their parts.
 
     Raises `ConfigError`, `TrainerError`.
     """
-    module = build(_empty(folder, compute))
+    module = _empty(folder, compute, build)
     source = None
     if torch.distributed.get_rank() == 0:
         source = build(load_model(folder, Compute("cpu", compute.dtype)))
+        begin(source)
         _take_settings(module, source)
     _shard(module, getattr(torch, compute.dtype), mesh)
     _fill(module, source)
@@ -39,11 +47,12 @@ def load(folder: Path, compute: Compute, mesh: Any, build: Callable[[Any], Modul
     return module
 
 
-def _empty(folder: Path, compute: Compute) -> Any:
-    """The model with memory that nobody has written to, so it takes none yet."""
-    model = outline(folder).float().to_empty(device="cpu")
+def _empty(folder: Path, compute: Compute, build: Callable[[Any], Module]) -> Module:
+    """The module with memory that has not been written to, so it takes none yet."""
+    model = prepare(outline(folder).float(), checkpointing=compute.checkpointing)
+    module = build(model).to_empty(device="cpu")
     model.tie_weights()
-    return prepare(model, checkpointing=compute.checkpointing)
+    return module
 
 
 def _take_settings(module: Any, source: Any) -> None:
@@ -106,12 +115,17 @@ def is_sharded(model: nn.Module) -> bool:
     return any(hasattr(parameter, "full_tensor") for parameter in model.parameters())
 
 
-@torch.no_grad()
 def gather(model: nn.Module, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
     """The state dict with whole tensors on the CPU, without the second names of tied ones; empty but on the first
     rank. All ranks call it. `dtype`: to convert floating-point numbers to, before they travel."""
+    return gather_tensors(model.state_dict(keep_vars=True), dtype)
+
+
+@torch.no_grad()
+def gather_tensors(tensors: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+    """As `gather`, of some tensors by their names."""
     first, found, seen = torch.distributed.get_rank() == 0, dict[str, Tensor](), set[int]()
-    for name, tensor in model.state_dict(keep_vars=True).items():
+    for name, tensor in tensors.items():
         if id(tensor) in seen:
             continue
         seen.add(id(tensor))

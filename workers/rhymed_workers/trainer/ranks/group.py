@@ -7,6 +7,7 @@ so they have the same bits in each of them and in every repetition.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -15,12 +16,16 @@ from torch import Tensor
 from rhymed_workers.trainer.policy.packing import MicroBatch
 from rhymed_workers.trainer.ranks.share import Turn, shares
 
+SAVE = timedelta(hours=6)
+"""For the slowest rank's part of a checkpoint. A rank that dies ends all of them at once."""
+
 
 class Alone:
     """One rank."""
 
     rank, size = 0, 1
     mesh: Any = None  # of the devices that share the weights; None: this process has all of them
+    savers: Any = None  # a process group of the threads that write checkpoints: training does not wait for it
 
     def share(self, batches: Sequence[MicroBatch]) -> list[Turn]:
         """This rank's forward passes."""
@@ -41,6 +46,7 @@ class Group(Alone):
     def __init__(self, mesh: Any) -> None:
         self.mesh = mesh
         self.rank, self.size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+        self.savers = torch.distributed.new_group(backend="gloo", timeout=SAVE)
 
     def share(self, batches: Sequence[MicroBatch]) -> list[Turn]:
         return shares(batches, self.size)[self.rank]

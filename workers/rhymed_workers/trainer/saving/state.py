@@ -15,29 +15,31 @@ import torch
 
 from rhymed.errors import CheckpointError
 from rhymed_workers.trainer.optim import moments, shards
+from rhymed_workers.trainer.ranks.group import Alone
+from rhymed_workers.trainer.saving.snapshot import Write, taken
 
 TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "vocab*", "merges.txt", "chat_template*", "*.model")
 OPTIMIZER = "optimizer.state"
 POSITION = "trainer.json"
 
 
-def save(folder: Path, model: Any, optimizer: torch.optim.Optimizer, steps: int) -> None:
-    from safetensors.torch import save_file
+def snapshot(model: Any, optimizer: torch.optim.Optimizer, steps: int, ranks: Alone, *, copy: bool) -> Write:
+    """Several ranks have no state of a random generator: each step sets its own."""
+    tensors = taken(moments.tensors(optimizer, model.named_parameters()), copy=copy)
+    position = json.dumps({"steps": steps, "lr": optimizer.param_groups[0]["lr"]})
+    generator = torch.get_rng_state()
 
-    tensors = moments.tensors(optimizer, model.named_parameters())
-    save_file({**tensors, "rng": torch.get_rng_state()}, folder / OPTIMIZER)
-    write_position(folder, optimizer, steps)
+    def write(folder: Path) -> None:
+        from safetensors.torch import save_file
 
+        if ranks.size > 1:
+            shards.save(folder / shards.FOLDER, tensors, ranks.savers)
+        else:
+            save_file({**tensors, "rng": generator}, folder / OPTIMIZER)
+        if ranks.rank == 0:
+            (folder / POSITION).write_text(position)
 
-def write_position(folder: Path, optimizer: torch.optim.Optimizer, steps: int) -> None:
-    (folder / POSITION).write_text(json.dumps({"steps": steps, "lr": optimizer.param_groups[0]["lr"]}))
-
-
-def save_parts(folder: Path, model: Any, optimizer: torch.optim.Optimizer, steps: int, rank: int) -> None:
-    """As `save`, by every rank. No state of a random generator: each step sets its own."""
-    shards.save(folder / shards.FOLDER, moments.tensors(optimizer, model.named_parameters()))
-    if rank == 0:
-        write_position(folder, optimizer, steps)
+    return write
 
 
 def copy_tokenizer(source: Path, folder: Path) -> None:
