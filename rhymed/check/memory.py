@@ -52,6 +52,7 @@ class Needs:
     critic: float  # its weights, gradients and moments
     teacher: float
     working: float  # activations and logits of the largest pass
+    copied: float  # host memory of a checkpoint that is written while training continues
     engine: float  # each
     sequence: float  # keys and values of one sample at full length
     published: float
@@ -61,7 +62,7 @@ class Needs:
     @property
     def trainer(self) -> float:
         models = self.weights + self.gradients + self.moments + self.reference + self.critic + self.teacher
-        return models + self.working + TRAINER_BYTES
+        return models + self.working + self.copied + TRAINER_BYTES
 
 
 def needs(
@@ -92,6 +93,7 @@ def needs(
         critic=(2 * FP32 + moment) * values,
         teacher=FP32 * teacher.parameters if teacher else 0,
         working=max(working_bytes(trainer, one, tokens) for one in (size, critic) if one),
+        copied=(FP32 + moment) * (trained + values) if trainer.async_checkpoints else 0,
         engine=item * parameters + rollout.kv_cache_gib * GIB + ENGINE_BYTES if vllm else 0,
         sequence=2 * size.layers * size.key_value * item * full_length(rollout) if vllm else 0,
         published=VERSIONS * (FP32 if adapters else item) * trained,
@@ -152,6 +154,7 @@ def describe(
     kept += f", reference model {size_of(need.reference)}" if need.reference else ""
     kept += f", critic {size_of(need.critic)}" if need.critic else ""
     kept += f", teacher {size_of(need.teacher)}" if need.teacher else ""
+    kept += f", copy for checkpoints {size_of(need.copied)}" if need.copied else ""
     section.add("trainer", f"{size_of(need.trainer)}: {kept}, the largest pass {size_of(need.working)}")
     if gpus:
         need = on_host(need, rollout)
@@ -210,7 +213,8 @@ def _warnings(rollout: Rollout, trainer: Trainer, store: Store, need: Needs, mac
     if total > machine.memory_free and total - need.working <= machine.memory:
         yield (
             f"memory: about {size_of(total)} are needed, {size_of(machine.memory_free)} are available: lower"
-            " trainer.micro_tokens, rollout.workers or rollout.kv_cache_gib, or end other programs"
+            " trainer.micro_tokens, rollout.workers or rollout.kv_cache_gib,"
+            f"{' set trainer.async_checkpoints = false,' if need.copied else ''} or end other programs"
         )
     if need.published > machine.shared_free:
         yield (

@@ -45,7 +45,9 @@ def test_a_critic_counts_like_the_policy() -> None:
     alone, both = (
         memory.needs(config.model, config.rollout, config.trainer, SIZE, load, critic=one) for one in (None, SIZE)
     )
-    assert both.critic == both.weights + both.gradients + both.moments == both.trainer - alone.trainer
+    more = both.trainer - alone.trainer - (both.copied - alone.copied)
+    assert both.critic == both.weights + both.gradients + both.moments == more
+    assert both.copied == both.checkpoint
     assert both.checkpoint == 2 * alone.checkpoint
     assert both.working == alone.working
     rows = dict(memory.describe(config, SIZE, load, LARGE, critic=SIZE).rows)

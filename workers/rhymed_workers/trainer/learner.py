@@ -19,6 +19,7 @@ from torch import Tensor
 from rhymed.config import Config, Trainer
 from rhymed.inputs.models import resolve_model
 from rhymed_store.client import StoredSample
+from rhymed_workers.trainer import state
 from rhymed_workers.trainer.algorithms.losses import token_losses
 from rhymed_workers.trainer.batch import Batch, LogProbs, assemble, engine_logprobs, sequences_of
 from rhymed_workers.trainer.critic.critic import Critic
@@ -30,7 +31,6 @@ from rhymed_workers.trainer.policy.policy import Policy, Scores
 from rhymed_workers.trainer.policy.runtime import free_cached
 from rhymed_workers.trainer.ranks.group import ALONE, Alone
 from rhymed_workers.trainer.samples import Progress, check_staleness, sample_metrics, scored_groups
-from rhymed_workers.trainer.saving import state
 from rhymed_workers.trainer.saving.checkpoints import Finish
 from rhymed_workers.trainer.sums import Sums
 from rhymed_workers.trainer.teacher.build import build as build_teacher

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +67,16 @@ class Lineage:
 
     def save(self, folder: Path) -> None:
         (folder / FILE).write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in self.lines))
+
+    def before(self, write: Callable[[], Mapping[str, str]], folder: Path) -> Callable[[], Mapping[str, str]]:
+        """Saves the lines as they are now, then calls `write`: all of a checkpoint."""
+        lines = Lineage(self.lines)
+
+        def finish() -> Mapping[str, str]:
+            lines.save(folder)
+            return write()
+
+        return finish
 
     @classmethod
     def load(cls, folder: Path, steps: int) -> Lineage:

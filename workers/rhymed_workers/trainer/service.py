@@ -1,10 +1,9 @@
 """The trainer's process: receives whole steps by reference, trains, publishes the next version, writes checkpoints.
 
 All of the learner's work runs on one thread, in order, so heartbeats continue. A step is fetched and checked (before
-the broker's request is answered), trained, published, reported, and only then checkpointed, while the next one is
-trained. Requests may be repeated: a step that is trained already is reported again, not trained again. Broker and
-store may restart at any time. Does not know how a learner learns; `lineage` records what every step was trained on
-and is part of each checkpoint.
+the broker's request is answered), trained, published, reported, and checkpointed while the next one is trained. A
+repeated request for a trained step is reported again. Broker and store may restart at any time. Does not know how a
+learner learns; `lineage` records what every step was trained on and is part of each checkpoint.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -69,8 +68,7 @@ class TrainerService(Service):
         self._version = 0  # published; the learner's own count is ahead while a step is being published
         self._last: messages.Trained | None = None
         self._reports: set[asyncio.Task[None]] = set()
-        keep = config.trainer.keep_checkpoints
-        self._checkpoints = Checkpoints(layout.checkpoints, keep, self._report_checkpoints)
+        self._checkpoints = Checkpoints(layout.checkpoints, config.trainer.keep_checkpoints, self._report_checkpoints)
         self._over = False  # the broker has ended the run
         self._closing = contextlib.AsyncExitStack()
 
@@ -270,13 +268,7 @@ class TrainerService(Service):
         await self._checkpoints.free()
 
         def take(folder: Path) -> Finish:
-            lineage, write = Lineage(self._lineage.lines), self._learner.snapshot(folder, copy=copy)
-
-            def finish() -> Mapping[str, str]:
-                lineage.save(folder)
-                return write()
-
-            return finish
+            return self._lineage.before(self._learner.snapshot(folder, copy=copy), folder)
 
         write = await self._on_thread(lambda: self._checkpoints.begin(steps, take), "checkpoint")
         writing = self._checkpoints.finish(steps, write, time.perf_counter() - started)
