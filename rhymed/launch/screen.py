@@ -135,11 +135,10 @@ class Screen:
         self._mismatched = False
         self._folder, self._start_time, self._dashboard_shown = layout.folder, time.time(), not config.net.http
         self._print(f"run      {layout.folder}")
-        self._print(
-            f"starting store, broker, trainer, {config.rollout.workers} rollout, {config.reward.workers} reward"
-        )
+        self._workers = f"{config.rollout.workers} rollout, {config.reward.workers} reward"
 
     def __enter__(self) -> Self:
+        self._print(f"starting store, broker, trainer, {self._workers}")
         if self._live:
             self._live.start()
         return self
