@@ -151,7 +151,9 @@ def test_a_coroutine_trains_next_to_others_and_can_be_cancelled(settings: dict[s
 
 
 SCRIPT = """
-import json, sys, rhymed
+import json, signal, sys, rhymed
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where a shell started the tests in the background
 
 def reward(completions, **columns):
     return [float(len(text)) for text in completions]
