@@ -14,13 +14,14 @@ from typing import Literal
 
 from prometheus_client import Metric, generate_latest
 
-from rhymed.messages import EVAL, Queues, StepRow, WorkerRow
+from rhymed.messages import EVAL, GpuUsage, Queues, StepRow, Usage, WorkerRow
 from rhymed.service.activities import seconds_of
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 MAX_WORKERS = 4096
 MAX_STEPS = 16
+MAX_GPUS = 16  # of a worker
 MAX_METRICS = 1024  # of the step trained last, and of the newest evaluation: more than any run has
 
 Kind = Literal["gauge", "counter"]
@@ -40,6 +41,20 @@ WORKER_STATS: dict[str, tuple[str, Kind, str]] = {
     "timing_s/score": ("score_seconds", "gauge", "Mean time to score a sample."),
 }
 """Statistic in heartbeats -> name after `rhymed_worker_`, kind, help."""
+
+USAGE: dict[str, tuple[Kind, str, Callable[[Usage], float]]] = {
+    "cpu": ("gauge", "Processors in use by its processes.", lambda usage: usage.cpu),
+    "memory_bytes": ("gauge", "Memory of its processes alone.", lambda usage: usage.memory),
+    "processes": ("gauge", "Its process and that one's descendants.", lambda usage: usage.processes),
+    "gpu_failures_total": ("counter", "Calls of NVML that failed.", lambda usage: usage.failures),
+}
+GPUS: dict[str, tuple[str, Callable[[GpuUsage], float | None]]] = {
+    "utilization": ("Share of time in which the GPU computed, whoever used it.", lambda gpu: gpu.utilization),
+    "memory_bytes": ("Memory in use on the GPU, whoever uses it.", lambda gpu: gpu.memory),
+    "memory_total_bytes": ("Memory of the GPU.", lambda gpu: gpu.memory_total),
+    "celsius": ("Temperature of the GPU.", lambda gpu: gpu.celsius),
+}
+"""Name after `rhymed_worker_` and `rhymed_worker_gpu_`; help; value, None: the driver does not know it."""
 
 STORE: dict[str, tuple[str, Kind, str]] = {
     "samples": ("samples", "gauge", "Samples in the store."),
@@ -169,6 +184,20 @@ def _workers(families: _Families, workers: list[WorkerRow]) -> None:
         values = [(labels, row.stats[key]) for labels, row in named if key in row.stats]
         families.add(f"worker_{name}", kind, help, values)
     _seconds(families, named)
+    _usage(families, [(labels, row.usage) for labels, row in named if row.usage is not None])
+
+
+def _usage(families: _Families, named: list[tuple[Labels, Usage]]) -> None:
+    for name, (kind, help, of) in USAGE.items():
+        families.add(f"worker_{name}", kind, help, [(labels, of(usage)) for labels, usage in named])
+    for name, (help, known) in GPUS.items():
+        values = [
+            ({**labels, "gpu": str(gpu.index)}, value)
+            for labels, usage in named
+            for gpu in usage.gpus[:MAX_GPUS]
+            if (value := known(gpu)) is not None
+        ]
+        families.add(f"worker_gpu_{name}", "gauge", help, values)
 
 
 def _seconds(families: _Families, named: list[tuple[Labels, WorkerRow]]) -> None:

@@ -75,14 +75,20 @@ def parse(text: str) -> Inventory:
 def here(environment: Mapping[str, str] = os.environ) -> Inventory | None:
     """This machine's GPUs that `CUDA_VISIBLE_DEVICES` leaves; None: it has none, no `nvidia-smi`, or a torch that was
     built for processors."""
-    with contextlib.suppress(metadata.PackageNotFoundError):
-        if metadata.version("torch").endswith("+cpu"):
-            return None
+    if torch_is_for_cpus():
+        return None
     try:
         done = subprocess.run(QUERY, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
     return read(done.stdout, environment.get(VISIBLE))
+
+
+def torch_is_for_cpus() -> bool:
+    """The installed torch was built without GPUs. Does not import it."""
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        return metadata.version("torch").endswith("+cpu")
+    return False
 
 
 def read(listing: str, visible: str | None = None) -> Inventory | None:

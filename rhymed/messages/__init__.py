@@ -12,4 +12,5 @@ from rhymed.messages.queues import *
 from rhymed.messages.replies import *
 from rhymed.messages.samples import *
 from rhymed.messages.store import *
+from rhymed.messages.usage import *
 from rhymed.messages.weights import *

@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-PROTOCOL = 12
+PROTOCOL = 13
 """Version of these messages. A peer with another version is refused when it joins."""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rhymed.messages.base import PROTOCOL, Message
 from rhymed.messages.samples import Holding, Role, SampleId, SampleInfo, Score
+from rhymed.messages.usage import Usage
 
 
 class Join(Message, frozen=True, kw_only=True, tag="join"):
@@ -33,6 +34,7 @@ class Heartbeat(Message, frozen=True, kw_only=True, tag="heartbeat"):
     holding: list[Holding] = []
     stats: dict[str, float] = {}  # metrics, names as in docs/metrics.md
     training: int = -1  # trainer: as in Join
+    usage: Usage | None = None  # a few seconds old; None: not known yet
 
 
 class Generated(Message, frozen=True, kw_only=True, tag="generated"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rhymed.messages.base import Message, Part
 from rhymed.messages.samples import Holding, Role
+from rhymed.messages.usage import Usage
 
 
 class Welcome(Message, frozen=True, kw_only=True, tag="welcome"):
@@ -30,6 +31,7 @@ class WorkerRow(Part, frozen=True, kw_only=True):
     parked: int = 0  # of these, complete but waiting for newer weights
     accept_length: float = 0.0  # tokens per forward pass in its last samples, 1 without drafts; 0: unknown
     drained: bool = False  # gets no new work, see Drain
+    usage: Usage | None = None  # as in its last heartbeat
 
 
 class GroupRow(Part, frozen=True, kw_only=True):

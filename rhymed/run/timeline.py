@@ -38,6 +38,11 @@ class Span(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename
     host: str = ""
     version: int | None = None  # policy version at `t`; of the trainer: trained steps
     tokens_per_s: float | None = None  # rollout only
+    cpu: float | None = None  # processors in use, of the worker and its descendants; mean, as all of these
+    ram_gib: float | None = None
+    gpu: float | None = None  # share of time in which its GPUs computed, mean over them
+    gpu_gib: float | None = None  # in use on its GPUs, summed
+    gpu_celsius: float | None = None  # of its hottest GPU
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from rich.text import Text
 
-from rhymed.messages import WorkerRow
+from rhymed.messages import Usage, WorkerRow
 from rhymed.run.stragglers import RATE
 from rhymed.service.activities import PREFIX, TERMINAL
 from rhymed.style import ROLES
-from rhymed.text import age, step_name
-from rhymed.top.state import UiState
+from rhymed.text import age, counted, size_of, step_name
+from rhymed.top.state import UiState, utilization
 from rhymed.top.steps import bar
-from rhymed.top.text import clean, count, cut, number, spark
+from rhymed.top.text import UNKNOWN, clean, count, cut, number, share, spark
 from rhymed.top.views import listing
 from rhymed.top.workers import STYLES, find
 
@@ -38,6 +38,11 @@ def worker_lines(ui: UiState, width: int) -> list[Text]:
         lines.append(text)
     if rates := ui.history.rates_of(row.worker):
         lines.append(spark("tok/s", rates, width, count(rates[-1])))
+    if row.usage:
+        lines.append(_usage(row.usage, width))
+        if busy := ui.history.busy_of(row.worker):
+            gpus = utilization(row.usage) is not None
+            lines.append(spark("GPU" if gpus else "CPU", busy, width, share(busy[-1]) if gpus else f"{busy[-1]:.1f}"))
     lines += _stats(row, width)
     return lines
 
@@ -58,6 +63,24 @@ def _card(row: WorkerRow) -> Text:
     if row.drained:
         text.append("  DRAINED", style="bold yellow")
     return text
+
+
+def _usage(usage: Usage, width: int) -> Text:
+    """`1.5 processors, 2.1 GiB, GPU 3 H200: 91%, 61.2 GiB of 139.8 GiB, 64 °C`"""
+    parts = [counted(round(usage.cpu, 1), "processor"), size_of(usage.memory)]
+    if usage.processes > 1:
+        parts.append(counted(usage.processes, "process", "processes"))
+    text = ", ".join(parts)
+    for gpu in usage.gpus:
+        numbers = [
+            "" if gpu.utilization is None else share(gpu.utilization),
+            "" if gpu.memory is None else f"{size_of(gpu.memory)} of {size_of(gpu.memory_total or 0)}",
+            "" if gpu.celsius is None else f"{gpu.celsius:.0f} °C",
+        ]
+        text += f"; GPU {gpu.index} {clean(gpu.kind)}: {', '.join(filter(None, numbers)) or UNKNOWN}"
+    if usage.failures:
+        text += f"; {counted(usage.failures, 'call')} of NVML failed"
+    return Text(cut(text, width), no_wrap=True)
 
 
 def _stats(row: WorkerRow, width: int) -> list[Text]:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from rhymed.messages import Drain, Group, Pause, Queues, WorkerRow
+from rhymed.messages import Drain, Group, Pause, Queues, Usage, WorkerRow
 from rhymed.run.stragglers import RATE
 from rhymed.service.activities import WAITING, seconds_of
 
@@ -49,6 +49,7 @@ class History:
         self.steps: dict[str, dict[int, float]] = {REWARD: {}, LENGTH: {}}  # metric -> step -> value
         self.rates: deque[float] = deque(maxlen=SNAPSHOTS)  # tokens per second, of all workers
         self._workers: dict[str, deque[float]] = {}  # worker -> tokens per second
+        self._busy: dict[str, deque[float]] = {}  # worker -> utilization of its GPUs, or processors in use
         self._seconds: dict[str, deque[dict[str, float]]] = {}  # worker -> records of seconds by activity
         self._recorded_at = -math.inf  # in the broker's own time
 
@@ -63,11 +64,14 @@ class History:
         rollouts = [row for row in queues.workers if row.role == "rollout"]
         self.rates.append(sum(row.stats.get(RATE, 0.0) for row in rollouts))
         here = {row.worker for row in queues.workers}
-        for rows in (self._workers, self._seconds):
+        for rows in (self._workers, self._busy, self._seconds):
             for name in rows.keys() - here:
                 del rows[name]
         for row in rollouts:
             self._workers.setdefault(row.worker, deque(maxlen=WORKER_SNAPSHOTS)).append(row.stats.get(RATE, 0.0))
+        for row in queues.workers:
+            if row.usage is not None:
+                self._busy.setdefault(row.worker, deque(maxlen=WORKER_SNAPSHOTS)).append(_busy(row.usage))
         if queues.uptime_s < self._recorded_at:
             self._recorded_at = -math.inf  # the broker restarted
         if queues.uptime_s - self._recorded_at >= EVERY_S:
@@ -78,6 +82,10 @@ class History:
     def rates_of(self, worker: str) -> list[float]:
         """Tokens per second, oldest first."""
         return list(self._workers.get(worker, ()))
+
+    def busy_of(self, worker: str) -> list[float]:
+        """Utilization of its GPUs, of a worker without any the processors in use, oldest first."""
+        return list(self._busy.get(worker, ()))
 
     def shares(self, worker: str) -> dict[str, float]:
         """Shares of the last minute by activity; they sum to 1. Empty: there are not enough records."""
@@ -114,6 +122,16 @@ class History:
         """By step, oldest first."""
         values = self.steps[name]
         return [values[step] for step in sorted(values)]
+
+
+def utilization(usage: Usage | None) -> float | None:
+    """Of a worker's GPUs, the mean; None: not known, or it uses none."""
+    known = [gpu.utilization for gpu in (usage.gpus if usage else ()) if gpu.utilization is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _busy(usage: Usage) -> float:
+    return usage.cpu if (share := utilization(usage)) is None else share
 
 
 @dataclass

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from rhymed.messages import EVAL, Holding, Queues, WorkerRow
 from rhymed.run.stragglers import RATE, SILENT_S, stragglers
 from rhymed.style import ROLES
-from rhymed.text import age, step_name
-from rhymed.top.state import History
+from rhymed.text import age, size_of, step_name
+from rhymed.top.state import History, utilization
 from rhymed.top.table import Cell, Column
 from rhymed.top.text import UNKNOWN, clean, count, natural_key, share
 
@@ -101,6 +101,20 @@ def _idle(entry: WorkerEntry) -> Cell:
     return share(entry.idle), style
 
 
+def _cpu(entry: WorkerEntry) -> Cell:
+    usage = entry.row.usage
+    return (f"{usage.cpu:.1f}", "" if usage.cpu >= 0.05 else "dim") if usage else (UNKNOWN, "dim")
+
+
+def _memory(entry: WorkerEntry) -> Cell:
+    usage = entry.row.usage
+    return (size_of(usage.memory), "") if usage else (UNKNOWN, "dim")
+
+
+def _gpu(entry: WorkerEntry) -> Cell:
+    return share(utilization(entry.row.usage)), ""
+
+
 def _heard(entry: WorkerEntry) -> Cell:
     return age(entry.row.silent_s), "bold red" if entry.row.silent_s > SILENT_S else ""
 
@@ -119,6 +133,25 @@ WORKER_COLUMNS: tuple[Column[WorkerEntry], ...] = (
         _idle,
         lambda entry: -1.0 if entry.idle is None else entry.idle,
         rank=6,
+        right=True,
+        descending=True,
+    ),
+    Column("gpu", 5, _gpu, lambda entry: utilization(entry.row.usage) or -1.0, rank=10, right=True, descending=True),
+    Column(
+        "cpu",
+        5,
+        _cpu,
+        lambda entry: entry.row.usage.cpu if entry.row.usage else -1.0,
+        rank=11,
+        right=True,
+        descending=True,
+    ),
+    Column(
+        "memory",
+        8,
+        _memory,
+        lambda entry: entry.row.usage.memory if entry.row.usage else -1,
+        rank=12,
         right=True,
         descending=True,
     ),

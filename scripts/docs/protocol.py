@@ -15,9 +15,9 @@ import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
-from rhymed.messages import PROTOCOL, base, broker, orders, queues, samples, store, weights
+from rhymed.messages import PROTOCOL, base, broker, orders, queues, samples, store, usage, weights
 
-SECTIONS = (base, samples, broker, queues, orders, store, weights)
+SECTIONS = (base, samples, broker, queues, orders, store, weights, usage)
 
 INTRODUCTION = """\
 # The protocol

@@ -267,7 +267,15 @@ def worker_row(name, version):
         "phase": "decode", "silent_s": 0.2, "holding": [], "drained": False,
         "accept_length": 2.345 if name.startswith("rollout") else 0.0,
         "stats": {"rollout/tokens_per_s": 412.0} if name.startswith("rollout") else {},
+        "usage": usage(gpus=2) if name.startswith("rollout") else {"cpu": 0.04, "memory": 812 << 20},
     }  # fmt: skip
+
+
+def usage(gpus):
+    """As messages travel: fields that have their default value are left out."""
+    device = {"kind": "NVIDIA H200", "memory": 61 << 30, "memory_total": 140 << 30}
+    devices = [device | {"index": n, "utilization": 0.87 + n / 10, "celsius": 60.0 + n} for n in range(gpus)]
+    return {"cpu": 3.2, "memory": 5 << 29, "processes": 3, "gpus": devices}
 
 
 def timeline(steps, workers=("rollout-0", "rollout-1", "reward-0", "trainer-0")):
@@ -283,7 +291,10 @@ def timeline(steps, workers=("rollout-0", "rollout-1", "reward-0", "trainer-0"))
             raw = [noise.random() ** 2 * (1 + 3 * (k < 2)) for k in range(len(ACTIVITIES[role]))]
             inside = {name: round(part / sum(raw), 3) for name, part in zip(ACTIVITIES[role], raw, strict=True)}
             row = {"t": time, "worker": worker, "role": role, "host": "node", "s": 1.0, "in": inside}
-            spans.append(row | {"version": int((time - START) / STEP_S), "tokens_per_s": 200.0})
+            used = {"cpu": round(3 * noise.random(), 2), "ram_gib": 2.5}
+            if role == "rollout":
+                used |= {"gpu": round(noise.random(), 3), "gpu_gib": 122.0, "gpu_celsius": 61.0}
+            spans.append(row | used | {"version": int((time - START) / STEP_S), "tokens_per_s": 200.0})
     if steps:
         events.append({"t": lost, "event": "lost", "worker": "rollout-1", "text": "silent for 10 s"})
     for step in range(steps):

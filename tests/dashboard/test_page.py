@@ -141,6 +141,7 @@ def test_the_gantt_tells_who_did_what_when(plain):
     page.mouse("mouseMoved", x, y - tall / 2 + 34 + 36)  # the second row
     page.wait("document.querySelector('.tip strong')?.textContent", "rollout-0")
     assert ", version 8, 200 tokens/s" in page.text(".tip")
+    assert " CPU, 2.5 GiB, GPU " in page.text(".tip")
     assert page.count(".tip li") >= 4
     page.mouse("mouseWheel", x, y, deltaX=0, deltaY=-120, modifiers=CTRL)
     page.wait(f"document.getElementById('gantt-window').textContent != {whole!r}")
@@ -214,9 +215,9 @@ def test_a_worker_is_told_with_its_accepted_length_and_its_last_heartbeat(plain)
     page = plain
     tab(page, "workers")
     cells = "[...document.querySelectorAll('[data-worker={}] td')].map(e => e.textContent)"
-    page.wait(f"{cells.format('rollout-0')}.slice(-4, -1).join()", "412,2.35,0.2 s ago")
-    page.wait(f"{cells.format('reward-0')}.slice(-4, -1).join()", "–,–,0.2 s ago")
-    page.wait(f"{cells.format('rollout-1')}.slice(-4, -1).join()", "–,–,–")
+    page.wait(f"{cells.format('rollout-0')}.slice(-5, -2).join()", "412,2.35,0.2 s ago")
+    page.wait(f"{cells.format('reward-0')}.slice(-5, -2).join()", "–,–,0.2 s ago")
+    page.wait(f"{cells.format('rollout-1')}.slice(-5, -2).join()", "–,–,–")
 
 
 def test_every_queue_is_shown_as_long_as_the_run_lives(show, server):
@@ -584,6 +585,19 @@ def test_a_worker_that_joins_appears_at_once(show, server):
     tab(page, "workers")
     run.tell(server.loop, "queues", run.queues() | {"workers": [worker_row("rollout-7", 0)]})
     page.wait("document.querySelector('[data-worker=rollout-7]')?.textContent.includes('0 / 16')")
+
+
+def test_what_a_worker_uses_is_shown_with_its_newest_spans(plain):
+    page, cell = plain, "[data-worker={}] .usage"
+    tab(page, "workers")
+    page.wait(f"document.querySelector('{cell.format('rollout-0')} .spark')?.textContent.length", 20)
+    text = page.text(cell.format("rollout-0"))
+    assert text.startswith("3.2 CPU, 2.5 GiB2 GPUs 92 %, 122 GiB, 61 °C")
+    assert set(text[-20:]) <= set("▁▂▃▄▅▆▇█")
+    tips = page.read(f"document.querySelector('{cell.format('rollout-0')}').title").splitlines()
+    assert tips[1] == "GPU 1 NVIDIA H200: 97 %, 61 GiB of 140 GiB, 61 °C"
+    assert page.text(cell.format("reward-0")).startswith("0.0 CPU, 812 MiB")
+    assert page.text("[data-worker=rollout-1]").count("–") >= 4, "it is lost: its use is not known"
 
 
 def test_seconds_in_the_columns_of_the_gantt_are_those_that_were_told(plain):

@@ -9,13 +9,14 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import msgspec
 import pytest
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from rhymed.dashboard import prometheus
 from rhymed.dashboard.prometheus import exposition
-from rhymed.messages import EVAL, GetQueues, Queues, StepRow, WorkerRow
+from rhymed.messages import EVAL, GetQueues, GpuUsage, Queues, StepRow, Usage, WorkerRow
 from tests.broker.cluster import Cluster, until
 from tests.broker.fixtures import cluster, config
 
@@ -69,6 +70,23 @@ def parsed(queues: Queues) -> dict[str, Metric]:
 
 def values(family: Metric, label: str) -> dict[str, float]:
     return {one.labels[label]: one.value for one in family.samples}
+
+
+def test_what_workers_use_and_each_of_their_gpus() -> None:
+    gpus = [
+        GpuUsage(index=3, utilization=0.91, memory=5, memory_total=9, celsius=64.0),
+        GpuUsage(index=4, memory=6, memory_total=9),
+    ]
+    usage = Usage(cpu=1.5, memory=1 << 30, processes=3, gpus=gpus, failures=2)
+    busy, without = worker("rollout-0"), worker("rollout-1")
+    found = parsed(snapshot(workers=[msgspec.structs.replace(busy, usage=usage), without]))
+    assert values(found["rhymed_worker_cpu"], "worker") == {"rollout-0": 1.5}
+    assert values(found["rhymed_worker_memory_bytes"], "worker") == {"rollout-0": 1 << 30}
+    assert values(found["rhymed_worker_gpu_failures"], "worker") == {"rollout-0": 2}
+    assert values(found["rhymed_worker_gpu_utilization"], "gpu") == {"3": 0.91}
+    assert values(found["rhymed_worker_gpu_memory_bytes"], "gpu") == {"3": 5, "4": 6}
+    assert values(found["rhymed_worker_gpu_memory_total_bytes"], "gpu") == {"3": 9, "4": 9}
+    assert values(found["rhymed_worker_gpu_celsius"], "gpu") == {"3": 64}
 
 
 def test_queues_are_gauges_in_seconds_and_what_is_over_is_a_counter() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rhymed.messages import (
     EVAL,
+    GpuUsage,
     Group,
     GroupRow,
     Holding,
@@ -16,6 +17,7 @@ from rhymed.messages import (
     Queues,
     SampleId,
     StepRow,
+    Usage,
     WorkerRow,
 )
 from rhymed.top.state import Connection, UiState
@@ -42,6 +44,13 @@ def rollout(number: int, up_s: float = 182.0, **changes: object) -> WorkerRow:
         "held": 6, "parked": 1, "accept_length": 3.0 + number / 10,
         "stats": {"rollout/tokens_per_s": 1000.0 + 10 * number, "rollout/waiting": 1.0}
         | {f"seconds/{name}": up_s * part for name, part in seconds.items()},
+        "usage": Usage(
+            cpu=1.5 + number / 10, memory=(4 + number) << 28, processes=3,
+            gpus=[GpuUsage(
+                index=number % 4, kind="NVIDIA H200", utilization=0.9 - number / 20, memory=61 << 30,
+                memory_total=140 << 30, celsius=60.0 + number,
+            )],
+        ),
     }  # fmt: skip
     return WorkerRow(**(row | changes))
 
@@ -61,7 +70,7 @@ def snapshot(workers: int = 9, uptime_s: float = 182.0, **changes: object) -> Qu
     )  # fmt: skip
     reward = WorkerRow(
         worker="reward-0", role="reward", host="node-0", pid=9, slots=4, version=-1, phase="score", silent_s=0.1,
-        holding=[], held=2,
+        holding=[], held=2, usage=Usage(cpu=0.03, memory=300 << 20),
     )  # fmt: skip
     queues = {
         "run": "demo", "uptime_s": uptime_s, "version": 12, "step": 12, "steps": 96, "finished": False,

@@ -56,7 +56,7 @@ def test_sorting_goes_round_and_back() -> None:
     assert names(seen)[:2] == ["rollout-8", "rollout-7"]
     keys(seen, "r")
     assert names(seen)[-1] == "rollout-8"
-    for _ in range(5):
+    for _ in range(8):
         keys(seen, "s")
     assert seen.sorts["workers"] == ("", False)
     assert names(seen) == first

@@ -11,8 +11,11 @@ import pytest
 
 from rhymed import messages
 from rhymed.errors import PeerGone, RhymedError, WireError
+from rhymed.usage.meter import UsageMeter
+from rhymed.usage.nvml import Devices
 from rhymed.wire.sockets import DONE, Client, Server
 from rhymed_workers.membership import Membership
+from tests.usage.fake_nvml import Device, FakeNvml
 from tests.workers.peers import until
 
 NAME = "reward-0"
@@ -102,3 +105,18 @@ async def test_only_a_member_that_was_not_dismissed_says_leave(front: Front, lin
     await leaving.leave(NAME)
     await leaving.leave(NAME)
     assert front.kinds() == ["Join", "Join", "Leave"]
+
+
+async def test_heartbeats_carry_what_the_process_uses(front: Front, link: Client) -> None:
+    devices = Devices(FakeNvml(Device("GPU-aa11")), "0")
+    running = asyncio.ensure_future(member(link, usage=UsageMeter(devices, every_s=0.01)).run())
+
+    def newest() -> messages.Usage | None:
+        return getattr(front.received[-1], "usage", None) if front.received else None
+
+    await until(lambda: newest() is not None)
+    usage = newest()
+    assert usage is not None
+    assert usage.memory > 1 << 20
+    assert [gpu.index for gpu in usage.gpus] == [0]
+    running.cancel()

@@ -12,8 +12,11 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from rhymed import errors, messages
 from rhymed.service.retry import TRANSIENT, ErrorTypes, retry
+from rhymed.usage.meter import UsageMeter
 from rhymed.wire.sockets import Client
 
 log = logging.getLogger(__name__)
@@ -35,8 +38,10 @@ class Membership:
         link: Client,
         join_message: Callable[[], messages.Join],
         heartbeat: Callable[[], messages.Heartbeat],
+        usage: UsageMeter | None = None,
         retry_on: ErrorTypes = TRANSIENT,
     ) -> None:
+        self._usage = usage
         self._link, self._join_message, self._heartbeat = link, join_message, heartbeat
         self._retry_on = retry_on
         self._joined = False
@@ -50,6 +55,8 @@ class Membership:
         while True:
             await asyncio.sleep(welcome.heartbeat_s)
             heartbeat = self._heartbeat()
+            if self._usage is not None:
+                heartbeat = msgspec.structs.replace(heartbeat, usage=self._usage.newest())
             try:
                 await self._request(heartbeat)
             except self._retry_on as error:

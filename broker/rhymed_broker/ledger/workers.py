@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from rhymed.messages import Holding, Join, Role, SampleId, SampleInfo
+from rhymed.messages import Holding, Join, Role, SampleId, SampleInfo, Usage
 from rhymed_broker.ledger.meter import Occupancy
 from rhymed_broker.states import Sample
 
@@ -20,7 +20,7 @@ class Worker:
     __slots__ = (
         "accepted", "asleep", "busy", "claims", "drained", "forwards", "held", "holding", "host", "missing", "name",
         "parked", "phase", "phase_at", "pid", "resting", "rests_until", "role", "seen", "sleep_at", "slots", "stats",
-        "target", "target_at", "useful", "version", "waking", "woken_at",
+        "target", "target_at", "usage", "useful", "version", "waking", "woken_at",
     )  # fmt: skip
 
     def __init__(self, join: Join, now: float) -> None:
@@ -40,6 +40,7 @@ class Worker:
         self.phase = ""
         self.phase_at = now  # when it entered the phase
         self.stats: dict[str, float] = {}
+        self.usage: Usage | None = None
         self.holding: list[Holding] = []  # by its last report
         self.held: dict[SampleId, Sample] = {}  # by the ledger
         self.parked: set[SampleId] = (

@@ -94,6 +94,7 @@ class Admission:
         if worker.role == "trainer":
             ledger.handover.training = beat.training
         ledger.heartbeat(beat.worker, beat.version, beat.phase, beat.holding, beat.stats, time.monotonic())
+        worker.usage = beat.usage
         self._timeline.heard(beat, time.monotonic())
         return DONE
 

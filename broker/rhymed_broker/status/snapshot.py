@@ -114,6 +114,7 @@ def _worker(worker: Worker, now: float, *, with_samples: bool) -> messages.Worke
         parked=len(worker.parked),
         accept_length=worker.accept_length,
         drained=worker.drained,
+        usage=worker.usage,
     )
 
 

@@ -13,9 +13,10 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from rhymed.messages import Heartbeat, Join
+from rhymed.messages import Heartbeat, Join, Usage
 from rhymed.run.timeline import Event, Kind, Role, Span
 from rhymed.service.activities import seconds_of
+from rhymed_broker.status.means import means
 
 SHORTEST_S = 1.0  # length of a row
 EARLY = 0.9  # part of a row's length after which a heartbeat may end it: heartbeats jitter
@@ -43,6 +44,7 @@ class _Page:
     inside: dict[str, float] = field(default_factory=dict)
     version: int | None = None
     rates: list[float] = field(default_factory=list)  # tokens per second, of each heartbeat
+    usages: list[Usage] = field(default_factory=list)  # of each heartbeat
 
 
 class TimelineRecorder:
@@ -82,6 +84,8 @@ class TimelineRecorder:
         rate = beat.stats.get("rollout/tokens_per_s", math.nan)
         if 0 <= rate < math.inf:
             page.rates.append(rate)
+        if beat.usage is not None:
+            page.usages.append(beat.usage)
         if now - page.begun >= self._length(now) * EARLY:
             self._close(beat.worker, page, now)
 
@@ -139,7 +143,8 @@ class TimelineRecorder:
     def _close(self, name: str, page: _Page, now: float) -> None:
         inside = {activity: round(seconds, 3) for activity, seconds in page.inside.items() if seconds >= 0.0005}
         rate = round(sum(page.rates) / len(page.rates), 1) if page.rates else None
-        page.begun, page.inside, page.rates = now, {}, []
+        used = means(page.usages)
+        page.begun, page.inside, page.rates, page.usages = now, {}, [], []
         if inside:
             self._rows.append(
                 Span(
@@ -151,6 +156,7 @@ class TimelineRecorder:
                     version=page.version,
                     tokens_per_s=rate,
                     inside=inside,
+                    **used,
                 )
             )
 

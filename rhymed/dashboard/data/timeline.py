@@ -17,6 +17,8 @@ from rhymed.service.activities import HEX
 
 MOST_SPANS = 20_000
 MOST_EVENTS = 5_000  # per kind; the newest
+MEANS = ("tokens_per_s", "cpu", "ram_gib", "gpu", "gpu_gib", "gpu_celsius")
+"""Fields of a span that are means over its seconds."""
 GAP_S = 0.5  # a longer gap between a worker's spans is kept
 
 
@@ -66,8 +68,6 @@ def _join(part: Sequence[Span]) -> Span:
     for span in part:
         for name, own in span.inside.items():
             inside[name] = inside.get(name, 0.0) + own
-    rates = [(span.tokens_per_s, span.s) for span in part if span.tokens_per_s is not None]
-    covered = sum(own for _, own in rates)
     return Span(
         t=last.t,
         worker=last.worker,
@@ -76,5 +76,12 @@ def _join(part: Sequence[Span]) -> Span:
         version=last.version,
         s=seconds,
         inside=inside,
-        tokens_per_s=sum(rate * own for rate, own in rates) / covered if covered > 0 else None,
+        **{name: _mean(part, name) for name in MEANS},
     )
+
+
+def _mean(part: Sequence[Span], name: str) -> float | None:
+    """Of the spans that have this number, each weighted by its length."""
+    known = [(value, span.s) for span in part if (value := getattr(span, name)) is not None]
+    covered = sum(own for _, own in known)
+    return sum(value * own for value, own in known) / covered if covered > 0 else None

@@ -3,9 +3,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import msgspec
 import pytest
 
-from rhymed.messages import Heartbeat, Join
+from rhymed.messages import GpuUsage, Heartbeat, Join, Usage
 from rhymed.run.timeline import Event, Span
 from rhymed.service.activities import PREFIX
 from rhymed_broker.status import timeline
@@ -180,3 +181,29 @@ def test_rows_that_nobody_takes_are_let_go() -> None:
     rows = recorder.drain()
     assert len(rows) == timeline.UNREAD
     assert rows[-1].step == timeline.UNREAD + 9  # type: ignore[union-attr]
+
+
+def test_a_row_has_the_means_of_what_its_heartbeats_used() -> None:
+    recorder, gib = TimelineRecorder(WALL, 0.0), 1 << 30
+    recorder.joined(join(), 0.0)
+    gpus = [
+        GpuUsage(index=0, utilization=0.5, memory=gib, celsius=50.0),
+        GpuUsage(index=1, utilization=1.0, memory=3 * gib, celsius=70.0),
+    ]
+    for now, cpu, found in ((0.3, 1.0, gpus), (0.6, 3.0, [GpuUsage(index=0)]), (1.0, 2.0, gpus)):
+        usage = Usage(cpu=cpu, memory=2 * gib, gpus=found)
+        recorder.heard(msgspec.structs.replace(beat(idle=now), usage=usage), now)
+    recorder.heard(beat(idle=2.0), 2.0)
+    with_usage, without = spans(recorder)
+    assert (with_usage.cpu, with_usage.ram_gib) == (2.0, 2.0)
+    assert (with_usage.gpu, with_usage.gpu_gib, with_usage.gpu_celsius) == (0.75, 4.0, 70.0)
+    assert (without.cpu, without.ram_gib, without.gpu, without.gpu_gib) == (None, None, None, None)
+
+
+def test_numbers_that_are_not_finite_do_not_end_the_timeline() -> None:
+    recorder = TimelineRecorder(WALL, 0.0)
+    recorder.joined(join(), 0.0)
+    usage = Usage(cpu=math.nan, memory=1, gpus=[GpuUsage(index=0, utilization=math.inf)])
+    recorder.heard(msgspec.structs.replace(beat(idle=1.0), usage=usage), 1.0)
+    (row,) = spans(recorder)
+    assert b"Infinity" not in msgspec.json.encode(row)

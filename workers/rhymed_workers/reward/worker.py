@@ -29,6 +29,7 @@ from rhymed.service.retry import retry
 from rhymed.service.service import Service
 from rhymed.service.stopwatch import Stopwatch
 from rhymed.text import counted
+from rhymed.usage.meter import meter
 from rhymed.wire.sockets import DONE, Client
 from rhymed_store.client import StoreClient, StoredSample
 from rhymed_workers.membership import Membership
@@ -84,7 +85,7 @@ class RewardWorker(Service):
             self._layout.broker, self.name, peer="broker", accepts=messages.ToReward, handler=self._handle, keys=keys
         )
         self._closing.callback(link.close)
-        self._membership = Membership(link, self._join, self._heartbeat)
+        self._membership = Membership(link, self._join, self._heartbeat, meter(self._config, "reward"))
         self._closing.push_async_callback(self._membership.leave, self.name)
         for work in (self._membership.run(), self._fetch(), self._report()):
             self.spawn(work)

@@ -28,6 +28,7 @@ from rhymed.service.logline import cause
 from rhymed.service.retry import retry
 from rhymed.service.service import Service
 from rhymed.text import counted
+from rhymed.usage.meter import meter
 from rhymed.wire.sockets import DONE, Client
 from rhymed_store.client import StoreClient
 from rhymed_workers.engines.base import Engine, sampling_for
@@ -92,7 +93,7 @@ class RolloutWorker(Service):
             self._layout.broker, self.name, peer="broker", accepts=messages.ToRollout, handler=self._handle, keys=keys
         )
         self._closing.callback(link.close)
-        self._membership = Membership(link, self._join, self._heartbeat)
+        self._membership = Membership(link, self._join, self._heartbeat, meter(self._config, "rollout"))
         self._closing.push_async_callback(self._membership.leave, self.name)
         self._reporter = Reporter(self.name, self.engine, self._store, self._membership, self._active)
         for work in (self._membership.run(), self._weights.run(), self._reporter.run(), self._watch_engine()):

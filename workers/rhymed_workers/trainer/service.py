@@ -32,6 +32,7 @@ from rhymed.service.activities import stats_of
 from rhymed.service.logline import cause
 from rhymed.service.service import Service
 from rhymed.service.stopwatch import Stopwatch
+from rhymed.usage.meter import meter
 from rhymed.wire.sockets import DONE, Client
 from rhymed_store.client import StoreClient, StoredSample
 from rhymed_workers.membership import Membership
@@ -91,7 +92,7 @@ class TrainerService(Service):
         )
         self._closing.callback(link.close)
         self._phase = "idle"
-        self._membership = Membership(link, self._join, self._heartbeat, retry_on=RhymedError)
+        self._membership = Membership(link, self._join, self._heartbeat, meter(self._config, "trainer"), RhymedError)
         self._closing.push_async_callback(self._membership.leave, self.name)
         self.spawn(self._membership.run())
         stall_s = self._config.trainer.stall_s

@@ -1,6 +1,7 @@
 // The Gantt chart's texts: the legend with each activity's share of the visible time, and the tooltip at a point.
 
 import { shares } from "./timeline.js";
+import { ofSpan } from "./usage.js";
 import { fill, h, setText } from "../lib/dom.js";
 import { clock, eventText, number, percent, seconds } from "../lib/format.js";
 
@@ -97,6 +98,7 @@ function lines(gantt, { worker, span, time, second }) {
             span?.version >= 0 ? `, version ${span.version}` : "",
             span?.speed ? `, ${number(span.speed)} tokens/s` : "",
         ),
+        ofSpan(span) && h("div", { class: "muted" }, ofSpan(span)),
         whole > 0
             ? h(
                   "ul",

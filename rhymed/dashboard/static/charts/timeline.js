@@ -33,8 +33,10 @@ export class Timeline {
         const last = worker.spans[worker.spans.length - 1];
         if (last && span.t <= last.t) return;
         const { in: inside, t, s, version = -1, tokens_per_s: speed = 0 } = span;
+        const { cpu, ram_gib: ram, gpu, gpu_gib: gpuRam, gpu_celsius: celsius } = span; // undefined: not known
         const which = Object.keys(inside).map((name) => this.number(name));
-        worker.spans.push({ t, s, version, speed, which, took: Object.values(inside) });
+        const uses = { cpu, ram, gpu, gpuRam, celsius };
+        worker.spans.push({ t, s, version, speed, which, took: Object.values(inside), ...uses });
         for (const name in inside) worker.sums[name] = (worker.sums[name] ?? 0) + inside[name];
         if (worker.gone && span.t > worker.gone.t) worker.gone = null;
         this.count += 1;

@@ -3,6 +3,7 @@
 import { empty, fill, onFrame, h } from "../lib/dom.js";
 import { age, clock, eventText, number, percent, seconds, whole } from "../lib/format.js";
 import { Gantt } from "../charts/gantt.js";
+import { describe, series } from "../charts/usage.js";
 
 const SILENT_S = 5; // without a heartbeat: marked in the table
 const RECENT = 30; // events in the list
@@ -124,6 +125,7 @@ export class Workers {
             h("td", {}, number(now?.stats?.["rollout/tokens_per_s"])),
             h("td", {}, number(now?.accept_length || null)),
             h("td", { class: now?.silent_s > SILENT_S ? "bad" : "" }, now ? `${age(now.silent_s)} ago` : "–"),
+            usageCell(now?.usage, worker.spans),
             h(
                 "td",
                 { class: "shares" },
@@ -193,8 +195,20 @@ const HEADS = [
     "Tokens/s",
     "Accept length",
     "Last heartbeat",
+    "Uses",
     "Time so far",
 ];
+
+function usageCell(usage, spans) {
+    const { lines, title } = describe(usage);
+    if (!lines.length) return h("td", {}, "–");
+    return h(
+        "td",
+        { class: "usage", title },
+        lines.map((line) => h("div", {}, line)),
+        h("div", { class: "spark", "aria-hidden": "true" }, series(spans)),
+    );
+}
 
 /** What a worker does, and the CSS class of that text. */
 function condition(worker, now, state) {
