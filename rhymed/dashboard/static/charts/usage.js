@@ -12,7 +12,10 @@ export function describe(usage) {
     const gpus = usage.gpus ?? [];
     if (gpus.length) lines.push(joined(gpus));
     if (usage.failures) lines.push(`${usage.failures} calls of NVML failed`);
-    return { lines, title: gpus.map((gpu) => `GPU ${gpu.index} ${gpu.kind ?? ""}: ${numbers(gpu)}`).join("\n") };
+    return {
+        lines,
+        title: gpus.map((gpu) => `GPU ${gpu.index} ${gpu.kind ?? ""}: ${numbers(gpu)}`).join("\n"),
+    };
 }
 
 /** The newest spans' utilization of GPUs, or processors in use, as bars: `▁▃▇█`. */
@@ -52,7 +55,8 @@ function joined(gpus) {
 function numbers(gpu) {
     const parts = [
         known(gpu.utilization) && percent(gpu.utilization),
-        known(gpu.memory) && bytes(gpu.memory) + (known(gpu.memory_total) ? ` of ${bytes(gpu.memory_total)}` : ""),
+        known(gpu.memory) &&
+            bytes(gpu.memory) + (known(gpu.memory_total) ? ` of ${bytes(gpu.memory_total)}` : ""),
         known(gpu.celsius) && `${gpu.celsius.toFixed(0)} °C`,
     ];
     return parts.filter(Boolean).join(", ") || "no numbers";
