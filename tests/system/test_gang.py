@@ -26,9 +26,11 @@ def lines(file: Path) -> list[str]:
     return file.read_text().splitlines() if file.exists() else []
 
 
-def run(folder: Path, name: str, *, kill: str = "") -> Path:
+def run(folder: Path, name: str, *, kill: str = "", lora: dict[str, int] | None = None) -> Path:
     """The run's folder. `kill`: the process that is killed once, after `KILLED_AFTER` steps."""
     settings = with_model(folder, ranks=2)
+    if lora:
+        settings["trainer"] |= {"lora": lora, "lr": 1e-3}
     with LiveRun(Shape(STEPS, 1, 1, settings=settings).write(folder, name)) as live:
         while live.wait(0.1) is None:
             if kill and len(lines(live.where.metrics)) >= KILLED_AFTER:
@@ -78,9 +80,10 @@ def test_ranks_on_two_nodes_train_the_same_and_begin_again_when_one_dies(tmp_pat
     assert compared.weights == f"weights: the same, bit for bit, after {STEPS} steps"
 
 
-def test_a_killed_rank_changes_no_weight(tmp_path: Path) -> None:
-    calm = run(tmp_path, "calm")
-    killed = run(tmp_path, "killed", kill="trainer-1")
+@pytest.mark.parametrize("lora", [None, {"rank": 3, "alpha": 8}])
+def test_a_killed_rank_changes_no_weight(tmp_path: Path, lora: dict[str, int] | None) -> None:
+    calm = run(tmp_path, "calm", lora=lora)
+    killed = run(tmp_path, "killed", kill="trainer-1", lora=lora)
     compared = compare_runs(calm, killed)
     assert compared.wrong == []
     assert compared.weights == f"weights: the same, bit for bit, after {STEPS} steps"
@@ -91,7 +94,9 @@ def test_a_killed_rank_changes_no_weight(tmp_path: Path) -> None:
     ended = (killed / "logs" / "trainer.out").read_text()
     assert "a rank" in ended or "rank 1 of the trainer ended (signal SIGKILL)" in ended
 
-    export(chosen(calm / "checkpoints", None), tmp_path / "exported", "bfloat16")
+    export(
+        chosen(calm / "checkpoints", None), tmp_path / "exported", "bfloat16", tmp_path / "model" if lora else None
+    )
     from transformers import AutoModelForCausalLM
 
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "exported").dtype == torch.bfloat16

@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from rhymed import messages
 from rhymed.config import Config, Lora
 from rhymed.errors import CheckpointError, CheckpointLost, PeerGone, StalenessBroken, TrainerError, UnknownSample
+from rhymed.run import checkpoint
 from rhymed.run.layout import RunLayout, layout_of
 from rhymed.service.activities import ACTIVITIES, seconds_of
 from rhymed.wire.sockets import DONE, Client, Server
@@ -459,3 +460,76 @@ async def test_a_trainer_that_gets_no_further_ends(
 def _changed(config: Config, **sections: dict[str, Any]) -> Config:
     given = config.model_dump()
     return Config.model_validate(given | {name: given[name] | more for name, more in sections.items()})
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Checkpoints are written once it is set."""
+    free, finish = threading.Event(), checkpoint.finish
+
+    def slow(*given: Any) -> checkpoint.Checkpoint:
+        assert free.wait(WAIT_S)
+        return finish(*given)
+
+    monkeypatch.setattr(checkpoint, "finish", slow)
+    return free
+
+
+@pytest.mark.parametrize("lora", [None, Lora(rank=4)])
+async def test_the_next_step_is_trained_while_a_checkpoint_is_written_and_does_not_change_it(
+    config: Config, where: RunLayout, broker: Broker, put: Any, disk: threading.Event, lora: Lora | None
+) -> None:
+    config = config.model_copy(update={"trainer": config.trainer.model_copy(update={"lora": lora})})
+    async with TrainerService(config, where).running():
+        for step in range(2):
+            await broker.ask(messages.TrainStep(step=step, samples=await put(step)))
+            await broker.hear(messages.Trained, step=step)
+        expected = await published(where, 2)
+        await broker.ask(messages.TrainStep(step=2, samples=await put(2)))
+        await broker.hear(messages.Trained, step=2)
+        assert not any(isinstance(message, messages.Checkpointed) for message in broker.heard)
+        assert checkpoint.checkpoints_in(where.checkpoints) == [], "it has no name before all of it is written"
+        await broker.ask(messages.Finish(reason="enough"))
+        disk.set()
+        await broker.hear(messages.Checkpointed, newest=2)
+        await broker.hear(messages.Checkpointed, newest=3)
+        await broker.hear(messages.Leave)
+    (file,) = (where.checkpoints / "step-000002").glob("*.safetensors")
+    found = load_file(file)
+    assert all((found[name] == expected[name]).all() for name in expected)
+
+
+async def test_a_trainer_that_ends_while_it_writes_leaves_the_checkpoint_before(
+    config: Config, where: RunLayout, broker: Broker, put: Any, disk: threading.Event
+) -> None:
+    disk.set()
+    async with TrainerService(config, where).running():
+        for step in range(3):
+            await broker.ask(messages.TrainStep(step=step, samples=await put(step)))
+            await broker.hear(messages.Trained, step=step)
+        await broker.hear(messages.Checkpointed, newest=2)
+        disk.clear()
+        await broker.ask(messages.TrainStep(step=3, samples=await put(3)))
+        await broker.hear(messages.Trained, step=3)
+        await broker.hear(messages.Heartbeat, version=4, phase="idle")
+        broker.heard.clear()
+    try:
+        async with TrainerService(config, where).running():
+            assert (await broker.hear(messages.Join)).version == 2
+    finally:
+        disk.set()
+
+
+async def test_without_a_copy_the_next_step_waits_for_the_checkpoint(
+    config: Config, where: RunLayout, broker: Broker, put: Any, disk: threading.Event
+) -> None:
+    settings = config.trainer.model_copy(update={"async_checkpoints": False, "checkpoint_every": 1})
+    async with TrainerService(config.model_copy(update={"trainer": settings}), where).running():
+        await broker.ask(messages.TrainStep(step=0, samples=await put(0)))
+        await broker.hear(messages.Trained, step=0)
+        await broker.hear(messages.Heartbeat, version=1, phase="checkpoint")
+        beats = [message for message in broker.heard if isinstance(message, messages.Heartbeat)]
+        assert not [beat for beat in beats if (beat.version, beat.phase) == (1, "idle")]
+        disk.set()
+        await broker.hear(messages.Checkpointed, newest=1)
+        await broker.hear(messages.Heartbeat, version=1, phase="idle")
