@@ -35,7 +35,7 @@ def add_events(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
         "--events",
         action="store_true",
-        help="for programs: one JSON object per line on standard output; stops when nobody reads it any more",
+        help="for programs: one JSON object per line on standard output; the run stops when its reader is gone",
     )
 
 

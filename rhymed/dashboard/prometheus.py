@@ -49,8 +49,8 @@ USAGE: dict[str, tuple[Kind, str, Callable[[Usage], float]]] = {
     "gpu_failures_total": ("counter", "Calls of NVML that failed.", lambda usage: usage.failures),
 }
 GPUS: dict[str, tuple[str, Callable[[GpuUsage], float | None]]] = {
-    "utilization": ("Share of time in which the GPU computed, whoever used it.", lambda gpu: gpu.utilization),
-    "memory_bytes": ("Memory in use on the GPU, whoever uses it.", lambda gpu: gpu.memory),
+    "utilization": ("Share of time in which the GPU computed, for any program.", lambda gpu: gpu.utilization),
+    "memory_bytes": ("Memory in use on the GPU, by all programs.", lambda gpu: gpu.memory),
     "memory_total_bytes": ("Memory of the GPU.", lambda gpu: gpu.memory_total),
     "celsius": ("Temperature of the GPU.", lambda gpu: gpu.celsius),
 }

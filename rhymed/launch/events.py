@@ -1,6 +1,6 @@
 """`rhymed run --events`: what happens in a run, as one JSON object per line on standard output, for programs.
 
-The run belongs to the program that reads: when nobody reads any more, the run is stopped as by SIGTERM, and can be
+The run belongs to the program that reads: when that is gone, the run is stopped as by SIGTERM, and can be
 resumed. A slow reader misses snapshots, and nothing else; it never delays the run.
 """
 
@@ -144,7 +144,7 @@ class Program:
             return False
         except OSError as error:
             self._gone, self._unsent = True, b""
-            log.warning("nobody reads the events of this run any more (%s): it ends", error.strerror)
+            log.warning("the reader of this run's events is gone (%s): the run ends", error.strerror)
             os.kill(os.getpid(), signal.SIGTERM)
         return True
 
