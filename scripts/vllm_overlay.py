@@ -34,10 +34,10 @@ def overlay(source: Path, target: Path, compiled: Path) -> str:
     text = about.read_text()
     version = re.search(r"^Version: ([\d.]+)", text, re.MULTILINE)
     assert version is not None, f"{about} has no version"
-    told = f"{version[1]}+cpu"  # by this vLLM knows that it was built for CPUs
-    about.write_text(re.sub(r"^Version: .*$", f"Version: {told}", text, flags=re.MULTILINE))
-    about.parent.rename(target / f"vllm-{told}.dist-info")
-    return told
+    build = f"{version[1]}+cpu"  # by this vLLM knows that it was built for CPUs
+    about.write_text(re.sub(r"^Version: .*$", f"Version: {build}", text, flags=re.MULTILINE))
+    about.parent.rename(target / f"vllm-{build}.dist-info")
+    return build
 
 
 if __name__ == "__main__":

@@ -4,10 +4,11 @@ Epoch 1 is generated once and is the history of every method. Then each cell (ba
 method, in turns of half a second, with new noise in each round. A rate is tokens per second while the batch is full.
 Ratios are to plain vLLM in the same round.
 
-Methods: `none` is plain vLLM; `keyed` has our sampler; `ngram` and `suffix` are vLLM's own drafters with vLLM's own
-verification (fixed for CPUs, vLLM issue 55005); `aimd` is the RhymeRL paper's matching and draft lengths with our
-verification; `history` is HistoSpec; `siblings` is HistoSpec without history; `again` has the requests' own responses
-as history, to show the speed when all drafts are right.
+Methods: `none` is plain vLLM, on model runner V1 as all methods (a release may choose V2 by itself); `keyed` has
+our sampler; `ngram` and `suffix` are vLLM's own drafters with vLLM's own verification (fixed for CPUs, vLLM issue
+55005); `aimd` is the RhymeRL paper's matching and draft lengths with our verification; `history` is HistoSpec;
+`siblings` is HistoSpec without history; `again` has the requests' own responses as history, to show the speed when
+all drafts are right.
 """
 
 from __future__ import annotations

@@ -24,8 +24,8 @@ from rhymed_workers.trainer.gang.size import too_few
 MAX_IPC = 107  # bytes of a socket's path
 SHARED_MEMORY = Path("/dev/shm")
 OPEN_RANKS = (
-    "trainer.nodes: the ranks' own traffic (net.ranks, gloo, NCCL) is neither encrypted nor authenticated, whatever"
-    " net.keys says: let only this run's machines reach each other on these ports"
+    "trainer.nodes: the ranks' own traffic (net.ranks, gloo, NCCL) is neither encrypted nor authenticated, even"
+    " with net.keys: let only this run's machines reach each other on these ports"
 )
 
 
@@ -90,7 +90,7 @@ def describe(config: Config, *, resume: bool = False) -> Section:
 
 
 def ranks_problems(net: Net, layout: RunLayout) -> Iterator[str]:
-    """Why the trainer's ranks could not meet where `net.ranks` says."""
+    """Why the trainer's ranks could not meet at `net.ranks`."""
     if problem := address_problem(layout.listens(net.ranks), insecure=True):
         yield f"net.ranks = {net.ranks}: {problem}"
 

@@ -60,9 +60,15 @@ class Needs:
     store: float  # upper bound, whole run
 
     @property
+    def models(self) -> dict[str, float]:
+        """What the trainer keeps between steps, by name; without what there is not."""
+        parts = {"weights": self.weights, "gradients": self.gradients, "Adam": self.moments}
+        parts |= {"reference model": self.reference, "critic": self.critic, "teacher": self.teacher}
+        return {name: size for name, size in parts.items() if size}
+
+    @property
     def trainer(self) -> float:
-        models = self.weights + self.gradients + self.moments + self.reference + self.critic + self.teacher
-        return models + self.working + self.copied + TRAINER_BYTES
+        return sum(self.models.values()) + self.working + self.copied + TRAINER_BYTES
 
 
 def needs(
@@ -150,10 +156,7 @@ def describe(
     section.add("model", f"{size.architecture}, {size.parameters / 1e6:,.1f} M parameters")
     if trainer.lora and adapters:
         section.add("LoRA", lora.describe(trainer.lora, adapters))
-    kept = f"weights {size_of(need.weights)}, gradients {size_of(need.gradients)}, Adam {size_of(need.moments)}"
-    kept += f", reference model {size_of(need.reference)}" if need.reference else ""
-    kept += f", critic {size_of(need.critic)}" if need.critic else ""
-    kept += f", teacher {size_of(need.teacher)}" if need.teacher else ""
+    kept = ", ".join(f"{name} {size_of(value)}" for name, value in need.models.items())
     kept += f", copy for checkpoints {size_of(need.copied)}" if need.copied else ""
     section.add("trainer", f"{size_of(need.trainer)}: {kept}, the largest pass {size_of(need.working)}")
     if gpus:

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rhymed.errors import ConfigError
-
-MAX_HEADER = 100 << 20  # bytes, the limit of the format
+from rhymed_workers.lora.folder import entries
 
 
 @dataclass(frozen=True)
@@ -31,7 +30,7 @@ def model_size(folder: Path) -> Size:
     hidden = int(text.get("hidden_size") or 0)
     heads = int(text.get("num_attention_heads") or 1)
     head = int(text.get("head_dim") or hidden // heads)
-    names = {name: size for file in sorted(folder.glob("*.safetensors")) for name, size in _tensors(file).items()}
+    names = _tensors(folder)
     if not names:
         raise ConfigError(f"model.path: {folder} has no *.safetensors file with weights")
     if text.get("tie_word_embeddings", config.get("tie_word_embeddings", False)):
@@ -54,14 +53,9 @@ def _config(file: Path) -> dict[str, Any]:
         raise ConfigError(f"model.path: {file} cannot be read: {error}") from None
 
 
-def _tensors(file: Path) -> dict[str, int]:
+def _tensors(folder: Path) -> dict[str, int]:
     """Name -> number of elements."""
     try:
-        with file.open("rb") as stream:
-            length = int.from_bytes(stream.read(8), "little")
-            if length > MAX_HEADER:
-                raise ValueError(f"a header of {length} bytes")
-            header = json.loads(stream.read(length))
-        return {name: math.prod(about["shape"]) for name, about in header.items() if name != "__metadata__"}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(f"model.path: {file} is no readable safetensors file: {error!r}; get it again") from None
+        return {name: math.prod(entry.shape) for name, entry in entries(folder).items()}
+    except ConfigError as error:
+        raise ConfigError(f"model.path: {error}; get it again") from None

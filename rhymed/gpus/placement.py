@@ -74,7 +74,7 @@ def problems(config: Config, inventory: Inventory) -> Iterator[str]:
         return
     placed = sum(seat.name.startswith("rollout-") for seat in seats(config, inventory))
     if placed < rollout.workers:
-        shared = "" if config.schedule.colocate else " beside the trainer's, or set schedule.colocate = true"
+        shared = "" if config.schedule.colocate else " for engines, or set schedule.colocate = true"
         yield (
             f"rollout.workers = {rollout.workers} engines of {rollout.engine_gpus} GPUs each, but only {placed} find"
             f" GPUs ({inventory}): lower rollout.workers or rollout.tensor_parallel, add GPUs{shared}"

@@ -41,8 +41,8 @@ def test_a_taken_port_names_who_has_it() -> None:
         server.bind(("127.0.0.1", 0))
         server.listen()
         port = server.getsockname()[1]
-        told = machine.address_problem(f"tcp://127.0.0.1:{port}", insecure=False)
-    assert told.startswith(f"the port is taken by process {os.getpid()} (")
+        message = machine.address_problem(f"tcp://127.0.0.1:{port}", insecure=False)
+    assert message.startswith(f"the port is taken by process {os.getpid()} (")
     assert machine.address_problem(f"tcp://127.0.0.1:{port}", insecure=False) == ""
 
 

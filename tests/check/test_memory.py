@@ -4,7 +4,9 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from rhymed.check import arithmetic, memory
 from rhymed.check.memory import Machine
@@ -112,15 +114,38 @@ def test_the_size_is_read_from_headers(tiny_model: Path) -> None:
 
 
 def test_a_tied_head_counts_once(tmp_path: Path) -> None:
-    header = json.dumps({"a": {"shape": [2, 3]}, "lm_head.weight": {"shape": [5, 3]}, "__metadata__": {}}).encode()
-    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    tensors = {"a": np.zeros((2, 3), np.float32), "lm_head.weight": np.zeros((5, 3), np.float32)}
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
     (tmp_path / "config.json").write_text(json.dumps({"tie_word_embeddings": True, "hidden_size": 3}))
     assert model_size(tmp_path).parameters == 6
 
 
-@pytest.mark.parametrize("content", [b"", b"\xff" * 20, (5).to_bytes(8, "little") + b"{"])
+def test_weights_in_another_layout_do_not_count(tmp_path: Path) -> None:
+    """Some models have all weights twice; the index names the files of one layout."""
+    for name in ("model-00001-of-00001", "consolidated"):
+        save_file({f"{name}.weight": np.zeros((2, 3), np.float32)}, tmp_path / f"{name}.safetensors")
+    index = {"weight_map": {"model-00001-of-00001.weight": "model-00001-of-00001.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    (tmp_path / "config.json").write_text(json.dumps({"hidden_size": 3}))
+    assert model_size(tmp_path).parameters == 6
+
+
+NO_SHAPE = json.dumps({"a": {"dtype": "F32"}}).encode()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"\xff" * 20, (5).to_bytes(8, "little") + b"{", len(NO_SHAPE).to_bytes(8, "little") + NO_SHAPE],
+)
 def test_a_damaged_file_is_named(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "model.safetensors").write_bytes(content)
     with pytest.raises(ConfigError, match=r"model\.safetensors is no readable safetensors file"):
+        model_size(tmp_path)
+
+
+def test_a_damaged_index_is_named(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors.index.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"model\.safetensors\.index\.json cannot be read"):
         model_size(tmp_path)

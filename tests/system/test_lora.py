@@ -37,7 +37,7 @@ def adapters(folder: Path) -> dict[str, np.ndarray]:
 
 
 def test_drafts_run_ahead_and_kills_train_the_same_adapters(config: Path) -> None:
-    """With real engines. Of the killed run, the trainer goes on from an adapter, the engine merges it again."""
+    """With real engines. Of the killed run, the trainer continues from an adapter, the engine merges it again."""
     plain = run(config, "plain", *LORA, "drafts.method=none", "schedule.policy=fifo")
     ahead = run(config, "ahead", *LORA, "schedule.run_ahead=1", "rollout.max_concurrency=12")
     folder = config.parent / "killed"

@@ -23,7 +23,7 @@ COMPARED = 288  # rows that are compared with the CPU sampler
 
 
 def run(quick: bool) -> dict[str, Any]:
-    """Medians over turns; also says which device."""
+    """Medians over turns, and the device's name."""
     import torch
 
     name = torch.cuda.get_device_name()

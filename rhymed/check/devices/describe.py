@@ -42,9 +42,7 @@ def describe(config: Config, inventory: Inventory, shape: Shape, need: Needs, pa
 
 def _trainer(config: Config, need: Needs, trainer: TrainerNeeds) -> str:
     world = config.trainer.world
-    parts = {"weights": need.weights, "gradients": need.gradients, "Adam": need.moments, "reference": need.reference}
-    parts |= {"critic": need.critic, "teacher": need.teacher}
-    each = ", ".join(f"{name} {size_of(value / world)}" for name, value in parts.items() if value)
+    each = ", ".join(f"{name} {size_of(value / world)}" for name, value in need.models.items())
     most, largest = size_of(trainer.most), size_of(trainer.working)
     return f"{most} on each of {counted(world, 'GPU')}: {each}, the largest pass {largest}"
 

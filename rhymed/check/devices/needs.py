@@ -47,10 +47,9 @@ class EngineNeeds:
 def trainer_needs(config: Config, shape: Shape, need: Needs) -> TrainerNeeds:
     """`need`: of the whole run, see `memory.needs`. Sharded over all ranks; each gathers one layer at a time."""
     world = config.trainer.world
-    state = need.weights + need.gradients + need.moments + need.reference + need.critic + need.teacher
     ends = shape.vocabulary * shape.hidden
     gathered = 2 * memory.FP32 * max(shape.layer_parameters, ends) if world > 1 else 0
-    return TrainerNeeds(state / world + CONTEXT_BYTES, need.working + gathered)
+    return TrainerNeeds(sum(need.models.values()) / world + CONTEXT_BYTES, need.working + gathered)
 
 
 def engine_needs(config: Config, shape: Shape, parameters: int) -> EngineNeeds:
@@ -71,7 +70,7 @@ def engine_needs(config: Config, shape: Shape, parameters: int) -> EngineNeeds:
 
 
 def heads_problem(config: Config, shape: Shape) -> str:
-    """Why a model cannot be divided as `rollout` says; empty if it can."""
+    """Why a model cannot be divided by the sizes in `rollout`; empty if it can."""
     rollout, tensor = config.rollout, config.rollout.tensor_parallel
     if shape.heads % tensor or (shape.key_value_heads % tensor and tensor % shape.key_value_heads):
         possible = [

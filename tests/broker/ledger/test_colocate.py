@@ -50,7 +50,7 @@ def test_the_trainer_gets_a_step_when_all_engines_sleep_and_they_wake_with_its_w
     assert complete(story, "w", A0, A1) == [Sleep("w"), Sleep("v")]
     assert trains(asleep(story, "w")) == []
     assert trains(asleep(story, "v")) == [0]
-    assert story.tick() == [], "nobody is woken while the trainer trains"
+    assert story.tick() == [], "no engine wakes while the trainer trains"
     assert story.trained(0) == [Mark([A0, A1], "trained"), Load("w", 1), Load("v", 1)]
     assert story.loaded("w", 1) == [Assign("w", [NEXT0, NEXT1])]
     assert story.loaded("v", 1) == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
 import os
 import signal
 import sys
@@ -348,6 +349,20 @@ async def test_weights_that_lack_a_tensor_are_refused(tiny_model: Path, engine: 
     with pytest.raises(EngineError, match=r"short\.safetensors lacks 1 of the 20 tensors"):
         await engine.load(7, tmp_path / "short.safetensors")
     assert len((await engine.generate(task(engine, 1))).tokens)  # and nothing was touched
+
+
+def test_weights_in_another_layout_are_not_asked_of_a_file(tmp_path: Path) -> None:
+    """Some models have all weights twice; the index names the files of one layout."""
+    from safetensors.torch import save_file
+
+    from rhymed_workers.engines.vllm import _model_tensors
+
+    for name in ("model-1", "consolidated"):
+        save_file({f"{name}.weight": torch.zeros(2)}, tmp_path / f"{name}.safetensors")
+    index = {"weight_map": {"model-1.weight": "model-1.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    (tmp_path / "config.json").write_text("{}")
+    assert _model_tensors(tmp_path) == {"model-1.weight"}
 
 
 @pytest.fixture(scope="module")

@@ -314,9 +314,9 @@ async def test_a_big_step_is_read_in_parts(
 
         service._store.get_samples = counted  # type: ignore[method-assign]
         await broker.ask(messages.TrainStep(step=0, samples=await put(0)))
-        told = await broker.hear(messages.Trained, step=0)
-        assert told.life == (await broker.hear(messages.Join)).life != ""
-        assert told.metrics["reward/mean"] == 1.5
+        trained = await broker.hear(messages.Trained, step=0)
+        assert trained.life == (await broker.hear(messages.Join)).life != ""
+        assert trained.metrics["reward/mean"] == 1.5
     assert asked == [3, 3, 2]
 
 

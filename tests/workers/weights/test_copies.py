@@ -106,7 +106,7 @@ def test_what_a_killed_worker_held_is_free(tmp_path: Path, killed: Callable[[], 
 
 def test_the_folder_of_a_killed_run_is_removed_by_the_next(tmp_path: Path, killed: Callable[[], None]) -> None:
     living = opened(tmp_path, "tcp://elsewhere:1")
-    assert len(list(tmp_path.glob(f"{PREFIX}*"))) == 2, "nobody removes what is used"
+    assert len(list(tmp_path.glob(f"{PREFIX}*"))) == 2, "a copy in use stays"
     killed()
     living.close()
     other = opened(tmp_path, "tcp://elsewhere:2")

@@ -32,7 +32,7 @@ from rhymed_workers.engines.gpus import fit
 from rhymed_workers.engines.launch import arguments, end_children, environment, in_daemon_thread
 from rhymed_workers.engines.requests import sampling_params
 from rhymed_workers.lora.about import read
-from rhymed_workers.lora.folder import digest
+from rhymed_workers.lora.folder import digest, entries, file_entries
 from rhymed_workers.lora.merge import Adapter, shapes
 
 LOAD_PATIENCE_S = 120.0  # for one weight update, besides the time to read the file
@@ -181,7 +181,7 @@ class VllmEngine:
             if wrong:
                 raise EngineError(f"{wrong}: trainer and engine must have the same model")
             return True
-        missing = sorted(self._names - _tensor_names(path))
+        missing = sorted(self._names - file_entries(path).keys())
         if missing:
             raise EngineError(
                 f"{path} lacks {len(missing)} of the {len(self._names)} tensors of {self._folder}, first"
@@ -252,13 +252,6 @@ class _SplitTimer:
 
 def _model_tensors(folder: Path) -> set[str]:
     """Names of the tensors that a weights file must contain."""
-    names = {name for file in folder.glob("*.safetensors") for name in _tensor_names(file)}
+    names = set(entries(folder))
     tied = json.loads((folder / "config.json").read_text()).get("tie_word_embeddings", False)
     return names - {"lm_head.weight"} if tied else names
-
-
-def _tensor_names(file: Path) -> set[str]:
-    """From the header of a safetensors file."""
-    with file.open("rb") as stream:
-        size = int.from_bytes(stream.read(8), "little")
-        return set(json.loads(stream.read(size))) - {"__metadata__"}

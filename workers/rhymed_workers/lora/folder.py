@@ -32,11 +32,14 @@ class Entry(NamedTuple):
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Of the index, if there is one: some folders also have the weights in another layout."""
+    """Of the index, if there is one: some folders also have the weights in another layout. Raises `ConfigError`."""
     index = folder / INDEX
-    if index.is_file():
+    if not index.is_file():
+        return sorted(folder.glob("*.safetensors"))
+    try:
         return [folder / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
-    return sorted(folder.glob("*.safetensors"))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{index} cannot be read: {error!r}") from None
 
 
 def entries(folder: Path) -> dict[str, Entry]:
@@ -45,22 +48,26 @@ def entries(folder: Path) -> dict[str, Entry]:
 
 
 def file_entries(file: Path) -> dict[str, Entry]:
+    """By tensor name. Raises `ConfigError`."""
     header, start = read_header(file)
-    found = {
-        name: Entry(
-            file, about["dtype"], tuple(about["shape"]), *(start + offset for offset in about["data_offsets"])
-        )
-        for name, about in header.items()
-        if name != "__metadata__"
-    }
+    try:
+        found = {
+            name: Entry(
+                file, about["dtype"], tuple(about["shape"]), *(start + offset for offset in about["data_offsets"])
+            )
+            for name, about in header.items()
+            if name != "__metadata__"
+        }
+    except (KeyError, TypeError) as error:
+        raise ConfigError(f"{file} is no readable safetensors file: {error!r}") from None
     size, end = file.stat().st_size, max((entry.end for entry in found.values()), default=0)
     if size < end:
-        raise ConfigError(f"{file} is cut short: it has {size} bytes, its header says {end}")
+        raise ConfigError(f"{file} is cut short: it has {size} bytes, by its header {end}")
     return found
 
 
 def metadata(file: Path) -> Mapping[str, str]:
-    """What the file says of itself. Raises `ConfigError`."""
+    """From the file's header. Raises `ConfigError`."""
     found: Mapping[str, str] = read_header(file)[0].get("__metadata__", {})
     return found
 

@@ -37,7 +37,7 @@ class Learner(Protocol):
         """The weights by name, torch's or numpy's arrays."""
 
     def metadata(self) -> dict[str, str]:
-        """What the published file says of its tensors: nothing of whole weights, over which model of adapters."""
+        """For the published file's header: of adapters, the model that they change; of whole weights, nothing."""
 
     def digest(self) -> str:
         """Of the weights; empty if that is slow."""

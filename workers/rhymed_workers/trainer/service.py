@@ -65,7 +65,7 @@ class TrainerService(Service):
         self._step: asyncio.Task[list[StoredSample]] | None = None  # being fetched, or fetched and being trained
         self._idle = asyncio.Event()
         self._idle.set()
-        self._run_steps = 0  # of the whole run, as the broker last said; 0: unknown
+        self._run_steps = 0  # of the whole run, by the broker's last order; 0: unknown
         self._version = 0  # published; the learner's own count is ahead while a step is being published
         self._last: messages.Trained | None = None
         self._reports: set[asyncio.Task[None]] = set()

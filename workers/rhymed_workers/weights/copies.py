@@ -36,7 +36,7 @@ class HostCopies:
     """One worker's view. `base`: the folder in which the shared folder lies; by default it is chosen by room."""
 
     def __init__(self, address: str, size: int, base: Path | None = None) -> None:
-        """Removes folders that nobody uses any more. Raises `WireError` if the folder is not ours."""
+        """Removes folders that are no longer used. Raises `WireError` if the folder is not ours."""
         name = f"{PREFIX}{os.geteuid()}-{hashlib.blake2b(address.encode(), digest_size=6).hexdigest()}"
         bases = [shared_memory(), Path(tempfile.gettempdir())] if base is None else [base]
         for parent in bases:
@@ -79,7 +79,7 @@ class HostCopies:
         return self.folder / f"{name}{PART}"
 
     def finish(self, part: Path) -> Path:
-        """The part is complete and verified. It is kept for us, and copies that nobody reads are removed."""
+        """The part is complete and verified. It is kept for us, and copies without a reader are removed."""
         complete = part.rename(part.with_suffix(SUFFIX))
         found = self.find(complete.stem)
         assert found == complete, "the holder of the lock removes no copy"

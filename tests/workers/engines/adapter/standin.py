@@ -37,13 +37,13 @@ def signature_of(release: str, where: str, name: str) -> inspect.Signature | Non
 
 def install(release: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In place of the installed vLLM: the modules that the adapter imports."""
-    told = contract(release)
+    expected = contract(release)
     errors = ModuleType("vllm.exceptions")
-    for name, bases in told["errors"].items():
+    for name, bases in expected["errors"].items():
         known = {**vars(errors), "ValueError": ValueError, "Exception": Exception}
         setattr(errors, name, type(name, tuple(known[base] for base in bases.split() if base in known), {}))
     engine = ModuleType("vllm.v1.engine.exceptions")
-    for name, exists in told["engine_errors"].items():
+    for name, exists in expected["engine_errors"].items():
         if exists:
             setattr(engine, name, type(name, (Exception,), {}))
     base = ModuleType("vllm.distributed.weight_transfer.base")
@@ -52,7 +52,7 @@ def install(release: str, monkeypatch: pytest.MonkeyPatch) -> None:
     factory = ModuleType("vllm.distributed.weight_transfer.factory")
     factory.WeightTransferEngineFactory = Factory()  # type: ignore[attr-defined]
     top = ModuleType("vllm")
-    top.__version__, top.TokensPrompt = told["version"], dict  # type: ignore[attr-defined]
+    top.__version__, top.TokensPrompt = expected["version"], dict  # type: ignore[attr-defined]
     for module in (top, errors, engine, base, factory):
         parts = module.__name__.split(".")
         for depth in range(1, len(parts)):
@@ -62,7 +62,7 @@ def install(release: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, module.__name__, module)
     package = _Package("vllm")
     vars(package).update({name: value for name, value in vars(top).items() if not name.startswith("__")})
-    package.__version__, package.exceptions = told["version"], errors  # type: ignore[attr-defined]
+    package.__version__, package.exceptions = expected["version"], errors  # type: ignore[attr-defined]
     transfer = sys.modules["vllm.distributed.weight_transfer"]
     transfer.base, transfer.factory = base, factory  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "vllm", package)

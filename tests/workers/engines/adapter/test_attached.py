@@ -34,23 +34,23 @@ def test_nothing_is_missing_that_was_not_asked_for() -> None:
 
 @pytest.mark.parametrize("ranks", [[SECOND], [GOOD, SECOND], []])
 def test_one_process_that_samples_without_keys_is_enough(ranks: list[dict[str, object]]) -> None:
-    told = problem(ranks, keyed=True, drafts=True)
-    assert 'rollout.sampler = "keyed"' in told
-    assert "install vLLM 0.26, 0.32, 0.33" in told
-    assert ("model runner vllm.v1.worker.gpu" in told) == bool(ranks)
+    message = problem(ranks, keyed=True, drafts=True)
+    assert 'rollout.sampler = "keyed"' in message
+    assert "install vLLM 0.26, 0.32, 0.33" in message
+    assert ("model runner vllm.v1.worker.gpu" in message) == bool(ranks)
 
 
 def test_nobody_drafts() -> None:
-    told = problem([PIPELINE], keyed=True, drafts=True)
-    assert 'drafts.method = "history"' in told
-    assert "something else" in told
+    message = problem([PIPELINE], keyed=True, drafts=True)
+    assert 'drafts.method = "history"' in message
+    assert "something else" in message
 
 
 @pytest.mark.parametrize(("chosen", "wrong"), [("", False), ("0", False), ("1", True), ("7", True)])
 def test_an_environment_with_the_other_model_runner_is_refused_before_the_start(chosen: str, wrong: bool) -> None:
-    told = runner_problem({RUNNER: chosen} if chosen else {})
-    assert bool(told) is wrong
-    assert not wrong or f"{RUNNER}={chosen} is set" in told
+    message = runner_problem({RUNNER: chosen} if chosen else {})
+    assert bool(message) is wrong
+    assert not wrong or f"{RUNNER}={chosen} is set" in message
 
 
 def engine_of(model: Path, **rollout: str) -> VllmEngine:

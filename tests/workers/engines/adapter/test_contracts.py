@@ -31,33 +31,33 @@ def test_every_row_has_its_contract() -> None:
 
 @every_release
 def test_nothing_is_missing(release: str) -> None:
-    told = contract(release)
+    taken = contract(release)
     for where, names in vllm_contract.SIGNATURES.items():
-        lacking = [name for name in names.split() if told["signatures"][where][name] is None]
+        lacking = [name for name in names.split() if taken["signatures"][where][name] is None]
         assert set(lacking) <= {"trainer_send_weights"}, where
     for where, names in vllm_contract.MEMBERS.items():
-        lacking = [name for name in names.split() if name not in told["members"][where].split()]
+        lacking = [name for name in names.split() if name not in taken["members"][where].split()]
         assert set(lacking) <= ({"weight_versions"} if not RELEASES[release].labels else set()), where
-    assert told["variables"].split() == list(vllm_contract.VARIABLES)
-    assert RUNNER in told["variables"]
-    assert all(told["engine_errors"].values())
+    assert taken["variables"].split() == list(vllm_contract.VARIABLES)
+    assert RUNNER in taken["variables"]
+    assert all(taken["engine_errors"].values())
 
 
 @every_release
 def test_a_row_is_what_the_wheel_has(release: str) -> None:
-    told, row = contract(release), RELEASES[release]
-    assert {*row.refusals, *row.failures} <= set(told["errors"])
-    labelled = "weight_version" in told["signatures"]["vllm.v1.engine.async_llm:AsyncLLM"]["finish_weight_update"]
-    spans = "weight_versions" in told["members"]["vllm.outputs:CompletionOutput"]
+    taken, row = contract(release), RELEASES[release]
+    assert {*row.refusals, *row.failures} <= set(taken["errors"])
+    labelled = "weight_version" in taken["signatures"]["vllm.v1.engine.async_llm:AsyncLLM"]["finish_weight_update"]
+    spans = "weight_versions" in taken["members"]["vllm.outputs:CompletionOutput"]
     assert row.labels == labelled == spans
 
     def above(name: str) -> set[str]:
-        bases = told["errors"].get(name, "").split()
+        bases = taken["errors"].get(name, "").split()
         return {name, *bases, *(found for base in bases for found in above(base))}
 
     covered = {*row.refusals, *row.failures, "ValueError"}
     base = {"VLLMError"}  # raised as one of its kinds
-    assert [name for name in told["errors"] if name not in base and not above(name) & covered] == []
+    assert [name for name in taken["errors"] if name not in base and not above(name) & covered] == []
 
 
 @every_release
@@ -159,10 +159,10 @@ def test_a_model_runner_has_what_keyed_sampling_needs(release: str) -> None:
         "sampler": "vllm.v1.sample.sampler:Sampler",
         "rejection_sampler": "vllm.v1.sample.rejection_sampler:RejectionSampler",
     }
-    told = contract(release)
+    taken = contract(release)
     for part, names in NEEDED.items():
-        methods = told["signatures"].get(places[part], {})
-        known = {*told["members"][places[part]].split(), *(name for name, text in methods.items() if text)}
+        methods = taken["signatures"].get(places[part], {})
+        known = {*taken["members"][places[part]].split(), *(name for name, text in methods.items() if text)}
         assert set(names) <= known, part
 
 

@@ -52,9 +52,9 @@ def test_an_error_arrives_with_its_kind(meetings: tuple[Meeting, Meeting]) -> No
     assert first.error_of(1) is None
     other.fail(1, ConfigError("model.path: is not there"))
     other.fail(2, RuntimeError("out of memory"))
-    told, foreign = first.error_of(1), first.error_of(2)
-    assert isinstance(told, ConfigError)
-    assert str(told) == "model.path: is not there"
+    own, foreign = first.error_of(1), first.error_of(2)
+    assert isinstance(own, ConfigError)
+    assert str(own) == "model.path: is not there"
     assert isinstance(foreign, TrainerError)
     assert str(foreign) == "rank 2 of the trainer: RuntimeError: out of memory"
 

@@ -1,4 +1,4 @@
-"""Several ranks train what one trains, and go on from each other's checkpoints. Real processes over gloo."""
+"""Several ranks train what one trains, and continue from each other's checkpoints. Real processes over gloo."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The process of a rank that follows rank 0: meets it, then does what it says until one of them dies.
+"""The process of a rank that follows rank 0: meets it, then follows its orders until one of them dies.
 
 python -m rhymed_workers.trainer.gang.follower --name NAME ADDRESS NODE LOCAL EACH NODES PARENT < config.json
 """

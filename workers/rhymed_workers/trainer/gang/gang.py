@@ -2,7 +2,7 @@
 
 A gang is never repaired: with one rank dead the process of rank 0 ends with an error, and what restarts it starts all
 of them. The newest checkpoint, the store's samples and the broker's journal are what is left; nothing is generated
-again. `generation` tells the logs of one gang from those of the next.
+again. `generation` distinguishes the logs of one gang from those of the next.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The ranks of one node that is not rank 0's: `rhymed worker --role trainer --node N`.
 
 They follow one gang after another: when a gang ends, its ranks here end with it, and new ones wait for the next.
-Knows neither broker nor store; where rank 0 is, `net.ranks` says.
+Knows neither broker nor store; rank 0 is at `net.ranks`.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class TrainerNode(Service):
             await asyncio.sleep(AGAIN_S)
 
     async def _wait_for_trainer(self, where: str) -> None:
-        """For as long as it takes: rank 0 may be starting, or start later."""
+        """Without a deadline: rank 0 may start much later."""
         parts = urlsplit(where)
         log.info("waiting for rank 0 of the trainer at %s", where)
         while True:

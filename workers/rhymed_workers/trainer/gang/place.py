@@ -39,6 +39,6 @@ def check_folder(config: Config, seat: Seat, generation: str) -> None:
 
 
 def threads(trainer: Trainer) -> None:
-    """Ranks on one machine share its processors, if the settings say nothing else."""
+    """Ranks on one machine share its processors, unless `trainer.threads` is set."""
     if not trainer.threads and trainer.device == "cpu":
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // trainer.ranks_per_node))

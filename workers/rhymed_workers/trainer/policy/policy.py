@@ -94,7 +94,7 @@ class Policy(nn.Module):
         self.snapshot()(folder)
 
     def metadata(self) -> dict[str, str]:
-        """What a published file says of its tensors."""
+        """For a published file's header."""
         return {}
 
     @torch.no_grad()

@@ -56,7 +56,7 @@ def _empty(folder: Path, compute: Compute, build: Callable[[Any], Module]) -> Mo
 
 
 def _take_settings(module: Any, source: Any) -> None:
-    """What a folder says of generation is written into checkpoints."""
+    """The folder's settings of generation, which checkpoints contain."""
     if hasattr(module, "model"):
         module.model.generation_config = source.model.generation_config
 
