@@ -45,6 +45,24 @@ def test_one_worker_makes_a_copy_and_the_other_finds_it(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir()), "the last one cleans up"
 
 
+def test_a_copy_that_was_just_finished_is_not_removed_as_unread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another worker looks for unread copies at the moment when the copy gets its name."""
+    one, other = opened(tmp_path), opened(tmp_path)
+    rename = Path.rename
+
+    def renamed(part: Path, target: Path) -> Path:
+        path = rename(part, target)
+        other.keep_only(None)
+        return path
+
+    monkeypatch.setattr(Path, "rename", renamed)
+    assert made(one, "v1").read_bytes() == b"v1"
+    one.close()
+    other.close()
+
+
 def test_a_copy_stays_for_as_long_as_somebody_reads_it(tmp_path: Path) -> None:
     one, other = opened(tmp_path), opened(tmp_path)
     first = made(one, "v1")

@@ -80,9 +80,11 @@ class HostCopies:
 
     def finish(self, part: Path) -> Path:
         """The part is complete and verified. It is kept for us, and copies without a reader are removed."""
+        descriptor = _locked(part, os.O_RDONLY, fcntl.LOCK_SH)  # before others see a copy that is not read
+        assert descriptor is not None, "only the holder of `fetching` opens the part"
         complete = part.rename(part.with_suffix(SUFFIX))
-        found = self.find(complete.stem)
-        assert found == complete, "the holder of the lock removes no copy"
+        self._release(complete)
+        self._read[complete] = descriptor
         return complete
 
     def end(self) -> None:
