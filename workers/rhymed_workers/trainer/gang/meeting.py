@@ -107,6 +107,7 @@ class Meeting:
     def fail(self, rank: int, error: BaseException) -> None:
         with contextlib.suppress(Gone):
             self.store.set(f"error/{rank}", f"{type(error).__name__}\n{error}")
+            self.store.check([f"error/{rank}"])  # `set` does not wait for the store, and this process ends now
 
     def error_of(self, rank: int) -> RhymedError | None:
         """What a rank has written before it ended."""
