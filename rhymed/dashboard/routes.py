@@ -20,7 +20,7 @@ from rhymed.dashboard.data.source import Source, encode
 from rhymed.dashboard.data.thread import SourceThread
 from rhymed.dashboard.middleware import edge, error
 from rhymed.dashboard.parameters import integer, number, whole
-from rhymed.dashboard.snapshots import LiveRun, plain
+from rhymed.dashboard.snapshots import LiveRun
 from rhymed.dashboard.stream import ClientStream, Feed
 
 COMPRESS_BYTES = 16 << 10  # answers from this size on are compressed if the client accepts it
@@ -73,7 +73,7 @@ class App:
 
     async def _queues(self, request: web.Request) -> web.Response:
         queues = await self._live.queues()
-        return await self._answer(request, lambda source: plain(queues))
+        return await self._answer(request, lambda source: source.queues(queues))
 
     async def _steps(self, request: web.Request) -> web.Response:
         after = integer(request.query, "after", -1)

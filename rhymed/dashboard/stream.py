@@ -17,7 +17,7 @@ from rhymed.dashboard.data.source import Source, encode
 from rhymed.dashboard.data.thread import SourceThread
 from rhymed.dashboard.events import Hub, frame
 from rhymed.dashboard.parameters import number
-from rhymed.dashboard.snapshots import LiveRun, plain
+from rhymed.dashboard.snapshots import LiveRun
 from rhymed.errors import RhymedError
 from rhymed.messages import Queues
 from rhymed.run.timeline import Event, Span
@@ -114,7 +114,7 @@ class ClientStream:
     def make(self, name: str, queues: Queues | None) -> bytes | None:
         """The event of this name; None: nothing new."""
         if name == "queues":
-            return frame(name, encode(plain(queues)))
+            return frame(name, encode(self._source.queues(queues)))
         if name == "end":
             return frame(name, encode(self._source.run(queues)))
         data = self._steps() if name == "steps" else self._timeline()

@@ -46,6 +46,19 @@ async def test_a_run_that_lives(run: Path, serve: Any) -> None:
         assert 'rhymed_up{run="watched"} 1' in text
 
 
+async def test_elapsed_time_and_forecast(run: Path, serve: Any) -> None:
+    async with serve(run) as ask:
+        _, over = await ask("/api/run")
+        assert (over["elapsed_s"], over["eta_s"]) == (5.0, None)
+    writer = Writer(run)
+    writer.write([Event(t=NOW + 6 + 2 * step, event="trained", worker="trainer", step=step) for step in range(2)])
+    writer.close()
+    async with serve(run, queues) as ask:
+        for path in ("/api/run", "/api/queues"):
+            _, alive = await ask(path)
+            assert (alive["elapsed_s"], alive["eta_s"]) == (8.0, 2.0)  # two steps of 2 s; the one at work is late
+
+
 async def test_many_who_look_are_one_question(run: Path, serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rhymed.dashboard.snapshots.FRESH_S", 1000.0)
     asked = []

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -20,9 +21,11 @@ from rhymed.dashboard.data import timeline as spans
 from rhymed.dashboard.data.catalog import SORTS
 from rhymed.dashboard.data.steps import StepRows
 from rhymed.dashboard.data.stored import OpenStore
+from rhymed.dashboard.snapshots import plain
 from rhymed.errors import ConfigError, MalformedMessage, StoreError
 from rhymed.messages import Queues, SampleId
 from rhymed.run import timeline
+from rhymed.run.progress import Progress
 from rhymed.run.redact import redacted
 from rhymed_store.codec import records
 
@@ -43,6 +46,7 @@ class Source:
         self.rows = StepRows(self.folder / "metrics.jsonl")
         self.seen = 0  # serial of the rows when they were last polled
         self._stored = OpenStore(self.folder)
+        self._progress = Progress()
         self._config: tuple[int, dict[str, Any]] = (0, {})
 
     def close(self) -> None:
@@ -79,10 +83,19 @@ class Source:
             "group_size": rollout.get("group_size"),
             "prompts_per_step": rollout.get("prompts_per_step"),
             "started": self._started(),
+            **self._times(steps, alive=queues is not None),
             "config": redacted(config),
             "versions": versions(),
             "missing": NO_ROWS if lacks_rows else "",
         }
+
+    def queues(self, queues: Queues | None) -> dict[str, Any] | None:
+        """The snapshot of a living run, and its times."""
+        return None if queues is None else {**plain(queues), **self._times(queues.steps, alive=True)}
+
+    def _times(self, steps: int | None, *, alive: bool) -> dict[str, float | None]:
+        self._progress.read(self.folder)
+        return self._progress.times(steps, time.time() if alive else 0.0)._asdict()
 
     def _trained(self) -> int:
         """Number of trained steps according to the timeline; for a run without rows."""
