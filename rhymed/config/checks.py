@@ -235,5 +235,3 @@ def _not_sharded(trainer: Trainer) -> Iterator[str]:
         yield f"trainer.engine = 'trace' has no weights to share, and {shared}"
     if trainer.optimizer != "adamw":
         yield f"trainer.optimizer = {trainer.optimizer!r}: {shared}, and only 'adamw' knows parts of tensors"
-    if trainer.teacher.used:
-        yield f"trainer.teacher: {shared}, and a teacher is asked by one"

@@ -29,13 +29,14 @@ from rhymed_workers.trainer.policy.lora import restore
 from rhymed_workers.trainer.policy.packing import MicroBatch, micro_batches
 from rhymed_workers.trainer.policy.policy import Policy, Scores
 from rhymed_workers.trainer.policy.runtime import free_cached
+from rhymed_workers.trainer.ranks import passes
 from rhymed_workers.trainer.ranks.group import ALONE, Alone
 from rhymed_workers.trainer.samples import Progress, check_staleness, sample_metrics, scored_groups
 from rhymed_workers.trainer.saving.checkpoints import Finish
 from rhymed_workers.trainer.sums import Sums
 from rhymed_workers.trainer.teacher.build import build as build_teacher
 from rhymed_workers.trainer.teacher.distillation import Distillation, Targets
-from rhymed_workers.trainer.teacher.exact import distil
+from rhymed_workers.trainer.teacher.exact import distil, follow
 
 log = logging.getLogger(__name__)
 
@@ -89,9 +90,7 @@ class TorchLearner:
             max_staleness=config.schedule.max_staleness,
             max_response_length=config.rollout.max_response_length,
             dtype=policy.published_dtype or config.model.dtype,
-            distillation=build_teacher(
-                config, policy, partial(Policy.load, temperature=config.rollout.temperature, compute=compute)
-            ),
+            distillation=build_teacher(config, policy, compute, ranks),
             ranks=ranks,
         )
         learner.colocated = config.schedule.colocate
@@ -160,7 +159,7 @@ class TorchLearner:
                 progress(done, total)
                 done += 1
                 if not counts:
-                    self._follow(micro, frozen=frozen)
+                    self._follow(micro, taught, frozen=frozen)
                     continue
                 if not frozen:
                     loss += self._accumulate(micro, batch, sums, taught)
@@ -176,7 +175,7 @@ class TorchLearner:
         if self.critic and batch.targets:
             sums.extra |= self.critic.metrics(batch.targets)
         if taught is not None:
-            sums.extra |= taught.metrics()
+            sums.extra |= taught.metrics(self._ranks)
         if batch.penalty is not None:
             sums.extra["reward/overlong_penalty"] = batch.penalty
         if batch.loss_weight is not None:
@@ -185,10 +184,12 @@ class TorchLearner:
             sums.extra["actor/kl"] = batch.kl
         return sums
 
-    def _follow(self, micro: MicroBatch, *, frozen: bool) -> None:
+    def _follow(self, micro: MicroBatch, taught: Targets | None, *, frozen: bool) -> None:
         """The passes of a micro-batch, for the other ranks' sake."""
-        if not frozen:
+        if not frozen and not self._only_taught(taught):
             self.policy.follow(micro)
+        if not frozen and taught is not None and taught.exact:
+            follow(self.policy, micro, taught)
         if self.critic:
             self.critic.follow(micro)
 
@@ -203,8 +204,7 @@ class TorchLearner:
                 sums.compare(tokens.engine_N, tokens.old_N)
             return (found.loss_N * batch.weights_N[flat_N]).sum()
 
-        recipe = self._recipe
-        alone = recipe.advantage == "none" and not recipe.dense and taught is not None and taught.exact
+        recipe, alone = self._recipe, self._only_taught(taught)
         value = torch.zeros((), dtype=torch.float64, device=self.policy.device)
         if not alone:
             whole = recipe.whole_sequences(updates=len(batch.updates))
@@ -213,6 +213,10 @@ class TorchLearner:
             value = value + distil(self.policy, micro, batch, taught, sums, alone=alone)
         sums.loss += value.double()
         return value
+
+    def _only_taught(self, taught: Targets | None) -> bool:
+        """An exact divergence is the only loss."""
+        return taught is not None and taught.exact and self._recipe.advantage == "none" and not self._recipe.dense
 
     def _compare(self, samples: Sequence[StoredSample], sums: Sums) -> None:
         """No sample had a signal: engine and trainer are still compared, on one micro-batch."""
@@ -224,11 +228,11 @@ class TorchLearner:
             sums.compare(engine_logprobs(samples)[batches[0].flat_N], logp_N)
 
     def _logprobs(self, batches: Sequence[MicroBatch], count: int) -> Tensor:
-        return _logprobs(self.policy, self._ranks, batches, count)
+        return passes.logprobs(self.policy, self._ranks, batches, count)
 
     @property
     def _reference_logprobs(self) -> LogProbs | None:
-        return partial(_logprobs, self._reference, self._ranks) if self._reference else None
+        return partial(passes.logprobs, self._reference, self._ranks) if self._reference else None
 
     def _optimize(self, loss: float, sums: Sums) -> None:
         for parameter in self.policy.trained():
@@ -281,14 +285,3 @@ class TorchLearner:
         self.steps = state.load(folder, self.policy.model, self._optimizer)
         if self.critic:
             self.critic.load(folder, self.steps)
-
-
-def _logprobs(policy: Scores, ranks: Alone, batches: Sequence[MicroBatch], count: int) -> Tensor:
-    """(count,) log-probs of all response tokens; NaN for tokens in no batch."""
-    logprobs_N, known_N = torch.full((count,), torch.nan), torch.zeros(count, dtype=torch.bool)
-    for batch, counts in ranks.share(batches):
-        found_N = policy.logprobs(batch)
-        if counts:
-            flat_N = torch.from_numpy(batch.flat_N)
-            logprobs_N[flat_N], known_N[flat_N] = found_N.cpu(), True
-    return ranks.merge(logprobs_N, known_N)

@@ -13,13 +13,14 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 MODULE = "tests.workers.trainer.ranks.forked"
 ROOT = Path(__file__).parents[4]
+ROW = {"prompt": "What is 2+2?", "answer": "4"}  # of all samples; for teachers that are shown more
 
 
 @dataclass
@@ -67,7 +68,8 @@ def _rank(job: Job, rank: int, meeting: str) -> None:
         )
         ranks = Group(init_device_mesh("cpu", (job.ranks,)))
     learner = TorchLearner.restore(Config.model_validate(job.config), Path(job.start) if job.start else None, ranks)
-    job.metrics = [learner.train(samples(step), run_steps=job.last) for step in range(job.first, job.last)]
+    steps = ([replace(sample, row=ROW) for sample in samples(step)] for step in range(job.first, job.last))
+    job.metrics = [learner.train(step, run_steps=job.last) for step in steps]
     out = Path(job.out)
     if rank == 0:
         out.mkdir()

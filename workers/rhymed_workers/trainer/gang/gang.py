@@ -20,7 +20,7 @@ from rhymed_workers.trainer.gang.meeting import Meeting, join, listen
 from rhymed_workers.trainer.gang.orders import Order
 from rhymed_workers.trainer.gang.place import device_of, threads, token_of
 from rhymed_workers.trainer.gang.size import seats
-from rhymed_workers.trainer.ranks.group import SAVE, Group
+from rhymed_workers.trainer.ranks.group import LONG, Group
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ class Gang:
 
     def digests(self, folder: Path) -> dict[str, str]:
         """Of the files that the other ranks write there, when they have. Raises `TrainerError`."""
-        return self._saving.get_digests(self.size, str(folder), SAVE)
+        return self._saving.get_digests(self.size, str(folder), LONG)
 
     def lost(self) -> RhymedError | None:
         """Which rank's death an exchange may have failed of, if one is seen within a moment. Blocking."""

@@ -152,19 +152,30 @@ class Policy(nn.Module):
 
         `teacher_batch`: the same response tokens behind other prompts, in any order; else the teacher reads `batch`.
         """
-        seen: tuple[Tensor, Head] | None = None
-        if teacher is not None:
-            with torch.no_grad():
-                teacher_NH = teacher(lambda: teacher.hidden(teacher_batch or batch))
-            if teacher_batch is not None:
-                place = np.argsort(teacher_batch.flat_N)[np.argsort(np.argsort(batch.flat_N))]
-                assert np.array_equal(teacher_batch.flat_N[place], batch.flat_N), "other response tokens"
-                teacher_NH = teacher_NH[self._to_device(place)]
-            seen = teacher_NH, teacher.head
+        if teacher is None:
+            return self._differentiate_dense(batch, loss, None)
+        read, found = teacher_batch or batch, list[Tensor]()
+
+        def teach() -> Tensor:
+            hidden_NH = _in_order(teacher.hidden(read), read, batch)
+            if teacher is not self:  # its head is whole in here only
+                with torch.enable_grad():
+                    found.append(self._differentiate_dense(batch, loss, (hidden_NH, teacher.head)))
+            return hidden_NH
+
+        with torch.no_grad():
+            hidden_NH = teacher(teach)
+        return found[0] if found else self._differentiate_dense(batch, loss, (hidden_NH, None))
+
+    def _differentiate_dense(
+        self, batch: MicroBatch, loss: DenseLoss, teacher: tuple[Tensor, Head | None] | None
+    ) -> Tensor:
+        """`teacher`: its hidden states, and its head if that is not the policy's."""
         flat_N = self._to_device(batch.flat_N)
 
         def work() -> Tensor:
             head, hidden_NH = self.head, self.hidden(batch)
+            seen = None if teacher is None else (teacher[0], teacher[1] or head)
             value: Tensor = DenseHeadLoss.apply(hidden_NH, head.weight_VH, head, seen, flat_N, loss)
             return value
 
@@ -176,3 +187,12 @@ class Policy(nn.Module):
 
     def _to_device(self, array: np.ndarray[Any, Any]) -> Tensor:
         return torch.from_numpy(array).to(self.device)
+
+
+def _in_order(hidden_NH: Tensor, read: MicroBatch, wanted: MicroBatch) -> Tensor:
+    """Hidden states of the response tokens of `read`, in the order of those of `wanted`, which are the same."""
+    if read is wanted:
+        return hidden_NH
+    place = np.argsort(read.flat_N)[np.argsort(np.argsort(wanted.flat_N))]
+    assert np.array_equal(read.flat_N[place], wanted.flat_N), "other response tokens"
+    return hidden_NH[torch.from_numpy(place).to(hidden_NH.device)]

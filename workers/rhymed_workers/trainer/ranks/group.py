@@ -16,8 +16,8 @@ from torch import Tensor
 from rhymed_workers.trainer.policy.packing import MicroBatch
 from rhymed_workers.trainer.ranks.share import Turn, shares
 
-SAVE = timedelta(hours=6)
-"""For the slowest rank's part of a checkpoint. A rank that dies ends all of them at once."""
+LONG = timedelta(hours=6)
+"""For the slowest rank's part of a checkpoint, and for a server. A rank that dies ends all of them at once."""
 
 
 class Alone:
@@ -39,6 +39,10 @@ class Alone:
         """Values on the CPU, each from the one rank that knows it. Those that no rank knows stay as they are."""
         return values_N
 
+    def first(self, tensor: Tensor) -> Tensor:
+        """The first rank's, which may take hours to have it. On the CPU, of the same shape and type in all ranks."""
+        return tensor
+
 
 class Group(Alone):
     """The ranks of torch's default process group, which has gloo for tensors on the CPU."""
@@ -46,7 +50,8 @@ class Group(Alone):
     def __init__(self, mesh: Any) -> None:
         self.mesh = mesh
         self.rank, self.size = torch.distributed.get_rank(), torch.distributed.get_world_size()
-        self.savers = torch.distributed.new_group(backend="gloo", timeout=SAVE)
+        self.savers = torch.distributed.new_group(backend="gloo", timeout=LONG)
+        self._patient = torch.distributed.new_group(backend="gloo", timeout=LONG)
 
     def share(self, batches: Sequence[MicroBatch]) -> list[Turn]:
         return shares(batches, self.size)[self.rank]
@@ -65,6 +70,10 @@ class Group(Alone):
         torch.distributed.all_reduce(total_N)  # of one number and zeros: exact in any order
         torch.distributed.all_reduce(count_N)
         return torch.where(count_N > 0, total_N, values_N)
+
+    def first(self, tensor: Tensor) -> Tensor:
+        torch.distributed.broadcast(tensor, 0, group=self._patient)
+        return tensor
 
 
 ALONE = Alone()

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,10 +20,13 @@ from rhymed_store.client import StoredSample
 from rhymed_workers.trainer.algorithms.tokens import Tokens
 from rhymed_workers.trainer.policy.packing import Sequences
 from rhymed_workers.trainer.policy.policy import Policy
+from rhymed_workers.trainer.ranks.group import ALONE, Alone
+from rhymed_workers.trainer.ranks.passes import Step
 from rhymed_workers.trainer.teacher.divergence import forward, forward_topk, mixed, reverse, sampled_reverse
-from rhymed_workers.trainer.teacher.local import Step, logprobs
+from rhymed_workers.trainer.teacher.local import logprobs
 from rhymed_workers.trainer.teacher.prompts import TeacherPrompts
-from rhymed_workers.trainer.teacher.remote import RemoteTeacher, Scored
+from rhymed_workers.trainer.teacher.remote import RemoteTeacher
+from rhymed_workers.trainer.teacher.served import asked
 
 
 @dataclass
@@ -71,22 +73,29 @@ class Targets:
     def _count(self, value_N: Tensor) -> None:
         self.total, self.seen = self.total + value_N.sum().double(), self.seen + len(value_N)
 
-    def metrics(self) -> dict[str, float]:
-        found = {"timing_s/teacher": self.seconds}
-        if self.seen:
-            found["distill/divergence"] = float(self.total) / self.seen
+    def metrics(self, ranks: Alone = ALONE) -> dict[str, float]:
+        """Of all ranks, each of which calls it."""
+        found, (total, seen) = {"timing_s/teacher": self.seconds}, ranks.sum([float(self.total), self.seen])
+        if seen:
+            found["distill/divergence"] = total / seen
         return found
 
 
 class Distillation:
-    """`teacher`: a local policy, frozen or the trained one itself, at the temperature of the samples; or a server.
-    `micro_tokens`: per pass of a local one.
+    """`teacher`: a local policy, frozen or the trained one itself, at the temperature of the samples; or a server,
+    which only the first of several ranks asks. `micro_tokens`: per pass of a local one.
     """
 
     def __init__(
-        self, config: Teacher, prompts: TeacherPrompts, teacher: Policy | RemoteTeacher, micro_tokens: int
+        self,
+        config: Teacher,
+        prompts: TeacherPrompts,
+        teacher: Policy | RemoteTeacher,
+        micro_tokens: int,
+        ranks: Alone = ALONE,
     ) -> None:
         self._config, self._prompts, self._teacher, self._micro_tokens = config, prompts, teacher, micro_tokens
+        self._ranks = ranks
 
     @property
     def reads_rows(self) -> bool:
@@ -102,23 +111,14 @@ class Distillation:
         topk_NK: Tensor | None = None
         if isinstance(self._teacher, RemoteTeacher):
             topk = config.topk if config.tokens == "topk" else 0
-            scored = self._teacher.score(sequences, topk, progress)
-            logq_N = _joined(scored, lambda part: part.logprobs_N)
+            logq_N, *likeliest = asked(self._teacher, sequences, topk, self._ranks, progress)
             if topk:
-                ids_NK, topk_NK = (
-                    _joined(scored, get) for get in (lambda part: part.ids_NK, lambda part: part.topk_NK)
-                )
+                ids_NK, topk_NK = likeliest
         elif config.tokens == "sampled":
-            logq_N = logprobs(self._teacher, sequences, self._micro_tokens, progress)
+            logq_N = logprobs(self._teacher, sequences, self._micro_tokens, self._ranks, progress)
         else:
             policy = self._teacher
         return Targets(config, sequences, policy, logq_N, ids_NK, topk_NK, time.perf_counter() - started)
-
-
-def _joined(
-    scored: Sequence[Scored], get: Callable[[Scored], np.ndarray[tuple[int, ...], np.dtype[np.generic]]]
-) -> Tensor:
-    return torch.from_numpy(np.concatenate([get(part) for part in scored]))
 
 
 def _over_vocabulary(config: Teacher) -> Callable[[Tensor, Tensor], Tensor]:

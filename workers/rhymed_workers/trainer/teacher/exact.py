@@ -32,8 +32,18 @@ def distil(policy: Policy, micro: MicroBatch, batch: Batch, taught: Targets, sum
                 _observe(logp_NV, value_N, target_N, flat_N, batch, sums)
         return taught.config.coef * (value_N * batch.weights_N[flat_N]).sum()
 
-    teacher_batch = same_samples(micro, taught.sequences) if taught.policy else None
-    return policy.distil(micro, loss, taught.policy, teacher_batch)
+    return policy.distil(micro, loss, taught.policy, _read_by_teacher(micro, taught))
+
+
+def follow(policy: Policy, micro: MicroBatch, taught: Targets) -> None:
+    """The passes of `distil` with a loss of 0, where other ranks compute theirs."""
+    policy.distil(
+        micro, lambda logp_NV, teacher_NV, flat_N: (logp_NV * 0).sum(), taught.policy, _read_by_teacher(micro, taught)
+    )
+
+
+def _read_by_teacher(micro: MicroBatch, taught: Targets) -> MicroBatch | None:
+    return same_samples(micro, taught.sequences) if taught.policy else None
 
 
 def _fitted(teacher_NV: Tensor | None, vocabulary: int) -> Tensor | None:
