@@ -193,6 +193,7 @@ def test_the_command_prints_the_folder_or_one_line(tmp_path: Path, capsys: pytes
     assert said.err.endswith(f"did you mean {tmp_path / 'mine'}?\n")
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.timeout(400)

@@ -42,6 +42,7 @@ def stored(run: LiveRun) -> int:
     return 0
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_two_runs_replace_the_same_groups_though_one_has_more_workers_and_is_killed(tmp_path: Path) -> None:

@@ -48,6 +48,7 @@ def test_adapters_get_their_own_learning_rate() -> None:
         variants.variant("grpoo")
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_finished_run_is_read_and_not_repeated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     task = tmp_path / "task.toml"
