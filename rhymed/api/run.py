@@ -30,7 +30,7 @@ def open_run(path: str | os.PathLike[str] = "runs/latest") -> Run:
     """The run in this folder, living or not. Raises `ConfigError` if it is not a run's folder."""
     folder = Path(path).expanduser()
     if not (folder / "config.json").is_file():
-        raise ConfigError(f"{folder} is not a run's folder: there is no config.json in it")
+        raise ConfigError(f"{folder} is not a run's folder: there is no config.json in it{runs.near(folder)}")
     return Run(folder.resolve())
 
 

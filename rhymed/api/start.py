@@ -17,6 +17,7 @@ from rhymed.config import Config
 from rhymed.config.load import load_config
 from rhymed.config.reward import Reward as Section
 from rhymed.errors import ConfigError
+from rhymed.run.folder import near
 from rhymed.run.layout import layout_of
 
 Reward: TypeAlias = "str | Callable[..., Any] | Sequence[str | Callable[..., Any]] | Mapping[str, Any]"
@@ -130,7 +131,9 @@ def resume(asked: Asked, folder: Path) -> Job:
     """Continues the run in this folder, with other settings where they may change. Raises `RhymedError`."""
     earlier = folder / "config.json"
     if not earlier.exists():
-        raise ConfigError(f"resume: {earlier} does not exist; name a run's folder, e.g. runs/quickstart")
+        raise ConfigError(
+            f"resume: {earlier} does not exist; name a run's folder, e.g. runs/quickstart{near(folder)}"
+        )
     if asked.config is not None:
         raise ConfigError("resume: the run has its configuration; pass the settings to change without config")
     config = asked.read(folder / inputs.FOLDER, earlier)

@@ -81,7 +81,8 @@ def _base(run: Path) -> Path:
 
 def _folder(run: Path) -> Path:
     from rhymed.errors import ConfigError
+    from rhymed.run.folder import near
 
     if not (run / "config.json").exists():
-        raise ConfigError(f"{run} is not a run's folder: it has no config.json")
+        raise ConfigError(f"{run} is not a run's folder: it has no config.json{near(run)}")
     return run / "checkpoints"

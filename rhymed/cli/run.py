@@ -91,7 +91,8 @@ def _load(arguments: argparse.Namespace) -> tuple[Config, RunLayout]:
     if arguments.resume:
         path = path if path.is_file() else path / "config.json"
         if not path.exists():
-            raise ConfigError(f"--resume: {path} does not exist; name a run's folder, e.g. runs/quickstart")
+            meant = folder.near(arguments.config)
+            raise ConfigError(f"--resume: {path} does not exist; name a run's folder, e.g. runs/quickstart{meant}")
     config = load_config(path, arguments.override)
     where = layout_of(config)
     if arguments.resume and not where.folder.exists():

@@ -18,6 +18,7 @@ from rhymed.config import Config
 from rhymed.config.load import load_run
 from rhymed.errors import ConfigError, RhymedError
 from rhymed.inputs.tokenizer import Vocabulary, read_vocabulary
+from rhymed.run.folder import near
 from rhymed_store.database.tables import Reader, owner
 from rhymed_store.inspect.browse import Browse
 
@@ -105,11 +106,11 @@ def find(folder: Path) -> tuple[Path, Path]:
     """The run's folder and its store, from either of the two."""
     store = folder / "store"
     if not folder.exists():
-        raise ConfigError(f"{folder} does not exist: name a run's folder, e.g. runs/quickstart")
+        raise ConfigError(f"{folder} does not exist: name a run's folder, e.g. runs/quickstart{near(folder)}")
     if (folder / "data.mdb").is_file():
         return folder.resolve().parent, folder
     if not store.is_dir():
-        raise ConfigError(f"{folder} has no store in it: name a run's folder, e.g. runs/quickstart")
+        raise ConfigError(f"{folder} has no store in it: name a run's folder, e.g. runs/quickstart{near(folder)}")
     return folder, store
 
 

@@ -14,6 +14,7 @@ from rhymed.gpus.placement import visible
 from rhymed.launch.events import View
 from rhymed.launch.supervisor import Supervisor, commands
 from rhymed.messages import Queues
+from rhymed.run import state
 from rhymed.run.client import poll
 from rhymed.run.layout import RunLayout
 from rhymed.service.service import EX_HOPELESS
@@ -28,13 +29,18 @@ async def session(config: Config, layout: RunLayout, view: View) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     survive_hangup()
+    state.forget_end(layout.folder)
     started = time.monotonic()
     with view:
         gpus = visible(config, await asyncio.to_thread(here))
         processes = commands(config.rollout, config.reward, layout.config, gpus)
         async with Supervisor(processes, layout.log, view.report) as supervisor:
-            finished = await _watch(layout, supervisor, view, stop, evaluates_only=config.trainer.steps == 0)
+            finished, last = await _watch(layout, supervisor, view, stop, evaluates_only=config.trainer.steps == 0)
             view.closing(finished)
+    status = 0 if finished else 130
+    if supervisor.failure:
+        status = EX_HOPELESS if supervisor.hopeless else 1
+    state.note_end(layout.folder, status, supervisor.failure, last.steps if last else 0)
     shutil.rmtree(layout.sockets, ignore_errors=True)
     print(await asyncio.to_thread(_summary, config, layout, time.monotonic() - started), flush=True)
     if config.run.report and layout.metrics.exists():
@@ -42,10 +48,9 @@ async def session(config: Config, layout: RunLayout, view: View) -> int:
     resume = "" if config.trainer.steps == 0 else f"; resume with: rhymed run --resume {layout.folder}"
     if supervisor.failure:
         view.failed(supervisor.failure + (f"\nall stored samples are kept{resume}" if resume else ""))
-        return EX_HOPELESS if supervisor.hopeless else 1
-    if not finished:
+    elif not finished:
         print(f"interrupted{resume}{_resume_point(layout) if resume else ''}", flush=True)
-    return 0 if finished else 130
+    return status
 
 
 def _resume_point(layout: RunLayout) -> str:
@@ -87,8 +92,8 @@ async def _report(layout: RunLayout) -> str:
 
 async def _watch(
     layout: RunLayout, supervisor: Supervisor, view: View, stop: asyncio.Event, *, evaluates_only: bool
-) -> bool:
-    """Show snapshots until the run has finished (True), failed or been interrupted (False)."""
+) -> tuple[bool, Queues | None]:
+    """Show snapshots until the run has finished (True), failed or been interrupted (False); also the last one."""
     last: Queues | None = None
     position = furthest = (0, 0)
     async for queues in poll(layout):
@@ -103,9 +108,9 @@ async def _watch(
             if queues.paused:  # it cannot progress, so no failure counts
                 supervisor.progressed(further=True)
         if queues is not None and queues.finished:
-            return True
+            return True, last
         if supervisor.left("broker"):  # it finished between two snapshots
-            return last is not None and last.step >= last.steps and (last.steps > 0 or evaluates_only)
+            return last is not None and last.step >= last.steps and (last.steps > 0 or evaluates_only), last
         if stop.is_set() or supervisor.failed.is_set():
-            return False
-    return False
+            return False, last
+    return False, last

@@ -13,6 +13,7 @@ from rhymed.config import Config
 from rhymed.errors import ConfigError
 from rhymed.report import curves, page
 from rhymed.report.facts import Facts, gather
+from rhymed.run.folder import near
 from rhymed.run.redact import redacted
 
 NO_PICTURES = "There are no pictures: matplotlib is not installed (pip install 'rhymed[plots]')."
@@ -22,9 +23,9 @@ NO_METRICS = "There is nothing to draw: metrics.jsonl has no step."
 def write(folder: Path, out: Path | None = None, *, ended: bool = False) -> Path:
     """Returns the file of the page. `out`: a folder other than the run's. Raises `ConfigError`."""
     if not folder.is_dir():
-        raise ConfigError(f"{folder} does not exist: name a run's folder, e.g. runs/quickstart")
+        raise ConfigError(f"{folder} does not exist: name a run's folder, e.g. runs/quickstart{near(folder)}")
     if not any((folder / name).exists() for name in ("config.json", "metrics.jsonl", "logs", "store")):
-        raise ConfigError(f"{folder} is not a run's folder: name one, e.g. runs/quickstart")
+        raise ConfigError(f"{folder} is not a run's folder: name one, e.g. runs/quickstart{near(folder)}")
     folder = folder.resolve()
     target = (out or folder).expanduser()
     try:

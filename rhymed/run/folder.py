@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import fcntl
 import json
 import os
@@ -93,8 +94,27 @@ def layout_of_folder(folder: Path) -> RunLayout:
     """The layout of the run in this folder. Raises `ConfigError`."""
     file = folder / "config.json"
     if not os.path.exists(file):  # unlike Path.exists, false for a folder that may not be read
-        raise ConfigError(f"{file} does not exist: name the run's folder with --run, or --broker ADDRESS")
+        meant = near(folder)
+        raise ConfigError(f"{file} does not exist: name the run's folder with --run, or --broker ADDRESS{meant}")
     return layout_of(load_run(folder))
+
+
+def inside(place: Path) -> list[Path]:
+    """The runs' folders in this one, newest first, without links such as `latest`."""
+    files = [(file.stat().st_mtime, file.parent) for file in place.glob("*/config.json")]
+    return [folder for _, folder in sorted(files, reverse=True) if not folder.is_symlink()]
+
+
+def near(folder: Path, most: int = 5) -> str:
+    """What else a folder that is no run may mean, for the end of an error; empty: no run is near."""
+    with contextlib.suppress(OSError):
+        runs = {run.name: run for run in inside(folder if folder.is_dir() else folder.parent)}
+        if close := difflib.get_close_matches(folder.name, runs, n=1):
+            return f"; did you mean {runs[close[0]]}?"
+        if runs:
+            more = ", ..." if len(runs) > most else ""
+            return f"; runs there, newest first: {', '.join(map(str, list(runs.values())[:most]))}{more}"
+    return ""
 
 
 @contextlib.contextmanager

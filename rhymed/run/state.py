@@ -1,16 +1,32 @@
-"""Whether a run is alive, finished, or stopped, from its folder."""
+"""Whether a run is alive, finished, or stopped, from its folder; and the record of how `rhymed run` ended it."""
 
 from __future__ import annotations
 
 import contextlib
+import time
 from pathlib import Path
 from typing import Literal, TypeAlias
 
+import msgspec
+
+from rhymed import atomic
 from rhymed.run import folder as runs
 from rhymed.run import timeline
 from rhymed.run.timeline import Timeline
 
 State: TypeAlias = Literal["running", "finished", "stopped"]
+
+END = "end.json"
+
+
+class End(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The file `end.json`: written when `rhymed run` ends a run, removed when it starts one. A process that is killed
+    leaves none."""
+
+    t: float  # seconds since 1970
+    status: int  # 0 finished, 1 failed, 2 failed and something has to be changed first, 130 interrupted
+    why: str = ""  # of a failure
+    steps: int = 0  # of the whole run; 0: unknown
 
 
 def state_of(folder: Path, line: Timeline | None = None, *, ended: bool = False) -> State:
@@ -22,3 +38,23 @@ def state_of(folder: Path, line: Timeline | None = None, *, ended: bool = False)
         if not ended and runs.holder(folder) is not None:
             return "running"
     return "stopped"
+
+
+def note_end(folder: Path, status: int, why: str, steps: int) -> None:
+    """Errors are ignored: a full disk is reported elsewhere."""
+    end = End(t=time.time(), status=status, why=why, steps=steps)
+    with contextlib.suppress(OSError):
+        atomic.write(folder / END, msgspec.json.encode(end) + b"\n")
+
+
+def forget_end(folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        (folder / END).unlink(missing_ok=True)
+
+
+def end_of(folder: Path) -> End | None:
+    """None: it is alive, was killed, or was not run by `rhymed run`."""
+    try:
+        return msgspec.json.decode((folder / END).read_bytes(), type=End)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        return None

@@ -46,10 +46,11 @@ def handle(arguments: argparse.Namespace) -> int:
 def folder_of(run: Path) -> Path:
     """Raises `ConfigError` if this is not a run's folder."""
     from rhymed.errors import ConfigError
+    from rhymed.run.folder import near
 
     folder = run.expanduser().resolve()
     if not folder.is_dir():
-        raise ConfigError(f"{run} does not exist: name a run's folder, e.g. runs/quickstart")
+        raise ConfigError(f"{run} does not exist: name a run's folder, e.g. runs/quickstart{near(run.expanduser())}")
     if not any((folder / name).exists() for name in ("config.json", "metrics.jsonl", "store")):
         raise ConfigError(f"{run} is not a run's folder: {_instead(run.expanduser())}")
     return folder

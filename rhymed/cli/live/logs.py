@@ -108,10 +108,12 @@ def _chosen(folders: list[Path], process: str) -> list[Log]:
 
     from rhymed.errors import ConfigError
     from rhymed.logs.read import logs
+    from rhymed.run.folder import near
 
     available = logs(*folders)
     if not available:
-        raise ConfigError(f"{folders[0]} has no logs: name a run's folder, e.g. rhymed logs runs/quickstart")
+        example = "name a run's folder, e.g. rhymed logs runs/quickstart"
+        raise ConfigError(f"{folders[0]} has no logs: {example}{near(folders[0].parent)}")
     chosen = [log for log in available if not process or fnmatchcase(log.process, process)]
     if not chosen:
         there = ", ".join(sorted({log.process for log in available}))

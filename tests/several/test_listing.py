@@ -1,0 +1,163 @@
+"""`rhymed runs`: every state is read from what a run leaves, and nothing else is taken for a run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rhymed.cli import main
+from rhymed.run import folder as folders
+from rhymed.run import state
+from rhymed.run.timeline import FAILED
+from rhymed.several import manifest
+from rhymed.several.condition import condition_of
+from rhymed.several.find import find
+from rhymed.several.listing import Lister, ordered
+from rhymed.several.manifest import Manifest, Planned
+from rhymed.several.rows import held_out, paths_of
+from rhymed_store.database.transactions import locked
+from tests.dashboard.rows import queues
+from tests.several.folders import NOW, end, make
+
+
+def test_a_state_is_what_locks_and_records_say(tmp_path: Path) -> None:
+    run = make(tmp_path, "one", (0.1, 0.2))
+    assert condition_of(run, NOW + 20) == ("stopped", "")  # it was killed
+    state.note_end(run, 130, "", 4)
+    assert condition_of(run) == ("interrupted", "")
+    state.note_end(run, 2, "trainer ended once and for all: out of memory\nsee it", 4)
+    assert condition_of(run)[0] == "failed"
+    assert "out of memory" in condition_of(run)[1]
+    state.note_end(run, 0, "", 4)
+    assert condition_of(run) == ("finished", "")
+    with folders.hold(paths_of(run)):
+        assert condition_of(run) == ("running", "")
+    (run / "store").mkdir()
+    (run / "store" / "writer.lock").touch()
+    with locked(run / "store"):
+        assert condition_of(run) == ("held", "")
+    assert condition_of(run, queues=queues()) == ("running", "")
+    assert condition_of(run, queues=queues(paused=True)) == ("paused", "")
+    state.forget_end(run)
+    assert state.end_of(run) is None
+
+
+def test_without_a_record_the_timeline_decides(tmp_path: Path) -> None:
+    run = make(tmp_path, "one", (0.1,))
+    end(run, "all steps are trained", NOW + 11)
+    assert condition_of(run, NOW + 10) == ("finished", "")
+    failed = make(tmp_path, "two", (0.1,))
+    end(failed, f"{FAILED}the trainer refused", NOW + 11)
+    assert condition_of(failed, NOW + 10) == ("failed", "the trainer refused")
+    fresh = make(tmp_path, "three")
+    (fresh / "timeline.jsonl").unlink()
+    assert condition_of(fresh) == ("new", "")
+
+
+def test_a_run_that_was_continued_by_hand_is_not_what_its_old_record_has(tmp_path: Path) -> None:
+    run = make(tmp_path, "one", (0.1,), start=NOW + 10_000_000_000)  # after the record
+    state.note_end(run, 130, "", 4)
+    end(run, "all steps are trained", NOW + 10_000_000_100)
+    assert condition_of(run)[0] == "finished"
+
+
+def test_only_runs_are_listed_and_damaged_ones_are_named(tmp_path: Path) -> None:
+    make(tmp_path, "one", (0.1,))
+    make(tmp_path / "sweep", "lr-1", (0.1,))
+    (tmp_path / "latest").symlink_to("one")
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text('{"model_type": "llama"}')
+    (tmp_path / "notes.txt").touch()
+    broken, left = tmp_path / "broken", tmp_path / "left"
+    broken.mkdir()
+    (broken / "config.json").write_text('{"run":')
+    left.mkdir()
+    (left / "metrics.jsonl").touch()
+    runs, damaged = find(tmp_path)
+    assert [run.name for run in runs] == ["one", "sweep/lr-1"]
+    assert {one.folder.name: one.why for one in damaged}["left"] == "it has no config.json"
+    assert "config.json cannot be read" in {one.folder.name: one.why for one in damaged}["broken"]
+
+
+def test_a_row_has_steps_rewards_and_times(tmp_path: Path) -> None:
+    run = make(tmp_path, "one", (0.0, 0.2, 0.4, 0.6), trainer__steps=8)
+    state.note_end(run, 130, "", 8)
+    row = Lister(tmp_path).read().runs[0]
+    assert (row.state, row.step, row.steps, row.held_out, row.held_out_step) == ("interrupted", 4, 8, 0.3, 4)
+    assert (row.reward_first, row.reward) == pytest.approx((0.1, 0.5))  # means of half of the steps each
+    assert row.elapsed_s == pytest.approx(40.0)
+    assert row.eta_s is None  # it is not alive
+    alive = Lister(tmp_path).read({run: queues(step=5, steps=9)}).runs[0]
+    assert (alive.state, alive.step, alive.steps) == ("running", 5, 9)
+
+
+def test_held_out_reward_is_the_mean_over_all_prompts() -> None:
+    row = {
+        "step": 3,
+        "val/a/reward/mean": 1.0,
+        "val/a/prompts": 30.0,
+        "val/b/reward/mean": 0.0,
+        "val/b/prompts": 10.0,
+    }
+    assert held_out([row, {"step": 4, "val/a/prompts": 0.0}]) == (0.75, {"a": 1.0, "b": 0.0}, 3)
+    assert held_out([]) == (None, {}, None)
+
+
+def test_living_runs_come_first_then_the_newest(tmp_path: Path) -> None:
+    make(tmp_path, "old", (0.1,), start=NOW)
+    make(tmp_path, "new", (0.1,), start=NOW + 100)
+    alive = make(tmp_path, "alive", (0.1,), start=NOW - 100)
+    rows = Lister(tmp_path).read({alive: queues()}).runs
+    assert [row.name for row in rows] == ["alive", "new", "old"]
+    assert ordered(rows[::-1]) == rows
+
+
+def test_what_a_sweep_plans_is_listed_in_its_order(tmp_path: Path) -> None:
+    make(tmp_path, "b", (0.1,))
+    plan = [
+        Planned(name="c", settings={"trainer.lr": "3"}),
+        Planned(name="b", settings={"trainer.lr": "2"}),
+        Planned(name="a", settings={"trainer.lr": "1"}, refused="no such model"),
+    ]
+    manifest.write(tmp_path, Manifest(config="x.toml", runs=plan))
+    listing = Lister(tmp_path).read()
+    assert [(row.name, row.state, row.settings["trainer.lr"]) for row in listing.runs] == [
+        ("c", "waiting", "3"), ("b", "stopped", "2"), ("a", "failed", "1"),
+    ]  # fmt: skip
+    (tmp_path / manifest.FILE).write_text("{")
+    assert "move the file away" in Lister(tmp_path).read().damaged[0].why
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    run = make(tmp_path, "one", (0.25, 0.75))
+    state.note_end(run, 1, "store ended 6 times: the disk is full\nsee store.out", 2)
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "config.json").write_text("{")
+    assert main(["runs", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert "one: store ended 6 times: the disk is full\n" in out
+    assert f"damaged: {tmp_path / 'broken'}: config.json cannot be read" in out
+    assert [line.split()[:5] for line in out.splitlines() if line.startswith(" one ")] == [
+        ["one", "failed", "2/2", "0.750", "0.375"]
+    ]
+    assert main(["runs", str(tmp_path), "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["runs"][0]["state"], len(answer["damaged"])) == ("failed", 1)
+    assert main(["runs", str(tmp_path / "non")]) == 2
+    assert main(["runs", str(run)]) == 2
+    assert "one run's folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words", [["history", "stats"], ["view"], ["report"], ["logs"], ["queues"], ["run", "--resume"]]
+)
+def test_a_run_that_does_not_exist_names_those_that_are_near(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make(tmp_path, "quickstart", (0.1,))
+    assert main([*words, str(tmp_path / "quikstart")]) == 2
+    assert f"did you mean {tmp_path / 'quickstart'}?" in capsys.readouterr().err
