@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import ClassVar
 
 from rich.console import Console
@@ -98,11 +99,18 @@ class Top(App[None]):
     BINDINGS: ClassVar[list[BindingType]] = []
     CSS = "Screen { background: ansi_default; color: ansi_default; overflow: hidden; }"
 
-    def __init__(self, client: Client, ui: UiState, every_s: float = 1.0, clock: Clock = time.monotonic) -> None:
+    def __init__(
+        self,
+        client: Client,
+        ui: UiState,
+        every_s: float = 1.0,
+        clock: Clock = time.monotonic,
+        folder: Path | None = None,
+    ) -> None:
         super().__init__(ansi_color=True)
         self.ui = ui
         self.screen_widget = ScreenWidget(ui, self.act, clock)
-        self.poller = Poller(client, ui, self.screen_widget.repaint, every_s)
+        self.poller = Poller(client, ui, self.screen_widget.repaint, every_s, folder)
         self._tasks: set[asyncio.Task[None]] = set()
 
     def compose(self) -> ComposeResult:

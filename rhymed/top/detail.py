@@ -7,10 +7,9 @@ from rich.text import Text
 from rhymed.messages import Usage, WorkerRow
 from rhymed.run.stragglers import RATE
 from rhymed.service.activities import PREFIX, TERMINAL
-from rhymed.style import ROLES
+from rhymed.style import ROLES, bar
 from rhymed.text import age, counted, size_of, step_name
 from rhymed.top.state import UiState, utilization
-from rhymed.top.steps import bar
 from rhymed.top.text import UNKNOWN, clean, count, cut, number, share, spark
 from rhymed.top.views import listing
 from rhymed.top.workers import STYLES, find

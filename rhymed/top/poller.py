@@ -10,10 +10,12 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from rhymed.errors import RhymedError
 from rhymed.messages import Drain, GetGroup, Group, Pause
 from rhymed.run.client import ask
+from rhymed.run.progress import Progress
 from rhymed.top.state import Connection, ConnectionState, UiState
 from rhymed.wire.addresses import is_removed
 from rhymed.wire.sockets import Client
@@ -28,9 +30,12 @@ IDLE_POLL_S = 2.0  # between polls after the end
 class Poller:
     """`changed` is called after every answer or failure."""
 
-    def __init__(self, client: Client, ui: UiState, changed: Callable[[], None], every_s: float) -> None:
+    def __init__(
+        self, client: Client, ui: UiState, changed: Callable[[], None], every_s: float, folder: Path | None = None
+    ) -> None:
+        """`folder`: the run's, if it is on this machine."""
         self._client, self._ui, self._changed = client, ui, changed
-        self._every_s = every_s
+        self._every_s, self._folder, self._progress = every_s, folder, Progress()
         self._now = asyncio.Event()
         if not ui.connection.address:
             ui.connection = Connection("waiting", time.monotonic(), client.address)
@@ -68,6 +73,9 @@ class Poller:
             return
         ui.queues = queues
         ui.history.add(queues)
+        if self._folder is not None:
+            await asyncio.to_thread(self._progress.read, self._folder)
+            ui.times = self._progress.times(queues.steps, time.time())
         ui.connection = Connection("finished" if queues.finished else "live", time.monotonic(), ui.connection.address)
 
     async def _ask_group(self) -> None:

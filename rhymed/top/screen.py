@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from rich.text import Text
 
 from rhymed.messages import EVAL, Queues
-from rhymed.style import COLOURS
+from rhymed.style import COLOURS, bar
 from rhymed.text import age
 from rhymed.top import detail, steps
 from rhymed.top.dialogs import help_box, over, question_box
@@ -107,17 +107,16 @@ def title(ui: UiState, width: int, now: float) -> Text:
     if queues is None:
         text.append(cut("rhymed top", max(0, width - len(state) - 1)), style="bold")
     else:
-        progress = f"  step {queues.step}/{queues.steps}  v{queues.version}  up {age(queues.uptime_s)}"
         lag = f"  lag {queues.lag_ms:.1f} ms"
         room = width - len(state) - 2
-        if len(progress) + 4 > room:
-            progress = f" {queues.step}/{queues.steps}"
+        texts = _progress(ui, queues)
+        progress = next((text for text in texts if len(text) + 4 <= room), texts[-1])
         text.append(cut(clean(queues.run), max(1, room - len(progress))), style="bold")
         text.append(progress)
         if text.cell_len + len(lag) + 14 <= room and queues.steps:
             text.append("  ")
             pieces = [(queues.step, "━", "green"), (queues.steps - queues.step, "─", "grey50")]
-            text.append_text(steps.bar(pieces, min(24, room - text.cell_len - len(lag))))
+            text.append_text(bar(pieces, min(24, room - text.cell_len - len(lag))))
         if text.cell_len + len(lag) <= room:
             text.append(lag, style="dim")
     text.append(" " * max(1, width - text.cell_len - len(state)))
@@ -125,6 +124,18 @@ def title(ui: UiState, width: int, now: float) -> Text:
     if text.cell_len > width:  # the state matters more than the name
         return Text(cut(state, width), style=style, no_wrap=True)
     return text
+
+
+def _progress(ui: UiState, queues: Queues) -> list[str]:
+    """Texts for less and less room."""
+    step, version = f"  step {queues.step}/{queues.steps}", f"  v{queues.version}"
+    times = ui.times
+    if times is None:
+        return [f"{step}{version}  up {age(queues.uptime_s)}", f" {queues.step}/{queues.steps}"]
+    left = "" if queues.paused else times.left
+    short = f"  {age(times.elapsed_s)}" + (f"  {left.removeprefix('about ')}" if left else "")
+    long = f"  {age(times.elapsed_s)} elapsed" + (f", {left}" if left else "")
+    return [step + version + long, step + short, f" {queues.step}/{queues.steps}"]
 
 
 def link_text(ui: UiState, now: float) -> tuple[str, str]:

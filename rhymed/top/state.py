@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from rhymed.messages import Drain, Group, Pause, Queues, Usage, WorkerRow
+from rhymed.run.progress import Times
 from rhymed.run.stragglers import RATE
 from rhymed.service.activities import WAITING, seconds_of
 
@@ -139,6 +140,7 @@ class UiState:
     queues: Queues | None = None
     history: History = field(default_factory=History)
     connection: Connection = Connection()
+    times: Times | None = None  # elapsed and left; None: the run's folder is not on this machine
     run: str = ""  # arguments that name the run for other commands; empty: not needed
     view: View = "workers"
     back_stack: list[View] = field(default_factory=list)  # where Esc goes back to

@@ -5,29 +5,15 @@ Every part of a bar has its own glyph as well as its colour, so that it can be r
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rich.text import Text
 
 from rhymed.messages import Group, GroupRow, Member, Queues, StepRow
-from rhymed.style import COLOURS
+from rhymed.style import COLOURS, GLYPHS, bar
 from rhymed.text import age, step_name
 from rhymed.top.table import Cell, Column
 from rhymed.top.text import UNKNOWN, clean, count, cut, fill, number
-
-GLYPHS = {
-    "trained": "█",
-    "training": "█",
-    "scored": "█",
-    "scoring": "▓",
-    "generated": "▓",
-    "running": "▒",
-    "waiting": "·",
-    "filtered": "-",
-    "dropped": "x",
-}
-"""State -> glyph in a bar, in the order of its parts."""
 
 PARTS = (
     ("settled", "settled", "█", "yellow"),
@@ -40,32 +26,6 @@ PARTS = (
 CELL = 11  # width of a group without its bar: prompt and tokens
 GROUP_BAR = 12
 NAME = 10  # of a step
-
-
-def parts(sizes: Sequence[int], width: int) -> list[int]:
-    """Cells for each size: they sum to `width`; every part that is not empty gets one if there is room."""
-    total = sum(sizes)
-    if not total or width <= 0:
-        return [0] * len(sizes)
-    exact = [width * size / total for size in sizes]
-    cells = [int(part) for part in exact]
-    order = sorted(range(len(sizes)), key=lambda place: cells[place] - exact[place])
-    for place in order[: width - sum(cells)]:
-        cells[place] += 1
-    for place, size in enumerate(sizes):
-        greatest = max(range(len(sizes)), key=cells.__getitem__)
-        if size and not cells[place] and cells[greatest] > 1:
-            cells[place], cells[greatest] = 1, cells[greatest] - 1
-    return cells
-
-
-def bar(pieces: Sequence[tuple[int, str, str]], width: int) -> Text:
-    """(size, glyph, style) side by side."""
-    text = Text(no_wrap=True)
-    for (_, glyph, style), cells in zip(pieces, parts([size for size, _, _ in pieces], width), strict=True):
-        text.append(glyph * cells, style=style)
-    text.append(" " * (width - text.cell_len))
-    return text
 
 
 def step_line(row: StepRow, version: int, width: int) -> Text:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from rhymed.config import Config
 from rhymed.errors import ConfigError
 from rhymed.messages import EVAL, Holding, Queues, SampleId, StepRow, WorkerRow
 from rhymed.run.folder import layout_of_folder
+from rhymed.run.progress import Times
 
 HELD = [Holding(id=SampleId(3, "abc", index), tokens=10 * index, seconds=float(index)) for index in range(6)]
 SNAPSHOT = Queues(
@@ -44,6 +46,14 @@ def text(snapshot: Queues, width: int = 110) -> str:
     with console.file:
         console.print(queues.render(snapshot))
         return console.export_text()
+
+
+def test_the_head_has_elapsed_and_remaining_time() -> None:
+    console = Console(width=110, record=True, file=io.StringIO())
+    console.print(queues.render(SNAPSHOT, Times(3700.0, 750.0)))
+    assert console.export_text().startswith(
+        "run demo  step 3/40  version 3  1:01:40 elapsed, about 12 min left  event-loop"
+    )
 
 
 def test_the_tables_name_everything() -> None:

@@ -1,13 +1,18 @@
 import io
+import time
 from pathlib import Path
 
 import msgspec
+import pytest
 from rich.console import Console
 
 from rhymed.config import Config, Run
-from rhymed.launch.screen import Screen, heading, line, render, sparkline
+from rhymed.launch.live import Starting, heading, line, render
+from rhymed.launch.screen import Screen
 from rhymed.messages import EVAL, Queues, StepRow, WorkerRow
 from rhymed.run.layout import layout_of
+from rhymed.run.timeline import Event, Writer
+from rhymed.style import sparkline
 from rhymed.text import evaluation_lines
 
 
@@ -48,7 +53,7 @@ def text(renderable: object) -> str:
 
 def test_the_screen_tells_step_queues_processes_and_the_last_step() -> None:
     shown = text(render(queues(3, **{"reward/mean": 0.25}), [0.1, 0.25], ["0:10 rollout-0 ended"], 65.0))
-    assert "rhymed quickstart   step 3/30   policy v3   1:05" in shown
+    assert "rhymed quickstart   step 3/30   policy v3   1:05 elapsed" in shown
     assert "running 48" in shown
     assert "▶ rollout-0" in shown
     assert "decode" in shown
@@ -191,3 +196,73 @@ def test_what_a_process_said_is_not_read_as_markup(tmp_path: Path) -> None:
     with Screen(config, layout_of(config), plain=True, console=console) as screen:
         screen.report("trainer ended (status 1: [/src/gloo/pair.cc:553] closed)")
     assert "[/src/gloo/pair.cc:553] closed" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_states_can_be_told_apart_without_colours() -> None:
+    """A bar of waiting samples looked complete."""
+    for states, cells in (
+        ({"waiting": 64}, "·" * 48),
+        ({"scored": 64}, "█" * 48),
+        ({"scored": 16, "generated": 16, "running": 16, "waiting": 16}, "█" * 12 + "▓" * 12 + "▒" * 12 + "·" * 12),
+    ):
+        row = StepRow(step=0, states=states, groups_ready=0, groups=4, open_s=1.0)
+        assert f"step 1    {cells} 0/4 groups" in text(render(queues_of(row), [], [], 1.0))
+
+
+def queues_of(row: StepRow, **more: object) -> Queues:
+    return msgspec.structs.replace(queues(0), open_steps=[row], **more)
+
+
+def test_processes_that_have_not_joined_are_shown_with_their_time() -> None:
+    starting = Starting(Config(), 100.0)
+    (reward, rollout, trainer) = sorted(starting.update(None, 107.0))
+    assert (reward.name, rollout.name, trainer.name) == ("reward-0", "rollout-0", "trainer")
+    shown = text(render(None, [], [], 7.0, absent=[rollout, trainer]))
+    assert "▶ rollout-0  start (loads the engine, 7 s)" in shown
+    assert "▲ trainer    start (loads the model, 7 s)" in shown
+    here = queues(0)
+    assert [one.name for one in starting.update(here, 110.0)] == ["reward-0", "trainer"]
+    gone = msgspec.structs.replace(here, workers=[])  # rollout-0 died, and starts again
+    starting.update(gone, 200.0)
+    assert ("rollout-0", 5.0) in [(one.name, one.seconds) for one in starting.update(gone, 205.0)]
+    assert starting.update(msgspec.structs.replace(here, finished=True), 300.0) == []
+
+
+def test_plain_lines_of_a_start_name_the_processes_that_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1000.0]
+    monkeypatch.setattr("rhymed.launch.screen.time.monotonic", lambda: now[0])
+    config = Config(run=Run(folder=str(tmp_path)))
+    out = Console(file=io.StringIO(), width=120)
+    trainer = msgspec.structs.replace(queues(0).workers[0], worker="trainer", role="trainer", phase="")
+    with Screen(config, layout_of(config), plain=True, console=out) as screen:
+        for second in range(70):
+            now[0] = 1000.0 + second
+            workers = [trainer] * (second >= 5) + queues(0).workers * (second >= 65)
+            screen.show(msgspec.structs.replace(queues(0), workers=workers) if second >= 2 else None)
+    lines = [line.strip() for line in out.file.getvalue().splitlines()[2:]]  # type: ignore[attr-defined]
+    assert lines == [
+        "0:02   rollout-0: start (loads the engine, 2 s), trainer: start (loads the model, 2 s)",
+        "0:05   trainer: ready, rollout-0: start (loads the engine, 5 s)",
+        "0:35   trainer: ready, rollout-0: start (loads the engine, 35 s)",
+        "1:05   trainer: ready, rollout-0: decode",
+    ]
+
+
+def test_a_broker_that_falls_silent_is_not_a_start(tmp_path: Path) -> None:
+    assert "no answer from the broker for 12 s" in text(render(None, [0.5], [], 300.0, silent_s=12.0))
+
+
+def test_the_screen_and_a_steps_line_have_the_time_that_is_left(tmp_path: Path) -> None:
+    shown = text(render(queues(3), [], [], 65.0, left="about 12 min left"))
+    assert "step 3/30   policy v3   1:05 elapsed, about 12 min left" in shown
+    assert line(queues(3), 65.0, 750.0).split()[-2:] == ["1:05", "12m30s"]
+    assert line(queues(3), 65.0).split()[-2:] == ["1:05", "-"]
+    config = Config(run=Run(folder=str(tmp_path)))
+    writer, out = Writer(layout_of(config).folder), Console(file=io.StringIO(), width=120)
+    now = time.time()
+    writer.write([Event(t=now - ago, event="trained", step=step) for step, ago in enumerate((20.0, 10.0, 0.0))])
+    writer.close()
+    with Screen(config, layout_of(config), plain=True, console=out) as screen:
+        screen.show(queues(3, **{"reward/mean": 0.5}))
+    (trained,) = [line for line in out.file.getvalue().splitlines() if line.startswith("3/30")]  # type: ignore[attr-defined]
+    assert trained.endswith(("4m30s", "4m29s"))

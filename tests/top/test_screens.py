@@ -7,6 +7,8 @@ import pytest
 from rich.text import Text
 
 from rhymed.messages import Drain, Group, GroupRow, Holding, Pause, Queues, SampleId, StepRow
+from rhymed.run.progress import Times
+from rhymed.style import parts
 from rhymed.text import age
 from rhymed.top import dialogs, screen, steps
 from rhymed.top import text as words
@@ -159,7 +161,7 @@ def test_a_crowd_shows_the_part_that_is_selected() -> None:
     ],
 )
 def test_parts_of_a_bar(sizes: list[int], width: int, expected: list[int]) -> None:
-    assert steps.parts(sizes, width) == expected
+    assert parts(sizes, width) == expected
 
 
 def test_groups_that_were_replaced_are_counted_and_seen() -> None:
@@ -262,3 +264,13 @@ def test_samples_of_a_worker_are_told_by_who_has_them_longest() -> None:
     queues = changed(snapshot(), workers=[rollout(0, holding=held)])
     text = [line.split() for line in plain(make_ui(queues, view="worker", worker="rollout-0"), 80, 24)]
     assert [row[2] for row in text if row[:2] == ["2", "p"]] == ["2", "1", "0"]
+
+
+def test_the_title_has_elapsed_and_remaining_time_as_far_as_there_is_room() -> None:
+    ui = make_ui()
+    ui.times = Times(3700.0, 750.0)
+    assert screen.title(ui, 100, NOW).plain.startswith("demo  step 12/96  v12  1h01m elapsed, about 12 min left")
+    assert screen.title(ui, 48, NOW).plain.startswith("demo  step 12/96  1h01m  12 min left")
+    assert screen.title(ui, 24, NOW).plain.startswith("demo 12/96")
+    ui.times = Times(3700.0, None)  # before the second step
+    assert screen.title(ui, 100, NOW).plain.startswith("demo  step 12/96  v12  1h01m elapsed  ")

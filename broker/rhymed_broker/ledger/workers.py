@@ -84,6 +84,7 @@ class Workers:
         self.changed: dict[str, Worker] = {}  # slots, weights or parked samples changed since `take_changed`
         self.lineup = 0  # increases when a rollout worker comes, goes, or is drained
         self.occupancy = Occupancy()  # of rollout slots
+        self.joined: set[Role] = set()  # roles of which a worker was ever here
         self.deaths: dict[str, int] = {}  # worker -> times in a row that it died with samples and without progress
 
     def __iter__(self) -> Iterator[Worker]:
@@ -94,6 +95,7 @@ class Workers:
 
     def add(self, worker: Worker, now: float) -> None:
         self.by_name[worker.name] = worker
+        self.joined.add(worker.role)
         self.lineup += worker.role == "rollout"
         if worker.role == "trainer":
             self.trainer = worker

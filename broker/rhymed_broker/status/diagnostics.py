@@ -6,6 +6,7 @@ Every wait that a person could end, or would want to know of, has its sentence h
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import get_args
 
 from rhymed.messages import EVAL, Role
 from rhymed.text import step_name
@@ -14,6 +15,7 @@ from rhymed_broker.ledger.retries import TAKEN
 from rhymed_broker.states import State
 
 PATIENCE_S = 10.0  # shorter waits are not reported
+START_S = 300.0  # for the first worker of a role, which may load a large engine
 LOADING_S = 90.0
 PHASE_S = 300.0  # a trainer changes its phase with every micro-batch
 MANY = 0.5  # of a step's samples
@@ -25,8 +27,8 @@ CHECKED = 64  # samples per state, those that entered it first
 def diagnostics(ledger: Ledger, now: float, *, up_s: float, ready: bool, others: Sequence[str] = ()) -> list[str]:
     """`up_s`: since the broker started; `ready`: the dataset is read; `others`: more sentences, or empty strings."""
     lines = [*_operated(ledger, now), *(other for other in others if other)]
-    if ready and up_s > PATIENCE_S:
-        lines += _absent(ledger, now)
+    if ready:
+        lines += _absent(ledger, now, up_s)
     more = [*_resting(ledger, now), *_refused(ledger, now), *_loading(ledger, now), *_dropped(ledger), *_flat(ledger)]
     return [*lines, *_silent(ledger, now), *_slow(ledger, now), *_stuck(ledger, now), *more]
 
@@ -47,14 +49,16 @@ def _operated(ledger: Ledger, now: float) -> Iterator[str]:
             yield f"the evaluation of version {version} waits for {able[0].name}, which is drained"
 
 
-def _absent(ledger: Ledger, now: float) -> Iterator[str]:
+def _absent(ledger: Ledger, now: float, up_s: float) -> Iterator[str]:
+    """Roles of which no worker is here, though there was one or the time for a start is over."""
     if ledger.finished:
         return
-    if ledger.workers.trainer is None:
+    late = {role for role in get_args(Role) if up_s > (PATIENCE_S if role in ledger.workers.joined else START_S)}
+    if ledger.workers.trainer is None and "trainer" in late:
         yield "no trainer is here: no step is trained, and no weights are served"
     for state, role, what in QUEUES:
         queue = ledger.samples.queues[state]
-        if queue and not ledger.workers.of_role(role) and now - next(iter(queue)).since > PATIENCE_S:
+        if queue and role in late and not ledger.workers.of_role(role) and now - next(iter(queue)).since > PATIENCE_S:
             yield f"no {role} worker is here: {len(queue)} samples wait to be {what}"
 
 

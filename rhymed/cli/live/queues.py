@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rhymed.cli.options import add_examples, add_where, make_parser
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from rhymed.messages import Queues, SampleId
+    from rhymed.run.progress import Times
     from rhymed.wire.keys import Keyring
 SHOWN = 4  # samples listed per worker, the longest held first
 NUMBERS = ("samples", "oldest", "holds", "version", "tokens", "for")  # right-aligned columns
@@ -47,22 +49,33 @@ def handle(arguments: argparse.Namespace) -> int:
     from rhymed.wire.keys import Keyring
 
     if arguments.broker:
-        address, keys = arguments.broker, Keyring("viewer", arguments.keys, arguments.insecure)
+        address, keys, folder = arguments.broker, Keyring("viewer", arguments.keys, arguments.insecure), None
     else:
         where = layout_of_folder(arguments.run)
-        address, keys = where.broker, where.keys("viewer")
-    return asyncio.run(_show(address, keys, watch=arguments.watch, raw=arguments.json))
+        address, keys, folder = where.broker, where.keys("viewer"), where.folder
+    return asyncio.run(_show(address, keys, folder, watch=arguments.watch, raw=arguments.json))
 
 
-async def _show(address: str, keys: Keyring, *, watch: bool, raw: bool) -> int:
+async def _show(address: str, keys: Keyring, folder: Path | None, *, watch: bool, raw: bool) -> int:
+    """`folder`: the run's, if it is on this machine."""
+    import time
+
     import msgspec
     from rich.console import Console
     from rich.live import Live
 
     from rhymed.run.client import follow
+    from rhymed.run.progress import Progress
     from rhymed.wire.sockets import Client
 
-    client, console = Client(address, peer="broker", keys=keys), Console()
+    client, console, progress = Client(address, peer="broker", keys=keys), Console(), Progress()
+
+    def times(snapshot: Queues) -> Times | None:
+        if folder is None:
+            return None
+        progress.read(folder)
+        return progress.times(None if snapshot.paused else snapshot.steps, time.time())
+
     try:
         snapshots = follow(client, once=not watch)
         if raw:
@@ -71,17 +84,18 @@ async def _show(address: str, keys: Keyring, *, watch: bool, raw: bool) -> int:
         elif watch and console.is_terminal:
             with Live(console=console, auto_refresh=False) as screen:
                 async for snapshot in snapshots:
-                    screen.update(render(snapshot), refresh=True)
+                    screen.update(render(snapshot, times(snapshot)), refresh=True)
         else:  # into a pipe or file: `Live` would print only the last one
             async for snapshot in snapshots:
-                console.print(render(snapshot))
+                console.print(render(snapshot, times(snapshot)))
                 console.file.flush()
         return 0
     finally:
         client.close()
 
 
-def render(snapshot: Queues) -> RenderableType:
+def render(snapshot: Queues, times: Times | None = None) -> RenderableType:
+    """`times`: None if the run's folder is not on this machine."""
     from rich.console import Group
     from rich.markup import escape
 
@@ -89,7 +103,7 @@ def render(snapshot: Queues) -> RenderableType:
     state += "  [black on yellow] PAUSED [/]" if snapshot.paused else ""
     head = (
         f"run [bold]{snapshot.run}[/]  step {snapshot.step}/{snapshot.steps}  {state}"
-        f"  up {age(snapshot.uptime_s)}  event-loop lag p99 {snapshot.lag_ms:.1f} ms"
+        f"  {times.phrase if times else f'up {age(snapshot.uptime_s)}'}  event-loop lag p99 {snapshot.lag_ms:.1f} ms"
     )
     tables: list[RenderableType] = [_queues(snapshot), _steps(snapshot), _workers(snapshot)]
     tables += [f"[red]{escape(worker)}: {what}[/]" for worker, what in stragglers(snapshot).items()]

@@ -73,7 +73,7 @@ async def _show(where: Where, every_s: float) -> int:
         if where.folder is not None:
             ui.history.add_steps(_past(where.folder))
         ui.history.add(first)
-        app = Top(client, ui, every_s)
+        app = Top(client, ui, every_s, folder=where.folder)
         for number in (signal.SIGTERM, signal.SIGHUP):  # restores the terminal
             asyncio.get_running_loop().add_signal_handler(number, app.exit)
         await app.run_async()

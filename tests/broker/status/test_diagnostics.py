@@ -10,7 +10,7 @@ A0, A1 = SampleId(0, "a", 0), SampleId(0, "a", 1)
 
 
 def lines(story: Story, **given: object) -> list[str]:
-    return diagnostics(story.ledger, story.now, **{"up_s": 100.0, "ready": True, **given})  # type: ignore[arg-type]
+    return diagnostics(story.ledger, story.now, **{"up_s": 1000.0, "ready": True, **given})  # type: ignore[arg-type]
 
 
 def test_a_run_that_goes_on_has_no_trouble(story: Story) -> None:
@@ -34,6 +34,20 @@ def test_who_is_missing_is_named_with_what_waits_for_him(story: Story) -> None:
     assert lines(story) == ["no reward worker is here: 2 samples wait to be scored"]
     story.ledger.leave("trainer", story.now)
     assert lines(story)[0].startswith("no trainer is here")
+
+
+def test_a_start_is_no_trouble_until_its_time_is_over(story: Story) -> None:
+    story.begin(SmallPlan())
+    story.now += 15
+    story.beat("trainer")
+    assert lines(story, up_s=60.0) == []  # an engine loads
+    assert lines(story, up_s=301.0) == ["no rollout worker is here: 2 samples wait to be generated"]
+    story.join("w", "rollout")
+    assert lines(story, up_s=60.0) == []
+    story.ledger.leave("w", story.now)
+    story.now += 15
+    story.beat("trainer")
+    assert lines(story, up_s=75.0) == ["no rollout worker is here: 2 samples wait to be generated"]  # there was one
 
 
 def test_a_silent_worker_is_named_before_it_is_lost(story: Story) -> None:
