@@ -14,13 +14,13 @@ from typing import Any
 
 from rhymed.dashboard import listen
 from rhymed.launch.events import AnyEvent, Closing, Line, Notice, Snapshot, Started
-from rhymed.launch.screen import starting
+from rhymed.launch.live import phases
 from rhymed.messages import Queues
+from rhymed.run import progress as records
 from rhymed.text import STEP_COLUMNS, clock, evaluation_lines
 
 EVERY_S = 0.5  # between updates
 NOTICES = 4  # shown
-LAST_STEPS = 5  # whose pace is the forecast's
 WIDTH, HEIGHT = 420, 72  # of the curve, in pixels
 BOX = "font:13px/1.6 ui-monospace,monospace;max-width:60em"
 CELL = "text-align:right;padding:0 1em 0 0;border:0"
@@ -35,27 +35,18 @@ class Progress:
     phase: str = "checking model, data and rewards"
     queues: Queues | None = None
     rewards: list[float] = field(default_factory=list)  # per step
-    times: list[float] = field(default_factory=list)  # seconds since the start, when each of them was seen
+    left: str = ""  # `about 12 min left`
     notices: deque[str] = field(default_factory=lambda: deque(maxlen=NOTICES))
     lines: list[str] = field(default_factory=list)  # before the start, and after the end
     over: bool = False
 
-    def see(self, queues: Queues, elapsed_s: float) -> None:
+    def see(self, queues: Queues, left: str = "") -> None:
         before = self.queues.step if self.queues else 0
-        self.queues = queues
+        self.queues, self.left = queues, left
         if not self.over:
-            self.phase = "" if queues.step else starting([row for row in queues.workers if row.role != "reward"])
+            self.phase = "" if queues.step else phases([row for row in queues.workers if row.role != "reward"], [])
         if queues.step > before and "reward/mean" in queues.metrics:
             self.rewards.append(queues.metrics["reward/mean"])
-            self.times.append(elapsed_s)
-
-    @property
-    def left_s(self) -> float | None:
-        """Seconds until the last step, at the pace of the last few; None: unknown."""
-        if self.queues is None or len(self.times) < 2 or self.over:
-            return None
-        recent = self.times[-LAST_STEPS - 1 :]
-        return (self.queues.steps - self.queues.step) * (recent[-1] - recent[0]) / (len(recent) - 1)
 
 
 def page(progress: Progress, elapsed_s: float) -> str:
@@ -63,7 +54,7 @@ def page(progress: Progress, elapsed_s: float) -> str:
     queues = progress.queues
     name = queues.run if queues else progress.folder.name if progress.folder else "rhymed"
     head = [f"<b>{escape(name)}</b>", *([f"step {queues.step}/{queues.steps}"] if queues else []), clock(elapsed_s)]
-    head += [f"about {clock(progress.left_s)} left"] if progress.left_s is not None else []
+    head += [progress.left] if progress.left and not progress.over else []
     head += [escape(progress.phase)] if progress.phase else []
     if progress.dashboard and not progress.over:
         head.append(f'<a href="{escape(progress.dashboard)}" target="_blank">dashboard</a>')
@@ -118,7 +109,7 @@ class Notebook:
 
     def __init__(self) -> None:
         self._progress, self._started, self._updated = Progress(), time.monotonic(), 0.0
-        self._began = time.time()
+        self._began, self._records = time.time(), records.Progress()
         self._handle: Any = self._ipython().display(self._bundle(), raw=True, display_id=True)
 
     def handle(self, event: AnyEvent) -> None:
@@ -133,9 +124,15 @@ class Notebook:
         elif isinstance(event, Closing):
             progress.phase, progress.over = "finished" if event.finished else "stopped", True
         elif isinstance(event, Snapshot) and event.queues is not None:
-            progress.see(event.queues, self._elapsed())
+            progress.see(event.queues, self._left(event.queues))
         if time.monotonic() - self._updated > EVERY_S:
             self._update()
+
+    def _left(self, queues: Queues) -> str:
+        if self._progress.folder is None:
+            return ""
+        self._records.read(self._progress.folder)
+        return self._records.times(None if queues.paused else queues.steps, time.time()).left
 
     def close(self) -> None:
         self._update()
