@@ -18,6 +18,7 @@ DPI = 110
 SMOOTH = 5  # steps
 MEBI = 2**20
 HEALTH = "Training health: "
+LEGEND = 4  # curves whose names fit above the picture, where they cover none
 MOST_LINES = 40  # epochs beyond which their boundaries would cover the curves
 BLUE, PALE, GREEN, PURPLE, ORANGE, GREY = "#1f5f8b", "#9db4c8", "#6a994e", "#8e5572", "#d08c3f", "#888888"
 
@@ -48,21 +49,38 @@ def draw(rows: Sequence[Row], evaluations: Sequence[Row], folder: Path) -> list[
     for panel in panels:
         figure = Figure(figsize=SIZE)
         axis = figure.subplots()
-        figure.subplots_adjust(left=0.12, right=0.98, bottom=0.17, top=0.96)  # a computed layout takes twice as long
+        figure.subplots_adjust(left=0.12, right=0.98, bottom=0.17, top=0.89)  # a computed layout takes twice as long
         if not panel.draw(axis, rows):
             continue
         axis.spines[["top", "right"]].set_visible(False)
         if len(figure.axes) > 1:
-            figure.subplots_adjust(right=0.9)
-        axis.set(xlabel="policy version" if panel.name == "evaluation" else "step")
-        axis.locator_params(axis="x", integer=True)
-        if axis.get_legend_handles_labels()[1]:
-            axis.legend(frameon=False, fontsize=8)
-        epoch_boundaries(axis, rows if panel.name != "evaluation" else ())
+            figure.subplots_adjust(right=0.87)
+        finish(figure, axis, () if panel.name == "evaluation" else rows)
         file = folder / f"{panel.name}.png"
         figure.savefig(file, dpi=DPI)
         pictures.append(Picture(file, panel.title, _about(panel, rows)))
     return pictures
+
+
+def finish(figure: Any, axis: Any, rows: Sequence[Row]) -> None:
+    """Ticks, legend, and the same steps in every picture, whether or not the last one has a value. `rows` is empty
+    where x is not a step."""
+    axis.set(xlabel="step" if rows else "policy version")
+    axis.locator_params(axis="x", integer=True)
+    for side in figure.axes:
+        side.yaxis.set_major_formatter(lambda value, _: tick(value))
+    if count := len(axis.get_legend_handles_labels()[1]):
+        above = {"loc": "lower left", "bbox_to_anchor": (-0.02, 0.98), "ncols": LEGEND, "borderpad": 0.2}
+        axis.legend(frameon=False, fontsize=8, columnspacing=1.2, **(above if count <= LEGEND else {}))
+    if rows:
+        first, last = step_numbers(rows)[0], step_numbers(rows)[-1]
+        axis.set(xlim=(first - 0.5, last + 0.5))
+        epoch_boundaries(axis, rows)
+
+
+def tick(value: float) -> str:
+    """The whole number at each tick: a common factor above the axis is overlooked."""
+    return f"{value:,.0f}" if 1000 <= abs(value) < 1e7 else f"{value:.3g}".replace("e-0", "e-").replace("e+0", "e")
 
 
 def _about(panel: Panel, rows: Sequence[Row]) -> str:
@@ -175,10 +193,22 @@ def _policy(axis: Any, rows: Sequence[Row]) -> bool:
     return _line(right, rows, "actor/grad_norm", **norm)
 
 
+def _signal(axis: Any, rows: Sequence[Row]) -> bool:
+    """What limits learning: groups with equal rewards, and responses without an end."""
+    axis.set(ylim=(0, 1.02), ylabel="share")
+    there = _line(axis, rows, "reward/flat_groups", color=ORANGE, label="flat groups")
+    return _line(axis, rows, "response_length/clip_ratio", color=BLUE, label="responses cut at the limit") or there
+
+
+def _mismatch(axis: Any, rows: Sequence[Row]) -> bool:
+    """Often smaller than anything else by many orders, so it has a picture of its own."""
+    axis.set(ylabel="nats per token")
+    return _line(axis, rows, "mismatch_kl/mean", color=PURPLE)
+
+
 def _distance(axis: Any, rows: Sequence[Row]) -> bool:
     axis.set(ylabel="nats per token; share")
-    there = _line(axis, rows, "mismatch_kl/mean", color=PURPLE, label="mismatch: engine to trainer")
-    there = _line(axis, rows, "actor/kl", color=GREEN, label="KL to the reference model") or there
+    there = _line(axis, rows, "actor/kl", color=GREEN, label="KL to the reference model")
     return _line(axis, rows, "actor/pg_clipfrac", color=ORANGE, label="share of tokens clipped") or there
 
 
@@ -219,9 +249,11 @@ def epoch_boundaries(axis: Any, rows: Sequence[Row]) -> None:
 
 PANELS = (
     Panel("reward", "Reward", reward),
+    Panel("signal", "Flat groups and clipped responses", _signal),
     Panel("length", "Response length", lengths),
     Panel("policy", f"{HEALTH}entropy, loss, gradient norm", _policy),
-    Panel("distance", f"{HEALTH}mismatch, KL, clip fraction", _distance),
+    Panel("mismatch", f"{HEALTH}mismatch of engine and trainer", _mismatch),
+    Panel("distance", f"{HEALTH}KL and clip fraction", _distance),
     Panel("critic", f"{HEALTH}the critic", _critic),
     Panel("acceptance", "Share of drafted tokens that were accepted", _acceptance),
     Panel("gain", "Speed-up by drafting", gain),

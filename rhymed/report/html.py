@@ -43,12 +43,13 @@ def numbers(values: Iterable[tuple[str, str]]) -> str:
     return f'<div class="numbers">\n{tiles}\n</div>' if tiles else ""
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+def table(head: Sequence[str], rows: Iterable[Sequence[object]], kind: str = "") -> str:
     body = "\n".join("<tr>" + "".join(f"<td>{text(cell)}</td>" for cell in row) + "</tr>" for row in rows)
     if not body:
         return ""
     titles = "".join(f"<th>{text(title)}</th>" for title in head)
-    return f'<div class="wide"><table>\n<tr>{titles}</tr>\n{body}\n</table></div>'
+    start = f'<table class="{kind}">' if kind else "<table>"
+    return f'<div class="wide">{start}\n<tr>{titles}</tr>\n{body}\n</table></div>'
 
 
 def commands(lines: Iterable[str]) -> str:

@@ -6,13 +6,12 @@ Pure: facts and pictures in, HTML out. Sections without content are left out.
 from __future__ import annotations
 
 import datetime
-import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rhymed.report import html
+from rhymed.report import html, settings
 from rhymed.report.facts import INCIDENTS, Facts
 from rhymed.report.highlights import MOST, Pick
 from rhymed.report.style import CSS
@@ -24,7 +23,6 @@ HEAD, TAIL = 1600, 1200  # characters of a response
 ASKED = 1200  # of a prompt
 MOST_INCIDENTS = 60
 TOO_LARGE = f"unknown: larger than {size_of(LARGEST)}"
-HIDDEN = ("run.name", "run.folder")
 
 
 class Shown(NamedTuple):
@@ -51,7 +49,7 @@ def page(
         html.section("Evaluation", _evaluations(facts)),
         html.section("Incidents", _incidents(facts)),
         html.section("Notable samples", *_samples(facts)),
-        html.section("Configuration", *_config(facts.config, defaults)),
+        html.section("Configuration", *settings.tables(facts.config, defaults)),
         html.section("Versions and hardware", _versions(facts)),
         html.section("How to reproduce", *_reproduce(facts)),
     ]
@@ -196,27 +194,6 @@ def _cut(pieces: list[tuple[str, bool]]) -> list[tuple[str, bool]]:
             found.append((tail, drafted))
         at += len(part)
     return found
-
-
-def _config(config: dict[str, Any], defaults: dict[str, Any]) -> Iterator[str]:
-    flat, usual = dict(_flat(config)), dict(_flat(defaults))
-    changed = [(key, _toml(value)) for key, value in flat.items() if key not in HIDDEN and usual.get(key) != value]
-    if flat:
-        yield html.paragraph("Settings that differ from the defaults:", "soft") if changed else ""
-        yield html.table(("setting", "value"), changed)
-        yield html.folded("All settings", html.table(("setting", "value"), [(k, _toml(v)) for k, v in flat.items()]))
-
-
-def _flat(tree: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in tree.items():
-        if isinstance(value, dict) and value and not above:
-            yield from _flat(value, f"{key}.")
-        else:
-            yield f"{above}{key}", value
-
-
-def _toml(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False)
 
 
 def _versions(facts: Facts) -> str:

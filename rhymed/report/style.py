@@ -29,7 +29,11 @@ td, th { text-align: left; vertical-align: top; padding: 3px 14px 3px 0; border-
          font-variant-numeric: tabular-nums; overflow-wrap: anywhere }
 th { color: var(--soft); font-weight: 500 } summary { cursor: pointer; color: var(--soft) }
 code { font: 13px ui-monospace, monospace }
-@media (max-width: 560px) { .pictures { grid-template-columns: 1fr } body { padding: 12px } }
+.settings td:first-child { white-space: nowrap; font: 13px/1.7 ui-monospace, monospace }
+.settings td:last-child { width: 99% }
+@media (max-width: 560px) { .pictures { grid-template-columns: 1fr } body { padding: 12px }
+  .settings td { display: block; white-space: normal } .settings td:first-child { border: 0; padding-bottom: 0 }
+  .settings th:last-child { display: none } }
 @media print {
   :root { --ink: #000; --soft: #444; --ground: #fff; --card: #fff; --line: #bbb; --mark: #ffe08a; --bad: #900 }
   body { max-width: none; padding: 0; font-size: 11px } figure img { filter: none }

@@ -47,7 +47,8 @@ class FakeRun:
         return {
             "name": self.name, "folder": f"/runs/{self.name}", "live": self.live,
             "state": "running" if self.live else "finished", "step": self.step, "steps": 40, "version": self.step,
-            "epochs": 5, "group_size": GROUP, "prompts_per_step": 8, "started": START,
+            "epochs": 5, "elapsed_s": 400.0, "eta_s": None,
+            "group_size": GROUP, "prompts_per_step": 8, "started": START,
             "config": {"run": {"name": self.name, "seed": 0}, "rollout": {"engine": "vllm", "temperature": 1.0}},
             "versions": {"rhymed": "0.1.0", "python": "3.11.7", "torch": None, "vllm": "0.11"},
             "missing": self.missing,
@@ -62,6 +63,7 @@ class FakeRun:
             "finished": False, "queues": {"waiting": 3, "running": 8, "scored": 5, "trained": 640},
             "oldest_s": {"waiting": 2.0, "running": 12.5}, "workers": workers,
             "open_steps": [open_step(self.step + 1, waiting=8), open_step(self.step, running=8, scored=5, dropped=3)],
+            "elapsed_s": 400.0, "eta_s": 403.0,
             "metrics": {}, "val": {}, "lag_ms": 1.2, "troubles": [], "paused": False,
         }  # fmt: skip
 
@@ -228,6 +230,7 @@ def step_row(step):
     return {
         "step": step, "time": START + (step + 1) * STEP_S, "training/epoch": float(epoch),
         "reward/mean": 0.2 + 0.5 * (1 - math.exp(-step / 12)) + noise.gauss(0, 0.03),
+        "reward/std": 0.4, "reward/flat_groups": 0.25, "reward/error_rate": 0.0, "response_length/clip_ratio": 0.05,
         "response_length/mean": 150 - step + noise.gauss(0, 6), "response_length/max": 400.0,
         "rollout/tokens": 4800.0, "rollout/tokens_per_s": 300 + 120 * epoch + noise.gauss(0, 20),
         "rollout/bubble_ratio": 0.2 / (1 + epoch) + noise.random() / 20, "staleness/mean": 0.0, "staleness/max": 0.0,
@@ -236,6 +239,7 @@ def step_row(step):
         "timing_s/rollout": 14 - 4 * min(epoch, 1), "timing_s/reward": 0.4, "timing_s/train": 4.0 + noise.random(),
         "timing_s/step": 19.0, "actor/loss": noise.gauss(0, 0.02), "mismatch_kl/mean": 0.0008, "actor/kl": None,
         "actor/entropy": 2 - step / 20, "actor/grad_norm": 1 + noise.random(), "actor/pg_clipfrac": 0.01,
+        "actor/lr": 1e-6,
     }  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from tests.dashboard.fake_runs import (
 
 TABS = ("overview", "workers", "samples", "metrics", "configuration")
 DRAFTED = [count for count, drafted in SHAPE if drafted]
-CHARTS = 14  # of the overview
+CHARTS = 18  # of the overview
 CTRL, SHIFT = 2, 8  # of a mouse event's modifiers
 NEW = "[...document.querySelectorAll('button')].find(one => one.textContent.includes('new samples'))"
 
@@ -96,6 +96,9 @@ def test_the_head_line_tells_how_the_run_does(plain):
     page.wait(fact(page, "speed"), "412")
     page.wait(fact(page, "reward"), f"{run.rows[-1]['reward/mean']:.3g}")
     page.wait(fact(page, "accept"), f"{run.rows[-1]['rollout/spec_accept_length']:.3g} tokens")
+    page.wait(fact(page, "epoch"), "3")
+    page.wait(fact(page, "elapsed"), "6 min 40 s")
+    page.wait(fact(page, "left"), "about 7 min 0 s")
     assert page.text("#state") == "running"
     assert page.read("document.title") == "plain – rhymed"
 
@@ -110,7 +113,7 @@ def test_the_overview_draws_every_chart_and_compares_the_epochs(plain):
     rows = page.read(
         "[...document.querySelectorAll('#panel-overview tbody tr')].map(r => r.innerText.split('\\t')[0].trim())"
     )
-    assert rows == ["0", "1", "2"]
+    assert rows == ["1", "2", "3"]
     page.wait(
         "document.querySelector('.meter').textContent.startsWith('640 samples, 76.8k tokens; 313 KiB of 1 GiB')"
     )
@@ -129,6 +132,33 @@ def test_a_drag_zooms_all_charts_and_a_button_shows_all_again(plain):
     page.click("[data-chart=Reward] [aria-pressed].small")
     page.wait("document.querySelector('[data-chart=Reward] .small[aria-pressed=true]') != null")
     page.wait("document.querySelectorAll('[data-chart=Reward] .uplot').length", 1)
+
+
+def test_a_hovered_curve_names_the_step_of_its_values(plain):
+    page = plain
+    page.wait("document.querySelectorAll('#panel-overview .uplot').length", CHARTS)
+    at = "document.querySelector('[data-chart=\"{}\"] .at').textContent"
+    assert page.read(at.format("Reward")) == ""
+    x, y, *_ = page.rest("[data-chart=Reward] .u-over")
+    page.mouse("mouseMoved", x, y)
+    page.wait(f"/^step 1[01]$/.test({at.format('Reward')})")
+    page.wait(f"/^step 1[01]$/.test({at.format('Reward spread')})")  # the cursor is common
+    x, y, wide, _ = page.rest("[data-chart='Acceptance by epoch'] .u-over")
+    page.mouse("mouseMoved", x + wide / 2 - 2, y)
+    page.wait(at.format("Acceptance by epoch"), "epoch 3")
+    page.mouse("mouseMoved", 2, 2)
+    page.wait(at.format("Acceptance by epoch"), "")
+
+
+def test_the_axis_of_a_constant_zero_ends_at_one(plain):
+    ranges = plain.read(
+        """import('./static/charts/plot.js').then(({ plotOptions }) => {
+            const range = options => plotOptions(options, [{ label: 'a', values: [0] }],
+                { log: false, hidden: new Set() }).scales.y.range;
+            return [range({ zero: true })(null, 0, 0), range({})(null, 0, 0), range({ zero: true })(null, 0, 2)];
+        })"""
+    )
+    assert ranges == [[0, 1], [0, 1], pytest.approx([0, 2.12])]
 
 
 def test_the_gantt_tells_who_did_what_when(plain):
@@ -247,9 +277,9 @@ def test_every_queue_is_shown_as_long_as_the_run_lives(show, server):
 
 def test_training_health_has_what_the_run_tells(plain):
     page = plain
-    page.wait("document.querySelectorAll('.health .uplot').length", 3)
+    page.wait("document.querySelectorAll('.health .uplot').length", 6)
     shown = "[...document.querySelectorAll('.health .chart')].filter(e => !e.hidden).map(e => e.dataset.chart).join()"
-    assert page.read(shown) == "Entropy,Gradient norm,Clip fraction"
+    assert page.read(shown) == "Loss,Mismatch KL,Entropy,Gradient norm,Clip fraction,Learning rate"
     assert "entropy: last 1.05 nats/token" in page.read(
         "document.querySelector('[data-chart=Entropy]').getAttribute('aria-label')"
     )
@@ -270,8 +300,9 @@ def test_of_many_epochs_some_lengths_are_drawn_and_the_newest_always(show):
     x, y, _, tall = page.rest(".ridges canvas")
     for line, epoch in ((0, 0), (1, 4), (11, 39)):
         page.mouse("mouseMoved", x, y - tall / 2 + (line + 0.5) * 154 / 12)
-        page.wait(f"document.querySelector('.status').textContent.startsWith('Epoch {epoch},')")
-    tops = "['Reward', 'Length distribution'].map(e => document.querySelector(`[data-chart='${e}']`).offsetHeight)"
+        page.wait(f"document.querySelector('.status').textContent.startsWith('Epoch {epoch + 1},')")
+    tall = "document.querySelector(`[data-chart='${e}']`).offsetHeight"
+    tops = f"['Response length', 'Length distribution'].map(e => {tall})"
     assert len(set(page.read(tops))) == 1
 
 
@@ -306,9 +337,9 @@ def test_a_sample_is_found_and_its_drafted_tokens_are_marked(plain):
     marked = page.read("[...document.querySelectorAll('.full:first-child mark')].map(e => e.textContent).join('')")
     assert marked == "and so " * sum(DRAFTED)
     assert page.text(".full .drafting") == "23 of 42 tokens (55 %) were accepted drafts"
-    assert [page.text(".full:first-child h3"), page.text(".full:last-child h3")] == ["epoch 2", "epoch 1"]
+    assert [page.text(".full:first-child h3"), page.text(".full:last-child h3")] == ["epoch 3", "epoch 2"]
     page.key("ArrowLeft")
-    page.wait("document.querySelector('.full h3').textContent", "epoch 1")
+    page.wait("document.querySelector('.full h3').textContent", "epoch 2")
     page.key("n")
     page.wait("document.querySelector('.group h2').textContent", "Response 3")
     page.key("Escape")
@@ -335,10 +366,10 @@ def test_of_many_epochs_the_first_and_the_newest_are_side_by_side(show):
     page = show(run, hash=f"#samples/{5:016x}")
     shown = "[...document.querySelectorAll('.matrix-row.head strong')].map(e => e.textContent)"
     page.wait("document.querySelectorAll('.card').length", 3 * GROUP)
-    assert page.read(shown) == ["epoch 0", "epoch 5", "epoch 6"]
+    assert page.read(shown) == ["epoch 1", "epoch 6", "epoch 7"]
     page.click(".chips .chip:nth-child(2)")
     page.wait("document.querySelectorAll('.card').length", 4 * GROUP)
-    assert page.read(shown) == ["epoch 0", "epoch 1", "epoch 5", "epoch 6"]
+    assert page.read(shown) == ["epoch 1", "epoch 2", "epoch 6", "epoch 7"]
 
 
 def test_a_link_leads_to_a_sample_in_an_order(show):
@@ -347,7 +378,7 @@ def test_a_link_leads_to_a_sample_in_an_order(show):
     best = max(run.prompt_rows(), key=lambda row: row["reward"])
     page.wait("document.querySelector('#row-0 .row-text')?.textContent", best["text"])
     page.wait("document.querySelectorAll('.full').length", 1)
-    assert page.text(".full h3") == "epoch 2"
+    assert page.text(".full h3") == "epoch 3"
     page.wait("document.querySelector('.row[aria-selected=true] .row-text')?.textContent", "What is 5 plus 2?")
 
 
@@ -522,8 +553,28 @@ def test_any_metric_can_be_picked(plain):
     )
     page.wait(
         "[...document.querySelectorAll('#panel-metrics .key span')].map(e => e.textContent).join()",
-        "epoch 0,epoch 1,epoch 2",
+        "epoch 1,epoch 2,epoch 3,epoch 1,epoch 2,epoch 3",
     )
+
+
+def test_every_metric_is_read_against_an_axis_of_its_own(show):
+    names = ("reward/mean", "reward/flat_groups", "actor/grad_norm", "timing_s/step")
+    page = show(FakeRun("axes"), hash=f"#metrics?m={','.join(names)}")
+    titles = "[...document.querySelectorAll('#panel-metrics [data-chart]')].map(e => e.dataset.chart).join()"
+    page.wait("document.querySelectorAll('#panel-metrics .uplot').length", 4)
+    assert page.read(titles) == ",".join(names)
+    charts = "document.querySelectorAll('.picker select')[1]"
+    page.read(f"(e => {{ e.value = 'unit'; e.dispatchEvent(new Event('change')) }})({charts})")
+    page.wait(titles, "Without a unit,In share,In s")
+    page.wait("document.querySelectorAll('#panel-metrics .uplot').length", 3)
+    assert "charts=unit" in page.read("location.hash")
+    text = page.read(
+        """import('./static/views/metrics/columns.js').then(({ csv, table }) => csv(table({
+            steps: [{ step: 0, 'a/b': 0.5 }, { step: 1, 'a/b': 1 }],
+            evaluations: [{ step: 2, 'val/c': 3 }] }, 'step'),
+            ['a/b', 'val/c'], 'step'))"""
+    )
+    assert text == "step,a/b,val/c\n1,0.5,\n2,1,3\n"
 
 
 def test_the_configuration_is_filtered(plain):
@@ -549,6 +600,22 @@ def test_a_narrow_window_has_no_horizontal_scroll(plain):
     page.click(".card a")
     page.wait("document.querySelectorAll('.full').length >= 1")
     page.wait("document.documentElement.scrollWidth", 400)
+
+
+def test_what_a_narrow_window_cuts_has_a_hint(plain):
+    page = plain
+    page.size(420, 800)
+    more = "document.querySelector({!r}).getAttribute('data-more')"
+    page.wait(more.format(".facts"), "right")
+    assert page.read("document.getElementById('tabs').offsetTop") < 130, "one row of numbers is above the tabs"
+    page.wait(more.format("#panel-overview .tall"), "right")
+    page.click("#tab-configuration")
+    page.wait("document.querySelector('#tab-configuration').getBoundingClientRect().right <= 420")
+    page.read(f"location.hash = '#samples/{5:016x}'")
+    page.wait("document.querySelectorAll('.card').length", 3 * GROUP)
+    page.wait(more.format(".group .scroll"), "right")
+    page.read("document.querySelector('.group .scroll').scrollLeft = 9999")
+    page.wait(more.format(".group .scroll"), "left")
 
 
 def test_the_theme_follows_the_system_and_the_switch(show):

@@ -49,7 +49,8 @@ def across(figure: Any) -> list[list[float]]:
 
 
 def legend(figure: Any) -> list[str]:
-    return [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
+    found = figure.axes[0].get_legend()
+    return [text.get_text() for text in found.get_texts()] if found else []
 
 
 def test_steps_count_from_1_and_evaluations_by_version(tmp_path: Path, figures: dict[str, Any]) -> None:
@@ -69,13 +70,40 @@ def test_steps_count_from_1_and_evaluations_by_version(tmp_path: Path, figures: 
 def test_the_health_of_training_has_its_pictures(tmp_path: Path, figures: dict[str, Any]) -> None:
     found = draw(rows(4, **HEALTH), (), tmp_path)
     assert found is not None
-    titles = ["Training health: entropy, loss, gradient norm", "Training health: mismatch, KL, clip fraction"]
-    assert [one.title for one in found] == titles
+    titles = ["entropy, loss, gradient norm", "mismatch of engine and trainer", "KL and clip fraction"]
+    assert [one.title for one in found] == [f"Training health: {title}" for title in titles]
     left, right = figures["policy"].axes
     assert [line.get_ydata()[0] for line in left.lines[:2]] == [0.5, -0.01]
     assert [line.get_ydata()[0] for line in right.lines] == [40.0], "of another size: an axis of its own"
     assert legend(figures["policy"]) == ["entropy", "loss", "gradient norm, before clipping"]
-    assert [line.get_ydata()[0] for line in figures["distance"].axes[0].lines[:3]] == [0.001, 0.02, 0.1]
+    assert figures["mismatch"].axes[0].lines[0].get_ydata()[0] == 0.001
+    assert [line.get_ydata()[0] for line in figures["distance"].axes[0].lines[:2]] == [0.02, 0.1]
+
+
+def test_a_tiny_number_is_written_at_its_tick(tmp_path: Path, figures: dict[str, Any]) -> None:
+    told = [{**row, "mismatch_kl/mean": 7e-11 - 1e-12 * row["step"]} for row in rows(6)]
+    draw(told, (), tmp_path)
+    axis = figures["mismatch"].axes[0]
+    assert axis.yaxis.get_offset_text().get_text() == "", "a factor above the axis is overlooked or cut off"
+    ticks = {label.get_text() for label in axis.get_yticklabels()}
+    assert "7e-11" in ticks
+
+
+def test_the_legend_covers_no_curve(tmp_path: Path, figures: dict[str, Any]) -> None:
+    draw(rows(6, **HEALTH, **CRITIC), (), tmp_path)
+    for figure in (figures["policy"], figures["critic"], figures["distance"]):
+        axis = figure.axes[0]
+        box = axis.get_legend().get_window_extent()
+        assert box.y0 >= axis.get_window_extent().y1 - 4
+        assert box.y1 <= figure.bbox.y1 + 1
+        assert box.x1 <= figure.bbox.x1
+
+
+def test_every_picture_ends_at_the_last_step(tmp_path: Path, figures: dict[str, Any]) -> None:
+    told = rows(6, **{"reward/mean": 0.5, "rollout/spec_accept_rate": 0.7, "timing_s/train": 1.0})
+    told[-1]["rollout/spec_accept_rate"] = None  # a step without drafts
+    draw(told, (), tmp_path)
+    assert {figures[name].axes[0].get_xlim() for name in ("reward", "acceptance", "seconds")} == {(0.5, 6.5)}
 
 
 def test_the_critic_has_a_picture(tmp_path: Path, figures: dict[str, Any]) -> None:
@@ -92,7 +120,8 @@ def test_the_critic_has_a_picture(tmp_path: Path, figures: dict[str, Any]) -> No
     [
         (["actor/grad_norm"], {"policy"}, ["gradient norm, before clipping"]),
         (["actor/entropy"], {"policy"}, ["entropy"]),
-        (["mismatch_kl/mean"], {"distance"}, ["mismatch: engine to trainer"]),
+        (["actor/kl"], {"distance"}, ["KL to the reference model"]),
+        (["mismatch_kl/mean"], {"mismatch"}, []),
         ([], set(), []),
     ],
 )

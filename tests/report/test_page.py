@@ -117,6 +117,20 @@ def test_a_run_is_told_on_one_page_with_its_pictures_beside_it(run: Path) -> Non
     assert list(run.glob(".report*")) == []
 
 
+def test_every_setting_of_a_dataset_that_was_chosen_has_a_row(run: Path) -> None:
+    held = {"name": "sums", "source": "reasoning_gym", "task": "chain_sum", "args": {"min_terms": 2}, "size": 64}
+    config = Config.model_validate({"eval": {"datasets": [held]}, "rollout": {"prompts_per_step": 4}})
+    (run / "config.json").write_text(config.model_dump_json())
+    page = write(run)
+    found = Found(page)
+    cells = found.texts["td"][found.texts["td"].index("rollout.prompts_per_step") :]
+    pairs = dict(zip(cells[::2], cells[1::2], strict=False))
+    assert pairs["eval.datasets[sums].args.min_terms"] == "2"
+    assert "eval.datasets[sums].revision" not in cells[: cells.index("rollout.prompts_per_step", 1)], "a default"
+    assert '<table class="settings">' in page.read_text()
+    assert ".settings td:first-child { white-space: nowrap" in page.read_text()
+
+
 def test_a_run_that_died_early_tells_after_how_long(run: Path) -> None:
     writer = Writer(run)
     joined = Event(t=1e9, event="joined", worker="rollout-0")

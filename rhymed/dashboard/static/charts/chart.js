@@ -20,8 +20,7 @@ export class ZoomGroup {
 export class Chart {
     /**
      * `options`: title, unit, note (shown while there is no point), absent (shown while no point has a value), optional
-     * (hidden while no point has a value), stack, zero, height, whole (false: x is fractional), separate (one scale
-     * per unit), group, under(u, pen).
+     * (hidden while no point has a value), stack, zero, height, whole (false: x is fractional), group, under(u, pen), at: x -> its name (a step, if not given).
      */
     constructor(options) {
         this.options = options;
@@ -32,6 +31,7 @@ export class Chart {
         this.legend = h("div", { class: "keys" });
         this.host = h("div", { class: "plot" });
         this.none = h("p", { class: "none" }, options.note);
+        this.at = h("span", { class: "at muted" });
         this.logButton = h(
             "button",
             {
@@ -55,6 +55,7 @@ export class Chart {
                 "figcaption",
                 {},
                 h("h3", {}, options.title, options.unit ? h("small", {}, ` ${options.unit}`) : ""),
+                this.at,
                 this.allButton,
                 options.stack ? "" : this.logButton,
             ),
@@ -164,7 +165,9 @@ export class Chart {
     }
 
     showValues(index) {
-        const { series } = this.data;
+        const { xs, series } = this.data;
+        const name = this.options.at ?? ((x) => `step ${x}`);
+        setText(this.at, index == null ? "" : name(xs[index]));
         series.forEach((curve, i) => {
             const value = index == null ? lastOf(curve.values) : curve.values[index];
             if (this.values?.[i]) setText(this.values[i], withUnit(value, curve.unit ?? this.options.unit));

@@ -3,7 +3,7 @@
 // per unit of width.
 
 import { fill, onFrame, h, option, setText } from "../lib/dom.js";
-import { number, percent, plural } from "../lib/format.js";
+import { capital, epochName, number, percent, plural } from "../lib/format.js";
 import { colour, onTheme } from "../lib/theme.js";
 
 const LABEL = 76; // pixels to the left of the rows
@@ -63,7 +63,7 @@ export class Lengths {
         fill(
             this.compare,
             option("", "compare with …"),
-            this.epochs.map((epoch) => option(String(epoch.epoch), `epoch ${epoch.epoch}`)),
+            this.epochs.map((epoch) => option(String(epoch.epoch), epochName(epoch.epoch))),
         );
         this.compare.value = this.epochs.some((epoch) => String(epoch.epoch) === chosen) ? chosen : "";
         if (some) this.summarise();
@@ -82,7 +82,7 @@ export class Lengths {
     summarise() {
         const last = this.epochs[this.epochs.length - 1];
         const samples = last.counts.reduce((a, b) => a + b, 0);
-        const text = `Epoch ${last.epoch}: mean ${number(last.mean)}, longest ${number(last.max)} tokens, ${plural(samples, "sample")}`;
+        const text = `${capital(epochName(last.epoch))}: mean ${number(last.mean)}, longest ${number(last.max)} tokens, ${plural(samples, "sample")}`;
         setText(this.status, text);
         this.canvas.setAttribute(
             "aria-label",
@@ -147,7 +147,7 @@ export class Lengths {
         pen.fillStyle = colour("--ink");
         pen.textAlign = "left";
         pen.textBaseline = "bottom";
-        pen.fillText(`epoch ${epoch.epoch}`, 0, base);
+        pen.fillText(epochName(epoch.epoch), 0, base);
     }
 
     outline(pen, epoch, base, scale) {
@@ -195,7 +195,7 @@ export class Lengths {
         const sum = epoch.counts.reduce((a, b) => a + b, 0);
         setText(
             this.status,
-            `Epoch ${epoch.epoch}, ${number(epoch.edges[bin])} to ${number(epoch.edges[bin + 1])} tokens: ${plural(epoch.counts[bin], "sample")}, ${percent(epoch.counts[bin] / sum)}; mean ${number(epoch.mean)}`,
+            `${capital(epochName(epoch.epoch))}, ${number(epoch.edges[bin])} to ${number(epoch.edges[bin + 1])} tokens: ${plural(epoch.counts[bin], "sample")}, ${percent(epoch.counts[bin] / sum)}; mean ${number(epoch.mean)}`,
         );
     }
 }

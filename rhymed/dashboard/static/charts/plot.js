@@ -13,8 +13,6 @@ const WHOLE = [1, 2, 5]
 /** `log`: the scale is logarithmic; `hidden`: labels of the curves that are switched off. */
 export function plotOptions(options, curves, { log, hidden }) {
     const { group } = options;
-    // one scale for all curves; with `separate` one per unit, of which the first two have an axis
-    const scales = options.separate ? [...new Set(curves.map(scaleOf))] : ["y"];
     const range = log ? undefined : (u, min, max) => padded(min, max, options);
     return {
         height: options.height ?? HEIGHT,
@@ -31,7 +29,7 @@ export function plotOptions(options, curves, { log, hidden }) {
                 range: (u, min, max) =>
                     u.data[0].length === 1 ? [u.data[0][0] - 0.5, u.data[0][0] + 0.5] : [min, max],
             },
-            ...Object.fromEntries(scales.map((key) => [key, { distr: log ? 3 : 1, range }])),
+            y: { distr: log ? 3 : 1, range },
         },
         axes: [
             axis({
@@ -40,7 +38,7 @@ export function plotOptions(options, curves, { log, hidden }) {
                 ...(options.whole === false ? {} : { incrs: WHOLE }),
                 values: (u, ticks) => ticks.map(number),
             }),
-            ...scales.slice(0, 2).map((key, i) => yAxis(options, curves, key, i)),
+            yAxis(options, curves),
         ],
         series: [{}, ...curves.map((curve) => line(options, curve, !hidden.has(curve.label)))],
         bands: options.stack ? curves.slice(1).map((_, i) => ({ series: [i + 2, i + 1] })) : [],
@@ -62,21 +60,19 @@ function axis(more) {
     };
 }
 
-function yAxis(options, curves, key, i) {
-    const unit = options.separate ? key.slice(2) : (curves[0].unit ?? options.unit);
+function yAxis(options, curves) {
+    const unit = curves[0].unit ?? options.unit;
     return axis({
-        scale: key,
-        side: i ? 1 : 3,
+        scale: "y",
         size: 50,
         ...(unit === "bytes" ? { incrs: POWERS } : {}),
-        ...(i ? { grid: { show: false } } : {}),
         values: (u, ticks) => ticks.map((tick) => (tick == null ? "" : tickText(tick, unit))),
     });
 }
 
 function line(options, curve, shown) {
     return {
-        scale: options.separate ? scaleOf(curve) : "y",
+        scale: "y",
         label: curve.label,
         show: shown,
         stroke: () => colour(curve.colour),
@@ -90,7 +86,7 @@ function line(options, curve, shown) {
 
 /** Some space above and below; from 0 where the values are near 0 or the chart asks for it. */
 function padded(min, max, { stack, zero }) {
-    if (min == null) return [0, 1];
+    if (min == null || (min === 0 && max === 0)) return [0, 1]; // an axis to 0.06 would make 0 look like a number
     const size = max - min || Math.abs(max) || 1;
     const low = stack || zero || (min >= 0 && min < 0.4 * max) ? Math.min(0, min) : min - size * 0.08;
     return [low, max + (max - low || 1) * 0.06];
@@ -98,11 +94,7 @@ function padded(min, max, { stack, zero }) {
 
 function tickText(value, unit) {
     if (unit === "share") return `${number(value * 100)} %`;
-    return unit === "bytes" ? bytes(value) : number(value);
-}
-
-function scaleOf(curve) {
-    return `y ${curve.unit ?? ""}`;
+    return unit === "bytes" ? bytes(value) : number(value).replace(".0e", "e");
 }
 
 /** Thin lines where epochs begin, for charts over steps; `epochs` is called at every drawing. */

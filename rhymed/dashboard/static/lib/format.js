@@ -2,7 +2,7 @@
 
 const DASH = "–";
 const FAILED = "run failed: "; // start of the text of a failed run's last event (rhymed.run.timeline)
-const EVALUATION = 2 ** 30; // the step EVALUATION + v is the evaluation of version v
+export const EVALUATION = 2 ** 30; // the step EVALUATION + v is the evaluation of version v
 
 export function known(value) {
     return typeof value === "number" && Number.isFinite(value);
@@ -110,6 +110,11 @@ export function stepName(step) {
     return `step ${step + 1}`;
 }
 
+/** The name of an epoch, which data count from 0 and people from 1. */
+export function epochName(epoch) {
+    return known(epoch) ? `epoch ${whole(epoch + 1)}` : DASH;
+}
+
 /** An event of the timeline in words, without its time. */
 export function eventText({ event, worker, step, text }) {
     const words =
@@ -125,6 +130,10 @@ export function eventText({ event, worker, step, text }) {
 
 export function plural(count, noun) {
     return `${whole(count)} ${noun}${count === 1 ? "" : "s"}`;
+}
+
+export function capital(text) {
+    return text.slice(0, 1).toUpperCase() + text.slice(1);
 }
 
 /** With that many significant digits, without trailing zeros. */

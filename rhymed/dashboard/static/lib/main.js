@@ -4,10 +4,11 @@ import { Configuration } from "../views/config.js";
 import { fill, h, set } from "./dom.js";
 import { Head } from "../views/head.js";
 import { Live } from "./live.js";
-import { Metrics } from "../views/metrics.js";
-import { Overview } from "../views/overview.js";
+import { Metrics } from "../views/metrics/metrics.js";
+import { Overview } from "../views/overview/overview.js";
 import { forgetToken, go, link, onRoute, route } from "./route.js";
-import { Samples } from "../views/samples.js";
+import { hinted } from "./scroll.js";
+import { Samples } from "../views/samples/samples.js";
 import { State } from "./state.js";
 import { begin } from "./theme.js";
 import { Workers } from "../views/workers.js";
@@ -27,7 +28,7 @@ function page() {
     const state = new State();
     new Head(document.getElementById("head"), document.getElementById("notice"), state);
     const tabs = new Map();
-    const list = h("div", { role: "tablist", "aria-label": "Views" });
+    const list = hinted(h("div", { role: "tablist", "aria-label": "Views" }));
     for (const [name, title, View] of TABS) {
         const panel = h("section", {
             id: `panel-${name}`,
@@ -65,6 +66,7 @@ function show(tabs, at) {
         const shown = key === name;
         set(tab, { "aria-selected": String(shown), tabindex: shown ? "0" : "-1" });
         panel.hidden = !shown;
+        if (shown) tab.scrollIntoView({ block: "nearest", inline: "nearest" });
     }
     tabs.get(name).view.show?.(at);
 }

@@ -1,7 +1,8 @@
 // The head: the run, its key numbers, and notices. Owns only its texts.
 
 import { fill, onFrame, h, setText, set } from "../lib/dom.js";
-import { clock, eventText, number, percent, seconds, whole, withUnit } from "../lib/format.js";
+import { age, clock, eventText, number, percent, seconds, whole, withUnit } from "../lib/format.js";
+import { hinted } from "../lib/scroll.js";
 import { themeSwitch } from "../lib/theme.js";
 
 const CONNECTION = {
@@ -32,16 +33,18 @@ export class Head {
                 h("span", { class: "grow" }),
                 themeSwitch(),
             ),
-            h(
-                "dl",
-                { class: "facts" },
-                FACTS.map(([key, label]) =>
-                    h(
-                        "div",
-                        { class: "fact" },
-                        h("dt", {}, label),
-                        this.facts[key],
-                        key === "step" && this.progress,
+            hinted(
+                h(
+                    "dl",
+                    { class: "facts" },
+                    FACTS.map(([key, label]) =>
+                        h(
+                            "div",
+                            { class: "fact" },
+                            h("dt", {}, label),
+                            this.facts[key],
+                            key === "step" && this.progress,
+                        ),
                     ),
                 ),
             ),
@@ -67,6 +70,7 @@ export class Head {
         this.progress.value = steps ? step : 0;
         for (const [key, , value] of FACTS)
             setText(this.facts[key], value(this.state, { step, steps }) ?? "–");
+        this.facts.left.parentElement.hidden = this.state.queues == null; // what has ended has no time left
         set(this.facts.troubles, { class: queues?.troubles?.length ? "bad" : null });
         this.warn(queues?.troubles ?? []);
     }
@@ -99,8 +103,11 @@ const FACTS = [
     [
         "epoch",
         "Epoch",
-        (state) => (state.newest("training/epoch") == null ? null : whole(state.newest("training/epoch"))),
+        (state) =>
+            state.newest("training/epoch") == null ? null : whole(state.newest("training/epoch") + 1),
     ],
+    ["elapsed", "Elapsed", (state) => age((state.queues ?? state.run)?.elapsed_s)],
+    ["left", "Time left", (state) => left(state.queues?.eta_s)],
     ["speed", "Tokens/s", (state) => number(speed(state))],
     ["reward", "Reward", (state) => number(state.newest("reward/mean"))],
     ["accept", "Accept length", (state) => withUnit(state.newest("rollout/spec_accept_length"), "tokens")],
@@ -124,6 +131,12 @@ function overSentence({ run, since, timeline }) {
               ? `The ${eventText(last)}`
               : "The run has stopped";
     return `${start} (${clock(since / 1000)}). The page keeps what it has loaded; “rhymed view ${run.folder}” shows the rest. If the run continues, so does this page.`;
+}
+
+/** Rounded, so that the text does not change with every look. */
+function left(eta) {
+    if (eta == null) return null;
+    return `about ${seconds(eta < 120 ? Math.max(5, 5 * Math.round(eta / 5)) : 60 * Math.round(eta / 60))}`;
 }
 
 /** Of all rollout workers now; of the newest step if the run is not alive. */

@@ -2,6 +2,7 @@
 
 import { empty, fill, onFrame, h } from "../lib/dom.js";
 import { age, clock, eventText, number, percent, seconds, whole } from "../lib/format.js";
+import { hinted } from "../lib/scroll.js";
 import { Gantt } from "../charts/gantt.js";
 import { describe, series } from "../charts/usage.js";
 
@@ -15,7 +16,7 @@ export class Workers {
         this.state = state;
         this.host = host;
         const gantt = h("div", {});
-        this.table = h("div", { class: "scroll" });
+        this.table = hinted(h("div", { class: "scroll" }));
         this.events = h("ol", { class: "events" });
         this.every = h("input", { type: "checkbox", onchange: () => this.paintEvents() });
         fill(

@@ -1,9 +1,9 @@
 // The responses to one prompt: all of them side by side by epoch, or one in full next to the same one of another epoch.
 // Owns which epochs are shown.
 
-import * as api from "../lib/api.js";
-import { empty, fill, h, option, set } from "../lib/dom.js";
-import { plural } from "../lib/format.js";
+import * as api from "../../lib/api.js";
+import { empty, fill, h, option, set } from "../../lib/dom.js";
+import { plural } from "../../lib/format.js";
 import { matrix } from "./matrix.js";
 import { epochName, fullResponse, promptText } from "./response.js";
 

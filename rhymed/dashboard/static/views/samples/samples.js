@@ -1,11 +1,11 @@
 // The sample browser: prompts on the left with search and order, the responses to one of them on the right. Owns the list
 // and the keys; the address holds what is open: #samples/<prompt>/<step>/<index>?query=…&sort=…
 
-import * as api from "../lib/api.js";
-import { empty, fill, h, option, setText, debounced, typing } from "../lib/dom.js";
-import { number, plural } from "../lib/format.js";
-import { List } from "../lib/list.js";
-import { go, link } from "../lib/route.js";
+import * as api from "../../lib/api.js";
+import { empty, fill, h, option, setText, debounced, typing } from "../../lib/dom.js";
+import { number, plural } from "../../lib/format.js";
+import { List } from "../../lib/list.js";
+import { go, link } from "../../lib/route.js";
 import { Group } from "./group.js";
 
 const NO_STEP = -1; // `lastStep` without a step

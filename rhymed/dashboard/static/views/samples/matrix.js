@@ -1,8 +1,9 @@
 // A prompt's responses as a table: one column per epoch, one row per response.
 
-import { h } from "../lib/dom.js";
-import { number, percent, stepName, whole } from "../lib/format.js";
-import { link } from "../lib/route.js";
+import { h } from "../../lib/dom.js";
+import { number, percent, stepName, whole } from "../../lib/format.js";
+import { link } from "../../lib/route.js";
+import { hinted } from "../../lib/scroll.js";
 import { epochName, finish, reward } from "./response.js";
 
 /** `indices`: of the responses shown; `query`: the part of the address that links keep. */
@@ -16,25 +17,22 @@ export function matrix(prompt, epochs, indices, query) {
                 query,
             ),
         );
-    return h(
+    const table = h(
         "div",
-        { class: "scroll" },
+        {
+            class: "matrix",
+            role: "table",
+            "aria-label": "Responses by epoch",
+            style: { "--columns": epochs.length },
+        },
         h(
             "div",
-            {
-                class: "matrix",
-                role: "table",
-                "aria-label": "Responses by epoch",
-                style: { "--columns": epochs.length },
-            },
-            h(
-                "div",
-                { class: "matrix-row head", role: "row" },
-                epochs.map((epoch) => h("div", { role: "columnheader" }, title(epoch))),
-            ),
-            indices.map((index) => h("div", { class: "matrix-row", role: "row" }, cells(index))),
+            { class: "matrix-row head", role: "row" },
+            epochs.map((epoch) => h("div", { role: "columnheader" }, title(epoch))),
         ),
+        indices.map((index) => h("div", { class: "matrix-row", role: "row" }, cells(index))),
     );
+    return hinted(h("div", { class: "scroll" }, table));
 }
 
 function title(epoch) {

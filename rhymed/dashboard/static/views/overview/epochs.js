@@ -1,12 +1,12 @@
 // The table of epochs: one row per epoch, with bars that compare them.
 
-import { h } from "../lib/dom.js";
-import { number, percent, seconds, whole } from "../lib/format.js";
+import { h } from "../../lib/dom.js";
+import { number, percent, seconds, whole } from "../../lib/format.js";
 
 const MOST = 200; // rows: the newest epochs
 
 const COLUMNS = [
-    ["Epoch", "epoch", (value) => whole(value)],
+    ["Epoch", "epoch", (value) => whole(value + 1)],
     ["Steps", "steps", (value) => whole(value)],
     ["Reward", "reward", number, true],
     ["Length, tokens", "response_length", number, true],

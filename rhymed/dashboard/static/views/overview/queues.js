@@ -1,8 +1,8 @@
 // Every queue with its depth and the age of its oldest sample, and the states of the samples of the open steps. Owns its
 // panel, which is shown only while the run is alive. Knows only the broker's newest snapshot.
 
-import { fill, onFrame, h } from "../lib/dom.js";
-import { age, plural, stepName, whole } from "../lib/format.js";
+import { fill, onFrame, h } from "../../lib/dom.js";
+import { age, plural, stepName, whole } from "../../lib/format.js";
 
 const MOST = 6; // open steps shown: those trained next, and the last
 /** state -> what its samples wait for, in the words of `rhymed queues`, and its colour. */

@@ -1,12 +1,66 @@
 // Which curves the overview has: titles, units and metrics. Data only.
 
-/** In the order of the page; series: [label, metric, colour, more]. */
+/** What the policy learns from: next to the reward. Series: [label, metric, colour, more]. */
+export const SIGNAL = [
+    {
+        title: "Flat groups, clipped responses",
+        unit: "share",
+        zero: true,
+        series: [
+            ["flat groups", "reward/flat_groups", "--c4"],
+            ["clipped", "response_length/clip_ratio", "--c2", { dash: [6, 4] }],
+            ["scoring errors", "reward/error_rate", "--c5", { dash: [2, 3] }],
+        ],
+    },
+    {
+        title: "Reward spread",
+        unit: "",
+        zero: true,
+        series: [["standard deviation", "reward/std", "--c1"]],
+    },
+    {
+        title: "Response length",
+        unit: "tokens",
+        series: [
+            ["mean", "response_length/mean", "--c1"],
+            ["max", "response_length/max", "--c4", { dash: [6, 4], width: 1 }],
+            ["min", "response_length/min", "--c3", { dash: [2, 3], width: 1 }],
+        ],
+    },
+];
+
+/** How fast it is. */
 export const CHARTS = [
     {
         title: "Throughput",
         unit: "tokens/s",
         zero: true,
         series: [["rollout", "rollout/tokens_per_s", "--c1"]],
+    },
+    {
+        title: "Time per phase",
+        unit: "s",
+        stack: true,
+        series: [
+            ["rollout", "timing_s/rollout", "--c1"],
+            ["reward", "timing_s/reward", "--c2"],
+            ["train", "timing_s/train", "--c3"],
+        ],
+    },
+    {
+        title: "Bubble ratio",
+        unit: "share",
+        zero: true,
+        series: [["slot time without a sample", "rollout/bubble_ratio", "--c4"]],
+    },
+    {
+        title: "Staleness",
+        unit: "steps",
+        zero: true,
+        series: [
+            ["mean", "staleness/mean", "--c1"],
+            ["max", "staleness/max", "--c4", { dash: [6, 4] }],
+        ],
     },
     {
         title: "Acceptance length",
@@ -27,52 +81,17 @@ export const CHARTS = [
             ["generated ahead and kept", "rollout/ahead_kept_ratio", "--c3", { dash: [6, 4] }],
         ],
     },
-    {
-        title: "Response length",
-        unit: "tokens",
-        series: [
-            ["mean", "response_length/mean", "--c1"],
-            ["max", "response_length/max", "--c4", { dash: [6, 4], width: 1 }],
-            ["min", "response_length/min", "--c3", { dash: [2, 3], width: 1 }],
-        ],
-    },
-    {
-        title: "Bubble ratio",
-        unit: "share",
-        zero: true,
-        series: [["slot time without a sample", "rollout/bubble_ratio", "--c4"]],
-    },
-    {
-        title: "Staleness",
-        unit: "steps",
-        zero: true,
-        series: [
-            ["mean", "staleness/mean", "--c1"],
-            ["max", "staleness/max", "--c4", { dash: [6, 4] }],
-        ],
-    },
-    {
-        title: "Time per phase",
-        unit: "s",
-        stack: true,
-        series: [
-            ["rollout", "timing_s/rollout", "--c1"],
-            ["reward", "timing_s/reward", "--c2"],
-            ["train", "timing_s/train", "--c3"],
-        ],
-    },
-    {
-        title: "Loss and mismatch",
-        unit: "",
-        series: [
-            ["loss", "actor/loss", "--c1"],
-            ["mismatch KL", "mismatch_kl/mean", "--c4", { dash: [6, 4] }],
-        ],
-    },
 ];
 
 /** Small charts in a row of their own; those without a value are hidden. */
 export const HEALTH = [
+    { title: "Loss", unit: "", series: [["loss", "actor/loss", "--c1"]] },
+    {
+        title: "Mismatch KL",
+        unit: "nats/token",
+        zero: true,
+        series: [["engine to trainer", "mismatch_kl/mean", "--c4"]],
+    },
     { title: "Entropy", unit: "nats/token", series: [["entropy", "actor/entropy", "--c1"]] },
     { title: "KL to the reference", unit: "nats/token", series: [["KL", "actor/kl", "--c2"]] },
     {
@@ -87,6 +106,7 @@ export const HEALTH = [
         zero: true,
         series: [["tokens clipped", "actor/pg_clipfrac", "--c4"]],
     },
+    { title: "Learning rate", unit: "", zero: true, series: [["rate", "actor/lr", "--c6"]] },
     {
         title: "Critic",
         optional: true,

@@ -1,10 +1,10 @@
 // One response in full, and the parts that it shares with the table of responses. A row of /api/prompts/<id> is called a
 // sample here.
 
-import { copyable } from "../lib/copy.js";
-import { h } from "../lib/dom.js";
-import { number, plural, stepName, whole } from "../lib/format.js";
-import { draftedSentence, responseText } from "../lib/pieces.js";
+import { copyable } from "../../lib/copy.js";
+import { h } from "../../lib/dom.js";
+import { EVALUATION, epochName as epochText, number, plural, stepName, whole } from "../../lib/format.js";
+import { draftedSentence, responseText } from "../../lib/pieces.js";
 
 export function fullResponse(sample, prompt, run) {
     const epoch = prompt.epochs.find((epoch) => epoch.step === sample.step);
@@ -56,10 +56,8 @@ export function promptText(text) {
 }
 
 export function epochName(epoch) {
-    if (epoch.name) return epoch.name;
-    return epoch.step < 0 || epoch.step >= 2 ** 30 || epoch.epoch == null
-        ? stepName(epoch.step)
-        : `epoch ${epoch.epoch}`;
+    if (epoch.step >= 0 && epoch.step < EVALUATION && epoch.epoch != null) return epochText(epoch.epoch);
+    return epoch.name ?? stepName(epoch.step);
 }
 
 export function reward(sample) {
