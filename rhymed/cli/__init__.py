@@ -22,10 +22,12 @@ EXIT_PIPE = 141  # as shells do for SIGPIPE
 MEANT = {
     "benchmark": "bench",
     "continue": "run --resume",
+    "convert": "migrate-config",
     "create": "init",
     "dashboard": "view",
     "evaluate": "eval",
     "export": "checkpoint export",
+    "migrate": "migrate-config",
     "new": "init",
     "resume": "run --resume",
     "samples": "history show",
@@ -70,7 +72,7 @@ def parser() -> argparse.ArgumentParser:
     from rhymed.cli.live import dashboard, logs, queues, steer
     from rhymed.cli.live import top as live_top
     from rhymed.cli.services import broker, health, keygen, store, worker
-    from rhymed.cli.setup import completion, init
+    from rhymed.cli.setup import completion, init, migrate
     from rhymed.cli.several import runs
 
     top = Parser(
@@ -80,7 +82,10 @@ def parser() -> argparse.ArgumentParser:
     add_examples(top, "rhymed init mine", "rhymed check mine/config.toml", "rhymed run mine/config.toml")
     top.add_argument("--version", action="version", version=f"rhymed {__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    shown = (init, check, run, eval, live_top, queues, steer, dashboard, runs, logs, report, history, checkpoint)
+    shown = (
+        *(init, migrate, check, run, eval, live_top, queues, steer, dashboard, runs, logs, report, history),
+        checkpoint,
+    )
     services = (worker, broker, store, health, keygen, prepare, model)
     for module in (*shown, *services, bench, sim, completion):
         module.add(commands)

@@ -1,0 +1,94 @@
+"""`rhymed migrate-config`: a configuration of TRL or verl as one of rhymed."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rhymed.cli.options import add_examples, make_parser
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rhymed.migrate import Migration
+
+
+def add(commands: Any) -> None:
+    parser = make_parser(
+        commands, "migrate-config", "translate a GRPOConfig of TRL or a configuration of verl into TOML", handle
+    )
+    add_examples(
+        parser,
+        "rhymed migrate-config train_grpo.py -o mine.toml",
+        "rhymed migrate-config grpo.yaml -o mine.toml",
+        "rhymed migrate-config run_grpo.sh trainer.n_gpus_per_node=4 -o mine.toml",
+    )
+    parser.add_argument(
+        "source",
+        nargs="+",
+        metavar="SOURCE",
+        help="a Python script with GRPOConfig(...), a YAML file, a shell script, or name=value; later ones win",
+    )
+    parser.add_argument("-o", "--out", type=Path, metavar="FILE", help="write there (default: print it)")
+    parser.add_argument("--gpus", type=int, metavar="N", help="GPUs of a machine, if not the source's; 0: none")
+    parser.add_argument("--force", action="store_true", help="overwrite files that exist")
+
+
+def handle(arguments: argparse.Namespace) -> int:
+    from rhymed.errors import ConfigError
+    from rhymed.migrate import migrate
+    from rhymed.migrate.toml import document
+
+    out: Path | None = arguments.out
+    module = (out or Path("mine.toml")).with_name(f"{(out or Path('mine.toml')).stem}_rewards.py")
+    if arguments.gpus is not None and arguments.gpus < 0:
+        raise ConfigError(f"--gpus {arguments.gpus}: a number of GPUs, or 0 for processors")
+    migration = migrate(arguments.source, module, arguments.gpus)
+    text = document(migration, " ".join(Path(source).name for source in arguments.source))
+    if out is None:
+        print(text, end="")
+        if migration.module:
+            print(f"rhymed: with -o FILE the script's reward functions are copied, too: {module}", file=sys.stderr)
+        return 0
+    files = {out: text, **({module: migration.module} if migration.module else {})}
+    _write(files, force=arguments.force)
+    for line in _report(migration, list(files), out):
+        print(line)
+    return 0
+
+
+def _write(files: dict[Path, str], *, force: bool) -> None:
+    from rhymed import atomic
+    from rhymed.errors import ConfigError
+
+    if (taken := [str(file) for file in files if file.exists()]) and not force:
+        raise ConfigError(f"not overwritten: {', '.join(taken)}; name another file, or add --force")
+    try:
+        for file, text in files.items():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            atomic.write(file, text)
+    except OSError as error:
+        raise ConfigError(f"{error.filename}: {error.strerror or error}") from None
+
+
+def _report(migration: Migration, files: list[Path], out: Path) -> Iterator[str]:
+    from rhymed.migrate.entries import VERDICTS
+
+    yield from (f"wrote {file}" for file in files)
+    yield f"\n{len(migration.puts)} settings translated from {migration.framework} {migration.version}"
+    if migration.module:
+        yield f"reward functions are in {files[-1]}, unchanged: TRL's parameters are known here"
+    for verdict, title in VERDICTS.items():
+        notes = [note for note in migration.notes if note.verdict == verdict]
+        if notes and verdict == "dropped":
+            yield f"\n{title}: {sum(note.name.count(',') + 1 for note in notes)}, listed at the end of {out}"
+        elif notes:
+            yield f"\n{title}"
+            yield from (f"  {note.name}: {note.reason}" for note in notes)
+    if problems := migration.problems():
+        yield "\nmust be changed"
+        yield from (f"  {problem.removeprefix('configuration: ')}" for problem in problems)
+    yield f"\nnext:\n  rhymed check {shlex.quote(str(out))}"

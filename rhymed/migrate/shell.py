@@ -1,0 +1,111 @@
+"""Settings in a shell script or on a command line: `a.b=1` of hydra, `--name 1` of TRL. Nothing is executed.
+
+Variables are replaced where the script itself assigns them; others, and results of commands, are `Unknown`.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable
+from typing import Any
+
+from rhymed.migrate.entries import Unknown
+from rhymed.migrate.values import arithmetic, typed
+
+HYDRA = re.compile(r"\+{0,2}([A-Za-z_][\w]*(?:\.[\w]+)+)=(.*)", re.S)
+OPTION = re.compile(r"--([A-Za-z_][\w-]*)(?:=(.*))?", re.S)
+ASSIGNED = re.compile(r"^\s*(?:export\s+|local\s+|readonly\s+)?([A-Za-z_]\w*)=(?!\()(.*)$")
+VARIABLE = re.compile(r"\$\{([A-Za-z_]\w*)(?::?-([^{}]*))?\}|\$([A-Za-z_]\w*)")
+SUM = re.compile(r"\$\(\(([^()$]*(?:\([^()$]*\)[^()$]*)*)\)\)")
+
+
+def words(text: str) -> list[str]:
+    """Of a script, with variables replaced."""
+    lines = re.sub(r"\\\n", " ", text).splitlines()
+    known: dict[str, str] = {}
+    found: list[str] = []
+    for line in lines:
+        line = SUM.sub(lambda match: _total(match, known), line)
+        if match := ASSIGNED.match(line):
+            values = _split(match[2])
+            if len(values) <= 1:
+                known.setdefault(match[1], replaced(values[0] if values else "", known))
+                continue
+        found += (replaced(word, known) for word in _split(line))
+    return found
+
+
+def _split(line: str) -> list[str]:
+    """A line's words without quotes and comments. A quote that does not end is text."""
+    quoted = re.sub(r"'[^']*'", lambda match: match[0].replace("$", "$"), line)
+    lexer = shlex.shlex(quoted, posix=True, punctuation_chars=False)
+    lexer.whitespace_split = True
+    try:
+        return list(lexer)
+    except ValueError:
+        return quoted.split()
+
+
+def replaced(word: str, known: dict[str, str]) -> str:
+    """With the values of variables; `$HOME` is `~`."""
+    known = {"HOME": "~", **known}
+
+    def value(match: re.Match[str]) -> str:
+        name = match[1] or match[3]
+        return known.get(name, match[2] if match[2] is not None else match[0])
+
+    for _ in range(5):  # a default may have variables in it
+        new = VARIABLE.sub(value, word)
+        if new == word:
+            break
+        word = new
+    return word
+
+
+def _total(match: re.Match[str], known: dict[str, str]) -> str:
+    total = arithmetic(_plain(replaced(match[1], known), known))
+    return match[0] if total is None else str(total)
+
+
+def _plain(sum_text: str, known: dict[str, str]) -> str:
+    """In `$((...))` variables need no dollar."""
+    return re.sub(r"[A-Za-z_]\w*", lambda match: known.get(match[0], match[0]), sum_text)
+
+
+def hydra(found: Iterable[str]) -> dict[str, Any]:
+    matches = (HYDRA.fullmatch(word) for word in found)
+    return {match[1]: _value(match[2]) for match in matches if match}
+
+
+def options(found: list[str]) -> dict[str, Any]:
+    """`--name value`, `--name=value`, `--flag`, `--name one two`."""
+    given: dict[str, Any] = {}
+    for number, word in enumerate(found):
+        if not (match := OPTION.fullmatch(word)):
+            continue
+        name, values = match[1].replace("-", "_"), [match[2]] if match[2] is not None else []
+        for later in () if values else found[number + 1 :]:
+            if OPTION.fullmatch(later) or later in ("&", "&&", "||", "|", ";"):
+                break
+            values.append(later)
+        read = [_value(value) for value in values]
+        given[name] = True if not read else read[0] if len(read) == 1 else read
+    return given
+
+
+def _value(text: str) -> Any:
+    if "$" in text or "`" in text:
+        return Unknown(text)
+    if text.startswith(("[", "{")):
+        return _list(text)
+    lowered = text.strip("'\"").lower()
+    if lowered in ("true", "false"):
+        return lowered == "true"
+    return None if lowered in ("null", "none", "") else typed(text.strip("'\""))
+
+
+def _list(text: str) -> Any:
+    from rhymed.migrate.documents import parse_yaml
+
+    return typed(parse_yaml(text))

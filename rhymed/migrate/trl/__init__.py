@@ -1,0 +1,1 @@
+"""TRL: the table of its settings, and how a script with GRPOConfig and GRPOTrainer is read."""

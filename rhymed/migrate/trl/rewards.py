@@ -1,0 +1,198 @@
+"""The reward functions of a script: where each can be named, or the text of a module that has it alone.
+
+A scoring process imports the file of a reward. A training script would start to train there, so its functions are
+copied to a module of their own, with the imports, constants and functions that they use; their text is unchanged.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rhymed.migrate.entries import Item, Note, Put
+from rhymed.migrate.trl.script import Script, callee
+
+THINK = r"<think>(?!.*<think>)(.*?)</think>.*"
+"""TRL's think_format_reward."""
+
+BUILT_IN: dict[str, dict[str, Any]] = {
+    "accuracy_reward": {"scorer": "math", "args": {"column": "solution"}},
+    "think_format_reward": {"scorer": "format", "name": "think_format", "args": {"pattern": THINK}},
+}
+"""Functions of trl.rewards -> our scorers that do the same."""
+
+
+@dataclass
+class Rewards:
+    scorers: list[dict[str, Any]] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
+    copied: list[ast.expr] = field(default_factory=list)  # expressions whose functions must be copied
+    names: list[str] = field(default_factory=list)  # that they get in the module
+
+
+def script_rewards(script: Script, trainer: dict[str, ast.expr], module: Path) -> tuple[list[Item], str]:
+    """`[reward]`, and the text of a module with functions that must be copied to the file `module`, or ""."""
+    if "reward_funcs" not in trainer:
+        return [_missing("the source names no reward_funcs")], ""
+    found, node = Rewards(), script.follow(trainer["reward_funcs"])
+    for each in node.elts if isinstance(node, ast.List | ast.Tuple) else [trainer["reward_funcs"]]:
+        _add(found, script, each, module)
+    if not found.scorers:
+        return [*found.notes, _missing("none of reward_funcs can be used")], ""
+    return [*found.notes, *_section(found.scorers)], _module(script, found) if found.copied else ""
+
+
+def weighted(items: list[Item], weights: Any) -> list[Item]:
+    """With `reward_weights`."""
+    if not isinstance(weights, list):
+        return items
+    for number, item in enumerate(items):
+        if isinstance(item, Put) and item.key == "reward.scorer":
+            items[number] = Put("reward.scorers", [{"scorer": item.value, "weight": float(weights[0])}], item.why)
+        elif isinstance(item, Put) and item.key == "reward.scorers":
+            both = zip(item.value, weights, strict=False)
+            rows = [{**scorer, "weight": float(weight)} for scorer, weight in both]
+            items[number] = Put(item.key, rows, item.why)
+    return items
+
+
+def named_rewards(names: Any) -> list[Item]:
+    """`reward_funcs` of `trl grpo`: names of TRL's, or dotted import paths."""
+    scorers: list[dict[str, Any]] = []
+    for name in names if isinstance(names, list) else [names] if names else []:
+        if name == "get_soft_overlong_punishment":
+            scorers.append({"scorer": "length_penalty", "args": {"max_length": 1280, "buffer": 256}})
+        elif name in BUILT_IN:
+            scorers.append(BUILT_IN[name])
+        else:
+            module, _, function = str(name).rpartition(".")
+            scorers.append({"scorer": f"{module or 'trl.rewards'}:{function}"})
+    return list(_section(scorers)) if scorers else [_missing("the source names no reward_funcs")]
+
+
+def _missing(why: str) -> Item:
+    return Note("reward_funcs", "unknown", f"{why}: set reward.scorer, e.g. file.py:function")
+
+
+def _section(scorers: list[dict[str, Any]]) -> Iterator[Item]:
+    if len(scorers) == 1 and set(scorers[0]) == {"scorer"}:
+        yield Put("reward.scorer", scorers[0]["scorer"], "unchanged: TRL's parameters are known here")
+    else:
+        yield Put("reward.scorers", scorers, "the reward is their sum, as in TRL; functions are unchanged")
+
+
+def _add(found: Rewards, script: Script, node: ast.expr, module: Path) -> None:
+    inner = script.follow(node)
+    name = inner.id if isinstance(inner, ast.Name) else callee(inner) if isinstance(inner, ast.Call) else ""
+    origin = _imported(script, name)
+    if isinstance(inner, ast.Constant):
+        why = "a reward model is not called by name: call it in a function of yours"
+        found.notes.append(Note(f"reward_funcs {inner.value!r}", "unsupported", why))
+    elif origin == "trl.rewards" and (scorer := _trl(script, inner, name)):
+        found.scorers.append(scorer)
+    elif isinstance(inner, ast.Name) and origin:
+        found.scorers.append({"scorer": f"{_place(script, origin)}:{name}"})
+        if origin.partition(".")[0] == "trl":
+            found.notes.append(
+                Note(f"reward_funcs {name}", "different", f"it is imported from {origin}: install trl")
+            )
+    elif isinstance(inner, ast.Name) and name not in script.functions:
+        found.notes.append(Note("reward_funcs", "unknown", f"`{name}` is not defined in the script: add its scorer"))
+    else:
+        alias = name if isinstance(inner, ast.Name) else f"reward_{len(found.copied) + 1}"
+        found.copied.append(inner)
+        found.names.append(alias)
+        found.scorers.append({"scorer": f"{module}:{alias}"})
+
+
+def _trl(script: Script, node: ast.expr, name: str) -> dict[str, Any] | None:
+    """Our scorer for one of TRL's functions; None: there is none."""
+    if name == "get_soft_overlong_punishment" and isinstance(node, ast.Call):
+        values = {key: script.value(value) for key, value in script.keywords(node)}
+        values |= dict(zip(("max_completion_len", "soft_punish_cache"), map(script.value, node.args), strict=False))
+        pair = values.get("max_completion_len"), values.get("soft_punish_cache")
+        if all(isinstance(one, int) for one in pair):
+            return {"scorer": "length_penalty", "args": {"max_length": pair[0], "buffer": pair[1]}}
+    return BUILT_IN.get(name) if isinstance(node, ast.Name) else None
+
+
+def _imported(script: Script, name: str) -> str:
+    """The module that the name comes from; empty: none."""
+    for node in ast.walk(script.tree):
+        if isinstance(node, ast.ImportFrom) and any((each.asname or each.name) == name for each in node.names):
+            module = f"{'.' * node.level}{node.module or ''}"
+            return (
+                "trl.rewards" if module == "trl" and name in (*BUILT_IN, "get_soft_overlong_punishment") else module
+            )
+    return ""
+
+
+def _place(script: Script, module: str) -> str:
+    """A file next to the script, or the module."""
+    file = script.path.parent / f"{module.lstrip('.').replace('.', '/')}.py"
+    return str(file) if file.is_file() else module
+
+
+# The module
+
+
+def _module(script: Script, found: Rewards) -> str:
+    needed: set[str] = set()
+    statements = _closure(script, found.copied, needed)
+    imports, others = [], []
+    for statement in statements:
+        if isinstance(statement, ast.Import | ast.ImportFrom):
+            kept = [each for each in statement.names if (each.asname or each.name).partition(".")[0] in needed]
+            imports.append(ast.unparse(_import_of(statement, kept)))
+        else:
+            others.append(_text(script, statement))
+    for node, alias in zip(found.copied, found.names, strict=True):
+        if not isinstance(node, ast.Name):
+            others.append(f"{alias} = {ast.unparse(node)}")
+    head = f'"""Reward functions of {script.path.name}, unchanged."""'
+    return "\n\n\n".join([*(("\n".join([head, "", *imports]),) if imports else (head,)), *others]) + "\n"
+
+
+def _import_of(statement: ast.Import | ast.ImportFrom, names: list[ast.alias]) -> ast.stmt:
+    if isinstance(statement, ast.Import):
+        return ast.Import(names)
+    return ast.ImportFrom(statement.module, names, statement.level)
+
+
+def _text(script: Script, statement: ast.stmt) -> str:
+    """As it is written, with its decorators and comments."""
+    decorators = getattr(statement, "decorator_list", [])
+    first = min([statement.lineno, *(each.lineno for each in decorators)])
+    return "\n".join(script.path.read_text().splitlines()[first - 1 : statement.end_lineno])
+
+
+def _closure(script: Script, roots: list[ast.expr], needed: set[str]) -> list[ast.stmt]:
+    """Statements of the module that define what the expressions use, in the order of the file."""
+    defined: dict[str, list[ast.stmt]] = {}
+    for statement in script.tree.body:
+        for name in _defines(statement):
+            defined.setdefault(name, []).append(statement)
+    chosen: list[ast.stmt] = []
+    todo: list[ast.AST] = list(roots)
+    while todo:
+        for node in ast.walk(todo.pop()):
+            if isinstance(node, ast.Name) and node.id not in needed and node.id not in vars(builtins):
+                needed.add(node.id)
+                new = [statement for statement in defined.get(node.id, []) if statement not in chosen]
+                chosen += new
+                todo += new
+    return [statement for statement in script.tree.body if statement in chosen]
+
+
+def _defines(statement: ast.stmt) -> Iterator[str]:
+    if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        yield statement.name
+    elif isinstance(statement, ast.Import | ast.ImportFrom):
+        yield from ((each.asname or each.name).partition(".")[0] for each in statement.names)
+    elif isinstance(statement, ast.Assign | ast.AnnAssign):
+        targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+        yield from (node.id for target in targets for node in ast.walk(target) if isinstance(node, ast.Name))

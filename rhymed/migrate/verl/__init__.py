@@ -1,0 +1,1 @@
+"""verl: the table of its settings."""
