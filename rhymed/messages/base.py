@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-PROTOCOL = 13
+PROTOCOL = 14
 """Version of these messages. A peer with another version is refused when it joins."""
 
 

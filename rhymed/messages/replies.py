@@ -5,7 +5,7 @@ from __future__ import annotations
 from rhymed.messages.base import Done, Failure
 from rhymed.messages.queues import Group, Queues, Welcome
 from rhymed.messages.store import Journal, Kept, Lengths, Missing, Partials, Prompts, Samples, StoreStats
-from rhymed.messages.weights import Manifest, Slice, SliceSources
+from rhymed.messages.weights import Manifest, Slice, SliceSources, Stream
 
 Reply = (
     Done
@@ -24,4 +24,5 @@ Reply = (
     | Manifest
     | SliceSources
     | Slice
+    | Stream
 )

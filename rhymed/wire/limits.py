@@ -46,7 +46,7 @@ RECEIVERS: dict[Any, Limits] = {
     messages.ToBroker: BROKER,
     messages.ToStore: STORE,
     messages.ToWeights: WEIGHTS,
-    messages.GetSlice: WEIGHTS,  # all that a relay accepts
+    messages.ToRelay: WEIGHTS,
 }
 """By the union of messages that a receiver accepts."""
 

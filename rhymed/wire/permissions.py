@@ -60,17 +60,18 @@ TO_WEIGHTS: Permits = {
     messages.GetManifest: _ROLLOUT,
     messages.NextSlices: _ROLLOUT,
     messages.GetSlice: _ROLLOUT,
+    messages.GetStream: _ROLLOUT,
 }
 
-TO_RELAY: Permits = {messages.GetSlice: _ROLLOUT}
+TO_RELAY: Permits = {messages.GetSlice: _ROLLOUT, messages.GetStream: _ROLLOUT}
 
 RECEIVERS: dict[Any, Permits] = {
     messages.ToBroker: TO_BROKER,
     messages.ToStore: TO_STORE,
     messages.ToWeights: TO_WEIGHTS,
-    messages.GetSlice: TO_RELAY,
+    messages.ToRelay: TO_RELAY,
 }
-"""By the union of messages that a receiver accepts; a relay of weights accepts one. Other receivers refuse all."""
+"""By the union of messages that a receiver accepts. Other receivers refuse all."""
 
 
 ABOUT_OTHERS = (messages.GetQueues, messages.Drain)

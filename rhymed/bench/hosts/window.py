@@ -31,6 +31,9 @@ class WindowedFile(MappedFile):
         self.slicing.start(index)
         return super().slice(index % self._repeat)[: self.slicing.length(index)]
 
+    def room(self, index: int) -> memoryview:
+        return super().room(index % self._repeat)[: self.slicing.length(index)]
+
     def write(self, index: int, content: Any, offset: int = 0) -> None:
         """Equal bytes may be written while they are read."""
         self.slicing.start(index)

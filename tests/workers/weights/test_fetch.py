@@ -18,8 +18,17 @@ from rhymed_workers.weights import slices
 from rhymed_workers.weights.copies import PREFIX
 from rhymed_workers.weights.fetch import NO_RELAY, Fetcher, RelayOptions
 from rhymed_workers.weights.relay import Relay
-from rhymed_workers.weights.sources import Sources
+from rhymed_workers.weights.stream import server
 from tests.workers.weights.peers import Trainer, child, fetchers, trainer, words
+
+BOTH_WAYS = pytest.mark.parametrize("way", ["stream", "link"], indirect=True)
+
+
+@pytest.fixture(autouse=True)
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`link`: slices come over zmq, as where the port for streams cannot be reached."""
+    if getattr(request, "param", "stream") == "link":
+        monkeypatch.setattr(server, "_listen", lambda address: None)
 
 
 @pytest.fixture
@@ -47,6 +56,7 @@ async def test_the_same_machine_reads_the_trainers_file(made: Trainer) -> None:
     assert not made.sent
 
 
+@BOTH_WAYS
 async def test_another_machine_keeps_the_newest_copy(made: Trainer, tmp_path: Path) -> None:
     (left := tmp_path / "host0" / f"{PREFIX}{os.geteuid()}-old").mkdir(parents=True)
     (left / "users").touch()  # of workers that were killed
@@ -80,6 +90,7 @@ async def test_workers_of_one_host_share_one_copy(made: Trainer, tmp_path: Path)
             worker.close()
 
 
+@BOTH_WAYS
 async def test_the_trainer_sends_once_and_hosts_pass_it_on(made: Trainer, tmp_path: Path) -> None:
     data = made.publish(1, words(12))
     with fetchers(tmp_path, 3) as workers:
@@ -89,6 +100,7 @@ async def test_the_trainer_sends_once_and_hosts_pass_it_on(made: Trainer, tmp_pa
         assert sorted(made.sent) == list(range(13))
 
 
+@BOTH_WAYS
 async def test_with_keys_it_is_the_same(tmp_path: Path) -> None:
     make_keys(tmp_path / "keys", ("trainer", "rollout"))
     async with trainer(tmp_path, Keyring("trainer", tmp_path / "keys")) as made:
@@ -157,19 +169,20 @@ async def test_another_worker_goes_on_when_the_one_that_fetches_is_killed(made: 
         fetcher.close()
 
 
+@BOTH_WAYS
 async def test_a_file_that_always_arrives_damaged_is_never_seen(
     made: Trainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made.publish(1, words(3))
-    real = Sources.slice
+    real = made.server._slice
 
-    async def damaged(self: Sources, source: str, ask: GetSlice, length: int) -> Parcel:
-        message, frames = await real(self, source, ask, length)
+    async def damaged(ask: GetSlice) -> Parcel:
+        message, frames = await real(ask)
         content = bytearray(frames[0])
         content[5] ^= ask.index == 2
         return Parcel(message, [content])
 
-    monkeypatch.setattr(Sources, "slice", damaged)
+    monkeypatch.setattr(made.server, "_slice", damaged)
     with fetchers(tmp_path, 1) as (fetcher,):
         with pytest.raises(WireError, match=r"slice 2 of edition .* arrived damaged"):
             await fetcher.fetch(1, made.address)
@@ -178,24 +191,26 @@ async def test_a_file_that_always_arrives_damaged_is_never_seen(
         await fetcher.fetch(1, made.address)
 
 
+@BOTH_WAYS
 async def test_a_relay_that_sends_damaged_slices_is_passed_over(
     made: Trainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = made.publish(1, words(4))
     wrong = 0
 
-    async def poisoned(self: Relay, peer: bytes, message: object, frames: object) -> Parcel:
+    async def poisoned(self: Relay, ask: GetSlice) -> Parcel:
         nonlocal wrong
         wrong += 1
         return Parcel(Slice(), [bytes(1 << 20)])
 
-    monkeypatch.setattr(Relay, "_answer", poisoned)
+    monkeypatch.setattr(Relay, "_slice", poisoned)
     with fetchers(tmp_path, 2) as workers:
         for worker in workers:
             assert (await worker.fetch(1, made.address)).read_bytes() == data
     assert wrong
 
 
+@BOTH_WAYS
 async def test_few_changed_values_travel_as_changes(made: Trainer, tmp_path: Path) -> None:
     first = words(8)
     second = first.copy()

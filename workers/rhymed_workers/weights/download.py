@@ -7,6 +7,7 @@ found right; a relay that fails is reported and not used again. Knows no version
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from collections import Counter
 from collections.abc import Coroutine
@@ -17,8 +18,10 @@ from rhymed.messages import FailedSlice, GetSlice, NextSlices, SliceSource, Slic
 from rhymed_workers.weights import changes
 from rhymed_workers.weights.mapped import MappedFile
 from rhymed_workers.weights.relay import Copy
-from rhymed_workers.weights.slices import DIGESTS, IN_FLIGHT
+from rhymed_workers.weights.slices import DIGESTS, IN_FLIGHT, deadline_s
 from rhymed_workers.weights.sources import Sources
+from rhymed_workers.weights.stream import client
+from rhymed_workers.weights.stream.channel import Channel
 from rhymed_workers.weights.tracker import TRAINER
 
 log = logging.getLogger(__name__)
@@ -63,6 +66,7 @@ class Download:
                     await self._one_finished()
             await self._ask(False)  # so that others know of the last slices
         finally:
+            self._sources.end_streams()
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -105,8 +109,11 @@ class Download:
         before = self._damaged[slice.index]
         ask = GetSlice(edition=self._copy.edition, index=slice.index, base=base)
         try:
-            message, frames = await self._sources.slice(slice.source, ask, length)
-            await asyncio.to_thread(self._keep, slice, message.base, frames[0])
+            size = await self._sources.stream(slice.source, functools.partial(self._receive, slice, ask))
+            if size is None:
+                message, frames = await self._sources.slice(slice.source, ask, length)
+                size = len(frames[0])
+                await asyncio.to_thread(self._keep, slice, message.base, frames[0])
         except WireError as error:
             if base:
                 self._whole.add(slice.index)
@@ -118,12 +125,27 @@ class Download:
         self._used.add(slice.source)
         self._copy.stored.add(slice.index)
         self._stored.append(slice.index)
-        self.received += len(frames[0])
+        self.received += size
+
+    def _receive(self, slice: SliceSource, ask: GetSlice, channel: Channel) -> int:
+        """Blocking: the bytes that came. A whole slice is received into the file itself."""
+        length = self._copy.file.slicing.length(slice.index)
+        message, size = client.ask(channel, ask, deadline_s(length, slice.source != TRAINER))
+        if size > length or (size != length and not message.base):
+            raise MalformedMessage(f"slice {slice.index} with {size} bytes of {length}")
+        content = memoryview(bytearray(size)) if message.base else self._copy.file.room(slice.index)
+        channel.receive_content(content)
+        if message.base:
+            self._keep(slice, message.base, content)
+        else:
+            self._verify(slice, content)
+        return size
 
     def _keep(self, slice: SliceSource, base: str, frame: Any) -> None:
         """Blocking: verify and write."""
         if not base:
-            self._verify_and_write(slice, frame)
+            self._verify(slice, frame)
+            self._copy.file.write(slice.index, frame)
             return
         if base != self._copy.base or self._old is None:
             raise MalformedMessage(f"slice {slice.index} as changes to edition {base}, which was not asked for")
@@ -132,12 +154,14 @@ class Download:
         except IndexError:  # all are in use
             buffer = bytearray(self._copy.file.slicing.slice_bytes)
         try:
-            self._verify_and_write(slice, changes.apply(self._old.slice(slice.index), frame, buffer))
+            content = changes.apply(self._old.slice(slice.index), frame, buffer)
+            self._verify(slice, content)
+            self._copy.file.write(slice.index, content)
         finally:
             self._buffers.append(buffer)
         self._copy.changes[slice.index] = bytes(frame)
 
-    def _verify_and_write(self, slice: SliceSource, content: Any) -> None:
+    def _verify(self, slice: SliceSource, content: Any) -> None:
         length = self._copy.file.slicing.length(slice.index)
         digest = DIGESTS[self._algorithm](content)
         if len(content) != length or digest != slice.digest:
@@ -146,4 +170,3 @@ class Download:
                 f"slice {slice.index} of edition {self._copy.edition} arrived damaged: {len(content)} bytes, digest"
                 f" {digest}; expected {length}, {slice.digest}"
             )
-        self._copy.file.write(slice.index, content)

@@ -26,7 +26,7 @@ class MappedFile:
             if writable:
                 os.truncate(self._descriptor, slicing.size)
             self.check()
-            self._map = mmap.mmap(self._descriptor, slicing.size, prot=mmap.PROT_READ)
+            self._map = mmap.mmap(self._descriptor, slicing.size, prot=mmap.PROT_READ | mmap.PROT_WRITE * writable)
         except BaseException:
             os.close(self._descriptor)
             raise
@@ -53,7 +53,14 @@ class MappedFile:
         """Blocking only if the file is on a disk. Raises `WireError`."""
         start = self.slicing.start(index)
         self.check()
-        return memoryview(self._map)[start : start + self.slicing.length(index)]
+        return memoryview(self._map)[start : start + self.slicing.length(index)].toreadonly()
+
+    def room(self, index: int) -> memoryview:
+        """The slice of a writable file, to be filled. Its place is taken first: a full disk would end a process that
+        writes to a mapped file. Blocking. Raises `OSError`."""
+        start, length = self.slicing.start(index), self.slicing.length(index)
+        os.posix_fallocate(self._descriptor, start, length)
+        return memoryview(self._map)[start : start + length]
 
     def write(self, index: int, content: Any, offset: int = 0) -> None:
         """`offset` in the slice. Blocking. Raises `OSError`."""

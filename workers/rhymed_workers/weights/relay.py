@@ -18,6 +18,7 @@ from rhymed.errors import AddressRefused, WireError
 from rhymed.wire.keys import OPEN, Keyring
 from rhymed.wire.sockets import Parcel, Server
 from rhymed_workers.weights.mapped import MappedFile
+from rhymed_workers.weights.stream.server import StreamServer
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +47,8 @@ class Relay:
 
     def __init__(self, listen: str, announced: str, *, keys: Keyring = OPEN) -> None:
         self._copies: dict[str, Copy] = {}
-        self._server = Server(listen, messages.GetSlice, self._answer, keys=keys)
+        self._server = Server(listen, messages.ToRelay, self._answer, keys=keys)
+        self._streams = StreamServer(self._server.address, self._slice, keys)
         port = self._server.address.rpartition(":")[2]
         self.address = f"{announced.rpartition(':')[0]}:{port}" if announced.startswith("tcp://") else announced
 
@@ -62,12 +64,16 @@ class Relay:
 
     def close(self) -> None:
         self._server.close()
+        self._streams.close()
         self._copies.clear()
 
     async def _answer(self, peer: bytes, message: Any, frames: Sequence[bytes]) -> messages.Message | Parcel:
-        if (copy := self._copies.get(message.edition)) is None:
-            raise WireError(f"edition {message.edition} of the weights is not here")
-        return copy.answer(message)
+        return self._streams.offer() if isinstance(message, messages.GetStream) else await self._slice(message)
+
+    async def _slice(self, ask: messages.GetSlice) -> Parcel:
+        if (copy := self._copies.get(ask.edition)) is None:
+            raise WireError(f"edition {ask.edition} of the weights is not here")
+        return copy.answer(ask)
 
 
 def relay_address(setting: str, weights: str) -> str:

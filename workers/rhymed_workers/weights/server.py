@@ -22,6 +22,7 @@ from rhymed.wire.sockets import Parcel, Server
 from rhymed_workers.weights import changes
 from rhymed_workers.weights.mapped import MappedFile, Published
 from rhymed_workers.weights.slices import DIGESTS, common_algorithm
+from rhymed_workers.weights.stream.server import StreamServer
 from rhymed_workers.weights.tracker import Grant, Tracker
 
 THREADS = min(8, os.cpu_count() or 1)
@@ -62,9 +63,11 @@ class WeightsServer:
         self._threads = ThreadPoolExecutor(THREADS, "weights")
         self._server = Server(address, messages.ToWeights, self._answer, keys=keys)
         self.address = self._server.address
+        self._streams = StreamServer(self.address, lambda ask: self._slice(ask), keys)
 
     def close(self) -> None:
         self._server.close()
+        self._streams.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _answer(self, peer: bytes, message: Any, frames: Sequence[bytes]) -> messages.Message | Parcel:
@@ -75,6 +78,8 @@ class WeightsServer:
                 return await self._sources(message)
             case messages.GetSlice():
                 return await self._slice(message)
+            case messages.GetStream():
+                return self._streams.offer()
         raise MalformedMessage(f"the weights server does not take {type(message).__name__}")
 
     async def _manifest(self, ask: messages.GetManifest) -> messages.Manifest:

@@ -7,20 +7,28 @@ plain connection first: one behind a firewall then costs seconds, and holds up n
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 from urllib.parse import urlsplit
 
 from rhymed.errors import MalformedMessage, PeerGone
-from rhymed.messages import GetSlice, Message, Slice
+from rhymed.messages import GetSlice, GetStream, Message, Slice, Stream
 from rhymed.wire.keys import Keyring
 from rhymed.wire.link import Parcel
 from rhymed.wire.sockets import Client
-from rhymed_workers.weights.slices import deadline_s
+from rhymed_workers.weights.slices import IN_FLIGHT, deadline_s
+from rhymed_workers.weights.stream.channel import Channel
+from rhymed_workers.weights.stream.client import Streams
 from rhymed_workers.weights.tracker import TRAINER
 
 TRAINER_STREAMS, RELAY_STREAMS = 4, 2
 REACH_S = 3.0
+OFFER_S = 30.0
+
+T = TypeVar("T")
 
 
 class Sources:
@@ -31,8 +39,12 @@ class Sources:
         self._links: dict[tuple[str, int], Client] = {}
         self._turns: dict[str, Iterator[int]] = {}
         self._reached: dict[str, asyncio.Future[None]] = {}
+        self._streams: dict[str, Streams] = {}
+        self._threads = ThreadPoolExecutor(IN_FLIGHT, "weights")
 
     def close(self) -> None:
+        self.end_streams()
+        self._threads.shutdown(wait=False, cancel_futures=True)
         for link in self._links.values():
             link.close()
         self._links.clear()
@@ -42,6 +54,22 @@ class Sources:
         """A request to the trainer that is not for a slice. Raises its error."""
         answer: Message = (await self._link(TRAINER, 0).request(message, deadline_s=deadline_s)).message
         return answer
+
+    async def stream(self, source: str, work: Callable[[Channel], T]) -> T | None:
+        """What `work` returns, which gets a connection for slices, blocks and runs in a thread. None: this source has
+        none; use `slice`. Raises what `work` does, `PeerGone`, or the source's error."""
+        if source != TRAINER:
+            await self._reach(source)
+        if source not in self._streams:
+            offer = functools.partial(self._offer, source)
+            address, most = source or self.address, _streams(source)
+            self._streams[source] = Streams(address, offer, self._threads, most=most, reach_s=REACH_S)
+        return await self._streams[source].use(work)
+
+    def end_streams(self) -> None:
+        """Close all connections for slices; those in use end with an error."""
+        for streams in self._streams.values():
+            streams.close()
 
     async def slice(self, source: str, ask: GetSlice, length: int) -> Parcel:
         """`Slice` and one frame. Raises the source's error."""
@@ -60,7 +88,15 @@ class Sources:
         for source, stream in list(self._links):
             if source not in keep and source != TRAINER:
                 self._links.pop((source, stream)).close()
+        self._streams = {source: found for source, found in self._streams.items() if source in (*keep, TRAINER)}
         self._reached = {source: found for source, found in self._reached.items() if source in keep}
+
+    async def _offer(self, source: str) -> Stream:
+        link = self._link(source, 0)
+        answer = (await link.request(GetStream(), deadline_s=OFFER_S)).message
+        if not isinstance(answer, Stream):
+            raise MalformedMessage(f"{link.address} answered GetStream with {type(answer).__name__}")
+        return answer
 
     def _link(self, source: str, stream: int) -> Client:
         link = self._links.get((source, stream))

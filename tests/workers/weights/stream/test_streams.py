@@ -1,0 +1,186 @@
+"""Who gets slices over connections of their own, and what happens where these fail."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+import time
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rhymed.errors import WireError
+from rhymed.messages import GetSlice, GetStream, Slice, Stream
+from rhymed.wire.keys import OPEN, Keyring, make_keys
+from rhymed.wire.sockets import Parcel
+from rhymed_workers.weights.mapped import MappedFile
+from rhymed_workers.weights.stream import channel
+from rhymed_workers.weights.stream.client import Streams, ask
+from rhymed_workers.weights.stream.server import TICKETS, StreamServer
+from tests.workers.weights.peers import fetchers, trainer, words
+
+CONTENT = bytes(range(256)) * 4096
+LOCAL = "tcp://127.0.0.1:5552"
+
+
+async def content(message: GetSlice) -> Parcel:
+    if message.index:
+        raise WireError(f"slice {message.index} is not here")
+    return Parcel(Slice(), [CONTENT])
+
+
+@pytest.fixture
+async def serving() -> AsyncIterator[StreamServer]:
+    made = StreamServer(LOCAL, content, OPEN)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+async def streams(serving: StreamServer) -> AsyncIterator[Streams]:
+    async def offer() -> Stream:
+        return serving.offer()
+
+    with ThreadPoolExecutor(4) as threads:
+        made = Streams(LOCAL, offer, threads, most=2, reach_s=5)
+        yield made
+        made.close()
+
+
+def take(index: int = 0) -> Any:
+    def work(open_channel: channel.Channel) -> bytes:
+        _, size = ask(open_channel, GetSlice(edition="e", index=index), 30)
+        into = bytearray(size)
+        open_channel.receive_content(memoryview(into))
+        return bytes(into)
+
+    return work
+
+
+async def test_one_connection_carries_many_slices_and_errors_come_back(
+    serving: StreamServer, streams: Streams
+) -> None:
+    assert [await streams.use(take()) for _ in range(3)] == [CONTENT] * 3
+    assert len(serving._channels) == 1
+    assert await asyncio.gather(*(streams.use(take()) for _ in range(5))) == [CONTENT] * 5
+    assert len(serving._channels) == 2
+    with pytest.raises(WireError, match="slice 7 is not here"):
+        await streams.use(take(7))
+    assert await streams.use(take()) == CONTENT
+
+
+async def test_a_server_that_ends_is_not_asked_again(serving: StreamServer, streams: Streams) -> None:
+    assert await streams.use(take()) == CONTENT
+    serving.close()
+    assert await streams.use(take()) is None
+    assert await streams.use(take()) is None
+
+
+def refused(port: int, first: bytes) -> bool:
+    """Whether the server closes a connection that begins so."""
+    with socket.create_connection(("127.0.0.1", port), 10) as connection:
+        connection.sendall(first)
+        try:
+            return connection.recv(1) == b""
+        except ConnectionError:
+            return True
+
+
+async def test_only_a_fresh_ticket_is_admitted_and_once(
+    serving: StreamServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offer = serving.offer()
+    assert await asyncio.to_thread(refused, offer.port, bytes(16))
+    with socket.create_connection(("127.0.0.1", offer.port), 10) as connection:
+        connection.sendall(offer.ticket)
+        while not serving._channels:
+            await asyncio.sleep(0.01)
+        assert await asyncio.to_thread(refused, offer.port, offer.ticket), "it was used"
+    old = serving.offer()
+    serving._tickets[old.ticket] = b"", time.monotonic() - 1
+    assert await asyncio.to_thread(refused, offer.port, old.ticket)
+    for _ in range(3 * TICKETS):
+        serving.offer()
+    assert len(serving._tickets) <= TICKETS
+
+
+async def test_nonsense_after_the_ticket_ends_the_connection(serving: StreamServer) -> None:
+    for nonsense in (b"\xff" * 64, (3).to_bytes(4, "big") + b"abc"):
+        offer = serving.offer()
+        assert await asyncio.to_thread(refused, offer.port, offer.ticket + nonsense)
+
+
+@pytest.mark.parametrize("address", ["ipc:///tmp/none", "inproc://weights", "tcp://192.0.2.7:5552"])
+async def test_some_addresses_have_no_streams(address: str) -> None:
+    made = StreamServer(address, content, OPEN)
+    assert made.offer() == Stream()
+    made.close()
+
+
+@pytest.fixture(params=["open", "keys"])
+def keys(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, Keyring]:
+    if request.param == "open":
+        return {"trainer": OPEN, "rollout": OPEN}
+    pytest.importorskip("cryptography")
+    make_keys(tmp_path / "keys", ("trainer", "rollout"))
+    return {"trainer": Keyring("trainer", tmp_path / "keys"), "rollout": Keyring("rollout", tmp_path / "keys")}
+
+
+async def test_the_trainer_and_relays_send_weights_that_way(
+    tmp_path: Path, keys: dict[str, Keyring], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[str] = []
+    real = StreamServer._send
+
+    def counted(self: StreamServer, to: channel.Channel, message: GetSlice) -> None:
+        sent.append("sealed" if to._cipher is not None else "open")
+        real(self, to, message)
+
+    monkeypatch.setattr(StreamServer, "_send", counted)
+    async with trainer(tmp_path, keys["trainer"]) as made:
+        data = made.publish(1, words(4))
+        with fetchers(tmp_path, 2, keys["rollout"]) as workers:
+            for worker in workers:
+                assert (await worker.fetch(1, made.address)).read_bytes() == data
+            assert len(made.sent) == 5, "the second worker's slices come from the first"
+            assert len(sent) == 10
+            assert set(sent) == {"open" if keys["trainer"] is OPEN else "sealed"}
+
+
+async def test_a_port_that_cannot_be_reached_or_breaks_costs_speed_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with trainer(tmp_path) as made:
+        data = made.publish(1, words(4))
+        with fetchers(tmp_path, 1) as (worker,), monkeypatch.context() as patch:
+            patch.setattr(StreamServer, "offer", lambda self: Stream(port=1))
+            assert (await worker.fetch(1, made.address)).read_bytes() == data
+        assert "which is slower" in caplog.text
+        caplog.clear()
+        with fetchers(tmp_path, 1) as (worker,), monkeypatch.context() as patch:
+            patch.setattr(StreamServer, "_send", lambda self, to, message: to.close())
+            assert (await worker.fetch(1, made.address)).read_bytes() == data
+        assert "which is slower" in caplog.text
+
+
+async def test_a_full_disk_is_an_error_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: MappedFile, index: int) -> memoryview:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    async with trainer(tmp_path) as made:
+        made.publish(1, words(4))
+        monkeypatch.setattr(MappedFile, "room", full)
+        with fetchers(tmp_path, 1) as (worker,), pytest.raises(WireError, match="has no room for version 1"):
+            await worker.fetch(1, made.address)
+
+
+async def test_requests_for_streams_are_answered_over_the_link(tmp_path: Path) -> None:
+    async with trainer(tmp_path) as made:
+        answer = await made.server._answer(b"", GetStream(), [])
+        assert isinstance(answer, Stream)
+        assert answer.port
+        assert not answer.key

@@ -1,0 +1,121 @@
+"""A worker's connections to one server of slices, at most so many, for as long as one download takes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+from urllib.parse import urlsplit
+
+import msgspec
+
+from rhymed import errors
+from rhymed.messages import Failure, GetSlice, Slice, Stream
+from rhymed_workers.weights.stream.channel import Channel
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_answers: msgspec.msgpack.Decoder[Slice | Failure] = msgspec.msgpack.Decoder(Slice | Failure)
+_encoder = msgspec.msgpack.Encoder()
+
+
+class Streams:
+    """To the server at `address`. `offer` asks it for a ticket; `reach_s`: until it has accepted a connection."""
+
+    def __init__(
+        self,
+        address: str,
+        offer: Callable[[], Awaitable[Stream]],
+        threads: ThreadPoolExecutor,
+        *,
+        most: int,
+        reach_s: float,
+    ) -> None:
+        self._address, self._offer, self._threads, self._reach_s = address, offer, threads, reach_s
+        self._free = asyncio.Semaphore(most)
+        self._idle: list[Channel] = []
+        self._busy: set[Channel] = set()
+        self._usable = True
+
+    async def use(self, work: Callable[[Channel], T]) -> T | None:
+        """What `work` returns, which blocks and runs in a thread. None: this server has no streams for us, or ended
+        one; from then on it is not asked for others."""
+        async with self._free:
+            channel = self._idle.pop() if self._idle else await self._connect()
+            if channel is None:
+                return None
+            self._busy.add(channel)
+            try:
+                done = await asyncio.get_running_loop().run_in_executor(self._threads, work, channel)
+            except errors.PeerGone as error:
+                channel.close()
+                self._give_up(error)
+                return None
+            except BaseException:  # also where we are cancelled: the thread ends with its connection
+                channel.close()
+                raise
+            finally:
+                self._busy.discard(channel)
+            self._idle.append(channel)
+            return done
+
+    def close(self) -> None:
+        """Idle connections end; and those in use, with their calls."""
+        for channel in (*self._idle, *self._busy):
+            channel.close()
+        self._idle.clear()
+
+    async def _connect(self) -> Channel | None:
+        if not self._usable:
+            return None
+        stream = await self._offer()
+        host = urlsplit(self._address).hostname or ""
+        self._usable = bool(stream.port and host)
+        if not self._usable:
+            return None
+        try:
+            return await asyncio.get_running_loop().run_in_executor(
+                self._threads, _connect, (host, stream.port), stream, self._reach_s
+            )
+        except (OSError, errors.WireError) as error:
+            self._give_up(error)
+            return None
+
+    def _give_up(self, error: Exception) -> None:
+        if self._usable:
+            log.warning("weights come over %s alone, which is slower: %s", self._address, error)
+        self._usable = False
+
+
+def _connect(where: tuple[str, int], stream: Stream, reach_s: float) -> Channel:
+    connection = socket.create_connection(where, reach_s)
+    try:
+        first = Channel(connection)
+        first.within(reach_s)
+        first.send_content(memoryview(stream.ticket))
+        return Channel(connection, key=stream.key)
+    except BaseException:
+        connection.close()
+        raise
+
+
+def ask(channel: Channel, message: GetSlice, deadline_s: float) -> tuple[Slice, int]:
+    """The answer, and the bytes of the content that follows. Blocking. Raises the server's error, or `WireError`.
+
+    `deadline_s`: until the content is complete.
+    """
+    channel.within(deadline_s)
+    channel.send(_encoder.encode(message))
+    answer = channel.receive()
+    try:
+        found = _answers.decode(answer[8:])
+    except msgspec.MsgspecError as error:
+        raise errors.MalformedMessage(f"answer to GetSlice: {error}") from None
+    if isinstance(found, Failure):
+        raise errors.by_name(found.error)(found.message)
+    return found, int.from_bytes(answer[:8], "big")

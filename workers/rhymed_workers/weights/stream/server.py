@@ -1,0 +1,168 @@
+"""Serves slices on a port of its own, to those that were given a ticket over the link for requests.
+
+Every connection has a thread, which sends; the content comes from the event loop. Knows no files and no digests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from urllib.parse import urlsplit
+
+import msgspec
+
+from rhymed.errors import MalformedMessage, RhymedError, WireError
+from rhymed.messages import Failure, GetSlice, Slice, Stream
+from rhymed.wire.keys import Keyring
+from rhymed.wire.sockets import Parcel
+from rhymed_workers.weights.slices import deadline_s
+from rhymed_workers.weights.stream.channel import Channel, can_seal
+
+log = logging.getLogger(__name__)
+
+TICKET_BYTES, KEY_BYTES = 16, 32
+TICKETS = 1024  # not used yet; beyond that, the oldest is void
+TICKET_S = 30.0  # for which it is valid
+CONNECTIONS = 256
+IDLE_S = 120.0  # between requests; then the connection is closed
+ANSWER_S = 60.0  # until the event loop has found a slice
+
+Answer = Callable[[GetSlice], Awaitable[Parcel]]
+
+_asks = msgspec.msgpack.Decoder(GetSlice)
+_encoder = msgspec.msgpack.Encoder()
+
+
+class StreamServer:
+    """Listens on the host of `address`, which is bound already. Create and close it on the event loop.
+
+    `offer` makes a ticket; `Stream.port` is 0 where there are no streams: for addresses within one machine, or with
+    keys and without the package cryptography.
+    """
+
+    def __init__(self, address: str, answer: Answer, keys: Keyring) -> None:
+        self._answer, self._sealed = answer, keys.folder is not None
+        self._tickets: dict[bytes, tuple[bytes, float]] = {}  # -> key, valid until
+        self._channels: set[Channel] = set()
+        self._lock = threading.Lock()
+        self._loop = asyncio.get_running_loop()
+        self._listener = _listen(address) if can_seal() or not self._sealed else None
+        if self._listener is not None:
+            threading.Thread(target=self._accept, args=(self._listener,), name="weights-accept", daemon=True).start()
+
+    def offer(self) -> Stream:
+        if self._listener is None:
+            return Stream()
+        now = time.monotonic()
+        ticket, key = secrets.token_bytes(TICKET_BYTES), secrets.token_bytes(KEY_BYTES) if self._sealed else b""
+        with self._lock:
+            old = [one for one, (_, until) in self._tickets.items() if until < now]
+            for one in old or list(self._tickets)[: len(self._tickets) - TICKETS + 1]:
+                del self._tickets[one]
+            self._tickets[ticket] = key, now + TICKET_S
+        return Stream(port=self._listener.getsockname()[1], ticket=ticket, key=key)
+
+    def close(self) -> None:
+        if self._listener is not None:
+            with contextlib.suppress(OSError):
+                self._listener.shutdown(socket.SHUT_RDWR)  # ends `accept`
+            self._listener.close()
+        with self._lock:
+            self._tickets.clear()
+            for channel in self._channels:
+                channel.close()
+
+    def _accept(self, listener: socket.socket) -> None:
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                if listener.fileno() < 0:
+                    return
+                time.sleep(0.1)  # no descriptor is left, for now
+                continue
+            if len(self._channels) >= CONNECTIONS:
+                connection.close()
+                continue
+            threading.Thread(target=self._serve, args=(connection,), name="weights-send", daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        channel: Channel | None = None
+        try:
+            channel = self._admit(connection)
+            while True:
+                channel.within(IDLE_S)
+                self._send(channel, _asks.decode(channel.receive()))
+        except (WireError, msgspec.MsgspecError) as error:
+            log.debug("a connection for weights ended: %s", error)
+        finally:
+            connection.close()
+            if channel is not None:
+                with self._lock:
+                    self._channels.discard(channel)
+
+    def _admit(self, connection: socket.socket) -> Channel:
+        """Raises `WireError` without a valid ticket."""
+        first = Channel(connection)
+        first.within(TICKET_S)
+        ticket = bytearray(TICKET_BYTES)
+        with self._lock:
+            self._channels.add(first)
+        try:
+            first.receive_content(memoryview(ticket))
+        finally:
+            with self._lock:
+                self._channels.discard(first)
+                key, until = self._tickets.pop(bytes(ticket), (b"", 0.0))
+        if until < time.monotonic():
+            raise MalformedMessage("a connection for weights without a valid ticket")
+        channel = Channel(connection, key=key, server=True)
+        with self._lock:
+            self._channels.add(channel)
+        return channel
+
+    def _send(self, channel: Channel, ask: GetSlice) -> None:
+        parcel = self._parcel(ask)
+        content = memoryview(parcel.frames[0]) if parcel.frames else memoryview(b"")
+        channel.within(deadline_s(len(content), False))
+        channel.send(len(content).to_bytes(8, "big") + _encoder.encode(parcel.message))
+        channel.send_content(content)
+
+    def _parcel(self, ask: GetSlice) -> Parcel:
+        """Of the event loop; any error becomes an answer."""
+        try:
+            found = asyncio.run_coroutine_threadsafe(_awaited(self._answer(ask)), self._loop)
+            parcel = found.result(ANSWER_S)
+            assert isinstance(parcel.message, Slice), "the answer to GetSlice"
+        except RhymedError as error:
+            return Parcel(Failure(error=type(error).__name__, message=str(error)))
+        except RuntimeError as error:  # the event loop is closed
+            raise WireError(str(error)) from None
+        except Exception as error:
+            log.exception("slice %d of edition %s failed", ask.index, ask.edition)
+            return Parcel(Failure(error="RemoteFailure", message=f"{type(error).__name__}: {error}"))
+        return parcel
+
+
+async def _awaited(answer: Awaitable[Parcel]) -> Parcel:
+    return await answer
+
+
+def _listen(address: str) -> socket.socket | None:
+    url = urlsplit(address)
+    if url.scheme != "tcp" or not url.hostname:
+        return None
+    host = url.hostname.removeprefix("::ffff:")  # zmq shows an IPv4 address so
+    every = host == "::"
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, 0), family=family, backlog=CONNECTIONS, dualstack_ipv6=every)
+    except OSError as error:
+        log.warning("weights are sent over %s alone, which is slower: %s", address, error)
+        return None
