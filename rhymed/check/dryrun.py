@@ -14,7 +14,7 @@ from rhymed.check.devices import describe as devices
 from rhymed.check.devices.shape import shape_of
 from rhymed.check.inputs import Inputs, read
 from rhymed.check.report import Report, Section
-from rhymed.check.size import Size
+from rhymed.check.sizes.size import FP32, Size
 from rhymed.config import Config, Rollout
 from rhymed.gpus import inventory, placement
 from rhymed.inputs.render import Renderer, load_renderer
@@ -140,7 +140,7 @@ def _generate(rollout: Rollout, report: Report, inputs: Inputs, renderer: Render
         return reward.unasked("the answers are the dataset's")
     if size.parameters > reward.MAX_PARAMETERS:
         return reward.unasked(f"{size.parameters / 1e6:,.0f} M parameters are too many to load for a check")
-    if 2 * memory.FP32 * size.parameters > machine.measure(folder).memory_free:
+    if 2 * FP32 * size.parameters > machine.measure(folder).memory_free:
         return reward.unasked("there is too little memory")
     try:
         return reward.write(folder, renderer(*training.rows[0]), rollout.max_response_length)

@@ -8,7 +8,7 @@ from pathlib import Path
 from rhymed.check import lora
 from rhymed.check.lora import Adapters
 from rhymed.check.report import Report
-from rhymed.check.size import Size, model_size
+from rhymed.check.sizes.size import Size, model_size
 from rhymed.config import Config
 from rhymed.inputs.datasets import placed_rows
 from rhymed.inputs.lengths import Measured, check_prompts, used_datasets

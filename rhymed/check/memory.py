@@ -12,20 +12,16 @@ from rhymed.check import lora
 from rhymed.check.arithmetic import Workload
 from rhymed.check.lora import Adapters
 from rhymed.check.report import GIB, Section
-from rhymed.check.size import Size
+from rhymed.check.sizes import working
+from rhymed.check.sizes.size import FP32, ITEM_BYTES, Size
 from rhymed.config import Config, Model, Rollout, Store, Trainer
-from rhymed.text import size_of
-
-FP32 = 4  # bytes
-ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
-LOGITS_BYTES = 1 << 28
-"""Size of the buffer in which logits are made (rhymed_workers.trainer.policy.head)."""
+from rhymed.text import counted, size_of
 
 MOMENT_BYTES = {"adamw": 8.0, "paged_adamw": 8.0, "adamw_8bit": 2 + 8 / 256, "paged_adamw_8bit": 2 + 8 / 256}
 """Of both moments of a parameter; 8-bit ones have a scale for every 256 (rhymed_workers.trainer.optim.optimizer)."""
 
 VERSIONS = 3  # published: two are kept, one is being written (rhymed_workers.trainer.publish)
-TRAINER_BYTES = 0.4 * GIB  # of libraries: torch, transformers
+TRAINER_BYTES = 0.4 * GIB  # of libraries: torch, transformers; of each rank
 ENGINE_BYTES = 1.0 * GIB  # of libraries and buffers, per engine
 STORED_BYTES = 3  # per token
 LOGPROB_BYTES = 4  # per token, until its step is in every kept checkpoint
@@ -51,13 +47,20 @@ class Needs:
     reference: float
     critic: float  # its weights, gradients and moments
     teacher: float
-    working: float  # activations and logits of the largest pass
-    copied: float  # host memory of a checkpoint that is written while training continues
+    passing: dict[str, float]  # the largest pass of one rank, by part
+    copied: float  # host memory of a checkpoint: its copy, or the weights that one of several ranks gathers
     engine: float  # each
     sequence: float  # keys and values of one sample at full length
     published: float
     checkpoint: float  # each
     store: float  # upper bound, whole run
+    ranks: int = 1  # that share the models
+    here: int = 1  # of them on this machine
+
+    @property
+    def working(self) -> float:
+        """Of the largest pass of one rank."""
+        return sum(self.passing.values())
 
     @property
     def models(self) -> dict[str, float]:
@@ -68,7 +71,13 @@ class Needs:
 
     @property
     def trainer(self) -> float:
-        return sum(self.models.values()) + self.working + self.copied + TRAINER_BYTES
+        """On this machine."""
+        return self.here * self.rank + self.copied
+
+    @property
+    def rank(self) -> float:
+        """Of one rank, on its device."""
+        return sum(self.models.values()) / self.ranks + self.working + TRAINER_BYTES
 
 
 def needs(
@@ -98,20 +107,41 @@ def needs(
         reference=FP32 * parameters if trainer.recipe.kl_coef and not adapters else 0,
         critic=(2 * FP32 + moment) * values,
         teacher=FP32 * teacher.parameters if teacher else 0,
-        working=max(working_bytes(trainer, one, tokens) for one in (size, critic) if one),
-        copied=(FP32 + moment) * (trained + values) if trainer.async_checkpoints else 0,
+        passing=max(
+            (working.parts(model, trainer, one, tokens) for one in (size, critic) if one),
+            key=lambda found: sum(found.values()),
+        ),
+        copied=_copied(trainer, trained + values),
         engine=item * parameters + rollout.kv_cache_gib * GIB + ENGINE_BYTES if vllm else 0,
         sequence=2 * size.layers * size.key_value * item * full_length(rollout) if vllm else 0,
         published=VERSIONS * (FP32 if adapters else item) * trained,
         checkpoint=(FP32 + moment) * (trained + values),
         store=rollout.max_response_length * stored,
+        ranks=trainer.world,
+        here=trainer.ranks_per_node,
     )
+
+
+def _copied(trainer: Trainer, trained: int) -> float:
+    if trainer.async_checkpoints:
+        return (FP32 + MOMENT_BYTES[trainer.optimizer]) * trained
+    return FP32 * trained if trainer.world > 1 else 0
 
 
 def on_host(need: Needs, rollout: Rollout) -> Needs:
     """What is left for the host's memory where trainer and engines compute on GPUs."""
-    none = dict.fromkeys(("weights", "gradients", "moments", "reference", "critic", "teacher", "working"), 0.0)
-    return replace(need, **none, engine=ENGINE_BYTES if rollout.engine == "vllm" else 0, sequence=0)
+    return replace(
+        need,
+        weights=0.0,
+        gradients=0.0,
+        moments=0.0,
+        reference=0.0,
+        critic=0.0,
+        teacher=0.0,
+        passing={},
+        engine=ENGINE_BYTES if rollout.engine == "vllm" else 0,
+        sequence=0,
+    )
 
 
 def lora_weights(model: Model, size: Size, adapters: Adapters) -> float:
@@ -123,19 +153,6 @@ def lora_weights(model: Model, size: Size, adapters: Adapters) -> float:
 def full_length(rollout: Rollout) -> int:
     """Tokens of the longest sample."""
     return rollout.max_prompt_length + rollout.max_response_length
-
-
-def working_bytes(trainer: Trainer, size: Size, tokens: int) -> float:
-    """Of the largest pass: what layers keep for their gradients, a slice of logits, the gradient of the head."""
-    layer = activation_bytes(size)
-    kept = size.hidden * FP32 * size.layers + layer if trainer.gradient_checkpointing else layer * size.layers
-    head = 0 if trainer.lora else size.vocabulary * size.hidden * FP32
-    return tokens * kept + min(LOGITS_BYTES, tokens * size.vocabulary * FP32) + head
-
-
-def activation_bytes(size: Size) -> float:
-    """Kept per token and layer for the gradient; measured on Llama: six hidden, three intermediate, keys, values."""
-    return FP32 * (6 * size.hidden + 3 * size.intermediate + 2 * size.key_value)
 
 
 def describe(
@@ -156,9 +173,9 @@ def describe(
     section.add("model", f"{size.architecture}, {size.parameters / 1e6:,.1f} M parameters")
     if trainer.lora and adapters:
         section.add("LoRA", lora.describe(trainer.lora, adapters))
-    kept = ", ".join(f"{name} {size_of(value)}" for name, value in need.models.items())
-    kept += f", copy for checkpoints {size_of(need.copied)}" if need.copied else ""
-    section.add("trainer", f"{size_of(need.trainer)}: {kept}, the largest pass {size_of(need.working)}")
+    section.add("trainer", _trainer(need))
+    if need.ranks > 1:
+        section.add("each rank", f"{size_of(need.rank)}: {listed(need)}")
     if gpus:
         need = on_host(need, rollout)
     elif need.engine:
@@ -179,6 +196,26 @@ def describe(
     return section
 
 
+def _trainer(need: Needs) -> str:
+    kept = ", ".join(f"{name} {size_of(value)}" for name, value in need.models.items())
+    kept += f", copy for checkpoints {size_of(need.copied)}" if need.copied else ""
+    if need.ranks > 1:
+        return f"{size_of(need.trainer)} for {counted(need.here, 'rank')}; of all ranks: {kept}"
+    return f"{size_of(need.trainer)}: {kept}, {_largest(need)}"
+
+
+def listed(need: Needs) -> str:
+    """What one rank has, by part."""
+    each = ", ".join(f"{name} {size_of(value / need.ranks)}" for name, value in need.models.items())
+    return f"{each}, {_largest(need)}"
+
+
+def _largest(need: Needs) -> str:
+    """The pass that takes most, by part."""
+    within = ", ".join(f"{name} {size_of(value)}" for name, value in need.passing.items())
+    return f"the largest pass {size_of(need.working)} ({within})"
+
+
 def in_memory(rollout: Rollout, need: Needs, machine: Machine) -> float:
     shared = need.published if machine.shared_free >= need.published else 0
     return need.trainer + rollout.workers * need.engine + shared
@@ -189,7 +226,7 @@ def on_disk(trainer: Trainer, store: Store, need: Needs) -> float:
 
 
 def errors(rollout: Rollout, trainer: Trainer, need: Needs, machine: Machine) -> Iterator[str]:
-    least = in_memory(rollout, need, machine) - need.working
+    least = in_memory(rollout, need, machine) - need.here * need.working
     if least > machine.memory:
         yield (
             f"memory: {size_of(least)} are needed even for the shortest responses, this machine has"
@@ -213,7 +250,7 @@ def errors(rollout: Rollout, trainer: Trainer, need: Needs, machine: Machine) ->
 
 def _warnings(rollout: Rollout, trainer: Trainer, store: Store, need: Needs, machine: Machine) -> Iterator[str]:
     total = in_memory(rollout, need, machine)
-    if total > machine.memory_free and total - need.working <= machine.memory:
+    if total > machine.memory_free and total - need.here * need.working <= machine.memory:
         yield (
             f"memory: about {size_of(total)} are needed, {size_of(machine.memory_free)} are available: lower"
             " trainer.micro_tokens, rollout.workers or rollout.kv_cache_gib,"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rhymed.check.report import Section
-from rhymed.check.size import Size, model_size
+from rhymed.check.sizes.size import Size, model_size
 from rhymed.config import Config, Teacher
 from rhymed.inputs.datasets import Placed
 from rhymed.inputs.supervision.answers import Answers

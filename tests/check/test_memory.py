@@ -11,7 +11,8 @@ from safetensors.numpy import save_file
 from rhymed.check import arithmetic, memory
 from rhymed.check.memory import Machine
 from rhymed.check.report import GIB, Section
-from rhymed.check.size import Size, model_size
+from rhymed.check.sizes import working
+from rhymed.check.sizes.size import Size, model_size
 from rhymed.config import Config
 from rhymed.errors import ConfigError
 
@@ -96,7 +97,7 @@ def test_a_cache_that_holds_no_sample_must_be_changed() -> None:
 
 def test_logits_are_bounded_as_the_trainer_bounds_them() -> None:
     head = pytest.importorskip("rhymed_workers.trainer.policy.head")
-    assert head.LOGITS_BYTES == memory.LOGITS_BYTES
+    assert head.LOGITS_BYTES == working.LOGITS_BYTES
 
 
 def test_published_versions_are_those_of_the_trainer() -> None:

@@ -8,6 +8,7 @@ import signal
 import socket
 import sys
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -20,17 +21,18 @@ torch = pytest.importorskip("torch")
 pytestmark = [pytest.mark.slow, pytest.mark.thorough, pytest.mark.timeout(1500)]
 
 STEPS, KILLED_AFTER = 8, 4  # with a checkpoint after every third
+LORA = {"lora": {"rank": 3, "alpha": 8}, "lr": 1e-3}
+TAUGHT = {"algorithm": "opsd", "teacher": {"system": "Be brief.", "over": "vocabulary"}}
 
 
 def lines(file: Path) -> list[str]:
     return file.read_text().splitlines() if file.exists() else []
 
 
-def run(folder: Path, name: str, *, kill: str = "", lora: dict[str, int] | None = None) -> Path:
+def run(folder: Path, name: str, *, kill: str = "", trainer: dict[str, Any] | None = None) -> Path:
     """The run's folder. `kill`: the process that is killed once, after `KILLED_AFTER` steps."""
     settings = with_model(folder, ranks=2)
-    if lora:
-        settings["trainer"] |= {"lora": lora, "lr": 1e-3}
+    settings["trainer"] |= trainer or {}
     with LiveRun(Shape(STEPS, 1, 1, settings=settings).write(folder, name)) as live:
         while live.wait(0.1) is None:
             if kill and len(lines(live.where.metrics)) >= KILLED_AFTER:
@@ -80,10 +82,10 @@ def test_ranks_on_two_nodes_train_the_same_and_begin_again_when_one_dies(tmp_pat
     assert compared.weights == f"weights: the same, bit for bit, after {STEPS} steps"
 
 
-@pytest.mark.parametrize("lora", [None, {"rank": 3, "alpha": 8}])
-def test_a_killed_rank_changes_no_weight(tmp_path: Path, lora: dict[str, int] | None) -> None:
-    calm = run(tmp_path, "calm", lora=lora)
-    killed = run(tmp_path, "killed", kill="trainer-1", lora=lora)
+@pytest.mark.parametrize("trainer", [{}, LORA, TAUGHT], ids=["plain", "lora", "taught"])
+def test_a_killed_rank_changes_no_weight(tmp_path: Path, trainer: dict[str, Any]) -> None:
+    calm = run(tmp_path, "calm", trainer=trainer)
+    killed = run(tmp_path, "killed", kill="trainer-1", trainer=trainer)
     compared = compare_runs(calm, killed)
     assert compared.wrong == []
     assert compared.weights == f"weights: the same, bit for bit, after {STEPS} steps"
@@ -94,9 +96,8 @@ def test_a_killed_rank_changes_no_weight(tmp_path: Path, lora: dict[str, int] | 
     ended = (killed / "logs" / "trainer.out").read_text()
     assert "a rank" in ended or "rank 1 of the trainer ended (signal SIGKILL)" in ended
 
-    export(
-        chosen(calm / "checkpoints", None), tmp_path / "exported", "bfloat16", tmp_path / "model" if lora else None
-    )
+    source = tmp_path / "model" if trainer is LORA else None
+    export(chosen(calm / "checkpoints", None), tmp_path / "exported", "bfloat16", source)
     from transformers import AutoModelForCausalLM
 
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "exported").dtype == torch.bfloat16

@@ -12,6 +12,7 @@ from rhymed.check.devices import describe
 from rhymed.check.devices.shape import Shape, shape_of
 from rhymed.check.lora import hint
 from rhymed.check.report import Report, Section
+from rhymed.check.sizes.size import FP32, ITEM_BYTES
 from rhymed.config import Config, Model
 from rhymed.errors import ConfigError
 from rhymed.gpus.inventory import Inventory, parse
@@ -43,7 +44,8 @@ def _needs(config: Config, shape: Shape) -> tuple[memory.Needs, int]:
     load = arithmetic.workload(rollout, trainer, rollout.prompts_per_step, rollout.max_prompt_length)
     adapters = shape.adapters(trainer.lora) if trainer.lora else None
     critic = size if trainer.recipe.critic else None
-    teacher = size if trainer.teacher.used and not trainer.teacher.url and not trainer.lora else None
+    taught = trainer.teacher
+    teacher = size if taught.model or (taught.used and not taught.named and taught.weights == "initial") else None
     return memory.needs(config.model, rollout, trainer, size, load, adapters, critic, teacher), size.parameters
 
 
@@ -52,8 +54,8 @@ def _hosts(config: Config, inventory: Inventory, shape: Shape) -> Section:
     section = Section("each machine")
     section.add("/dev/shm", f"{size_of(need.published)}, three versions of the weights")
     section.add("disk", f"{size_of((config.trainer.keep_checkpoints + 1) * need.checkpoint)} for checkpoints")
-    each = memory.ITEM_BYTES[config.model.dtype] * parameters
-    section.add("memory", f"at least {size_of(memory.FP32 * parameters + each)} while the model is read")
+    each = ITEM_BYTES[config.model.dtype] * parameters
+    section.add("memory", f"at least {size_of(FP32 * parameters + each)} while the model is read")
     return section
 
 

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rhymed.check.devices.needs import EngineNeeds, TrainerNeeds, engine_needs, heads_problem, trainer_needs
+from rhymed.check.devices.needs import (
+    CONTEXT_BYTES,
+    EngineNeeds,
+    TrainerNeeds,
+    engine_needs,
+    heads_problem,
+    trainer_needs,
+)
 from rhymed.check.devices.shape import Shape
-from rhymed.check.memory import Needs
+from rhymed.check.memory import Needs, listed
 from rhymed.check.report import Section
 from rhymed.config import Config
 from rhymed.gpus.inventory import Inventory
@@ -21,10 +28,11 @@ def describe(config: Config, inventory: Inventory, shape: Shape, need: Needs, pa
     section.add("GPUs", str(inventory))
     section.add("model", f"{shape.architecture}, {parameters / 1e9:,.2f} B parameters")
     section.errors += problems(config, inventory)
-    trainer = trainer_needs(config, shape, need) if trains_on_gpus(config) else None
+    trainer = trainer_needs(need) if trains_on_gpus(config) else None
     engine = engine_needs(config, shape, parameters) if generates_on_gpus(config) else None
     if trainer:
-        section.add("trainer", _trainer(config, need, trainer))
+        most = f"{size_of(trainer.most)} on each of {counted(need.ranks, 'GPU')}"
+        section.add("trainer", f"{most}: {listed(need)}, libraries {size_of(CONTEXT_BYTES)}")
         section.errors += _trainer_errors(config, trainer, smallest)
     if engine:
         section.add("engines", _engines(config, engine, smallest))
@@ -38,13 +46,6 @@ def describe(config: Config, inventory: Inventory, shape: Shape, need: Needs, pa
         if here := _seats(config, inventory, node):
             section.add("placed" if node == 0 else "", f"node {node}: {here}" if len(inventory.nodes) > 1 else here)
     return section
-
-
-def _trainer(config: Config, need: Needs, trainer: TrainerNeeds) -> str:
-    world = config.trainer.world
-    each = ", ".join(f"{name} {size_of(value / world)}" for name, value in need.models.items())
-    most, largest = size_of(trainer.most), size_of(trainer.working)
-    return f"{most} on each of {counted(world, 'GPU')}: {each}, the largest pass {largest}"
 
 
 def _engines(config: Config, engine: EngineNeeds, gpu: int) -> str:

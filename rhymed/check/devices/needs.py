@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from rhymed.check import memory
 from rhymed.check.devices.shape import Shape
-from rhymed.check.memory import ITEM_BYTES, Needs
+from rhymed.check.memory import Needs
 from rhymed.check.report import GIB
+from rhymed.check.sizes.size import FP32, ITEM_BYTES
 from rhymed.config import Config
 
 CONTEXT_BYTES = 1.0 * GIB  # of a process: CUDA's context, libraries, NCCL's buffers
@@ -44,12 +45,9 @@ class EngineNeeds:
         return budget - self.weights - self.working
 
 
-def trainer_needs(config: Config, shape: Shape, need: Needs) -> TrainerNeeds:
-    """`need`: of the whole run, see `memory.needs`. Sharded over all ranks; each gathers one layer at a time."""
-    world = config.trainer.world
-    ends = shape.vocabulary * shape.hidden
-    gathered = 2 * memory.FP32 * max(shape.layer_parameters, ends) if world > 1 else 0
-    return TrainerNeeds(sum(need.models.values()) / world + CONTEXT_BYTES, need.working + gathered)
+def trainer_needs(need: Needs) -> TrainerNeeds:
+    """`need`: of the whole run, see `memory.needs`."""
+    return TrainerNeeds(sum(need.models.values()) / need.ranks + CONTEXT_BYTES, need.working)
 
 
 def engine_needs(config: Config, shape: Shape, parameters: int) -> EngineNeeds:
@@ -62,7 +60,7 @@ def engine_needs(config: Config, shape: Shape, parameters: int) -> EngineNeeds:
     layer = tokens * item * (4 * shape.hidden + 3 * math.ceil(shape.intermediate / tensor))
     drafted = config.drafts.max_length if config.drafts.method != "none" else 0
     rows = min(tokens, rollout.max_concurrency * (1 + drafted))
-    logits = rows * shape.vocabulary * (item + memory.FP32)
+    logits = rows * shape.vocabulary * (item + FP32)
     heads = max(1, math.ceil(shape.key_value_heads / tensor))
     layers = math.ceil(shape.layers / rollout.pipeline_parallel)
     sequence = 2.0 * layers * heads * shape.head * item * memory.full_length(rollout)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rhymed.check.lora import Adapters
-from rhymed.check.size import Size
+from rhymed.check.sizes.size import Size
 from rhymed.config import Lora
 from rhymed.errors import ConfigError
 
@@ -58,6 +58,8 @@ class Shape:
             intermediate=self.intermediate,
             key_value=self.key_value_heads * self.head,
             vocabulary=self.vocabulary,
+            query=self.heads * self.head,
+            tied=self.tied,
         )
 
     def adapters(self, lora: Lora) -> Adapters:

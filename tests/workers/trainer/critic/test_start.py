@@ -11,7 +11,7 @@ import pytest
 
 from rhymed.check.inputs import read
 from rhymed.check.report import Report
-from rhymed.check.size import model_size
+from rhymed.check.sizes.size import model_size
 from rhymed.cli.eval import evaluating
 from rhymed.config import Config
 from rhymed.config.load import load_config

@@ -12,9 +12,10 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,25 +49,33 @@ def train(jobs: Sequence[Job], timeout_s: float = 280) -> list[Job]:
     return [Job(**job) for job in json.loads(done.stdout.splitlines()[-1])]
 
 
-def _rank(job: Job, rank: int, meeting: str) -> None:
+def enter(count: int, rank: int, meeting: str) -> Any:
+    """The ranks as the learner sees them. `meeting`: a file that they share."""
     import torch
     from torch.distributed.device_mesh import init_device_mesh
 
+    from rhymed_workers.trainer.ranks.group import ALONE, Group
+
+    if count == 1:
+        return ALONE
+    torch.distributed.init_process_group(
+        "cpu:gloo",
+        init_method=f"file://{meeting}",
+        rank=rank,
+        world_size=count,
+        timeout=timedelta(seconds=120),
+    )
+    return Group(init_device_mesh("cpu", (count,)))
+
+
+def _rank(job: Job, rank: int, meeting: str) -> None:
+    import torch
+
     from rhymed.config import Config
     from rhymed_workers.trainer.learner import TorchLearner
-    from rhymed_workers.trainer.ranks.group import ALONE, Group
     from tests.workers.trainer.test_learner import samples
 
-    ranks = ALONE
-    if job.ranks > 1:
-        torch.distributed.init_process_group(
-            "cpu:gloo",
-            init_method=f"file://{meeting}",
-            rank=rank,
-            world_size=job.ranks,
-            timeout=timedelta(seconds=120),
-        )
-        ranks = Group(init_device_mesh("cpu", (job.ranks,)))
+    ranks = enter(job.ranks, rank, meeting)
     learner = TorchLearner.restore(Config.model_validate(job.config), Path(job.start) if job.start else None, ranks)
     steps = ([replace(sample, row=ROW) for sample in samples(step)] for step in range(job.first, job.last))
     job.metrics = [learner.train(step, run_steps=job.last) for step in steps]
@@ -84,14 +93,15 @@ def _rank(job: Job, rank: int, meeting: str) -> None:
     ranks.sum([0.0])
 
 
-def _fork(job: Job) -> None:
+def fork(count: int, work: Callable[[int, str], None]) -> None:
+    """Each rank is a child that does `work` with its number and the file where all meet. One that fails ends this."""
     children = []
     with tempfile.TemporaryDirectory() as folder:
-        for rank in range(job.ranks):
+        for rank in range(count):
             child = os.fork()
             if child == 0:
                 try:
-                    _rank(job, rank, f"{folder}/meeting")
+                    work(rank, f"{folder}/meeting")
                 except BaseException:
                     import traceback
 
@@ -109,6 +119,10 @@ def _fork(job: Job) -> None:
                     os.kill(other, 9)
     if failed:
         sys.exit(1)
+
+
+def _run(job: Job) -> None:
+    fork(job.ranks, partial(_rank, job))
     job.metrics = json.loads((Path(job.out) / "metrics.json").read_text())
 
 
@@ -126,7 +140,7 @@ def main() -> None:
     torch.set_num_threads(1)
     jobs = [Job(**job) for job in given]
     for job in jobs:
-        _fork(job)
+        _run(job)
     print(json.dumps([asdict(job) for job in jobs]))
 
 

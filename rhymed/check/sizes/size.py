@@ -11,6 +11,9 @@ from typing import Any
 from rhymed.errors import ConfigError
 from rhymed_workers.lora.folder import entries
 
+FP32 = 4  # bytes
+ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+
 
 @dataclass(frozen=True)
 class Size:
@@ -21,6 +24,18 @@ class Size:
     intermediate: int
     key_value: int  # width of keys, and of values
     vocabulary: int
+    query: int = 0  # width of queries; 0: the hidden size
+    tied: bool = False  # head and embedding are the same
+
+    @property
+    def ends(self) -> int:
+        """Parameters of embedding and head."""
+        return self.vocabulary * self.hidden * (1 if self.tied else 2)
+
+    @property
+    def layer(self) -> float:
+        """Parameters of one layer."""
+        return (self.parameters - self.ends) / max(1, self.layers)
 
 
 def model_size(folder: Path) -> Size:
@@ -33,7 +48,7 @@ def model_size(folder: Path) -> Size:
     names = _tensors(folder)
     if not names:
         raise ConfigError(f"model.path: {folder} has no *.safetensors file with weights")
-    if text.get("tie_word_embeddings", config.get("tie_word_embeddings", False)):
+    if tied := bool(text.get("tie_word_embeddings", config.get("tie_word_embeddings", False))):
         names.pop("lm_head.weight", None)
     return Size(
         architecture=str((config.get("architectures") or ["a model"])[0]),
@@ -43,6 +58,8 @@ def model_size(folder: Path) -> Size:
         intermediate=int(text.get("intermediate_size") or 4 * hidden),
         key_value=int(text.get("num_key_value_heads") or heads) * head,
         vocabulary=int(text.get("vocab_size") or 0),
+        query=heads * head,
+        tied=tied,
     )
 
 

@@ -1,0 +1,95 @@
+"""What `rhymed check` estimates for each rank of a trainer, against what ranks on processors take."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rhymed.check import arithmetic, memory
+from rhymed.check.memory import Needs
+from rhymed.check.sizes.size import model_size
+from rhymed.config import Config
+from tests.check.devices.measured import measure
+from tests.check.test_memory import LARGE, SIZE
+
+SHAPE = {
+    "vocab_size": 8192,
+    "hidden_size": 384,
+    "intermediate_size": 1024,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+}
+
+
+def needs(tree: dict[str, Any], folder: Path) -> Needs:
+    config, size = Config.model_validate(tree), model_size(folder)
+    load = arithmetic.workload(config.rollout, config.trainer, 8, config.rollout.max_prompt_length)
+    return memory.needs(config.model, config.rollout, config.trainer, size, load)
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+@pytest.mark.skipif(sys.platform != "linux", reason="the peak is read from /proc")
+@pytest.mark.parametrize("sparing", [False, True], ids=["all kept", "checkpointing"])
+def test_each_rank_takes_about_what_was_estimated(tiny_model: Path, tmp_path: Path, sparing: bool) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    LlamaForCausalLM(LlamaConfig(**SHAPE, tie_word_embeddings=sparing)).save_pretrained(tmp_path / "model")
+    for file in tiny_model.glob("token*"):
+        shutil.copy(file, tmp_path / "model")
+    for ranks in (1, 2):
+        tree = {
+            "model": {"path": str(tmp_path / "model"), "dtype": "float32"},
+            "trainer": {
+                "lr": 1e-5,
+                "device": "cpu",
+                "ranks": ranks,
+                "threads": 1,
+                "micro_tokens": 1200,
+                "gradient_checkpointing": sparing,
+            },
+            "rollout": {
+                "prompts_per_step": 2,
+                "group_size": 2,
+                "max_prompt_length": 64,
+                "max_response_length": 512,
+            },
+        }
+        need = needs(tree, tmp_path / "model")
+        estimated = need.rank - memory.TRAINER_BYTES
+        for found in measure(ranks, tree, tmp_path):
+            assert 0.85 < estimated / found["peak"] < 1.3, (ranks, found, estimated, need)
+            assert found["kept"] < estimated - need.working + 64e6
+
+
+def test_ranks_share_models_but_no_pass() -> None:
+    one, two = (
+        memory.needs(
+            config.model,
+            config.rollout,
+            config.trainer,
+            SIZE,
+            arithmetic.workload(config.rollout, config.trainer, 64, 100),
+        )
+        for config in (Config.model_validate({"trainer": {"device": "cpu", "ranks": ranks}}) for ranks in (1, 2))
+    )
+    assert sum(two.models.values()) == sum(one.models.values())
+    assert two.working > one.working, "with layers that are gathered, and gradients that are not summed yet"
+    assert two.trainer - two.copied == 2 * two.rank
+    assert two.rank < one.rank
+    rows = dict(
+        memory.describe(
+            Config.model_validate({"trainer": {"device": "cpu", "ranks": 2}}),
+            SIZE,
+            arithmetic.workload(Config().rollout, Config().trainer, 64, 100),
+            LARGE,
+        ).rows
+    )
+    assert "for 2 ranks; of all ranks: weights 3.7 GiB" in rows["trainer"]
+    assert "weights 1.9 GiB, gradients 1.9 GiB, Adam 3.7 GiB, the largest pass" in rows["each rank"]
+    assert "gathered layers" in rows["each rank"]
