@@ -47,7 +47,7 @@ def value(kind: Any) -> Any:
         return {value(args[0]): value(args[1])}
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         return make(kind)
-    return {int: 2**40, float: 1.5, str: "t\u00e9xt", bool: True}[kind]
+    return {int: 2**40, float: 1.5, str: "t\u00e9xt", bytes: b"\0\xff", bool: True}[kind]
 
 
 def make(kind: Any) -> Any:

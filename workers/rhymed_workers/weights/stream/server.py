@@ -134,24 +134,24 @@ class StreamServer:
         channel.send(len(content).to_bytes(8, "big") + _encoder.encode(parcel.message))
         channel.send_content(content)
 
+    async def _find(self, ask: GetSlice) -> Parcel:
+        return await self._answer(ask)
+
     def _parcel(self, ask: GetSlice) -> Parcel:
         """Of the event loop; any error becomes an answer."""
+        work = self._find(ask)
         try:
-            found = asyncio.run_coroutine_threadsafe(_awaited(self._answer(ask)), self._loop)
-            parcel = found.result(ANSWER_S)
+            parcel = asyncio.run_coroutine_threadsafe(work, self._loop).result(ANSWER_S)
             assert isinstance(parcel.message, Slice), "the answer to GetSlice"
         except RhymedError as error:
             return Parcel(Failure(error=type(error).__name__, message=str(error)))
-        except RuntimeError as error:  # the event loop is closed
-            raise WireError(str(error)) from None
+        except RuntimeError as error:
+            work.close()
+            raise WireError(str(error)) from None  # the event loop is closed
         except Exception as error:
             log.exception("slice %d of edition %s failed", ask.index, ask.edition)
             return Parcel(Failure(error="RemoteFailure", message=f"{type(error).__name__}: {error}"))
         return parcel
-
-
-async def _awaited(answer: Awaitable[Parcel]) -> Parcel:
-    return await answer
 
 
 def _listen(address: str) -> socket.socket | None:
