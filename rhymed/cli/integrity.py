@@ -17,7 +17,12 @@ def add(verbs: Any) -> None:
 
 
 def _add_compare(verbs: Any) -> None:
-    parser = make_parser(verbs, "compare", "compare every sample of two runs; exit status 1 if they differ", compare)
+    parser = make_parser(
+        verbs,
+        "compare",
+        "compare two runs: the same samples? which is better? exit status 1 if samples differ",
+        compare,
+    )
     add_examples(parser, "rhymed history compare runs/plain runs/fast")
     parser.add_argument("first", type=Path, metavar="RUN", help="a run's folder")
     parser.add_argument("second", type=Path, metavar="OTHER", help="another run's folder")
@@ -85,17 +90,23 @@ def backup(arguments: argparse.Namespace) -> int:
 
 
 def compare(arguments: argparse.Namespace) -> int:
-    """Exit status 1 where more than near ties differ."""
+    """Exit status 1 where more than near ties differ, whichever run is better."""
     from rhymed.errors import ConfigError
     from rhymed.history.compare import samples
     from rhymed.history.folder import open_folder
+    from rhymed.several import better, verdict
 
     if arguments.first.resolve() == arguments.second.resolve():
         raise ConfigError(f"{arguments.first} and {arguments.second} are the same run: name two different runs")
     with open_folder(arguments.first) as first, open_folder(arguments.second) as second:
         result = samples.compare(first, second)
         text = samples.render(result, first.name, second.name)
-        print(json.dumps(result.json(), indent=2) if arguments.json else text)
+        folders = first.folder, second.folder
+    found = better.compare(*folders)
+    if arguments.json:
+        print(json.dumps({**result.json(), "better": found and found.json()}, indent=2))
+    else:
+        print("\n".join([text, verdict.render(found)] if found else [text]))
     return int(not result.same)
 
 
