@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,8 +38,9 @@ class Outcome:
 
 
 class Child:
-    def __init__(self, arguments: Sequence[str]) -> None:
-        """Starts it. Settings of the environment are in its configuration already, so it does not get them."""
+    def __init__(self, arguments: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
+        """Starts it. Settings of the environment are in its configuration already, so it does not get them.
+        `environment`: more variables."""
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115
         self._process = subprocess.Popen(
             [sys.executable, "-m", "rhymed", *arguments, "--events"],
@@ -47,7 +48,7 @@ class Child:
             stdout=subprocess.PIPE,
             stderr=self._errors,
             start_new_session=True,
-            env={name: value for name, value in os.environ.items() if not is_setting(name)},
+            env={name: value for name, value in os.environ.items() if not is_setting(name)} | dict(environment or {}),
         )
         self._events: queue.SimpleQueue[AnyEvent | None] = queue.SimpleQueue()
         self._reader = Thread(target=self._read, name="rhymed-events", daemon=True)

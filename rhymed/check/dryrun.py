@@ -41,7 +41,9 @@ def quick_check(config: Config, *, resume: bool = False) -> Report:
             if gpus := _check_gpus(config, inputs, need):
                 report.add(gpus)
                 need = memory.on_host(need, rollout)
-            report.errors += memory.errors(rollout, trainer, need, machine.measure(layout.folder))
+            measured = machine.measure(layout.folder)
+            report.memory = memory.in_memory(rollout, need, measured)
+            report.errors += memory.errors(rollout, trainer, need, measured)
         if loading is not None and report.attempt(lambda: loading.result() or True):
             _check_reward(config, report, inputs, None)
     return report

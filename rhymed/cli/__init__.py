@@ -73,7 +73,7 @@ def parser() -> argparse.ArgumentParser:
     from rhymed.cli.live import top as live_top
     from rhymed.cli.services import broker, health, keygen, store, worker
     from rhymed.cli.setup import completion, init, migrate
-    from rhymed.cli.several import runs
+    from rhymed.cli.several import runs, sweep
 
     top = Parser(
         prog="rhymed",
@@ -82,10 +82,8 @@ def parser() -> argparse.ArgumentParser:
     add_examples(top, "rhymed init mine", "rhymed check mine/config.toml", "rhymed run mine/config.toml")
     top.add_argument("--version", action="version", version=f"rhymed {__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    shown = (
-        *(init, migrate, check, run, eval, live_top, queues, steer, dashboard, runs, logs, report, history),
-        checkpoint,
-    )
+    training = (init, migrate, check, run, sweep, eval)
+    shown = (*training, runs, live_top, queues, steer, dashboard, logs, report, history, checkpoint)
     services = (worker, broker, store, health, keygen, prepare, model)
     for module in (*shown, *services, bench, sim, completion):
         module.add(commands)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from rhymed.several.listing import Listing
 from rhymed.several.rows import RunRow
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 COLUMNS = ("name", "state", "step", "reward", "held-out", "elapsed", "left", "age")
+OPTIONAL = ("held-out", "left")  # left out where no run has one
+NONE = "-"
 LEFT = ("name", "state")  # columns that are aligned left
 COLOURS = {
     "running": "green",
@@ -29,14 +31,16 @@ COLOURS = {
 
 def table(listing: Listing, now: float) -> Table:
     """`now`: seconds since 1970."""
+    rows = [cells(row, now) for row in listing.runs]
+    chosen = [
+        at for at, column in enumerate(COLUMNS) if column not in OPTIONAL or any(row[at] != NONE for row in rows)
+    ]
     shown = plain_table()
-    for column in COLUMNS:
-        name = column == "name"
-        shown.add_column(
-            column, justify="left" if column in LEFT else "right", overflow="fold", no_wrap=not name, min_width=4
-        )
-    for row in listing.runs:
-        shown.add_row(*cells(row, now), style="" if row.state != "waiting" else COLOURS["waiting"])
+    for at in chosen:
+        side: Literal["left", "right"] = "left" if COLUMNS[at] in LEFT else "right"
+        shown.add_column(COLUMNS[at], justify=side, overflow="fold", no_wrap=at > 0)
+    for row, texts in zip(listing.runs, rows, strict=True):
+        shown.add_row(*(texts[at] for at in chosen), style=COLOURS["waiting"] if row.state == "waiting" else "")
     return shown
 
 
@@ -49,12 +53,12 @@ def cells(row: RunRow, now: float) -> list[str]:
     return [
         escape(row.name),
         f"[{colour}]{row.state}[/]" if colour else row.state,
-        "-" if row.state == "waiting" else f"{row.step}/{steps}",
+        NONE if row.state == "waiting" else f"{row.step}/{steps}",
         number(row.reward, ".3f"),
         number(row.held_out, ".3f"),
-        age(row.elapsed_s) if row.elapsed_s else "-",
-        "-" if row.eta_s is None else age(row.eta_s),
-        "-" if row.started is None else age(now - row.started),
+        age(row.elapsed_s) if row.elapsed_s else NONE,
+        NONE if row.eta_s is None else age(row.eta_s),
+        NONE if row.started is None else age(now - row.started),
     ]
 
 
