@@ -18,7 +18,7 @@ AROUND = 0.5 * (1 << 30)  # bytes of broker, store and reward workers
 class Places:
     """`environments`: of each place; those of different places name different GPUs."""
 
-    environments: list[Mapping[str, str]]
+    environments: Sequence[Mapping[str, str]]
     why: str = ""  # there are fewer than were asked for
 
     def __len__(self) -> int:
