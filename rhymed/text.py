@@ -1,7 +1,11 @@
-"""How counts, sizes, durations and foreign texts are written for people. Pure."""
+"""How counts, sizes, durations and foreign texts are written for people. Pure.
+
+People count steps, epochs and responses from 1 (`step_name`, `epoch_name`, `response_name`); ids and data from 0.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,6 +21,21 @@ STEP_COLUMNS = (
     ("mismatch_kl/mean", "mismatch", "{:.4f}"),
 )
 """(metric, heading, format) of a step's line."""
+
+TRAINED = (
+    ("reward/flat_groups", "{:.0%} of the groups flat"),
+    ("actor/loss", "loss {:.3g}"),
+    ("actor/entropy", "entropy {:.3g}"),
+    ("actor/grad_norm", "gradient norm {:.3g}"),
+    ("actor/lr", "learning rate {:.2g}"),
+    ("mismatch_kl/mean", "mismatch {:.2g}"),
+    ("actor/tokens", "{:,.0f} tokens"),
+    ("timing_s/train", "{:.1f} s"),
+)
+"""(metric, text) of the trainer's line."""
+
+EVALUATED_ID = re.compile(r"(?<![\w/-])([0-9]{10,})(?=/[0-9a-f]{16}/[0-9])")
+"""The step in the id of a sample of an evaluation."""
 
 
 def counted(number: float, noun: str, plural: str = "") -> str:
@@ -91,6 +110,31 @@ def step_phrase(step: int) -> str:
     if step >= EVAL:
         return f"the evaluation of version {step - EVAL}"
     return step_name(step) if step >= 0 else "an earlier run"
+
+
+def epoch_name(epoch: int) -> str:
+    """Of an epoch that data number from 0."""
+    return f"epoch {epoch + 1}"
+
+
+def response_name(index: int) -> str:
+    """Of the response with this index in its group."""
+    return f"#{index + 1}"
+
+
+def readable(text: str) -> str:
+    """With ids of evaluations as people read and write them: `eval-v3/ab12cd34ab12cd34/0`."""
+    return EVALUATED_ID.sub(_evaluation, text)
+
+
+def _evaluation(found: re.Match[str]) -> str:
+    step = int(found[1])
+    return f"eval-v{step - EVAL}" if step >= EVAL else found[1]
+
+
+def trained_line(metrics: Mapping[str, float]) -> str:
+    """What the trainer did in a step: `loss -0.839, entropy 4.03, …`."""
+    return ", ".join(form.format(metrics[key]) for key, form in TRAINED if key in metrics)
 
 
 def step_line(metrics: Mapping[str, float]) -> str:

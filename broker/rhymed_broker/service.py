@@ -28,7 +28,7 @@ from rhymed.run.metrics import MetricsLog
 from rhymed.run.timeline import FAILED
 from rhymed.service.logline import cause
 from rhymed.service.service import Service
-from rhymed.text import step_line
+from rhymed.text import evaluation_lines, step_line
 from rhymed.wire.sockets import DONE, Server
 from rhymed_broker.forecast import Forecast
 from rhymed_broker.ledger.actions import Action, Evaluated, FinishRun, Mark, Recall
@@ -234,7 +234,7 @@ class BrokerService(Service):
                 self._outbox.put(f"mark {state}", lambda: self.store.mark(ids, state, reason, drawn))
             case Evaluated(version, metrics):
                 self.latest.evaluated(version, metrics)
-                log.info("version %d evaluated: %s", version, metrics)
+                log.info("version %d evaluated: %s", version, "; ".join(evaluation_lines(metrics)))
                 self._metrics_writer.put(version, metrics)
                 self._timeline.event("evaluated", time.monotonic(), step=version)
             case FinishRun(reason):

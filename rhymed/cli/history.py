@@ -60,13 +60,22 @@ def _add_show(verbs: Any) -> None:
     add_examples(
         parser,
         "rhymed history show",
-        "rhymed history show 3f2a --epochs 0,4",
+        "rhymed history show --held-out",
+        "rhymed history show 3f2a --epochs 1,5",
         "rhymed history show 'how many apples' --limit 8",
     )
     parser.add_argument("prompt", nargs="?", metavar="PROMPT", help="id, prefix of an id, or words of its text")
     add_run(parser, positional=False)
     parser.add_argument(
-        "--epochs", metavar="N,N", help="epochs (default: the last ones that fit); -1: newest imported"
+        "--epochs", metavar="N,N", help="epochs, from 1 (default: the last ones that fit); -1: newest imported"
+    )
+    only = parser.add_mutually_exclusive_group()
+    only.add_argument(
+        "--held-out", action="store_true", help="list only prompts that are evaluated and not trained on"
+    )
+    only.add_argument("--training", action="store_true", help="list only prompts that are trained on")
+    parser.add_argument(
+        "--sort", choices=("reward", "length", "id"), default="reward", help="order of the list, the least first"
     )
     parser.add_argument("--limit", type=_count, metavar="N", help="prompts (default: 20), or responses (default: 4)")
     parser.add_argument("--json", action="store_true", help="one JSON object per line, for each prompt or sample")
@@ -114,13 +123,15 @@ def show_stats(arguments: argparse.Namespace) -> int:
 def show(arguments: argparse.Namespace) -> int:
     from rhymed.history import show as view
     from rhymed.history.folder import open_folder
+    from rhymed.history.listing import listing, order, render_listing
 
     refuse_run([arguments.prompt] if arguments.prompt else [], "a prompt")
     with open_folder(arguments.run) as folder:
         ids = view.find(folder.browse, arguments.prompt) if arguments.prompt else folder.browse.ids()
         if not arguments.prompt or len(ids) > 1:
-            rows = view.listing(folder.browse, ids[: arguments.limit or 20])
-            return _print(rows, arguments.json, lambda: view.render_listing(rows, len(ids)))
+            ids = order(folder.browse, ids, arguments.sort, held_out=_held_out(arguments))
+            rows = listing(folder.browse, ids[: arguments.limit or 20])
+            return _print(rows, arguments.json, lambda: render_listing(rows, len(ids)))
         shown = view.columns(folder, ids[0], _epochs(arguments.epochs), _width())
         if arguments.json:
             from rhymed.history.export import plain
@@ -132,6 +143,11 @@ def show(arguments: argparse.Namespace) -> int:
         if folder.missing:
             print(f"token ids, not text: {folder.missing}", file=sys.stderr)
         return status
+
+
+def _held_out(arguments: argparse.Namespace) -> bool | None:
+    """None: all prompts."""
+    return True if arguments.held_out else False if arguments.training else None
 
 
 def _print(rows: list[dict[str, Any]], as_json: bool, render: Any = None) -> int:
@@ -152,14 +168,18 @@ def _width() -> int:
 
 
 def _epochs(text: str | None) -> list[int] | None:
+    """From 0, as the store's data."""
     from rhymed.errors import ConfigError
 
     if text is None:
         return None
     try:
-        return sorted({int(part) for part in text.split(",")})
+        numbers = sorted({int(part) for part in text.split(",")})
     except ValueError:
-        raise ConfigError(f"--epochs {text}: write numbers with commas between them, e.g. --epochs 0,4") from None
+        raise ConfigError(f"--epochs {text}: write numbers with commas between them, e.g. --epochs 1,5") from None
+    if 0 in numbers:
+        raise ConfigError(f"--epochs {text}: epochs count from 1")
+    return [number - 1 if number > 0 else number for number in numbers]
 
 
 def export(arguments: argparse.Namespace) -> int:

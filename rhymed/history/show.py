@@ -1,12 +1,11 @@
-"""`rhymed history show`: a store's prompts, and one prompt's responses side by side, one column per epoch.
+"""`rhymed history show PROMPT`: one prompt's responses side by side, one column per epoch.
 
-Pure apart from reading the store: the results are tables.
+Pure apart from reading the store: the results are tables. `listing` has the prompts.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import re
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -16,9 +15,9 @@ from rhymed.history.folder import RunFolder, prompt_text
 from rhymed.history.pieces import pieces
 from rhymed.history.prompts import by_epoch
 from rhymed.style import plain_table
-from rhymed.text import number, step_phrase, visible
+from rhymed.text import response_name, step_phrase, visible
 from rhymed_store.inspect.browse import Browse, Response
-from rhymed_store.inspect.epochs import epochs_of, is_trained, title
+from rhymed_store.inspect.epochs import is_trained, title
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -27,7 +26,6 @@ COLUMN_WIDTH = 36  # characters below which a response is hard to read
 MOST_COLUMNS = 3
 DRAFTED = "dim"  # style of accepted drafts, so that sampled tokens stand out
 TOKEN_IDS = 40  # shown of a response without a tokenizer
-BOILERPLATE = 20  # common first characters of all prompts, from which on they are shown once
 
 
 def find(browse: Browse, wanted: str) -> list[str]:
@@ -43,50 +41,6 @@ def find(browse: Browse, wanted: str) -> list[str]:
             " `rhymed history show` lists them"
         )
     return found
-
-
-def listing(browse: Browse, ids: list[str]) -> list[dict[str, Any]]:
-    return [_listed(browse, prompt) for prompt in ids]
-
-
-def _listed(browse: Browse, prompt: str) -> dict[str, Any]:
-    found = browse.headers(prompt)
-    epochs = epochs_of(sample.step for sample, _ in found).values()
-    rewards = [reward for sample, record in found if (reward := record.info(sample).reward) is not None]
-    return {
-        "prompt": prompt,
-        "epochs": sum(map(is_trained, epochs)),
-        "samples": len(found),
-        "length_mean": fmean(record.length for _, record in found),
-        "reward_mean": fmean(rewards) if rewards else None,
-        "text": prompt_text(browse.row(prompt)),
-    }
-
-
-def render_listing(rows: list[dict[str, Any]], there: int) -> RenderableType:
-    from rich.console import Group
-    from rich.text import Text
-
-    texts = [" ".join(row["text"].split()) for row in rows]
-    start = os.path.commonprefix(texts) if len(texts) > 1 else ""  # noqa: RUF071
-    start = start[: start.rfind(" ") + 1] if len(start) > BOILERPLATE else ""
-    table = plain_table(expand=True)
-    for column in ("prompt", "epochs", "samples", "length", "reward"):
-        table.add_column(column, justify="left" if column == "prompt" else "right", no_wrap=True)
-    table.add_column("text", no_wrap=True, overflow="ellipsis", ratio=1)
-    for row, text in zip(rows, texts, strict=True):
-        table.add_row(
-            row["prompt"],
-            str(row["epochs"]),
-            str(row["samples"]),
-            f"{row['length_mean']:.1f}",
-            number(row["reward_mean"], ".3f"),
-            Text(visible(f"… {text.removeprefix(start)}" if start else text)),
-        )
-    left = there - len(rows)
-    notes = [f"all texts begin: {visible(start)}…"] if start else []
-    notes += [f"{left:,} more: --limit {there} shows them; or name one by id or words"] if left else []
-    return Group(table, *notes)
 
 
 def columns(folder: RunFolder, prompt: str, epochs: list[int] | None, width: int) -> dict[int, list[Response]]:
@@ -141,7 +95,7 @@ def _cell(folder: RunFolder, response: Response) -> Any:
     dropped = f", dropped: {response.reason or 'no reason kept'}" if response.state == "dropped" else ""
     drafted = response.drafted
     share = f", {drafted.mean():.0%} drafted" if drafted is not None and len(drafted) else ""
-    head = f"#{info.id.index}  {reward}, {info.length} tokens{share}{cut}{dropped}\n"
+    head = f"{response_name(info.id.index)}  {reward}, {info.length} tokens{share}{cut}{dropped}\n"
     if folder.decode is None:
         return Text.assemble((head, "bold"), text_of(folder, response))
     found = pieces(folder.decode, response.tokens, drafted)

@@ -19,23 +19,26 @@ from rhymed.history.folder import RunFolder, open_folder, prompt_text
 from rhymed.logs.filter import stamp
 from rhymed.logs.read import Entry, entries, logs
 from rhymed.messages import EVAL, SampleId
-from rhymed.text import counted, step_phrase
+from rhymed.text import counted, readable, step_phrase
 from rhymed_store.inspect.browse import Response
 
 WHOLE = re.compile(r"-?\d+/[0-9a-f]{16}/\d+")
 GIVEN = re.compile(r"(?:(-?\d+)/)?([0-9a-f]{1,16})(?:/(\d+)?)?")
+EVALUATION = re.compile(r"eval[- ]v(\d+)(?=/)")
 SHOWN = 8  # samples listed when several match
 PROMPT_CHARS = 70
 SHORTEST = 4  # digits of a prompt's id, without a step before them
 HINT = (
     f"write step/prompt/index, e.g. 3/ab12cd34ab12cd34/0, or its first characters, or {SHORTEST} digits of a prompt;"
-    " steps in ids count from 0; ids are in the report, in the dashboard, and in `samples` of `rhymed logs --json`"
+    " steps in ids count from 0; ids are in the report, in the dashboard, and in `samples` of `rhymed logs --json`;"
+    " an evaluation's begin eval-v3/"
 )
 
 
 def find(folder: Path, wanted: str, log_folders: Sequence[Path], *, future: bool = False) -> str:
     """The complete id. Raises `ConfigError` or `DataError` where no sample matches, or more than one does.
     `log_folders`: folders of logs. `future`: a complete id may also be that of a future sample."""
+    wanted = EVALUATION.sub(lambda version: str(EVAL + int(version[1])), wanted)
     wanted_id = GIVEN.fullmatch(wanted)
     if wanted_id is None or (wanted_id[1] is None and len(wanted_id[2]) < SHORTEST):
         raise ConfigError(f"--sample {wanted!r} is not a sample's id\n{HINT}")
@@ -46,7 +49,7 @@ def find(folder: Path, wanted: str, log_folders: Sequence[Path], *, future: bool
         return str(found[0])
     if not found:
         raise DataError(f"--sample {wanted}: neither the store nor the logs in {folder} have such a sample\n{HINT}")
-    some = ", ".join(map(str, found[:SHOWN])) + (", …" if len(found) > SHOWN else "")
+    some = readable(", ".join(map(str, found[:SHOWN]))) + (", …" if len(found) > SHOWN else "")
     raise DataError(f"--sample {wanted}: {len(found)} samples match; name one: {some}")
 
 
@@ -89,7 +92,7 @@ def parsed(id: str) -> SampleId:
 def summary(folder: Path, sample: str) -> list[str]:
     """The sample in the store, in a few lines."""
     id = parsed(sample)
-    head = f"sample {sample}, of {step_phrase(id.step)}"
+    head = f"sample {readable(sample)}, of {step_phrase(id.step)}"
     try:
         with open_folder(folder) as run:
             return [head, *_kept(run, id)]

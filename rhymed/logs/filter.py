@@ -18,8 +18,9 @@ UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 class Filter:
     level: str = "debug"
     process: str = ""  # a name or a pattern with *
-    step: int | None = None
+    step: int | None = None  # from 0
     sample: str = ""  # the complete id
+    libraries: bool = True
 
     def matches(self, entry: Entry) -> bool:
         return (
@@ -28,6 +29,11 @@ class Filter:
             and (self.step is None or of_step(entry, self.step))
             and (not self.sample or about(entry, self.sample))
         )
+
+    def hides(self, entry: Entry) -> bool:
+        """Is it a remark of a library? Errors are shown, whoever reports them."""
+        noise = bool(entry.library) and RANKS.get(entry.level, 1) < RANKS["error"]
+        return noise and not self.libraries and not self.sample
 
     @property
     def needle(self) -> bytes:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import datetime
 
 from rhymed.logs.read import Entry
-from rhymed.text import visible
+from rhymed.text import readable, visible
 
 COLOURS = {"debug": "2", "warning": "33", "error": "31", "critical": "1;31"}
 """ANSI, by level."""
@@ -27,7 +27,7 @@ class Formatter:
         moment = _moment(entry.t, self._zone)
         head = f"{moment:%H:%M:%S}.{moment.microsecond // 1000:03d}" if moment else " " * 12
         mark = "" if entry.level in ("info", "") else f"{_word(entry.level).upper()} "
-        text = visible(entry.text).replace("\n", "\n" + " " * 13)
+        text = readable(visible(entry.text)).replace("\n", "\n" + " " * 13)
         line = f"{head} {_word(entry.process):<{WIDE}} {mark}{text}"
         if entry.error is not None:
             message = "" if entry.error.message and entry.error.message in entry.text else entry.error.message

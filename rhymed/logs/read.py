@@ -16,6 +16,8 @@ from typing import BinaryIO, NamedTuple
 
 import msgspec
 
+from rhymed.logs.libraries import library_of, printed_by
+
 LONGEST = 8 << 20  # bytes of a line; longer lines are split
 HEAD = b'{"t":"'
 UNKNOWN_TIME = ""  # sorts before every time
@@ -34,12 +36,13 @@ class Error(msgspec.Struct, frozen=True):
 
 
 class Entry(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """One line; a foreign line has only the first four fields."""
+    """One line; a foreign line has only the first five fields."""
 
     t: str = UNKNOWN_TIME  # ISO, UTC
     level: str = "info"
     process: str = ""
     text: str = ""
+    library: str = ""  # that wrote it; empty: rhymed, the user's code, or unknown
     pid: int = 0
     logger: str = ""
     event: str = ""
@@ -140,10 +143,10 @@ def lines(file: BinaryIO, end: int | None = None) -> Iterator[bytes]:
 
 
 class LastStamp:
-    """Time and level of the last line that had them, for lines without."""
+    """Time, level and library of the last line that had them, for lines without."""
 
     def __init__(self) -> None:
-        self.time, self.level = UNKNOWN_TIME, ""
+        self.time, self.level, self.library = UNKNOWN_TIME, "", ""
 
 
 def parse(line: bytes, log: Log, last: LastStamp) -> Iterator[Entry]:
@@ -163,7 +166,7 @@ def parse(line: bytes, log: Log, last: LastStamp) -> Iterator[Entry]:
         if again >= 0:
             yield from parse(own[again:], log, last)
         return
-    entry.raw, entry.process = own, entry.process or log.process
+    entry.raw, entry.process, entry.library = own, entry.process or log.process, library_of(entry.logger)
     last.time = entry.t
     yield entry
 
@@ -179,8 +182,16 @@ def _foreign(line: bytes, log: Log, last: LastStamp) -> Iterator[Entry]:
         last.level = NAMED.get(level[1], level[1].decode().lower())
     elif stamp or not (text[0].isspace() or log.foreign):
         last.level = ""
+    if not text[0].isspace():
+        last.library = printed_by(text)
     default = "warning" if log.foreign else "info"  # output that bypasses the log is seldom good news
-    yield Entry(t=last.time or _written(log), level=last.level or default, process=log.process, text=text)
+    yield Entry(
+        t=last.time or _written(log),
+        level=last.level or default,
+        process=log.process,
+        text=text,
+        library=last.library,
+    )
 
 
 def _utc(stamp: re.Match[bytes]) -> str:

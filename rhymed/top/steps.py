@@ -151,7 +151,9 @@ GROUP_COLUMNS: tuple[Column[GroupEntry], ...] = (
 
 def members(group: Group, filter: str = "") -> list[Member]:
     word = filter.casefold()
-    return [member for member in group.members if word in f"{member.index} {member.state} {member.worker}".casefold()]
+    return [
+        member for member in group.members if word in f"{member.index + 1} {member.state} {member.worker}".casefold()
+    ]
 
 
 def _last(member: Member) -> Cell:
@@ -159,7 +161,7 @@ def _last(member: Member) -> Cell:
 
 
 MEMBER_COLUMNS: tuple[Column[Member], ...] = (
-    Column("#", 4, lambda member: (str(member.index), ""), lambda member: member.index, right=True),
+    Column("#", 4, lambda member: (str(member.index + 1), ""), lambda member: member.index, right=True),
     Column("state", 10, lambda member: (member.state, COLOURS.get(member.state, "")), lambda member: member.state),
     Column("since", 6, _last, lambda member: member.story[-1].ago_s if member.story else 0.0, right=True, rank=2),
     Column("tokens", 7, lambda member: (count(member.tokens), ""), lambda member: member.tokens, right=True, rank=1),
@@ -176,7 +178,7 @@ MEMBER_COLUMNS: tuple[Column[Member], ...] = (
 
 def story_lines(member: Member, width: int, height: int) -> list[Text]:
     """The events of a sample, the newest first."""
-    lines = [Text(f"history of sample {member.index}", style="bold dim", no_wrap=True)]
+    lines = [Text(f"history of response {member.index + 1}", style="bold dim", no_wrap=True)]
     for moment in reversed(member.story):
         text = Text(no_wrap=True)
         text.append(fill(f"{age(moment.ago_s)} ago", 11, right=True), style="dim")

@@ -172,7 +172,7 @@ class HeldSample:
     @property
     def text(self) -> str:
         """What the filter searches."""
-        return f"{step_name(self.item.id.step)} {self.item.id.prompt} {self.item.id.index}"
+        return f"{step_name(self.item.id.step)} {self.item.id.prompt} {self.item.id.index + 1}"
 
 
 def held_samples(row: WorkerRow, filter: str = "") -> list[HeldSample]:
@@ -199,7 +199,7 @@ def _step(held: HeldSample) -> Cell:
 SAMPLE_COLUMNS: tuple[Column[HeldSample], ...] = (
     Column("step", 8, _step, lambda held: held.item.id.step, rank=3),
     Column("prompt", 16, lambda held: (clean(held.item.id.prompt), ""), lambda held: held.item.id.prompt),
-    Column("#", 4, lambda held: (str(held.item.id.index), ""), lambda held: held.item.id.index, right=True),
+    Column("#", 4, lambda held: (str(held.item.id.index + 1), ""), lambda held: held.item.id.index, right=True),
     Column(
         "tokens", 7, lambda held: (count(held.item.tokens), ""), lambda held: held.item.tokens, rank=1, right=True,
         descending=True,

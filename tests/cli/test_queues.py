@@ -109,7 +109,7 @@ def test_80_columns_are_enough() -> None:
     assert all(len(line) <= 80 for line in lines)
     whole = [" ".join(line.split()) for line in lines]
     assert "rollout@some-host:1234567 8/8 3 0.4s ago load version 12" in whole
-    assert "rollout@some-host:1234567 eval v12/0123456789abcdef/0 8192 1h06m" in whole
+    assert "rollout@some-host:1234567 eval-v12/0123456789abcdef/0 8192 1h06m" in whole
 
 
 def test_the_address_comes_from_the_run_folder(tmp_path: Path) -> None:

@@ -141,7 +141,7 @@ async def test_one_prompt(run: Path, serve: Any) -> None:
         _, answer = await ask(f"/api/prompts/{APPLES}")
         assert (answer["id"], answer["text"], answer["missing"]) == (APPLES, "how many apples are there?", "")
         assert [(row["epoch"], row["step"], row["name"]) for row in answer["epochs"]] == [
-            (0, 0, "epoch 0"), (1, 2, "epoch 1"),
+            (0, 0, "epoch 1"), (1, 2, "epoch 2"),
         ]  # fmt: skip
         first, second = answer["epochs"][0]["samples"]
         assert first["id"] == f"0/{APPLES}/0"

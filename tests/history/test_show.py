@@ -47,8 +47,8 @@ def test_imported_and_evaluated_responses_stand_apart(make_run, rhymed) -> None:
     _, out, _ = rhymed("stats", "--run", folder)
     assert all(len(line) <= 80 for line in out.splitlines())
     rows = {" ".join(line.split()[:2]): line.split()[2:] for line in out.splitlines() if line.strip()}
-    assert rows["epoch 0"][:4] == ["2", "4", "15.5", "0.250"]
-    assert rows["epoch 0"][4] != "-"  # compared with what was imported
+    assert rows["epoch 1"][:4] == ["2", "4", "15.5", "0.250"]
+    assert rows["epoch 1"][4] != "-"  # compared with what was imported
     assert rows["imported -1"] == ["1", "1", "3.0", "0.000", "-", "-"]
     assert rows["eval v3"] == ["1", "1", "2.0", "1.000", "-", "-"]
     assert "mixed: 2 prompts, 10 samples, 129 response tokens, 2 epochs" in out
@@ -80,6 +80,37 @@ def test_the_prompts_are_listed(run: Path, rhymed) -> None:
     assert len([json.loads(line) for line in rhymed("show", "--run", run, "--json")[1].splitlines()]) == 2
 
 
+def test_held_out_prompts_are_marked_and_can_be_chosen(make_run, rhymed) -> None:
+    plums = "0123456789abcdef"  # its id would be first
+    held = [(EVAL + version, plums, 0, [1, 2], 0.0) for version in (0, 2)]
+    folder = make_run("held", [*two_epochs(), *held])
+
+    def listed(*options: object) -> list[list[str]]:
+        rows = [line.split() for line in rhymed("show", "--run", folder, *options)[1].splitlines()]
+        return [row[:3] for row in rows if row and re.fullmatch("[0-9a-f]{16}", row[0])]
+
+    held_out = [plums, "held-out", "2"]
+    training = [[id, "2", "4"] for id in sorted((APPLES, PEARS))]
+    assert listed() == [*training, held_out]
+    assert listed("--held-out") == [held_out]
+    assert listed("--training", "--sort", "id") == training
+    rows = [json.loads(line) for line in rhymed("show", "--run", folder, "--json")[1].splitlines()]
+    assert [(row["held_out"], row["epochs"]) for row in rows] == [(False, 2), (False, 2), (True, 0)]
+    with pytest.raises(SystemExit, match="2"):
+        rhymed("show", "--run", folder, "--held-out", "--training")
+
+
+def test_unscored_prompts_come_after_scored_ones(make_run, rhymed) -> None:
+    samples = [(0, "0" * 15 + str(one), 0, [1] * one, reward) for one, reward in ((1, None), (2, 0.5), (3, -1.0))]
+    folder = make_run("unscored", samples)
+    rows = [json.loads(line) for line in rhymed("show", "--run", folder, "--json")[1].splitlines()]
+    assert [row["prompt"][-1] for row in rows] == ["3", "2", "1"]  # the least reward first
+    rows = [
+        json.loads(line) for line in rhymed("show", "--run", folder, "--sort", "length", "--json")[1].splitlines()
+    ]
+    assert [row["prompt"][-1] for row in rows] == ["1", "2", "3"]
+
+
 @pytest.mark.parametrize("wanted", [APPLES, APPLES[:5], "MANY  apples"])
 def test_one_prompt_stands_side_by_side(run: Path, rhymed, wanted: str) -> None:
     status, out, err = rhymed("show", wanted, "--run", run)
@@ -87,15 +118,16 @@ def test_one_prompt_stands_side_by_side(run: Path, rhymed, wanted: str) -> None:
     assert all(len(line) <= 80 for line in out.splitlines())
     assert "\x1b" not in out
     assert "how many apples are there?" in out
-    assert re.search(r"epoch 0 \(step 1\), reward 0.250 +epoch 1 \(step 3\), reward 1.000", out)
-    assert re.search(r"#1  reward 0.5, 11 tokens +#1  reward 1, 11 tokens", out)
+    assert re.search(r"epoch 1 \(step 1\), reward 0.250 +epoch 2 \(step 3\), reward 1.000", out)
+    assert re.search(r"#2  reward 0.5, 11 tokens +#2  reward 1, 11 tokens", out)
+    assert "#0" not in out  # responses count from 1, too
     assert "GHIJKLMNOPQ" in out  # the text of tokens 40 .. 50
 
 
 def test_accepted_drafts_are_dim_and_their_share_is_told(run: Path, rhymed) -> None:
     out = rhymed("show", APPLES, "--run", run)[1]
-    assert "#0  reward 1, 10 tokens, 50% drafted" in out
-    assert "#0  reward 0, 10 tokens  " in out, "what is not known is not told"
+    assert "#1  reward 1, 10 tokens, 50% drafted" in out
+    assert "#1  reward 0, 10 tokens  " in out, "what is not known is not told"
     assert out.rstrip().endswith("dim: accepted drafts")
     with open_folder(run) as folder:
         shown = columns(folder, APPLES, [1], 80)
@@ -111,14 +143,17 @@ def test_where_no_drafts_are_known_nothing_is_said_of_them(make_run, rhymed) -> 
 
 
 def test_epochs_can_be_chosen_and_a_missing_one_is_told(run: Path, rhymed) -> None:
-    _, out, _ = rhymed("show", APPLES, "--run", run, "--epochs", "1", "--limit", 1)
-    assert "epoch 0" not in out
+    _, out, _ = rhymed("show", APPLES, "--run", run, "--epochs", "2", "--limit", 1)
+    assert "epoch 2" in out
+    assert "epoch 1" not in out
     assert "1 more per epoch: --limit 2" in out
-    status, _, err = rhymed("show", APPLES, "--run", run, "--epochs", "0,7")
-    assert (status, "has no epoch 7; it has epoch 0, epoch 1" in err) == (2, True)
+    status, _, err = rhymed("show", APPLES, "--run", run, "--epochs", "1,8")
+    assert (status, "has no epoch 8; it has epoch 1, epoch 2" in err) == (2, True)
+    status, _, err = rhymed("show", APPLES, "--run", run, "--epochs", "0")
+    assert (status, "epochs count from 1" in err) == (2, True)
     assert "write numbers with commas" in rhymed("show", APPLES, "--run", run, "--epochs", "two")[2]
     rows = [
-        json.loads(line) for line in rhymed("show", APPLES, "--run", run, "--epochs", 0, "--json")[1].splitlines()
+        json.loads(line) for line in rhymed("show", APPLES, "--run", run, "--epochs", 1, "--json")[1].splitlines()
     ]
     assert [(row["epoch"], row["index"], row["length"]) for row in rows] == [(0, 0, 10), (0, 1, 11)]
 
@@ -177,7 +212,7 @@ def test_what_is_damaged_is_told_and_the_rest_is_used(run: Path, tmp_path: Path,
         key, value = next(iter(txn.cursor(table)))
         txn.put(key, bytes(len(value)), db=table)
     status, out, _ = rhymed("stats", "--run", run)
-    assert (status, "damaged: 1 prompt; the first: sample 0/" in out, "epoch 1" in out) == (0, True, True)
+    assert (status, "damaged: 1 prompt; the first: sample 0/" in out, "epoch 2" in out) == (0, True, True)
     status, out, err = rhymed("export", tmp_path / "rest.jsonl", "--run", run)
     assert (status, "4 samples of 1 prompt" in out) == (1, True)
     assert "left out 1 damaged prompt; the first is prompt" in err

@@ -65,10 +65,10 @@ def test_epochs_are_counted_over_training_steps_alone() -> None:
     assert [title(epoch) for epoch in numbers.values()] == [
         "imported -2",
         "imported -1",
-        "epoch 0",
         "epoch 1",
         "epoch 2",
+        "epoch 3",
         "eval v4",
     ]
-    assert [title(epoch) for epoch in epochs_of([ROUNDS, ROUNDS + 1])] == ["round 0", "round 1"]
+    assert [title(epoch) for epoch in epochs_of([ROUNDS, ROUNDS + 1])] == ["round 1", "round 2"]
     assert [is_trained(epoch) for epoch in (-1, 0, EVAL - 1, EVAL)] == [False, True, True, False]

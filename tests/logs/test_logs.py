@@ -402,7 +402,33 @@ def test_an_evaluation_is_of_its_own_samples_alone(
     writer.close()
     for sample, told in ((SAMPLE, "timeline    trained step 4"), (exam, "timeline    evaluated version 3")):
         _, out, _ = run(capsys, "--run", tmp_path, "--sample", sample)
+        assert str(EVAL + 3) not in out
         assert [line.partition(" ")[2] for line in out.splitlines() if " timeline " in line] == [told]
+
+
+def test_an_evaluations_sample_is_written_and_found_by_its_version(
+    write: object, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    exam = f"{EVAL + 3}/00000000000000ab/1"
+    write("rollout-0", 1, f"takes 1 sample, first {exam}", **cause("taken", [exam]))
+    _, out, _ = run(capsys, "--run", tmp_path)
+    assert out.endswith("takes 1 sample, first eval-v3/00000000000000ab/1\n")
+    assert exam in run(capsys, "--run", tmp_path, "--json")[1]  # for programs as written
+    for name in ("eval-v3/00000000000000ab/1", "eval v3/0000", exam):
+        _, out, _ = run(capsys, "--run", tmp_path, "--sample", name)
+        assert out.startswith("sample eval-v3/00000000000000ab/1, of the evaluation of version 3")
+    assert "have such a sample" in run(capsys, "--run", tmp_path, "--sample", "eval-v4/00000000000000ab/1")[2]
+
+
+def test_the_option_for_a_step_counts_as_the_lines_do(
+    write: object, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write("trainer", 1, "step 1 trained: loss 0", **cause("trained", [], step=0))
+    write("trainer", 2, "step 2 trained: loss 0", **cause("trained", [], step=1))
+    assert run(capsys, "--run", tmp_path, "--step", "1")[1].endswith("step 1 trained: loss 0\n")
+    with pytest.raises(SystemExit):
+        run(capsys, "--run", tmp_path, "--step", "0")
+    assert "steps count from 1" in capsys.readouterr().err
 
 
 def test_the_command_filters_and_tells_what_is_not_there(

@@ -94,4 +94,4 @@ def test_the_second_program_is_drafted_from_the_first(program: Path) -> None:
         text=True,
     )
     assert "2 prompts, 32 samples" in shown.stdout
-    assert "round 3" in shown.stdout
+    assert "round 4" in shown.stdout

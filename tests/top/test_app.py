@@ -143,7 +143,7 @@ async def test_looking_into_a_worker_and_a_sample(broker: FakeBroker) -> None:
         await until(lambda: broker.asked[-1].worker == "rollout-0", "its samples asked for")
         await pilot.press("enter")
         await seen(app, "250 tokens expected per sample")
-        await seen(app, "history of sample 0")
+        await seen(app, "history of response 1")
         await pilot.press("escape", "escape", "g")
         await seen(app, "groups of open steps")
 
@@ -154,11 +154,11 @@ async def test_a_group_is_kept_in_sight_when_its_step_is_done(broker: FakeBroker
         await pilot.press("down", "enter")
         await until(lambda: broker.asked[-1].worker == "rollout-0", "its samples asked for")
         await pilot.press("enter")
-        await seen(app, "history of sample 0")
+        await seen(app, "history of response 1")
         assert "the step is done" not in screen(app)
         broker.closed = True
         await seen(app, "the step is done")
-        await seen(app, "history of sample 0")
+        await seen(app, "history of response 1")
         await seen(app, f"rhymed logs --sample 12/{2:016x}/0")
         broker.closed = False
         await until(lambda: "the step is done" not in screen(app), "a step that is open again")

@@ -92,7 +92,7 @@ def test_of_a_group_whose_step_is_done_the_last_picture_stays() -> None:
     same("past-100x30", plain(seen, 100, 30))
     lines = {line.plain.strip(): line for line in paint(seen, 100, 30, NOW).lines}
     told = next(line for text, line in lines.items() if text.startswith("the step is done"))
-    row = next(line for text, line in lines.items() if text.startswith("1 running"))
+    row = next(line for text, line in lines.items() if text.startswith("2 running"))
     assert "dim" in {str(span.style) for span in row.spans if span.end - span.start == len(row)}
     assert "dim" not in {str(span.style) for span in told.spans}
 
@@ -263,7 +263,7 @@ def test_samples_of_a_worker_are_told_by_who_has_them_longest() -> None:
     held = [Holding(id=SampleId(1, "p", index), seconds=float(index)) for index in range(3)]
     queues = changed(snapshot(), workers=[rollout(0, holding=held)])
     text = [line.split() for line in plain(make_ui(queues, view="worker", worker="rollout-0"), 80, 24)]
-    assert [row[2] for row in text if row[:2] == ["2", "p"]] == ["2", "1", "0"]
+    assert [row[2] for row in text if row[:2] == ["2", "p"]] == ["3", "2", "1"]
 
 
 def test_the_title_has_elapsed_and_remaining_time_as_far_as_there_is_room() -> None:

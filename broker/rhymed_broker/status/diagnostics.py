@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import get_args
 
 from rhymed.messages import EVAL, Role
-from rhymed.text import step_name
+from rhymed.text import readable, step_name
 from rhymed_broker.ledger.ledger import Ledger
 from rhymed_broker.ledger.retries import TAKEN
 from rhymed_broker.states import State
@@ -122,8 +122,9 @@ def _stuck(ledger: Ledger, now: float) -> Iterator[str]:
             worker = ledger.workers.by_name.get(sample.worker)
             parked = worker is not None and sample.id in worker.parked
             if still_s > limit_s / 3 and not parked:
+                name = readable(str(sample.id))
                 yield (
-                    f"sample {sample.id} has been {state} with {sample.worker} for {still_s:.0f} s without a change;"
+                    f"sample {name} has been {state} with {sample.worker} for {still_s:.0f} s without a change;"
                     f" taken from it in {max(0.0, limit_s - still_s):.0f} s"
                 )
                 break

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,7 +35,7 @@ def add(commands: Any) -> None:
     )
     add_run(parser)
     parser.add_argument(
-        "--sample", metavar="ID", help="step/prompt/index (steps from 0), or an unambiguous part of it"
+        "--sample", metavar="ID", help="step/prompt/index (from 0, as in the lines), or an unambiguous part of it"
     )
     parser.add_argument(
         "--also", type=Path, action="append", metavar="FOLDER", help="the run's folder of another host or container"
@@ -43,10 +44,19 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--level", default="debug", choices=["debug", "info", "warning", "error"], help="this level and above"
     )
-    parser.add_argument("--step", type=int, metavar="N", help="lines about this step (from 0, as in ids)")
+    parser.add_argument("--step", type=_step, metavar="N", help="lines about this step, from 1")
     parser.add_argument("--since", metavar="TIME", help="30s, 10m, 2h, 1d ago, or 2026-01-31T14:05")
+    parser.add_argument(
+        "--libraries", action="store_true", help="also what vLLM, torch and other libraries remark; else their errors"
+    )
     parser.add_argument("--follow", action="store_true", help="wait for new lines")
-    parser.add_argument("--json", action="store_true", help="one JSON object per line, as written")
+    parser.add_argument("--json", action="store_true", help="one JSON object per line, as written, of all of them")
+
+
+def _step(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text}: steps count from 1")
+    return int(text)
 
 
 def handle(arguments: argparse.Namespace) -> int:
@@ -62,7 +72,9 @@ def handle(arguments: argparse.Namespace) -> int:
     sample = ""
     if arguments.sample is not None:
         sample = story.find(folder, arguments.sample, folders, future=arguments.follow)
-    wanted = Filter(arguments.level, arguments.process, arguments.step, sample)
+    libraries = arguments.libraries or arguments.json
+    step = None if arguments.step is None else arguments.step - 1
+    wanted = Filter(arguments.level, arguments.process, step, sample, libraries)
     since = since_stamp(arguments.since, _now()) if arguments.since else UNKNOWN_TIME
     page = Formatter(colours=_colours())
     follower = Follower(*folders) if arguments.follow else None
@@ -70,17 +82,38 @@ def handle(arguments: argparse.Namespace) -> int:
         if sample and not arguments.json:
             sys.stdout.write("\n".join(_visible(story.summary(folder, sample))) + "\n")
         ends = follower.begins if follower else {}
-        found: Iterable[Entry] = filter(wanted.matches, merged(chosen, since, wanted.needle, ends))
+        hidden: Counter[str] = Counter()
+        found: Iterable[Entry] = _wanted(merged(chosen, since, wanted.needle, ends), wanted, hidden)
         if sample:
             found = _with_events(folder, sample, list(found))
         shown = _print(found, page, as_json=arguments.json)
         if follower is not None:
             _follow(follower, wanted, page, as_json=arguments.json)
-        elif not shown:
+        elif not shown and not hidden:
             _nothing(arguments, chosen)
+        if hidden:
+            _name_hidden(hidden)
     except KeyboardInterrupt:
         return 130
     return 0
+
+
+def _wanted(entries: Iterable[Entry], wanted: Filter, hidden: Counter[str]) -> Iterator[Entry]:
+    """`hidden` counts by library what is left out as its remarks."""
+    for entry in entries:
+        if not wanted.matches(entry):
+            continue
+        if wanted.hides(entry):
+            hidden[entry.library] += 1
+        else:
+            yield entry
+
+
+def _name_hidden(hidden: Counter[str]) -> None:
+    from rhymed.text import counted
+
+    names = ", ".join(library for library, _ in hidden.most_common())
+    print(f"not shown: {counted(hidden.total(), 'line')} of {names}; --libraries shows them", file=sys.stderr)
 
 
 def _now() -> datetime.datetime:
@@ -166,7 +199,7 @@ def _follow(follower: Any, wanted: Filter, page: Any, *, as_json: bool) -> None:
 
     try:
         while True:
-            _print(filter(wanted.matches, follower.poll()), page, as_json=as_json)
+            _print(_wanted(follower.poll(), wanted, Counter()), page, as_json=as_json)
             sys.stdout.flush()
             time.sleep(LOOK_S)
     finally:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rhymed.cli.options import add_examples, add_where, make_parser
 from rhymed.run.stragglers import stragglers
 from rhymed.style import COLOURS, plain_table
-from rhymed.text import age, step_name
+from rhymed.text import age, readable, step_name
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -160,11 +160,8 @@ def _held(snapshot: Queues) -> RenderableType:
 
 
 def _sample(sample: SampleId) -> str:
-    """The id as `rhymed logs --sample` accepts it; in an evaluation with the name of its step."""
-    from rhymed.messages import EVAL
-
-    step = _step(sample.step) if sample.step >= EVAL else sample.step
-    return f"{step}/{sample.prompt}/{sample.index}"
+    """The id as `rhymed logs --sample` accepts it."""
+    return readable(str(sample))
 
 
 def _coloured(state: str, text: str) -> str:

@@ -16,6 +16,7 @@ from rhymed.messages import Drawn, SampleId, SampleInfo, SampleState
 from rhymed_store.codec import frames, masks, records
 from rhymed_store.codec.records import Record, Tokens
 from rhymed_store.database.reads import Reads, SampleRecord
+from rhymed_store.inspect.columns import SampleColumns, read_columns
 
 LAST = b"\xff" * 6  # step and index of a sample key
 
@@ -64,6 +65,10 @@ class Browse(Reads):
                 if there and cursor.key()[:8] == prompt:  # a sample with the last possible key
                     there = cursor.next()
         return found
+
+    def columns(self) -> SampleColumns:
+        """The headers of all samples."""
+        return read_columns(self._database)
 
     def row(self, prompt: str) -> str | None:
         """JSON of the dataset's row; None if it was never stored."""

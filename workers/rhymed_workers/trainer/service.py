@@ -32,6 +32,7 @@ from rhymed.service.activities import stats_of
 from rhymed.service.logline import cause
 from rhymed.service.service import Service
 from rhymed.service.stopwatch import Stopwatch
+from rhymed.text import trained_line
 from rhymed.usage.meter import meter
 from rhymed.wire.sockets import DONE, Client
 from rhymed_store.client import StoreClient, StoredSample
@@ -241,9 +242,8 @@ class TrainerService(Service):
         metrics |= {"timing_s/fetch": self._fetch_s, "timing_s/publish": await self._publish()}
         self._last = messages.Trained(worker=self.name, step=step, metrics=metrics, life=self._life)
         self._step = None
-        values = " ".join(f"{key}={value:.4g}" for key, value in sorted(metrics.items()))
         more = cause("trained", [sample.info.id for sample in samples], step=step)
-        log.info("step %d: %s", step + 1, values, extra=more)
+        log.info("step %d trained: %s", step + 1, trained_line(metrics), extra=more)
         self._report(self._last)
         if self._version % self._config.trainer.checkpoint_every == 0:
             await self._save()
