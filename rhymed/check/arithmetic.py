@@ -27,6 +27,7 @@ class Workload:
     responses: int  # in a row
     pass_tokens: int  # of the largest pass
     prompt_length: int  # tokens of the longest prompt
+    tokens: int = 0  # of all passes of a step, if all responses have the maximum length
 
 
 def workload(rollout: Rollout, trainer: Trainer, prompts: int, prompt_length: int) -> Workload:
@@ -46,6 +47,7 @@ def workload(rollout: Rollout, trainer: Trainer, prompts: int, prompt_length: in
         responses=max(1, (max(largest) - prompt_length) // rollout.max_response_length),
         pass_tokens=sum(largest),
         prompt_length=prompt_length,
+        tokens=sum(map(sum, passes)),
     )
 
 

@@ -10,12 +10,14 @@ from concurrent.futures import Future
 from threading import Thread
 
 from rhymed.check import algorithm, arithmetic, machine, memory, reward, rows, supervision
+from rhymed.check.devices import cost
 from rhymed.check.devices import describe as devices
 from rhymed.check.devices.shape import shape_of
 from rhymed.check.inputs import Inputs, read
 from rhymed.check.report import Report, Section
 from rhymed.check.sizes.size import FP32, Size
 from rhymed.config import Config, Rollout
+from rhymed.errors import ConfigError
 from rhymed.gpus import inventory, placement
 from rhymed.inputs.render import Renderer, load_renderer
 from rhymed.run.layout import layout_of
@@ -60,6 +62,7 @@ def full_check(config: Config, *, generate: bool = True) -> Report:
             if renderer:
                 report.add(rows.describe(config.data, config.rollout, inputs.training, renderer))
             written = _generate(config.rollout, report, inputs, renderer) if generate and renderer else None
+            report.add(_cost(config, inputs, written))
             _check_reward(config, report, inputs, written)
         _check_overlap(inputs, report)
         report.add(machine.describe(config))
@@ -108,6 +111,22 @@ def _check_gpus(config: Config, inputs: Inputs, need: memory.Needs) -> Section |
         return None
     found = found.alike(config.trainer.nodes)
     return devices.describe(config, found, shape_of(inputs.folder), need, inputs.size.parameters)
+
+
+def _cost(config: Config, inputs: Inputs, written: reward.Answer | None) -> Section | None:
+    """None: no model is trained, or it could not be read."""
+    if not inputs.folder or not inputs.training or not inputs.size or config.trainer.engine != "torch":
+        return None
+    try:
+        shape = shape_of(inputs.folder)
+    except ConfigError:  # a model without the usual names: its size is not estimated either
+        return None
+    longest = max(inputs.training.lengths, default=config.rollout.max_prompt_length)
+    load = arithmetic.workload(config.rollout, config.trainer, len(inputs.training.rows), longest)
+    found = inventory.here() if placement.trains_on_gpus(config) or placement.generates_on_gpus(config) else None
+    if found is not None:
+        return cost.describe(config, found.kinds[0], shape, load)
+    return cost.on_processors(config, shape, load, written.speed if written else None)
 
 
 def _check_overlap(inputs: Inputs, report: Report) -> None:

@@ -5,11 +5,12 @@ Where no reference is known, the row's other columns are answers, too: one of th
 
 from __future__ import annotations
 
+import time
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rhymed.check.report import Section
 from rhymed.check.rows import columns
@@ -31,6 +32,13 @@ MAX_COLUMN_CHARS = 200
 RIGHT_LABEL, NONSENSE_LABEL = "right answer", "nonsense"
 
 
+class Speed(NamedTuple):
+    """Of the model on this machine's processors, in tokens per second."""
+
+    read: float  # a prompt's, all at once
+    written: float  # one after the other
+
+
 @dataclass(frozen=True)
 class Answer:
     label: str
@@ -38,6 +46,7 @@ class Answer:
     tokens: Sequence[int] = ()
     scored: bool = True
     usual: bool = True  # the reward must be able to score such an answer
+    speed: Speed | None = None  # None: the model did not write it
 
 
 def unasked(reason: str) -> Answer:
@@ -97,6 +106,10 @@ def write(folder: Path, prompt: Sequence[int], limit: int) -> Answer:
     tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     ids = torch.tensor([list(prompt)])
     with torch.no_grad():
+        model(ids)  # the first pass takes longer
+        started = time.perf_counter()
+        model(ids)
+        begun = time.perf_counter()
         output = model.generate(
             ids,
             attention_mask=torch.ones_like(ids),
@@ -108,7 +121,8 @@ def write(folder: Path, prompt: Sequence[int], limit: int) -> Answer:
             pad_token_id=tokenizer.pad_token_id or tokenizer.eos_token_id,
         )
     tokens = output[0, len(prompt) :].tolist()
-    return Answer("the model writes", tokenizer.decode(tokens, skip_special_tokens=True), tokens)
+    speed = Speed(len(prompt) / (begun - started), len(tokens) / (time.perf_counter() - begun))
+    return Answer("the model writes", tokenizer.decode(tokens, skip_special_tokens=True), tokens, speed=speed)
 
 
 def describe(config: Config, row: Row, answers: Sequence[Answer]) -> Section:

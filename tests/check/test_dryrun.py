@@ -72,6 +72,7 @@ def test_a_good_configuration_is_told_whole_and_nothing_is_left_behind(make: Mak
         "algorithm",
         "memory and disk (estimates)",
         "prompts",
+        "cost of a step (an estimate: all responses at full length)",
         "reward (row 1)",
         "folder and addresses",
     ]

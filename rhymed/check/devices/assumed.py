@@ -5,10 +5,11 @@ Reads the configuration and the model's `config.json`; neither weights nor data.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from rhymed.check import arithmetic, memory
-from rhymed.check.devices import describe
+from rhymed.check.devices import cost, describe
 from rhymed.check.devices.shape import Shape, shape_of
 from rhymed.check.lora import hint
 from rhymed.check.report import Report, Section
@@ -29,6 +30,7 @@ def assumed_check(config: Config, text: str) -> Report:
     if inventory and shape:
         report.model = config.model.path
         report.add(describe.describe(config, inventory, shape, *_needs(config, shape)))
+        report.add(cost.describe(config, inventory.kinds[0], shape, replace(_load(config), steps=0)))
         report.add(_hosts(config, inventory, shape))
         report.warnings += hint(config.trainer.lr) if config.trainer.lora else []
         report.warnings.append(
@@ -41,12 +43,18 @@ def assumed_check(config: Config, text: str) -> Report:
 def _needs(config: Config, shape: Shape) -> tuple[memory.Needs, int]:
     """Prompts as long as they may be; parameters by the shape. A critic and a teacher count as the policy's size."""
     rollout, trainer, size = config.rollout, config.trainer, shape.size()
-    load = arithmetic.workload(rollout, trainer, rollout.prompts_per_step, rollout.max_prompt_length)
+    load = _load(config)
     adapters = shape.adapters(trainer.lora) if trainer.lora else None
     critic = size if trainer.recipe.critic else None
     taught = trainer.teacher
     teacher = size if taught.model or (taught.used and not taught.named and taught.weights == "initial") else None
     return memory.needs(config.model, rollout, trainer, size, load, adapters, critic, teacher), size.parameters
+
+
+def _load(config: Config) -> arithmetic.Workload:
+    """Prompts as long as they may be, and as many as one step has: the data is not read."""
+    rollout = config.rollout
+    return arithmetic.workload(rollout, config.trainer, rollout.prompts_per_step, rollout.max_prompt_length)
 
 
 def _hosts(config: Config, inventory: Inventory, shape: Shape) -> Section:

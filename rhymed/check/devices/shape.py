@@ -29,6 +29,7 @@ class Shape:
     vocabulary: int
     tied: bool  # head and embedding are the same
     architecture: str = "a model"
+    active: int = 1  # experts that a token uses
 
     @property
     def linear(self) -> list[tuple[int, int]]:
@@ -42,6 +43,20 @@ class Shape:
     def layer_parameters(self) -> int:
         router = self.hidden * self.experts if self.experts > 1 else 0
         return sum(map(math.prod, self.linear)) + router + 2 * self.hidden
+
+    @property
+    def token_flops(self) -> float:
+        """Of one token through all layers, forward, without attention and head."""
+        dense = self.layer_parameters - (self.experts - self.active) * 3 * self.hidden * self.intermediate
+        return 2.0 * self.layers * dense
+
+    @property
+    def head_flops(self) -> float:
+        return 2.0 * self.vocabulary * self.hidden
+
+    def attention_flops(self, context: float) -> float:
+        """Of one token that sees so many, through all layers."""
+        return 4.0 * self.layers * self.heads * self.head * context
 
     @property
     def parameters(self) -> int:
@@ -88,6 +103,7 @@ def shape_of(folder: Path) -> Shape:
             vocabulary=int(text["vocab_size"]),
             tied=bool(text.get("tie_word_embeddings", tree.get("tie_word_embeddings", False))),
             architecture=str((tree.get("architectures") or ["a model"])[0]),
+            active=min(experts, int(text.get("num_experts_per_tok") or 1)),
         )
     except (OSError, ValueError, TypeError) as error:
         raise ConfigError(f"model.path: {file} cannot be read: {error}") from None
