@@ -69,7 +69,8 @@ class BrokerService(Service):
         self.config = config
         self.places = places
         forecast = Forecast(config.rollout.max_response_length)
-        self.ledger = Ledger(Rules.of(config.schedule), policy_of(config), forecast, SignalRule.of(config))
+        signal = SignalRule.of(config.trainer, config.rollout.prompts_per_step)
+        self.ledger = Ledger(Rules.of(config.schedule), policy_of(config), forecast, signal)
         self.finished = False
         self.latest = Latest(config.run.name, self.ledger, self.lag)
         self._pass: asyncio.Handle | None = None

@@ -45,7 +45,7 @@ from rhymed.run.layout import layout_of
 from rhymed.service.process import serve
 from rhymed_store.service import StoreService
 config = Config.model_validate_json(sys.argv[1])
-sys.exit(serve(lambda: StoreService(config, layout_of(config))))
+sys.exit(serve(lambda: StoreService(config.store, layout_of(config))))
 """
 
 

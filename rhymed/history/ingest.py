@@ -170,7 +170,7 @@ async def _store(config: Config) -> AsyncIterator[StoreClient]:
     layout = layout_of(config)
     is_new = not layout.sockets.exists()
     try:
-        async with StoreService(config, layout).running():
+        async with StoreService(config.store, layout).running():
             with contextlib.closing(StoreClient(layout.store, "import")) as client:
                 yield client
     finally:

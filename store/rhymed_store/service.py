@@ -18,7 +18,7 @@ import lmdb
 import msgspec
 
 from rhymed import messages
-from rhymed.config import Config
+from rhymed.config import Store
 from rhymed.errors import Overloaded, StoreFull, Unusable
 from rhymed.run.layout import RunLayout
 from rhymed.service.service import Service
@@ -46,14 +46,14 @@ SHORT_HISTORY = 16  # responses; with 4,096 tokens each they block the event loo
 class StoreService(Service):
     """Serves `layout.store` from the database in `layout.database`."""
 
-    def __init__(self, config: Config, layout: RunLayout) -> None:
+    def __init__(self, settings: Store, layout: RunLayout) -> None:
         super().__init__("store")
-        self._config, self._layout = config, layout
+        self._settings, self._layout = settings, layout
         self._full: asyncio.Task[None] | None = None  # runs while new samples are refused
         self._why_full = ""
 
     async def open(self) -> None:
-        config = self._config.store
+        config = self._settings
         durable = config.durability == "sync"
         self._pool = ThreadPoolExecutor(THREADS, "store")
         self._database = await self._in_pool(
@@ -180,7 +180,7 @@ class StoreService(Service):
 
     def _level(self) -> int:
         """Every frame carries its own level, so under pressure speed comes first."""
-        level = self._config.store.compression
+        level = self._settings.compression
         return level if self._underway_bytes < PRESSURE_BYTES else min(level, PRESSURE_LEVEL)
 
     def _read(self, query: Callable[[Any], Any]) -> Callable[..., Awaitable[messages.Message | Parcel]]:

@@ -39,7 +39,7 @@ class Cluster:
         return self
 
     async def open_store(self) -> None:
-        await self.stack.enter_async_context(StoreService(self.config, self.where).running())
+        await self.stack.enter_async_context(StoreService(self.config.store, self.where).running())
         self.store = StoreClient(self.where.store, "test")
         self.stack.callback(self.store.close)
 

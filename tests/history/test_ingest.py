@@ -87,7 +87,7 @@ async def test_the_run_that_follows_uses_the_folder_and_finds_it(run: Path, conf
     await asyncio.to_thread(rhymed, "import", config, run)
     made, where = runs.create(load_config(config))  # as `rhymed run` does
     assert made.run.name == "next"
-    async with StoreService(made, where).running():
+    async with StoreService(made.store, where).running():
         with contextlib.closing(StoreClient(where.store, "test")) as client:
             await client.open_run("next", "f")
             lengths = await client.lengths([APPLES], 0)

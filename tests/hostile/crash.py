@@ -58,7 +58,7 @@ for line in sys.stdin:
     child = os.fork()
     if not child:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        serve(lambda: StoreService(config, layout_of(config)))
+        serve(lambda: StoreService(config.store, layout_of(config)))
     print(child, flush=True)
 """
 """Imports once, then forks a store for each line: a start takes milliseconds, so thousands are possible."""

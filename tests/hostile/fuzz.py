@@ -84,7 +84,7 @@ def serve(target: str, config: str) -> None:
     if target == "store":
         from rhymed_store.service import StoreService
 
-        start(lambda: StoreService(made, where), log_file=where.log("store"))
+        start(lambda: StoreService(made.store, where), log_file=where.log("store"))
     from rhymed.service.service import Service
     from rhymed_workers.trainer.publish import Publisher
     from rhymed_workers.weights.server import WeightsServer

@@ -33,7 +33,7 @@ def where(config: Config) -> RunLayout:
 
 @pytest.fixture
 async def service(config: Config, where: RunLayout) -> AsyncIterator[StoreService]:
-    async with StoreService(config, where).running() as service:
+    async with StoreService(config.store, where).running() as service:
         yield service
 
 

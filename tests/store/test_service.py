@@ -251,7 +251,7 @@ async def test_what_waits_shares_one_transaction() -> None:
 async def test_a_full_store_says_so_and_goes_on_reading(tmp_path: Path) -> None:
     config = Config.model_validate({"run": {"folder": str(tmp_path)}, "store": {"map_gib": 0.004}})
     where = layout_of(config)
-    async with StoreService(config, where).running():
+    async with StoreService(config.store, where).running():
         client = StoreClient(where.store, "test")
         stored = 0
         with pytest.raises(StoreFull, match=r"raise store\.map_gib"):  # noqa: PT012
@@ -268,7 +268,7 @@ async def test_beginnings_that_do_not_fit_end_no_store(tmp_path: Path, monkeypat
     monkeypatch.setattr("rhymed_store.service.FULL_S", 0.05)
     config = Config.model_validate({"run": {"folder": str(tmp_path)}, "store": {"map_gib": 0.004}})
     where = layout_of(config)
-    running = asyncio.create_task(StoreService(config, where).run())
+    running = asyncio.create_task(StoreService(config.store, where).run())
     client = StoreClient(where.store, "test")
     tokens = np.arange(100_000, dtype=np.uint32)
     with pytest.raises(StoreFull):  # noqa: PT012
@@ -290,7 +290,7 @@ async def test_a_store_that_stays_full_ends_with_what_to_do(tmp_path: Path, monk
     config = Config.model_validate({"run": {"folder": str(tmp_path)}, "store": {"map_gib": 0.004}})
     where = layout_of(config)
     client = StoreClient(where.store, "test")
-    running = asyncio.create_task(StoreService(config, where).run())
+    running = asyncio.create_task(StoreService(config.store, where).run())
     with pytest.raises(StoreFull):  # noqa: PT012
         for step in range(10_000):
             await client.put_samples([new_sample(step, length=4000)])
@@ -333,7 +333,7 @@ async def test_acknowledged_samples_outlive_a_kill(tmp_path: Path, durability: s
         process.kill()
         process.wait(60)
         client.close()
-    async with StoreService(config, where).running():
+    async with StoreService(config.store, where).running():
         client = StoreClient(where.store, "again")
         found = await client.get_samples([sample.info.id for sample in acknowledged], logprobs=True)
         for sample, stored in zip(acknowledged, found, strict=True):

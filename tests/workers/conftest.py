@@ -29,7 +29,7 @@ async def scene(
     config: Config, tmp_path: Path
 ) -> AsyncIterator[tuple[RunLayout, RecordingBroker, RecordingTrainer, StoreClient]]:
     where = layout_of(config)
-    async with StoreService(config, where).running():
+    async with StoreService(config.store, where).running():
         broker, trainer = RecordingBroker(where.broker), RecordingTrainer(where.weights, tmp_path / "weights")
         client = StoreClient(where.store, "broker")
         await client.put_prompts([*ROWS, BAD])

@@ -21,4 +21,4 @@ def handle(arguments: argparse.Namespace) -> NoReturn:
     from rhymed_store.service import StoreService
 
     where = layout_of(config)
-    serve(lambda: StoreService(config, where), log_file=where.log("store"), level=config.run.log_level)
+    serve(lambda: StoreService(config.store, where), log_file=where.log("store"), level=config.run.log_level)

@@ -163,7 +163,8 @@ def test_the_settings_say_what_is_replaced() -> None:
 
     def of(**settings: Any) -> SignalRule | None:
         trainer = {"algorithm": settings.pop("algorithm", "grpo"), "dynamic_sampling": settings}
-        return SignalRule.of(Config.model_validate({"rollout": rollout, "reward": several, "trainer": trainer}))
+        config = Config.model_validate({"rollout": rollout, "reward": several, "trainer": trainer})
+        return SignalRule.of(config.trainer, config.rollout.prompts_per_step)
 
     assert of() is None
     assert of(algorithm="dapo") == SignalRule(most=54)

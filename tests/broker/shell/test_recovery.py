@@ -168,7 +168,7 @@ async def test_a_trainer_that_is_behind_joins_again_and_sets_the_run_back(cluste
 async def test_a_broker_that_was_stopped_blames_nobody_for_it(config: Config) -> None:
     async with contextlib.AsyncExitStack() as stack:
         where = layout_of(config)
-        await stack.enter_async_context(StoreService(config, where).running())
+        await stack.enter_async_context(StoreService(config.store, where).running())
         store = StoreClient(where.store, "test")
         stack.callback(store.close)
         with broker_process(config) as process:

@@ -74,7 +74,7 @@ async def test_a_full_disk_holds_new_data_back_and_nothing_else(disk: Path, capl
     config = Config.model_validate({"run": {"folder": str(disk)}, "store": {"map_gib": 1.0}})
     where = layout_of(config)
     acknowledged: list[NewSample] = []
-    async with StoreService(config, where).running():
+    async with StoreService(config.store, where).running():
         client = StoreClient(where.store, "test")
         assert (await client.stats()).full == ""
         await client.put_samples([new_sample(20_000, 0)])
@@ -121,7 +121,7 @@ async def test_a_store_starts_on_a_full_disk_and_what_it_acknowledged_is_there(d
         process.kill()
         process.wait(10)
         client.close()
-    async with StoreService(config, where).running():
+    async with StoreService(config.store, where).running():
         client = StoreClient(where.store, "again")
         await check(client, acknowledged)
         await client.put_scores([Score(id=acknowledged[0].info.id, reward=0.5)])

@@ -152,7 +152,7 @@ def make(tmp_path: Path) -> Callable[..., Config]:
 async def where(make: Callable[..., Config]) -> AsyncIterator[RunLayout]:
     """The layout of a run whose store is up."""
     config = make()
-    async with StoreService(config, layout_of(config)).running():
+    async with StoreService(config.store, layout_of(config)).running():
         yield layout_of(config)
 
 
@@ -292,13 +292,13 @@ async def test_a_new_broker_is_joined_with_what_is_in_hand(make: Callable[..., C
 async def test_the_store_may_restart(make: Callable[..., Config], tmp_path: Path) -> None:
     config = make()
     where = layout_of(config)
-    async with StoreService(config, where).running():
+    async with StoreService(config.store, where).running():
         ids = await put(where, "1 2 3")
     broker = FakeBroker(where.broker)
     async with RewardWorker(config, where, "reward-0").running():
         await until(lambda: broker.joins)
         await broker.rate(*ids)
-        async with StoreService(config, where).running():
+        async with StoreService(config.store, where).running():
             await until(lambda: broker.scores)
             assert await rewards(where, *ids) == [1.0]
     broker.server.close()

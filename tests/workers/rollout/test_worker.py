@@ -185,7 +185,7 @@ async def test_a_broker_that_forgot_is_joined_again_and_told_what_is_held(config
 async def test_a_store_that_is_away_for_a_while_costs_nothing(config: Config, tmp_path: Path) -> None:
     where = layout_of(config)
     broker, trainer = RecordingBroker(where.broker), RecordingTrainer(where.weights, tmp_path / "weights")
-    async with StoreService(config, where).running():
+    async with StoreService(config.store, where).running():
         client = StoreClient(where.store, "broker")
         await client.put_prompts(ROWS)
         client.close()
@@ -193,7 +193,7 @@ async def test_a_store_that_is_away_for_a_while_costs_nothing(config: Config, tm
         await broker.ask(messages.Generate(samples=ids()))
         await asyncio.sleep(0.2)
         assert not broker.generated
-        async with StoreService(config, where).running():
+        async with StoreService(config.store, where).running():
             await until(lambda: len(broker.generated) == 4)
     broker.server.close()
     trainer.server.close()

@@ -94,7 +94,7 @@ async def broker(where: RunLayout) -> AsyncIterator[Broker]:
 @pytest.fixture
 async def put(config: Config, where: RunLayout) -> AsyncIterator[Callable[..., Any]]:
     """A store that runs, and a way to put a scored step into it."""
-    async with StoreService(config, where).running():
+    async with StoreService(config.store, where).running():
         client = StoreClient(where.store, "test")
 
         async def put_step(step: int, version: int | None = None) -> list[messages.SampleId]:

@@ -79,7 +79,7 @@ class TorchLearner:
         if config.trainer.threads:
             torch.set_num_threads(config.trainer.threads)
         source = resolve_model(config)
-        compute = Compute.of(config)
+        compute = Compute.of(config.trainer, config.model.train_dtype)
         policy, reference = restore(config, source, folder, compute, ranks.mesh)
         learner = cls(
             config.trainer,

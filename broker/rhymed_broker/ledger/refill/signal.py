@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rhymed.config import Config
+from rhymed.config import Trainer
 from rhymed.messages import NO_SIGNAL, Score
 from rhymed_broker.states import Sample
 
@@ -27,12 +27,12 @@ class SignalRule:
     keep: bool = True  # a group without signal is trained if nothing may replace it
 
     @classmethod
-    def of(cls, config: Config) -> SignalRule | None:
+    def of(cls, trainer: Trainer, prompts_per_step: int) -> SignalRule | None:
         """None: groups without signal stay in their steps."""
-        settings = config.trainer.dynamic_sampling
-        if not config.trainer.filters_groups:
+        settings = trainer.dynamic_sampling
+        if not trainer.filters_groups:
             return None
-        most = settings.most_refills(config.rollout.prompts_per_step)
+        most = settings.most_refills(prompts_per_step)
         return cls(most, settings.metric, settings.tolerance, settings.on_exhausted == "keep")
 
     @property

@@ -54,7 +54,7 @@ def test_a_gpu_that_is_not_there_is_an_error(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     config = Config.model_validate({"trainer": {"device": "cuda"}})
     with pytest.raises(ConfigError, match=r"trainer\.device = 'cuda', but torch finds no GPU"):
-        Compute.of(config).where()
+        Compute.of(config.trainer, config.model.train_dtype).where()
     assert ["torch finds no GPU" in problem for problem in device_problems(config.trainer)] == [True]
     assert Compute().where() == Compute("auto").where() == torch.device("cpu")
     assert list(device_problems(Config.model_validate({"trainer": {"device": "auto"}}).trainer)) == []
@@ -64,4 +64,4 @@ def test_settings_reach_the_computation() -> None:
     config = Config.model_validate(
         {"model": {"train_dtype": "bfloat16"}, "trainer": {"device": "cpu", "gradient_checkpointing": True}}
     )
-    assert Compute.of(config) == Compute("cpu", "bfloat16", checkpointing=True)
+    assert Compute.of(config.trainer, config.model.train_dtype) == Compute("cpu", "bfloat16", checkpointing=True)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from rhymed.config import Config
+from rhymed.config import Trainer
 from rhymed.errors import ConfigError, TrainerError
 from rhymed_workers.trainer.policy import attention, runtime
 from rhymed_workers.trainer.policy.mask import Layout
@@ -35,9 +35,9 @@ class Compute:
     deterministic: bool = False  # equal inputs give equal bits on a GPU too
 
     @classmethod
-    def of(cls, config: Config) -> Compute:
-        trainer = config.trainer
-        return cls(trainer.device, config.model.train_dtype, trainer.gradient_checkpointing, trainer.deterministic)
+    def of(cls, trainer: Trainer, dtype: Literal["float32", "bfloat16"]) -> Compute:
+        """`dtype`: `model.train_dtype`."""
+        return cls(trainer.device, dtype, trainer.gradient_checkpointing, trainer.deterministic)
 
     def where(self) -> torch.device:
         """Raises `ConfigError`."""
