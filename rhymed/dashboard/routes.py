@@ -47,7 +47,10 @@ class App:
         get("/api/steps", self._steps)
         get("/api/timeline", self._timeline)
         get("/api/lengths", self._lengths)
+        get("/api/rewards", self._rewards)
         get("/api/prompts", self._prompts)
+        get("/api/responses", self._responses)
+        get("/api/logs", self._logs)
         get("/api/prompts/{prompt}", self._prompt)
         get("/api/samples/{step}/{prompt}/{index}", self._sample)
         get("/api/store", self._store)
@@ -95,11 +98,24 @@ class App:
     async def _lengths(self, request: web.Request) -> web.Response:
         return await self._answer(request, Source.lengths)
 
+    async def _rewards(self, request: web.Request) -> web.Response:
+        return await self._answer(request, Source.rewards)
+
     async def _prompts(self, request: web.Request) -> web.Response:
         query, sort = request.query.get("query", ""), request.query.get("sort", "id")
         offset, limit = integer(request.query, "offset", 0, 0), integer(request.query, "limit", 50, 0)
-        order = request.query.get("order", "")
-        return await self._answer(request, lambda source: source.prompts(query, sort, offset, limit, order))
+        order, kind = request.query.get("order", ""), request.query.get("kind", "")
+        return await self._answer(request, lambda source: source.prompts(query, sort, offset, limit, order, kind))
+
+    async def _responses(self, request: web.Request) -> web.Response:
+        query, start = request.query.get("query", ""), integer(request.query, "from", 0, 0)
+        return await self._answer(request, lambda source: source.found(query, start))
+
+    async def _logs(self, request: web.Request) -> web.Response:
+        wanted = [
+            request.query.get(name, usual) for name, usual in (("level", "info"), ("process", ""), ("query", ""))
+        ]
+        return await self._answer(request, lambda source: source.logs(*wanted))
 
     async def _prompt(self, request: web.Request) -> web.Response:
         return await self._answer(request, lambda source: source.prompt(request.match_info["prompt"]))
@@ -107,7 +123,10 @@ class App:
     async def _sample(self, request: web.Request) -> web.Response:
         match = request.match_info
         step, index = whole(match["step"], "step"), whole(match["index"], "index")
-        return await self._answer(request, lambda source: source.sample(step, match["prompt"], index))
+        by_token = integer(request.query, "tokens", 0) != 0
+        return await self._answer(
+            request, lambda source: source.sample(step, match["prompt"], index, by_token=by_token)
+        )
 
     async def _store(self, request: web.Request) -> web.Response:
         queues = await self._live.queues()

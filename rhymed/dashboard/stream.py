@@ -127,7 +127,7 @@ class ClientStream:
             if rows.serial == self._serial:
                 return None
             self._serial = 0  # the file was replaced
-        answer = rows.answer(since=self._serial)
+        answer = self._source.steps(since=self._serial)
         self._serial, self._has_steps = rows.serial, True
         return answer
 

@@ -30,19 +30,25 @@ def pieces(decode: Decode, tokens: NDArray[np.uint32], drafted: NDArray[np.bool_
     if drafted is None or not len(tokens):
         return [Piece(whole, None)]
     changes = [0, *(np.flatnonzero(drafted[1:] != drafted[:-1]) + 1).tolist()]
-    starts = _whole_characters(decode, tokens, changes)
+    starts = whole_characters(decode, tokens, changes)
     starts = [0, *(start for last, start in pairwise(starts) if drafted[start] != drafted[last])]
+    texts = cut(decode, tokens, starts)
+    if texts is None:
+        return [Piece(whole, None)]
+    return [Piece(text, bool(drafted[start])) for text, start in zip(texts, starts, strict=True) if text]
+
+
+def cut(decode: Decode, tokens: NDArray[np.uint32], starts: list[int]) -> list[str] | None:
+    """The texts of the parts that begin at these tokens, 0 first; None where they are not the whole text."""
     ends = [*starts[1:], len(tokens)]
     firsts = [max(0, start - BEFORE) for start in starts]
     before = decode([tokens[first:start] for first, start in zip(firsts, starts, strict=True)])
     both = decode([tokens[first:end] for first, end in zip(firsts, ends, strict=True)])
     texts = [text[len(prefix) :] for prefix, text in zip(before, both, strict=True)]
-    if "".join(texts) != whole:
-        return [Piece(whole, None)]
-    return [Piece(text, bool(drafted[start])) for text, start in zip(texts, starts, strict=True) if text]
+    return texts if "".join(texts) == decode([tokens])[0] else None
 
 
-def _whole_characters(decode: Decode, tokens: NDArray[np.uint32], starts: list[int]) -> list[int]:
+def whole_characters(decode: Decode, tokens: NDArray[np.uint32], starts: list[int]) -> list[int]:
     """These starts, each moved behind the character that it lies in; starts of empty pieces are dropped."""
     for _ in range(LONGEST - 1):
         tails = decode([tokens[max(0, start - BEFORE) : start] for start in starts])

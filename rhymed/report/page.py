@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rhymed.advice.rules import advise
 from rhymed.report import html, settings
 from rhymed.report.facts import INCIDENTS, Facts
 from rhymed.report.highlights import MOST, Pick
@@ -41,6 +42,7 @@ def page(
         _head(facts),
         html.numbers(_headline(facts)),
         *missing,
+        html.section("Advice", *_advice(facts)),
         html.section(
             "Curves",
             f'<div class="pictures">\n{curves}\n</div>' if curves else html.paragraph(note, "soft") if note else "",
@@ -88,6 +90,12 @@ def _headline(facts: Facts) -> Iterator[tuple[str, str]]:
     if facts.store is not None:
         yield "samples in the store", f"{facts.store.samples:,}"
         yield "size of the store", size_of(facts.store.used_bytes)
+
+
+def _advice(facts: Facts) -> Iterator[str]:
+    """What is wrong in the newest steps, and what to change."""
+    for found in advise(facts.rows, facts.config):
+        yield f"<p><strong>{html.text(found.wrong)}</strong> {html.text(found.change)}</p>"
 
 
 def _drafts(rows: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str]]:

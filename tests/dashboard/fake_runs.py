@@ -67,6 +67,46 @@ class FakeRun:
             "metrics": {}, "val": {}, "lag_ms": 1.2, "troubles": [], "paused": False,
         }  # fmt: skip
 
+    advice = ()
+
+    def rewards(self, query):
+        edges, counts = [-0.25, 0.25, 0.75, 1.25], [10, 4, 18]
+        rows = [{"epoch": epoch, "edges": edges, "counts": counts, "mean": 0.6, "max": 1.0} for epoch in range(3)]
+        return {"epochs": rows if self.rows else []}
+
+    def logs(self, query):
+        lines = [
+            ("info", "broker", "step 1 trained", ""), ("warning", "reward-0", "a reward timed out", ""),
+            ("error", "trainer", "it ends", "Traceback (most recent call last)"),
+        ]  # fmt: skip
+        order = ["debug", "info", "warning", "error"]
+        rows = [
+            {"t": "2026-01-31T14:05:09.000Z", "level": level, "process": process, "text": text, "trace": trace}
+            for level, process, text, trace in lines
+            if order.index(level) >= order.index(query.get("level", "info"))
+            and query.get("process", process) == process
+            and query.get("query", "") in text
+        ]
+        return {
+            "processes": ["broker", "reward-0", "trainer"],
+            "total": len(rows),
+            "lines": rows if self.rows else [],
+        }
+
+    def responses(self, query):
+        """Of eight prompts per request, one response each."""
+        start, words = int(query.get("from", 0)), query["query"]
+        ids = [f"{number:016x}" for number in range(start, min(start + 8, self.prompts))]
+        rows = [
+            {
+                "id": f"18/{id}/1", "prompt": id, "step": 18, "index": 1, "epoch": 2, "reward": 0.5,
+                "length": 42, "text": ["so ", words, " it is"],
+            }
+            for id in ids
+        ]  # fmt: skip
+        following = start + 8 if start + 8 < self.prompts else None
+        return {"found": rows, "searched": 96, "next": following, "prompts": self.prompts, "missing": ""}
+
     def steps(self, query=None, after=-1):
         after = int((query or {}).get("after", after))
         evaluations = [
@@ -77,6 +117,7 @@ class FakeRun:
         return {
             "steps": [row for row in self.rows if row["step"] > after],
             "evaluations": evaluations,
+            "advice": list(self.advice),
             "epochs": [epoch_row(epoch, self.rows) for epoch in range(math.ceil(self.step / PER_EPOCH))],
         }
 
@@ -100,7 +141,8 @@ class FakeRun:
             {
                 "id": f"{number:016x}",
                 "text": self.text or f"What is {number} plus {number * 7 % 11}?",
-                "samples": 12, "epochs": 3, "reward": round(random.Random(number).random(), 3), "spread": 0.25,
+                "samples": 12, "epochs": 3 * (number % 3 > 0), "kind": "training" if number % 3 else "held-out",
+                "reward": round(random.Random(number).random(), 3), "spread": 0.25,
                 "length": 40.0 + number % 90,
             }
             for number in range(self.prompts if self.rows else 0)
@@ -108,10 +150,12 @@ class FakeRun:
 
     def list(self, query):
         found = [row for row in self.prompt_rows() if query.get("query", "").lower() in row["text"].lower()]
+        kinds = {kind: sum(row["kind"] == kind for row in self.prompt_rows()) for kind in ("training", "held-out")}
+        found = [row for row in found if query.get("kind", row["kind"]) == row["kind"]]
         sort = query.get("sort", "id")
         found.sort(key=lambda row: row[sort], reverse=query.get("order", "asc" if sort == "id" else "desc") == "desc")
         offset, limit = int(query.get("offset", 0)), int(query.get("limit", 50))
-        return {"total": len(found), "prompts": found[offset : offset + limit]}
+        return {"total": len(found), "prompts": found[offset : offset + limit], "kinds": kinds}
 
     def prompt(self, id):
         row = next(row for row in self.prompt_rows() if row["id"] == id)
@@ -122,7 +166,8 @@ class FakeRun:
             }
             for epoch in range(self.asked)
         ]  # fmt: skip
-        return {"id": id, "text": row["text"], "epochs": epochs, "missing": ""}
+        more = {"row": {"answer": "42", "source": "sums"}, "answer": "42"}
+        return {"id": id, "text": row["text"], **more, "epochs": epochs, "missing": ""}
 
     def sample_row(self, step, id, index):
         pieces = self.pieces(step, index)
@@ -143,11 +188,13 @@ class FakeRun:
 
     def sample(self, step, id, index):
         row = self.sample_row(int(step), id, int(index))
+        tokens = [{"text": "and so ", "logprob": -0.5 * (n % 2), "version": int(step) + (n > 20)} for n in range(42)]
         return row | {
+            "tokens": tokens, "unknown": "" if int(step) > PER_EPOCH else "log-probs were forgotten",
             "prompt": self.text or "What is it?",
             "pieces": self.pieces(int(step), int(index)),
             "missing": "",
-        }
+        }  # fmt: skip
 
     def tell(self, loop, name, data):
         """An event for every page that listens."""

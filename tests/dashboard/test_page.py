@@ -16,7 +16,7 @@ from tests.dashboard.fake_runs import (
     worker_row,
 )
 
-TABS = ("overview", "workers", "samples", "metrics", "configuration")
+TABS = ("overview", "workers", "samples", "metrics", "logs", "configuration")
 DRAFTED = [count for count, drafted in SHAPE if drafted]
 CHARTS = 18  # of the overview
 CTRL, SHIFT = 2, 8  # of a mouse event's modifiers
@@ -285,23 +285,38 @@ def test_training_health_has_what_the_run_tells(plain):
     )
 
 
+def test_advice_is_shown_as_long_as_the_run_needs_it(show, server):
+    run = FakeRun("advised")
+    run.advice = [{"name": "flat", "wrong": "All groups are flat.", "change": "Take harder rows."}]
+    page = show(run)
+    page.wait("document.querySelector('.advice li')?.textContent", "All groups are flat. Take harder rows.")
+    assert page.read("document.querySelector('.advice').offsetParent != null")
+    run.advice = []
+    run.rows.append(step_row(20))
+    run.tell(server.loop, "steps", run.steps(after=19))
+    page.wait("document.querySelector('.advice').hidden")
+
+
 def test_of_many_epochs_some_lengths_are_drawn_and_the_newest_always(show):
     class Long(FakeRun):
         def lengths(self, query):
             return {"epochs": [lengths_row(epoch) for epoch in range(40)]}
 
     page = show(Long("lengths"))
-    page.wait(
-        "document.querySelector('.ridges canvas')?.getAttribute('aria-label')?.includes('of which 12 are drawn')"
+    canvas, status = (
+        f"document.querySelector(\"[data-chart='Length distribution'] {part}\")" for part in ("canvas", ".status")
     )
-    page.wait("document.querySelector('.ridges canvas').clientHeight", 178)
+    page.wait(f"{canvas}?.getAttribute('aria-label')?.includes('of which 12 are drawn')")
+    page.wait(f"{canvas}.clientHeight", 178)
     assert page.count("[data-chart='Length distribution'] option") == 41
     page.wait("document.querySelectorAll('#panel-overview .uplot').length", CHARTS)
-    x, y, _, tall = page.rest(".ridges canvas")
+    x, y, _, tall = page.rest("[data-chart='Length distribution'] canvas")
     for line, epoch in ((0, 0), (1, 4), (11, 39)):
         page.mouse("mouseMoved", x, y - tall / 2 + (line + 0.5) * 154 / 12)
-        page.wait(f"document.querySelector('.status').textContent.startsWith('Epoch {epoch + 1},')")
+        page.wait(f"{status}.textContent.startsWith('Epoch {epoch + 1},')")
     tall = "document.querySelector(`[data-chart='${e}']`).offsetHeight"
+    rewards = "[data-chart='Reward distribution'] .status"
+    page.wait(f"document.querySelector({rewards!r}).textContent", "Epoch 3: mean 0.6, highest 1, 32 samples")
     tops = f"['Response length', 'Length distribution'].map(e => {tall})"
     assert len(set(page.read(tops))) == 1
 
@@ -344,6 +359,97 @@ def test_a_sample_is_found_and_its_drafted_tokens_are_marked(plain):
     page.wait("document.querySelector('.group h2').textContent", "Response 3")
     page.key("Escape")
     page.wait("document.querySelectorAll('.card').length", 3 * GROUP)
+
+
+def choose(page, label, value):
+    element = f"document.querySelector('[aria-label=\"{label}\"]')"
+    page.read(f"(e => {{ e.value = {value!r}; e.dispatchEvent(new Event('change')) }})({element})")
+
+
+def test_held_out_prompts_are_marked_and_can_be_chosen(show):
+    page = show(FakeRun("kinds"), hash="#samples")
+    page.wait("document.querySelector('#row-0 .kind')?.textContent", "held-out")
+    assert page.text("#row-0 .row-facts").endswith("12 samples"), "no epochs"
+    assert page.count("#row-1 .kind") == 0
+    kinds = "[...document.querySelector('[aria-label=\"Kind of prompt\"]').options].map(e => e.text)"
+    assert page.read(kinds) == ["all prompts", "training (16)", "held-out (8)"]
+    choose(page, "Kind of prompt", "held-out")
+    page.wait("document.querySelector('.count').textContent", "8 prompts")
+    assert "kind=held-out" in page.read("location.hash")
+    page.wait("[...document.querySelectorAll('.row')].every(e => e.querySelector('.kind'))")
+
+
+def test_a_prompt_has_its_answer_its_row_and_its_learning_curve(show):
+    page = show(FakeRun("row"), hash=f"#samples/{5:016x}")
+    page.wait("document.querySelector('.columns summary')?.textContent", "Right answer: 42 2 columns")
+    page.click(".columns summary")
+    rows = page.read("[...document.querySelectorAll('.columns tr')].map(e => e.innerText)")
+    assert rows == ["answer\t42", "source\tsums"]
+    page.wait("document.querySelectorAll('.learning .uplot').length", 2)
+    label = "document.querySelector('.learning [data-chart=\"Reward by epoch\"]').getAttribute('aria-label')"
+    assert "3 points. mean: last 0.5" in page.read(label)
+    page.click(".card a")
+    page.wait("document.querySelectorAll('.full').length > 0")
+    assert page.text(".group .columns summary") == "Right answer: 42 2 columns"
+
+
+def test_the_text_of_a_response_shows_what_was_chosen(show):
+    page = show(FakeRun("overlay"), hash=f"#samples/{5:016x}/18/1?show=difference&beside=2")
+    page.wait("document.querySelectorAll('.full').length", 2)
+    assert page.read("[...document.querySelectorAll('.full:first-child .changed')].map(e => e.textContent).join('')")
+    assert page.count(".full mark:not(.changed)") == 0
+    assert page.text(".full header").count("its group") == 1
+    choose(page, "Marked in the text", "logprob")
+    page.wait("document.querySelectorAll('.full:first-child .shade').length", 42)
+    assert "show=logprob" in page.read("location.hash")
+    assert page.read("document.querySelectorAll('.shade')[1].title") == "log-prob -0.5, probability 0.607"
+    assert "mean log-prob -0.25 nats per token" in page.text(".full:first-child .drafting")
+    assert page.text(".full:last-child .drafting") == "There are no log-probabilities: log-probs were forgotten."
+    choose(page, "Marked in the text", "version")
+    page.wait("document.querySelector('.full .drafting').textContent.startsWith('policy versions 18 to 19')")
+
+
+def test_differences_are_words(plain):
+    found = plain.read(
+        """import('./static/views/samples/diff.js').then(({ difference }) => [
+            difference('the sum is 7, so 7', 'the sum is 8, so 7'), difference('', 'new'),
+            difference('same', 'same'), difference('a '.repeat(9000), 'b')])"""
+    )
+    first, second = found[0]
+    assert [piece["text"] for piece in first if piece["changed"]] == ["7"]
+    assert [piece["text"] for piece in second if piece["changed"]] == ["8"]
+    assert "".join(piece["text"] for piece in second) == "the sum is 8, so 7"
+    assert found[1] == [[], [{"text": "new", "changed": True}]]
+    assert [[piece["changed"] for piece in side] for side in found[2]] == [[False], [False]]
+    assert found[3] is None, "too long"
+
+
+def test_responses_are_searched_until_there_is_enough(show):
+    page = show(FakeRun("search", prompts=200), hash="#samples?query=carry%20the%20one&in=responses")
+    page.wait("document.querySelectorAll('.found li').length", 56)
+    assert page.text(".found-box .count") == "56 responses with “carry the one” (672 searched, 56 of 200 prompts)"
+    assert page.text(".found mark") == "carry the one"
+    page.click(".found-box > button")
+    page.wait("document.querySelectorAll('.found li').length", 112)
+    page.click(".found li:nth-child(2) a")
+    page.wait("document.querySelector('.group h2')?.textContent", "Response 2")
+    assert page.count(".found li") == 112, "the list stays"
+
+
+def test_the_newest_lines_of_the_logs_are_filtered(plain):
+    page = plain
+    tab(page, "logs")
+    page.wait("document.querySelectorAll('.log li').length", 3)
+    assert page.text(".log li:last-child pre") == "Traceback (most recent call last)"
+    choose(page, "Lowest level", "warning")
+    page.wait("document.querySelectorAll('.log li').length", 2)
+    choose(page, "Process", "reward-0")
+    page.wait("document.querySelector('.log').textContent.includes('a reward timed out')")
+    page.wait("document.querySelectorAll('.log li').length", 1)
+    assert page.read("location.hash") == "#logs?level=warning&process=reward-0"
+    page.click("#panel-logs input")
+    page.type("nothing like it")
+    page.wait("document.querySelector('.log').textContent.includes('No such line')")
 
 
 def test_the_id_of_a_sample_can_be_copied(show):

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from rhymed.messages import EVAL
 from rhymed.run.timeline import FAILED, Event, Writer
 from rhymed_store.database.tables import Reader
 from rhymed_store.inspect.browse import Browse
 from tests.dashboard.rows import NOW, queues, row
-from tests.history.folders import APPLES, PEARS
+from tests.history.folders import APPLES, PEARS, two_epochs, write_store
 
 
 async def test_a_run_that_is_over(run: Path, serve: Any) -> None:
@@ -140,6 +143,7 @@ async def test_one_prompt(run: Path, serve: Any) -> None:
     async with serve(run) as ask:
         _, answer = await ask(f"/api/prompts/{APPLES}")
         assert (answer["id"], answer["text"], answer["missing"]) == (APPLES, "how many apples are there?", "")
+        assert (answer["row"], answer["answer"]) == ({"answer": "7"}, "7")
         assert [(row["epoch"], row["step"], row["name"]) for row in answer["epochs"]] == [
             (0, 0, "epoch 1"), (1, 2, "epoch 2"),
         ]  # fmt: skip
@@ -154,9 +158,93 @@ async def test_one_sample(run: Path, serve: Any) -> None:
     async with serve(run) as ask:
         _, answer = await ask(f"/api/samples/2/{APPLES}/0")
         assert (answer["id"], answer["epoch"], answer["length"]) == (f"2/{APPLES}/0", 1, 10)
-        assert answer["prompt"] == "how many apples are there?"
+        assert (answer["prompt"], answer["answer"]) == ("how many apples are there?", "7")
+        assert "tokens" not in answer
         assert answer["pieces"] == [{"text": "GHIJK", "drafted": True}, {"text": "LMNOy", "drafted": False}]
         assert answer["missing"] == ""
+
+
+async def test_one_sample_token_by_token(run: Path, serve: Any) -> None:
+    async with serve(run) as ask:
+        _, answer = await ask(f"/api/samples/2/{APPLES}/0?tokens=1")
+        assert [row["text"] for row in answer["tokens"]] == list("GHIJKLMNOy")
+        assert {(row["logprob"], row["version"]) for row in answer["tokens"]} == {(0.0, 2)}
+        assert answer["unknown"] == ""
+
+
+async def test_evaluated_prompts_are_told_from_trained_ones(bare: Path, serve: Any) -> None:
+    write_store(bare, [*two_epochs()[:4], (EVAL + 2, PEARS, 0, [40, 41], 1.0)])
+    async with serve(bare) as ask:
+        _, answer = await ask("/api/prompts?kind=held-out")
+        assert [(row["id"], row["kind"], row["epochs"]) for row in answer["prompts"]] == [(PEARS, "held-out", 0)]
+        assert answer["kinds"] == {"training": 1, "held-out": 1, "imported": 0}
+        _, answer = await ask("/api/prompts?kind=training")
+        assert [row["id"] for row in answer["prompts"]] == [APPLES]
+        _, answer = await ask(f"/api/samples/{EVAL + 2}/{PEARS}/0?tokens=1")
+        assert [row["logprob"] for row in answer["tokens"]] == [None, None]
+        assert "an evaluation" in answer["unknown"]
+
+
+async def test_rewards_by_epoch(run: Path, serve: Any) -> None:
+    async with serve(run) as ask:
+        _, answer = await ask("/api/rewards")
+        first, second = answer["epochs"]
+        middles = [(low + high) / 2 for low, high in pairwise(first["edges"])]
+        held = {round(middle, 6): count for middle, count in zip(middles, first["counts"], strict=True) if count}
+        assert held == {0.0: 2, 0.5: 2}
+        assert (second["counts"][-1], second["mean"], second["max"]) == (4, 1.0, 1.0)
+
+
+async def test_words_are_found_in_responses(run: Path, serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serve(run) as ask:
+        _, answer = await ask("/api/responses?query=hijk")
+        found = [(row["id"], row["epoch"], row["text"]) for row in answer["found"]]
+        assert (f"2/{APPLES}/0", 1, ["G", "HIJK", "LMNOy"]) in found
+        assert len(found) == 8, "the other prompt has these letters, too"
+        assert (answer["searched"], answer["next"], answer["prompts"]) == (8, None, 2)
+        monkeypatch.setattr("rhymed.dashboard.data.search.BUDGET_S", -1.0)
+        _, first = await ask("/api/responses?query=hijk")
+        assert (len(first["found"]), first["next"]) == (4, 1)
+        _, rest = await ask("/api/responses?query=hijk&from=1")
+        assert (len(rest["found"]), rest["next"]) == (4, None)
+        assert first["found"] + rest["found"] == answer["found"]
+        _, none = await ask("/api/responses?query=")
+        assert none["found"] == []
+
+
+async def test_the_newest_lines_of_the_logs(run: Path, serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    logs = run / "logs"
+    logs.mkdir()
+    line = {"t": "2026-01-31T14:05:{:02}.000Z", "level": "info", "process": "broker", "text": "line {}"}
+    rows = [{**line, "t": line["t"].format(n), "text": f"line {n}"} for n in range(50)]
+    failed = {**line, "t": "2026-01-31T14:05:09.500Z", "level": "error", "process": "trainer", "text": "it ends"}
+    failed |= {"error": {"type": "ValueError", "message": "no", "traceback": "Traceback\n  here"}}
+    (logs / "broker.log").write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
+    (logs / "trainer.log").write_bytes(msgspec.json.encode(failed) + b"\n")
+    (logs / "trainer.out").write_text("a library says so\n")
+    async with serve(run) as ask:
+        _, answer = await ask("/api/logs")
+        assert answer["processes"] == ["broker", "trainer"]
+        assert [row["text"] for row in answer["lines"]][9:12] == ["line 9", "it ends", "line 10"]
+        assert answer["total"] == 52
+        _, answer = await ask("/api/logs?level=error")
+        assert [(row["text"], row["trace"]) for row in answer["lines"]] == [("it ends", "Traceback\n  here")]
+        _, answer = await ask("/api/logs?process=broker&query=LINE+4")
+        assert len(answer["lines"]) == 11
+        monkeypatch.setattr("rhymed.dashboard.data.logtail.TAIL_BYTES", 300)
+        monkeypatch.setattr("rhymed.dashboard.data.logtail.MOST", 2)
+        _, answer = await ask("/api/logs?process=broker")
+        assert [row["text"] for row in answer["lines"]] == ["line 48", "line 49"]
+        assert 2 <= answer["total"] < 5, "only the end of the file is read"
+
+
+async def test_advice_comes_with_the_steps(run: Path, serve: Any) -> None:
+    with (run / "metrics.jsonl").open("a") as file:
+        file.writelines(json.dumps(row(step) | {"reward/flat_groups": 1.0}) + "\n" for step in range(4, 20))
+    async with serve(run) as ask:
+        _, answer = await ask("/api/steps?after=18")
+        assert [advice["name"] for advice in answer["advice"]] == ["flat"]
+        assert len(answer["steps"]) == 1
 
 
 async def test_the_store(run: Path, serve: Any) -> None:
@@ -186,6 +274,9 @@ async def test_the_store(run: Path, serve: Any) -> None:
         ("/api/timeline?since=-1e300", 400),
         ("/api/prompts?sort=size", 400),
         ("/api/prompts?order=up", 400),
+        ("/api/prompts?kind=mine", 400),
+        ("/api/responses?query=a&from=-1", 400),
+        ("/api/logs?level=loud", 400),
         ("/api/prompts?offset=-1", 400),
         ("/api/prompts?limit=99999999999999999999", 400),
         ("/events?after=x", 400),
@@ -277,7 +368,7 @@ async def test_a_run_that_has_not_begun(bare: Path, serve: Any) -> None:
     async with serve(bare) as ask:
         _, answer = await ask("/api/run")
         assert (answer["state"], answer["step"], answer["steps"], answer["missing"]) == ("stopped", 0, 4, "")
-        assert await ask("/api/steps") == (200, {"steps": [], "evaluations": [], "epochs": []})
+        assert await ask("/api/steps") == (200, {"steps": [], "evaluations": [], "epochs": [], "advice": []})
         _, answer = await ask("/api/timeline")
         assert (answer["spans"], answer["events"]) == ([], [])
 

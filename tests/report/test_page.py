@@ -131,6 +131,18 @@ def test_every_setting_of_a_dataset_that_was_chosen_has_a_row(run: Path) -> None
     assert ".settings td:first-child { white-space: nowrap" in page.read_text()
 
 
+def test_what_a_run_lacks_is_said_with_what_to_change(run: Path) -> None:
+    metrics(run)
+    rows = [
+        json.loads(line) | {"reward/flat_groups": 1.0} for line in (run / "metrics.jsonl").read_text().splitlines()
+    ]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = Found(write(run))
+    assert "Advice" in found.texts["h2"]
+    assert any("100% of the groups" in text for text in found.texts["strong"])
+    assert found.has("raise rollout.group_size")
+
+
 def test_a_run_that_died_early_tells_after_how_long(run: Path) -> None:
     writer = Writer(run)
     joined = Event(t=1e9, event="joined", worker="rollout-0")

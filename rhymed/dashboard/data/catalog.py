@@ -17,8 +17,11 @@ from rhymed.messages import EVAL
 from rhymed_store.inspect.columns import SampleColumns
 
 Sort = Literal["id", "reward", "length", "spread"]
+Kind = Literal["training", "held-out", "imported"]
 SORTS: tuple[Sort, ...] = get_args(Sort)
+KINDS: tuple[Kind, ...] = get_args(Kind)
 BINS = 40
+REWARD_BINS = 20
 MOST_EPOCHS = 200  # with a histogram; the newest
 
 Floats = NDArray[np.float64]
@@ -100,13 +103,27 @@ class Catalog:
     def _trained_epochs(self) -> NDArray[np.int64]:
         return np.where((self.epochs >= 0) & (self.epochs < EVAL), self.epochs, -1)
 
-    def order(self, sort: Sort, *, down: bool) -> list[int]:
-        """Prompts' numbers; unknown values come last, equal ones by id."""
+    @cached_property
+    def _kinds(self) -> NDArray[np.int64]:
+        """Place in `KINDS` by prompt. A prompt that is trained, too, is no held-out one."""
+        evaluated = np.maximum.reduceat(self.columns.step, self._starts) if len(self.columns) else np.zeros(0)
+        return np.where(self._epoch_counts > 0, 0, np.where(evaluated >= EVAL, 1, 2))
+
+    @cached_property
+    def kinds(self) -> dict[Kind, int]:
+        """Number of prompts of each kind."""
+        return {kind: int(np.count_nonzero(self._kinds == place)) for place, kind in enumerate(KINDS)}
+
+    def order(self, sort: Sort, *, down: bool, kind: Kind | None = None) -> list[int]:
+        """Prompts' numbers; unknown values come last, equal ones by id. `kind`: only these."""
         if sort == "id":
-            numbers = range(len(self._starts))
-            return list(reversed(numbers)) if down else list(numbers)
-        values = {"reward": self.reward, "length": self.length, "spread": self.spread}[sort]
-        return [int(number) for number in np.argsort(-values if down else values, kind="stable")]
+            numbers = np.arange(len(self._starts))[:: -1 if down else 1]
+        else:
+            values = {"reward": self.reward, "length": self.length, "spread": self.spread}[sort]
+            numbers = np.argsort(-values if down else values, kind="stable")
+        if kind is not None:
+            numbers = numbers[self._kinds[numbers] == KINDS.index(kind)]
+        return [int(number) for number in numbers]
 
     def rows(self, numbers: Sequence[int], texts: Sequence[str]) -> list[dict[str, Any]]:
         """`texts`: of these prompts."""
@@ -115,6 +132,7 @@ class Catalog:
                 "id": self.ids[number],
                 "text": text,
                 "samples": int(self._counts[number]),
+                "kind": KINDS[self._kinds[number]],
                 "epochs": int(self._epoch_counts[number]),
                 "reward": _number(self.reward[number]),
                 "spread": _number(self.spread[number]),
@@ -130,20 +148,37 @@ class Catalog:
         longest = int(length[epochs >= 0].max(initial=0))
         width = max(1, -(-longest // BINS))
         edges = np.arange(0, width * BINS + 1, width)
+        return [{**row, "max": int(row["max"] or 0)} for row in self._histograms(length, epochs, edges)]
+
+    @cached_property
+    def rewards(self) -> list[dict[str, Any]]:
+        """A histogram of rewards per epoch, all with the same edges. Whole rewards are in the middle of their bin."""
+        known = ~np.isnan(self.columns.reward)
+        reward, epochs = self.columns.reward[known], self._trained_epochs[known]
+        trained = reward[epochs >= 0]
+        if not len(trained):
+            return []
+        low, high = float(trained.min()), float(trained.max())
+        width = (high - low) / REWARD_BINS or 1.0
+        edges = low + width * (np.arange(REWARD_BINS + 2 if high > low else 2) - 0.5)
+        return self._histograms(reward, epochs, edges)
+
+    def _histograms(
+        self, values: NDArray[Any], epochs: NDArray[np.int64], edges: NDArray[Any]
+    ) -> list[dict[str, Any]]:
+        """One row per epoch, of the newest epochs."""
         newest = int(epochs.max(initial=-1))
-        return [
-            _histogram(epoch, length[epochs == epoch], edges)
-            for epoch in range(max(0, newest + 1 - MOST_EPOCHS), newest + 1)
-        ]
+        shown = range(max(0, newest + 1 - MOST_EPOCHS), newest + 1)
+        return [_histogram(epoch, values[epochs == epoch], edges) for epoch in shown]
 
 
-def _histogram(epoch: int, lengths: NDArray[np.int64], edges: NDArray[np.int64]) -> dict[str, Any]:
+def _histogram(epoch: int, values: NDArray[Any], edges: NDArray[Any]) -> dict[str, Any]:
     return {
         "epoch": epoch,
         "edges": edges.tolist(),
-        "counts": np.histogram(lengths, edges)[0].tolist(),
-        "mean": float(lengths.mean()) if len(lengths) else None,
-        "max": int(lengths.max(initial=0)),
+        "counts": np.histogram(values, edges)[0].tolist(),
+        "mean": float(values.mean()) if len(values) else None,
+        "max": float(values.max()) if len(values) else None,
     }
 
 

@@ -6,18 +6,21 @@ that is damaged at rest has no text, and says so; the prompt's other samples hav
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from rhymed.errors import StoreDamaged, UnknownSample
+from rhymed.dashboard.data.tokens import tokens_of
+from rhymed.errors import RowUnsuitable, StoreDamaged, UnknownSample
 from rhymed.history.folder import RunFolder, prompt_text
 from rhymed.history.pieces import pieces
 from rhymed.messages import GetSamples, SampleId, SampleInfo
 from rhymed_store.inspect.browse import Browse, Response
 from rhymed_store.inspect.epochs import epochs_of, title
+from rhymed_workers.scorers.answer import reference
 
 PREVIEW = 300  # characters
 PREVIEW_TOKENS = 400  # decoded for them
@@ -40,6 +43,7 @@ def prompt_page(folder: RunFolder, prompt: str) -> Row:
     return {
         "id": prompt,
         "text": text_of(folder.browse, prompt),
+        **columns_of(folder.browse, prompt),
         "epochs": [
             {"epoch": epochs[step], "name": title(epochs[step]), "step": step, "samples": by_step[step]}
             for step in epochs
@@ -48,8 +52,8 @@ def prompt_page(folder: RunFolder, prompt: str) -> Row:
     }
 
 
-def sample_page(folder: RunFolder, sample: SampleId) -> Row:
-    """Raises `UnknownSample`."""
+def sample_page(folder: RunFolder, sample: SampleId, *, by_token: bool = False) -> Row:
+    """`by_token`: with `tokens`. Raises `UnknownSample`."""
     responses, missing = _responses(folder.browse, sample.prompt)
     response = next((response for response in responses if response.info.id == sample), None)
     if response is None:
@@ -59,7 +63,9 @@ def sample_page(folder: RunFolder, sample: SampleId) -> Row:
         **_row(response),
         "epoch": epochs_of(response.info.id.step for response in responses)[sample.step],
         "prompt": text_of(folder.browse, sample.prompt),
+        **columns_of(folder.browse, sample.prompt),
         "pieces": [piece._asdict() for piece in parts if piece.text],
+        **(tokens_of(folder, response) if by_token and sample not in missing else {}),
         "missing": missing.get(sample) or folder.missing,
     }
 
@@ -70,6 +76,19 @@ def text_of(browse: Browse, prompt: str) -> str:
         return prompt_text(browse.row(prompt))
     except StoreDamaged as error:
         return f"({error})"
+
+
+def columns_of(browse: Browse, prompt: str) -> Row:
+    """`row`: all columns but the prompt; `answer`: the reference answer, where a column of a usual name has one."""
+    try:
+        row = json.loads(browse.row(prompt) or "{}")
+    except (StoreDamaged, ValueError):
+        row = {}
+    rest = {name: value for name, value in row.items() if name != "prompt"} if isinstance(row, dict) else {}
+    try:
+        return {"row": rest, "answer": reference(rest)}
+    except RowUnsuitable:
+        return {"row": rest, "answer": None}
 
 
 def _responses(browse: Browse, prompt: str) -> tuple[list[Response], dict[SampleId, str]]:

@@ -16,9 +16,9 @@ from typing import Any, cast
 
 import msgspec
 
-from rhymed.dashboard.data import samples
+from rhymed.dashboard.data import logtail, samples, search
 from rhymed.dashboard.data import timeline as spans
-from rhymed.dashboard.data.catalog import SORTS
+from rhymed.dashboard.data.catalog import KINDS, SORTS
 from rhymed.dashboard.data.steps import StepRows
 from rhymed.dashboard.data.stored import OpenStore
 from rhymed.dashboard.snapshots import plain
@@ -130,7 +130,7 @@ class Source:
 
     def steps(self, after: int = -1, since: int = 0) -> dict[str, Any]:
         self.rows.refresh()
-        return self.rows.answer(after, since=since)
+        return {**self.rows.answer(after, since=since), "advice": self.rows.advice(self.config)}
 
     def timeline(self, since: float = 0.0) -> dict[str, Any]:
         return spans.answer(self.folder, since)
@@ -138,16 +138,21 @@ class Source:
     def lengths(self) -> dict[str, Any]:
         return {"epochs": self._stored.catalog().lengths}
 
+    def rewards(self) -> dict[str, Any]:
+        return {"epochs": self._stored.catalog().rewards}
+
     def prompts(
-        self, query: str = "", sort: str = "id", offset: int = 0, limit: int = 50, order: str = ""
+        self, query: str = "", sort: str = "id", offset: int = 0, limit: int = 50, order: str = "", kind: str = ""
     ) -> dict[str, Any]:
-        """`order`: asc or desc; empty: ids ascending, all else descending."""
+        """`order`: asc or desc; empty: ids ascending, all else descending. `kind`: empty: all."""
         if sort not in SORTS:
             raise MalformedMessage(f"sort={sort}: one of {', '.join(SORTS)} is expected")
         if order not in ("", "asc", "desc"):
             raise MalformedMessage(f"order={order}: asc or desc is expected")
+        if kind and kind not in KINDS:
+            raise MalformedMessage(f"kind={kind}: one of {', '.join(KINDS)} is expected")
         catalog = self._stored.catalog()
-        numbers = catalog.order(sort, down=order == "desc" if order else sort != "id")
+        numbers = catalog.order(sort, down=order == "desc" if order else sort != "id", kind=kind or None)
         with self._stored.open() as folder:
 
             def text(number: int) -> str:
@@ -161,18 +166,32 @@ class Source:
                 ]
             shown = numbers[offset : offset + min(limit, MOST_ROWS)]
             rows = catalog.rows(shown, [text(number)[:LISTED] for number in shown])
-        return {"total": len(numbers), "prompts": rows, "damaged": catalog.columns.damaged}
+        return {
+            "total": len(numbers),
+            "prompts": rows,
+            "kinds": catalog.kinds,
+            "damaged": catalog.columns.damaged,
+        }
+
+    def found(self, query: str, start: int = 0) -> dict[str, Any]:
+        """Responses that contain these words."""
+        ids = self._stored.catalog().ids
+        with self._stored.open() as folder:
+            return {**search.search(folder, ids, query, start), "prompts": len(ids)}
+
+    def logs(self, level: str = "info", process: str = "", query: str = "") -> dict[str, Any]:
+        return logtail.tail(self.folder, level, process, query)
 
     def prompt(self, prompt: str) -> dict[str, Any]:
         records.prompt_key(prompt)
         with self._stored.open() as folder:
             return samples.prompt_page(folder, prompt)
 
-    def sample(self, step: int, prompt: str, index: int) -> dict[str, Any]:
+    def sample(self, step: int, prompt: str, index: int, *, by_token: bool = False) -> dict[str, Any]:
         sample = SampleId(step, prompt, index)
         records.sample_key(sample)
         with self._stored.open() as folder:
-            return samples.sample_page(folder, sample)
+            return samples.sample_page(folder, sample, by_token=by_token)
 
     def store(self, queues: Queues | None) -> dict[str, Any]:
         """If the store is on another machine: what the run reported last."""

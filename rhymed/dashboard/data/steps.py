@@ -9,12 +9,14 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from rhymed.advice import rules
 from rhymed.run import totals
 
 MOST_BYTES = 8 << 20  # read at a time
@@ -23,6 +25,7 @@ COUNTED = (
     "step", "training/epoch", "reward/mean", "response_length/mean", "timing_s/rollout", "rollout/tokens",
     "rollout/spec_forwards", "rollout/spec_drafted", "rollout/spec_accepted", "rollout/spec_timed_s",
     "rollout/spec_saved_s", "rollout/spec_draft_s", "time", "timing_s/step", "store/used_bytes", "store/samples",
+    *rules.METRICS,
 )  # fmt: skip
 """Keys whose numbers are kept; the whole row is kept as JSON."""
 
@@ -103,6 +106,10 @@ class StepRows:
             "evaluations": [row.json for _, row in sorted(self._evaluations.items()) if row.serial > since],
             "epochs": self.epochs(),
         }
+
+    def advice(self, config: Mapping[str, Any]) -> list[dict[str, str]]:
+        rows = [self.counted[step] for step in sorted(self.counted)]
+        return [advice._asdict() for advice in rules.advise(rows, config)]
 
     def epochs(self) -> list[dict[str, Any]]:
         if self._epochs[0] != self.serial:

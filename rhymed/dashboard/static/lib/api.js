@@ -32,8 +32,16 @@ export const queues = () => ask("api/queues");
 export const steps = (after = -1) => ask("api/steps", { after });
 export const timeline = (since = 0) => ask("api/timeline", { since });
 export const lengths = () => ask("api/lengths");
+export const rewards = () => ask("api/rewards");
+export const logs = (wanted, signal) => ask("api/logs", wanted, signal);
+export const responses = (query, from, signal) => ask("api/responses", { query, from }, signal);
 export const store = () => ask("api/store");
 export const prompts = (wanted, signal) => ask("api/prompts", wanted, signal);
 export const prompt = (id, signal) => ask(`api/prompts/${encodeURIComponent(id)}`, {}, signal);
-export const sample = (id, signal) =>
-    ask(`api/samples/${id.split("/").map(encodeURIComponent).join("/")}`, {}, signal);
+/** `tokens`: with the numbers of each token. */
+export const sample = (id, signal, tokens = false) =>
+    ask(
+        `api/samples/${id.split("/").map(encodeURIComponent).join("/")}`,
+        { tokens: tokens ? 1 : null },
+        signal,
+    );

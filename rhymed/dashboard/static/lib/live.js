@@ -143,6 +143,10 @@ export class Live {
                 api.lengths().then((lengths) => this.state.put("lengths", lengths)),
             ),
             this.part(
+                "rewards",
+                api.rewards().then((rewards) => this.state.put("rewards", rewards)),
+            ),
+            this.part(
                 "store",
                 api.store().then((store) => this.state.put("store", store)),
             ),

@@ -6,6 +6,7 @@ import { Head } from "../views/head.js";
 import { Live } from "./live.js";
 import { Metrics } from "../views/metrics/metrics.js";
 import { Overview } from "../views/overview/overview.js";
+import { Logs } from "../views/logs.js";
 import { forgetToken, go, link, onRoute, route } from "./route.js";
 import { hinted } from "./scroll.js";
 import { Samples } from "../views/samples/samples.js";
@@ -18,6 +19,7 @@ const TABS = [
     ["workers", "Workers", Workers],
     ["samples", "Samples", Samples],
     ["metrics", "Metrics", Metrics],
+    ["logs", "Logs", Logs],
     ["configuration", "Configuration", Configuration],
 ];
 const last = {}; // tab -> its address when it was left, to return to the same view

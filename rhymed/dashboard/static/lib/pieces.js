@@ -1,4 +1,4 @@
-// A response's text with accepted drafts marked. A response may have 100,000 tokens, so the page gets a part at a time. Text
+// A response's text with parts of it marked: accepted drafts, differences, or each token by a number. A response may have 100,000 tokens, so the page gets a part at a time. Text
 // is only inserted as text.
 
 import { h, setText } from "./dom.js";
@@ -7,7 +7,7 @@ import { percent, plural, whole } from "./format.js";
 const PART_CHARACTERS = 40_000;
 const PART_PIECES = 3_000;
 
-/** An element with the text, growing on demand. `pieces`: [{text, drafted: true, false or null when it is not known}]. */
+/** An element with the text, growing on demand. `pieces`: [{text, and one of drafted (true: an accepted draft), changed, shade (0 to 1) with a title}]. */
 export function responseText(pieces, label) {
     const text = h("pre", { class: "response", tabindex: "0", "aria-label": label, dir: "auto" });
     const status = h("span", { class: "muted" });
@@ -39,6 +39,13 @@ export function draftedSentence(row) {
 
 function mark(piece) {
     if (piece.drafted) return h("mark", { title: "accepted draft" }, piece.text);
+    if (piece.changed) return h("mark", { class: "changed", title: "not in the other response" }, piece.text);
+    if (piece.shade != null)
+        return h(
+            "span",
+            { class: "shade", title: piece.title, style: { "--shade": `${Math.round(100 * piece.shade)}%` } },
+            piece.text,
+        );
     return document.createTextNode(piece.text);
 }
 
@@ -48,12 +55,12 @@ function part(pieces) {
     let room = PART_CHARACTERS;
     let i = 0;
     for (; i < pieces.length && room > 0 && now.length < PART_PIECES; i++) {
-        const { text, drafted } = pieces[i];
+        const { text, ...kind } = pieces[i];
         if (text.length <= room) now.push(pieces[i]);
         else {
             const cut = isLow(text.charCodeAt(room)) ? room - 1 : room;
-            now.push({ text: text.slice(0, cut), drafted });
-            return [now, [{ text: text.slice(cut), drafted }, ...pieces.slice(i + 1)]];
+            now.push({ text: text.slice(0, cut), ...kind });
+            return [now, [{ text: text.slice(cut), ...kind }, ...pieces.slice(i + 1)]];
         }
         room -= text.length;
     }

@@ -9,8 +9,10 @@ export class State extends EventTarget {
     steps = [];
     evaluations = [];
     epochs = [];
+    advice = []; // {name, wrong, change} of the newest steps
     timeline = new Timeline();
     lengths = null;
+    rewards = null;
     store = null;
     connection = "connecting"; // live, lost, ended (the run ended while the page was open), still (it was not alive when the page opened)
     problems = {}; // part that the server could not send -> why, in a sentence
@@ -37,6 +39,7 @@ export class State extends EventTarget {
         this.steps = merged(this.steps, answer.steps ?? []);
         this.evaluations = merged(this.evaluations, answer.evaluations ?? []);
         if (answer.epochs) this.epochs = answer.epochs;
+        if (answer.advice) this.advice = answer.advice;
         this.notify("steps");
     }
 
@@ -49,6 +52,7 @@ export class State extends EventTarget {
         this.steps = [];
         this.evaluations = [];
         this.epochs = [];
+        this.advice = [];
         this.timeline = new Timeline();
     }
 

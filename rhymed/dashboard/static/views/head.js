@@ -65,7 +65,8 @@ export class Head {
         setText(this.link, CONNECTION[connection]);
         set(this.link, { "data-connection": connection });
         const step = queues?.step ?? run?.step ?? 0;
-        const steps = queues?.steps || run?.steps || null; // null: not known
+        const ended = run?.state === "finished" ? step : null;
+        const steps = queues?.steps || run?.steps || ended; // null: not known
         this.progress.max = steps ?? 1;
         this.progress.value = steps ? step : 0;
         for (const [key, , value] of FACTS)

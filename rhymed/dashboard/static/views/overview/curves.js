@@ -110,8 +110,8 @@ export const HEALTH = [
     {
         title: "Critic",
         optional: true,
-        unit: "share of the returns' variance",
-        series: [["explained", "critic/explained_variance", "--c1"]],
+        unit: "",
+        series: [["explained variance", "critic/explained_variance", "--c1"]],
     },
     {
         title: "Values and returns",

@@ -6,7 +6,8 @@ import { evaluations, scorers, SMOOTH, smoothed } from "../../charts/series.js";
 import { fill, h } from "../../lib/dom.js";
 import { epochName } from "../../lib/format.js";
 import { hinted } from "../../lib/scroll.js";
-import { Lengths } from "../../charts/lengths.js";
+import { Ridges } from "../../charts/ridges.js";
+import { AdvicePanel } from "./advice.js";
 import { CHARTS, EPOCH_SERIES, HEALTH, SIGNAL } from "./curves.js";
 import { epochTable } from "./epochs.js";
 import { QueuePanel } from "./queues.js";
@@ -35,12 +36,15 @@ export class Overview {
             at: (epoch) => epochName(epoch - 1),
         });
         this.growth = new StoreGrowth(chart);
-        this.lengths = new Lengths();
+        const note = "Appears when the first samples are in the store.";
+        this.rewards = new Ridges({ title: "Reward distribution", unit: "", note });
+        this.lengths = new Ridges({ title: "Length distribution", unit: "tokens", note, fromZero: true });
         this.table = hinted(h("div", { class: "scroll tall" }));
-        fill(host, new QueuePanel(state).element, this.sections());
+        fill(host, new AdvicePanel(state).element, new QueuePanel(state).element, this.sections());
         state.on("steps", () => this.showSteps());
         state.on("store", () => this.growth.meter(state.store));
         state.on("lengths", () => this.lengths.show(state.lengths));
+        state.on("rewards", () => this.rewards.show(state.rewards));
         this.showSteps();
     }
 
@@ -51,19 +55,24 @@ export class Overview {
             "health",
             h("div", { class: "grid" }, elements(this.health)),
         );
-        const [speed, ...others] = elements(this.charts);
         return [
             h(
                 "div",
                 { class: "grid" },
                 this.reward.element,
+                this.rewards.element,
                 elements(this.signal),
                 this.lengths.element,
                 this.byScorer.element,
-                speed,
             ),
             this.healthRow,
-            h("div", { class: "grid speed" }, others, this.byEpoch.element, this.growth.element),
+            h(
+                "div",
+                { class: "grid speed" },
+                elements(this.charts),
+                this.byEpoch.element,
+                this.growth.element,
+            ),
             titled("Epochs", "epochs", this.table),
         ];
     }

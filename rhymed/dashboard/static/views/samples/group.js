@@ -5,7 +5,9 @@ import * as api from "../../lib/api.js";
 import { empty, fill, h, option, set } from "../../lib/dom.js";
 import { plural } from "../../lib/format.js";
 import { matrix } from "./matrix.js";
-import { epochName, fullResponse, promptText } from "./response.js";
+import { learningCurve, promptText, rowColumns } from "./details.js";
+import { byToken, OVERLAYS, overlays } from "./overlay.js";
+import { epochName, fullResponse } from "./response.js";
 
 const COLUMNS = 3; // epochs side by side at first
 const RESPONSES = 24; // of a group at first
@@ -36,6 +38,7 @@ export class Group {
         const fresh = path[0] !== this.path[0];
         this.path = path;
         this.compared = query.get("beside") ?? PREVIOUS;
+        this.overlay = query.get("show") ?? "drafts";
         if (fresh) {
             this.prompt = null;
             this.shown = null;
@@ -105,6 +108,8 @@ export class Group {
                 h("span", { class: "muted" }, plural(epochs.length, "epoch")),
             ),
             promptText(this.prompt.text),
+            rowColumns(this.prompt),
+            learningCurve(this.prompt),
             this.prompt.missing &&
                 h("p", { class: "note" }, `No text here: ${this.prompt.missing}.`.replace(/\.+$/, ".")),
             epochs.length > 1 && this.chips(),
@@ -147,7 +152,7 @@ export class Group {
 
     linked() {
         const query = new URLSearchParams(location.hash.split("?")[1] ?? "");
-        return { query: query.get("query"), sort: query.get("sort") };
+        return Object.fromEntries(["query", "sort", "kind"].map((name) => [name, query.get(name)]));
     }
 
     // -- one response ---------------------------------------------------------------------------------------------
@@ -168,10 +173,16 @@ export class Group {
                 ? earlier[earlier.length - 1]
                 : others.find((epoch) => String(epoch.step) === this.compared);
         const ids = [`${step}/${id}/${index}`, ...(other ? [`${other.step}/${id}/${index}`] : [])];
-        const samples = await Promise.all(ids.map((sample) => api.sample(sample, signal)));
+        const samples = await Promise.all(
+            ids.map((sample) => api.sample(sample, signal, byToken(this.overlay))),
+        );
+        const shown = overlays(this.overlay, samples);
         const choice = h(
             "select",
-            { "aria-label": "Compare with", onchange: () => this.open(this.path, { beside: choice.value }) },
+            {
+                "aria-label": "Compare with",
+                onchange: () => this.open(this.path, this.linkedView({ beside: choice.value })),
+            },
             option("none", "no comparison"),
             option(PREVIOUS, "compare with the previous epoch"),
             others.map((epoch) => option(String(epoch.step), `compare with ${epochName(epoch)}`)),
@@ -188,20 +199,47 @@ export class Group {
                 h("button", { type: "button", onclick: () => this.index(-1), title: "P" }, "previous"),
                 h("button", { type: "button", onclick: () => this.index(1), title: "N" }, "next"),
                 others.length > 0 && choice,
+                this.overlayChoice(samples.length),
             ),
             promptText(samples[0].prompt ?? this.prompt.text),
-            h(
-                "p",
-                { class: "legend-line" },
-                h("mark", {}, "marked"),
-                " tokens were drafted from history and accepted; the others were decoded one by one.",
-            ),
+            rowColumns(this.prompt),
+            shown.every((content) => content == null) &&
+                h(
+                    "p",
+                    { class: "legend-line" },
+                    h("mark", {}, "marked"),
+                    " tokens were drafted from history and accepted; the others were decoded one by one.",
+                ),
             h(
                 "div",
                 { class: "pair" },
-                samples.map((sample) => fullResponse(sample, this.prompt, this.run())),
+                samples.map((sample, i) => fullResponse(sample, this.prompt, this.run(), shown[i])),
             ),
         ];
+    }
+
+    overlayChoice(count) {
+        const choice = h(
+            "select",
+            {
+                "aria-label": "Marked in the text",
+                onchange: () => this.open(this.path, this.linkedView({ show: choice.value })),
+            },
+            OVERLAYS.filter(([, , two]) => !two || count === 2).map(([value, label]) => option(value, label)),
+        );
+        choice.value = [...choice.options].some((entry) => entry.value === this.overlay)
+            ? this.overlay
+            : "drafts";
+        return choice;
+    }
+
+    /** What the address keeps of this view. */
+    linkedView(more = {}) {
+        return {
+            beside: this.compared === PREVIOUS ? "" : this.compared,
+            show: this.overlay === "drafts" ? "" : this.overlay,
+            ...more,
+        };
     }
 
     // -- keys -----------------------------------------------------------------------------------------------------
@@ -212,7 +250,7 @@ export class Group {
             .filter((epoch) => epoch.samples.some((sample) => sample.index === Number(this.path[2])))
             .map((epoch) => epoch.step);
         const to = steps[steps.indexOf(this.shownStep) + by];
-        if (to != null) this.open([this.path[0], to, this.path[2]]);
+        if (to != null) this.open([this.path[0], to, this.path[2]], this.linkedView({ beside: "" }));
     }
 
     index(by) {
@@ -227,10 +265,6 @@ export class Group {
                 : by > 0
                   ? 0
                   : indices.length - 1;
-        if (indices[at] != null)
-            this.open(
-                [this.path[0], epoch.step, indices[at]],
-                this.compared === PREVIOUS ? {} : { beside: this.compared },
-            );
+        if (indices[at] != null) this.open([this.path[0], epoch.step, indices[at]], this.linkedView());
     }
 }

@@ -6,7 +6,8 @@ import { h } from "../../lib/dom.js";
 import { EVALUATION, epochName as epochText, number, plural, stepName, whole } from "../../lib/format.js";
 import { draftedSentence, responseText } from "../../lib/pieces.js";
 
-export function fullResponse(sample, prompt, run) {
+/** `content`: {pieces, note} to be shown instead of the accepted drafts. */
+export function fullResponse(sample, prompt, run, content = null) {
     const epoch = prompt.epochs.find((epoch) => epoch.step === sample.step);
     const versions = (sample.versions ?? [])
         .map(([version, count]) => `version ${version}: ${plural(count, "token")}`)
@@ -25,6 +26,7 @@ export function fullResponse(sample, prompt, run) {
             h("h3", {}, name),
             name !== stepName(sample.step) && h("span", { class: "muted" }, stepName(sample.step)),
             reward(sample),
+            advantage(sample, epoch),
             h("span", {}, `${whole(sample.length)} tokens`),
             finish(sample),
             sample.state && h("span", { class: "muted" }, sample.state),
@@ -37,21 +39,14 @@ export function fullResponse(sample, prompt, run) {
                 `rhymed logs ${run} --sample=${sample.id} shows its history; ids count steps and responses from 0`,
             ),
         ),
-        h("p", { class: "drafting" }, draftedSentence(sample)),
+        h("p", { class: "drafting" }, content?.note ?? draftedSentence(sample)),
         sample.missing && h("p", { class: "note" }, sample.missing),
         (sample.pieces?.length > 0 || !sample.missing) &&
-            responseText(sample.pieces ?? [], `${name}, text of response ${sample.index + 1}`),
+            responseText(
+                content?.pieces ?? sample.pieces ?? [],
+                `${name}, text of response ${sample.index + 1}`,
+            ),
         h("footer", { class: "muted" }, versions, sample.reason && `; ${sample.reason}`),
-    );
-}
-
-export function promptText(text) {
-    if (text == null) return h("p", { class: "muted" }, "The prompt's row is not in the store.");
-    return h(
-        "details",
-        { class: "panel prompt", open: true },
-        h("summary", {}, "Prompt"),
-        responseText([{ text, drafted: null }], "Text of the prompt"),
     );
 }
 
@@ -69,6 +64,17 @@ export function reward(sample) {
         h("i", { class: "gauge", "aria-hidden": "true" }, h("i", { style: { width: `${share * 100}%` } })),
         `reward ${number(sample.reward)}`,
     );
+}
+
+/** How its reward differs from the mean of its group: what an algorithm with groups learns from, before scaling. */
+function advantage(sample, epoch) {
+    const rewards = (epoch?.samples ?? []).map((row) => row.reward).filter((reward) => reward != null);
+    if (sample.reward == null || rewards.length < 2) return null;
+    const by = sample.reward - rewards.reduce((a, b) => a + b, 0) / rewards.length;
+    const words = rewards.every((reward) => reward === rewards[0])
+        ? "flat group"
+        : `${number(Math.abs(by))} ${by < 0 ? "below" : "above"} its group`;
+    return h("span", { class: "muted", title: "reward minus the mean reward of the group" }, words);
 }
 
 export function finish(sample) {

@@ -3,9 +3,10 @@
 
 import * as api from "../../lib/api.js";
 import { empty, fill, h, option, setText, debounced, typing } from "../../lib/dom.js";
-import { number, plural } from "../../lib/format.js";
+import { number, plural, whole } from "../../lib/format.js";
 import { List } from "../../lib/list.js";
 import { go, link } from "../../lib/route.js";
+import { Found } from "./found.js";
 import { Group } from "./group.js";
 
 const NO_STEP = -1; // `lastStep` without a step
@@ -27,8 +28,8 @@ export class Samples {
         this.path = [];
         this.search = h("input", {
             type: "search",
-            placeholder: "Search in prompts",
-            "aria-label": "Search in prompts",
+            placeholder: "Search",
+            "aria-label": "Search",
             oninput: debounced(() => this.change(), 250),
         });
         this.order = h(
@@ -36,6 +37,18 @@ export class Samples {
             { "aria-label": "Order", onchange: () => this.change() },
             ORDERS.map(([value, label]) => option(value, label)),
         );
+        this.kind = h("select", {
+            "aria-label": "Kind of prompt",
+            hidden: true,
+            onchange: () => this.change(),
+        });
+        this.within = h(
+            "select",
+            { "aria-label": "Search in", onchange: () => this.change() },
+            option("", "in prompts"),
+            option("responses", "in responses"),
+        );
+        this.found = new Found(() => this.query());
         this.fresh = h(
             "button",
             { type: "button", class: "small", hidden: true, onclick: () => this.refresh() },
@@ -63,8 +76,9 @@ export class Samples {
             h(
                 "div",
                 { class: "side panel" },
-                h("div", { class: "bar" }, this.search),
-                h("div", { class: "bar" }, this.status, this.fresh, this.order),
+                h("div", { class: "bar" }, this.search, this.within),
+                (this.bar = h("div", { class: "bar" }, this.status, this.fresh, this.kind, this.order)),
+                this.found.element,
                 this.list.element,
                 this.none,
             ),
@@ -78,8 +92,12 @@ export class Samples {
     /** Called for each address of this tab. */
     show({ path, query }) {
         const [words, order] = [query.get("query") ?? "", query.get("sort") ?? "id"];
-        const same = this.loaded && words === this.search.value && order === this.order.value;
-        this.search.value = words;
+        const [kind, within] = [query.get("kind") ?? "", query.get("in") ?? ""];
+        const same = this.loaded && this.asked === [words, order, kind, within].join("\n");
+        this.asked = [words, order, kind, within].join("\n");
+        if (words !== this.search.value.trim()) this.search.value = words;
+        this.wantedKind = this.kind.value = kind;
+        this.within.value = within === "responses" ? within : "";
         this.order.value = ORDERS.some(([value]) => value === order) ? order : "id";
         this.path = path;
         this.split.dataset.open = String(path.length > 0);
@@ -99,11 +117,19 @@ export class Samples {
     }
 
     query() {
-        return { query: this.search.value.trim(), sort: this.order.value === "id" ? "" : this.order.value };
+        return {
+            query: this.search.value.trim(),
+            sort: this.order.value === "id" ? "" : this.order.value,
+            kind: this.kind.value,
+            in: this.within.value,
+        };
     }
 
     change() {
+        this.wantedKind = this.kind.value;
         go(link("samples", this.path, this.query()), true);
+        const { query, sort, kind, in: within } = this.query();
+        this.asked = [query, sort || "id", kind, within].join("\n");
         this.load();
     }
 
@@ -111,6 +137,13 @@ export class Samples {
         this.loaded = true;
         this.fresh.hidden = true;
         this.loadedAt = this.state.lastStep;
+        const responses = this.within.value === "responses";
+        this.found.element.hidden = !responses;
+        this.bar.hidden = this.list.element.hidden = responses;
+        if (responses) {
+            this.none.hidden = true;
+            return this.found.search(this.search.value.trim());
+        }
         return this.list.reload();
     }
 
@@ -132,13 +165,31 @@ export class Samples {
     async fetch(offset, limit, signal) {
         const [sort, order] = this.order.value.split("/");
         const answer = await api.prompts(
-            { query: this.search.value.trim(), sort, order, offset, limit },
+            { query: this.search.value.trim(), sort, order, kind: this.wantedKind, offset, limit },
             signal,
         );
+        this.choices(answer.kinds);
         return { total: answer.total, rows: answer.prompts };
     }
 
+    /** The choice of kinds, where there are prompts of several. */
+    choices(kinds) {
+        const there = Object.entries(kinds ?? {}).filter(([, count]) => count > 0);
+        const labels = there.map(([kind, count]) => `${kind} (${whole(count)})`);
+        if (this.labels !== labels.join()) {
+            this.labels = labels.join();
+            fill(
+                this.kind,
+                option("", "all prompts"),
+                there.map(([kind], i) => option(kind, labels[i])),
+            );
+        }
+        this.kind.value = this.wantedKind ?? "";
+        this.kind.hidden = there.length < 2 && !this.wantedKind;
+    }
+
     report(error) {
+        if (this.within.value === "responses") return;
         const total = this.list.total;
         const words = this.search.value.trim();
         this.list.element.hidden = error != null || total === 0;
@@ -200,10 +251,15 @@ function row(prompt) {
     const facts = [
         prompt.reward == null ? "no reward" : `reward ${number(prompt.reward)}${spread}`,
         prompt.length == null ? null : `${number(prompt.length)} tokens`,
-        `${plural(prompt.samples, "sample")}, ${plural(prompt.epochs, "epoch")}`,
+        `${plural(prompt.samples, "sample")}${prompt.epochs > 0 || prompt.kind == null ? `, ${plural(prompt.epochs, "epoch")}` : ""}`,
     ];
     return [
         h("div", { class: "row-text", dir: "auto" }, prompt.text?.slice(0, 300).trim() || prompt.id),
-        h("div", { class: "row-facts" }, facts.filter(Boolean).join(" · ")),
+        h(
+            "div",
+            { class: "row-facts" },
+            prompt.kind && prompt.kind !== "training" && h("span", { class: "kind" }, prompt.kind),
+            facts.filter(Boolean).join(" · "),
+        ),
     ];
 }

@@ -1,21 +1,22 @@
-// Histograms of response lengths on a common scale: one row per epoch, or if there are many, for a selection that includes
+// Histograms of one number on a common scale: one row per epoch, or if there are many, for a selection that includes
 // the newest. Another epoch can be drawn over all rows as an outline. Bins may differ between epochs, so heights are shares
 // per unit of width.
 
 import { fill, onFrame, h, option, setText } from "../lib/dom.js";
-import { capital, epochName, number, percent, plural } from "../lib/format.js";
+import { capital, epochName, number, percent, plural, withUnit } from "../lib/format.js";
 import { colour, onTheme } from "../lib/theme.js";
 
 const LABEL = 76; // pixels to the left of the rows
 const ALL = 154; // pixels of all rows: the card is as high as the curves next to it
 const TALLEST = 46;
 const MOST = 12; // rows
-const NOTE = "Appears when the first samples are in the store.";
 
-export class Lengths {
-    constructor() {
+export class Ridges {
+    /** `options`: title, unit (of values in sentences), note (while there is none), fromZero (the axis begins at 0). */
+    constructor(options) {
+        this.options = options;
         this.epochs = [];
-        this.canvas = h("canvas", { role: "img", tabindex: "0" });
+        this.canvas = h("canvas", { role: "img", tabindex: "0", "aria-label": options.title });
         this.compare = h("select", { "aria-label": "Compare all epochs with", onchange: () => this.draw() });
         this.log = h(
             "button",
@@ -23,23 +24,23 @@ export class Lengths {
                 type: "button",
                 class: "small",
                 "aria-pressed": "false",
-                title: "Logarithmic lengths",
+                title: "Logarithmic scale",
                 onclick: () => this.toggle(),
             },
             "log",
         );
         this.status = h("p", { class: "status", role: "status" });
-        this.none = h("p", { class: "none" }, NOTE);
+        this.none = h("p", { class: "none" }, options.note);
         this.host = h("div", { class: "ridges" }, this.canvas);
         this.element = h(
             "figure",
-            { class: "panel chart", "data-chart": "Length distribution" },
+            { class: "panel chart", "data-chart": options.title },
             h(
                 "figcaption",
                 {},
-                h("h3", {}, "Length distribution", h("small", {}, " tokens")),
+                h("h3", {}, options.title, options.unit ? h("small", {}, ` ${options.unit}`) : ""),
                 this.compare,
-                this.log,
+                options.fromZero ? this.log : "",
             ),
             this.status,
             this.host,
@@ -79,14 +80,19 @@ export class Lengths {
         return this.log.getAttribute("aria-pressed") === "true";
     }
 
+    /** In words. */
+    value(value) {
+        return withUnit(value, this.options.unit);
+    }
+
     summarise() {
         const last = this.epochs[this.epochs.length - 1];
         const samples = last.counts.reduce((a, b) => a + b, 0);
-        const text = `${capital(epochName(last.epoch))}: mean ${number(last.mean)}, longest ${number(last.max)} tokens, ${plural(samples, "sample")}`;
+        const text = `${capital(epochName(last.epoch))}: mean ${number(last.mean)}, highest ${this.value(last.max)}, ${plural(samples, "sample")}`;
         setText(this.status, text);
         this.canvas.setAttribute(
             "aria-label",
-            `Distribution of response lengths in ${plural(this.epochs.length, "epoch")}${this.epochs.length > MOST ? `, of which ${MOST} are drawn` : ""}. ${text}`,
+            `${this.options.title} in ${plural(this.epochs.length, "epoch")}${this.epochs.length > MOST ? `, of which ${MOST} are drawn` : ""}. ${text}`,
         );
     }
 
@@ -106,7 +112,9 @@ export class Lengths {
         const other = this.epochs.find((epoch) => String(epoch.epoch) === this.compare.value);
         const all = other ? [...this.drawn, other] : this.drawn;
         this.high = Math.max(...all.map(lastEdge));
-        this.low = this.logarithmic ? Math.max(1, Math.min(...all.map(firstEdge))) : 0;
+        this.low = Math.min(...all.map(firstEdge));
+        if (this.logarithmic) this.low = Math.max(1, this.low);
+        else if (this.options.fromZero) this.low = 0;
         this.scale(pen);
         const top = Math.max(...all.map((epoch) => Math.max(...this.heights(epoch))));
         this.drawn.forEach((epoch, i) => this.row(pen, epoch, (i + 1) * this.height, top, other));
@@ -166,7 +174,9 @@ export class Lengths {
         pen.fillStyle = colour("--muted");
         pen.textBaseline = "top";
         const bottom = this.drawn.length * this.height + 6;
-        const ticks = this.logarithmic ? powers(this.low, this.high) : nice(this.high, this.width / 80);
+        const ticks = this.logarithmic
+            ? powers(this.low, this.high)
+            : nice(this.low, this.high, this.width / 80);
         let free = 0;
         for (const tick of ticks) {
             const x = this.x(tick);
@@ -179,10 +189,10 @@ export class Lengths {
         }
     }
 
-    x(tokens) {
+    x(value) {
         const share = this.logarithmic
-            ? Math.log(Math.max(tokens, this.low) / this.low) / Math.log(this.high / this.low || 2)
-            : tokens / (this.high || 1);
+            ? Math.log(Math.max(value, this.low) / this.low) / Math.log(this.high / this.low || 2)
+            : (value - this.low) / (this.high - this.low || 1);
         return LABEL + share * this.width;
     }
 
@@ -195,7 +205,7 @@ export class Lengths {
         const sum = epoch.counts.reduce((a, b) => a + b, 0);
         setText(
             this.status,
-            `${capital(epochName(epoch.epoch))}, ${number(epoch.edges[bin])} to ${number(epoch.edges[bin + 1])} tokens: ${plural(epoch.counts[bin], "sample")}, ${percent(epoch.counts[bin] / sum)}; mean ${number(epoch.mean)}`,
+            `${capital(epochName(epoch.epoch))}, ${number(epoch.edges[bin])} to ${this.value(epoch.edges[bin + 1])}: ${plural(epoch.counts[bin], "sample")}, ${percent(epoch.counts[bin] / sum)}; mean ${number(epoch.mean)}`,
         );
     }
 }
@@ -219,11 +229,12 @@ function lastEdge(epoch) {
     return epoch.edges[epoch.counts.findLastIndex((count) => count > 0) + 1];
 }
 
-function nice(high, most) {
-    const rough = high / Math.max(1, most);
+function nice(low, high, most) {
+    const rough = (high - low) / Math.max(1, most);
     const power = 10 ** Math.floor(Math.log10(rough || 1));
     const step = [1, 2, 5, 10].map((digit) => digit * power).find((step) => step >= rough);
-    return Array.from({ length: Math.floor(high / step) + 1 }, (_, i) => i * step);
+    const first = Math.ceil(low / step);
+    return Array.from({ length: Math.floor(high / step) - first + 1 }, (_, i) => (first + i) * step);
 }
 
 function powers(low, high) {
