@@ -45,6 +45,8 @@ async def session(config: Config, layout: RunLayout, view: View) -> int:
     print(await asyncio.to_thread(_summary, config, layout, time.monotonic() - started), flush=True)
     if config.run.report and layout.metrics.exists():
         print(await _report(layout), flush=True)
+    if layout.metrics.exists():
+        print(f"view     rhymed view {layout.folder}", flush=True)
     resume = "" if config.trainer.steps == 0 else f"; resume with: rhymed run --resume {layout.folder}"
     if supervisor.failure:
         view.failed(supervisor.failure + (f"\nall stored samples are kept{resume}" if resume else ""))

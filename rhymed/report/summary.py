@@ -10,7 +10,7 @@ from rhymed.config import Config
 from rhymed.report.overview import draw
 from rhymed.run.folder import read_evaluations, read_metrics
 from rhymed.run.layout import RunLayout
-from rhymed.run.totals import drafting, epochs, filtering, totals
+from rhymed.run.totals import drafting, epochs, filtering, totals, why_little
 from rhymed.text import number
 
 
@@ -37,7 +37,7 @@ def summary(config: Config, where: RunLayout, elapsed_s: float) -> str:
         f" train {numbers['train_s']:.1f}",
         f"rollout  {numbers['tokens_per_s']:.0f} tokens/s, mismatch_kl {number(known['mismatch_kl'], '.5f')},"
         f" dropped samples {numbers['dropped']:.0f}",
-        *_drafts(drafted),
+        *_drafts(drafted, why_little(rows)),
         *_filters(filtered),
         *_progress(evaluations),
         f"picture  {picture}" if picture else "picture  none: matplotlib is not installed",
@@ -46,14 +46,18 @@ def summary(config: Config, where: RunLayout, elapsed_s: float) -> str:
     return "\n".join(lines)
 
 
-def _drafts(found: dict[str, float | None] | None) -> list[str]:
-    if not found or not found["drafted"]:
+def _drafts(found: dict[str, float | None] | None, why: str) -> list[str]:
+    """`why`: they saved little."""
+    reason = [f"         {why}: see docs/how.md, Where drafts help"] if why else []
+    if not found:
         return []
+    if not found["drafted"]:
+        return ["drafts   none", *reason] if why else []
     line = f"drafts   {found['accept_length']:.2f} tokens per forward, {found['accept_rate']:.0%} accepted"
     if found["net_speedup"] is None:
-        return [line]
+        return [line, *reason]
     saved, spent = f"{found['saved_s']:.1f} s saved", f"{found['draft_s']:.1f} s spent"
-    return [f"{line}, about {found['net_speedup']:.2f}x: {saved}, {spent}"]
+    return [f"{line}, about {found['net_speedup']:.2f}x: {saved}, {spent}", *reason]
 
 
 def _filters(found: dict[str, float] | None) -> list[str]:

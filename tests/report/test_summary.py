@@ -1,6 +1,8 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from rhymed.config import Config, Eval, HeldOut, Run, Trainer
 from rhymed.report.summary import evaluation, summary
 from rhymed.run import folder
@@ -37,6 +39,33 @@ def test_drafting_is_a_line_and_the_epochs_stand_in_the_numbers(tmp_path: Path) 
     assert numbers["epochs"][0]["accept_length"] is None
     summary(config, where, 12.0)  # resumed
     assert json.loads((where.folder / "summary.json").read_text())["elapsed_s"] == 42.0
+
+
+@pytest.mark.parametrize(
+    ("length", "epochs", "accepted", "saved_s", "why"),
+    [
+        (14.0, 2, 0.8, 2.0, "responses of 14 tokens leave little to draft"),
+        (300.0, 1, 0.8, 2.0, "in a first epoch there are no earlier responses to draft from"),
+        (300.0, 2, 0.2, 2.0, "responses differed much from those of the epoch before"),
+        (14.0, 2, 0.8, 40.0, ""),  # they saved much
+        (300.0, 2, 0.8, 2.0, ""),  # of other reasons nothing is known
+    ],
+)
+def test_where_drafts_save_little_the_reason_is_named(
+    tmp_path: Path, length: float, epochs: int, accepted: float, saved_s: float, why: str
+) -> None:
+    config, where = folder.create(Config(run=Run(folder=str(tmp_path))))
+    told = {"forwards": 1000.0, "drafted": 2000.0, "accepted": 2000.0 * accepted, "timed_s": 44.0, "saved_s": saved_s}
+    spec = {f"rollout/spec_{name}": value for name, value in told.items()}
+    rows = [
+        row(step, 0.5) | spec | {"response_length/mean": length, "training/epoch": step % epochs} for step in range(2)
+    ]
+    where.metrics.write_text("".join(json.dumps(one) + "\n" for one in rows))
+    lines = summary(config, where, 30.0).splitlines()
+    (place,) = [number for number, line in enumerate(lines) if line.startswith("drafts ")]
+    reason = f"         {why}: see docs/how.md, Where drafts help"
+    assert (lines[place + 1] == reason) == bool(why)
+    assert sum("docs/how.md" in line for line in lines) == bool(why)
 
 
 def test_groups_without_signal_are_a_line(tmp_path: Path) -> None:

@@ -269,7 +269,8 @@ def test_a_reward_that_fails_for_nonsense_is_a_warning_then_the_end(config: Path
 @pytest.mark.timeout(600)
 def test_a_resume_with_other_settings_is_refused_and_changes_nothing(config: Path) -> None:
     folder = config.parent / "runs" / "bad"
-    run(config, "trainer.steps=1", status=0)
+    lines = run(config, "trainer.steps=1", status=0).splitlines()
+    assert f"view     rhymed view {folder}" in lines  # the dashboard's command, when the run's own is gone
     before = (folder / "config.json").read_text()
     said = here("run", "--plain", "--resume", folder, "-o", "run.seed=7", "-o", "trainer.steps=2", status=2)
     assert "belongs to another run: run.seed = 7 (it was 0)" in said

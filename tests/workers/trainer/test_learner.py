@@ -217,13 +217,18 @@ def test_what_has_no_signal_is_not_computed_and_changes_nothing(learner: Callabl
         assert torch.allclose(tensor, weights(full)[name], atol=2e-5), name
 
 
+def test_a_step_of_flat_groups_says_so(learner: Callable[..., TorchLearner]) -> None:
+    found = learner().train(rewarded(samples(0), lambda info: 1.0))
+    assert (found["reward/flat_groups"], found["actor/groups_unscored"], found["actor/tokens"]) == (1.0, 0.0, 0.0)
+
+
 def test_groups_with_less_than_two_rewards_are_left_out_and_counted(learner: Callable[..., TorchLearner]) -> None:
     def reward(info: SampleInfo) -> float | None:
         missing = info.id.prompt.endswith("0") and info.id.index > 0
         return (None, float("nan"))[info.id.index % 2] if missing else float(info.id.index)
 
     found = learner().train(rewarded(samples(0), reward))
-    assert found["actor/groups_skipped"] == 1
+    assert found["actor/groups_unscored"] == 1
     assert found["actor/samples"] == 2 * GROUP
 
 
@@ -233,8 +238,10 @@ def test_a_step_without_anything_to_train_is_a_step(
 ) -> None:
     made = learner()
     before = weights(made)
-    made.train(given)
+    found = made.train(given)
     assert made.steps == 1
+    assert found["actor/tokens"] == 0
+    assert "actor/entropy" not in found  # a mean over no tokens
     assert equal(weights(made), before)
 
 

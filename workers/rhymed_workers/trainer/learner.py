@@ -125,7 +125,7 @@ class TorchLearner:
         self.check(self.steps, samples)
         started, self._run_steps = time.perf_counter(), run_steps
         torch.manual_seed(self.steps)
-        chosen, skipped = scored_groups(samples, self._recipe.least_group)
+        chosen, unscored = scored_groups(samples, self._recipe.least_group)
         sums = self._update(chosen, progress) if chosen else Sums()
         self.steps += 1
         seconds = time.perf_counter() - started
@@ -135,7 +135,7 @@ class TorchLearner:
         self._warn_of_mismatch(metrics.get("mismatch_kl/mean", 0.0))
         metrics |= {
             "actor/lr": float(self._optimizer.param_groups[0]["lr"]),
-            "actor/groups_skipped": float(skipped),
+            "actor/groups_unscored": float(unscored),
             "timing_s/train": seconds,
             "perf/train_tokens_per_s": sums.computed / seconds,
         }

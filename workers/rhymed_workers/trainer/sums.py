@@ -66,13 +66,13 @@ class Sums:
                 setattr(self, name, None)
 
     def metrics(self) -> dict[str, float]:
-        """A metric that was not computed is left out, not 0."""
+        """A mean over no tokens is left out, not 0."""
         updates = max(1, len(self.grad_norms) + self.skipped)
         metrics = {"actor/loss": float(self.loss) / updates, "actor/skipped_updates": float(self.skipped)}
+        metrics["actor/tokens"] = float(self.tokens)
         if self.grad_norms:
             metrics["actor/grad_norm"] = sum(self.grad_norms) / len(self.grad_norms)
         if self.tokens:
-            metrics["actor/tokens"] = float(self.tokens)
             metrics["actor/entropy"] = float(self.entropy) / self.tokens
             metrics["actor/pg_clipfrac"] = float(self.clipped) / self.tokens
             if self.rejected is not None:

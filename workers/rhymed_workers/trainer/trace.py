@@ -69,7 +69,7 @@ class TraceLearner:
         """Train the next step, in `trace.train_s` seconds or more, and return its metrics."""
         self.check(self.steps, samples)
         started = time.perf_counter()
-        chosen, skipped = scored_groups(samples)
+        chosen, unscored = scored_groups(samples)
         gradient = np.zeros(SIZE, np.float32)
         for sample in sorted(samples, key=lambda sample: sample.info.id):
             gradient += gradient_of(sample)
@@ -80,7 +80,7 @@ class TraceLearner:
         seconds = time.perf_counter() - started
         tokens = sum(sample.info.length for sample in samples)
         return sample_metrics(self.steps - 1, samples, chosen) | {
-            "actor/groups_skipped": float(skipped),
+            "actor/groups_unscored": float(unscored),
             "actor/grad_norm": float(np.linalg.norm(gradient)),
             "timing_s/train": seconds,
             "perf/train_tokens_per_s": tokens / max(seconds, 1e-9),
