@@ -18,7 +18,7 @@ from rhymed.dashboard import files
 from rhymed.dashboard.auth import HEADERS, AccessControl
 from rhymed.dashboard.data.source import Source, encode
 from rhymed.dashboard.data.thread import SourceThread
-from rhymed.dashboard.middleware import edge, error
+from rhymed.dashboard.middleware import Handler, edge, error
 from rhymed.dashboard.parameters import integer, number, whole
 from rhymed.dashboard.snapshots import LiveRun
 from rhymed.dashboard.stream import ClientStream, Feed
@@ -36,7 +36,8 @@ class App:
         self.application = web.Application(middlewares=[edge(access)])
         self.application.cleanup_ctx.append(self._watching)
         self.application.on_shutdown.append(self._close_feed)
-        get = self.application.router.add_get
+        self.handlers: dict[str, Handler] = {}  # by path
+        get = self._get
         get("/", _index)
         get("/static/{path:.+}", _file)
         get("/health", _health)
@@ -54,6 +55,10 @@ class App:
         get("/api/prompts/{prompt}", self._prompt)
         get("/api/samples/{step}/{prompt}/{index}", self._sample)
         get("/api/store", self._store)
+
+    def _get(self, path: str, handler: Handler, *, allow_head: bool = True) -> None:
+        self.handlers[path] = handler
+        self.application.router.add_get(path, handler, allow_head=allow_head)
 
     async def _answer(self, request: web.Request, work: Work) -> web.Response:
         """`work` is called in the source's thread."""

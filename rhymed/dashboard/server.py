@@ -1,4 +1,4 @@
-"""Serves the dashboard of one run at an address, until it is stopped. The thin shell around `routes`."""
+"""Serves a dashboard at an address, until it is stopped. The thin shell around `routes`."""
 
 from __future__ import annotations
 
@@ -28,13 +28,30 @@ async def serving(
     folder: Path, wanted: HttpAddress, live: LiveRun, *, again: bool = False
 ) -> AsyncIterator[HttpAddress]:
     """Yields the address. `again`: prefer the port that the run's dashboard had. Raises `ConfigError`."""
-    access = AccessControl("" if wanted.is_local else await asyncio.to_thread(token_of, folder))
+    access = await access_of(folder, wanted)
     earlier = listen.read(folder) if again else None
-    bound, address = await _listen(wanted, earlier.port if earlier else 0)
     thread = SourceThread(Source(folder))
-    runner = web.AppRunner(
-        App(thread, live, access).application, access_log=None, handle_signals=False, shutdown_timeout=SHUTDOWN_S
-    )
+    try:
+        async with published(
+            App(thread, live, access).application, wanted, earlier.port if earlier else 0
+        ) as address:
+            yield address
+    finally:
+        thread.close()
+
+
+async def access_of(folder: Path, wanted: HttpAddress) -> AccessControl:
+    """With the token of this folder, unless the address is a loopback one. Raises `ConfigError`."""
+    return AccessControl("" if wanted.is_local else await asyncio.to_thread(token_of, folder))
+
+
+@contextlib.asynccontextmanager
+async def published(
+    application: web.Application, wanted: HttpAddress, earlier: int = 0
+) -> AsyncIterator[HttpAddress]:
+    """`earlier`: the preferred port. Raises `ConfigError`."""
+    bound, address = await _listen(wanted, earlier)
+    runner = web.AppRunner(application, access_log=None, handle_signals=False, shutdown_timeout=SHUTDOWN_S)
     try:
         await runner.setup()
         protocols = runner.server
@@ -49,7 +66,6 @@ async def serving(
     finally:
         bound.close()
         await runner.cleanup()
-        thread.close()
 
 
 async def _listen(wanted: HttpAddress, earlier: int) -> tuple[listen.Socket, HttpAddress]:

@@ -15,11 +15,10 @@ from rhymed.messages import Queues
 from rhymed.run import folder as folders
 from rhymed.run.client import ask
 from rhymed.run.layout import RunLayout, layout_of
-from rhymed.run.progress import Progress
 from rhymed.several import manifest
 from rhymed.several.condition import ALIVE
 from rhymed.several.find import Damaged, Found, find
-from rhymed.several.rows import RunRow, read_files, row_of
+from rhymed.several.rows import Files, RunRow, read_files, row_of
 from rhymed.wire.addresses import is_removed
 from rhymed.wire.sockets import Client
 from rhymed_store.database.transactions import is_open
@@ -44,7 +43,7 @@ class Lister:
     """Reads a folder again and again; files that grow are continued."""
 
     place: Path
-    _progress: dict[Path, Progress] = field(default_factory=dict)
+    _read: dict[Path, tuple[list[int], Files]] = field(default_factory=dict)  # with the sizes and times of its files
 
     def read(self, answers: Mapping[Path, Queues | None] | None = None) -> Listing:
         """`answers`: snapshots of living runs by their folders. Blocking. Raises `ConfigError`."""
@@ -57,8 +56,15 @@ class Lister:
         return Listing(self.place, _in_plan(rows, plan) if own else ordered(rows), damaged, own)
 
     def _row(self, one: Found, queues: Queues | None, planned: manifest.Planned | None) -> RunRow:
-        files = read_files(one.folder, self._progress.setdefault(one.folder, Progress()))
-        return row_of(one, files, queues, planned.settings if planned else None)
+        return row_of(one, self.files(one.folder), queues, planned.settings if planned else None)
+
+    def files(self, run: Path) -> Files:
+        """What the files of this run contain; read again only if they have changed. Blocking."""
+        now, (before, files) = _stamp(run), self._read.get(run, ([], None))
+        if files is None or now != before:
+            files = read_files(run, files.progress if files else None)
+            self._read[run] = now, files
+        return files
 
     def _plan(self, found: Sequence[Found], damaged: list[Damaged]) -> dict[Path, manifest.Planned]:
         """Of every sweep here, by the folder of the run, in the sweep's order."""
@@ -70,6 +76,15 @@ class Lister:
             except ConfigError as error:
                 damaged.append(Damaged(folder, str(error)))
         return plan
+
+
+def _stamp(run: Path) -> list[int]:
+    stamp = []
+    for name in ("metrics.jsonl", "timeline.jsonl"):
+        with contextlib.suppress(OSError):
+            status = (run / name).stat()
+            stamp += [status.st_size, status.st_mtime_ns, status.st_ino]
+    return stamp
 
 
 def listing(place: Path) -> Listing:

@@ -16,8 +16,10 @@ import pytest
 from rich.console import Console
 
 from rhymed.cli import main
+from rhymed.cli.live.dashboard import folder_of, is_run
 from rhymed.config import Config
 from rhymed.dashboard import listen
+from rhymed.errors import ConfigError
 from rhymed.launch.screen import Screen
 from rhymed.run.layout import RunLayout, layout_of
 from rhymed.wire.addresses import HttpAddress
@@ -74,12 +76,10 @@ def test_what_is_no_run_is_told(tmp_path: Path, capsys: pytest.CaptureFixture, w
     assert main(["view", str(tmp_path), "--http", "nonsense"]) == 2
 
 
-def test_a_folder_of_runs_tells_which(run: Path, capsys: pytest.CaptureFixture) -> None:
-    (run.parent / "latest").symlink_to(run.name)
-    earlier = run.parent / "earlier"
-    earlier.mkdir()
-    (earlier / "config.json").write_text("{}")
-    os.utime(earlier / "config.json", (1, 1))
-    assert main(["view", str(run.parent)]) == 2
-    said = f"it contains runs, newest first: watched, earlier; name one, e.g. rhymed view {run}"
-    assert said in " ".join(capsys.readouterr().err.split())
+def test_a_folder_of_runs_is_shown_itself(run: Path, tmp_path: Path) -> None:
+    assert folder_of(run) == run.resolve()
+    assert folder_of(run.parent) == run.parent.resolve()
+    assert not is_run(run.parent)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ConfigError, match="and no runs"):
+        folder_of(tmp_path / "empty")

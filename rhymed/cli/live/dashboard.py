@@ -1,25 +1,31 @@
-"""`rhymed view RUN`: serves the dashboard of a living, finished or crashed run from its folder."""
+"""`rhymed view`: serves the dashboard of a living, finished or crashed run from its folder, or of several runs."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rhymed.cli.options import add_examples, add_run, make_parser
 
 if TYPE_CHECKING:
-    from rhymed.dashboard.snapshots import SnapshotClient
+    from rhymed.dashboard.snapshots import LiveRun, SnapshotClient
     from rhymed.wire.addresses import HttpAddress
 
 ADDRESS = "127.0.0.1:8430"
-MOST = 8  # runs that a message lists
 SHOWN_AT = "RHYMED_SHOWN_AT"  # variable: its address for browsers if the port is published elsewhere
 
 
 def add(commands: Any) -> None:
-    parser = make_parser(commands, "view", "serve the dashboard of a living or finished run from its folder", handle)
-    add_examples(parser, "rhymed view runs/quickstart --open", "rhymed view runs/quickstart --http 0.0.0.0:8430")
+    parser = make_parser(commands, "view", "serve the dashboard of a run, or of all runs in a folder", handle)
+    add_examples(
+        parser,
+        "rhymed view runs/quickstart --open",
+        "rhymed view runs                    # all of them, side by side",
+        "rhymed view runs/quickstart --http 0.0.0.0:8430",
+    )
     add_run(parser)
     parser.add_argument(
         "--http",
@@ -44,26 +50,30 @@ def handle(arguments: argparse.Namespace) -> int:
 
 
 def folder_of(run: Path) -> Path:
-    """Raises `ConfigError` if this is not a run's folder."""
+    """A run's folder, or one that holds runs. Raises `ConfigError` if it is neither."""
     from rhymed.errors import ConfigError
     from rhymed.run.folder import near
 
     folder = run.expanduser().resolve()
     if not folder.is_dir():
         raise ConfigError(f"{run} does not exist: name a run's folder, e.g. runs/quickstart{near(run.expanduser())}")
-    if not any((folder / name).exists() for name in ("config.json", "metrics.jsonl", "store")):
-        raise ConfigError(f"{run} is not a run's folder: {_instead(run.expanduser())}")
+    if not (is_run(folder) or _holds_runs(folder)):
+        raise ConfigError(
+            f"{run} is not a run's folder: it contains no config.json, no metrics.jsonl and no store, and no runs"
+        )
     return folder
 
 
-def _instead(folder: Path) -> str:
-    """Which folder to name instead: the runs inside this one, newest first."""
-    configs = sorted(folder.glob("*/config.json"), key=lambda file: -file.stat().st_mtime)
-    runs = [file.parent for file in configs if not file.parent.is_symlink()]  # without the link `latest`
-    if not runs:
-        return "it contains no config.json, no metrics.jsonl and no store"
-    names = ", ".join(run.name for run in runs[:MOST]) + (", …" if len(runs) > MOST else "")
-    return f"it contains runs, newest first: {names}; name one, e.g. rhymed view {runs[0]}"
+def is_run(folder: Path) -> bool:
+    """Whether something of a run is in it."""
+    return any((folder / name).exists() for name in ("config.json", "metrics.jsonl", "store"))
+
+
+def _holds_runs(folder: Path) -> bool:
+    from rhymed.several.find import find
+    from rhymed.several.manifest import FILE
+
+    return (folder / FILE).exists() or bool(find(folder)[0])
 
 
 async def _serve(folder: Path, address: HttpAddress, *, browser: bool) -> None:
@@ -73,27 +83,48 @@ async def _serve(folder: Path, address: HttpAddress, *, browser: bool) -> None:
     import webbrowser
 
     from rhymed.dashboard.auth import TOKEN_FILE, TOKEN_VARIABLE
-    from rhymed.dashboard.server import serving
-    from rhymed.dashboard.snapshots import LiveRun, never
 
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    client = client_of(folder)
-    live = LiveRun(client, client.is_gone) if client else LiveRun(never)
+    async with _served(folder, address) as taken:
+        url = os.environ.get(SHOWN_AT) or taken.url
+        print(f"{folder.name} at {url}   (Ctrl-C to quit)", flush=True)
+        if not taken.is_local:
+            where = TOKEN_VARIABLE if os.environ.get(TOKEN_VARIABLE) else folder / TOKEN_FILE
+            print(f"open it once as {url}?token=…, with the token in {where}", flush=True)
+        if browser:
+            await asyncio.to_thread(webbrowser.open, taken.url)
+        await stop.wait()
+
+
+@contextlib.asynccontextmanager
+async def _served(folder: Path, address: HttpAddress) -> AsyncIterator[HttpAddress]:
+    """The dashboard of this run, or of the runs in this folder."""
+    if not is_run(folder):
+        from rhymed.dashboard.several.server import serving_several
+
+        async with serving_several(folder, address, live_of) as taken:
+            yield taken
+        return
+    from rhymed.dashboard.server import serving
+
+    live, close = live_of(folder)
     try:
         async with serving(folder, address, live) as taken:
-            url = os.environ.get(SHOWN_AT) or taken.url
-            print(f"{folder.name} at {url}   (Ctrl-C to quit)", flush=True)
-            if not taken.is_local:
-                where = TOKEN_VARIABLE if os.environ.get(TOKEN_VARIABLE) else folder / TOKEN_FILE
-                print(f"open it once as {url}?token=…, with the token in {where}", flush=True)
-            if browser:
-                await asyncio.to_thread(webbrowser.open, taken.url)
-            await stop.wait()
+            yield taken
     finally:
-        if client is not None:
-            client.close()
+        close()
+
+
+def live_of(folder: Path) -> tuple[LiveRun, Callable[[], None]]:
+    """Who answers for the run while it is alive, and what closes that."""
+    from rhymed.dashboard.snapshots import LiveRun, never
+
+    client = client_of(folder)
+    if client is None:
+        return LiveRun(never), lambda: None
+    return LiveRun(client, client.is_gone), client.close
 
 
 def client_of(folder: Path) -> SnapshotClient | None:
