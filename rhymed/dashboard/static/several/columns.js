@@ -2,7 +2,9 @@
 
 /** `curves`: run -> {steps, hours, values}. Returns [xs, a column for each of `ids`]; null where a run has no value. */
 export function aligned(curves, ids, by) {
-    const points = ids.map((id) => new Map((curves[id]?.[by] ?? []).map((x, at) => [x, curves[id].values[at]])));
+    const points = ids.map(
+        (id) => new Map((curves[id]?.[by] ?? []).map((x, at) => [x, curves[id].values[at]])),
+    );
     const xs = [...new Set(points.flatMap((own) => [...own.keys()]))].sort((a, b) => a - b);
     return [xs, points.map((own) => xs.map((x) => own.get(x) ?? null))];
 }

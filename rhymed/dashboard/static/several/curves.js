@@ -7,7 +7,13 @@ import { number, seconds, unit } from "../lib/format.js";
 import * as api from "./api.js";
 import { aligned, smoothed } from "./columns.js";
 
-const USUAL = ["reward/mean", "response_length/mean", "rollout/tokens_per_s", "actor/entropy", "timing_s/step"];
+const USUAL = [
+    "reward/mean",
+    "response_length/mean",
+    "rollout/tokens_per_s",
+    "actor/entropy",
+    "timing_s/step",
+];
 const SMOOTH = [
     ["1", "every value"],
     ["5", "mean of 5"],
@@ -90,7 +96,11 @@ export class Curves {
             );
         }
         const wanted = this.asked ?? this.held()[0] ?? USUAL[0];
-        this.metric.value = metrics.includes(wanted) ? wanted : metrics.includes(USUAL[0]) ? USUAL[0] : metrics[0];
+        this.metric.value = metrics.includes(wanted)
+            ? wanted
+            : metrics.includes(USUAL[0])
+              ? USUAL[0]
+              : metrics[0];
     }
 
     held() {

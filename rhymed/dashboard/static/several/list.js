@@ -78,14 +78,21 @@ export class List {
             "aria-label": `Show ${run.name}`,
             onchange: (event) => this.state.choose(run.id, event.target.checked),
         });
-        const line = h("i", { class: "line", style: { "--line": on ? `var(${this.state.colour(run.id)})` : "transparent" } });
+        const line = h("i", {
+            class: "line",
+            style: { "--line": on ? `var(${this.state.colour(run.id)})` : "transparent" },
+        });
         const made = run.state !== "waiting" && !(run.state === "failed" && run.step === 0 && !run.started);
         const name = made ? h("a", { href: `run/${encodeURIComponent(run.id)}/` }, run.name) : run.name;
         return h(
             "tr",
             { "data-run": run.id },
             h("th", { scope: "row" }, h("span", { class: "pick" }, box, line, name)),
-            h("td", {}, h("span", { class: "badge", "data-state": run.state, title: run.why || null }, run.state)),
+            h(
+                "td",
+                {},
+                h("span", { class: "badge", "data-state": run.state, title: run.why || null }, run.state),
+            ),
             h("td", {}, run.state === "waiting" ? "–" : `${whole(run.step)} / ${whole(run.steps)}`),
             h("td", {}, number(run.reward)),
             h("td", {}, number(run.held_out)),

@@ -37,7 +37,13 @@ export class Samples {
             h(
                 "div",
                 { class: "picker" },
-                h("div", { class: "panel side" }, h("div", { class: "bar" }, this.search), this.status, this.prompts),
+                h(
+                    "div",
+                    { class: "panel side" },
+                    h("div", { class: "bar" }, this.search),
+                    this.status,
+                    this.prompts,
+                ),
                 this.view,
             ),
         );
@@ -72,7 +78,9 @@ export class Samples {
             );
             const unread = Object.entries(errors).map(([id, why]) => `${this.state.name(id)}: ${why}`);
             this.status.textContent = [
-                total > SHOWN ? `${SHOWN} of ${plural(total, "prompt")}: search for others` : plural(total, "prompt"),
+                total > SHOWN
+                    ? `${SHOWN} of ${plural(total, "prompt")}: search for others`
+                    : plural(total, "prompt"),
                 ...unread,
             ].join("; ");
             this.id ??= prompts[0]?.id ?? null;
@@ -124,14 +132,23 @@ export class Samples {
         const { ids } = this.state;
         const { runs, id } = this.answer;
         const text = ids.map((run) => runs[run]?.text).find((own) => own != null);
-        const columns = ids.map((run) => ({ run, ...runs[run], epoch: epochOf(runs[run], this.which.value) }));
+        const columns = ids.map((run) => ({
+            run,
+            ...runs[run],
+            epoch: epochOf(runs[run], this.which.value),
+        }));
         const lacking = ids.filter((run) => runs[run]?.missing);
         const why = lacking.map((run) => `${this.state.name(run)}: no text, ${runs[run].missing}.`);
         const most = Math.max(0, ...columns.map((column) => column.epoch?.samples.length ?? 0));
         const rows = Array.from({ length: Math.min(most, RESPONSES) }, (_, at) => at);
         const table = h(
             "div",
-            { class: "matrix", role: "table", "aria-label": "Responses by run", style: { "--columns": ids.length } },
+            {
+                class: "matrix",
+                role: "table",
+                "aria-label": "Responses by run",
+                style: { "--columns": ids.length },
+            },
             h(
                 "div",
                 { class: "matrix-row head", role: "row" },
@@ -151,7 +168,8 @@ export class Samples {
             promptText(text),
             why.map((line) => h("p", { class: "note" }, line)),
             hinted(h("div", { class: "scroll" }, table)),
-            most > RESPONSES && h("p", { class: "muted hint" }, `${RESPONSES} of ${most} responses of each run`),
+            most > RESPONSES &&
+                h("p", { class: "muted hint" }, `${RESPONSES} of ${most} responses of each run`),
         );
     }
 
@@ -177,7 +195,8 @@ function epochOf(answer, which) {
 
 function card({ run, epoch }, prompt, at) {
     const sample = epoch?.samples[at];
-    if (!sample) return h("div", { class: "card absent", role: "cell" }, h("span", { class: "muted" }, "none"));
+    if (!sample)
+        return h("div", { class: "card absent", role: "cell" }, h("span", { class: "muted" }, "none"));
     const page = `run/${encodeURIComponent(run)}/${link("samples", [prompt, sample.step, sample.index])}`;
     return h(
         "div",
@@ -193,7 +212,11 @@ function card({ run, epoch }, prompt, at) {
                 h("span", {}, `${whole(sample.length)} tokens`),
                 finish(sample),
             ),
-            h("div", { class: "card-text", dir: "auto" }, sample.text ?? h("span", { class: "muted" }, "no text")),
+            h(
+                "div",
+                { class: "card-text", dir: "auto" },
+                sample.text ?? h("span", { class: "muted" }, "no text"),
+            ),
         ),
     );
 }

@@ -18,7 +18,8 @@ export class Settings {
         if (key === this.shown) return;
         this.shown = key;
         if (!rows.length) {
-            const text = ids.length < 2 ? "Choose two runs or more in the list above." : "All settings are the same.";
+            const text =
+                ids.length < 2 ? "Choose two runs or more in the list above." : "All settings are the same.";
             fill(this.host, empty("No difference", text));
             return;
         }
