@@ -1,4 +1,5 @@
-"""Finds the rollout workers that hold up the others, from a snapshot. Pure."""
+"""Finds the workers that a run waits for, from a snapshot: slow and silent ones, and those that have
+not joined. Pure."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
 RATE = "rollout/tokens_per_s"
 SLOW = 1 / 3  # of the median rate
 SILENT_S = 5.0
+NAMES = (("trainer", "the trainer"), ("rollout", "rollout workers"), ("reward", "reward workers"))
 
 
 def stragglers(snapshot: Queues) -> dict[str, str]:
@@ -31,6 +33,17 @@ def stragglers(snapshot: Queues) -> dict[str, str]:
                 f"{usual / rate:.0f} times slower than its peers" if rate else "generates no tokens"
             )
     return problems
+
+
+def starting(snapshot: Queues) -> str:
+    """The roles of which no worker has joined; empty: none, or the broker reports it as a trouble."""
+    if snapshot.finished or any(" is here" in trouble for trouble in snapshot.troubles):
+        return ""
+    here = {row.role for row in snapshot.workers}
+    missing = [name for role, name in NAMES if role not in here]
+    return (
+        f"starting: {', '.join(missing)} {'has' if len(missing) == 1 else 'have'} not joined yet" if missing else ""
+    )
 
 
 def _is_generating(row: WorkerRow) -> bool:

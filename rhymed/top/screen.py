@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from rich.text import Text
 
 from rhymed.messages import EVAL, Queues
+from rhymed.run.stragglers import starting
 from rhymed.style import COLOURS, bar
 from rhymed.text import age
 from rhymed.top import detail, steps
@@ -219,6 +220,8 @@ def troubles(queues: Queues, width: int, height: int) -> list[Text]:
     if len(queues.troubles) > height and lines:
         more = f"  and {len(queues.troubles) - height} more"
         lines[-1] = Text(cut(lines[-1].plain, width - len(more)) + more, style="bold red")
+    if not lines and (text := starting(queues)):
+        lines = [Text(cut(text, width), style="yellow")]
     return lines
 
 

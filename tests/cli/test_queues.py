@@ -56,6 +56,17 @@ def test_the_head_has_elapsed_and_remaining_time() -> None:
     )
 
 
+def test_a_start_names_the_roles_that_have_not_joined() -> None:
+    assert "starting: the trainer has not joined yet" in text(SNAPSHOT)
+    reward = [row for row in SNAPSHOT.workers if row.role == "reward"]
+    early = msgspec.structs.replace(SNAPSHOT, workers=reward)
+    assert "starting: the trainer, rollout workers have not joined yet" in text(early)
+    late = msgspec.structs.replace(early, troubles=["no rollout worker is here: 12 samples wait to be generated"])
+    assert "not joined" not in text(late)
+    assert "waits: no rollout worker is here" in text(late)
+    assert "not joined" not in text(msgspec.structs.replace(early, finished=True))
+
+
 def test_the_tables_name_everything() -> None:
     lines = [" ".join(line.split()) for line in text(SNAPSHOT).splitlines()]
     assert lines[0] == "run demo step 3/40 version 3 up 1h01m event-loop lag p99 2.5 ms"

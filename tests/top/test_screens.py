@@ -274,3 +274,12 @@ def test_the_title_has_elapsed_and_remaining_time_as_far_as_there_is_room() -> N
     assert screen.title(ui, 24, NOW).plain.startswith("demo 12/96")
     ui.times = Times(3700.0, None)  # before the second step
     assert screen.title(ui, 100, NOW).plain.startswith("demo  step 12/96  v12  1h01m elapsed  ")
+
+
+def test_a_start_is_no_trouble_and_names_what_has_not_joined() -> None:
+    early = changed(snapshot(), workers=[], troubles=[])
+    (line,) = screen.troubles(early, 100, 2)
+    assert line.plain == "starting: the trainer, rollout workers, reward workers have not joined yet"
+    assert line.style == "yellow"
+    (line,) = screen.troubles(changed(early, troubles=["no trainer is here"]), 100, 2)
+    assert (line.plain, line.style) == ("waiting: no trainer is here", "bold red")

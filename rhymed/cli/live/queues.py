@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rhymed.cli.options import add_examples, add_where, make_parser
-from rhymed.run.stragglers import stragglers
+from rhymed.run.stragglers import starting, stragglers
 from rhymed.style import COLOURS, plain_table
 from rhymed.text import age, readable, step_name
 
@@ -107,6 +107,7 @@ def render(snapshot: Queues, times: Times | None = None) -> RenderableType:
     )
     tables: list[RenderableType] = [_queues(snapshot), _steps(snapshot), _workers(snapshot)]
     tables += [f"[red]{escape(worker)}: {what}[/]" for worker, what in stragglers(snapshot).items()]
+    tables += [f"[dim]{starting(snapshot)}[/]"] if starting(snapshot) else []
     tables += [f"[bold red]waits: {escape(trouble)}[/]" for trouble in snapshot.troubles]
     if any(row.holding for row in snapshot.workers):
         tables.append(_held(snapshot))
