@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rhymed.cli.options import add_examples, add_run, make_parser
+from rhymed.text import readable
 
 
 def add(verbs: Any) -> None:
@@ -69,9 +70,8 @@ def verify(arguments: argparse.Namespace) -> int:
     from rhymed.history.maintenance import as_json, render_verify, verify_run
 
     report, file_bytes = verify_run(arguments.run)
-    print(
-        json.dumps(as_json(report), indent=2) if arguments.json else render_verify(report, arguments.run, file_bytes)
-    )
+    text = readable(render_verify(report, arguments.run, file_bytes))
+    print(json.dumps(as_json(report), indent=2) if arguments.json else text)
     return int(not report.sound)
 
 
@@ -100,7 +100,7 @@ def compare(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"{arguments.first} and {arguments.second} are the same run: name two different runs")
     with open_folder(arguments.first) as first, open_folder(arguments.second) as second:
         result = samples.compare(first, second)
-        text = samples.render(result, first.name, second.name)
+        text = readable(samples.render(result, first.name, second.name))
         folders = first.folder, second.folder
     found = better.compare(*folders)
     if arguments.json:
@@ -125,5 +125,5 @@ def audit(arguments: argparse.Namespace) -> int:
             answer["against"] = comparison.json()
             text += "\n" + runs.render(comparison, folder.name, other.name)
             wrong = wrong or bool(comparison.wrong)
-    print(json.dumps(answer, indent=2) if arguments.json else text)
+    print(json.dumps(answer, indent=2) if arguments.json else readable(text))
     return int(wrong)

@@ -110,6 +110,7 @@ def test_evaluations_are_compared_too(make_run: Callable[..., Path], rhymed) -> 
     one, two = ([(EVAL + 2, APPLES, 0, [token], 1.0)] for token in (5, 6))
     status, out, _ = rhymed("compare", make_run("one", one), make_run("two", two))
     assert (status, "1 differ" in out) == (1, True)
+    assert f"eval-v2/{APPLES}/0: from token 0 on" in out
 
 
 def test_nothing_is_the_same_as_itself_or_as_nothing(make_run: Callable[..., Path], rhymed) -> None:
