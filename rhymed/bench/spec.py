@@ -7,8 +7,8 @@ Ratios are to plain vLLM in the same round.
 Methods: `none` is plain vLLM, on model runner V1 as all methods (a release may choose V2 by itself); `keyed` has
 our sampler; `ngram` and `suffix` are vLLM's own drafters with vLLM's own verification (fixed for CPUs, vLLM issue
 55005); `aimd` is the RhymeRL paper's matching and draft lengths with our verification; `history` is HistoSpec;
-`siblings` is HistoSpec without history; `again` has the requests' own responses as history, to show the speed when
-all drafts are right.
+`siblings` is HistoSpec without history; `stock` is vLLM as it chooses to be (on a GPU with its second model runner);
+`again` has the requests' own responses as history, to show the speed when all drafts are right.
 """
 
 from __future__ import annotations
@@ -24,13 +24,24 @@ from typing import Any
 from rhymed.bench.policy.arctic import has_arctic
 from rhymed.bench.policy.engine import EngineProcess, Request, Run
 from rhymed.bench.policy.workload import BenchWorkload, workloads
+from rhymed.histospec import graphs
 
 METHODS = ("none", "keyed", "ngram", "suffix", "aimd", "history", "siblings", "again")
+BASES = ("stock", "none", "keyed")  # the first of them that is measured is what others are compared with
+UNKEYED = ("stock", "none", "ngram", "suffix")  # with noise of vLLM's
 GROUP = 8
 REQUESTS = {1: 6, 4: 16, 16: 48, 64: 144}  # by batch size
 WIDTH = 32
 SLICE_S = 0.5
 PROMPTS, FRESH = 42, 18  # all prompts; of these, the last ones without history
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where engines compute, and in what. Not tried on a GPU."""
+
+    gpu: bool = False
+    dtype: str = "float32"
 
 
 @dataclass(frozen=True)
@@ -53,14 +64,19 @@ def run(
     rounds: int = 5,
     arctic: Path | None = None,
     out: Path | None = None,
+    device: str = "cpu",
+    dtype: str = "",
 ) -> dict[str, Any]:
-    """`model`: a folder (default: the bench policy, then SmolLM2). `out`: a JSON file, rewritten after each cell."""
+    """`model`: a folder (default: the bench policy, then SmolLM2). `out`: a JSON file, rewritten after each cell.
+    `dtype`: of weights; empty: float32 on a CPU, bfloat16 on a GPU.
+    """
+    place = Place(device == "cuda", dtype or ("bfloat16" if device == "cuda" else "float32"))
     if "suffix" in methods and not has_arctic(arctic):
         print("suffix decoding is left out: arctic-inference is not installed (--arctic FOLDER)", flush=True)
         methods = [method for method in methods if method != "suffix"]
     results: dict[str, Any] = {}
     for workload in workloads(model):
-        bench = Bench(workload, methods, str(arctic or ""))
+        bench = Bench(workload, methods, str(arctic or ""), place)
         try:
             for temperature in temperatures:
                 bench.first_epoch(temperature, 8 if quick else PROMPTS - FRESH)
@@ -74,9 +90,9 @@ def run(
     return results
 
 
-def engine(workload: BenchWorkload, method: str, context: int) -> dict[str, Any]:
+def engine(workload: BenchWorkload, method: str, context: int, place: Place = Place()) -> dict[str, Any]:
     """Arguments of vllm.LLM; only drafting and sampling differ between methods."""
-    unkeyed = {"none": {"keyed": False}, "ngram": {"keyed": False}, "suffix": {"keyed": False}}
+    unkeyed = {name: {"keyed": False} for name in UNKEYED}
     drafts: dict[str, Any] = {
         "ngram": {"method": "ngram", "num_speculative_tokens": 8, "prompt_lookup_max": 4, "prompt_lookup_min": 2},
         "suffix": {"method": "suffix", "num_speculative_tokens": WIDTH},
@@ -89,7 +105,7 @@ def engine(workload: BenchWorkload, method: str, context: int) -> dict[str, Any]
     settings = {"aimd": {"budget": "aimd", "matching": "paper"}}
     arguments: dict[str, Any] = {
         "model": str(workload.model),
-        "dtype": "float32",
+        "dtype": place.dtype,
         "max_model_len": context,
         "max_num_seqs": 64,
         "skip_tokenizer_init": True,
@@ -97,26 +113,36 @@ def engine(workload: BenchWorkload, method: str, context: int) -> dict[str, Any]
         "logprobs_mode": "processed_logprobs",
         "disable_log_stats": True,
         "kv_cache_memory_bytes": 2 << 30,
-        "block_size": 32,
-        "enforce_eager": True,
         "max_num_batched_tokens": max(context, 2560),
         "worker_extension_cls": "rhymed.histospec.extension.Extension",
         "additional_config": {"rhymed": unkeyed.get(method, settings.get(method, {}))},
     }
-    if method not in ("none", "keyed"):
-        arguments["speculative_config"] = drafts.get(method, custom)
+    if not place.gpu:
+        arguments |= {"block_size": 32, "enforce_eager": True}
+    if method in ("stock", "none", "keyed"):
+        return arguments
+    arguments["speculative_config"] = dict(drafts.get(method, custom))
+    if place.gpu and method not in drafts:  # as a rollout worker on a GPU does
+        drafted = graphs.draft_length(WIDTH)
+        arguments["speculative_config"]["num_speculative_tokens"] = drafted
+        arguments["compilation_config"] = graphs.compilation(arguments["max_num_seqs"], drafted)
     return arguments
 
 
 class Bench:
-    def __init__(self, workload: BenchWorkload, methods: Sequence[str], arctic: str = "") -> None:
+    def __init__(
+        self, workload: BenchWorkload, methods: Sequence[str], arctic: str = "", place: Place = Place()
+    ) -> None:
         self.workload, self.methods = workload, list(methods)
         context = max(map(len, workload.prompts)) + workload.longest + WIDTH + 1
         self.engines: dict[str, EngineProcess] = {}
         for method in methods:
             path = [arctic] if method == "suffix" and arctic else []
             self.engines[method] = EngineProcess(
-                engine(workload, method, context), path=path, fix_expand=method in ("ngram", "suffix")
+                engine(workload, method, context, place),
+                path=path,
+                fix_expand=method in ("ngram", "suffix") and not place.gpu,
+                stock=method == "stock",
             )
         for process in self.engines.values():
             process.ready()
@@ -181,7 +207,7 @@ def measure(bench: Bench, cell: Cell, rounds: int) -> dict[str, Any]:
         print(
             f"  {method:<10}{row['tokens_per_s']:9.1f} tokens/s  x{row['ratio']:.2f}"
             f" [{row['ratio_min']:.2f}, {row['ratio_max']:.2f}]  {row['tokens_a_step']:.1f} tokens per step"
-            f"{_draft_columns(row)}",
+            f"{_draft_columns(row)}{_same(row)}",
             flush=True,
         )
     return rows
@@ -190,7 +216,8 @@ def measure(bench: Bench, cell: Cell, rounds: int) -> dict[str, Any]:
 def _row(method: str, runs: Sequence[dict[str, Run]]) -> dict[str, float]:
     own = [run[method] for run in runs]
     rates = [run.tokens / run.seconds for run in own]
-    base = [run["none" if "none" in run else "keyed"] for run in runs]
+    base = [run[next(name for name in BASES if name in run)] for run in runs]
+    same, compared = _equal(method, runs)
     ratios = [rate / (plain.tokens / plain.seconds) for rate, plain in zip(rates, base, strict=True)]
     accounts = [account for run in own for account in run.accounts if account]
     total = [sum(column) for column in zip(*accounts, strict=True)] if accounts else [0.0] * 6
@@ -207,7 +234,26 @@ def _row(method: str, runs: Sequence[dict[str, Run]]) -> dict[str, float]:
         "drafted": drafted,
         "net_speedup": plain_s / timed_s if timed_s else 1.0,
         "draft_share": draft_s / timed_s if timed_s else 0.0,
+        "same_tokens": same,
+        "compared_tokens": compared,
     }
+
+
+def _equal(method: str, runs: Sequence[dict[str, Run]]) -> tuple[int, int]:
+    """Tokens before the first that differs from those of `keyed`, and tokens that both have."""
+    same = compared = 0
+    for found in (run for run in runs if "keyed" in run and method not in UNKEYED):
+        for mine, keyed in zip(found[method].responses, found["keyed"].responses, strict=True):
+            both = min(len(mine), len(keyed))
+            same += next((place for place in range(both) if mine[place] != keyed[place]), both)
+            compared += both
+    return same, compared
+
+
+def _same(row: dict[str, float]) -> str:
+    if not row["compared_tokens"]:
+        return ""
+    return f"  same tokens {int(row['same_tokens'])} of {int(row['compared_tokens'])}"
 
 
 def _draft_columns(row: dict[str, float]) -> str:

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from rhymed.config import Config
+from rhymed.config import Config, Model
 from rhymed.messages import SampleId
 
 PHASES = ("write", "announce", "pause", "load", "finish", "reset", "resume", "first_token")
@@ -22,13 +22,13 @@ RUNNING = 16  # samples in flight in the second half of the repetitions
 PROMPT = list(range(100, 132))
 
 
-def run(quick: bool) -> dict[str, Any]:
+def run(quick: bool, model: Path | None = None) -> dict[str, Any]:
     """Seconds by phase, median and spread, with an idle engine and with one that is decoding."""
     logging.basicConfig(level=logging.WARNING)
-    return asyncio.run(_measure(3 if quick else 10))
+    return asyncio.run(_measure(3 if quick else 10, str(model) if model else Model().path))
 
 
-async def _measure(repetitions: int) -> dict[str, Any]:
+async def _measure(repetitions: int, model: str) -> dict[str, Any]:
     from rhymed.inputs.models import resolve_model
     from rhymed_workers.engines.vllm import VllmEngine
     from rhymed_workers.trainer.publish import Publisher
@@ -37,7 +37,7 @@ async def _measure(repetitions: int) -> dict[str, Any]:
 
     dtype = _dtype()
     config = Config.model_validate(
-        {"model": {"dtype": dtype}, "rollout": {"max_prompt_length": 64, "max_response_length": 512}}
+        {"model": {"path": model, "dtype": dtype}, "rollout": {"max_prompt_length": 64, "max_response_length": 512}}
     )
     folder = resolve_model(config)
     parameters = await asyncio.to_thread(_parameters, folder)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rhymed.bench.gpu.parts import PARTS
 from rhymed.cli.options import add_examples, make_parser
 
 
@@ -19,15 +20,17 @@ class Benchmark(NamedTuple):
 BENCHMARKS = {
     "store": Benchmark("rhymed.bench.store"),
     "broker": Benchmark("rhymed.bench.broker"),
-    "weights": Benchmark("rhymed.bench.weights"),
+    "weights": Benchmark("rhymed.bench.weights", ("model",)),
     "hosts": Benchmark("rhymed.bench.hosts.hosts", ("hosts", "sizes", "gbit", "rounds", "out")),
     "model": Benchmark("rhymed.bench.policy.model", ("out",)),
     "train": Benchmark("rhymed.bench.policy.memory", ("tokens", "methods")),
     "index": Benchmark("rhymed.bench.index", ("trace", "arctic", "model")),
     "sampler": Benchmark("rhymed.bench.sampling.run"),
     "spec": Benchmark(
-        "rhymed.bench.spec", ("model", "methods", "batches", "temperatures", "epochs", "rounds", "arctic", "out")
+        "rhymed.bench.spec",
+        ("model", "methods", "batches", "temperatures", "epochs", "rounds", "arctic", "out", "device", "dtype"),
     ),
+    "gpu": Benchmark("rhymed.bench.gpu.gpu", ("parts", "dry", "device", "model", "out")),
     "learn": Benchmark("rhymed.bench.learn.learn", ("config", "algorithms", "seeds", "out")),
     "pipe": Benchmark("rhymed.bench.schedule", ("trace", "cost", "out", "keep")),
 }
@@ -50,14 +53,17 @@ def add(commands: Any) -> None:
         "--out",
         type=Path,
         metavar="PATH",
-        help="model, pipe, learn: a folder; spec, hosts: a JSON file (hosts continues it)",
+        help="model, pipe, learn, gpu: a folder (gpu continues it); spec, hosts: a JSON file (hosts continues it)",
     )
     parser.add_argument(
         "--trace", type=Path, metavar="FILE", help="index, pipe: recorded responses (default: synthetic ones)"
     )
     parser.add_argument("--arctic", type=Path, metavar="FOLDER", help="index, spec: where arctic_inference is")
     parser.add_argument(
-        "--model", type=Path, metavar="FOLDER", help="index: replay responses of this model; spec: only this model"
+        "--model",
+        type=Path,
+        metavar="FOLDER",
+        help="index: replay responses of this model; spec, weights, gpu: only this model",
     )
     for name, kind in {"methods": str, "batches": int, "temperatures": float, "epochs": int, "tokens": int}.items():
         users = {"methods": "spec, train", "tokens": "train"}.get(name, "spec")
@@ -75,6 +81,10 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--gbit", type=float, metavar="R", help="hosts: rate of every host's line, in Gbit per second"
     )
+    parser.add_argument("--part", type=_list(str), dest="parts", metavar="A,B", help=f"gpu: only {', '.join(PARTS)}")
+    parser.add_argument("--dry", action="store_true", default=None, help="gpu: print the commands, run none")
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="spec, gpu: where; gpu: small versions on a CPU")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="spec: of the engines' weights")
     parser.add_argument("--cost", type=Path, metavar="FILE", help="pipe: JSON [[samples, seconds per step], ...]")
     parser.add_argument("--keep", type=float, metavar="P", help="pipe: probability that a run-ahead token is kept")
     parser.add_argument("--json", action="store_true", help="print the result as one JSON object on standard output")

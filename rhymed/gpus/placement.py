@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from rhymed.config import Config
 from rhymed.gpus.inventory import VISIBLE, Inventory
+from rhymed.text import counted
 
 
 @dataclass(frozen=True)
@@ -76,8 +77,8 @@ def problems(config: Config, inventory: Inventory) -> Iterator[str]:
     if placed < rollout.workers:
         shared = "" if config.schedule.colocate else " for engines, or set schedule.colocate = true"
         yield (
-            f"rollout.workers = {rollout.workers} engines of {rollout.engine_gpus} GPUs each, but only {placed} find"
-            f" GPUs ({inventory}): lower rollout.workers or rollout.tensor_parallel, add GPUs{shared}"
+            f"rollout.workers = {rollout.workers} engines of {counted(rollout.engine_gpus, 'GPU')} each, but only"
+            f" {placed} find GPUs ({inventory}): lower rollout.workers or rollout.tensor_parallel, add GPUs{shared}"
         )
 
 

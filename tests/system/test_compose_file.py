@@ -10,9 +10,9 @@ import pytest
 yaml = pytest.importorskip("yaml")
 
 ROOT = Path(__file__).parents[2]
-ALWAYS = {"keys", "prepare", "store", "broker", "reward", "dashboard", "trainer", "report"}
+ALWAYS = {"keys", "prepare", "store", "broker", "reward", "dashboard", "report"}
 OWN = {"store": "store", "broker": "broker", "reward": "reward", "trainer": "trainer", "rollout": "rollout"}
-OWN |= {"rollout-gpu": "rollout", "dashboard": "viewer", "report": "viewer"}
+OWN |= {"rollout-gpu": "rollout", "trainer-gpu": "trainer", "dashboard": "viewer", "report": "viewer"}
 
 
 @pytest.fixture(scope="module")
@@ -24,17 +24,27 @@ def started(file: dict[str, Any], profile: str) -> set[str]:
     return {name for name, one in file["services"].items() if profile in one.get("profiles", [profile])}
 
 
-@pytest.mark.parametrize(("profile", "rollout"), [("cpu", "rollout"), ("gpu", "rollout-gpu")])
-def test_a_profile_has_every_part_of_a_run_once(file: dict[str, Any], profile: str, rollout: str) -> None:
-    assert started(file, profile) == ALWAYS | {rollout}
+@pytest.mark.parametrize(("profile", "end"), [("cpu", ""), ("gpu", "-gpu")])
+def test_a_profile_has_every_part_of_a_run_once(file: dict[str, Any], profile: str, end: str) -> None:
+    assert started(file, profile) == ALWAYS | {f"rollout{end}", f"trainer{end}"}
+
+
+def test_a_trainer_is_reached_under_the_same_name_on_either_device(file: dict[str, Any]) -> None:
+    plain, gpu = file["services"]["trainer"], file["services"]["trainer-gpu"]
+    assert plain["networks"]["default"]["aliases"] == gpu["networks"]["default"]["aliases"] == ["trainer"]
+    own = {"image", "build", "profiles", "deploy", "shm_size"}
+    assert {key: gpu[key] for key in set(gpu) - own} == {key: plain[key] for key in set(plain) - own}
 
 
 def test_only_what_computes_there_reserves_an_nvidia_device(file: dict[str, Any]) -> None:
     reserving = {name: one["deploy"] for name, one in file["services"].items() if "deploy" in one}
-    assert set(reserving) == {"rollout-gpu"}
-    (device,) = reserving["rollout-gpu"]["resources"]["reservations"]["devices"]
-    assert (device["driver"], device["capabilities"]) == ("nvidia", ["gpu"])
-    assert file["services"]["rollout-gpu"]["build"]["target"] == "gpu"
+    assert set(reserving) == {"rollout-gpu", "trainer-gpu"}
+    for name, deploy in reserving.items():
+        (device,) = deploy["resources"]["reservations"]["devices"]
+        assert (device["driver"], device["capabilities"]) == ("nvidia", ["gpu"])
+        assert file["services"][name]["build"]["target"] == "gpu"
+    chosen = {deploy["resources"]["reservations"]["devices"][0]["device_ids"][0] for deploy in reserving.values()}
+    assert chosen == {"${RHYMED_ROLLOUT_GPU:-0}", "${RHYMED_TRAINER_GPU:-1}"}, "each has a GPU of its own"
 
 
 @pytest.mark.parametrize("service", sorted(OWN))

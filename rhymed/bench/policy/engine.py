@@ -44,12 +44,16 @@ class Run:
 
 
 class EngineProcess:
-    """`engine`: arguments of vllm.LLM. `path`: folders on this process's import path. `fix_expand`: see `plugin`."""
+    """`engine`: arguments of vllm.LLM. `path`: folders on this process's import path. `fix_expand`: see `plugin`.
+    `stock`: vLLM chooses its model runner."""
 
-    def __init__(self, engine: dict[str, Any], *, path: Sequence[str] = (), fix_expand: bool = False) -> None:
+    def __init__(
+        self, engine: dict[str, Any], *, path: Sequence[str] = (), fix_expand: bool = False, stock: bool = False
+    ) -> None:
         context = multiprocessing.get_context("spawn")
         self._link, remote_end = context.Pipe()
-        self._process = context.Process(target=serve, args=(remote_end, engine, list(path), fix_expand), daemon=True)
+        given = (remote_end, engine, list(path), fix_expand, stock)
+        self._process = context.Process(target=serve, args=given, daemon=True)
         self._process.start()
         remote_end.close()
 
@@ -108,14 +112,16 @@ class EngineProcess:
         return answer
 
 
-def serve(link: Connection, engine: dict[str, Any], path: list[str], fix_expand: bool) -> None:
+def serve(link: Connection, engine: dict[str, Any], path: list[str], fix_expand: bool, stock: bool = False) -> None:
+    import os
     import sys
     import traceback
 
     sys.path[:0] = path
     from rhymed_workers.engines.launch import environment
 
-    environment()
+    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # the scheduler is asked in this process
+    environment(first_runner=not stock)
     try:
         if fix_expand:
             from rhymed.histospec.plugin import repair_expand

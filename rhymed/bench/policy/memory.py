@@ -18,6 +18,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from rhymed.gpus import inventory
+from rhymed.gpus.peaks import peak_of
+
 VARIANTS = ("plain", "checkpointing", "bfloat16", "lora")
 PROMPT = 64
 LIBRARIES = 0.4 * 2**30
@@ -77,13 +80,31 @@ def measure(cell: Cell) -> dict[str, Any]:
     child = [sys.executable, "-m", __name__, json.dumps(asdict(cell))]
     done = subprocess.run(child, stdout=subprocess.PIPE, text=True, check=True)
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    return found | _rates(cell, found)
+
+
+def _rates(cell: Cell, found: dict[str, Any]) -> dict[str, float]:
+    """`mfu`: share of the GPU's published peak, of the operations that a step needs at least; None: it is unknown."""
+    rates = {"tokens_per_s": cell.tokens / found["wall_s"]}
+    gpus = inventory.here() if cell.device != "cpu" else None
+    peak = peak_of(gpus.gpus[0].kind, gpus.gpus[0].bytes) if gpus else None
+    if peak is None:
+        return rates
+    forward = 2 * _parameters(cell) * cell.tokens + 2 * cell.layers * SHAPE["hidden_size"] * cell.tokens**2
+    factor = 2 if cell.variant == "lora" else 3  # frozen weights get no gradient; nothing is counted twice
+    dtype = "bfloat16" if cell.variant == "bfloat16" else "float32"
+    return rates | {"mfu": factor * forward / found["wall_s"] / peak.flops(dtype)}
+
+
+def _parameters(cell: Cell) -> int:
+    hidden, inner, key_value = 576, 1536, 192
+    return cell.vocabulary * hidden + cell.layers * hidden * (2 * hidden + 2 * key_value + 3 * inner)
 
 
 def estimate(cell: Cell) -> float:
     """Bytes, of the same parts as `rhymed check` estimates."""
     hidden, inner, key_value = 576, 1536, 192
-    parameters = cell.vocabulary * hidden + cell.layers * hidden * (2 * hidden + 2 * key_value + 3 * inner)
+    parameters = _parameters(cell)
     layer = 6 * hidden + 3 * inner + 2 * key_value  # numbers that a token keeps for the gradient
     lora, sparing = cell.variant == "lora", cell.variant in ("checkpointing", "lora")
     kept = cell.layers * hidden + layer if sparing else cell.layers * layer

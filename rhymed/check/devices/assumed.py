@@ -12,6 +12,7 @@ from rhymed.check import arithmetic, memory
 from rhymed.check.devices import cost, describe
 from rhymed.check.devices.shape import Shape, shape_of
 from rhymed.check.lora import hint
+from rhymed.check.machine import engine_problems
 from rhymed.check.report import Report, Section
 from rhymed.check.sizes.size import FP32, ITEM_BYTES
 from rhymed.config import Config, Model
@@ -25,6 +26,7 @@ def assumed_check(config: Config, text: str) -> Report:
     report = Report()
     inventory = report.attempt(lambda: parse(text))
     shape = report.attempt(lambda: shape_of(_folder(config.model)))
+    report.warnings += [f"{problem} (this is the vLLM of this machine)" for problem in engine_problems(config)]
     given = config.rollout.engine_args
     report.errors += options.problems(given, options.engine_arguments() if given else None)
     if inventory and shape:
@@ -71,6 +73,11 @@ def _folder(model: Model) -> Path:
     """Of the model's `config.json`; downloads that file if `model.path` is a hub id."""
     folder = Path(model.path).expanduser()
     if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise ConfigError(
+                f"model.path = {model.path!r} has no config.json, so it is no model's folder: name one that has it,"
+                " or a hub id (owner/name)"
+            )
         return folder
     from rhymed.inputs.hub import is_identifier
 

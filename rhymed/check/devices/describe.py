@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from rhymed.check import memory
 from rhymed.check.devices.needs import (
     CONTEXT_BYTES,
     EngineNeeds,
@@ -36,7 +37,7 @@ def describe(config: Config, inventory: Inventory, shape: Shape, need: Needs, pa
         section.errors += _trainer_errors(config, trainer, smallest)
     if engine:
         section.add("engines", _engines(config, engine, smallest))
-        if problem := heads_problem(config, shape):
+        if problem := heads_problem(config, shape, max(map(len, inventory.nodes))):
             section.errors.append(problem)
         section.errors += _engine_errors(config, engine, smallest)
     if trainer and engine and config.schedule.colocate:
@@ -74,7 +75,9 @@ def _trainer_errors(config: Config, trainer: TrainerNeeds, gpu: int) -> Iterator
     settings, cures = config.trainer, []
     if not settings.gradient_checkpointing:
         cures.append("set trainer.gradient_checkpointing = true")
-    if trainer.kept + trainer.working / 4 <= gpu:
+    if memory.full_length(config.rollout) > settings.micro_tokens:  # one sample is a pass of its own
+        cures.append("lower rollout.max_response_length")
+    elif trainer.kept + trainer.working / 4 <= gpu:
         cures.append("lower trainer.micro_tokens")
     else:
         cures.append("train on more GPUs (trainer.gpus, trainer.nodes)")

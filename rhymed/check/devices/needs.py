@@ -67,13 +67,13 @@ def engine_needs(config: Config, shape: Shape, parameters: int) -> EngineNeeds:
     return EngineNeeds(weights, CONTEXT_BYTES + GRAPH_BYTES + layer + logits, sequence)
 
 
-def heads_problem(config: Config, shape: Shape) -> str:
-    """Why a model cannot be divided by the sizes in `rollout`; empty if it can."""
+def heads_problem(config: Config, shape: Shape, most: int) -> str:
+    """Why a model cannot be divided by the sizes in `rollout`; empty if it can. `most`: GPUs of a machine."""
     rollout, tensor = config.rollout, config.rollout.tensor_parallel
     if shape.heads % tensor or (shape.key_value_heads % tensor and tensor % shape.key_value_heads):
         possible = [
             str(size)
-            for size in range(1, shape.heads + 1)
+            for size in range(1, min(shape.heads, most) + 1)
             if not shape.heads % size and not (shape.key_value_heads % size and size % shape.key_value_heads)
         ]
         return (

@@ -16,6 +16,7 @@ from rhymed.config import Config
 from rhymed.config.load import load_config
 from rhymed.errors import ConfigError
 from rhymed.gpus import inventory
+from rhymed.histospec import versions
 
 ROOT = Path(__file__).parents[3]
 MODELS = ROOT / "tests" / "data" / "models"
@@ -67,7 +68,7 @@ def test_a_rank_has_its_part_of_the_state() -> None:
 @pytest.mark.parametrize(
     ("gpus", "sections", "cure"),
     [
-        ("8x H100 80GB", {"rollout": {"tensor_parallel": 3}}, "choose one of 1, 2, 4, 28"),
+        ("8x H100 80GB", {"rollout": {"tensor_parallel": 3}}, "choose one of 1, 2, 4"),
         ("8x H100 80GB", {"rollout": {"expert_parallel": True}}, "no mixture of experts"),
         ("8x L4 24GB", {"rollout": {"gpu_memory": 0.5}, "trainer": {"gpus": 6}}, "raise rollout.tensor_parallel"),
         (
@@ -83,6 +84,13 @@ def test_a_rank_has_its_part_of_the_state() -> None:
             "holds no sample at full length",
         ),
         ("4x H100 80GB + 4x A100 40GB", {}, "GPUs of several kinds"),
+        ("8x H100 80GB", {"trainer": {"gpus": 16}}, "more ranks than devices; lower them"),
+        ("8x RTX 4090 24GB", {}, "train on more GPUs (trainer.gpus, trainer.nodes), or train adapters only"),
+        ("8x H100 80GB", {"rollout": {"max_response_length": 100_000}}, "lower rollout.max_response_length"),
+        ("8x H100 80GB", {"rollout": {"pipeline_parallel": 40}}, "but a machine has 8: lower one of them"),
+        ("2x H100 80GB", {"trainer": {"gpus": 2}}, "add GPUs for engines, or set schedule.colocate = true"),
+        ("8 H100", {}, "write e.g. 8x H100 80GB, or 4 nodes of 8x H100 80GB"),
+        ("0x H100 80GB", {}, "has no GPU; write e.g."),
         ("8x H100 80GB", {"rollout": {"engine_args": {"tensor_parallel_size": 2}}}, "set that instead"),
     ],
 )
@@ -90,6 +98,23 @@ def test_what_does_not_fit_is_an_error_with_a_cure(gpus: str, sections: dict[str
     sections.setdefault("trainer", {"gpus": 4})
     report = check(gpus, **sections)
     assert any(cure in error for error in report.errors), report.errors
+
+
+def test_a_folder_without_a_model_is_named() -> None:
+    (error,) = check("8x H100 80GB", str(ROOT / "tests")).errors
+    assert error.endswith(
+        "has no config.json, so it is no model's folder: name one that has it, or a hub id (owner/name)"
+    )
+
+
+def test_an_unknown_vllm_here_is_a_warning_with_a_cure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run will be elsewhere; without --assume it is an error."""
+    monkeypatch.setattr(versions, "installed", lambda: "0.99.0")
+    report = check("8x H100 80GB", trainer={"gpus": 4})
+    assert report.errors == []
+    (warning,) = (one for one in report.warnings if "0.99" in one)
+    assert "0.26" in warning, "the releases that rhymed works with"
+    assert "this is the vLLM of this machine" in warning
 
 
 def test_a_colocated_trainer_leaves_less_to_the_engine() -> None:

@@ -1,0 +1,1 @@
+"""`rhymed bench gpu`: everything that has to be measured on a GPU, as one command with parts."""
