@@ -41,6 +41,7 @@ from rhymed_workers.trainer.base import Learner, restore
 from rhymed_workers.trainer.lineage import Lineage
 from rhymed_workers.trainer.publish import Publisher
 from rhymed_workers.trainer.saving.checkpoints import Checkpoints, Finish
+from rhymed_workers.trainer.saving.writer import only_writer
 from rhymed_workers.weights.server import WeightsServer
 
 if TYPE_CHECKING:
@@ -75,6 +76,7 @@ class TrainerService(Service):
         self._closing = contextlib.AsyncExitStack()
 
     async def open(self) -> None:
+        self._closing.enter_context(only_writer(self._layout.folder))
         self._gang = self._start_gang()
         self._learner, self._lineage = await self._on_thread(self._load, "load")
         self._publisher = Publisher(self._layout.folder / "weights", self._learner.dtype)
