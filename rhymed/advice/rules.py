@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from rhymed.algorithms import ALGORITHMS
 
 RECENT = 10  # steps that a rule looks at
-LEAST = 3  # steps of a run without which no rule can tell
+LEAST = 5  # steps of a run without which no rule can tell
 START = 5  # first steps, with which the newest are compared
 
 FLAT = 0.9  # share of groups with equal rewards

@@ -120,7 +120,8 @@ class App:
         wanted = [
             request.query.get(name, usual) for name, usual in (("level", "info"), ("process", ""), ("query", ""))
         ]
-        return await self._answer(request, lambda source: source.logs(*wanted))
+        libraries = integer(request.query, "libraries", 0) != 0
+        return await self._answer(request, lambda source: source.logs(*wanted, libraries=libraries))
 
     async def _prompt(self, request: web.Request) -> web.Response:
         return await self._answer(request, lambda source: source.prompt(request.match_info["prompt"]))

@@ -6,6 +6,7 @@ Pure: facts and pictures in, HTML out. Sections without content are left out.
 from __future__ import annotations
 
 import datetime
+import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ from rhymed.report.highlights import MOST, Pick
 from rhymed.report.style import CSS
 from rhymed.run.provenance import LARGEST, Start
 from rhymed.run.totals import drafting, filtering, totals
-from rhymed.text import clock, counted, duration, size_of, step_phrase
+from rhymed.text import clock, counted, duration, readable, size_of, step_phrase
 
 HEAD, TAIL = 1600, 1200  # characters of a response
 ASKED = 1200  # of a prompt
@@ -173,10 +174,23 @@ def _sample(pick: Pick, row: dict[str, Any]) -> str:
     prompt = row["prompt"] or ""
     return (
         f"<article>\n<h3>{html.text(pick.why[:1].upper() + pick.why[1:])}</h3>\n"
-        f'<p class="soft"><code>{html.text(row["id"])}</code> {html.text(facts)}</p>{reason}\n'
-        f'<pre class="prompt">{html.text(prompt[:ASKED] + ("…" if len(prompt) > ASKED else ""))}</pre>\n'
+        f'<p class="soft"><code>{html.text(readable(row["id"]))}</code> {html.text(facts)}</p>{reason}\n'
+        f'<pre class="prompt">{html.text(_short(prompt))}</pre>\n{_answer(row)}'
         f"<pre>{_pieces(row['pieces'])}</pre>\n</article>"
     )
+
+
+def _answer(row: dict[str, Any]) -> str:
+    """The reference answer, if a column of the row has one."""
+    answer = row.get("answer")
+    if answer is None:
+        return ""
+    text = answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False)
+    return html.paragraph(f"right answer: {_short(text)}", "soft") + "\n"
+
+
+def _short(text: str) -> str:
+    return text[:ASKED] + ("…" if len(text) > ASKED else "")
 
 
 def _pieces(pieces: Iterable[dict[str, Any]]) -> str:

@@ -34,7 +34,7 @@ def names(*args: Any, **more: Any) -> list[str]:
 def test_a_healthy_run_and_its_first_steps_need_no_advice() -> None:
     assert names() == []
     assert names(0) == []
-    assert names(2, **{"reward/error_rate": 1.0}) == []
+    assert names(4, **{"reward/error_rate": 1.0}) == []
     assert advise([{"step": step, "reward/mean": None} for step in range(20)], {}) == []
 
 

@@ -87,11 +87,8 @@ class FakeRun:
             and query.get("process", process) == process
             and query.get("query", "") in text
         ]
-        return {
-            "processes": ["broker", "reward-0", "trainer"],
-            "total": len(rows),
-            "lines": rows if self.rows else [],
-        }
+        names, shown = ["broker", "reward-0", "trainer"], rows if self.rows else []
+        return {"processes": names, "total": len(rows), "hidden": 7 * (query["libraries"] == "0"), "lines": shown}
 
     def responses(self, query):
         """Of eight prompts per request, one response each."""
@@ -161,7 +158,7 @@ class FakeRun:
         row = next(row for row in self.prompt_rows() if row["id"] == id)
         epochs = [
             {
-                "epoch": epoch, "name": f"epoch {epoch}", "step": 2 + epoch * PER_EPOCH,
+                "epoch": epoch, "name": f"epoch {epoch + 1}", "step": 2 + epoch * PER_EPOCH,
                 "samples": [self.sample_row(2 + epoch * PER_EPOCH, id, index) for index in range(GROUP)],
             }
             for epoch in range(self.asked)

@@ -441,6 +441,11 @@ def test_the_newest_lines_of_the_logs_are_filtered(plain):
     tab(page, "logs")
     page.wait("document.querySelectorAll('.log li').length", 3)
     assert page.text(".log li:last-child pre") == "Traceback (most recent call last)"
+    hidden = "document.querySelector('#panel-logs [role=status]').textContent"
+    page.wait(hidden, "3 lines; 7 of libraries are hidden")
+    page.click("#panel-logs .choice input")
+    page.wait(hidden, "3 lines")
+    page.click("#panel-logs .choice input")
     choose(page, "Lowest level", "warning")
     page.wait("document.querySelectorAll('.log li').length", 2)
     choose(page, "Process", "reward-0")
@@ -633,6 +638,13 @@ def test_what_the_server_cannot_tell_is_a_sentence_and_the_rest_is_shown(show):
     page.problems.clear()  # the browser's own words about the refusals
 
 
+def test_what_several_parts_lack_is_said_once(show):
+    reason = "there is no store on this machine"
+    page = show(FakeRun("storeless", live=False, refuses=dict.fromkeys(("lengths", "rewards", "store"), reason)))
+    page.wait("document.getElementById('notice').textContent", reason)
+    page.problems.clear()  # the browser's own words about the refusals
+
+
 def test_an_empty_run_says_what_will_appear(show):
     page = show(FakeRun("empty", steps=0))
     for name in TABS:
@@ -822,9 +834,11 @@ def test_numbers_are_written_for_people(plain):
             f.seconds(0.0123), f.seconds(3599), f.seconds(7500), f.bytes(1536), f.percent(0.0004),
             f.percent(0.0712), f.percent(0), f.unit('timing_s/step'), f.unit('rollout/bubble_ratio'),
             f.age(0.4432), f.number(999999), f.bytes(1010 * 2 ** 20),
-            f.stepName(2 ** 30 + 3), f.stepName(-1), f.stepName(0)])"""
+            f.stepName(2 ** 30 + 3), f.stepName(-1), f.stepName(0),
+            f.sampleId("1073741828/ab/0"), f.sampleId("-1/ab/2"), f.epochName(0)])"""
     )
     assert written == [
         "12.3k", "0.623", "1.2e−4", "–", "9,999", "12 ms", "59 min 59 s", "2 h 5 min", "1.5 KiB", "<0.1 %",
         "7.1 %", "0 %", "s", "share", "0.4 s", "1000k", "1010 MiB", "eval v3", "imported", "step 1",
+        "eval-v4/ab/0", "-1/ab/2", "epoch 1",
     ]  # fmt: skip

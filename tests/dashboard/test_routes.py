@@ -227,6 +227,18 @@ async def test_the_newest_lines_of_the_logs(run: Path, serve: Any, monkeypatch: 
         assert answer["processes"] == ["broker", "trainer"]
         assert [row["text"] for row in answer["lines"]][9:12] == ["line 9", "it ends", "line 10"]
         assert answer["total"] == 52
+        remark = {
+            **line,
+            "t": "2026-01-31T14:05:59.000Z",
+            "logger": "vllm.engine",
+            "text": "a remark",
+            "level": "warning",
+        }
+        (logs / "rollout-0.log").write_bytes(msgspec.json.encode(remark) + b"\n")
+        _, answer = await ask("/api/logs?level=warning")
+        assert ([row["process"] for row in answer["lines"]], answer["hidden"]) == (["trainer", "trainer"], 1)
+        _, answer = await ask("/api/logs?level=warning&libraries=1")
+        assert ({row["text"] for row in answer["lines"]} >= {"a remark"}, answer["hidden"]) == (True, 0)
         _, answer = await ask("/api/logs?level=error")
         assert [(row["text"], row["trace"]) for row in answer["lines"]] == [("it ends", "Traceback\n  here")]
         _, answer = await ask("/api/logs?process=broker&query=LINE+4")

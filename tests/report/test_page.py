@@ -114,6 +114,7 @@ def test_a_run_is_told_on_one_page_with_its_pictures_beside_it(run: Path) -> Non
     assert found.has(f"rhymed run {run / 'config.json'} -o run.folder=runs")
     assert not found.has("pip install")
     assert found.has("how many apples are there?")
+    assert found.has("right answer: 7")
     assert list(run.glob(".report*")) == []
 
 
@@ -325,6 +326,7 @@ def test_without_matplotlib_there_is_a_page_that_says_why_it_has_no_pictures(run
     assert found.addresses == []
     assert found.has("matplotlib is not installed")
     assert found.has("how many apples are there?")
+    assert found.has("right answer: 7")
 
 
 async def test_a_run_that_ends_waits_for_its_report_and_not_for_long(

@@ -10,29 +10,34 @@ from typing import Any
 from rhymed.errors import MalformedMessage
 from rhymed.logs.filter import RANKS, Filter
 from rhymed.logs.read import LONGEST, Entry, LastStamp, Log, logs, open_log, parse
+from rhymed.text import readable
 
 TAIL_BYTES = 1 << 20  # read at the end of a process's newest file
 MOST = 500  # lines in one answer
 LONGEST_TEXT = 4000  # characters of a line's text and of its traceback
 
 
-def tail(folder: Path, level: str = "info", process: str = "", words: str = "") -> dict[str, Any]:
-    """Oldest first. `process`: a name or a pattern with `*`; `words`: text that a line contains."""
+def tail(
+    folder: Path, level: str = "info", process: str = "", words: str = "", *, libraries: bool = False
+) -> dict[str, Any]:
+    """Oldest first. `process`: a name or a pattern with `*`; `words`: text that a line contains; `libraries`: also
+    what libraries remark, of which else only errors are shown."""
     if level not in RANKS:
         raise MalformedMessage(f"level={level}: one of {', '.join(RANKS)} is expected")
     found = logs(folder / "logs")
-    chosen = Filter(level=level, process=process)
+    chosen = Filter(level=level, process=process, libraries=libraries)
     wanted = words.casefold()
-    entries = [
+    matching = [
         entry
         for log in found
         for entry in _newest(log)
         if chosen.matches(entry) and (not wanted or wanted in _text(entry).casefold())
     ]
-    entries.sort(key=lambda entry: entry.t)
+    entries = sorted((entry for entry in matching if not chosen.hides(entry)), key=lambda entry: entry.t)
     return {
         "processes": sorted({log.process for log in found}),
         "total": len(entries),
+        "hidden": len(matching) - len(entries),
         "lines": [_row(entry) for entry in entries[-MOST:]],
     }
 
@@ -50,7 +55,9 @@ def _newest(log: Log) -> Iterator[Entry]:
 
 
 def _text(entry: Entry) -> str:
-    return f"{entry.text} {entry.error.message} {entry.error.traceback}" if entry.error else entry.text
+    """As it is shown."""
+    text = f"{entry.text} {entry.error.message} {entry.error.traceback}" if entry.error else entry.text
+    return readable(text)
 
 
 def _row(entry: Entry) -> dict[str, Any]:
@@ -61,6 +68,6 @@ def _row(entry: Entry) -> dict[str, Any]:
         "t": entry.t,
         "level": entry.level or "info",
         "process": entry.process,
-        "text": entry.text[:LONGEST_TEXT],
+        "text": readable(entry.text[:LONGEST_TEXT]),
         "trace": trace[-LONGEST_TEXT:],
     }

@@ -179,8 +179,10 @@ class Source:
         with self._stored.open() as folder:
             return {**search.search(folder, ids, query, start), "prompts": len(ids)}
 
-    def logs(self, level: str = "info", process: str = "", query: str = "") -> dict[str, Any]:
-        return logtail.tail(self.folder, level, process, query)
+    def logs(
+        self, level: str = "info", process: str = "", query: str = "", *, libraries: bool = False
+    ) -> dict[str, Any]:
+        return logtail.tail(self.folder, level, process, query, libraries=libraries)
 
     def prompt(self, prompt: str) -> dict[str, Any]:
         records.prompt_key(prompt)

@@ -65,7 +65,7 @@ export class Chart {
         );
         options.group?.charts.add(this);
         this.draw = onFrame(() => this.paint());
-        onTheme(() => this.plot?.redraw(false));
+        this.leave = onTheme(() => this.plot?.redraw(false));
         new ResizeObserver(() => this.fit()).observe(this.host);
     }
 
@@ -222,6 +222,7 @@ export class Chart {
 
     close() {
         this.destroy();
+        this.leave();
         this.options.group?.charts.delete(this);
         this.element.remove();
     }

@@ -110,6 +110,11 @@ export function stepName(step) {
     return `step ${step + 1}`;
 }
 
+/** The id of a sample as people and commands write it: that of an evaluation with its version. */
+export function sampleId(id) {
+    return id.replace(/^\d+/, (step) => (step >= EVALUATION ? `eval-v${step - EVALUATION}` : step));
+}
+
 /** The name of an epoch, which data count from 0 and people from 1. */
 export function epochName(epoch) {
     return known(epoch) ? `epoch ${whole(epoch + 1)}` : DASH;

@@ -9,8 +9,10 @@ const dark = matchMedia("(prefers-color-scheme: dark)");
 const listeners = new Set();
 let cache = new Map();
 
+/** Returns a function that ends it. */
 export function onTheme(work) {
     listeners.add(work);
+    return () => listeners.delete(work);
 }
 
 /** The value of a colour of the style sheet, `--c1` and so on, in the theme that is shown. */

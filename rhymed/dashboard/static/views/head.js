@@ -78,7 +78,7 @@ export class Head {
 
     warn(troubles) {
         const { connection, since, problem } = this.state;
-        const lines = [...troubles, ...Object.values(this.state.problems)];
+        const lines = [...new Set([...troubles, ...Object.values(this.state.problems)])];
         if (connection === "lost") lines.unshift(problem || lostSentence(this.state.run, since));
         if (connection === "ended") lines.unshift(overSentence(this.state));
         if (lines.join("\n") === this.shownNotice) return;

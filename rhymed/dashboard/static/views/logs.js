@@ -24,6 +24,7 @@ export class Logs {
         this.level = choice("Lowest level", ...LEVELS.map((level) => option(level, `${level} and above`)));
         this.level.value = "info";
         this.process = choice("Process", option("", "all processes"));
+        this.libraries = h("input", { type: "checkbox", onchange: () => this.changed() });
         this.status = h("span", { class: "muted", role: "status" });
         this.lines = h("ol", { class: "log", tabindex: "0", "aria-label": "Log lines" });
         fill(
@@ -31,7 +32,15 @@ export class Logs {
             h(
                 "section",
                 { class: "panel" },
-                h("div", { class: "bar" }, this.search, this.level, this.process, this.status),
+                h(
+                    "div",
+                    { class: "bar" },
+                    this.search,
+                    this.level,
+                    this.process,
+                    h("label", { class: "choice" }, this.libraries, "libraries"),
+                    this.status,
+                ),
                 this.lines,
             ),
         );
@@ -42,13 +51,18 @@ export class Logs {
         this.search.value = query.get("query") ?? this.search.value;
         if (LEVELS.includes(query.get("level"))) this.level.value = query.get("level");
         this.wanted = query.get("process") ?? this.process.value;
+        if (query.has("libraries")) this.libraries.checked = query.get("libraries") === "1";
         this.load();
     }
 
     changed() {
         this.wanted = this.process.value;
         const level = this.level.value === "info" ? "" : this.level.value;
-        go(link("logs", [], { level, process: this.wanted, query: this.search.value.trim() }), true);
+        const libraries = this.libraries.checked ? "1" : "";
+        go(
+            link("logs", [], { level, process: this.wanted, query: this.search.value.trim(), libraries }),
+            true,
+        );
         this.load();
     }
 
@@ -56,7 +70,12 @@ export class Logs {
         if (this.host.hidden || document.hidden) return;
         this.aborter?.abort();
         const { signal } = (this.aborter = new AbortController());
-        const wanted = { level: this.level.value, process: this.wanted, query: this.search.value.trim() };
+        const wanted = {
+            level: this.level.value,
+            process: this.wanted,
+            query: this.search.value.trim(),
+            libraries: this.libraries.checked ? 1 : 0,
+        };
         try {
             const answer = await api.logs(wanted, signal);
             if (!signal.aborted) this.paint(answer);
@@ -65,7 +84,7 @@ export class Logs {
         }
     }
 
-    paint({ processes, total, lines }) {
+    paint({ processes, total, hidden, lines }) {
         const names = processes.join();
         if (names !== this.names) {
             this.names = names;
@@ -76,11 +95,12 @@ export class Logs {
             );
         }
         this.process.value = this.wanted ?? "";
+        const left = total > lines.length ? `, the newest of ${whole(total)} read` : "";
+        const others = hidden ? `; ${whole(hidden)} of libraries are hidden` : "";
+        setText(this.status, `${plural(lines.length, "line")}${left}${others}`);
         const key = JSON.stringify(lines);
         if (key === this.shown) return; // what is selected stays selected
         this.shown = key;
-        const left = total > lines.length ? `, the newest of ${whole(total)} read` : "";
-        setText(this.status, `${plural(lines.length, "line")}${left}`);
         const atEnd = this.lines.scrollTop + this.lines.clientHeight >= this.lines.scrollHeight - 30;
         fill(this.lines, lines.length ? lines.map(row) : this.nothing(processes));
         if (atEnd) this.lines.scrollTop = this.lines.scrollHeight;

@@ -168,6 +168,10 @@ export class Metrics {
             title,
             unit: of,
             note: "Choose a metric that this run has.",
+            absent:
+                by === "epoch"
+                    ? "No step has this: an evaluation belongs to a policy version. Choose another x axis."
+                    : undefined,
             height,
             group: this.group,
             under: by === "step" ? boundaries(() => this.state.epochs) : undefined,

@@ -90,7 +90,7 @@ export const HEALTH = [
         title: "Mismatch KL",
         unit: "nats/token",
         zero: true,
-        series: [["engine to trainer", "mismatch_kl/mean", "--c4"]],
+        series: [["KL", "mismatch_kl/mean", "--c4"]],
     },
     { title: "Entropy", unit: "nats/token", series: [["entropy", "actor/entropy", "--c1"]] },
     { title: "KL to the reference", unit: "nats/token", series: [["KL", "actor/kl", "--c2"]] },

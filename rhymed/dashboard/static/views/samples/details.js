@@ -2,8 +2,10 @@
 
 import { Chart } from "../../charts/chart.js";
 import { h } from "../../lib/dom.js";
-import { EVALUATION } from "../../lib/format.js";
+import { EVALUATION, whole } from "../../lib/format.js";
 import { responseText } from "../../lib/pieces.js";
+
+const LONGEST = 5_000; // characters of a column
 
 export function promptText(text) {
     if (text == null) return h("p", { class: "muted" }, "The prompt's row is not in the store.");
@@ -44,15 +46,16 @@ export function rowColumns({ row, answer }) {
 }
 
 function written(value) {
-    return typeof value === "string" ? value : JSON.stringify(value, null, 1);
+    const text = typeof value === "string" ? value : JSON.stringify(value, null, 1);
+    return text.length > LONGEST ? `${text.slice(0, LONGEST)}… (${whole(text.length)} characters)` : text;
 }
 
-/** Charts of the mean reward and length over the prompt's epochs; for a held-out prompt, over policy versions. */
+/** Charts of the mean reward and length over the prompt's epochs; for a held-out prompt, over policy versions. To be closed. */
 export function learningCurve({ epochs }) {
     const trained = epochs.filter(({ step }) => step >= 0 && step < EVALUATION);
     const evaluated = epochs.filter(({ step }) => step >= EVALUATION);
     const shown = trained.length ? trained : evaluated;
-    if (shown.length < 2) return null;
+    if (shown.length < 2) return [];
     const xs = shown.map(({ epoch, step }) => (trained.length ? epoch + 1 : step - EVALUATION));
     const at = (x) => (trained.length ? `epoch ${x}` : `version ${x}`);
     const known = (key) =>
@@ -68,12 +71,10 @@ export function learningCurve({ epochs }) {
             absent: "No response has one yet.",
         });
         made.show(xs, curves);
-        return made.element;
+        return made;
     };
     const [rewards, lengths] = [known("reward"), known("length")];
-    return h(
-        "div",
-        { class: "learning" },
+    return [
         chart(`Reward ${over}`, "", [
             curve("mean", rewards.map(mean), "--c1", { width: 2.5, points: true }),
             curve("best", rewards.map(extreme(Math.max)), "--c3", { dash: [6, 4], width: 1 }),
@@ -82,7 +83,7 @@ export function learningCurve({ epochs }) {
         chart(`Length ${over}`, "tokens", [
             curve("mean", lengths.map(mean), "--c1", { width: 2.5, points: true }),
         ]),
-    );
+    ];
 }
 
 function curve(label, values, colour, more) {

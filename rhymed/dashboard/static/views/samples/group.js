@@ -66,6 +66,9 @@ export class Group {
     /** If the focused element goes, the new title gets the focus, for keyboards and screen readers. */
     put(content) {
         const had = this.element.contains(document.activeElement);
+        for (const chart of this.drawn ?? []) chart.close();
+        this.drawn = this.charts ?? [];
+        this.charts = null;
         fill(this.element, content);
         const title = this.element.querySelector("h2");
         if (had && title) set(title, { tabindex: "-1" }).focus({ preventScroll: true });
@@ -85,6 +88,7 @@ export class Group {
     groupView() {
         const { id, epochs } = this.prompt;
         const columns = this.columns();
+        this.charts = learningCurve(this.prompt);
         const indices = [
             ...new Set(epochs.flatMap((epoch) => epoch.samples.map((sample) => sample.index))),
         ].sort((a, b) => a - b);
@@ -109,7 +113,12 @@ export class Group {
             ),
             promptText(this.prompt.text),
             rowColumns(this.prompt),
-            learningCurve(this.prompt),
+            this.charts.length > 0 &&
+                h(
+                    "div",
+                    { class: "learning" },
+                    this.charts.map((chart) => chart.element),
+                ),
             this.prompt.missing &&
                 h("p", { class: "note" }, `No text here: ${this.prompt.missing}.`.replace(/\.+$/, ".")),
             epochs.length > 1 && this.chips(),

@@ -3,7 +3,15 @@
 
 import { copyable } from "../../lib/copy.js";
 import { h } from "../../lib/dom.js";
-import { EVALUATION, epochName as epochText, number, plural, stepName, whole } from "../../lib/format.js";
+import {
+    EVALUATION,
+    epochName as epochText,
+    number,
+    plural,
+    sampleId,
+    stepName,
+    whole,
+} from "../../lib/format.js";
 import { draftedSentence, responseText } from "../../lib/pieces.js";
 
 /** `content`: {pieces, note} to be shown instead of the accepted drafts. */
@@ -35,8 +43,8 @@ export function fullResponse(sample, prompt, run, content = null) {
             "p",
             { class: "sample-id" },
             copyable(
-                sample.id,
-                `rhymed logs ${run} --sample=${sample.id} shows its history; ids count steps and responses from 0`,
+                sampleId(sample.id),
+                `rhymed logs ${run} --sample=${sampleId(sample.id)} shows its history; ids count steps and responses from 0`,
             ),
         ),
         h("p", { class: "drafting" }, content?.note ?? draftedSentence(sample)),
