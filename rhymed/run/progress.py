@@ -21,7 +21,7 @@ LATE_S = 5.0  # a record may be written this much later than one with a later ti
 
 class Times(NamedTuple):
     elapsed_s: float  # without the pauses of a run that was resumed
-    eta_s: float | None  # until the last step is trained; None: not known, or nothing is left
+    eta_s: float | None  # until the last step is trained; None: not known, overdue, or nothing is left
 
     @property
     def phrase(self) -> str:
@@ -83,7 +83,8 @@ class Progress:
         if self._is_over or not between or (left := steps - marks[-1][1]) <= 0:
             return None
         step_s = fmean(between[-RECENT:])
-        return left * step_s - min(step_s, max(0.0, now - marks[-1][0]))
+        rest = left * step_s - min(step_s, max(0.0, now - marks[-1][0]))
+        return rest if rest > 0 else None  # the last step takes longer than expected
 
 
 def _rounded(seconds: float) -> float:

@@ -43,6 +43,8 @@ def test_the_forecast_counts_down_and_waits_for_a_step_that_takes_longer() -> No
     made = progress(spans(1000, 1100), [event(1000, "begun", 0), *trained(1050, 1060)])
     assert made.times(4, 1064.0).eta_s == 16.0
     assert made.times(4, 1070.0).eta_s == made.times(4, 1100.0).eta_s == 10.0
+    assert made.times(3, 1069.0).eta_s == 1.0
+    assert made.times(3, 1071.0).eta_s is None  # the last step is overdue: nothing is known of its end
     made.add(Timeline([], trained(1120, first=2)))
     assert made.times(4, 1120.0).eta_s == 35.0  # the mean of 10 and 60
 
