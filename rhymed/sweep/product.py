@@ -1,7 +1,7 @@
 """Which runs a sweep has: `-o key=a,b` and `-o other=c,d` are four. Pure.
 
 A comma separates values unless it is in brackets, braces or quotes, so a list is written as TOML writes it:
-`trainer.betas=[0.9,0.95],[0.9,0.99]` are two lists, and `'data.prompt="a, b"'` is one text.
+`trainer.betas=[0.9,0.95],[0.9,0.99]` are two lists, and `data.system="a, b"` is one text.
 """
 
 from __future__ import annotations

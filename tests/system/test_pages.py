@@ -6,6 +6,7 @@ page's.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import re
 import shlex
@@ -21,6 +22,7 @@ import pytest
 from rhymed.cli import parser
 from rhymed.config import Config
 from rhymed.config.load import load_config
+from rhymed.sweep.product import axes_of, combinations
 from scripts.docs import cli
 from tests.system import commands as helper
 from tests.system.commands import DEADLINE_S, NO_MODEL, ROOT, SMALL, beside, do, environment, until
@@ -56,6 +58,15 @@ def rhymed_arguments(line: str) -> list[str] | None:
     return words[1:] if words and words[0] == "rhymed" else None
 
 
+def changes_of(chosen: argparse.Namespace) -> list[list[str]]:
+    """Settings that the command changes; those of a sweep, for each of its runs."""
+    changes = [change for change in getattr(chosen, "override", None) or [] if "keys" not in change]
+    if chosen.command != "sweep":
+        return [changes]
+    axes, fixed = axes_of(changes)
+    return [[*fixed, *(f"{key}={value}" for key, value in own.items())] for own in combinations(axes)]
+
+
 # Every page: its commands and settings are valid
 
 
@@ -71,8 +82,8 @@ def test_every_rhymed_command_of_every_page_is_one(monkeypatch: pytest.MonkeyPat
                     chosen = top.parse_args(words)
                 except SystemExit:
                     pytest.fail(f"{page.name}: {line}")
-                changes = [change for change in getattr(chosen, "override", None) or [] if "keys" not in change]
-                load_config(ROOT / "configs/quickstart.toml", changes, {})
+                for changes in changes_of(chosen):
+                    load_config(ROOT / "configs/quickstart.toml", changes, {})
                 parsed += 1
     assert parsed > 60
 

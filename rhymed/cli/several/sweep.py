@@ -113,7 +113,8 @@ def _places(wanted: int, jobs: list[Job]) -> Places:
 def _end(sweep: Sweep, interrupted: bool) -> str:
     if interrupted:
         return "interrupted: the same command continues where the runs are"
-    return f"curves, settings and samples side by side: rhymed view {sweep.folder}"
+    better = "whether one run is better than another: rhymed history compare RUN OTHER"
+    return f"{better}\ncurves, settings and samples side by side: rhymed view {sweep.folder}"
 
 
 @contextlib.contextmanager
