@@ -95,6 +95,24 @@ def truncated(text: str, length: int) -> str:
     return text if len(text) <= length else text[: length - 3] + "..."
 
 
+def toml_value(value: Any) -> str:
+    """A plain value as TOML has it, tables inline. Raises `TypeError` for None, which TOML does not have."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(toml_value(each) for each in value)}]"
+    if isinstance(value, dict):
+        return f"{{ {', '.join(f'{key} = {toml_value(each)}' for key, each in value.items())} }}"
+    if not isinstance(value, str):
+        raise TypeError(f"TOML has no value for {value!r}")
+    if "\\" in value and "'" not in value and value.isprintable():
+        return f"'{value}'"  # patterns stay readable
+    escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+    return '"' + "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in escaped) + '"'
+
+
 def visible(text: str) -> str:
     """Without characters that steer a terminal: a response may hold any character."""
     return "".join(c if c.isprintable() or c == "\n" else " " if c == "\t" else "\ufffd" for c in text)

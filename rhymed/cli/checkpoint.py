@@ -1,4 +1,4 @@
-"""`rhymed checkpoint`: lists and verifies the checkpoints of a run, and exports one as a model."""
+"""`rhymed checkpoint`: lists and verifies the checkpoints of a run, exports one as a model, or writes it to a hub."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ def add(commands: Any) -> None:
         "rhymed checkpoint list",
         "rhymed checkpoint export runs/quickstart my-model",
         "rhymed checkpoint export runs/lora my-model --merged",
+        "rhymed checkpoint push runs/quickstart me/my-model --private",
     )
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     listing = make_parser(verbs, "list", "every checkpoint, and whether it is intact", handle_list)
@@ -26,9 +27,22 @@ def add(commands: Any) -> None:
     )
     export.add_argument("run", type=Path, metavar="RUN", help="the run's folder")
     export.add_argument("target", type=Path, metavar="FOLDER", help="new folder; must not exist")
-    export.add_argument("--step", type=int, help="default: the newest intact one")
-    export.add_argument("--merged", action="store_true", help="LoRA: the whole model, with the adapter merged in")
-    export.add_argument(
+    _add_form(export)
+    push = make_parser(verbs, "push", "write one to a Hugging Face hub, with a model card", handle_push)
+    push.add_argument("run", type=Path, metavar="RUN", help="the run's folder")
+    push.add_argument("name", metavar="USER/NAME", help="repository; HF_ENDPOINT: of another hub")
+    push.add_argument("--revision", default="", metavar="BRANCH", help="default: main")
+    push.add_argument("--private", action="store_true", help="only you can read it")
+    push.add_argument("--update", action="store_true", help="write into a repository that exists")
+    push.add_argument("--dry-run", action="store_true", help="only print the model card")
+    _add_form(push)
+
+
+def _add_form(parser: argparse.ArgumentParser) -> None:
+    """Which checkpoint, and as what."""
+    parser.add_argument("--step", type=int, help="default: the newest intact one")
+    parser.add_argument("--merged", action="store_true", help="LoRA: the whole model, with the adapter merged in")
+    parser.add_argument(
         "--dtype", choices=["float32", "bfloat16", "float16"], help="default: bfloat16; of an adapter, float32"
     )
 
@@ -68,6 +82,30 @@ def handle_export(arguments: argparse.Namespace) -> int:
     export(checkpoint, arguments.target, dtype, base)
     kind = ", a LoRA adapter (--merged: the whole model)" if adapter else ""
     print(f"{arguments.target}: {checkpoint.step} steps trained, {dtype}{kind}")
+    return 0
+
+
+def handle_push(arguments: argparse.Namespace) -> int:
+    from rhymed.publish.card import card
+    from rhymed.publish.publish import publish, subject
+    from rhymed.publish.push import Target
+    from rhymed_workers.lora.saved import is_adapter
+    from rhymed_workers.trainer.export import DType, chosen, export
+
+    run: Path = arguments.run
+    checkpoint = chosen(_folder(run), arguments.step)
+    base = _base(run) if arguments.merged else None
+    adapter = base is None and is_adapter(checkpoint.folder)
+    dtype: DType = arguments.dtype or ("float32" if adapter else "bfloat16")
+    about = subject(run, arguments.name, checkpoint, dtype, adapter=adapter)
+    if arguments.dry_run:
+        print(card(about), end="")
+        return 0
+    target = Target(arguments.name, arguments.revision, arguments.private, arguments.update)
+    commit = publish(about, target, run, lambda folder: export(checkpoint, folder, dtype, base))
+    print(f"{target.page}: {checkpoint.step} steps trained, {dtype}")
+    print(f"commit {commit}")
+    print("set a licence in README.md there: that of the base model and of the rows decides")
     return 0
 
 

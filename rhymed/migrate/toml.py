@@ -9,6 +9,7 @@ from typing import Any
 from rhymed.config import Config
 from rhymed.migrate.entries import UNSET, VERDICTS
 from rhymed.migrate.migration import Migration
+from rhymed.text import toml_value
 
 WIDTH = 110
 
@@ -37,13 +38,13 @@ def _section(section: str, puts: dict[str, tuple[Any, str]]) -> Iterator[str]:
     for key, (rows, comment) in lists.items():
         for number, row in enumerate(rows):
             yield from ("", f"[[{key}]]" + (f" # {comment}" if comment and not number else ""))
-            yield from (f"{name} = {toml(value)}" for name, value in row.items())
+            yield from (f"{name} = {toml_value(value)}" for name, value in row.items())
 
 
 def _table(name: str, entries: list[tuple[str, Any, str]]) -> Iterator[str]:
     yield from ("", f"[{name}]")
     for key, value, comment in sorted(entries, key=lambda entry: _place(name, entry[0])):
-        line = f"# {key} =" if value is UNSET else f"{key} = {toml(value)}"
+        line = f"# {key} =" if value is UNSET else f"{key} = {toml_value(value)}"
         if comment and len(line) + len(comment) + 3 > WIDTH:
             yield from textwrap.wrap(comment, WIDTH, initial_indent="# ", subsequent_indent="# ")
             yield line
@@ -73,23 +74,3 @@ def _without(migration: Migration) -> Iterator[str]:
                 break_on_hyphens=False,
                 break_long_words=False,
             )
-
-
-def toml(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int | float):
-        return repr(value)
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(toml(each) for each in value)}]"
-    if isinstance(value, dict):
-        return f"{{ {', '.join(f'{key} = {toml(each)}' for key, each in value.items())} }}"
-    return _text(str(value))
-
-
-def _text(value: str) -> str:
-    """A literal string where TOML can have one: patterns stay readable."""
-    if "\\" in value and "'" not in value and value.isprintable():
-        return f"'{value}'"
-    escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\t", "\\t")
-    return f'"{escaped}"'

@@ -1,0 +1,46 @@
+"""From a run's folder to a repository: the export, its card, and the commit."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import rhymed
+from rhymed.config.load import load_run
+from rhymed.publish.card import Subject, card
+from rhymed.publish.push import Target, check, push
+from rhymed.run import provenance
+from rhymed.run.checkpoint import Checkpoint
+from rhymed.run.folder import layout_of_folder, read_evaluations, read_metrics
+
+CARD = "README.md"
+
+
+def subject(run: Path, name: str, checkpoint: Checkpoint, dtype: str, *, adapter: bool) -> Subject:
+    """What the run's folder records about the checkpoint. Raises `ConfigError`."""
+    layout, config = layout_of_folder(run), load_run(run)
+    starts = provenance.read(run)
+    return Subject(
+        name=name,
+        step=checkpoint.step,
+        dtype=dtype,
+        adapter=adapter,
+        config=config.model_dump(mode="json"),
+        changed=config.model_dump(mode="json", exclude_defaults=True),
+        rows=read_metrics(layout),
+        evaluations=read_evaluations(layout),
+        start=starts[-1] if starts else None,
+        version=rhymed.__version__,
+    )
+
+
+def publish(about: Subject, target: Target, run: Path, export: Callable[[Path], None]) -> str:
+    """Returns the address of the commit. `export` writes the model into a folder that does not exist. The copy is
+    beside the checkpoints, and is removed. Raises `ConfigError`."""
+    check(target)
+    with tempfile.TemporaryDirectory(prefix=".push-", dir=run) as place:
+        folder = Path(place) / "model"
+        export(folder)
+        (folder / CARD).write_text(card(about))
+        return push(target, folder, f"{about.step} steps of {about.config['trainer']['algorithm']} with rhymed")
