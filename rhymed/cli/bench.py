@@ -32,6 +32,7 @@ BENCHMARKS = {
     ),
     "gpu": Benchmark("rhymed.bench.gpu.gpu", ("parts", "dry", "device", "model", "out")),
     "learn": Benchmark("rhymed.bench.learn.learn", ("config", "algorithms", "seeds", "out")),
+    "peers": Benchmark("rhymed.bench.peers.run", ("task", "rounds", "steps", "out")),
     "pipe": Benchmark("rhymed.bench.schedule", ("trace", "cost", "out", "keep")),
 }
 
@@ -53,7 +54,8 @@ def add(commands: Any) -> None:
         "--out",
         type=Path,
         metavar="PATH",
-        help="model, pipe, learn, gpu: a folder (gpu continues it); spec, hosts: a JSON file (hosts continues it)",
+        help="model, pipe, learn, gpu: a folder (gpu continues it); spec, hosts, peers: a JSON file (hosts and peers"
+        " continue it)",
     )
     parser.add_argument(
         "--trace", type=Path, metavar="FILE", help="index, pipe: recorded responses (default: synthetic ones)"
@@ -68,14 +70,7 @@ def add(commands: Any) -> None:
     for name, kind in {"methods": str, "batches": int, "temperatures": float, "epochs": int, "tokens": int}.items():
         users = {"methods": "spec, train", "tokens": "train"}.get(name, "spec")
         parser.add_argument(f"--{name}", type=_list(kind), metavar="A,B", help=f"{users}: only these")
-    parser.add_argument(
-        "--config", type=Path, metavar="FILE", help="learn: the task (default: configs/quickstart.toml)"
-    )
-    parser.add_argument("--algorithms", type=_list(str), metavar="A,B", help="learn: only these")
-    parser.add_argument("--seeds", type=int, metavar="N", help="learn: runs of each algorithm")
-    parser.add_argument(
-        "--rounds", type=int, metavar="N", help="spec: measurements of each method; hosts: of each cell"
-    )
+    _add_runs(parser)
     parser.add_argument("--hosts", type=_list(int), metavar="A,B", help="hosts: only so many")
     parser.add_argument("--sizes", type=_list(float), metavar="A,B", help="hosts: gigabytes of weights")
     parser.add_argument(
@@ -88,6 +83,23 @@ def add(commands: Any) -> None:
     parser.add_argument("--cost", type=Path, metavar="FILE", help="pipe: JSON [[samples, seconds per step], ...]")
     parser.add_argument("--keep", type=float, metavar="P", help="pipe: probability that a run-ahead token is kept")
     parser.add_argument("--json", action="store_true", help="print the result as one JSON object on standard output")
+
+
+def _add_runs(parser: argparse.ArgumentParser) -> None:
+    """Of benchmarks that train, and of those that repeat."""
+    parser.add_argument(
+        "--config", type=Path, metavar="FILE", help="learn: the task (default: configs/quickstart.toml)"
+    )
+    parser.add_argument("--algorithms", type=_list(str), metavar="A,B", help="learn: only these")
+    parser.add_argument("--seeds", type=int, metavar="N", help="learn: runs of each algorithm")
+    parser.add_argument(
+        "--rounds",
+        type=int,
+        metavar="N",
+        help="spec: measurements of each method; hosts: of each cell; peers: of each side",
+    )
+    parser.add_argument("--task", metavar="NAME", help="peers: quickstart (default) or long")
+    parser.add_argument("--steps", type=int, metavar="N", help="peers: training steps of each run")
 
 
 def handle(arguments: argparse.Namespace) -> int:

@@ -6,7 +6,6 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-import rhymed
 from rhymed.config.load import load_run
 from rhymed.publish.card import Subject, card
 from rhymed.publish.push import Target, check, push
@@ -31,7 +30,7 @@ def subject(run: Path, name: str, checkpoint: Checkpoint, dtype: str, *, adapter
         rows=read_metrics(layout),
         evaluations=read_evaluations(layout),
         start=starts[-1] if starts else None,
-        version=rhymed.__version__,
+        version=provenance.versions().get("rhymed", ""),
     )
 
 
