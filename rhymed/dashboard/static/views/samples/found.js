@@ -18,7 +18,7 @@ export class Found {
         this.more = h(
             "button",
             { type: "button", hidden: true, onclick: () => this.go(this.count + ENOUGH) },
-            "Search on",
+            "Search more",
         );
         this.element = h("div", { class: "found-box", hidden: true }, this.status, this.list, this.more);
     }
