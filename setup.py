@@ -1,4 +1,4 @@
-"""The README as a package index shows it. Everything else about the package is in pyproject.toml.
+"""The packages of the distribution, and the README as a package index shows it. All else is in pyproject.toml.
 
 An index has no files of the repository: there, a link to one becomes its path behind the words, and pictures are left
 out. Links to the web stay.
@@ -9,9 +9,20 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from setuptools import setup
+from setuptools import find_packages, setup
 
 LINK = re.compile(r"(?P<picture>!?)\[(?P<words>[^\]]*)\]\((?!https?:|#)(?P<target>[^)\s]+)\)")
+
+
+PLACES = (".", "broker", "store", "workers")  # each holds one top package
+FILES = ("rhymed.shipped.configs", "rhymed.shipped.examples", "rhymed.shipped.requirements")
+
+
+def packages() -> list[str]:
+    """All that is imported, and the folders of files that are installed next to it."""
+    root = Path(__file__).parent
+    found = [name for place in PLACES for name in find_packages(str(root / place), include=["rhymed*"])]
+    return [*found, *FILES]
 
 
 def index_readme(text: str) -> str:
@@ -27,4 +38,4 @@ def index_readme(text: str) -> str:
 
 if __name__ == "__main__":
     readme = Path(__file__).with_name("README.md").read_text(encoding="utf-8")
-    setup(long_description=index_readme(readme), long_description_content_type="text/markdown")
+    setup(packages=packages(), long_description=index_readme(readme), long_description_content_type="text/markdown")

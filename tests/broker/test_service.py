@@ -72,6 +72,14 @@ class Lucky(Reward):
         return messages.Score(id=id, reward=float((int(id.prompt, 16) * (id.step + 1) >> id.index) % 2))
 
 
+async def journal_of(store: StoreClient, steps: int) -> list[messages.Drawn]:
+    """What was drawn, once the last step is recorded: the trainer learns of the end before that is durable."""
+    async with asyncio.timeout(60):
+        while len(drawn := (await store.read_journal(0, recent=99)).drawn) < steps:
+            await asyncio.sleep(0.02)
+    return drawn
+
+
 async def test_a_killed_broker_samples_prompts_by_their_success_as_a_calm_one_does(
     config: Config, tmp_path: Path
 ) -> None:
@@ -99,7 +107,7 @@ async def test_a_killed_broker_samples_prompts_by_their_success_as_a_calm_one_do
                 with broker_process(run):
                     await asyncio.wait_for(trainer.over.wait(), 60)
             trained.append({step.step: step.samples for step in trainer.steps})
-            drawn = (await cluster.store.read_journal(0, recent=99)).drawn
+            drawn = await journal_of(cluster.store, 12)
             assert [one.step for one in drawn] == list(range(12))
             assert all(len(one.rates) == 2 for one in drawn)
     assert trained[0] == trained[1]
