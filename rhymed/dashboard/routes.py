@@ -114,7 +114,7 @@ class App:
 
     async def _responses(self, request: web.Request) -> web.Response:
         query, start = request.query.get("query", ""), integer(request.query, "from", 0, 0)
-        return await self._answer(request, lambda source: source.found(query, start))
+        return await self._answer(request, lambda source: source.responses(query, start))
 
     async def _logs(self, request: web.Request) -> web.Response:
         wanted = [

@@ -638,7 +638,7 @@ def test_what_the_server_cannot_tell_is_a_sentence_and_the_rest_is_shown(show):
     page.problems.clear()  # the browser's own words about the refusals
 
 
-def test_what_several_parts_lack_is_said_once(show):
+def test_a_reason_that_several_parts_share_is_shown_once(show):
     reason = "there is no store on this machine"
     page = show(FakeRun("storeless", live=False, refuses=dict.fromkeys(("lengths", "rewards", "store"), reason)))
     page.wait("document.getElementById('notice').textContent", reason)

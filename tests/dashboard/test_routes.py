@@ -172,7 +172,7 @@ async def test_one_sample_token_by_token(run: Path, serve: Any) -> None:
         assert answer["unknown"] == ""
 
 
-async def test_evaluated_prompts_are_told_from_trained_ones(bare: Path, serve: Any) -> None:
+async def test_held_out_prompts_are_distinguished_from_trained_ones(bare: Path, serve: Any) -> None:
     write_store(bare, [*two_epochs()[:4], (EVAL + 2, PEARS, 0, [40, 41], 1.0)])
     async with serve(bare) as ask:
         _, answer = await ask("/api/prompts?kind=held-out")

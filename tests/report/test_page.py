@@ -132,7 +132,7 @@ def test_every_setting_of_a_dataset_that_was_chosen_has_a_row(run: Path) -> None
     assert ".settings td:first-child { white-space: nowrap" in page.read_text()
 
 
-def test_what_a_run_lacks_is_said_with_what_to_change(run: Path) -> None:
+def test_advice_names_the_fault_and_the_cure(run: Path) -> None:
     metrics(run)
     rows = [
         json.loads(line) | {"reward/flat_groups": 1.0} for line in (run / "metrics.jsonl").read_text().splitlines()

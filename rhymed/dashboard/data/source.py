@@ -173,7 +173,7 @@ class Source:
             "damaged": catalog.columns.damaged,
         }
 
-    def found(self, query: str, start: int = 0) -> dict[str, Any]:
+    def responses(self, query: str, start: int = 0) -> dict[str, Any]:
         """Responses that contain these words."""
         ids = self._stored.catalog().ids
         with self._stored.open() as folder:

@@ -1,5 +1,5 @@
-// A line chart: title, legend with values, drag to zoom, logarithmic scale. Owns curve uPlot each. What is drawn comes as
-// columns; a missing number is null and leaves a gap. Charts of curve group share the cursor and the zoom.
+// A line chart: title, legend with values, drag to zoom, logarithmic scale. Owns one uPlot each. What is drawn comes as
+// columns; a missing number is null and leaves a gap. Charts of one group share the cursor and the zoom.
 
 import uPlot from "../vendor/uplot/uPlot.esm.js";
 import { fill, onFrame, h, setText, set } from "../lib/dom.js";

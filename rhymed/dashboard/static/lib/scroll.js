@@ -1,4 +1,4 @@
-// A hint where a row goes on beyond the edge: its element gets `data-more` (left, right or both), and the style fades there.
+// A hint where a row continues beyond the edge: its element gets `data-more` (left, right or both), and the style fades there.
 
 import { onFrame, set } from "./dom.js";
 
