@@ -62,8 +62,17 @@ class Store(Section):
 class Metrics(Section):
     """Where metrics go in addition to `metrics.jsonl`, TensorBoard and `/metrics`. See docs/watching.md."""
 
-    sinks: list[Literal["wandb", "trackio", "mlflow"]] = Field(
-        [], description="also send metrics to these; each needs its extra, e.g. pip install 'rhymed[wandb]'"
+    sinks: list[Literal["wandb", "trackio", "mlflow", "tensorboard"]] = Field(
+        [],
+        description="also send metrics to these; each needs its extra, e.g. pip install 'rhymed[wandb]'. tensorboard:"
+        " only samples as text, and hparams; its curves need no sink",
+    )
+    samples: int = Field(
+        0,
+        ge=0,
+        le=64,
+        description="rows of a table of samples that sinks get with each step: prompts with their best and worst"
+        " response; 0: none",
     )
     project: str = Field("rhymed", min_length=1, description="project of W&B and trackio, experiment of MLflow")
     entity: str = Field("", description="W&B: user or team; empty: your default")

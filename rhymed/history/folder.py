@@ -48,25 +48,15 @@ class RunFolder:
     @cached_property
     def tokenizer(self) -> Path | None:
         """The file tokenizer.json of the newest checkpoint, else of the model."""
-        if self.config is not None and self.config.rollout.engine == "trace":
-            self.missing = "the trace engine has no tokenizer"
-            return None
-        kept = sorted(self.folder.glob("checkpoints/*/tokenizer.json"), key=lambda file: file.stat().st_mtime)
-        if kept:
-            return kept[-1]
         if self.config is None:
-            self.missing = f"{self.folder} has no config.json that this release reads, so its model is unknown"
-            return None
-        return self._of_model(self.config)
-
-    def _of_model(self, config: Config) -> Path | None:
-        file = Path(config.model.path).expanduser() / "tokenizer.json"
-        if file.is_file():  # decoding needs nothing else of the model
-            return file
-        from rhymed.inputs.models import resolve_model
+            kept = sorted(self.folder.glob("checkpoints/*/tokenizer.json"), key=lambda file: file.stat().st_mtime)
+            if not kept:
+                self.missing = f"{self.folder} has no config.json that this release reads, so its model is unknown"
+            return kept[-1] if kept else None
+        from rhymed.inputs.models import tokenizer_of_run
 
         try:
-            return resolve_model(config) / "tokenizer.json"
+            return tokenizer_of_run(self.folder, self.config)
         except (RhymedError, OSError) as error:
             self.missing = str(error)
             return None

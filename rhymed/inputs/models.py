@@ -49,6 +49,17 @@ def resolve_model(config: Config) -> Path:
     return folder
 
 
+def tokenizer_of_run(folder: Path, config: Config) -> Path:
+    """The tokenizer.json of the newest checkpoint, else of the model. Raises `ConfigError` if there is none."""
+    if config.rollout.engine == "trace":
+        raise ConfigError("the trace engine has no tokenizer")
+    kept = sorted(folder.glob("checkpoints/*/tokenizer.json"), key=lambda file: file.stat().st_mtime)
+    own = Path(config.model.path).expanduser() / "tokenizer.json"  # decoding needs nothing else of the model
+    if kept or own.is_file():
+        return kept[-1] if kept else own
+    return resolve_model(config) / "tokenizer.json"
+
+
 def resolve_second(config: Config, key: str, name: str, revision: str = "") -> tuple[Path, Vocabulary, Vocabulary]:
     """A second model, which reads the policy's tokens: its folder, the policy's vocabulary, and its own.
 

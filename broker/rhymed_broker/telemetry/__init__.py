@@ -1,4 +1,5 @@
-"""Exports to third-party systems: metrics to W&B, trackio and MLflow, one file each, and traces over OTLP.
+"""Exports to third-party systems: metrics to W&B, trackio and MLflow, text and hparams to TensorBoard, one file each,
+and traces over OTLP.
 
 Invariants: a run never waits for a sink, nor fails with it. Each sink is a process that follows `metrics.jsonl` and
 stores its position: what it cannot send now it sends later, even after it or the run was killed. Names are those of
@@ -7,8 +8,8 @@ docs/metrics.md. This module is light: a sink's package is imported in the sink'
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -45,23 +46,43 @@ class MetricsRow:
     metrics: Mapping[str, float]  # finite numbers only
 
 
+@dataclass(frozen=True)
+class SampleRow:
+    """A row of a step's table of samples."""
+
+    prompt: str
+    response: str
+    reward: float | None  # None: not scored
+    tokens: int  # of the response
+    sample: str  # its id, as `rhymed history` shows it
+
+
+def columns(rows: Sequence[SampleRow]) -> dict[str, list[Any]]:
+    """Name -> values, in the order of the table."""
+    return {field.name: [getattr(row, field.name) for row in rows] for field in fields(SampleRow)}
+
+
 class Sink(Protocol):
     """May block and raise. Rows and steps may repeat: the last one counts."""
 
     def write(self, row: MetricsRow) -> None: ...
 
+    def samples(self, step: int, rows: Sequence[SampleRow]) -> None:
+        """The step's table, after its row of metrics; at least one row."""
+
     def close(self, *, finished: bool) -> None:
         """`finished`: the run is over; otherwise it was stopped and may be resumed."""
 
 
-PACKAGES = {"wandb": "wandb", "trackio": "trackio", "mlflow": "mlflow"}
-"""Name in `metrics.sinks` -> package. The module here and the extra have the sink's name."""
+PACKAGES = {"wandb": "wandb", "trackio": "trackio", "mlflow": "mlflow", "tensorboard": "tensorboard"}
+EXTRAS = {"tensorboard": "plots"}
+"""Name in `metrics.sinks` -> package, and its extra where that has another name. The module has the sink's name."""
 
 
 def open_sink(name: str, run: RunDescription) -> Sink:
     """Imports the sink's package. Raises `ConfigError` if it is missing."""
     if not _installed(PACKAGES[name]):
-        raise ConfigError(f"{PACKAGES[name]} is not installed: pip install 'rhymed[{name}]'")
+        raise ConfigError(f"{PACKAGES[name]} is not installed: pip install 'rhymed[{EXTRAS.get(name, name)}]'")
     sink: Sink = import_module(f"rhymed_broker.telemetry.{name}").open_sink(run)
     return sink
 
@@ -69,7 +90,7 @@ def open_sink(name: str, run: RunDescription) -> Sink:
 def missing_packages(metrics: Metrics) -> list[str]:
     """A sentence for each package that `[metrics]` needs and that is not installed."""
     wanted: list[tuple[str, str, str]] = [
-        (f"metrics.sinks has {name!r}", name, PACKAGES[name]) for name in metrics.sinks
+        (f"metrics.sinks has {name!r}", EXTRAS.get(name, name), PACKAGES[name]) for name in metrics.sinks
     ]
     if metrics.traces:
         wanted.append(("metrics.traces is set", "otel", "opentelemetry.exporter.otlp.proto.http"))

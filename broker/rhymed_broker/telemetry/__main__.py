@@ -18,10 +18,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
-from rhymed.errors import ConfigError
+from rhymed.errors import ConfigError, RhymedError
 from rhymed.run.redact import without_passwords
-from rhymed_broker.telemetry import PACKAGES, RunDescription, open_sink
+from rhymed_broker.telemetry import PACKAGES, MetricsRow, RunDescription, open_sink
 from rhymed_broker.telemetry.follow import Bookmark, rows
+from rhymed_broker.telemetry.tables import TRAINED, SampleTables
 
 POLL_S = 0.5
 NICENESS = 10
@@ -65,6 +66,7 @@ class Sender:
         self._file = folder / "metrics.jsonl"
         with self._limited():
             self._bookmark = Bookmark(folder / "sinks", name)
+            self._tables = SampleTables(folder, config)
             run = RunDescription(name_of_run, self._bookmark.id, without_passwords(config), config["metrics"], folder)
             self._sink = open_sink(name, run)
 
@@ -89,8 +91,21 @@ class Sender:
             if row is not None and row.metrics:
                 with self._limited():
                     self._sink.write(row)
+                    self._send_samples(row)
             self._bookmark.put(offset)
         return count
+
+    def _send_samples(self, row: MetricsRow) -> None:
+        """Without them if they cannot be read: metrics are more than their samples."""
+        if not self._tables.wanted or TRAINED not in row.metrics:
+            return
+        try:
+            table = self._tables.of_step(row.step)
+        except (RhymedError, OSError) as error:
+            print(f"no table of samples for step {row.step + 1}: {error}", file=sys.stderr)
+            return
+        if table:
+            self._sink.samples(row.step, table)
 
     @contextmanager
     def _limited(self) -> Iterator[None]:

@@ -10,9 +10,10 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Sequence
 from typing import Any
 
-from rhymed_broker.telemetry import MetricsRow, RunDescription
+from rhymed_broker.telemetry import MetricsRow, RunDescription, SampleRow, columns
 
 TAG = "rhymed.id"
 PARAMETER_CHARACTERS = 500  # limit of the oldest servers
@@ -50,6 +51,10 @@ class Mlflow:
         at = int(1000 * row.time)
         metrics = [self._metric(metric_name(name), value, at, row.step) for name, value in row.metrics.items()]
         self._client.log_batch(self._id, metrics=metrics)
+
+    def samples(self, step: int, rows: Sequence[SampleRow]) -> None:
+        """A file per step: one file for all would be sent again with every step."""
+        self._client.log_table(self._id, columns(rows), artifact_file=f"samples/step-{step:06d}.json")
 
     def close(self, *, finished: bool) -> None:
         self._client.set_terminated(self._id, "FINISHED" if finished else "KILLED")

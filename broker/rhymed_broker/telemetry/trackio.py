@@ -6,9 +6,10 @@ which are stored in TRACKIO_DIR.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from rhymed_broker.telemetry import MetricsRow, RunDescription
+from rhymed_broker.telemetry import MetricsRow, RunDescription, SampleRow, columns
 
 
 class Trackio:
@@ -27,6 +28,12 @@ class Trackio:
 
     def write(self, row: MetricsRow) -> None:
         self._run.log(dict(row.metrics), step=row.step)
+
+    def samples(self, step: int, rows: Sequence[SampleRow]) -> None:
+        import pandas
+        import trackio
+
+        self._run.log({"samples": trackio.Table(dataframe=pandas.DataFrame(columns(rows)))}, step=step)
 
     def close(self, *, finished: bool) -> None:
         self._run.finish()

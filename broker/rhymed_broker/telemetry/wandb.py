@@ -7,9 +7,10 @@ or WANDB_API_KEY; without a network, `metrics.offline` writes files to the run's
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from rhymed_broker.telemetry import MetricsRow, RunDescription
+from rhymed_broker.telemetry import MetricsRow, RunDescription, SampleRow, columns
 
 
 class Wandb:
@@ -34,6 +35,13 @@ class Wandb:
 
     def write(self, row: MetricsRow) -> None:
         self._run.log({"step": row.step, **row.metrics})
+
+    def samples(self, step: int, rows: Sequence[SampleRow]) -> None:
+        import wandb
+
+        table = columns(rows)
+        data = [list(values) for values in zip(*table.values(), strict=True)]
+        self._run.log({"step": step, "samples": wandb.Table(columns=list(table), data=data)})
 
     def close(self, *, finished: bool) -> None:
         self._run.finish(exit_code=0 if finished else 1)

@@ -227,7 +227,7 @@ ENTRIES = (
     ),
     flag("push_to_hub", "different", "after the run: rhymed checkpoint push RUN user/name"),
     flag("resume_from_checkpoint", "different", "rhymed run --resume RUN continues a run"),
-    flag("log_completions", "different", "every response is kept: rhymed view, rhymed history show"),
+    flag("log_completions", "different", "every response is kept; metrics.samples sends some of them to sinks"),
     unless("shuffle_dataset", True, "unsupported", "prompts are shuffled in every epoch, by run.seed"),
     unless("adam_epsilon", 1e-8, "unsupported", "AdamW adds 1e-8"),
     flag("cast_lm_head_to_fp32", "unsupported", "the output head computes in model.train_dtype"),

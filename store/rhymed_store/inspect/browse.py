@@ -66,6 +66,21 @@ class Browse(Reads):
                     there = cursor.next()
         return found
 
+    def prompts_of_step(self, step: int, most: int) -> list[str]:
+        """The first prompts, by their ids, that have samples of this step. A look-up per prompt of the store."""
+        found: list[str] = []
+        with self._database.read() as txn, txn.cursor(self._tables["samples"]) as cursor:
+            there = cursor.first()
+            while there and len(found) < most:
+                prompt = bytes(cursor.key()[:8])
+                start = records.sample_key(SampleId(step=step, prompt=prompt.hex(), index=0))
+                if cursor.set_range(start) and cursor.key()[:12] == start[:12]:
+                    found.append(prompt.hex())
+                there = cursor.set_range(prompt + LAST)
+                if there and cursor.key()[:8] == prompt:  # a sample with the last possible key
+                    there = cursor.next()
+        return found
+
     def columns(self) -> SampleColumns:
         """The headers of all samples."""
         return read_columns(self._database)

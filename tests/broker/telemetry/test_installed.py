@@ -19,9 +19,12 @@ import pytest
 from rhymed.config import Config
 from rhymed.run.layout import layout_of
 from rhymed.run.metrics import MetricsLog
+from tests.history.folders import two_epochs, write_store, write_tokenizer
 
 PARTS = ({0: 0.1, 1: 0.2}, {1: 0.25, 2: 0.3})
 NEWEST = {0: 0.1, 1: 0.25, 2: 0.3}
+COLUMNS = ["prompt", "response", "reward", "tokens", "sample"]
+PROMPTS = {"how many apples are there?", "how many pears are there?"}
 BLOCK = 32768  # bytes, of LevelDB's logs
 
 
@@ -30,12 +33,14 @@ def send(tmp_path: Path, sink: str, **settings: object) -> Config:
     config = Config.model_validate(
         {
             "run": {"name": "test", "folder": str(tmp_path / "runs")},
-            "metrics": {"sinks": [sink], "project": "songs", **settings},
+            "model": {"path": str(write_tokenizer(tmp_path))},
+            "metrics": {"sinks": [sink], "project": "songs", "samples": 4, **settings},
         }
     )
     where = layout_of(config)
     where.folder.mkdir(parents=True)
     where.config.write_text(config.model_dump_json())
+    write_store(where.folder, two_epochs())
     own = {"HOME": str(tmp_path), "TRACKIO_DIR": str(tmp_path / "trackio"), "MLFLOW_DISABLE_TELEMETRY": "true"}
     for part in PARTS:
         log = MetricsLog(where.metrics)
@@ -78,10 +83,15 @@ def test_weights_and_biases_keeps_one_run_in_files(tmp_path: Path) -> None:
                 runs.append((record.run.run_id, record.run.display_name, record.run.project))
             elif kind == "history":
                 row = {item.key or ".".join(item.nested_key): item.value_json for item in record.history.item}
+                if "reward/mean" not in row:  # that of a table
+                    continue
                 found[int(json.loads(row["step"]))] = json.loads(row["reward/mean"])
             elif kind == "metric":
                 axes.add((record.metric.glob_name or record.metric.name, record.metric.step_metric))
     assert found == NEWEST
+    tables = [json.loads(file.read_text()) for file in where.folder.glob("wandb/*/files/media/table/*.table.json")]
+    assert all(table["columns"] == COLUMNS for table in tables)
+    assert {row[0] for table in tables for row in table["data"]} == PROMPTS
     assert len(set(runs)) == 1
     assert runs[0][1:] == ("test", "songs")
     assert ("*", "step") in axes
@@ -104,6 +114,10 @@ def test_mlflow_keeps_one_run_in_its_database(tmp_path: Path) -> None:
     assert {one.step: one.value for one in sorted(history, key=lambda one: one.timestamp)} == NEWEST
     assert run.data.metrics["val/gsm8k/acc/mean_at_4"] == 1.0
     assert "actor/kl" not in run.data.metrics
+    files = [one.path for one in client.list_artifacts(run.info.run_id, "samples")]
+    assert files == [f"samples/step-{step:06d}.json" for step in NEWEST]
+    table = json.loads(Path(client.download_artifacts(run.info.run_id, files[0], str(tmp_path))).read_text())
+    assert table["columns"] == COLUMNS
 
 
 @pytest.mark.slow
@@ -118,5 +132,9 @@ def test_trackio_keeps_one_run_on_this_machine(tmp_path: Path) -> None:
     database.close()
     assert len({name for name, _, _ in rows}) == 1
     assert rows[0][0].startswith("test-")
-    assert {step: json.loads(metrics)["reward/mean"] for _, step, metrics in rows} == NEWEST
+    logged = [(step, json.loads(metrics)) for _, step, metrics in rows]
+    assert {step: row["reward/mean"] for step, row in logged if "reward/mean" in row} == NEWEST
+    tables = {step: row["samples"] for step, row in logged if "samples" in row}
+    assert set(tables) == set(NEWEST)
+    assert tables[0]["_type"] == "trackio.table"
     assert configs == (1,)
