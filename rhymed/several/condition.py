@@ -17,17 +17,6 @@ Condition: TypeAlias = Literal[
     "running", "paused", "held", "finished", "failed", "interrupted", "stopped", "new", "waiting"
 ]
 ALIVE = ("running", "paused", "held")
-MEANING: dict[Condition, str] = {
-    "running": "its processes are alive",
-    "paused": "alive, and paused by `rhymed steer pause`",
-    "held": "a process has its store open, but no broker answers",
-    "finished": "all steps are trained",
-    "failed": "a process of it failed for good, or the broker refused to continue",
-    "interrupted": "ended by Ctrl-C or a signal; can be resumed",
-    "stopped": "nothing is alive and no end is recorded: its processes were killed; can be resumed",
-    "new": "its folder was made, and no step was started",
-    "waiting": "planned by a sweep, and not started",
-}
 ENDED: dict[int, Condition] = {0: "finished", 130: "interrupted"}
 
 

@@ -1,4 +1,4 @@
-"""The runs of a folder as rows. Living runs' brokers are asked for what files do not say, with a short deadline."""
+"""The runs of a folder as rows. Brokers of living runs are asked for what files lack, with a short deadline."""
 
 from __future__ import annotations
 

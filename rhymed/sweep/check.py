@@ -11,19 +11,19 @@ from rhymed.sweep.plan import Job
 ADDRESSES = ("broker", "store", "weights", "ranks")
 
 
-def check(jobs: Sequence[Job], say: Callable[[str], None]) -> None:
+def check(jobs: Sequence[Job], show: Callable[[str], None]) -> None:
     """Fills in their memory. Raises `ConfigError` with the errors of all of them; a line that several share, once."""
     errors: dict[str, list[str]] = {}
     warnings: dict[str, None] = {}
     for number, job in enumerate(jobs, 1):
-        say(f"check    {number}/{len(jobs)} {job.name}")
+        show(f"check    {number}/{len(jobs)} {job.name}")
         report = quick_check(job.config, resume=job.exists)
         job.memory = report.memory
         warnings |= dict.fromkeys(report.warnings)
         for error in report.errors:
             errors.setdefault(error, []).append(job.name)
     for warning in warnings:
-        say(f"warning  {warning}")
+        show(f"warning  {warning}")
     if errors:
         raise ConfigError("\n".join(f"{_whose(own, jobs)}: {error}" for error, own in errors.items()))
 

@@ -118,7 +118,7 @@ async def _served(folder: Path, address: HttpAddress) -> AsyncIterator[HttpAddre
 
 
 def live_of(folder: Path) -> tuple[LiveRun, Callable[[], None]]:
-    """Who answers for the run while it is alive, and what closes that."""
+    """The source of the run's snapshots while it is alive, and what closes that."""
     from rhymed.dashboard.snapshots import LiveRun, never
 
     client = client_of(folder)

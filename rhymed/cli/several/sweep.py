@@ -40,7 +40,7 @@ def add(commands: Any) -> None:
         help="N runs at once, if they fit into memory and GPUs; without N: as many as fit (default: 1)",
     )
     parser.add_argument("--plain", action="store_true", help="one line per step, no live table")
-    add_override(parser)
+    add_override(parser, "a setting; with several values, e.g. trainer.lr=1e-6,1e-5, a run for each; repeatable")
 
 
 def _count(text: str) -> int:

@@ -27,7 +27,7 @@ MOST_OPEN = 24
 FRESH_S = 2.0
 
 LiveOf = Callable[[Path], tuple[LiveRun, Callable[[], None]]]
-"""A run's folder -> who answers for it while it is alive, and what closes that."""
+"""A run's folder -> the source of its snapshots while it is alive, and what closes that."""
 
 
 @dataclass
