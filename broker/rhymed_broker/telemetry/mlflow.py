@@ -53,8 +53,11 @@ class Mlflow:
         self._client.log_batch(self._id, metrics=metrics)
 
     def samples(self, step: int, rows: Sequence[SampleRow]) -> None:
-        """A file per step: one file for all would be sent again with every step."""
-        self._client.log_table(self._id, columns(rows), artifact_file=f"samples/step-{step:06d}.json")
+        """A file per step, in the layout of MLflow's tables. `log_table` would append to a step that is sent twice,
+        and collects the names of all files in one tag, whose length is limited."""
+        table = columns(rows)
+        data = [list(values) for values in zip(*table.values(), strict=True)]
+        self._client.log_dict(self._id, {"columns": list(table), "data": data}, f"samples/step-{step:06d}.json")
 
     def close(self, *, finished: bool) -> None:
         self._client.set_terminated(self._id, "FINISHED" if finished else "KILLED")
