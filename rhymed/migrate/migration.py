@@ -120,6 +120,13 @@ class _Found:
             return [*yaml_rows(self.given), *weighted(named_rewards(self.given.get("reward_funcs")), weights)]
         trainer = trainer_call(self.script)
         rewards, self.module = script_rewards(self.script, trainer, module)
+        if (
+            "args" in trainer
+            and not self.script.calls("GRPOConfig")
+            and len(self.given) == len(settings(self.script))
+        ):
+            why = "the script takes GRPOConfig from its command line: give that as well, e.g. train.py run.sh"
+            rewards.append(Note("args", "unknown", why))
         rows = script_rows(self.script, trainer) if "train_dataset" in trainer else yaml_rows(self.given)
         return [*rows, *weighted(rewards, weights)]
 

@@ -122,6 +122,38 @@ def test_a_reward_of_another_file_is_named_there(tmp_path: Path) -> None:
     subset(found, rollout__group_size=4, model__path="some/model", data__path="rows.jsonl")
 
 
+def test_functions_inside_of_others_and_settings_of_the_command_line(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import math\n"
+        "from trl import GRPOTrainer, TrlParser\n"
+        "def main():\n"
+        "    limit = 3\n"
+        "    def near(completions, **columns):\n"
+        "        # of the limit\n"
+        "        found = [math.floor(len(text)) for text in completions]\n"
+        "        return [float(length <= limit) for length in found]\n"
+        "    def far(completions, **columns):\n"
+        "        return [float(len(text) > args.limit) for text in completions]\n"
+        "    GRPOTrainer('some/model', [near, far], args=training_args)\n"
+        "if __name__ == '__main__':\n"
+        "    args, training_args = TrlParser(()).parse_args_and_config()\n"
+        "    main()\n"
+    )
+    found = migrate([str(script)], MODULE)
+    names: dict[str, Any] = {}
+    exec(compile(found.module, "mine_rewards.py", "exec"), names)
+    assert names["near"](["ab", "abcd"]) == [1.0, 0.0]
+    assert "mine_rewards.py uses args, which only the script has" in reasons(found, "unknown")["reward_funcs"]
+    assert "command line" in reasons(found, "unknown")["args"]
+    (tmp_path / "run.sh").write_text(
+        "accelerate launch train.py --learning_rate 2e-6 \\\n  --num_generations 4 --bf16\n"
+    )
+    both = migrate([str(script), str(tmp_path / "run.sh")], MODULE)
+    subset(both, trainer__lr=2e-6, rollout__group_size=4)
+    assert "args" not in reasons(both, "unknown")
+
+
 def test_yaml_of_the_command_line_tool() -> None:
     found = translated("grpo.yaml")
     subset(

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import ast
 import builtins
+import symtable
+import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from rhymed.migrate.entries import Item, Note, Put
 from rhymed.migrate.trl.script import Script, callee
@@ -43,7 +45,11 @@ def script_rewards(script: Script, trainer: dict[str, ast.expr], module: Path) -
         _add(found, script, each, module)
     if not found.scorers:
         return [*found.notes, _missing("none of reward_funcs can be used")], ""
-    return [*found.notes, *_section(found.scorers)], _module(script, found) if found.copied else ""
+    text = _module(script, found) if found.copied else ""
+    if missing := _undefined(text):
+        why = f"{module} uses {', '.join(missing)}, which only the script has when it runs: write that there"
+        found.notes.append(Note("reward_funcs", "unknown", why))
+    return [*found.notes, *_section(found.scorers)], text
 
 
 def weighted(items: list[Item], weights: Any) -> list[Item]:
@@ -167,13 +173,14 @@ def _text(script: Script, statement: ast.stmt) -> str:
     """As it is written, with its decorators and comments."""
     decorators = getattr(statement, "decorator_list", [])
     first = min([statement.lineno, *(each.lineno for each in decorators)])
-    return "\n".join(script.path.read_text().splitlines()[first - 1 : statement.end_lineno])
+    return textwrap.dedent("\n".join(script.path.read_text().splitlines()[first - 1 : statement.end_lineno]))
 
 
 def _closure(script: Script, roots: list[ast.expr], needed: set[str]) -> list[ast.stmt]:
     """Statements of the module that define what the expressions use, in the order of the file."""
     defined: dict[str, list[ast.stmt]] = {}
-    for statement in script.tree.body:
+    scope = _scope(script, roots)
+    for statement in scope:
         for name in _defines(statement):
             defined.setdefault(name, []).append(statement)
     chosen: list[ast.stmt] = []
@@ -185,7 +192,48 @@ def _closure(script: Script, roots: list[ast.expr], needed: set[str]) -> list[as
                 new = [statement for statement in defined.get(node.id, []) if statement not in chosen]
                 chosen += new
                 todo += new
-    return [statement for statement in script.tree.body if statement in chosen]
+    return [statement for statement in scope if statement in chosen]
+
+
+def _scope(script: Script, roots: list[ast.expr]) -> list[ast.stmt]:
+    """Statements outside of functions, and of the function, or of the part that only runs as a script, in which a
+    reward function is defined."""
+    scope = _flat([statement for statement in script.tree.body if not _is_main(statement)])
+    for root in roots:
+        names = {node.id for node in ast.walk(root) if isinstance(node, ast.Name)} & script.functions.keys()
+        for outer in ast.walk(script.tree):
+            if isinstance(outer, ast.FunctionDef) or _is_main(outer):
+                body = _flat(outer.body)
+                scope += body if any(script.functions[name] in body for name in names) else []
+    return sorted(dict.fromkeys(scope), key=lambda statement: statement.lineno)
+
+
+def _is_main(node: ast.AST) -> TypeGuard[ast.If]:
+    return isinstance(node, ast.If) and "__name__" in ast.unparse(node.test)
+
+
+def _flat(body: list[ast.stmt]) -> list[ast.stmt]:
+    """With those inside `if`, `try` and `with`."""
+    found: list[ast.stmt] = []
+    for statement in body:
+        found.append(statement)
+        if isinstance(statement, ast.If | ast.Try | ast.With):
+            found += _flat([*statement.body, *getattr(statement, "orelse", [])])
+    return found
+
+
+def _undefined(text: str) -> list[str]:
+    """Names that the module's functions use and nothing defines."""
+    table = symtable.symtable(text, "rewards", "exec")
+    own = {symbol.get_name() for symbol in table.get_symbols() if symbol.is_assigned() or symbol.is_imported()}
+    own |= {symbol.get_name() for symbol in table.get_symbols() if symbol.is_namespace()} | set(vars(builtins))
+    used = {symbol.get_name() for symbol in table.get_symbols() if symbol.is_referenced()}
+    todo = table.get_children()
+    while todo:
+        inner = todo.pop()
+        used |= {symbol.get_name() for symbol in inner.get_symbols() if symbol.is_global()}
+        todo += inner.get_children()
+    return sorted(used - own - {"__file__", "__name__"})
 
 
 def _defines(statement: ast.stmt) -> Iterator[str]:

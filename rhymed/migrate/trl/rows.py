@@ -14,7 +14,18 @@ from rhymed.migrate.values import run_name
 FILES = ("json", "parquet")
 """Builders of `load_dataset` that read files which are read here, too."""
 
-CHANGES = ("map", "filter", "rename_column", "rename_columns", "cast", "concatenate_datasets", "interleave_datasets")
+CHANGES = (
+    "map",
+    "filter",
+    "select",
+    "take",
+    "train_test_split",
+    "rename_column",
+    "rename_columns",
+    "cast",
+    "concatenate_datasets",
+    "interleave_datasets",
+)
 PLACEHOLDER = "rows.jsonl"
 
 
