@@ -131,6 +131,7 @@ def test_a_checkpoint_is_written_with_its_card(run: Path, hub: UploadHub, tmp_pa
     assert not list(run.glob(".push-*"))
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(120)
 def test_a_hub_that_does_not_answer(run: Path, tmp_path: Path) -> None:
     ((status, text),) = called("http://127.0.0.1:9", tmp_path, (TOKEN, ["checkpoint", "push", str(run), "me/sums"]))
