@@ -14,13 +14,15 @@ CPU = "cpu"
 
 
 def hide_unloadable() -> list[str]:
-    """Makes later imports of those packages fail as if they were not installed. Returns their names. Imports nothing
-    of them, nor torch."""
+    """Later imports of those packages fail as if they were not installed, also in processes that this one spawns.
+    Returns their names. Imports nothing of them, nor torch."""
     found = [name for name in PACKAGES if name not in sys.modules and importlib.util.find_spec(name)]
     hidden = found if found and _build("torch") == CPU else []
     hidden = [name for name in hidden if _build(name) != CPU]
     for name in hidden:
         sys.modules[name] = None  # type: ignore[assignment]  # how Python marks a module that must not be imported
+    if hidden:  # a spawned process first runs the module that this names
+        sys.modules["__main__"].__spec__ = importlib.util.find_spec("rhymed.unloadable")
     return hidden
 
 
@@ -32,3 +34,7 @@ def _build(package: str) -> str:
         return version(package).partition("+")[2]
     except PackageNotFoundError:
         return ""
+
+
+if __name__ == "__mp_main__":  # how multiprocessing runs it
+    hide_unloadable()

@@ -54,3 +54,34 @@ def test_transformers_does_without_a_torchvision_that_cannot_be_imported(tmp_pat
         pytest.skip("needs a torch for CPUs")
     install(tmp_path, "torchvision", "0.28.0", "raise RuntimeError('operator torchvision::nms does not exist')")
     assert run(PROGRAM, tmp_path).split("\n")[:3] == ["['torchvision']", "False", "not there"]
+
+
+CHILD = """
+import importlib
+import multiprocessing
+
+if __name__ == "__main__":
+    from rhymed.unloadable import hide_unloadable
+
+    hide_unloadable()
+    spawn = multiprocessing.get_context("spawn")
+    child = spawn.Process(target=importlib.import_module, args=["transformers.image_utils"])
+    child.start()
+    child.join()
+    print(child.exitcode)
+"""
+
+
+def test_the_processes_that_the_engine_spawns_do_without_it_too(tmp_path: Path) -> None:
+    import torch
+
+    if not torch.__version__.endswith("+cpu"):
+        pytest.skip("needs a torch for CPUs")
+    install(tmp_path, "torchvision", "0.28.0", "raise RuntimeError('operator torchvision::nms does not exist')")
+    install(tmp_path, "spawns", "1.0")
+    (tmp_path / "spawns/__main__.py").write_text(CHILD)
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    for words in (["-m", "spawns"], [str(tmp_path / "spawns/__main__.py")]):
+        command = [sys.executable, "-W", "ignore", *words]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+        assert done.stdout.strip() == "0", done.stderr
