@@ -46,3 +46,13 @@ def test_everything_that_is_named_is_there_and_is_served(file):
 
 def test_the_chart_library_is_the_one_that_version_names():
     subprocess.run([sys.executable, ROOT / "scripts" / "vendor.py", "--check"], check=True, stdout=subprocess.DEVNULL)
+
+
+@pytest.mark.parametrize("file", OWN, ids=lambda file: file.name)
+def test_names_that_are_imported_are_exported_there(file):
+    for names, path in re.findall(r"""import \{([^}]*)\} from "(\.\.?/[^"]+)";""", file.read_text()):
+        exported = re.findall(
+            r"^export (?:async )?(?:function|class|const|let) (\w+)", text := (file.parent / path).read_text(), re.M
+        )
+        exported += re.split(r"[\s,]+", "".join(re.findall(r"^export \{([^}]*)\}", text, re.M)))
+        assert {name.split(" as ")[0].strip() for name in names.split(",") if name.strip()} <= set(exported), path

@@ -79,8 +79,8 @@ class Download:
         """Or a moment has passed, if more could be in flight: by then there may be a source."""
         pause_s = None if len(self._tasks) >= IN_FLIGHT else AGAIN_S
         done, self._tasks = await asyncio.wait(self._tasks, timeout=pause_s, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
+        if failures := [error for task in done if (error := task.exception()) is not None]:
+            raise failures[0]
 
     async def _ask(self, begin: bool) -> list[SliceSource]:
         """Report news, and get sources. The tracker may wait only if there is nothing else to do."""

@@ -4,7 +4,8 @@ import { debounced, empty, fill, h, option, set } from "../lib/dom.js";
 import { number, plural, stepName, whole } from "../lib/format.js";
 import { link, route } from "../lib/route.js";
 import { hinted } from "../lib/scroll.js";
-import { epochName, finish, promptText, reward } from "../views/samples/response.js";
+import { promptText } from "../views/samples/details.js";
+import { epochName, finish, reward } from "../views/samples/response.js";
 import * as api from "./api.js";
 import { heading } from "./settings.js";
 
