@@ -33,7 +33,9 @@ def add(commands: Any) -> None:
     push.add_argument("name", metavar="USER/NAME", help="repository; HF_ENDPOINT: of another hub")
     push.add_argument("--revision", default="", metavar="BRANCH", help="default: main")
     push.add_argument("--private", action="store_true", help="only you can read it")
-    push.add_argument("--update", action="store_true", help="write into a repository that exists")
+    push.add_argument(
+        "--update", action="store_true", help="write into a repository that exists; replaces its weights"
+    )
     push.add_argument("--dry-run", action="store_true", help="only print the model card")
     _add_form(push)
 

@@ -7,6 +7,7 @@ left to the reader, who knows those of the base model and of the rows.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,10 @@ from rhymed.run.totals import Row, totals
 from rhymed.text import counted, toml_value
 
 PRIVATE = ("net", "metrics", "store", "trace")
-"""Sections that say nothing about the model."""
+"""Sections without meaning for the model."""
+
+FOLDERS = re.compile(r"(?<![\w:/.<~])(?:file://)?(?:~[\w-]*/|/[\w.@+-]+/)(?:[\w.@+-]+/)*")
+"""Of an absolute path inside a text: all but its last part."""
 
 SIZES = (("rollout", "prompts_per_step"), ("rollout", "group_size"), ("rollout", "max_response_length"))
 
@@ -31,6 +35,7 @@ class Subject:
     step: int  # trained steps of the checkpoint
     dtype: str
     adapter: bool
+    base: str  # the model that was trained: an id of the hub, or the last part of a path
     config: Mapping[str, Any]  # the run's, as config.json has it
     changed: Mapping[str, Any]  # section -> key -> value, where it is not the default
     rows: Sequence[Row]  # of metrics.jsonl
@@ -45,14 +50,15 @@ def card(subject: Subject) -> str:
 
 
 def _front(subject: Subject) -> str:
-    base, algorithm = _base(subject), str(subject.config["trainer"]["algorithm"])
+    base, algorithm = subject.base, str(subject.config["trainer"]["algorithm"])
     library = "peft" if subject.adapter else "transformers"
     lines = ["---", f"library_name: {library}", "pipeline_tag: text-generation"]
     if "/" in base:  # an id of the hub
         relation = "adapter" if subject.adapter else "finetune"
         lines += [f"base_model: {base}", f"base_model_relation: {relation}"]
-    if hub := [one["path"] for one in _datasets(subject.config["data"]) if one["source"] == "hub"]:
-        lines += ["datasets:", *(f"- {name}" for name in hub if not _is_local(name))]
+    hub = [one["path"] for one in _datasets(subject.config["data"]) if one["source"] == "hub"]
+    if named := [name for name in hub if not _is_local(name)]:
+        lines += ["datasets:", *(f"- {name}" for name in named)]
     lines += ["tags:", "- rhymed", "- reinforcement-learning", f"- {algorithm}"]
     return "\n".join([*lines, "# license: choose one that the base model and the rows allow", "---"])
 
@@ -62,7 +68,7 @@ def _about(subject: Subject) -> str:
     algorithm = subject.config["trainer"]["algorithm"]
     rows = ", ".join(_dataset(one) for one in _datasets(subject.config["data"]))
     return (
-        f"{what} `{_base(subject)}`: {counted(subject.step, 'step')} of reinforcement learning ({algorithm}) on"
+        f"{what} `{subject.base}`: {counted(subject.step, 'step')} of reinforcement learning ({algorithm}) on"
         f" {rows}, with rhymed {subject.version}. Weights are {subject.dtype}."
     )
 
@@ -143,7 +149,7 @@ def _again(subject: Subject) -> str:
     lines = ["## Do it again", "", "Settings that are not rhymed's defaults:", "", "```toml"]
     for section, keys in subject.changed.items():
         if section not in PRIVATE:
-            lines += _table(section, _public(keys))
+            lines += _table(section, public(keys))
     lines += ["```", ""]
     if (start := subject.start) is not None:
         versions = ", ".join(f"{name} {version}" for name, version in start.versions.items())
@@ -172,26 +178,23 @@ def _is_tables(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(one, dict) for one in value)
 
 
-def _public(value: Any) -> Any:
-    """Without folders of this machine and without secrets."""
+def public(value: Any) -> Any:
+    """A part of the configuration without folders of this machine and without secrets."""
     if isinstance(value, dict):
-        return {key: _public(redacted(part, key)) for key, part in value.items() if key != "folder"}
+        return {key: public(redacted(part, key)) for key, part in value.items() if key != "folder"}
     if isinstance(value, list):
-        return [_public(part) for part in value]
+        return [public(part) for part in value]
     return _local(value) if isinstance(value, str) else value
 
 
 def _local(text: str) -> str:
-    """An absolute path without its folder; other texts as they are."""
-    return Path(text).name if _is_local(text) else text
+    """An absolute path without its folder, also inside a text; all else as it is."""
+    return Path(text).name if _is_local(text) else FOLDERS.sub("", text)
 
 
 def _is_local(text: str) -> bool:
-    return text.startswith(("/", "~")) and "\n" not in text
-
-
-def _base(subject: Subject) -> str:
-    return _local(str(subject.config["model"]["path"]))
+    """A text like `/no_think` is none."""
+    return text.startswith(("/", "~")) and "/" in text[1:] and "\n" not in text
 
 
 def _datasets(data: Mapping[str, Any]) -> list[Mapping[str, Any]]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rhymed.config.load import load_run
 from rhymed.publish.card import Subject, card
+from rhymed.publish.private import base_name, without_folders
 from rhymed.publish.push import Target, check, push
 from rhymed.run import provenance
 from rhymed.run.checkpoint import Checkpoint
@@ -25,6 +26,7 @@ def subject(run: Path, name: str, checkpoint: Checkpoint, dtype: str, *, adapter
         step=checkpoint.step,
         dtype=dtype,
         adapter=adapter,
+        base=base_name(config.model.path),
         config=config.model_dump(mode="json"),
         changed=config.model_dump(mode="json", exclude_defaults=True),
         rows=read_metrics(layout),
@@ -36,10 +38,11 @@ def subject(run: Path, name: str, checkpoint: Checkpoint, dtype: str, *, adapter
 
 def publish(about: Subject, target: Target, run: Path, export: Callable[[Path], None]) -> str:
     """Returns the address of the commit. `export` writes the model into a folder that does not exist. The copy is
-    beside the checkpoints, and is removed. Raises `ConfigError`."""
+    next to the checkpoints, and is removed. Raises `ConfigError`."""
     check(target)
     with tempfile.TemporaryDirectory(prefix=".push-", dir=run) as place:
         folder = Path(place) / "model"
         export(folder)
+        without_folders(folder)
         (folder / CARD).write_text(card(about))
         return push(target, folder, f"{about.step} steps of {about.config['trainer']['algorithm']} with rhymed")

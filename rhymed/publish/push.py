@@ -14,6 +14,9 @@ from typing import Any
 from rhymed.errors import ConfigError
 from rhymed.inputs.hub import is_identifier
 
+REPLACED = ("model*.safetensors", "model.safetensors.index.json", "adapter_model.safetensors", "adapter_config.json")
+"""Files of an earlier push that the new one would be loaded with: another number of shards, an adapter."""
+
 
 @dataclass(frozen=True)
 class Target:
@@ -45,8 +48,13 @@ def check(target: Target) -> None:
         api = HfApi()
         api.whoami()
         exists = api.repo_exists(target.name)
+        public = exists and target.private and not api.repo_info(target.name).private
     if exists and not target.update:
         raise ConfigError(f"{target.page} exists already: name another one, or add --update to write into it")
+    if public:
+        raise ConfigError(
+            f"{target.page} is public, and --private does not change that: change it there, or leave it out"
+        )
 
 
 def push(target: Target, folder: Path, message: str) -> str:
@@ -63,6 +71,7 @@ def push(target: Target, folder: Path, message: str) -> str:
             folder_path=folder,
             revision=target.revision or None,
             commit_message=message,
+            delete_patterns=list(REPLACED) if target.update else None,
         )
     return str(commit.commit_url)
 

@@ -16,10 +16,13 @@ import pytest
 
 from rhymed.cli import main
 from rhymed.config.load import load_config
-from rhymed.publish.card import card
+from rhymed.publish.card import card, public
+from rhymed.publish.private import base_name, without_folders
 from rhymed.publish.publish import subject
 from rhymed.run.checkpoint import Checkpoint, save
 from rhymed.run.folder import save as save_run
+from rhymed_workers.lora.about import About, read
+from rhymed_workers.lora.saved import write_settings
 from tests.publish.uploads import READ_ONLY, TOKEN, UploadHub, serve
 
 CALL = """
@@ -68,6 +71,7 @@ def run(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
 
 @pytest.fixture
 def hub(tmp_path: Path) -> Iterator[UploadHub]:
+    (tmp_path / "model-00001-of-00002.safetensors").touch()
     with serve(tmp_path) as served:
         yield served
 
@@ -110,8 +114,9 @@ def test_a_checkpoint_is_written_with_its_card(run: Path, hub: UploadHub, tmp_pa
         (TOKEN, [*push, "me/sums", "--private"]),
         (TOKEN, [*push, "me/sums"]),
         (TOKEN, [*push, "me/sums", "--update", "--revision", "half", "--dtype", "float16"]),
+        (TOKEN, [*push, "me/sums", "--update", "--private"]),
     )
-    assert [status for status, _ in answers] == [2, 2, 2, 2, 0, 2, 0], answers[-1]
+    assert [status for status, _ in answers] == [2, 2, 2, 2, 0, 2, 0, 2], answers[-1]
     texts = [text for _, text in answers]
     assert "there is no token for the hub: `hf auth login`, or set HF_TOKEN" in texts[0]
     assert "does not know this token" in texts[1]
@@ -119,6 +124,8 @@ def test_a_checkpoint_is_written_with_its_card(run: Path, hub: UploadHub, tmp_pa
     assert "USER/NAME" in texts[3]
     assert "exists already: name another one, or add --update" in texts[5]
     assert f"{hub.address}/me/sums/tree/half: 4 steps trained, float16" in texts[6]
+    assert "me/sums is public, and --private does not change that" in texts[7]
+    assert hub.deleted == ["model-00001-of-00002.safetensors"], "of an earlier push with more files"
     assert hub.created["me/sums"]["visibility"] == "private"
     main_branch, half = hub.branches["me/sums"]["main"], hub.branches["me/sums"]["half"]
     assert {"README.md", "config.json", "model.safetensors", "tokenizer.json"} <= set(main_branch)
@@ -156,10 +163,44 @@ def test_the_card_has_what_the_run_recorded_and_no_folder_of_this_machine(
 
 def test_the_card_of_an_adapter_and_of_a_run_without_records(run: Path) -> None:
     about = subject(run, "me/sums", Checkpoint(4, run), "float32", adapter=True)
-    config = {**about.config, "model": {**about.config["model"], "path": "Qwen/Qwen2.5-0.5B"}}
-    text = card(replace(about, config=config, rows=[], evaluations=[], start=None))
+    text = card(replace(about, base="Qwen/Qwen2.5-0.5B", rows=[], evaluations=[], start=None))
     assert "library_name: peft\n" in text
     assert "base_model: Qwen/Qwen2.5-0.5B\nbase_model_relation: adapter\n" in text
     assert "AutoPeftModelForCausalLM" in text
     assert "not evaluated on held-out prompts" in text
     assert "nan" not in text
+
+
+def test_settings_without_folders_keep_texts_that_only_look_like_paths() -> None:
+    folder = "/home/me/secret"
+    given = {
+        "model": f"{folder}/m",
+        "args": {"command": f"check --rows={folder}/rows.jsonl", "json": f'{{"model": "{folder}/m"}}'},
+        "url": "https://host/a/b",
+        "system": "/no_think",
+        "tag": "<a></a><b></b>",
+        "spaced": "/home/my files/x.jsonl",
+    }
+    assert public(given) == {
+        **given,
+        "model": "m",
+        "args": {"command": "check --rows=rows.jsonl", "json": '{"model": "m"}'},
+        "spaced": "x.jsonl",
+    }
+
+
+def test_an_adapter_names_its_model_without_the_folder(tmp_path: Path) -> None:
+    import numpy as np
+    from safetensors.numpy import load_file, save_file
+
+    about = About(str(tmp_path / "secret" / "base"), "digest", 1, 2.0, {"layer": "layer.weight"})
+    tensors = {"layer.lora_A.weight": np.arange(6, dtype=np.float32)}
+    save_file(tensors, tmp_path / "adapter_model.safetensors", about.metadata())
+    write_settings(tmp_path, about, [])
+    without_folders(tmp_path)
+    assert read(tmp_path / "adapter_model.safetensors") == replace(about, base="base")
+    assert load_file(tmp_path / "adapter_model.safetensors")["layer.lora_A.weight"].tolist() == [0, 1, 2, 3, 4, 5]
+    for file in tmp_path.iterdir():
+        assert b"secret" not in file.read_bytes()
+    assert json.loads((tmp_path / "adapter_config.json").read_text())["base_model_name_or_path"] == "base"
+    assert base_name("Qwen/Qwen2.5-0.5B") == "Qwen/Qwen2.5-0.5B"

@@ -29,6 +29,7 @@ class UploadHub(Hub):
         self.branches: dict[str, dict[str, dict[str, bytes]]] = {}
         self.objects: dict[str, bytes] = {}
         self.messages: list[str] = []
+        self.deleted: list[str] = []
 
 
 class UploadHandler(Handler):
@@ -112,6 +113,8 @@ class UploadHandler(Handler):
                 self.server.messages.append(value["summary"])
             elif line["key"] == "file":
                 files[value["path"]] = base64.b64decode(value["content"])
+            elif line["key"] == "deletedFile":
+                self.server.deleted.append(value["path"])
             else:
                 assert line["key"] == "lfsFile", line
                 files[value["path"]] = self.server.objects[value["oid"]]
