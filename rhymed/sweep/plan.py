@@ -18,7 +18,7 @@ from rhymed.several.manifest import Manifest, Planned
 from rhymed.sweep.product import axes_of, combinations, name_of, names
 from rhymed.text import counted, short
 
-MAY_DIFFER = ("run.", "net.")  # of a run that is continued
+MAY_DIFFER = ("run.log_level", "run.report", "net.")  # of a run that is continued
 SHOWN = 3  # differing settings in an error
 
 

@@ -91,6 +91,9 @@ def test_runs_of_other_settings_and_living_ones_are_refused(task: Path) -> None:
     begin(first, trainer=first.config.trainer.model_copy(update={"epochs": 7}))
     with pytest.raises(ConfigError, match=r"lr-1e-6 was started with trainer.epochs = 7 \(now \d+\)"):
         plan(task, OPTIONS)
+    begin(first, run=first.config.run.model_copy(update={"seed": 3}))
+    with pytest.raises(ConfigError, match=r"run.seed = 3 \(now 0\)"):
+        plan(task, OPTIONS)
     begin(first)
     with folders.hold(paths_of(first.folder)), pytest.raises(ConfigError, match="lr-1e-6 is alive"):
         plan(task, OPTIONS)
