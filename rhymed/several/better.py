@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 
 from rhymed.errors import ConfigError
 from rhymed.run import provenance
-from rhymed.run.totals import EDGE_STEPS, Row, totals
+from rhymed.run.totals import EDGE_STEPS, Row, filtering, totals
 from rhymed.several import rewards
 from rhymed.several.differences import differences
 from rhymed.several.find import config_of
@@ -19,10 +19,11 @@ from rhymed.several.rows import Files, held_out, read_files
 
 JUDGED_STEPS = 20  # the newest steps that both have, whose prompts are compared
 MEASURES = ("reward.", "eval.threshold", "eval.max_response_length")  # another reward is another scale
+COUNTS = ("reward.workers", "reward.processes")  # change the time of scoring, not the scores
 ROWS = ("data.", "rollout.max_prompt_length")
 
 
-Obstacle: TypeAlias = Literal["model", "rewards", "rows"]
+Obstacle: TypeAlias = Literal["model", "rewards", "rows", "held_out"]
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,8 @@ def compare(first: Path, second: Path) -> Comparison | None:
     columns = [rewards.columns_of(folder) for folder in (first, second)]
     settings = differences(configs)
     files_differ = _other_files(first, second)
-    obstacles = dict(_obstacles(settings, files_differ, columns))
+    filtered = any((filtering(each.rows) or {}).get("filtered_groups") for each in files)
+    obstacles = dict(_obstacles(settings, files_differ, columns, filtered=filtered))
     held, training = None, None
     if columns[0] is not None and columns[1] is not None:
         versions = [one.held_out_step for one in numbers]
@@ -75,6 +77,8 @@ def compare(first: Path, second: Path) -> Comparison | None:
             held = rewards.difference(
                 rewards.held_out(columns[0], versions[0]), rewards.held_out(columns[1], versions[1])
             )
+            if held is not None and not held.paired:
+                obstacles["held_out"] = "other held-out rows: their rewards do not mean the same"
         newest = max(0, common - JUDGED_STEPS), common
         training = rewards.difference(rewards.trained(columns[0], *newest), rewards.trained(columns[1], *newest))
     return Comparison(numbers[0], numbers[1], obstacles, held, training, settings)
@@ -118,17 +122,21 @@ def _numbers(name: str, files: Files, common: int) -> Numbers:
 
 
 def _obstacles(
-    settings: Mapping[str, list[Any]], files: Sequence[str], columns: Sequence[Any]
+    settings: Mapping[str, list[Any]], files: Sequence[str], columns: Sequence[Any], *, filtered: bool
 ) -> Iterator[tuple[Obstacle, str]]:
     if model := settings.get("model.path") or settings.get("model.revision"):
         yield "model", f"other models ({model[0]} and {model[1]}): their difference is not that of the settings alone"
-    if keys := [key for key in settings if key.startswith(MEASURES)]:
+    keys = [key for key in settings if key.startswith(MEASURES) and key not in COUNTS]
+    if keys := [*keys, *(f"the content of {path}" for path in files if path.endswith(".py"))]:
         yield "rewards", f"other rewards ({', '.join(keys)}): their numbers do not mean the same"
     rows = [key for key in settings if key.startswith(ROWS)]
+    contents = [f"the content of {path}" for path in files if not path.endswith(".py")]
     shared = _share(columns)
-    if files or (rows and (shared is None or shared < 1.0)):
+    if contents or (rows and (shared is None or shared < 1.0)):
         share = "" if shared is None else f"; {shared:.0%} of the prompts are in both"
-        yield "rows", f"other training rows ({', '.join([*rows, *files])}){share}"
+        yield "rows", f"other training rows ({', '.join([*rows, *contents])}){share}"
+    elif filtered:
+        yield "rows", "groups without a signal were left out (dynamic sampling): training rewards are of the others"
 
 
 def _share(columns: Sequence[Any]) -> float | None:
@@ -145,7 +153,7 @@ def _other_files(first: Path, second: Path) -> list[str]:
     if not all(starts):
         return []
     a, b = (each[0].files for each in starts)
-    return [f"the content of {path}" for path in a if path in b and a[path] != b[path]]
+    return [path for path in a if path in b and a[path] != b[path]]
 
 
 def _config(folder: Path) -> dict[str, Any]:

@@ -30,7 +30,9 @@ def conclusions(found: Comparison) -> Iterator[str]:
     names = found.first.name, found.second.name
     if "rewards" in found.obstacles:
         return
-    if found.held_out is not None:
+    if "held_out" in found.obstacles:
+        pass  # stated already
+    elif found.held_out is not None:
         steps = [counted(one.held_out_step or 0, "step") for one in (found.first, found.second)]
         after = f"after {steps[0]}" if steps[0] == steps[1] else f"after {steps[0]} and {steps[1]}"
         yield f"held-out rows, {after}: {_sentence(found.held_out, *names)}"

@@ -10,6 +10,7 @@ import pytest
 
 from rhymed.cli import main
 from rhymed.messages import EVAL
+from rhymed.run import provenance
 from rhymed.several import rewards
 from rhymed.several.better import best
 from rhymed.several.differences import differences
@@ -110,6 +111,41 @@ def test_other_models_rows_and_rewards_are_stated(tmp_path: Path, capsys: pytest
     assert "not comparable: other rewards (reward.scorer)" in out
     assert "rows (data.path)" not in out, "the paths differ, the prompts do not"
     assert "± " not in out, "nothing is judged"
+
+
+def test_held_out_rewards_of_other_prompts_and_of_a_changed_function_are_not_judged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, prompt in (("one", APPLES), ("two", PEARS)):
+        folder = make(tmp_path, name, (0.25, 0.75), reward__workers=len(name) if name == "one" else 1)
+        write_store(folder, [(EVAL + 2, prompt, index, [5], 0.5) for index in (0, 1)])
+    runs = [str(tmp_path / name) for name in ("one", "two")]
+    main(["history", "compare", *runs])
+    out = capsys.readouterr().out
+    assert "not comparable: other held-out rows" in out
+    assert "held-out rows, after" not in out
+    assert "other rewards" not in out, "more workers score alike"
+    for number, run in enumerate(runs):
+        files = {"score.py": str(number), "rows.jsonl": "same"}
+        start = provenance.Start(t=0.0, command="", folder="", versions={}, machine={}, files=files)
+        provenance.note(Path(run), start)
+    main(["history", "compare", *runs])
+    assert "not comparable: other rewards (the content of score.py)" in capsys.readouterr().out
+
+
+def test_training_rewards_of_groups_that_were_chosen_by_their_rewards_are_not_judged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = pair(tmp_path)
+    file = tmp_path / "two" / "metrics.jsonl"
+    file.write_text(
+        file.read_text().replace('"rollout/tokens":', '"rollout/filtered_groups": 1.0, "rollout/tokens":')
+    )
+    main(["history", "compare", *runs])
+    out = capsys.readouterr().out
+    assert "not comparable: groups without a signal were left out" in out
+    assert "training rows, the newest" not in out
+    assert "held-out rows, after 2 steps" in out
 
 
 def test_runs_without_a_step_have_nothing_to_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
