@@ -56,8 +56,9 @@ def config_of(folder: Path) -> dict[str, Any] | None:
 
 
 def _candidates(place: Path) -> Iterator[tuple[Path, str]]:
-    for folder in _folders(place):
-        below = [] if _is_one(folder) else [inner for inner in _folders(folder) if _is_one(inner)]
+    root = place.resolve()
+    for folder in _folders(place, root):
+        below = [] if _is_one(folder) else [inner for inner in _folders(folder, root) if _is_one(inner)]
         if below:
             yield from ((inner, f"{folder.name}/{inner.name}") for inner in below)
         else:
@@ -68,10 +69,11 @@ def _is_one(folder: Path) -> bool:
     return any((folder / file).exists() for file in ("config.json", *LEFT))
 
 
-def _folders(place: Path) -> list[Path]:
-    """Without links, which name runs that are listed already, and without hidden ones."""
+def _folders(place: Path, root: Path) -> list[Path]:
+    """Without hidden ones, and without links to what is in `root`, which is listed already."""
     try:
         inside = sorted(place.iterdir())
     except OSError:
         return []
-    return [path for path in inside if path.is_dir() and not path.is_symlink() and not path.name.startswith(".")]
+    found = [path for path in inside if path.is_dir() and not path.name.startswith(".")]
+    return [path for path in found if not (path.is_symlink() and path.resolve().is_relative_to(root))]

@@ -82,6 +82,14 @@ def test_only_runs_are_listed_and_damaged_ones_are_named(tmp_path: Path) -> None
     assert "config.json cannot be read" in {one.folder.name: one.why for one in damaged}["broken"]
 
 
+def test_a_run_on_another_disk_is_listed_by_its_link(tmp_path: Path) -> None:
+    make(tmp_path / "disk", "big", (0.1,))
+    make(tmp_path / "runs" / "sweep", "one", (0.1,))
+    (tmp_path / "runs" / "big").symlink_to(tmp_path / "disk" / "big")
+    (tmp_path / "runs" / "latest").symlink_to("sweep/one")
+    assert [run.name for run in find(tmp_path / "runs")[0]] == ["big", "sweep/one"]
+
+
 def test_a_row_has_steps_rewards_and_times(tmp_path: Path) -> None:
     run = make(tmp_path, "one", (0.0, 0.2, 0.4, 0.6), trainer__steps=8)
     state.note_end(run, 130, "", 8)
