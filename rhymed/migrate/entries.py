@@ -69,7 +69,7 @@ class Settings:
         return self.given[name] if name in self.given else self.defaults.get(name)
 
     def origin(self, names: Sequence[str]) -> str:
-        """The comment beside a value: which settings it comes from. Empty: from a default."""
+        """The comment next to a value: which settings it comes from. Empty: from a default."""
         given = [f"{brief(name)} = {short(self.given[name])}" for name in names if name in self.given]
         return ", ".join(given)
 

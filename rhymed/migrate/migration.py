@@ -12,7 +12,7 @@ from rhymed.errors import ConfigError
 from rhymed.migrate.documents import is_verl, read_yaml, verl_settings
 from rhymed.migrate.entries import UNSET, VERDICTS, Item, Note, Put, Table, Unknown
 from rhymed.migrate.shell import hydra, options, words
-from rhymed.migrate.trl.rewards import named_rewards, script_rewards, weighted
+from rhymed.migrate.trl.rewards import named_rewards, script_rewards
 from rhymed.migrate.trl.rows import script_rows, yaml_rows
 from rhymed.migrate.trl.script import Script, settings, trainer_call
 from rhymed.migrate.trl.table import TRL
@@ -115,11 +115,15 @@ class _Found:
         """Rows and rewards of TRL, which are no settings there."""
         if self.table is VERL:
             return []
-        weights = self.given.get("reward_weights")
+        weights, notes = self.given.get("reward_weights"), list[Item]()
+        if isinstance(weights, Unknown):
+            notes.append(
+                Note("reward_weights", "unknown", f"it is `{weights.text}`: set weight in [[reward.scorers]]")
+            )
         if self.script is None:
-            return [*yaml_rows(self.given), *weighted(named_rewards(self.given.get("reward_funcs")), weights)]
+            return [*yaml_rows(self.given), *named_rewards(self.given.get("reward_funcs"), weights), *notes]
         trainer = trainer_call(self.script)
-        rewards, self.module = script_rewards(self.script, trainer, module)
+        rewards, self.module = script_rewards(self.script, trainer, module, weights)
         if (
             "args" in trainer
             and not self.script.calls("GRPOConfig")
@@ -128,7 +132,7 @@ class _Found:
             why = "the script takes GRPOConfig from its command line: give that as well, e.g. train.py run.sh"
             rewards.append(Note("args", "unknown", why))
         rows = script_rows(self.script, trainer) if "train_dataset" in trainer else yaml_rows(self.given)
-        return [*rows, *weighted(rewards, weights)]
+        return [*rows, *rewards, *notes]
 
 
 Found: TypeAlias = tuple[Item, str, bool]

@@ -17,11 +17,13 @@ HYDRA = re.compile(r"\+{0,2}([A-Za-z_][\w]*(?:\.[\w]+)+)=(.*)", re.S)
 OPTION = re.compile(r"--([A-Za-z_][\w-]*)(?:=(.*))?", re.S)
 ASSIGNED = re.compile(r"^\s*(?:export\s+|local\s+|readonly\s+)?([A-Za-z_]\w*)=(?!\()(.*)$")
 VARIABLE = re.compile(r"\$\{([A-Za-z_]\w*)(?::?-([^{}]*))?\}|\$([A-Za-z_]\w*)")
+END = re.compile(r"&&?|\|\|?|;|\d*[<>].*|&>.*|\$\{?[@*]\}?")
+"""A word after the values of an option: of the shell, or all arguments of the script."""
 SUM = re.compile(r"\$\(\(([^()$]*(?:\([^()$]*\)[^()$]*)*)\)\)")
 
 
 def words(text: str) -> list[str]:
-    """Of a script, with variables replaced."""
+    """Of a script, with variables replaced; `;` after each line."""
     lines = re.sub(r"\\\n", " ", text).splitlines()
     known: dict[str, str] = {}
     found: list[str] = []
@@ -30,21 +32,22 @@ def words(text: str) -> list[str]:
         if match := ASSIGNED.match(line):
             values = _split(match[2])
             if len(values) <= 1:
-                known.setdefault(match[1], replaced(values[0] if values else "", known))
+                value = replaced(values[0] if values else "", known)
+                if not line[:1].isspace() or match[1] not in known:  # indented: a branch, which may not be taken
+                    known[match[1]] = value
                 continue
-        found += (replaced(word, known) for word in _split(line))
+        found += (*(replaced(word, known) for word in _split(line)), ";")
     return found
 
 
 def _split(line: str) -> list[str]:
     """A line's words without quotes and comments. A quote that does not end is text."""
-    quoted = re.sub(r"'[^']*'", lambda match: match[0].replace("$", "$"), line)
-    lexer = shlex.shlex(quoted, posix=True, punctuation_chars=False)
+    lexer = shlex.shlex(line, posix=True, punctuation_chars=False)
     lexer.whitespace_split = True
     try:
         return list(lexer)
     except ValueError:
-        return quoted.split()
+        return line.split()
 
 
 def replaced(word: str, known: dict[str, str]) -> str:
@@ -86,7 +89,7 @@ def options(found: list[str]) -> dict[str, Any]:
             continue
         name, values = match[1].replace("-", "_"), [match[2]] if match[2] is not None else []
         for later in () if values else found[number + 1 :]:
-            if OPTION.fullmatch(later) or later in ("&", "&&", "||", "|", ";"):
+            if OPTION.fullmatch(later) or END.fullmatch(later):
                 break
             values.append(later)
         read = [_value(value) for value in values]

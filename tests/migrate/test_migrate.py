@@ -122,6 +122,32 @@ def test_a_reward_of_another_file_is_named_there(tmp_path: Path) -> None:
     subset(found, rollout__group_size=4, model__path="some/model", data__path="rows.jsonl")
 
 
+def test_a_weight_stays_with_its_reward_where_another_one_cannot_be_used(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "from trl import GRPOConfig, GRPOTrainer\n"
+        "def near(completions, **columns): return [1.0] * len(completions)\n"
+        "GRPOTrainer('m', ['some/reward-model', near], args=GRPOConfig('out', reward_weights=[0.1, 2]))\n"
+    )
+    found = migrate([str(script)], MODULE)
+    assert found.values["reward.scorers"] == [{"scorer": "mine_rewards.py:near", "weight": 2.0}]
+    script.write_text(script.read_text().replace("[0.1, 2]", "args.weights"))
+    assert "`args.weights`" in reasons(migrate([str(script)], MODULE), "unknown")["reward_weights"]
+
+
+def test_options_of_a_shell_script_end_with_their_command(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(
+        "LR=1e-6\nLR=3e-6\nif true; then\n    LR=5e-6\nfi\n"
+        'trl grpo --learning_rate $LR --num_generations 4 "$@"\n'
+        "trl grpo --epsilon 0.1\necho done\ntrl grpo --top_p 0.9 2>&1 | tee log\n"
+    )
+    subset(
+        migrate([str(script)], MODULE),
+        trainer__lr=3e-6, rollout__group_size=4, trainer__clip_eps_low=0.1, rollout__top_p=0.9,
+    )  # fmt: skip
+
+
 def test_functions_inside_of_others_and_settings_of_the_command_line(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(

@@ -36,13 +36,18 @@ class Rewards:
     names: list[str] = field(default_factory=list)  # that they get in the module
 
 
-def script_rewards(script: Script, trainer: dict[str, ast.expr], module: Path) -> tuple[list[Item], str]:
+def script_rewards(
+    script: Script, trainer: dict[str, ast.expr], module: Path, weights: Any
+) -> tuple[list[Item], str]:
     """`[reward]`, and the text of a module with functions that must be copied to the file `module`, or ""."""
     if "reward_funcs" not in trainer:
         return [_missing("the source names no reward_funcs")], ""
     found, node = Rewards(), script.follow(trainer["reward_funcs"])
-    for each in node.elts if isinstance(node, ast.List | ast.Tuple) else [trainer["reward_funcs"]]:
+    given = node.elts if isinstance(node, ast.List | ast.Tuple) else [trainer["reward_funcs"]]
+    for number, each in enumerate(given):
+        before = len(found.scorers)
         _add(found, script, each, module)
+        found.scorers[before:] = (_weighted(scorer, weights, number) for scorer in found.scorers[before:])
     if not found.scorers:
         return [*found.notes, _missing("none of reward_funcs can be used")], ""
     text = _module(script, found) if found.copied else ""
@@ -52,21 +57,14 @@ def script_rewards(script: Script, trainer: dict[str, ast.expr], module: Path) -
     return [*found.notes, *_section(found.scorers)], text
 
 
-def weighted(items: list[Item], weights: Any) -> list[Item]:
-    """With `reward_weights`."""
-    if not isinstance(weights, list):
-        return items
-    for number, item in enumerate(items):
-        if isinstance(item, Put) and item.key == "reward.scorer":
-            items[number] = Put("reward.scorers", [{"scorer": item.value, "weight": float(weights[0])}], item.why)
-        elif isinstance(item, Put) and item.key == "reward.scorers":
-            both = zip(item.value, weights, strict=False)
-            rows = [{**scorer, "weight": float(weight)} for scorer, weight in both]
-            items[number] = Put(item.key, rows, item.why)
-    return items
+def _weighted(scorer: dict[str, Any], weights: Any, number: int) -> dict[str, Any]:
+    """With its place in `reward_weights`, if that is known."""
+    if not isinstance(weights, list) or number >= len(weights):
+        return scorer
+    return {**scorer, "weight": float(weights[number])}
 
 
-def named_rewards(names: Any) -> list[Item]:
+def named_rewards(names: Any, weights: Any) -> list[Item]:
     """`reward_funcs` of `trl grpo`: names of TRL's, or dotted import paths."""
     scorers: list[dict[str, Any]] = []
     for name in names if isinstance(names, list) else [names] if names else []:
@@ -77,6 +75,7 @@ def named_rewards(names: Any) -> list[Item]:
         else:
             module, _, function = str(name).rpartition(".")
             scorers.append({"scorer": f"{module or 'trl.rewards'}:{function}"})
+    scorers = [_weighted(scorer, weights, number) for number, scorer in enumerate(scorers)]
     return list(_section(scorers)) if scorers else [_missing("the source names no reward_funcs")]
 
 

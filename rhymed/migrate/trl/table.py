@@ -134,7 +134,7 @@ def _sinks(report_to: Any) -> Iterator[Item]:
     names = [report_to] if isinstance(report_to, str) else list(report_to or ())
     names = list(SINKS) if names == ["all"] else names
     if sinks := [name for name in names if name in SINKS]:
-        yield Put("metrics.sinks", sinks, "beside TensorBoard, metrics.jsonl and the dashboard")
+        yield Put("metrics.sinks", sinks, "in addition to TensorBoard, metrics.jsonl and the dashboard")
     if others := [name for name in names if name not in (*SINKS, "tensorboard", "none")]:
         yield Note(
             "report_to", "unsupported", f"there is no sink {', '.join(others)}; metrics.jsonl has every metric"

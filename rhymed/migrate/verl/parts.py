@@ -133,7 +133,7 @@ def model(path: Any) -> Iterator[Item]:
 def sinks(logger: Any) -> Iterator[Item]:
     names = _files(logger)
     if sinks := [name for name in names if name in ("wandb", "mlflow", "trackio")]:
-        yield Put("metrics.sinks", sinks, "beside TensorBoard, metrics.jsonl and the dashboard")
+        yield Put("metrics.sinks", sinks, "in addition to TensorBoard, metrics.jsonl and the dashboard")
     if others := [name for name in names if name in ("swanlab", "vemlp_wandb", "clearml")]:
         yield Note(
             "trainer.logger", "unsupported", f"there is no sink {', '.join(others)}; metrics.jsonl has every metric"
