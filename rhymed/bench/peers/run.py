@@ -41,14 +41,13 @@ def run(
     more = QUICK[task] if quick else ()
     found = _earlier(out)
     python = environment()
-    job = tasks.job(tasks.load(task, steps, more), 0)
     done = len({one["round"] for one in found["measurements"] if one["task"] == task})
     with tempfile.TemporaryDirectory(prefix="rhymed-peers-") as place:
         for number in range(done, done + rounds):
+            job = tasks.job(tasks.load(task, steps, (*more, f"run.seed={number}")))
             for who in WHO:
                 folder = Path(place) / f"{who.lower()}-{number}"
                 if who == "TRL":
-                    job["arguments"]["seed"] = number
                     side = sides.trl(python, job, folder)
                 else:
                     side = sides.ours(task, steps, number, folder, more)

@@ -33,7 +33,7 @@ def load(task: str, steps: int, more: tuple[str, ...] = ()) -> Config:
     return load_config(file_of(task), settings(task, steps, more), {})
 
 
-def job(config: Config, seed: int) -> dict[str, Any]:
+def job(config: Config) -> dict[str, Any]:
     """For `rhymed.bench.peers.trl_run`: arguments of GRPOConfig, the model's folder and the rows. Slow."""
     trainer, rollout = config.trainer, config.rollout
     recipe, samples = trainer.recipe, rollout.prompts_per_step * rollout.group_size
@@ -66,7 +66,7 @@ def job(config: Config, seed: int) -> dict[str, Any]:
         "scale_rewards": "group",
         "gradient_checkpointing": trainer.gradient_checkpointing,
         "bf16": config.model.train_dtype == "bfloat16",
-        "seed": seed,
+        "seed": config.run.seed,
     }
     rows = [{**row, "prompt": messages(config.data, where, row)} for where, row in placed_rows(config)]
     return {

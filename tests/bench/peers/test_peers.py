@@ -47,7 +47,7 @@ def test_trl_gets_the_same_sizes_rows_and_loss(tiny_model: Path, tmp_path: Path)
             "trainer": {"steps": 3, "lr": 1e-4, "micro_tokens": 1100},
         }
     )
-    job = tasks.job(config, 7)
+    job = tasks.job(config)
     asked = job["arguments"]
     assert asked["per_device_train_batch_size"] == 8  # samples of 128 tokens in 1100
     assert asked["per_device_train_batch_size"] * asked["gradient_accumulation_steps"] == 64
