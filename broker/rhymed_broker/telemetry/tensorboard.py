@@ -1,4 +1,4 @@
-"""TensorBoard's text and hparams: the table of samples, and the configuration beside the reward.
+"""TensorBoard's text and hparams: the table of samples, and the configuration next to the reward.
 
 The broker writes the curves into `tensorboard/`; this is a run of its own there, `tensorboard/samples/`, since
 TensorBoard follows one file of events per run.
