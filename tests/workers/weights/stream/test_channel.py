@@ -89,6 +89,16 @@ def test_silence_ends_at_the_deadline_and_a_closed_connection_at_once(ends: Ends
         client.receive()
 
 
+def test_what_comes_after_the_deadline_is_late_however_steadily_it_comes(ends: Ends) -> None:
+    client, server = ends
+    server._send(bytes(1000))
+    client.within(0)
+    with pytest.raises(DeadlineExceeded, match="is late"):
+        client.receive_content(memoryview(bytearray(500)))
+    with pytest.raises(DeadlineExceeded, match="not taken in time"):
+        client.send(b"give me one")
+
+
 def test_a_call_ends_when_another_thread_closes(ends: Ends) -> None:
     client, _ = ends
     threading.Timer(0.1, client.close).start()

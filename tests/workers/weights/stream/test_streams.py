@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from rhymed.errors import WireError
+from rhymed.errors import PeerGone, WireError
 from rhymed.messages import GetSlice, GetStream, Slice, Stream
 from rhymed.wire.keys import OPEN, Keyring, make_keys
 from rhymed.wire.sockets import Parcel
@@ -80,6 +80,31 @@ async def test_a_server_that_ends_is_not_asked_again(serving: StreamServer, stre
     assert await streams.use(take()) is None
 
 
+async def test_connections_that_ended_while_they_were_idle_are_replaced(
+    serving: StreamServer, streams: Streams
+) -> None:
+    """A server closes them after two minutes, and loses all when it is started again."""
+    assert await asyncio.gather(streams.use(take()), streams.use(take())) == [CONTENT] * 2
+    for idle in streams._idle:
+        idle._socket.shutdown(socket.SHUT_RDWR)
+    assert await streams.use(take()) == CONTENT
+
+
+async def test_the_next_download_tries_again_if_streams_have_worked(serving: StreamServer, streams: Streams) -> None:
+    def broken(open_channel: channel.Channel) -> bytes:
+        raise PeerGone("the server was killed")
+
+    assert await streams.use(broken) is None
+    streams.close()
+    assert await streams.use(take()) is None, "none has worked"
+    streams._usable = True
+    assert await streams.use(take()) == CONTENT
+    assert await streams.use(broken) is None
+    assert await streams.use(take()) is None, "not in this download"
+    streams.close()
+    assert await streams.use(take()) == CONTENT
+
+
 def refused(port: int, first: bytes) -> bool:
     """Whether the server closes a connection that begins so."""
     with socket.create_connection(("127.0.0.1", port), 10) as connection:
@@ -103,9 +128,8 @@ async def test_only_a_fresh_ticket_is_admitted_and_once(
     old = serving.offer()
     serving._tickets[old.ticket] = b"", time.monotonic() - 1
     assert await asyncio.to_thread(refused, offer.port, old.ticket)
-    for _ in range(3 * TICKETS):
-        serving.offer()
-    assert len(serving._tickets) <= TICKETS
+    offers = [serving.offer() for _ in range(3 * TICKETS)]
+    assert list(serving._tickets) == [offer.ticket for offer in offers[-TICKETS:]]
 
 
 async def test_nonsense_after_the_ticket_ends_the_connection(serving: StreamServer) -> None:

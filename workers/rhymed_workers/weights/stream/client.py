@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import socket
 from collections.abc import Awaitable, Callable
@@ -41,34 +42,43 @@ class Streams:
         self._idle: list[Channel] = []
         self._busy: set[Channel] = set()
         self._usable = True
+        self._worked = False  # slices came that way
 
     async def use(self, work: Callable[[Channel], T]) -> T | None:
         """What `work` returns, which blocks and runs in a thread. None: this server has no streams for us, or ended
-        one; from then on it is not asked for others."""
+        one; until `close` it is not asked for others, and if none has worked, never again."""
         async with self._free:
-            channel = self._idle.pop() if self._idle else await self._connect()
+            while self._idle:
+                with contextlib.suppress(errors.PeerGone):  # the server closes what was idle for long
+                    return await self._run(work, self._idle.pop())
+            channel = await self._connect()
             if channel is None:
                 return None
-            self._busy.add(channel)
             try:
-                done = await asyncio.get_running_loop().run_in_executor(self._threads, work, channel)
+                return await self._run(work, channel)
             except errors.PeerGone as error:
-                channel.close()
                 self._give_up(error)
                 return None
-            except BaseException:  # also where we are cancelled: the thread ends with its connection
-                channel.close()
-                raise
-            finally:
-                self._busy.discard(channel)
-            self._idle.append(channel)
-            return done
 
     def close(self) -> None:
         """Idle connections end; and those in use, with their calls."""
         for channel in (*self._idle, *self._busy):
             channel.close()
         self._idle.clear()
+        self._usable |= self._worked
+
+    async def _run(self, work: Callable[[Channel], T], channel: Channel) -> T:
+        self._busy.add(channel)
+        try:
+            done = await asyncio.get_running_loop().run_in_executor(self._threads, work, channel)
+        except BaseException:  # also where we are cancelled: the thread ends with its connection
+            channel.close()
+            raise
+        finally:
+            self._busy.discard(channel)
+        self._idle.append(channel)
+        self._worked = True
+        return done
 
     async def _connect(self) -> Channel | None:
         if not self._usable:

@@ -13,6 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from concurrent.futures import CancelledError
 from urllib.parse import urlsplit
 
 import msgspec
@@ -63,16 +64,17 @@ class StreamServer:
         ticket, key = secrets.token_bytes(TICKET_BYTES), secrets.token_bytes(KEY_BYTES) if self._sealed else b""
         with self._lock:
             old = [one for one, (_, until) in self._tickets.items() if until < now]
-            for one in old or list(self._tickets)[: len(self._tickets) - TICKETS + 1]:
+            for one in old or list(self._tickets)[: max(0, len(self._tickets) - TICKETS + 1)]:
                 del self._tickets[one]
             self._tickets[ticket] = key, now + TICKET_S
         return Stream(port=self._listener.getsockname()[1], ticket=ticket, key=key)
 
     def close(self) -> None:
-        if self._listener is not None:
+        listener, self._listener = self._listener, None
+        if listener is not None:
             with contextlib.suppress(OSError):
-                self._listener.shutdown(socket.SHUT_RDWR)  # ends `accept`
-            self._listener.close()
+                listener.shutdown(socket.SHUT_RDWR)  # ends `accept`
+            listener.close()
         with self._lock:
             self._tickets.clear()
             for channel in self._channels:
@@ -99,7 +101,7 @@ class StreamServer:
             while True:
                 channel.within(IDLE_S)
                 self._send(channel, _asks.decode(channel.receive()))
-        except (WireError, msgspec.MsgspecError) as error:
+        except (WireError, msgspec.MsgspecError, OSError) as error:
             log.debug("a connection for weights ended: %s", error)
         finally:
             connection.close()
@@ -116,16 +118,16 @@ class StreamServer:
             self._channels.add(first)
         try:
             first.receive_content(memoryview(ticket))
+            with self._lock:
+                key, until = self._tickets.pop(bytes(ticket), (b"", 0.0))
+                if until < time.monotonic():
+                    raise MalformedMessage("a connection for weights without a valid ticket")
+                channel = Channel(connection, key=key, server=True)
+                self._channels.add(channel)  # with `first` still there: `close` finds one of them at any time
+                return channel
         finally:
             with self._lock:
                 self._channels.discard(first)
-                key, until = self._tickets.pop(bytes(ticket), (b"", 0.0))
-        if until < time.monotonic():
-            raise MalformedMessage("a connection for weights without a valid ticket")
-        channel = Channel(connection, key=key, server=True)
-        with self._lock:
-            self._channels.add(channel)
-        return channel
 
     def _send(self, channel: Channel, ask: GetSlice) -> None:
         parcel = self._parcel(ask)
@@ -145,9 +147,9 @@ class StreamServer:
             assert isinstance(parcel.message, Slice), "the answer to GetSlice"
         except RhymedError as error:
             return Parcel(Failure(error=type(error).__name__, message=str(error)))
-        except RuntimeError as error:
+        except (RuntimeError, CancelledError) as error:
             work.close()
-            raise WireError(str(error)) from None  # the event loop is closed
+            raise WireError(f"the event loop ends: {error}") from None
         except Exception as error:
             log.exception("slice %d of edition %s failed", ask.index, ask.edition)
             return Parcel(Failure(error="RemoteFailure", message=f"{type(error).__name__}: {error}"))
