@@ -56,7 +56,8 @@ class Progress:
 
     def times(self, steps: int | None, now: float = 0.0) -> Times:
         """`steps`: of the whole run; None: unknown. `now`: seconds since 1970; 0: the run is not alive."""
-        return Times(self._elapsed + self._since_last(now), self._eta(steps, now) if steps and now else None)
+        open_s = 0.0 if self._is_over else self._since_last(now)  # of a finished run nothing is added
+        return Times(self._elapsed + open_s, self._eta(steps, now) if steps and now else None)
 
     def _since_last(self, time: float) -> float:
         """Seconds of work from the last record until this time."""

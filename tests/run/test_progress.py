@@ -75,6 +75,11 @@ def test_a_resumed_run_is_not_measured_across_its_pause() -> None:
     assert made.times(6, 9050.0) == Times(31.0 + 60.0, 30.0)
 
 
+def test_elapsed_stands_still_while_the_broker_of_a_finished_run_still_answers() -> None:
+    made = progress(spans(1000, 1100), [event(1000, "begun", 0), event(1100, "finished")])
+    assert [made.times(5, now).elapsed_s for now in (1100.0, 1150.0, 1300.0)] == [100.0] * 3
+
+
 def test_elapsed_ends_with_the_records_of_a_run_that_is_gone() -> None:
     made = progress(spans(1000, 1100), [])
     assert made.times(5).elapsed_s == 100.0
