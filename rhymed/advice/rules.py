@@ -7,6 +7,7 @@ silent where its metric is missing. The thresholds are starting points, not laws
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import isfinite
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -77,7 +78,7 @@ def advise(rows: Sequence[Row], config: Mapping[str, Any]) -> list[Advice]:
 
 def _mean(rows: Sequence[Row], key: str) -> float | None:
     known = [row[key] for row in rows if row.get(key) is not None]
-    return fmean(known) if known else None
+    return fmean(known) if known and all(map(isfinite, known)) else None
 
 
 def _erring(steps: Steps) -> Iterator[Advice]:
@@ -132,8 +133,8 @@ def _longer(steps: Steps) -> Iterator[Advice]:
     before, after = steps.start("reward/mean"), steps.now("reward/mean")
     if now is None or start is None or start <= 0 or now < GREW * start:
         return
-    if before is not None and after is not None and after - before >= BETTER:
-        return  # longer and better
+    if before is None or after is None or after - before >= BETTER:
+        return  # unknown, or longer and better
     yield Advice(
         "length",
         f"Responses grew from {start:.0f} to {now:.0f} tokens, and the reward did not.",

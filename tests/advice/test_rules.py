@@ -62,6 +62,16 @@ def test_each_trouble_has_a_name_and_two_sentences(name: str, now: dict[str, flo
     assert names(**{key: None for key in now}) == [], "a run that does not report it"
 
 
+@pytest.mark.parametrize("key", [key for key in HEALTHY if "skipped" not in key and "dropped" not in key])
+def test_a_metric_that_is_no_number_is_as_good_as_none(key: str) -> None:
+    """NaN is in metrics.jsonl as training gave it."""
+    assert names(**{key: float("nan")}) == []
+
+
+def test_longer_responses_need_a_reward_to_be_judged() -> None:
+    assert names(**{"response_length/mean": 260.0, "reward/mean": None}) == []
+
+
 def test_what_a_solved_run_looks_like_is_no_collapse() -> None:
     solved = {"reward/mean": 0.98, "reward/flat_groups": 0.95, "actor/entropy": 0.01}
     (found,) = advise(rows(**solved), {})
