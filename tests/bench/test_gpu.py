@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -105,6 +107,15 @@ def test_what_takes_too_long_is_ended_and_the_others_go_on(tmp_path: Path, only:
     (line,) = map(json.loads, (tmp_path / "engine.jsonl").read_text().splitlines())
     assert line["error"].endswith("ended after 4 times the planned time")
     assert (tmp_path / "weights.jsonl").exists()
+
+
+def test_a_process_that_a_command_leaves_behind_is_not_waited_for(tmp_path: Path, only: Any) -> None:
+    leaves = "import subprocess; print(subprocess.Popen(['sleep', '600']).pid)"
+    only(Cell("engine", "leaves one", python(leaves), 0.05))
+    found = gpu.run(False, device="cpu", out=tmp_path)
+    (line,) = map(json.loads, (tmp_path / "engine.jsonl").read_text().splitlines())
+    os.kill(line["result"], signal.SIGKILL)
+    assert found["good"]
 
 
 def test_a_foreign_file_is_left_alone(tmp_path: Path, only: Any) -> None:

@@ -12,7 +12,8 @@ import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryFile
+from typing import IO, Any
 
 from rhymed.bench.gpu import machine
 from rhymed.bench.gpu.parts import PARTS, Cell, cells
@@ -94,26 +95,22 @@ def _add(folder: Path, line: Line) -> None:
 
 
 def _measure(cell: Cell) -> Line:
-    """Ends the command where this one ends."""
+    """Ends the command where this one ends. Its output goes to files: a pipe stays open as long as any process that it
+    has left behind."""
     print(f"{cell.part}, {cell.name}, about {cell.minutes:g} min: {cell.text}", flush=True)
     line: Line = {"part": cell.part, "cell": cell.name, "command": cell.text, "started": time.time()}
     begun = time.monotonic()
-    child = subprocess.Popen(
-        cell.command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, **dict(cell.environment)},
-    )
-    try:
-        out, err = child.communicate(timeout=60 * PATIENCE * cell.minutes)
-        status = child.returncode
-    except subprocess.TimeoutExpired:
-        out, err = _end(child)
-        status, err = -1, f"{err}\nended after {PATIENCE} times the planned time"
-    except BaseException:
-        _end(child)
-        raise
+    with TemporaryFile() as out_file, TemporaryFile() as err_file:
+        environment = {**os.environ, **dict(cell.environment)}
+        child = subprocess.Popen(cell.command, stdout=out_file, stderr=err_file, env=environment)
+        status, late = -1, ""
+        try:
+            status = child.wait(60 * PATIENCE * cell.minutes)
+        except subprocess.TimeoutExpired:
+            late = f"\nended after {PATIENCE} times the planned time"
+        finally:
+            _end(child)
+        out, err = _text(out_file), _text(err_file) + late
     line |= {"seconds": round(time.monotonic() - begun, 1), "status": status}
     print(f"  {'failed' if status else 'done'} after {duration(line['seconds'])}", flush=True)
     if status:
@@ -122,14 +119,19 @@ def _measure(cell: Cell) -> Line:
     return line | {"result": result(out)}
 
 
-def _end(child: subprocess.Popen[str]) -> tuple[str, str]:
-    """So that what it has started ends, too."""
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """If it runs: asked first, so that what it has started ends, too."""
     child.terminate()
     try:
-        return child.communicate(timeout=STOP_S)
+        child.wait(STOP_S)
     except subprocess.TimeoutExpired:
         child.kill()
-        return child.communicate()
+        child.wait()
+
+
+def _text(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read().decode(errors="replace")
 
 
 def result(output: str) -> Any:
