@@ -95,8 +95,8 @@ def _add(folder: Path, line: Line) -> None:
 
 
 def _measure(cell: Cell) -> Line:
-    """Ends the command where this one ends. Its output goes to files: a pipe stays open as long as any process that it
-    has left behind."""
+    """Ends the command where this one ends. Its output goes to files: a pipe stays open while any process lives that
+    it has left behind."""
     print(f"{cell.part}, {cell.name}, about {cell.minutes:g} min: {cell.text}", flush=True)
     line: Line = {"part": cell.part, "cell": cell.name, "command": cell.text, "started": time.time()}
     begun = time.monotonic()

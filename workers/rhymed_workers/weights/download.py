@@ -1,7 +1,8 @@
 """Fetches one edition of the weights in slices, from the trainer and from relays, while a relay here serves them.
 
-The trainer's tracker names the source of each slice. A slice counts as stored, and is served, only after its digest was
-found right; a relay that fails is reported and not used again. Knows no versions and no other workers of this host.
+The trainer's tracker names the source of each slice. A slice counts as stored, and is served, only after its digest
+was found right; a relay that fails is reported and not used again. Knows no versions and no other workers of this
+host.
 """
 
 from __future__ import annotations

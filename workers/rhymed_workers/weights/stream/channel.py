@@ -117,8 +117,8 @@ class Channel:
             raise PeerGone(f"the connection for weights ended: {error}") from None
 
     def _left_s(self) -> float:
-        """More than zero, which would mean not to wait. Raises `TimeoutError`: a peer that sends a little all the time
-        is late, too."""
+        """More than zero, which would mean not to wait. Raises `TimeoutError`: a peer that sends a little
+        all the time is late, too."""
         left_s = self._deadline - time.monotonic()
         if left_s <= 0:
             raise TimeoutError
