@@ -18,6 +18,7 @@ from rhymed.config import Config
 from rhymed.errors import RhymedError
 from rhymed_workers.trainer.policy.packing import Sequences
 from rhymed_workers.trainer.policy.policy import Policy
+from rhymed_workers.trainer.ranks.group import ALONE
 from rhymed_workers.trainer.teacher.local import logprobs
 from rhymed_workers.trainer.teacher.remote import RemoteTeacher
 from rhymed_workers.trainer.teacher.start import find
@@ -67,7 +68,7 @@ def test_its_log_probs_are_ours(url: str, tiny_model: Path) -> None:
     sequences = [Sequences(draw.integers(2, 250, 5 + n), draw.integers(2, 250, 3 + n)) for n in range(6)]
     scored = RemoteTeacher(config.trainer.teacher, "tiny").score(sequences, 5)
     there = torch.from_numpy(np.concatenate([part.logprobs_N for part in scored]))
-    here = logprobs(Policy.load(tiny_model), sequences, 4096, lambda done, total: None)
+    here = logprobs(Policy.load(tiny_model), sequences, 4096, ALONE, lambda done, total: None)
     assert torch.allclose(there, here, atol=1e-4)
     assert all(part.ids_NK.min() >= 0 for part in scored)
     assert all((np.diff(part.topk_NK, axis=1) <= 0).all() for part in scored)
