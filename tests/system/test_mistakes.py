@@ -346,6 +346,7 @@ async def test_another_protocol_version_is_told_to_who_joins(tmp_path: Path) -> 
 # Disk
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_full_map_holds_the_run_and_more_room_lets_it_go_on(config: Path) -> None:

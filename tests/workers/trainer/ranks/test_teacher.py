@@ -47,6 +47,7 @@ def agree(one: Job, *others: Job) -> None:
             assert untimed(theirs) == pytest.approx(untimed(mine), rel=1e-4, abs=1e-6)
 
 
+@pytest.mark.thorough
 def test_two_ranks_share_a_teacher_and_learn_what_one_does(
     tiny_model: Path, teacher_model: Path, tmp_path: Path
 ) -> None:

@@ -8,7 +8,7 @@ import logging
 import socket
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
@@ -89,12 +89,19 @@ class Streams:
         if not self._usable:
             return None
         try:
-            return await asyncio.get_running_loop().run_in_executor(
-                self._threads, _connect, (host, stream.port), stream, self._reach_s
-            )
+            found = await asyncio.get_running_loop().getaddrinfo(host, stream.port, type=socket.SOCK_STREAM)
+            connection = socket.socket(found[0][0], socket.SOCK_STREAM)
+            try:  # also where we are cancelled: the thread ends with its connection
+                await asyncio.get_running_loop().run_in_executor(
+                    self._threads, _connect, connection, found[0][4], stream.ticket, self._reach_s
+                )
+            except BaseException:
+                connection.close()
+                raise
         except (OSError, errors.WireError) as error:
             self._give_up(error)
             return None
+        return Channel(connection, key=stream.key)
 
     def _give_up(self, error: Exception) -> None:
         if self._usable:
@@ -102,16 +109,10 @@ class Streams:
         self._usable = False
 
 
-def _connect(where: tuple[str, int], stream: Stream, reach_s: float) -> Channel:
-    connection = socket.create_connection(where, reach_s)
-    try:
-        first = Channel(connection)
-        first.within(reach_s)
-        first.send_content(memoryview(stream.ticket))
-        return Channel(connection, key=stream.key)
-    except BaseException:
-        connection.close()
-        raise
+def _connect(connection: socket.socket, address: Any, ticket: bytes, reach_s: float) -> None:
+    connection.settimeout(reach_s)
+    connection.connect(address)
+    connection.sendall(ticket)
 
 
 def ask(channel: Channel, message: GetSlice, deadline_s: float) -> tuple[Slice, int]:
