@@ -40,30 +40,35 @@ WORKDIR /source
 FROM tools AS slim-installed
 COPY requirements/slim.txt requirements/
 RUN --mount=type=bind,source=docker/wheels,target=/wheels --mount=type=secret,id=pip,target=/etc/pip.conf \
-    python3 -m pip --python /opt/rhymed/bin/python install --no-compile --no-deps -r requirements/slim.txt \
+    python3 -m pip --python /opt/rhymed/bin/python install --no-compile --no-deps --require-hashes \
+    --only-binary :all: -r requirements/slim.txt \
  && find /opt/rhymed \( -name tests -o -name '*.pyi' -o -name '*.pxd' -o -name '*.h' -o -name '*.a' \
     -o -path '*/zstandard/_cffi*' \) -prune -exec rm -rf {} + \
  && find /opt/rhymed -name '*.so*' -not -path '*.libs/*' -exec strip --strip-unneeded {} +
 ARG SINKS
-COPY requirements/cpu.txt requirements/
+COPY requirements/cpu.in requirements/
 RUN --mount=type=bind,source=docker/wheels,target=/wheels --mount=type=secret,id=pip,target=/etc/pip.conf \
-    test -z "$SINKS" || python3 -m pip --python /opt/rhymed/bin/python install --no-compile -c requirements/cpu.txt $SINKS
+    test -z "$SINKS" || python3 -m pip --python /opt/rhymed/bin/python install --no-compile -c requirements/cpu.in $SINKS
 RUN python3 -m compileall -q -j 0 /opt/rhymed && echo /opt/own > $(echo /opt/rhymed/lib/python3*/site-packages)/own.pth
 
 FROM tools AS worker-installed
-COPY requirements/cpu.txt requirements/
+COPY requirements/build.txt requirements/cpu.txt requirements/
+# Packages without wheels are built by what build.txt lists; pip takes no tools from the index.
 RUN --mount=type=bind,source=docker/wheels,target=/wheels --mount=type=secret,id=pip,target=/etc/pip.conf \
-    python3 -m pip --python /opt/rhymed/bin/python install --no-deps -r requirements/cpu.txt
-# vLLM imports setuptools through torch when it starts; a virtual environment made without pip lacks it.
-RUN --mount=type=bind,source=docker/wheels,target=/wheels --mount=type=secret,id=pip,target=/etc/pip.conf \
-    python3 -m pip --python /opt/rhymed/bin/python install --no-deps 'setuptools>=77,<81'
+    python3 -m pip --python /opt/rhymed/bin/python install --no-deps --require-hashes --only-binary :all: \
+    -r requirements/build.txt \
+ && python3 -m pip --python /opt/rhymed/bin/python install --no-deps --require-hashes --no-build-isolation \
+    -r requirements/cpu.txt
 RUN echo /opt/own > $(echo /opt/rhymed/lib/python3*/site-packages)/own.pth
 
 # The project itself in its own folder, so that a change in it is a small layer.
 FROM tools AS own
-COPY . .
+COPY requirements/build.txt requirements/
 RUN --mount=type=bind,source=docker/wheels,target=/wheels --mount=type=secret,id=pip,target=/etc/pip.conf \
-    python3 -m pip --python /opt/rhymed/bin/python install --no-deps --target /opt/own .
+    python3 -m pip --python /opt/rhymed/bin/python install --no-deps --require-hashes --only-binary :all: \
+    -r requirements/build.txt
+COPY . .
+RUN python3 -m pip --python /opt/rhymed/bin/python install --no-deps --no-build-isolation --target /opt/own .
 
 
 FROM base AS slim

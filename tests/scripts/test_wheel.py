@@ -77,5 +77,7 @@ def test_the_wheel_alone_trains_with_the_engine(installed: Path, tmp_path: Path,
         "trainer__steps": "2",
         "net__http": "",
         "rollout__kv_cache_gib": "0.1",
+        "rollout__prompts_per_step": "2",
+        "rollout__group_size": "2",
     }
     assert "2 steps" in rhymed(installed, tmp_path, "run", "--plain", "mine/config.toml", **settings)
