@@ -31,7 +31,7 @@ class Filter:
         )
 
     def hides(self, entry: Entry) -> bool:
-        """Is it a remark of a library? Errors are shown, whoever reports them."""
+        """Is it a remark of a library that is left out? Errors are shown from libraries too."""
         noise = bool(entry.library) and RANKS.get(entry.level, 1) < RANKS["error"]
         return noise and not self.libraries and not self.sample
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 import datetime
 
 from rhymed.logs.read import Entry
-from rhymed.text import readable, visible
+from rhymed.printable import line, visible
+from rhymed.text import readable
 
 COLOURS = {"debug": "2", "warning": "33", "error": "31", "critical": "1;31"}
 """ANSI, by level."""
@@ -26,14 +27,14 @@ class Formatter:
     def line(self, entry: Entry) -> str:
         moment = _moment(entry.t, self._zone)
         head = f"{moment:%H:%M:%S}.{moment.microsecond // 1000:03d}" if moment else " " * 12
-        mark = "" if entry.level in ("info", "") else f"{_word(entry.level).upper()} "
+        mark = "" if entry.level in ("info", "") else f"{line(entry.level).upper()} "
         text = readable(visible(entry.text)).replace("\n", "\n" + " " * 13)
-        line = f"{head} {_word(entry.process):<{WIDE}} {mark}{text}"
+        shown = f"{head} {line(entry.process):<{WIDE}} {mark}{text}"
         if entry.error is not None:
             message = "" if entry.error.message and entry.error.message in entry.text else entry.error.message
             trace = entry.error.traceback.rstrip() or f"{entry.error.type}: {message}"
-            line += "".join(f"\n{' ' * 13}{row}" for row in visible(trace).splitlines())
-        return f"{self._date(moment)}{self._paint(line, entry.level)}\n"
+            shown += "".join(f"\n{' ' * 13}{row}" for row in visible(trace).splitlines())
+        return f"{self._date(moment)}{self._paint(shown, entry.level)}\n"
 
     def _date(self, moment: datetime.datetime | None) -> str:
         day = f"{moment:%Y-%m-%d}" if moment else self._day
@@ -45,10 +46,6 @@ class Formatter:
     def _paint(self, text: str, level: str) -> str:
         code = COLOURS.get(level)
         return f"\033[{code}m{text}\033[0m" if self._colours and code else text
-
-
-def _word(text: str) -> str:
-    return visible(text).replace("\n", " ")
 
 
 def _moment(t: str, zone: datetime.tzinfo | None) -> datetime.datetime | None:

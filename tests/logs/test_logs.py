@@ -92,7 +92,7 @@ def test_whatever_is_said_is_one_line_of_json(text: str) -> None:
     assert json.loads(line)["process"] == "p"
 
 
-def test_a_call_that_does_not_fit_its_format_is_told_all_the_same() -> None:
+def test_a_call_that_does_not_fit_its_format_is_logged_all_the_same() -> None:
     assert "%d apples" in json.loads(JsonLine("p", {}).format(record("%d apples", "no")))["text"]
 
 
@@ -134,8 +134,8 @@ def test_a_console_shows_what_goes_as_it_should_with_a_sample_only_where_no_file
     tmp_path: Path, to_file: bool
 ) -> None:
     command = [sys.executable, "-c", CONSOLE, *([str(tmp_path / "a.log")] if to_file else [])]
-    told = subprocess.run(command, capture_output=True, text=True, check=True).stderr
-    texts = [line.split(": ", 1)[1] for line in told.splitlines()]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    texts = [line.split(": ", 1)[1] for line in shown.splitlines()]
     assert texts == ["of the run", *([] if to_file else ["of a sample"]), "of a sample gone wrong"]
     if to_file:
         assert [entry.text for entry in entries(logs(tmp_path)[0])] == [
@@ -282,22 +282,22 @@ def test_a_follower_sees_what_comes_across_turns_and_new_files(tmp_path: Path) -
     file.emit(record("before"))
     follower = Follower(tmp_path)
     assert follower.poll() == []
-    told = []
+    shown = []
     for number in range(20):
         file.emit(record("line %d", number))
-        told += [entry.text for entry in follower.poll()]
+        shown += [entry.text for entry in follower.poll()]
     file.close()
     other = LogFile(tmp_path / "b.log")
     other.emit(record("new file"))
     with other.path.open("ab") as half:
         half.write(b'{"t":"2')
-    told += [entry.text for entry in follower.poll()]
+    shown += [entry.text for entry in follower.poll()]
     with other.path.open("ab") as half:
         half.write(b'026-01-01T00:00:00.000Z","text":"late half"}\n')
-    told += [entry.text for entry in follower.poll()]
+    shown += [entry.text for entry in follower.poll()]
     other.close()
     follower.close()
-    assert told == [f"line {number}" for number in range(20)] + ["new file", "late half"]
+    assert shown == [f"line {number}" for number in range(20)] + ["new file", "late half"]
     assert rotated(tmp_path / "a.log", 2).exists()
 
 
@@ -400,10 +400,10 @@ def test_an_evaluation_is_of_its_own_samples_alone(
     writer = Writer(tmp_path)
     writer.write([Event(t=1_700_000_002, event="evaluated", step=3), Event(t=1_700_000_003, event="trained", step=3)])
     writer.close()
-    for sample, told in ((SAMPLE, "timeline    trained step 4"), (exam, "timeline    evaluated version 3")):
+    for sample, shown in ((SAMPLE, "timeline    trained step 4"), (exam, "timeline    evaluated version 3")):
         _, out, _ = run(capsys, "--run", tmp_path, "--sample", sample)
         assert str(EVAL + 3) not in out
-        assert [line.partition(" ")[2] for line in out.splitlines() if " timeline " in line] == [told]
+        assert [line.partition(" ")[2] for line in out.splitlines() if " timeline " in line] == [shown]
 
 
 def test_an_evaluations_sample_is_written_and_found_by_its_version(
@@ -431,7 +431,7 @@ def test_the_option_for_a_step_counts_as_the_lines_do(
     assert "steps count from 1" in capsys.readouterr().err
 
 
-def test_the_command_filters_and_tells_what_is_not_there(
+def test_the_command_filters_and_names_what_is_not_there(
     write: object, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write("broker", 1, "one")
@@ -440,8 +440,10 @@ def test_the_command_filters_and_tells_what_is_not_there(
     assert json.loads(run(capsys, "--run", tmp_path, "--process", "broker", "--json")[1])["text"] == "one"
     assert "no matching line; the last one was written" in run(capsys, "--run", tmp_path, "--since", "1s")[2]
     assert "the run has broker, rollout-0" in run(capsys, "--run", tmp_path, "--process", "trainer")[2]
-    assert "has no logs" in run(capsys, "--run", tmp_path / "gone")[2]
-    assert "has no logs" in run(capsys, tmp_path / "gone")[2]
+    assert "gone does not exist: name a run's folder" in run(capsys, "--run", tmp_path / "gone")[2]
+    assert "gone does not exist" in run(capsys, tmp_path / "gone")[2]
+    (tmp_path / "bare").mkdir()
+    assert "bare/logs has no logs" in run(capsys, tmp_path / "bare")[2]
 
 
 @pytest.mark.parametrize(
@@ -455,7 +457,7 @@ def test_the_command_filters_and_tells_what_is_not_there(
     ],
 )
 @pytest.mark.parametrize("more", [(), ("--json",)])
-def test_a_sample_that_nobody_told_of_is_a_mistake(
+def test_a_sample_that_is_in_no_line_is_a_mistake(
     write: object, tmp_path: Path, capsys: pytest.CaptureFixture[str], wanted: str, complaint: str, more: tuple[str]
 ) -> None:
     """Though its prompt, or its step, is known."""
