@@ -6,7 +6,9 @@ from typing import Literal
 
 import msgspec
 
-PROTOCOL = 14
+from rhymed.messages.fields import Amount, Count, Report, Word, Worded
+
+PROTOCOL = 18
 """Version of these messages. A peer with another version is refused when it joins."""
 
 
@@ -22,16 +24,16 @@ class Envelope(Part, frozen=True, kw_only=True):
     """First frame of every message."""
 
     kind: Literal["request", "reply", "event"]
-    id: int = 0  # pairs a reply with its request; 0 in an event
-    deadline_s: float = 0.0  # how long the sender waits; the receiver may give up after it
+    id: Count = 0  # pairs a reply with its request; 0 in an event
+    deadline_s: Amount = 0.0  # how long the sender waits; the receiver may give up after it
 
 
 class Done(Message, frozen=True, tag="done"):
     """Answer: the request succeeded (store: the data is durable as configured)."""
 
 
-class Failure(Message, frozen=True, kw_only=True, tag="failure"):
+class Failure(Message, Worded, frozen=True, kw_only=True, tag="failure"):
     """Answer: the request failed, and why."""
 
-    error: str  # class name in rhymed.errors
-    message: str
+    error: Word  # class name in rhymed.errors
+    message: Report

@@ -3,51 +3,69 @@
 from __future__ import annotations
 
 from rhymed.messages.base import PROTOCOL, Message
+from rhymed.messages.fields import (
+    Amount,
+    AnyWorker,
+    Count,
+    Line,
+    Numbers,
+    PromptId,
+    Step,
+    Token,
+    Version,
+    Word,
+    Worded,
+    WorkerName,
+)
 from rhymed.messages.samples import Holding, Role, SampleId, SampleInfo, Score
 from rhymed.messages.usage import Usage
 
 
-class Join(Message, frozen=True, kw_only=True, tag="join"):
+class Join(Message, Worded, frozen=True, kw_only=True, tag="join"):
     """Worker or trainer -> broker: first message; again if the broker does not know it. Answered by Welcome."""
 
     role: Role
-    worker: str  # unique name, e.g. "rollout-0@host:4711"
-    host: str
-    pid: int
-    protocol: int = PROTOCOL
-    slots: int = 1  # samples it can hold at the same time
-    version: int = -1  # policy version loaded; trainer: number of steps trained; -1: none
-    weights: str = ""  # trainer: address that serves its weights
-    life: str = ""  # random id of a trainer process; rollout: of the one that published the loaded weights
+    worker: WorkerName  # unique name, e.g. "rollout-0@host:4711"
+    host: Word
+    pid: Count
+    protocol: Count = PROTOCOL
+    slots: Count = 1  # samples it can hold at the same time
+    version: Version = -1  # policy version loaded; trainer: number of steps trained; -1: none
+    weights: Line = ""  # trainer: address that serves its weights
+    life: Token = ""  # random id of a trainer process; rollout: of the one that published the loaded weights
     holding: list[SampleId] = []  # samples it still works on (after a restart of the broker)
     asleep: bool = False  # rollout: its engine has no memory on GPUs, see Sleep, and has no order to wake
-    training: int = -1  # trainer: step that it has (after a restart of the broker); -1: none
+    training: Version = -1  # trainer: step that it has (after a restart of the broker); -1: none
 
 
-class Heartbeat(Message, frozen=True, kw_only=True, tag="heartbeat"):
+class Heartbeat(Message, Worded, frozen=True, kw_only=True, tag="heartbeat"):
     """Worker -> broker, an event every `heartbeat_s`. A lost one does no harm: the next one supersedes it."""
 
-    worker: str
-    version: int = -1
-    life: str = ""  # rollout: of the trainer whose weights are loaded, see Join
-    phase: str = ""  # current activity, for display: "idle", "decode", "update", "train 12/64" …
+    worker: WorkerName
+    version: Version = -1
+    life: Token = ""  # rollout: of the trainer whose weights are loaded, see Join
+    phase: Word = ""  # current activity, for display: "idle", "decode", "update", "train 12/64" …
     holding: list[Holding] = []
-    stats: dict[str, float] = {}  # metrics, names as in docs/metrics.md
-    training: int = -1  # trainer: as in Join
+    stats: Numbers = {}  # metrics, names as in docs/metrics.md
+    training: Version = -1  # trainer: as in Join
     usage: Usage | None = None  # a few seconds old; None: not known yet
+    waits: Line = ""  # for how long, for what and why, of more than a few seconds; empty: for nothing
 
 
 class Generated(Message, frozen=True, kw_only=True, tag="generated"):
-    """Rollout worker -> broker, after the store acknowledged these samples. Idempotent."""
+    """Rollout worker -> broker, after the store acknowledged these samples. Idempotent.
 
-    worker: str
+    Counts for the samples that the broker gave it; so do Scored and GiveBack.
+    """
+
+    worker: WorkerName
     samples: list[SampleInfo]
 
 
 class Scored(Message, frozen=True, kw_only=True, tag="scored"):
     """Reward worker -> broker, after the store acknowledged the rewards. Scoring errors are reported here, too."""
 
-    worker: str
+    worker: WorkerName
     scores: list[Score]
 
 
@@ -57,16 +75,16 @@ class Ahead(Message, frozen=True, kw_only=True, tag="ahead"):
     The worker keeps them, without a slot, until newer weights are loaded; then their tokens are verified.
     """
 
-    worker: str
+    worker: WorkerName
     samples: list[SampleId]
 
 
-class GiveBack(Message, frozen=True, kw_only=True, tag="give_back"):
+class GiveBack(Message, Worded, frozen=True, kw_only=True, tag="give_back"):
     """Worker -> broker: it returns these samples (it drains, was asked to release them, or they failed)."""
 
-    worker: str
+    worker: WorkerName
     samples: list[SampleId]
-    reason: str
+    reason: Line
     retry: bool = True  # False: no worker could do it; drop with the reason
     moved: bool = False  # returned after Release: the store has their tokens
 
@@ -74,54 +92,54 @@ class GiveBack(Message, frozen=True, kw_only=True, tag="give_back"):
 class Loaded(Message, frozen=True, kw_only=True, tag="loaded"):
     """Rollout worker -> broker: from now on, new tokens come from this policy version."""
 
-    worker: str
-    version: int
-    seconds: float
+    worker: WorkerName
+    version: Version
+    seconds: Amount
 
 
 class Asleep(Message, frozen=True, kw_only=True, tag="asleep"):
     """Rollout worker -> broker: its engine has freed its memory, see Sleep."""
 
-    worker: str
-    seconds: float
+    worker: WorkerName
+    seconds: Amount
 
 
-class Trained(Message, frozen=True, kw_only=True, tag="trained"):
+class Trained(Message, Worded, frozen=True, kw_only=True, tag="trained"):
     """Trainer -> broker: step done, version = step + 1 is published."""
 
-    worker: str
-    step: int
-    metrics: dict[str, float]
-    life: str = ""  # see Join; ignored if from an earlier process
+    worker: WorkerName
+    step: Step
+    metrics: Numbers
+    life: Token = ""  # see Join; ignored if from an earlier process
 
 
 class Checkpointed(Message, frozen=True, kw_only=True, tag="checkpointed"):
     """Trainer -> broker: all steps below `step` are in a durable checkpoint and will never be requested again."""
 
-    worker: str
-    step: int
-    newest: int = 0  # steps in the newest checkpoint; a run is finished when it has all of them
-    life: str = ""  # see Join; ignored if from an earlier process
+    worker: WorkerName
+    step: Step
+    newest: Count = 0  # steps in the newest checkpoint; a run is finished when it has all of them
+    life: Token = ""  # see Join; ignored if from an earlier process
 
 
 class Leave(Message, frozen=True, kw_only=True, tag="leave"):
     """Worker -> broker: it leaves. Its samples go to other workers."""
 
-    worker: str
+    worker: WorkerName
 
 
 class GetQueues(Message, frozen=True, tag="get_queues"):
     """Any peer -> broker: depth of every queue, samples of every worker. Answered by Queues."""
 
     brief: bool = False  # without the samples that workers hold: for a client that polls every second
-    worker: str = ""  # brief: include the samples of this worker
+    worker: AnyWorker = ""  # brief: include the samples of this worker
 
 
 class GetGroup(Message, frozen=True, tag="get_group"):
     """Any peer -> broker: one prompt's samples in an open step, with the events of each. Answered by Group."""
 
-    step: int
-    prompt: str
+    step: Step
+    prompt: PromptId
 
 
 class Pause(Message, frozen=True, tag="pause"):
@@ -139,7 +157,7 @@ class Drain(Message, frozen=True, tag="drain"):
     Applies to the worker's name, also after it leaves and joins again, until the broker restarts.
     """
 
-    worker: str
+    worker: WorkerName
     drained: bool
 
 

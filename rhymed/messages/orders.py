@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rhymed.messages.base import Message
+from rhymed.messages.fields import Count, Line, Numbers, Report, Step, Token, Version, Worded
 from rhymed.messages.samples import SampleId
 
 
@@ -25,12 +26,12 @@ class Release(Message, frozen=True, kw_only=True, tag="release"):
     samples: list[SampleId]
 
 
-class LoadVersion(Message, frozen=True, kw_only=True, tag="load_version"):
+class LoadVersion(Message, Worded, frozen=True, kw_only=True, tag="load_version"):
     """Broker -> rollout worker: load these weights in place. Done means started; Loaded follows."""
 
-    version: int
-    weights: str  # address that serves them
-    life: str = ""  # of the trainer process that published them: after a rollback, version numbers repeat
+    version: Version
+    weights: Line  # address that serves them
+    life: Token = ""  # of the trainer process that published them: after a rollback, version numbers repeat
 
 
 class Sleep(Message, frozen=True, kw_only=True, tag="sleep"):
@@ -46,19 +47,19 @@ class ScoreSamples(Message, frozen=True, kw_only=True, tag="score"):
     samples: list[SampleId]
 
 
-class TrainStep(Message, frozen=True, kw_only=True, tag="train_step"):
+class TrainStep(Message, Worded, frozen=True, kw_only=True, tag="train_step"):
     """Broker -> trainer: train one step on these complete groups. Done means accepted; Trained follows."""
 
-    step: int
+    step: Step
     samples: list[SampleId]  # sorted: a step is reproducible only in a fixed order
-    metrics: dict[str, float] = {}  # of the step's rollouts, for the trainer's log
-    steps: int = 0  # in the whole run: the learning rate's schedule ends with them; 0: unknown
+    metrics: Numbers = {}  # of the step's rollouts, for the trainer's log
+    steps: Count = 0  # in the whole run: the learning rate's schedule ends with them; 0: unknown
 
 
-class Finish(Message, frozen=True, kw_only=True, tag="finish"):
+class Finish(Message, Worded, frozen=True, kw_only=True, tag="finish"):
     """Broker -> all workers: the run is over; leave. Trainer: write the last checkpoint first."""
 
-    reason: str
+    reason: Report
 
 
 ToRollout = Generate | Cancel | Release | LoadVersion | Sleep | Finish

@@ -3,33 +3,34 @@
 from __future__ import annotations
 
 from rhymed.messages.base import Message, Part
+from rhymed.messages.fields import Amount, Count, Line, Numbers, PromptId, Report, Step, Version, Word, Worded
 from rhymed.messages.samples import Holding, Role
 from rhymed.messages.usage import Usage
 
 
-class Welcome(Message, frozen=True, kw_only=True, tag="welcome"):
+class Welcome(Message, Worded, frozen=True, kw_only=True, tag="welcome"):
     """Broker's answer to Join."""
 
-    run: str  # the run's name
-    heartbeat_s: float
-    lost_after_s: float  # seconds without a heartbeat after which the worker's samples go to others
-    step: int  # trainer: first step that it will get
+    run: Line  # the run's name
+    heartbeat_s: Amount
+    lost_after_s: Amount  # seconds without a heartbeat after which the worker's samples go to others
+    step: Step  # trainer: first step that it will get
 
 
-class WorkerRow(Part, frozen=True, kw_only=True):
-    worker: str
+class WorkerRow(Part, Worded, frozen=True, kw_only=True):
+    worker: Word
     role: Role
-    host: str
-    pid: int
-    slots: int
-    version: int
-    phase: str
-    silent_s: float  # since the last heartbeat
+    host: Word
+    pid: Count
+    slots: Count
+    version: Version
+    phase: Word
+    silent_s: Amount  # since the last heartbeat
     holding: list[Holding]  # empty in a brief answer
-    stats: dict[str, float] = {}
-    held: int = 0  # number of samples it holds
-    parked: int = 0  # of these, complete but waiting for newer weights
-    accept_length: float = 0.0  # tokens per forward pass in its last samples, 1 without drafts; 0: unknown
+    stats: Numbers = {}
+    held: Count = 0  # number of samples it holds
+    parked: Count = 0  # of these, complete but waiting for newer weights
+    accept_length: Amount = 0.0  # tokens per forward pass in its last samples, 1 without drafts; 0: unknown
     drained: bool = False  # gets no new work, see Drain
     usage: Usage | None = None  # as in its last heartbeat
 
@@ -37,62 +38,62 @@ class WorkerRow(Part, frozen=True, kw_only=True):
 class GroupRow(Part, frozen=True, kw_only=True):
     """Progress of one prompt's samples. The four counts sum to the group size."""
 
-    prompt: str
-    waiting: int
-    running: int
-    written: int  # generated, or being scored
-    settled: int  # scored, filtered or dropped
-    longest: int = 0  # tokens, among running samples
+    prompt: PromptId
+    waiting: Count
+    running: Count
+    written: Count  # generated, or being scored
+    settled: Count  # scored, filtered or dropped
+    longest: Count = 0  # tokens, among running samples
 
 
-class StepRow(Part, frozen=True, kw_only=True):
-    step: int
-    states: dict[str, int]  # ledger state -> samples
-    groups_ready: int
-    groups: int  # those without signal included, and those that replaced them
-    filtered: int = 0  # of these, dropped because they had no signal
-    refilled: int = 0  # of these, added in their places
-    open_s: float
+class StepRow(Part, Worded, frozen=True, kw_only=True):
+    step: Step
+    states: dict[Word, Count]  # ledger state -> samples
+    groups_ready: Count
+    groups: Count  # those without signal included, and those that replaced them
+    filtered: Count = 0  # of these, dropped because they had no signal
+    refilled: Count = 0  # of these, added in their places
+    open_s: Amount
     rows: list[GroupRow] = []  # some groups: running ones, longest first, then waiting, then complete ones
 
 
-class Queues(Message, frozen=True, kw_only=True, tag="queues"):
+class Queues(Message, Worded, frozen=True, kw_only=True, tag="queues"):
     """Broker's answer to GetQueues: a snapshot."""
 
-    run: str
-    uptime_s: float
-    version: int  # newest published policy version
-    step: int  # next step to train
-    steps: int  # steps in the whole run
+    run: Line
+    uptime_s: Amount
+    version: Version  # newest published policy version
+    step: Step  # next step to train
+    steps: Count  # steps in the whole run
     finished: bool
-    queues: dict[str, int]  # waiting, running, generated, scoring, scored, training, trained, filtered, dropped
-    oldest_s: dict[str, float]  # queue -> age of its oldest sample in that state
+    queues: dict[Word, Count]  # waiting, running, generated, scoring, scored, training, trained, filtered, dropped
+    oldest_s: Numbers  # queue -> age of its oldest sample in that state
     workers: list[WorkerRow]
     open_steps: list[StepRow]  # includes evaluations: their step is EVAL + version
-    metrics: dict[str, float] = {}  # of the last trained step
-    val: dict[str, float] = {}  # of the newest evaluation; val/version: its policy version
-    lag_ms: float = 0.0  # event-loop lag, 99th percentile of the last seconds
-    counts: dict[str, int] = {}  # counters since the broker started: tokens, lost (workers); event -> samples
-    store: dict[str, float] = {}  # numbers of StoreStats, a few seconds old; empty: none received yet
-    troubles: list[str] = []  # reasons why the run makes no progress, as sentences
+    metrics: Numbers = {}  # of the last trained step
+    val: Numbers = {}  # of the newest evaluation; val/version: its policy version
+    lag_ms: Amount = 0.0  # event-loop lag, 99th percentile of the last seconds
+    counts: dict[Word, Count] = {}  # counters since the broker started: tokens, lost (workers); event -> samples
+    store: Numbers = {}  # numbers of StoreStats, a few seconds old; empty: none received yet
+    troubles: list[Report] = []  # reasons why the run makes no progress, as sentences
     paused: bool = False  # see Pause
 
 
-class Moment(Part, frozen=True, kw_only=True):
+class Moment(Part, Worded, frozen=True, kw_only=True):
     """An event in the life of a sample."""
 
-    ago_s: float
-    event: str  # of the ledger's transition table, docs/ledger.md
-    who: str = ""  # a worker, or a reason
+    ago_s: Amount
+    event: Word  # of the ledger's transition table, docs/ledger.md
+    who: Line = ""  # a worker, or a reason
 
 
-class Member(Part, frozen=True, kw_only=True):
+class Member(Part, Worded, frozen=True, kw_only=True):
     """The broker's view of one sample of a group."""
 
-    index: int
-    state: str  # of the ledger's transition table
-    worker: str  # that holds it; empty: none
-    tokens: int  # generated so far
+    index: Count
+    state: Word  # of the ledger's transition table
+    worker: Word  # that holds it; empty: none
+    tokens: Count  # generated so far
     reward: float | None = None
     story: list[Moment] = []  # its first event and the newest ones
 
@@ -100,7 +101,7 @@ class Member(Part, frozen=True, kw_only=True):
 class Group(Message, frozen=True, kw_only=True, tag="group"):
     """Broker's answer to GetGroup."""
 
-    step: int
-    prompt: str
+    step: Step
+    prompt: PromptId
     members: list[Member]  # empty: the step is not open, or has no such prompt
-    expected: float = 0.0  # response tokens per sample, forecast when the step was opened; 0: unknown
+    expected: Amount = 0.0  # response tokens per sample, forecast when the step was opened; 0: unknown

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Literal
 
 from rhymed.messages.base import Part
+from rhymed.messages.fields import Amount, Count, PromptId, Report, Step, Version, Word, Worded
+from rhymed.printable import line
 
 Role = Literal["rollout", "reward", "trainer"]
 
@@ -28,58 +30,59 @@ NOT_PLANNED = "its step has other prompts now"
 class SampleId(Part, frozen=True, order=True):
     """Identity of one rollout within a run. Never changes; it also keys the sampling noise and the record."""
 
-    step: int  # training step, from 0; negative: imported from an earlier run; from EVAL on: see there
-    prompt: str  # 16 hex digits, see rhymed.inputs.rows.prompt_id
-    index: int  # 0 .. group_size - 1
+    step: Step  # training step, from 0; negative: imported from an earlier run; from EVAL on: see there
+    prompt: PromptId  # 16 hex digits, see rhymed.inputs.rows.prompt_id
+    index: Count  # 0 .. group_size - 1
 
     def __str__(self) -> str:
-        return f"{self.step}/{self.prompt}/{self.index}"
+        return f"{self.step}/{line(self.prompt)}/{self.index}"
 
 
 class Drafting(Part, frozen=True):
     """Speculative decoding of one sample. Times are estimates: the sample's share of the engine's steps."""
 
-    forwards: int  # engine steps that decoded it
-    drafted: int  # draft tokens that were verified
-    accepted: int  # of these; each step yields one more token without a draft
-    timed_s: float  # of the timed steps
-    plain_s: float  # predicted for plain decoding of the same tokens
-    draft_s: float  # part of timed_s that was spent on drafting
-    carried: int = 0  # tokens generated earlier, with other weights or on another worker
-    kept: int = 0  # length of their prefix that was accepted
+    forwards: Count  # engine steps that decoded it
+    drafted: Count  # draft tokens that were verified
+    accepted: Count  # of these; each step yields one more token without a draft
+    timed_s: Amount  # of the timed steps
+    plain_s: Amount  # predicted for plain decoding of the same tokens
+    draft_s: Amount  # part of timed_s that was spent on drafting
+    carried: Count = 0  # tokens generated earlier, with other weights or on another worker
+    kept: Count = 0  # length of their prefix that was accepted
 
 
 class SampleInfo(Part, frozen=True, kw_only=True):
     """A generated sample without its tokens."""
 
     id: SampleId
-    prompt_length: int  # tokens
-    length: int  # response tokens, end-of-sequence included
+    prompt_length: Count  # tokens
+    length: Count  # response tokens, end-of-sequence included
     finish_reason: FinishReason
-    versions: list[tuple[int, int]]  # (policy version, consecutive tokens), oldest first; counts sum to length
+    versions: list[tuple[Version, Count]]  # (policy version, consecutive tokens), oldest first; counts sum to length
     reward: float | None = None  # None: not scored
     drafting: Drafting | None = None  # None: unknown; never stored
-    ahead: tuple[int, int] = (0, 0)  # (carried, kept), see Drafting; never stored
+    ahead: tuple[Count, Count] = (0, 0)  # (carried, kept), see Drafting; never stored
 
 
-class Score(Part, frozen=True, kw_only=True):
+class Score(Part, Worded, frozen=True, kw_only=True):
     """Outcome of scoring one sample: a reward or an error; both if `reward.on_error` turns the error into 0."""
 
     id: SampleId
     reward: float | None = None
-    error: str | None = None  # for the user
+    error: Report | None = None  # for the user
     timeout: bool = False  # the error is an exceeded time limit
-    parts: dict[str, float] = {}  # scorer -> its reward before weighting
-    failed: str = ""  # the scorer that raised the error
+    parts: dict[Word, float] = {}  # scorer -> reward before weighting; to the store also scorer/name -> what it names
+    failed: Word = ""  # the scorer that raised the error
     weight: float = 1.0  # of the sample in the loss; sent to the store only
+    unstored: bool = False  # not scored: the store does not have the sample. Sent to the broker only
 
 
 class Cursor(Part, frozen=True, kw_only=True):
     """A place in the run's endless sequence of prompts, see rhymed_broker.plan."""
 
-    position: int = 0  # prompts of the sequence that lie before it
-    deferred: list[str] = []  # of these, those that no step has taken yet; they are taken first
-    known: int = 0  # with data.sampler = "success": steps whose success rates the next draw knows
+    position: Count = 0  # prompts of the sequence that lie before it
+    deferred: list[PromptId] = []  # of these, those that no step has taken yet; they are taken first
+    known: Count = 0  # with data.sampler = "success": steps whose success rates the next draw knows
 
     @property
     def drawn(self) -> int:
@@ -90,30 +93,30 @@ class Cursor(Part, frozen=True, kw_only=True):
 class Drawn(Part, frozen=True, kw_only=True):
     """Which prompts a trained step took, and where the sequence stood then: what a restart after this step needs."""
 
-    step: int
+    step: Step
     start: Cursor  # of its first prompts, `rollout.prompts_per_step` of them
     refill: Cursor  # of the prompts that replaced groups without signal
-    refilled: int  # how many
+    refilled: Count  # how many
     after: Cursor  # of the next prompts that a step takes
-    reserved: list[tuple[int, Cursor]]  # (step, where its first prompts begin), of later steps that were open by then
-    rates: list[tuple[str, float]] = []  # with data.sampler = "success": of each prompt, the share of its successes
+    reserved: list[tuple[Step, Cursor]]  # (step, where its first prompts begin), of later steps that were open then
+    rates: list[tuple[PromptId, Amount]] = []  # with data.sampler = "success": each prompt's share of successes
 
 
-class JournalEntry(Part, frozen=True, kw_only=True):
+class JournalEntry(Part, Worded, frozen=True, kw_only=True):
     """One entry of the run's journal: the durable state of a sample. "begun": the store has some of its tokens."""
 
     id: SampleId
     state: SampleState | Literal["begun"]
-    length: int = 0  # response tokens
-    oldest_version: int = 0  # smallest policy version among its tokens
+    length: Count = 0  # response tokens
+    oldest_version: Version = 0  # smallest policy version among its tokens
     reward: float | None = None
-    reason: str = ""  # why it was dropped
+    reason: Report = ""  # why it was dropped
 
 
 class Holding(Part, frozen=True, kw_only=True):
     """A sample that a worker holds."""
 
     id: SampleId
-    tokens: int = 0  # generated so far
+    tokens: Count = 0  # generated so far
     parked: bool = False  # complete, but waits for newer weights; uses no slot
-    seconds: float = 0.0  # since the worker accepted it
+    seconds: Amount = 0.0  # since the worker accepted it

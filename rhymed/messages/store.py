@@ -5,19 +5,21 @@ from __future__ import annotations
 from typing import Literal
 
 from rhymed.messages.base import Message, Part
+from rhymed.messages.fields import Amount, Count, Exact, Line, PromptId, Report, Step, Token, Version, Worded
 from rhymed.messages.samples import Drawn, JournalEntry, SampleId, SampleInfo, Score
 
 
-class OpenRun(Message, frozen=True, kw_only=True, tag="open_run"):
-    """Broker -> store: claim the store's folder for this run. Refused if another name or fingerprint is recorded."""
+class OpenRun(Message, Worded, frozen=True, kw_only=True, tag="open_run"):
+    """Broker -> store: claim the store's folder for this run. Refused if it belongs to another run."""
 
-    run: str
-    fingerprint: str  # of the settings that must not change within a run: model, data, seed
+    run: Line
+    fingerprint: Exact  # JSON of the settings that must not change within a run: model, data, seed
+    id: Token = ""  # of the run's folder, random; empty: unknown
 
 
 class PromptRow(Part, frozen=True, kw_only=True):
-    prompt: str  # id
-    row: str  # JSON object: the dataset's columns
+    prompt: PromptId
+    row: Exact  # JSON object: the dataset's columns
 
 
 class PutPrompts(Message, frozen=True, kw_only=True, tag="put_prompts"):
@@ -29,7 +31,7 @@ class PutPrompts(Message, frozen=True, kw_only=True, tag="put_prompts"):
 class GetPrompts(Message, frozen=True, kw_only=True, tag="get_prompts"):
     """Workers -> store. Answered by Prompts."""
 
-    prompts: list[str]
+    prompts: list[PromptId]
 
 
 class PutSamples(Message, frozen=True, kw_only=True, tag="put_samples"):
@@ -55,8 +57,8 @@ class PutPartials(Message, frozen=True, kw_only=True, tag="put_partials"):
     """
 
     samples: list[SampleId]
-    starts: list[int]  # position of the first token sent, in the same order; 0: start of the response
-    lengths: list[int]  # tokens
+    starts: list[Count]  # position of the first token sent, in the same order; 0: start of the response
+    lengths: list[Count]  # tokens
 
 
 class GetPartials(Message, frozen=True, kw_only=True, tag="get_partials"):
@@ -84,15 +86,30 @@ class PutScores(Message, frozen=True, kw_only=True, tag="put_scores"):
     """
 
     scores: list[Score]
-    weighted: list[int] = []  # token weights of each sample, 0 or its length; empty: none has any
+    weighted: list[Count] = []  # token weights of each sample, 0 or its length; empty: none has any
 
 
-class MarkSamples(Message, frozen=True, kw_only=True, tag="mark_samples"):
+class PutTokenStats(Message, frozen=True, kw_only=True, tag="put_token_stats"):
+    """Trainer -> store, after a step: what it computed of each response token, for people. Nothing depends on it.
+
+    Array: float16, sample after sample; of each four rows of one number per token: log-prob under the trainer,
+    entropy, mismatch (trainer's log-prob minus the engine's), advantage; NaN is unknown. Answered by Done, also where
+    the bound `store.token_stats_gib` leaves no room: then nothing of this message is kept. A sample of another length
+    is refused.
+    """
+
+    version: Version  # of the policy that computed them: the step's number
+    samples: list[SampleId]  # of one step
+    lengths: list[Count]  # tokens, in the same order
+    begins: bool = False  # training continues here: what there is of this step and of later ones goes first
+
+
+class MarkSamples(Message, Worded, frozen=True, kw_only=True, tag="mark_samples"):
     """Broker -> store: record these in the journal as trained or dropped. Done means durable."""
 
     samples: list[SampleId]
     state: Literal["trained", "dropped"]
-    reason: str = ""
+    reason: Report = ""
     drawn: Drawn | None = None  # kept for good; None: the step's prompts follow from the plan alone
 
 
@@ -102,29 +119,29 @@ class ForgetLogprobs(Message, frozen=True, kw_only=True, tag="forget_logprobs"):
     Also the journal entries of evaluations below EVAL + below_step.
     """
 
-    below_step: int
+    below_step: Step
 
 
 class GetHistory(Message, frozen=True, kw_only=True, tag="get_history"):
     """Rollout worker -> store: a prompt's earlier responses, newest step first. Answered by Samples (tokens only)."""
 
-    prompt: str
-    before_step: int
-    limit: int = 16  # responses
+    prompt: PromptId
+    before_step: Step
+    limit: Count = 16  # responses
 
 
 class GetLengths(Message, frozen=True, kw_only=True, tag="get_lengths"):
     """Broker -> store: response lengths, without reading tokens. Answered by Lengths."""
 
-    prompts: list[str]
-    before_step: int
+    prompts: list[PromptId]
+    before_step: Step
 
 
 class GetJournal(Message, frozen=True, kw_only=True, tag="get_journal"):
     """Broker -> store, at start: journal entries from this step on. Answered by Journal."""
 
-    from_step: int
-    recent: int = 0  # trained steps before the last checkpoint whose draws are wanted, too
+    from_step: Step
+    recent: Count = 0  # trained steps before the last checkpoint whose draws are wanted, too
 
 
 class GetStoreStats(Message, frozen=True, tag="get_store_stats"):
@@ -140,6 +157,7 @@ ToStore = (
     | GetPartials
     | GetSamples
     | PutScores
+    | PutTokenStats
     | MarkSamples
     | ForgetLogprobs
     | GetHistory
@@ -181,12 +199,12 @@ class Partials(Message, frozen=True, kw_only=True, tag="partials"):
     """Array: tokens."""
 
     samples: list[SampleId]  # in the order requested
-    lengths: list[int]  # tokens
+    lengths: list[Count]  # tokens
 
 
 class LengthRow(Part, frozen=True, kw_only=True):
-    prompt: str
-    lengths: list[tuple[int, int]]  # (step, response tokens), oldest step first
+    prompt: PromptId
+    lengths: list[tuple[Step, Count]]  # (step, response tokens), oldest step first
 
 
 class Lengths(Message, frozen=True, kw_only=True, tag="lengths"):
@@ -196,15 +214,15 @@ class Lengths(Message, frozen=True, kw_only=True, tag="lengths"):
 class Journal(Message, frozen=True, kw_only=True, tag="journal"):
     entries: list[JournalEntry]
     drawn: list[Drawn] = []  # of the last forgotten step and of later ones, in their order
-    forgotten: int = 0  # steps below this one have no entries and no log-probs any more: a checkpoint covers them
+    forgotten: Count = 0  # steps below this one have no entries and no log-probs any more: a checkpoint covers them
 
 
-class StoreStats(Message, frozen=True, kw_only=True, tag="store_stats"):
-    samples: int
-    tokens: int  # response tokens
-    prompts: int
-    used_bytes: int  # of the map
-    map_bytes: int
-    commits: int
-    commit_ms: float  # mean of the last commits
-    full: str = ""  # why new data is refused; empty: it is not
+class StoreStats(Message, Worded, frozen=True, kw_only=True, tag="store_stats"):
+    samples: Count
+    tokens: Count  # response tokens
+    prompts: Count
+    used_bytes: Count  # of the map
+    map_bytes: Count
+    commits: Count
+    commit_ms: Amount  # mean of the last commits
+    full: Line = ""  # why new data is refused; empty: it is not

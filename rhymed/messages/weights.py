@@ -3,43 +3,44 @@
 from __future__ import annotations
 
 from rhymed.messages.base import Message, Part
+from rhymed.messages.fields import Amount, Count, Exact, Line, Token, Version, Word, Worded, WorkerName
 
 
 class GetManifest(Message, frozen=True, kw_only=True, tag="get_manifest"):
     """Rollout worker -> trainer: location of this version's file. Answered by Manifest."""
 
-    version: int
-    algorithms: list[str] = []  # digests that the worker can compute besides blake2b, the fastest first
+    version: Version
+    algorithms: list[Token] = []  # digests that the worker can compute besides blake2b, the fastest first
 
 
-class FailedSlice(Part, frozen=True, kw_only=True):
+class FailedSlice(Part, Worded, frozen=True, kw_only=True):
     """A slice that a relay did not deliver, or delivered damaged."""
 
-    index: int
-    source: str  # the relay's address
+    index: Count
+    source: Line  # the relay's address
 
 
-class NextSlices(Message, frozen=True, kw_only=True, tag="next_slices"):
+class NextSlices(Message, Worded, frozen=True, kw_only=True, tag="next_slices"):
     """Rollout worker on another host -> trainer: what was stored since the last request, and a request for sources of
     further slices. Answered by SliceSources."""
 
-    edition: str  # of the file, see Manifest
-    worker: str
-    algorithm: str  # of the digests in the answer
+    edition: Token  # of the file, see Manifest
+    worker: WorkerName
+    algorithm: Token  # of the digests in the answer
     begin: bool = False  # nothing of this edition is stored yet
-    relay: str = ""  # address at which the worker serves the slices that it has stored; empty: it serves none
-    stored: list[int] = []  # verified slices, since the last request
+    relay: Line = ""  # address at which the worker serves the slices that it has stored; empty: it serves none
+    stored: list[Count] = []  # verified slices, since the last request
     failed: list[FailedSlice] = []  # since the last request
-    want: int = 0  # slices, at most
-    wait_s: float = 0.0  # how long the trainer may wait until there is a source
+    want: Count = 0  # slices, at most
+    wait_s: Amount = 0.0  # how long the trainer may wait until there is a source
 
 
 class GetSlice(Message, frozen=True, kw_only=True, tag="get_slice"):
     """Rollout worker on another host -> trainer or relay: one slice. Answered by Slice + one frame."""
 
-    edition: str
-    index: int
-    base: str = ""  # edition of the same size whose file the worker has: the slice may be sent as changes to it
+    edition: Token
+    index: Count
+    base: Token = ""  # edition of the same size whose file the worker has: the slice may be sent as changes to it
 
 
 class GetStream(Message, frozen=True, kw_only=True, tag="get_stream"):
@@ -51,24 +52,24 @@ ToRelay = GetSlice | GetStream
 ToWeights = GetManifest | NextSlices | GetSlice | GetStream
 
 
-class Manifest(Message, frozen=True, kw_only=True, tag="manifest"):
+class Manifest(Message, Worded, frozen=True, kw_only=True, tag="manifest"):
     """One safetensors file per version. Workers on `host` read `path`; others fetch it in slices of equal size."""
 
-    version: int
-    edition: str  # random id of this file: after a rollback, version numbers repeat
-    host: str  # identity of the machine (its boot id), not a name to connect to
-    path: str
-    size: int  # bytes
-    slice_bytes: int  # of all slices but the last, which is what remains
-    algorithm: str  # of the slices' digests: the first of the worker's that the trainer has
+    version: Version
+    edition: Token  # random id of this file: after a rollback, version numbers repeat
+    host: Word  # identity of the machine (its boot id), not a name to connect to
+    path: Exact
+    size: Count  # bytes
+    slice_bytes: Count  # of all slices but the last, which is what remains
+    algorithm: Token  # of the slices' digests: the first of the worker's that the trainer has
 
 
-class SliceSource(Part, frozen=True, kw_only=True):
+class SliceSource(Part, Worded, frozen=True, kw_only=True):
     """Where a worker gets one slice."""
 
-    index: int
-    digest: str  # hex, of the whole slice, also if it is sent as changes
-    source: str = ""  # address of a relay; empty: the trainer
+    index: Count
+    digest: Token  # hex, of the whole slice, also if it is sent as changes
+    source: Line = ""  # address of a relay; empty: the trainer
 
 
 class SliceSources(Message, frozen=True, kw_only=True, tag="slice_sources"):
@@ -80,12 +81,12 @@ class SliceSources(Message, frozen=True, kw_only=True, tag="slice_sources"):
 class Slice(Message, frozen=True, kw_only=True, tag="slice"):
     """Answer to GetSlice. The frame is the slice, or its changes (`rhymed_workers.weights.changes`)."""
 
-    base: str = ""  # edition that the changes apply to; empty: the frame is the slice
+    base: Token = ""  # edition that the changes apply to; empty: the frame is the slice
 
 
 class Stream(Message, frozen=True, kw_only=True, tag="stream"):
     """Answer to GetStream: where to connect, once and within seconds. The ticket is the connection's first bytes."""
 
-    port: int = 0  # on the host that was asked; 0: it has no such connections
+    port: Count = 0  # on the host that was asked; 0: it has no such connections
     ticket: bytes = b""
     key: bytes = b""  # seals the connection with AES-256-GCM; empty on a link without keys

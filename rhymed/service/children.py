@@ -12,6 +12,7 @@ import os
 import signal
 from asyncio.subprocess import Process
 from pathlib import Path
+from typing import BinaryIO
 
 TAIL_BYTES = 64 << 10
 
@@ -30,8 +31,13 @@ def exit_reason(status: int) -> str:
 def last_lines(log: Path, *, start: int = 0, most_bytes: int = TAIL_BYTES) -> list[str]:
     """The end of what a process wrote from byte `start` on, without empty lines. Raises `OSError`."""
     with log.open("rb") as file:
-        file.seek(max(start, file.seek(0, os.SEEK_END) - most_bytes))
-        return [line.strip() for line in file.read().decode(errors="replace").splitlines() if line.strip()]
+        return lines_of(file, start=start, most_bytes=most_bytes)
+
+
+def lines_of(file: BinaryIO, *, start: int = 0, most_bytes: int = TAIL_BYTES) -> list[str]:
+    """As `last_lines`, of an open file, which may have lost its name."""
+    file.seek(max(start, file.seek(0, os.SEEK_END) - most_bytes))
+    return [line.strip() for line in file.read().decode(errors="replace").splitlines() if line.strip()]
 
 
 def terminate(process: Process | None) -> None:

@@ -15,7 +15,7 @@ import os
 import sys
 from pathlib import Path
 
-from rhymed.service.logline import PLAIN, JsonLine
+from rhymed.service.logline import JsonLine, PlainLine
 
 MOST_BYTES = 32 << 20  # of one file
 KEPT = 3  # files of a process, the one that is written included
@@ -105,7 +105,7 @@ def configure(log_file: Path | None, level: str = "info", *, console: bool = Fal
     handlers: list[logging.Handler] = [LogFile(log_file)] if log_file is not None else []
     if console or log_file is None:
         out = logging.StreamHandler()
-        out.setFormatter(logging.Formatter(PLAIN))
+        out.setFormatter(PlainLine())
         if log_file is not None:
             out.addFilter(is_for_console)
         handlers.append(out)

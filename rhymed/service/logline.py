@@ -1,5 +1,6 @@
 """The format of log files: one JSON object per line, which names the samples that an event concerns.
 
+What is not printable is written as an escape of JSON: a terminal shows the file safely, and programs read the same.
 Events of samples are logged with `extra=cause(event, ids)`, one line per batch; the ids connect the lines of a
 sample. Invariant: a line is valid JSON in UTF-8 without a line break, whatever was logged, and contains no secret of
 this process's environment.
@@ -18,6 +19,8 @@ from typing import Any
 
 import msgspec
 
+from rhymed.printable import indented, json_visible
+
 PLAIN = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 """Format of a line on a terminal."""
 
@@ -25,7 +28,10 @@ MAX_CHARS = 64 << 10  # of a text or a traceback
 FIELDS = ("event", "step", "worker", "tokens", "accepted", "rewards", "reason")
 """Optional fields of a line, from `extra`; `samples` is another."""
 
-PATTERNS = re.compile(r"(?i)\b(bearer\s+|token=|api_key=|password=)[^\s&\"']+|\b(hf_|sk-|wandb_v1_)[A-Za-z0-9_-]{8,}")
+PATTERNS = re.compile(
+    r"(?i)\b(bearer\s+|token=|api_key=|password=)[^\s&\"']+|\b(hf_|sk-|wandb_v1_)[A-Za-z0-9_-]{8,}"
+    r"|(://)[^/@\s:]*:[^/@\s]+(?=@)"
+)
 NAMES = re.compile(r"(?i)(token|secret|password|api_?key)$")
 SHORTEST = 8  # characters of a secret; shorter values occur in ordinary words
 
@@ -71,7 +77,7 @@ class JsonLine(logging.Formatter):
     def hide(self, text: str) -> str:
         for secret in self._secrets:
             text = text.replace(secret, "***")
-        return PATTERNS.sub(lambda match: f"{match[1] or match[2]}***", text)
+        return PATTERNS.sub(lambda match: f"{match[1] or match[2] or match[3]}***", text)
 
     def _time(self, seconds: float) -> str:
         """ISO, UTC, milliseconds."""
@@ -98,9 +104,20 @@ def _text(record: logging.LogRecord) -> str:
 
 def _encode(line: dict[str, Any]) -> bytes:
     try:
-        return msgspec.json.encode(line)
+        found = msgspec.json.encode(line)
+        return found if found.isascii() and b"\x7f" not in found else json_visible(found.decode()).encode()
     except (UnicodeEncodeError, TypeError, ValueError):  # half a surrogate pair, or a value that is not JSON
-        return json.dumps(line, default=str).encode()
+        return json_visible(json.dumps(line, default=str)).encode()
+
+
+class PlainLine(logging.Formatter):
+    """Formats a record for a terminal: `PLAIN`, its further lines indented, and nothing that steers the terminal."""
+
+    def __init__(self) -> None:
+        super().__init__(PLAIN)
+
+    def format(self, record: logging.LogRecord) -> str:
+        return indented(super().format(record))
 
 
 def cause(event: str, samples: Iterable[object], **more: Any) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from rhymed.errors import HOPELESS
+from rhymed.output import show
 from rhymed.service.service import EX_HOPELESS, Service, log
 from rhymed.service.stdio import ignore_output_errors, survive_hangup
 
@@ -36,7 +37,7 @@ def serve(build: Callable[[], Service], *, log_file: Path | None = None, level: 
             await _run(build)
         except Exception as error:
             log.error("ended: %s: %s", type(error).__name__, error, exc_info=error)
-            print(f"rhymed: {type(error).__name__}: {error}", file=sys.stderr)
+            show(f"rhymed: {type(error).__name__}: {error}", file=sys.stderr)
             status = EX_HOPELESS if isinstance(error, HOPELESS) else 1
         _exit(status)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -21,8 +22,44 @@ TRANSIENT = (errors.DeadlineExceeded, errors.PeerGone, errors.Overloaded, errors
 STORE_AWAY = (errors.DeadlineExceeded, errors.PeerGone, errors.Overloaded, errors.StoreFull, OSError)
 """Errors of a store that will be back, and of a full disk; others are faults."""
 
+PATIENT_S = 3.0  # a shorter wait is not reported
+
 Attempt = Callable[[], Awaitable[Any]]
 ErrorTypes = type[Exception] | tuple[type[Exception], ...]
+
+
+class Waits:
+    """What this process is waiting for, so that no wait is silent: see `Heartbeat.waits`."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._open: dict[object, tuple[float, str, str]] = {}  # token -> since when, for what, the last error
+
+    def begin(self, what: str, error: object = "") -> object:
+        """Returns a token for the other two."""
+        token = object()
+        self._open[token] = self._clock(), what, str(error)
+        return token
+
+    def failed(self, token: object, error: object) -> None:
+        since, what, _ = self._open[token]
+        self._open[token] = since, what, str(error)
+
+    def end(self, token: object) -> None:
+        self._open.pop(token, None)
+
+    @property
+    def longest(self) -> str:
+        """The longest wait, in words; empty: there is none of more than `PATIENT_S`."""
+        since, what, error = min(self._open.values(), default=(math.inf, "", ""))
+        waited_s = self._clock() - since
+        if waited_s < PATIENT_S:
+            return ""
+        return f"for {waited_s:.0f} s: {what}{f' ({error})' if error else ''}"
+
+
+WAITS = Waits()
+"""Of this process."""
 
 
 async def retry(
@@ -33,7 +70,7 @@ async def retry(
     The pauses grow up to `LONGEST_PAUSE_S`. Raises `DeadlineExceeded` with the last error after `patience_s`
     (`math.inf`: never).
     """
-    started, last = time.monotonic(), None
+    started, last, waiting = time.monotonic(), None, WAITS.begin(what)
     try:
         async with asyncio.timeout(None if patience_s == float("inf") else patience_s):
             while True:
@@ -41,12 +78,15 @@ async def retry(
                     return await attempt()
                 except on as error:
                     last = error
+                    WAITS.failed(waiting, error)
                     log.warning("%s: %s; retrying in %.1f s", what, error, pause_s)
                     await asyncio.sleep(pause_s)
                     pause_s = min(LONGEST_PAUSE_S, pause_s * 1.5)
     except TimeoutError:
         waited_s = time.monotonic() - started
         raise errors.DeadlineExceeded(f"{what}: gave up after {waited_s:.0f} s (last error: {last})") from None
+    finally:
+        WAITS.end(waiting)
 
 
 async def retry_store(attempt: Attempt, what: str, patience_s: float = PATIENCE_S) -> Any:

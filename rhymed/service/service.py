@@ -16,6 +16,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 from rhymed.errors import RhymedError
+from rhymed.tasks import watched
 
 log = logging.getLogger(__name__)
 
@@ -67,15 +68,9 @@ class Service:
 
     def spawn(self, work: Coroutine[Any, Any, Any], *, vital: bool = True) -> asyncio.Task[Any]:
         """Run in the background. If a vital task fails, the service ends with its error."""
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(lambda done: self._ended(done, vital))
-        return task
+        return watched(work, lambda error: self._failed(error, vital), self._tasks)
 
-    def _ended(self, task: asyncio.Task[Any], vital: bool) -> None:
-        self._tasks.discard(task)
-        if task.cancelled() or (error := task.exception()) is None:
-            return
+    def _failed(self, error: BaseException, vital: bool) -> None:
         log.error("%s: a background task failed", self.name, exc_info=error)
         if vital:
             self._failure = self._failure or error

@@ -14,6 +14,8 @@ import threading
 import time
 from collections.abc import Callable
 
+from rhymed.output import show
+
 log = logging.getLogger(__name__)
 
 CHECK_S = 5.0
@@ -40,5 +42,5 @@ def _watch(turns: Callable[[], int], name: str, check_s: float) -> None:
             log.error("%s: the event loop has hung for %.0f s; its stack is on stderr", name, silent * check_s)
             faulthandler.dump_traceback(sys.stderr, all_threads=True)
         if silent >= END_AFTER:
-            print(f"rhymed: {name} hung for {silent * check_s:.0f} s", file=sys.stderr, flush=True)
+            show(f"rhymed: {name} hung for {silent * check_s:.0f} s", file=sys.stderr, flush=True)
             os._exit(EXIT_STUCK)

@@ -206,7 +206,19 @@ def _read(file: Path, forbidden: int, why: str) -> str:
             return stream.read()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not text"
-        raise ConfigError(f"{file}: {reason}; `rhymed keygen {file.parent}` makes a run's keys") from None
+        raise ConfigError(f"{file}: {reason}; {_cure(file)}") from None
+
+
+def _cure(file: Path) -> str:
+    """Of a file that cannot be read. Where others of the run's keys are there, this one was lost."""
+    if file.name == PUBLIC and any(file.parent.glob("*.secret")):
+        return "copy it from another machine of the run, or from the folder where the keys were made"
+    if file.name != PUBLIC and (file.parent / PUBLIC).exists():
+        return (
+            "copy it from the folder where the keys were made, or make a new pair there:"
+            f" rhymed keygen {file.parent} --rotate {file.stem}"
+        )
+    return f"`rhymed keygen {file.parent}` makes a run's keys"
 
 
 def _write_public(folder: Path, keys: dict[str, KeyRole]) -> None:

@@ -20,6 +20,7 @@ import zmq
 
 from rhymed import errors
 from rhymed.messages import Envelope, Failure, Message, Reply
+from rhymed.printable import line
 from rhymed.wire.limits import LogThrottle
 
 log = logging.getLogger(__name__)
@@ -47,6 +48,11 @@ _replies: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
 
 async def _refuse(peer: bytes, message: Any, frames: Sequence[bytes]) -> Message:
     raise errors.MalformedMessage("this end of the link accepts no requests")
+
+
+def name_of(peer: bytes) -> str:
+    """The name under which a peer connected, for people: its routing id without the random end."""
+    return line(peer.partition(b"#")[0].decode(errors="replace"), 64)
 
 
 class Incoming(NamedTuple):
@@ -136,9 +142,10 @@ class Link:
             raise errors.Overloaded(f"{waiting} messages wait for a peer that does not read") from None
         except zmq.ZMQError as error:
             if error.errno == zmq.EHOSTUNREACH:
-                raise errors.PeerGone(f"{peer.decode(errors='replace')} is not connected") from None
+                raise errors.PeerGone(f"{name_of(peer)} is not connected") from None
             raise
-        self._wake()
+        finally:
+            self._wake()  # a send that failed has consumed the edge, too
 
     def _wake(self) -> None:
         # The descriptor is edge-triggered, and any call on the socket may consume the edge: read again soon.
@@ -170,7 +177,8 @@ class Link:
             body, frames = parts[1], parts[2:]
         except (*UNREADABLE, IndexError) as error:
             self._penalize(peer)
-            self._log(logging.WARNING, "message without a readable envelope from %r ignored: %s", peer, error)
+            why = line(str(error))
+            self._log(logging.WARNING, "message without a readable envelope from %r ignored: %s", peer, why)
             return
         if envelope.kind == "reply":
             self._settle(peer, envelope, body, frames)
@@ -191,7 +199,12 @@ class Link:
             return
         task = self._loop.create_task(self._answer(peer, envelope, message, frames, size))
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._answered)
+
+    def _answered(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._log(logging.ERROR, "a request got no answer", exc_info=error)
 
     def _settle(self, peer: bytes, envelope: Envelope, body: bytes, frames: list[bytes]) -> None:
         request = self._pending.get(envelope.id)
@@ -201,7 +214,7 @@ class Link:
         try:
             reply = _replies.decode(body)
         except UNREADABLE as error:
-            future.set_exception(errors.MalformedMessage(f"reply: {error}"))
+            future.set_exception(errors.MalformedMessage(f"reply: {line(str(error))}"))
             return
         if isinstance(reply, Failure):
             future.set_exception(errors.by_name(reply.error)(reply.message))
@@ -245,7 +258,7 @@ class Link:
             return self._requests.decode(body)
         except UNREADABLE as error:
             self._penalize(peer)
-            raise errors.MalformedMessage(f"{error} in {body[:80]!r}") from None
+            raise errors.MalformedMessage(f"{line(str(error))} in {body[:80]!r}") from None
 
     def _log(self, level: int, text: str, *values: Any, exc_info: BaseException | None = None) -> None:
         """Log at most a few lines of a flood."""

@@ -10,12 +10,13 @@ peer restarts; messages already sent to a peer that died are gone. After a recon
 requests without a reply: every request may arrive twice, and every handler is idempotent. A ROUTER would silently
 drop messages to a full or unknown peer; ROUTER_MANDATORY makes both an error.
 
-A peer that connects with another peer's routing id takes over its link, so a worker can return after a crash. On a
-locked link the routing id has a random suffix that no other peer learns, so no link can be taken over.
+A peer that connects with another peer's routing id takes over its link, so a client keeps its own when it reconnects.
+The id has a random end that no other peer learns, so no link can be taken over; names are the services' affair.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import os
@@ -30,14 +31,16 @@ import zmq
 from rhymed import errors
 from rhymed.messages import Done, Envelope, Message
 from rhymed.wire import permissions
-from rhymed.wire.addresses import check_open, check_owner, check_port, claim, is_local, is_lockable
+from rhymed.wire.addresses import check_open, check_owner, check_port, claim, is_local, is_lockable, is_removed
 from rhymed.wire.curve import AUTHENTICATOR, Connector, lock
 from rhymed.wire.events import Monitor
 from rhymed.wire.keys import OPEN, Keyring, KnownKeys
 from rhymed.wire.limits import IGNORE_S, RateLimiter, limits_of, raise_file_limit
-from rhymed.wire.link import Buffer, Handler, Incoming, Link, Parcel
+from rhymed.wire.link import Buffer, Handler, Incoming, Link, Parcel, name_of
 
 __all__ = ["DONE", "Buffer", "Client", "Handler", "Parcel", "Server", "drain", "is_local"]
+
+log = logging.getLogger(__name__)
 
 SEND_HWM = 10_000  # messages per peer; a worker has a few in flight, so a peer that reaches this is stuck
 RECV_HWM = 10_000
@@ -46,6 +49,7 @@ MAX_SOCKETS = 16_384  # per process: tests and benchmarks run hundreds of worker
 VIEW_BYTES = 64 << 10  # smaller frames are copied: a message's body must be bytes
 BACKLOG = 4096  # connections waiting to be accepted: many workers may start at once
 IO_THREADS = min(4, os.cpu_count() or 1)  # of zmq: connections are copied and encrypted in parallel
+LOOK_S = 1.0  # between looks at the file of an ipc socket
 HANDSHAKE_MS = 10_000  # then a connection without a handshake is closed
 KEEPALIVE = {zmq.TCP_KEEPALIVE: 1, zmq.TCP_KEEPALIVE_IDLE: 15, zmq.TCP_KEEPALIVE_INTVL: 5, zmq.TCP_KEEPALIVE_CNT: 3}
 """Seconds, and tries: the kernel detects a peer that vanished.
@@ -68,7 +72,7 @@ class Server(Link):
         self._limiter = RateLimiter(limits)
         socket = _socket(zmq.ROUTER, address, limits.queued_out, limits.queued_in, limits.frame_bytes)
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a worker that reconnects under its name replaces its old link
+        socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a client that reconnects replaces its old link
         socket.setsockopt(zmq.BACKLOG, BACKLOG)
         socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
         with _closing_on_error(socket, f"cannot bind {address}"):
@@ -88,18 +92,46 @@ class Server(Link):
                 raise
         self.address = socket.getsockopt_string(zmq.LAST_ENDPOINT)
         super().__init__(socket, accepts, handler)
+        self._looking: asyncio.TimerHandle | None = None
+        if address.startswith("ipc://") and not address.startswith("ipc://@"):  # an abstract socket has no file
+            self._look(address)
+
+    def _look(self, address: str) -> None:
+        """Bind an ipc socket again whose file was removed: connected peers stay, but no others could connect.
+
+        The old listener stays too, on a file without a name: zmq would remove the new file with it."""
+        self._looking = self._loop.call_later(LOOK_S, self._look, address)
+        if is_removed(address):
+            try:
+                claim(address.removeprefix("ipc://"))
+                self._socket.bind(address)
+                log.warning("%s was removed from outside of this run: it is bound again", address)
+            except (zmq.ZMQError, OSError, errors.AddressRefused) as error:
+                self._log(logging.WARNING, "%s was removed and cannot be bound again: %s", address, error)
 
     async def request(
         self, peer: bytes, message: Message, *frames: Buffer, deadline_s: float, phase: str = ""
     ) -> Parcel:
         """Send a request to a connected peer. Raises `PeerGone`, `DeadlineExceeded`, or the peer's own error."""
-        return await self._ask(peer, peer.decode(errors="replace"), message, frames, deadline_s, phase)
+        return await self._ask(peer, name_of(peer), message, frames, deadline_s, phase)
 
     def notify(self, peer: bytes, message: Message, *frames: Buffer) -> None:
         """Send a connected peer an event: no answer."""
         self._send(peer, Envelope(kind="event"), message, frames)
 
+    def is_connected(self, peer: bytes) -> bool:
+        """Whether its connection is there; that of a process that died is not. The peer ignores what this sends."""
+        try:
+            self._send(peer, Envelope(kind="reply"), DONE, ())
+        except errors.PeerGone:
+            return False
+        except errors.Overloaded:
+            return True  # it does not read
+        return True
+
     def close(self) -> None:
+        if self._looking is not None:
+            self._looking.cancel()
         super().close()
         AUTHENTICATOR.close(self._domain)
 
@@ -132,7 +164,7 @@ class Server(Link):
 
 
 class Client(Link):
-    """Connects to `address`, also if it is bound only later. `name` must be unique among the server's peers.
+    """Connects to `address`, also if it is bound only later. `name`: for the server's logs.
 
     `resend=False`: when the connection ends or cannot be made, requests fail with `PeerGone` instead of waiting.
     `views=True`: large frames of answers are memoryviews of zmq's memory, not copies.
@@ -156,10 +188,8 @@ class Client(Link):
         self._resend, self._views = resend, views
         self._connection: Connector | Monitor | None = None
         socket = _socket(zmq.DEALER, address, SEND_HWM, RECV_HWM, MAX_MESSAGE_BYTES)
-        if locked:
-            name = f"{name}#{secrets.token_hex(16)}"
-        if name:
-            socket.setsockopt(zmq.ROUTING_ID, name.encode())
+        unique = f"{name}#{secrets.token_hex(16)}"
+        socket.setsockopt(zmq.ROUTING_ID, unique.encode())
         socket.setsockopt(zmq.RECONNECT_IVL, 50)  # ms
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
         with _closing_on_error(socket, f"cannot connect to {address}"):

@@ -17,6 +17,7 @@ from rhymed.messages import Done, Envelope, Finish, GetQueues, Join, Leave, Mess
 from rhymed.wire import curve, keys
 from rhymed.wire.keys import ROLES, Keyring, KeyRole, make_keys, retire
 from rhymed.wire.sockets import Client, Server
+from tests.ports import free_ports
 
 LOCAL = "tcp://127.0.0.1:*"
 
@@ -233,7 +234,7 @@ async def bound(make: Callable[[], Server]) -> Server:
 
 
 async def test_a_servers_key_changes_while_its_callers_stay(folder: Path, tmp_path: Path, heard: Heard) -> None:
-    address = f"tcp://127.0.0.1:{_port()}"
+    address = f"tcp://127.0.0.1:{free_ports(1)[0]}"
     first = Server(address, ToBroker, heard, keys=Keyring("broker", folder))
     async with calling(first, Keyring("rollout", folder)) as client:
         await answered(client)
@@ -250,7 +251,7 @@ async def test_a_servers_key_changes_while_its_callers_stay(folder: Path, tmp_pa
 
 
 async def test_what_waits_without_a_connection_outlives_a_retry(folder: Path, heard: Heard) -> None:
-    address = f"tcp://127.0.0.1:{_port()}"
+    address = f"tcp://127.0.0.1:{free_ports(1)[0]}"
     client = Client(address, peer="broker", keys=Keyring("rollout", folder))
     connector = client._connection
     assert isinstance(connector, curve.Connector)
@@ -357,11 +358,3 @@ async def test_an_authenticator_that_fails_is_started_again(
     async with calling(server, Keyring("viewer", folder)) as client:
         await answered(client)
     assert "the authenticator failed and is started again" in caplog.text
-
-
-def _port() -> int:
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -39,6 +39,21 @@ def test_a_lost_public_key_is_not_made_up_for_silently(folder: Path) -> None:
         make_keys(folder, ROLES)
 
 
+def test_a_lost_file_is_named_with_its_cure(folder: Path, tmp_path: Path) -> None:
+    """`rhymed keygen` makes no new pair for a role that has a public key."""
+    (folder / "reward.secret").unlink()
+    with pytest.raises(
+        ConfigError, match=r"reward\.secret: No such file .*or make a new pair there: .*--rotate reward"
+    ):
+        Keyring("reward", folder).own_public()
+    assert make_keys(folder, [], ["reward"]) == ["reward"]
+    (folder / "public").unlink()
+    with pytest.raises(ConfigError, match=r"public: No such file or directory; copy it from another machine"):
+        Keyring("reward", folder).own_public()
+    with pytest.raises(ConfigError, match=r"`rhymed keygen .*none` makes a run's keys"):
+        Keyring("reward", tmp_path / "none").own_public()
+
+
 def test_rotation_keeps_the_old_key_until_it_is_retired(folder: Path) -> None:
     old = Keyring("rollout", folder).own_public()
     assert make_keys(folder, [], ["rollout"]) == ["rollout"]

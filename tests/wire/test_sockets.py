@@ -4,9 +4,11 @@ import asyncio
 import contextlib
 import dataclasses
 import random
+import shutil
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -99,7 +101,7 @@ def raw(address: str) -> zmq.Socket[bytes]:
 async def test_a_request_gets_its_reply(client: Client, counter: Counter) -> None:
     assert (await client.request(Leave(worker="a"))).message == Done()
     assert counter.heard == [Leave(worker="a")]
-    assert counter.peers == [b"worker-0"]
+    assert [peer.partition(b"#")[0] for peer in counter.peers] == [b"worker-0"]
 
 
 async def test_many_requests_at_once_are_paired_right(client: Client) -> None:
@@ -166,18 +168,20 @@ async def test_the_server_asks_its_peers(address: str) -> None:
         heard.append(message)
         return Done()
 
-    server = Server(address, Loose, Counter())
+    counter = Counter()
+    server = Server(address, Loose, counter)
     client = Client(address, "reward-0", peer="broker", accepts=ToReward, handler=take)
     await client.request(GetQueues())
+    (peer,) = counter.peers
     rate = ScoreSamples(samples=[SampleId(0, "a", 1)])
-    assert (await server.request(b"reward-0", rate, deadline_s=60)).message == Done()
-    server.notify(b"reward-0", Finish(reason="over"))
+    assert (await server.request(peer, rate, deadline_s=60)).message == Done()
+    server.notify(peer, Finish(reason="over"))
     await until(lambda: len(heard) == 2)
     assert heard == [rate, Finish(reason="over")]
     with pytest.raises(errors.PeerGone, match="reward-9 is not connected"):
-        await server.request(b"reward-9", rate, deadline_s=60)
+        await server.request(b"reward-9#12", rate, deadline_s=60)
     client.close()
-    await until(lambda: _refused(server, b"reward-0"))
+    await until(lambda: _refused(server, peer))
     server.close()
 
 
@@ -190,11 +194,12 @@ def _refused(server: Server, peer: bytes) -> bool:
 
 
 async def test_a_client_without_a_handler_refuses_requests(address: str) -> None:
-    server = Server(address, Loose, Counter())
+    counter = Counter()
+    server = Server(address, Loose, counter)
     client = Client(address, "deaf", peer="broker")
     await client.request(GetQueues())
     with pytest.raises(errors.MalformedMessage, match="accepts no requests"):
-        await server.request(b"deaf", Finish(reason="x"), deadline_s=60)
+        await server.request(counter.peers[0], Finish(reason="x"), deadline_s=60)
     client.close()
     server.close()
 
@@ -276,7 +281,7 @@ async def test_large_frames_can_be_had_without_a_copy(address: str, counter: Cou
     client.close()
 
 
-async def test_a_worker_that_comes_back_under_its_name_takes_over(address: str) -> None:
+async def test_nobody_takes_over_the_link_of_another_with_the_same_name(address: str) -> None:
     heard: list[str] = []
 
     def taker(name: str) -> Answer:
@@ -286,15 +291,31 @@ async def test_a_worker_that_comes_back_under_its_name_takes_over(address: str) 
 
         return take
 
-    server = Server(address, Loose, Counter())
-    old = Client(address, "reward-0", peer="broker", accepts=ToReward, handler=taker("old"))
-    await old.request(GetQueues())
-    new = Client(address, "reward-0", peer="broker", accepts=ToReward, handler=taker("new"))
-    await new.request(GetQueues())
-    await server.request(b"reward-0", Finish(reason="x"), deadline_s=60)
-    assert heard == ["new"]
-    for link in (old, new, server):
+    counter = Counter()
+    server = Server(address, Loose, counter)
+    clients = [
+        Client(address, "reward-0", peer="broker", accepts=ToReward, handler=taker(name)) for name in ("old", "new")
+    ]
+    for client in clients:
+        await client.request(GetQueues())
+    for peer in counter.peers:
+        await server.request(peer, Finish(reason="x"), deadline_s=60)
+    assert heard == ["old", "new"]
+    for link in (*clients, server):
         link.close()
+
+
+async def test_a_server_knows_which_peers_are_connected(address: str) -> None:
+    counter = Counter()
+    server = Server(address, Loose, counter)
+    client = Client(address, "reward-0", peer="broker")
+    await client.request(GetQueues())
+    (peer,) = counter.peers
+    assert server.is_connected(peer)
+    await client.request(GetQueues())  # what the peer was sent does not disturb it
+    client.close()
+    await until(lambda: not server.is_connected(peer))
+    server.close()
 
 
 async def test_closing_ends_open_requests(address: str, counter: Counter) -> None:
@@ -388,10 +409,11 @@ async def test_garbage_from_the_server_is_an_error_of_the_request(tmp_path: Path
 
 async def test_a_reply_to_somebody_elses_request_is_ignored(address: str) -> None:
     """A peer cannot answer for another: the id alone does not pair."""
-    server = Server(address, Loose, Counter())
+    counter = Counter()
+    server = Server(address, Loose, counter)
     victim = Client(address, "victim", peer="broker", accepts=ToReward, handler=_never)
     await victim.request(GetQueues())
-    asking = asyncio.create_task(server.request(b"victim", Finish(reason="x"), deadline_s=0.5))
+    asking = asyncio.create_task(server.request(counter.peers[0], Finish(reason="x"), deadline_s=0.5))
     stranger = raw(address)
     for number in range(20):
         head = msgspec.msgpack.encode(Envelope(kind="reply", id=number))
@@ -431,6 +453,35 @@ async def test_two_servers_on_one_port_are_refused() -> None:
     with pytest.raises(errors.AddressRefused, match=r"cannot bind tcp://.*in use"):
         Server(first.address, ToBroker, Counter())
     first.close()
+
+
+async def test_a_socket_file_that_was_removed_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With its folder; those who were connected stay connected."""
+    monkeypatch.setattr(sockets, "LOOK_S", 0.02)
+    folder = tmp_path / "sockets"
+    server = Server(f"ipc://{folder}/link", Loose, Counter())
+    early = Client(server.address, "early", peer="broker")
+    await early.request(Leave(worker="a"))
+    shutil.rmtree(folder)
+    late = Client(server.address, "late", peer="broker")
+    try:
+        assert (await late.request(Leave(worker="a"), deadline_s=60)).message == Done()
+        await early.request(Leave(worker="a"))
+    finally:
+        for end in (early, late, server):
+            end.close()
+
+
+async def test_an_abstract_socket_has_no_file_to_look_at(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    server = Server(f"ipc://@{tmp_path}", Loose, Counter())
+    client = Client(server.address, "early", peer="broker")
+    try:
+        assert (await client.request(Leave(worker="rollout-0"), deadline_s=60)).message == Done()
+        assert server._looking is None
+    finally:
+        client.close()
+        server.close()
+    assert caplog.records == []
 
 
 async def test_the_socket_file_of_a_dead_server_is_removed(tmp_path: Path) -> None:
@@ -487,3 +538,20 @@ def test_local_addresses() -> None:
         assert sockets.is_local(address)
     for address in ("tcp://0.0.0.0:1", "tcp://*:1", "tcp://10.0.0.1:1", "tcp://eth0:1", "tcp://127.0.0.1.evil:1"):
         assert not sockets.is_local(address)
+
+
+async def test_a_send_that_fails_does_not_hide_what_has_arrived(address: str) -> None:
+    """The socket's descriptor reports an arrival once, and a failing send consumes that report."""
+    counter = Counter()
+    server = Server(address, Loose, counter)
+    client = Client(address, peer="server")
+    try:
+        await client.request(Leave(worker="rollout-0"), deadline_s=60)
+        asked = asyncio.create_task(client.request(Leave(worker="rollout-1"), deadline_s=5))
+        await asyncio.sleep(0)  # it is sent
+        time.sleep(0.5)  # noqa: ASYNC251 - and arrives, while the event loop does not look
+        assert not server.is_connected(b"nobody")
+        await asked
+    finally:
+        client.close()
+        server.close()
