@@ -5,7 +5,8 @@
     liveness (once a second) ------------+       ^
     recovery (dataset, journal) -----------------+      shutdown waits for the last checkpoint
 
-Events of one turn of the event loop lead to one scheduling pass. The run begins when the dataset is read and the
+Events of one turn of the event loop lead to one scheduling pass; a long one goes on over several (`shell/turns`), and
+later events wait for it. The run begins when the dataset is read and the
 trainer has joined, and ends when the plan is trained. Nothing here must survive: the store's journal and the
 trainer's position are the truth.
 """
@@ -16,7 +17,7 @@ import asyncio
 import gc
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, NoReturn
 
@@ -26,9 +27,8 @@ from rhymed.errors import CheckpointLost, RewardError, RhymedError, StepRefused
 from rhymed.run.layout import RunLayout
 from rhymed.run.metrics import MetricsLog
 from rhymed.run.timeline import FAILED
-from rhymed.service.logline import cause
 from rhymed.service.service import Service
-from rhymed.text import evaluation_lines, step_line
+from rhymed.text import counted, evaluation_lines, step_line
 from rhymed.wire.sockets import DONE, Server
 from rhymed_broker.forecast import Forecast
 from rhymed_broker.ledger.actions import Action, Evaluated, FinishRun, Mark, Recall
@@ -39,10 +39,11 @@ from rhymed_broker.pipe.policy import stay
 from rhymed_broker.shell.admission import Admission
 from rhymed_broker.shell.delivery import Delivery, Order
 from rhymed_broker.shell.liveness import Liveness
-from rhymed_broker.shell.outbox import Outbox
+from rhymed_broker.shell.outbox import Outbox, log_drop
 from rhymed_broker.shell.recovery import Recovery
 from rhymed_broker.shell.reports import Report, Reports
 from rhymed_broker.shell.shutdown import Shutdown
+from rhymed_broker.shell.turns import Queue, Turns
 from rhymed_broker.states import Rules
 from rhymed_broker.status import snapshot as status
 from rhymed_broker.status.dashboard import Dashboard
@@ -53,12 +54,11 @@ from rhymed_store.client import StoreClient
 
 log = logging.getLogger(__name__)
 
-RECALLED = 256  # prompts per request for their lengths
 LINGER_S = 3.0  # after the end, so that screens see it
 FLUSH_S = 30.0  # for the last marks and metrics
 EXPORTS_S = 6.0  # for unsent metrics and traces, when the run is stopped
 
-Handler = Callable[[bytes, Any], messages.Message]
+Handler = Callable[[bytes, Any], messages.Message | Awaitable[messages.Message]]
 
 
 class BrokerService(Service):
@@ -73,7 +73,9 @@ class BrokerService(Service):
         self.ledger = Ledger(Rules.of(config.schedule), policy_of(config), forecast, signal)
         self.finished = False
         self.latest = Latest(config.run.name, self.ledger, self.lag)
-        self._pass: asyncio.Handle | None = None
+        self._turns = Turns()
+        self._orders = Queue[Order](lambda order: self.spawn(self._deliver(order)))
+        self._pass: asyncio.Task[None] | None = None  # that has not begun
         self._over = ""  # why the run is over; empty: it is not
         self._outbox = Outbox()
         self._metrics_writer = MetricsWriter(MetricsLog(places.metrics, places.tensorboard))
@@ -82,17 +84,21 @@ class BrokerService(Service):
         self._timeline = self._timeline_writer.timeline
 
     async def open(self) -> None:
-        gc.set_threshold(100_000, 20, 100)  # the ledger has many objects and no cycles: collections only cost pauses
+        gc.set_threshold(20_000, 20, 1000)  # the ledger has many objects and no cycles: collections only cost pauses
         keys, schedule = self.places.keys("broker"), self.config.schedule
         # workers may join while the dataset is read
         self.server = Server(self.places.listens(self.places.broker), messages.ToBroker, self._handle, keys=keys)
         self.store = StoreClient(self.places.store, "broker", keys)
-        self._delivery = Delivery(self.server, self.ledger, partial(self._outbox.flush, FLUSH_S), self._wake)
+        self._delivery = Delivery(
+            self.server, self.ledger, self._turns, partial(self._outbox.flush, FLUSH_S), self._wake
+        )
         self._admission = Admission(
             self.config.run.name, schedule, self.ledger, self._delivery, self._timeline, self._restart_at
         )
         self._shutdown = Shutdown(self.ledger, self._delivery)
-        self._recovery = Recovery(self.config, self.places, self.ledger, self.store, self._outbox, self._timeline)
+        self._recovery = Recovery(
+            self.config, self.places, self.ledger, self._turns, self.store, self._outbox, self._timeline
+        )
         self._reports = Reports(self.ledger, self.config.reward)
         self._handlers = self._handler_table()
         self.spawn(self._outbox.run())
@@ -100,10 +106,9 @@ class BrokerService(Service):
         self.spawn(self._exports.run(self.ledger.samples))
         self.spawn(self._timeline_writer.run())
         self.spawn(self._recovery.run(self._reports.replay, self._fail, self._wake))
-        self.spawn(Liveness(schedule, self.ledger, self._delivery, self._timeline).run(self._wake))
+        self.spawn(Liveness(schedule, self.ledger, self._turns, self._delivery, self._timeline).run(self._wake))
         self.spawn(self.latest.watch(self.store))
-        snapshot = partial(self._queues, b"", messages.GetQueues(brief=True))
-        self.spawn(Dashboard(self.config.net.http, self.places, snapshot).run(), vital=False)
+        self.spawn(Dashboard(self.config.net.http, self.places, self._snapshot).run(), vital=False)
 
     def _handler_table(self) -> dict[type[messages.Message], Handler]:
         return {
@@ -120,13 +125,12 @@ class BrokerService(Service):
             messages.Checkpointed: self._checkpointed,
             messages.GetQueues: self._queues,
             messages.GetGroup: self._group,
-            messages.Pause: self._pause,
-            messages.Drain: self._drain,
+            messages.Pause: self._admission.pause,
+            messages.Drain: self._admission.drain,
         }
 
     async def close(self) -> None:
-        if self._pass is not None:
-            self._pass.cancel()
+        self._orders.close()
         if hasattr(self, "server"):
             self.server.close()
         if hasattr(self, "store"):
@@ -135,7 +139,10 @@ class BrokerService(Service):
         await self._exports.close(finished=self.finished, deadline_s=EXPORTS_S)
 
     async def _handle(self, peer: bytes, message: Any, frames: Sequence[bytes]) -> messages.Message:
-        answer = self._handlers[type(message)](peer, message)
+        async with self._turns:
+            answer = self._handlers[type(message)](peer, message)
+            if not isinstance(answer, messages.Message):
+                answer = await answer
         if not isinstance(message, messages.GetQueues | messages.GetGroup):
             self._wake()
         return answer
@@ -154,16 +161,16 @@ class BrokerService(Service):
         self._shutdown.roll_back()
 
     def _report(self, peer: bytes, report: Report) -> messages.Message:
+        self._admission.member(peer, report.worker)
         try:
             self._reports.take(report)
         except RewardError as error:
             self.spawn(self._fail(error))
             raise
-        self._admission.member(report.worker)
         return DONE
 
     def _loaded(self, peer: bytes, loaded: messages.Loaded | messages.Asleep) -> messages.Message:
-        self._admission.member(loaded.worker)
+        self._admission.member(peer, loaded.worker)
         if isinstance(loaded, messages.Asleep):
             self.ledger.handover.asleep(loaded.worker, time.monotonic())
             return DONE
@@ -171,10 +178,10 @@ class BrokerService(Service):
         self._timeline.event("version", time.monotonic(), worker=loaded.worker, step=loaded.version)
         return DONE
 
-    def _trained(self, peer: bytes, trained: messages.Trained) -> messages.Message:
-        self._admission.member(trained.worker)
+    async def _trained(self, peer: bytes, trained: messages.Trained) -> messages.Message:
+        self._admission.member(peer, trained.worker)
         self._delivery.check_trainer(peer, trained)
-        row = self.ledger.train_done(trained.step, time.monotonic())
+        row = await self._turns.run(self.ledger.train_done.slices(trained.step, time.monotonic()))
         if row is None:
             if trained.step < (self.ledger.version if self._recovery.position is None else self._recovery.position):
                 self._metrics_writer.trained(trained.step, trained.metrics)  # repeated, or sent after it joined again
@@ -187,12 +194,12 @@ class BrokerService(Service):
         log.info("trained %d/%d   %s", trained.step + 1, self._recovery.steps, step_line(metrics), extra=fields)
         return DONE
 
-    def _checkpointed(self, peer: bytes, checkpointed: messages.Checkpointed) -> messages.Message:
-        self._admission.member(checkpointed.worker)
+    async def _checkpointed(self, peer: bytes, checkpointed: messages.Checkpointed) -> messages.Message:
+        self._admission.member(peer, checkpointed.worker)
         self._delivery.check_trainer(peer, checkpointed)
         step = checkpointed.step
         self._shutdown.checkpointed(max(step, checkpointed.newest))
-        self._schedule()  # so that marks of these steps are written before their log-probs are forgotten
+        await self._schedule()  # so that marks of these steps are written before their log-probs are forgotten
         self._outbox.put("forget log-probs", lambda: self.store.forget_logprobs(step))
         return DONE
 
@@ -202,56 +209,46 @@ class BrokerService(Service):
         warnings = [*(source.trouble for source in sources), self._shutdown.waits]
         return self.latest.queues(request, steps=steps, finished=self.finished, warnings=warnings)
 
+    async def _snapshot(self) -> messages.Message:
+        async with self._turns:
+            return self._queues(b"", messages.GetQueues(brief=True))
+
     def _group(self, peer: bytes, request: messages.GetGroup) -> messages.Message:
         return status.group(self.ledger, request.step, request.prompt, time.monotonic())
-
-    def _pause(self, peer: bytes, pause: messages.Pause) -> messages.Message:
-        self.ledger.pause_run(pause.paused, time.monotonic())
-        log.warning("an operator %s the run", "pauses" if pause.paused else "resumes")
-        return DONE
-
-    def _drain(self, peer: bytes, drain: messages.Drain) -> messages.Message:
-        self.ledger.drain_worker(drain.worker, drain.drained, time.monotonic())
-        log.warning("an operator %s %s", "drains" if drain.drained else "gives work again to", drain.worker)
-        return DONE
 
     def _wake(self) -> None:
         """One scheduling pass for everything that arrives in this turn of the event loop."""
         if self._pass is None and not self.stopping:
-            self._pass = asyncio.get_running_loop().call_soon(self._schedule)
+            self._pass = self.spawn(self._run_pass(), vital=False)
 
-    def _schedule(self) -> None:
-        self._pass = None
-        for action in self.ledger.drain(time.monotonic()):
-            self._perform(action)
+    async def _run_pass(self) -> None:
+        async with self._turns:
+            self._pass = None  # what arrives from now on needs another one
+            await self._schedule()
 
-    def _perform(self, action: Action) -> None:
+    async def _schedule(self) -> None:
+        actions = await self._turns.run(self.ledger.drain.slices(time.monotonic()))
+        self._orders.put([order for action in actions for order in self._perform(action)])
+
+    def _perform(self, action: Action) -> list[Order]:
+        """At once, but for orders: these are returned."""
         match action:
             case Mark(ids, state, reason, drawn):
                 if state == "dropped":
-                    level = logging.INFO if reason.startswith(messages.NO_SIGNAL) else logging.WARNING
-                    fields = cause("dropped", ids, reason=reason)
-                    log.log(level, "%d samples dropped, first %s: %s", len(ids), ids[0], reason, extra=fields)
+                    log_drop(ids, reason)
                 self._outbox.put(f"mark {state}", lambda: self.store.mark(ids, state, reason, drawn))
             case Evaluated(version, metrics):
                 self.latest.evaluated(version, metrics)
-                log.info("version %d evaluated: %s", version, "; ".join(evaluation_lines(metrics)))
+                log.info("evaluated after %s: %s", counted(version, "step"), "; ".join(evaluation_lines(metrics)))
                 self._metrics_writer.put(version, metrics)
                 self._timeline.event("evaluated", time.monotonic(), step=version)
             case FinishRun(reason):
                 self.spawn(self._finish(reason))
             case Recall(step, prompts):
-                self.spawn(self._recall(step, prompts))
+                self.spawn(self._recovery.recall(step, prompts))
             case order:
-                self.spawn(self._deliver(order))
-
-    async def _recall(self, step: int, prompts: list[str]) -> None:
-        """Forecasts are better with it, but nothing waits for it."""
-        try:
-            for start in range(0, len(prompts), RECALLED):
-                self.ledger.dispatch.remember(await self.store.lengths(prompts[start : start + RECALLED], step))
-        except RhymedError as error:
-            log.warning("step %d is scheduled without the lengths of earlier epochs: %s", step + 1, error)
+                return [order]
+        return []
 
     async def _deliver(self, order: Order) -> None:
         try:
@@ -261,7 +258,8 @@ class BrokerService(Service):
 
     async def _fail(self, error: RhymedError) -> NoReturn:
         """Report the error to all workers, then end with it."""
-        self.ledger.pause()
+        async with self._turns:
+            self.ledger.pause()
         self._timeline.finished(time.monotonic(), f"{FAILED}{error}")
         await self._delivery.finish(list(self.ledger.workers.by_name), f"{FAILED}{error}")
         raise error
@@ -288,10 +286,12 @@ class BrokerService(Service):
 
     async def _dismiss(self, names: list[str]) -> None:
         """Workers that have heard of the end send no Leave; a trainer does."""
-        for name in await self._delivery.finish(names, self._over):
-            worker = self.ledger.workers.by_name.get(name)
-            if worker is not None and worker.role != "trainer":
-                self._admission.dismissed(name)
+        heard = await self._delivery.finish(names, self._over)
+        async with self._turns:
+            for name in heard:
+                worker = self.ledger.workers.by_name.get(name)
+                if worker is not None and worker.role != "trainer":
+                    self._admission.dismissed(name)
 
 
 def policy_of(config: Config) -> Policy:

@@ -17,7 +17,7 @@ State = Literal[
 ]  # fmt: skip
 Event = Literal[
     "opened", "found_generated", "found_scored", "found_filtered", "found_dropped",
-    "assigned", "returned", "generated", "scored", "handed", "trained", "filtered", "dropped",
+    "assigned", "returned", "generated", "unstored", "scored", "handed", "trained", "filtered", "dropped",
 ]  # fmt: skip
 
 STATES: tuple[State, ...] = (
@@ -37,12 +37,11 @@ TRANSITIONS: tuple[tuple[State, Event, State], ...] = (
     ("waiting", "assigned", "running"),
     ("running", "returned", "waiting"),
     ("running", "generated", "generated"),
-    ("waiting", "generated", "generated"),  # by a worker that was given up: the store has it
     # a reward worker scores it
     ("generated", "assigned", "scoring"),
     ("scoring", "returned", "generated"),
+    ("scoring", "unstored", "waiting"),  # its rollout worker reported what the store lacks
     ("scoring", "scored", "scored"),
-    ("generated", "scored", "scored"),  # by a worker that was given up
     # its group has no signal, see `ledger.refill`
     ("scored", "filtered", "filtered"),
     # its step goes to the trainer
@@ -99,33 +98,33 @@ class Rules:
 
 
 class Sample:
-    """One sample of an open step. Changed by the ledger only."""
+    """One sample of an open step. Changed by the ledger only.
 
-    __slots__ = (
-        "advanced", "ahead", "begun", "drafting", "failures", "furthest", "goal", "handovers", "id", "length",
-        "losses", "oldest", "points", "released", "reward", "since", "state", "story", "tokens", "worker",
-    )  # fmt: skip
+    Steps have many and open at once: what all begin with belongs to the class, so that making one costs little.
+    """
+
+    state: State = "new"
+    since = 0.0  # when it entered this state
+    worker = ""  # that holds it; empty: none
+    failures = 0  # times that a worker failed on it
+    failed_on: frozenset[str] = frozenset()  # workers
+    losses = 0  # times in a row that a worker died with it, without progress
+    furthest = 0  # tokens that it had when a worker died with it
+    tokens = 0  # generated so far, by its worker's last report
+    advanced = 0.0  # when `tokens` last changed
+    begun = False  # a worker has held it: the store may have its first tokens
+    handovers = 0  # times that it moved to another worker
+    released = 0.0  # when its worker was asked to release it; 0: it was not
+    goal = ""  # worker that is to continue it
+    ahead = (0, 0)  # tokens that were written with older weights; of these, kept
+    length = 0  # response tokens
+    oldest = 0  # smallest policy version among its tokens
+    drafting: Drafting | None = None  # None: not reported, or not since a restart
+    reward: float | None = None
+    points: float | None = None  # what its evaluation, or dynamic sampling, looks at
 
     def __init__(self, id: SampleId) -> None:
         self.id = id
-        self.state: State = "new"
-        self.since = 0.0  # when it entered this state
-        self.worker = ""  # that holds it; empty: none
-        self.failures = 0  # times that a worker failed on it
-        self.losses = 0  # times in a row that a worker died with it, without progress
-        self.furthest = 0  # tokens that it had when a worker died with it
-        self.tokens = 0  # generated so far, by its worker's last report
-        self.advanced = 0.0  # when `tokens` last changed
-        self.begun = False  # a worker has held it: the store may have its first tokens
-        self.handovers = 0  # times that it moved to another worker
-        self.released = 0.0  # when its worker was asked to release it; 0: it was not
-        self.goal = ""  # worker that is to continue it
-        self.ahead = (0, 0)  # tokens that were written with older weights; of these, kept
-        self.length = 0  # response tokens
-        self.oldest = 0  # smallest policy version among its tokens
-        self.drafting: Drafting | None = None  # None: not reported, or not since a restart
-        self.reward: float | None = None
-        self.points: float | None = None  # what its evaluation, or dynamic sampling, looks at
         self.story: list[tuple[float, Event, str]] = []
 
     def refuse(self, event: Event) -> NoReturn:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 from rhymed.bench.actors import Reward, Rollout, Trainer
 from rhymed.config import Config
@@ -22,6 +25,21 @@ def changed(config: Config, **sections: dict) -> Config:
     for section, values in sections.items():
         tree[section] |= values
     return Config.model_validate(tree)
+
+
+def small_run(folder: Path, **sections: dict[str, Any]) -> Config:
+    """A run of six prompts, two in a step with four samples each, without a model. `sections`: what differs."""
+    data = folder / "rows.jsonl"
+    data.write_text("".join(json.dumps({"prompt": f"p{number}", "answer": "1"}) + "\n" for number in range(6)))
+    tree: dict[str, dict[str, Any]] = {
+        "run": {"name": "test", "folder": str(folder / "runs")},
+        "data": {"source": "jsonl", "path": str(data)},
+        "rollout": {"prompts_per_step": 2, "group_size": 4, "engine": "trace"},
+        "trainer": {"epochs": 1},
+        "schedule": {"heartbeat_s": 0.1},
+        "store": {"map_gib": 0.1, "durability": "async"},
+    }
+    return Config.model_validate(tree | {name: tree.get(name, {}) | values for name, values in sections.items()})
 
 
 class Cluster:

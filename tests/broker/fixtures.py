@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import pytest
 from rhymed.config import Config
 from rhymed_broker.ledger.ledger import Ledger
 from rhymed_broker.states import Rules
-from tests.broker.cluster import Cluster
+from tests.broker.cluster import Cluster, small_run
 from tests.broker.ledger.stories import Story
 
 
@@ -26,18 +25,7 @@ def pipelined() -> Story:
 
 @pytest.fixture
 def config(tmp_path: Path) -> Config:
-    data = tmp_path / "rows.jsonl"
-    data.write_text("".join(json.dumps({"prompt": f"p{number}", "answer": "1"}) + "\n" for number in range(6)))
-    return Config.model_validate(
-        {
-            "run": {"name": "test", "folder": str(tmp_path / "runs")},
-            "data": {"source": "jsonl", "path": str(data)},
-            "rollout": {"prompts_per_step": 2, "group_size": 4, "engine": "trace"},
-            "trainer": {"epochs": 1},
-            "schedule": {"heartbeat_s": 0.1, "lost_after_s": 3.0},
-            "store": {"map_gib": 0.1, "durability": "async"},
-        }
-    )
+    return small_run(tmp_path, schedule={"lost_after_s": 3.0})
 
 
 @pytest.fixture

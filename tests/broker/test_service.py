@@ -72,8 +72,9 @@ class Lucky(Reward):
         return messages.Score(id=id, reward=float((int(id.prompt, 16) * (id.step + 1) >> id.index) % 2))
 
 
-async def journal_of(store: StoreClient, steps: int) -> list[messages.Drawn]:
-    """What was drawn, once the last step is recorded: the trainer learns of the end before that is durable."""
+async def drawn_at_the_end(trainer: Trainer, store: StoreClient, steps: int) -> list[messages.Drawn]:
+    """What was drawn, once the last step is recorded: the trainer learns of the end before it is written."""
+    await asyncio.wait_for(trainer.over.wait(), 60)
     async with asyncio.timeout(60):
         while len(drawn := (await store.read_journal(0, recent=99)).drawn) < steps:
             await asyncio.sleep(0.02)
@@ -102,12 +103,11 @@ async def test_a_killed_broker_samples_prompts_by_their_success_as_a_calm_one_do
                     await until(lambda trainer=trainer: len(trainer.steps) > 4, "steps")
                     first.kill()
                 else:
-                    await asyncio.wait_for(trainer.over.wait(), 60)
+                    drawn = await drawn_at_the_end(trainer, cluster.store, 12)
             if name == "killed":
                 with broker_process(run):
-                    await asyncio.wait_for(trainer.over.wait(), 60)
+                    drawn = await drawn_at_the_end(trainer, cluster.store, 12)
             trained.append({step.step: step.samples for step in trainer.steps})
-            drawn = await journal_of(cluster.store, 12)
             assert [one.step for one in drawn] == list(range(12))
             assert all(len(one.rates) == 2 for one in drawn)
     assert trained[0] == trained[1]

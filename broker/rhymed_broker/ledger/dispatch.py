@@ -26,9 +26,11 @@ from rhymed_broker.ledger.samples import Samples
 from rhymed_broker.ledger.step import OpenStep
 from rhymed_broker.ledger.workers import Worker, Workers
 from rhymed_broker.pipe.policy import Running, StepQueue, load
+from rhymed_broker.slices import CHUNK, Slices, sliced, slices_of
 from rhymed_broker.states import Sample, State
 
 MOST_RANKED = 2048  # groups of open steps that are ranked again while they run: about 0.1 s
+GROUPS = 128  # in one slice
 RELEASE_S = 30.0  # after this time a worker that did not release a sample is asked again
 
 
@@ -38,6 +40,8 @@ class Lengths(Protocol):
     def remember(self, prompt: str, past: Sequence[tuple[int, int]]) -> None: ...
 
     def open(self, step: int, prompts: Iterable[str]) -> None: ...
+
+    def settle(self, step: int) -> None: ...
 
     def finished(self, step: int, prompt: str, tokens: int) -> None: ...
 
@@ -57,21 +61,22 @@ class Dispatch:
         self._samples, self._workers = samples, workers
         self._recalled: set[str] = set()  # prompts whose history the store was asked for
         self._known: set[str] = set()  # prompts with history
-        self._moving: dict[Sample, None] = {}  # samples on their way to another worker
         self._offer_all = True  # the next `place` offers what waits to all workers
 
-    def opened(self, open_step: OpenStep) -> list[Recall]:
+    @sliced
+    def opened(self, open_step: OpenStep) -> Slices[list[Recall]]:
         """Ranks a step's groups; asks for the history of new prompts."""
         if open_step.step >= EVAL:
             return []
-        prompts = dict.fromkeys(id.prompt for id in open_step.samples)
-        self.forecast.open(open_step.step, prompts)
-        self._rank_from_history(open_step)
+        prompts = list(open_step.places)
+        yield from slices_of(self.forecast.open, open_step.step, prompts)
+        yield from self._rank_from_history(open_step)
         unknown = [prompt for prompt in prompts if prompt not in self._recalled]
         self._recalled.update(unknown)
         return [Recall(open_step.step, unknown)] if unknown else []
 
-    def remember(self, past: Mapping[str, Sequence[tuple[int, int]]]) -> None:
+    @sliced
+    def remember(self, past: Mapping[str, Sequence[tuple[int, int]]]) -> Slices[None]:
         """The store's answer to `Recall`: prompt -> (step, response tokens) of earlier epochs, oldest first."""
         for prompt, lengths in past.items():
             self.forecast.remember(prompt, lengths)
@@ -79,16 +84,18 @@ class Dispatch:
                 self._known.add(prompt)
         for step, open_step in self._samples.open_steps.items():
             if step < EVAL:
-                self._rank_from_history(open_step)
+                yield from self._rank_from_history(open_step)
 
-    def closed(self, step: int) -> None:
-        self.forecast.close(step)
-        self._known.update(id.prompt for id in self._samples.open_steps[step].samples)
+    @sliced
+    def closed(self, step: int) -> Slices[None]:
+        yield from slices_of(self.forecast.close, step)
+        self._known.update(self._samples.open_steps[step].places)
 
-    def rank_again(self) -> None:
+    @sliced
+    def rank_again(self) -> Slices[None]:
         """Ranks what waits by the progress of running siblings too.
 
-        With too many groups this would block the event loop: then history alone decides.
+        With too many groups this would cost too much every second: then history alone decides.
         """
         open_steps = [
             step for step in self._samples.open_steps.values() if step.step < EVAL and not step.all_generated
@@ -104,17 +111,27 @@ class Dispatch:
             self.forecast.running(step, prompt, tokens)
         for open_step in open_steps:
             if open_step.counts["waiting"]:
-                self._rank(open_step)
+                yield from self._rank(open_step)
 
-    def _rank_from_history(self, open_step: OpenStep) -> None:
-        self._rank(open_step)
-        open_step.forecast = {id.prompt: self.forecast.expect(open_step.step, id.prompt) for id in open_step.samples}
+    def _rank_from_history(self, open_step: OpenStep) -> Slices[None]:
+        yield from self._rank(open_step)
+        if open_step.samples:
+            yield from slices_of(self.forecast.settle, open_step.step)
+        open_step.forecast = {prompt: self.forecast.expect(open_step.step, prompt) for prompt in open_step.places}
         open_step.dealt_to = -1
+        yield
 
-    def _rank(self, open_step: OpenStep) -> None:
+    def _rank(self, open_step: OpenStep) -> Slices[None]:
         """The policy's order; groups without history, none of whose samples has begun, come first."""
         step, waiting = open_step.step, open_step.unassigned["waiting"]
-        open_step.expected = {prompt: self.forecast.expect(step, prompt) for prompt in waiting}
+        if waiting:
+            yield from slices_of(self.forecast.settle, step)
+        expected: dict[str, float] = {}
+        for prompt in waiting:
+            expected[prompt] = self.forecast.expect(step, prompt)
+            if not len(expected) % GROUPS:
+                yield
+        open_step.expected = expected
         size = len(open_step.samples) // max(1, open_step.groups)
         unprobed = {prompt for prompt, group in waiting.items() if prompt not in self._known and len(group) >= size}
         open_step.unprobed = unprobed
@@ -130,7 +147,8 @@ class Dispatch:
         _, newest = window(step, self._samples.rules.max_staleness)
         return worker.role != "rollout" or self._samples.earliest(step) <= worker.version <= min(newest, version)
 
-    def place(self, version: int, now: float) -> list[Assign | ScoreSamples]:
+    @sliced
+    def place(self, version: int, now: float) -> Slices[list[Assign | ScoreSamples]]:
         """Assigns what can be assigned, to workers whose weights are not newer than `version`."""
         changed = self._workers.take_changed()
         to_all, self._offer_all = self._offer_all or self._samples.arrived, False
@@ -141,12 +159,13 @@ class Dispatch:
         actions: list[Assign | ScoreSamples] = []
         if workers and self._samples.queues["waiting"]:
             self._deal()
-            for name, samples in self._assign("waiting", self.policy, workers, version, now).items():
+            waiting = yield from self._assign("waiting", self.policy, workers, version, now)
+            for name, samples in waiting.items():
                 begun = tuple(sample.id for sample in samples if sample.begun)
                 actions.append(Assign(name, [sample.id for sample in samples], begun))
         rewards = list(self._workers.free["reward"].values())
         if rewards and self._samples.queues["generated"]:
-            assigned = self._assign("generated", pipe.FAIR, rewards, version, now)
+            assigned = yield from self._assign("generated", pipe.FAIR, rewards, version, now)
             actions += [ScoreSamples(name, [sample.id for sample in samples]) for name, samples in assigned.items()]
         return actions
 
@@ -168,26 +187,27 @@ class Dispatch:
 
     def _assign(
         self, state: State, policy: pipe.Policy, workers: Sequence[Worker], version: int, now: float
-    ) -> dict[str, list[Sample]]:
+    ) -> Slices[dict[str, list[Sample]]]:
         """Worker -> samples in `state` that it is assigned."""
         assigned: dict[str, list[Sample]] = {}
-        if state == "waiting" and self._moving:
-            self._apply(self._place_moving(workers, version), assigned, version, now)
+        if state == "waiting" and self._samples.moving:
+            yield from self._apply(self._place_moving(workers, version), assigned, version, now)
             workers = [worker for worker in workers if load(worker) < worker.slots]
         if state == "waiting" and self._samples.suspects:
-            self._apply(self._place_suspects(workers, version), assigned, version, now)
+            yield from self._apply(self._place_suspects(workers, version), assigned, version, now)
             workers = [worker for worker in workers if load(worker) < worker.slots]
-        self._apply(policy.place(pipe.Snapshot(self._step_queues(state), workers)), assigned, version, now)
+        placed = policy.place(pipe.Snapshot(self._step_queues(state), workers))
+        yield from self._apply(placed, assigned, version, now)
         return assigned
 
     def _place_moving(self, workers: Sequence[Worker], version: int) -> list[pipe.Placement]:
         """Samples on their way to a worker that has room for them."""
         room = {worker.name: worker.slots - load(worker) for worker in workers}
         placed = []
-        self._moving = {
-            sample: None for sample in self._moving if sample.goal and self._samples.get(sample.id) is sample
+        moving = self._samples.moving = {
+            sample: None for sample in self._samples.moving if sample.goal and self._samples.get(sample.id) is sample
         }
-        for sample in self._moving:
+        for sample in moving:
             free = sample.state == "waiting" and room.get(sample.goal, 0) > 0
             if free and self.may_have(self._workers.by_name[sample.goal], sample.id.step, version):
                 placed.append(pipe.Placement(sample.goal, [sample]))
@@ -216,29 +236,39 @@ class Dispatch:
 
     def _apply(
         self, placed: Sequence[pipe.Placement], assigned: dict[str, list[Sample]], version: int, now: float
-    ) -> None:
+    ) -> Slices[None]:
+        since = 0  # samples since the last slice
         for name, samples in placed:
             worker = self._workers.by_name[name]
             assert load(worker) + len(samples) <= worker.slots, f"policy: {name} has no room for {len(samples)}"
-            for sample in samples:
-                assert self.may_have(worker, sample.id.step, version), f"policy: {name} may not have {sample.id}"
+            groups = dict.fromkeys([(sample.id.step, sample.id.prompt) for sample in samples])
+            for step in {step for step, _ in groups}:
+                assert self.may_have(worker, step, version), f"policy: {name} may not have samples of step {step}"
             self._samples.move_all(samples, "assigned", now, name)
+            for step, prompt in groups:
+                self._samples.open_steps[step].probed(prompt)
             for sample in samples:
-                self._samples.open_steps[sample.id.step].probed(sample.id.prompt)
                 sample.goal = ""
             self._workers.hold(worker, samples, now)
             assigned.setdefault(name, []).extend(samples)
+            since += len(samples)
+            if since >= CHUNK:
+                since = 0
+                yield
 
-    def move(self, version: int, now: float) -> list[Release]:
+    @sliced
+    def move(self, version: int, now: float) -> Slices[list[Release]]:
         """Requests to release samples of the oldest step that is not generated, so that others continue them."""
         open_steps = self._samples.open_steps.values()
         open_step = next((step for step in open_steps if step.step < EVAL and not step.all_generated), None)
         if open_step is None or open_step.counts["waiting"]:
             return []
         running = [sample for sample in self._samples.queues["running"] if sample.id.step == open_step.step]
+        yield
         if any(now - sample.released < RELEASE_S for sample in running if sample.released):
             return []  # loads are about to change
         running = [sample for sample in running if not self._parked(sample)]
+        yield
         able = [worker for worker in self._workers.of_role("rollout") if not (worker.resting or worker.drained)]
         workers = {worker.name: worker for worker in able if self.may_have(worker, open_step.step, version)}
         releases: dict[str, list[SampleId]] = {}
@@ -246,7 +276,7 @@ class Dispatch:
         for sample, target in self.policy.move(snapshot):
             assert target in workers, f"policy: {target} may not have {sample.id}"
             sample.released, sample.goal = now, target
-            self._moving[sample] = None
+            self._samples.moving[sample] = None
             releases.setdefault(sample.worker, []).append(sample.id)
         return [Release(name, ids) for name, ids in releases.items()]
 

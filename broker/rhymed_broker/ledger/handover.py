@@ -12,12 +12,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from rhymed.messages import EVAL, Join
+from rhymed.messages import EVAL, Join, SampleId
 from rhymed_broker.ledger.actions import Load, Sleep, Train
-from rhymed_broker.ledger.meter import rollout_side
+from rhymed_broker.ledger.meter import rollout_slices, step_side
 from rhymed_broker.ledger.samples import Samples
 from rhymed_broker.ledger.step import OpenStep
 from rhymed_broker.ledger.workers import Worker, Workers
+from rhymed_broker.slices import CHUNK, Slices, chunks, sliced
 
 REFUSAL_S = 400.0  # two refusals that are further apart have nothing to do with each other
 LOAD_PATIENCE_S = 300.0  # after this time a worker that has not loaded the version is asked again
@@ -61,7 +62,8 @@ class Handover:
     def try_again(self) -> None:
         self._ready = True
 
-    def hand_over(self, version: int, now: float) -> list[Train] | list[Sleep]:
+    @sliced
+    def hand_over(self, version: int, now: float) -> Slices[list[Train] | list[Sleep]]:
         """The next step, if its groups are complete and final, the trainer is free, and its GPUs are."""
         open_step, trainer = self._complete(version), self._workers.trainer
         if open_step is None or trainer is None or self._step is not None or not self._ready:
@@ -74,9 +76,16 @@ class Handover:
         open_step.handed = True
         open_step.meter.handed_at = now
         ready = [sample for sample in open_step.samples.values() if sample.state == "scored"]
-        self._samples.move_all(ready, "handed", now, trainer.name)
-        open_step.meter.rollout = rollout_side(open_step.step, open_step.meter, open_step.samples.values())
-        ids = sorted([sample.id for sample in ready], key=lambda id: (id.prompt, id.index))
+        yield from self._samples.move_many.slices(ready, "handed", now, trainer.name)
+        samples = [*open_step.samples.values()]
+        yield
+        open_step.meter.rollout = yield from rollout_slices(open_step.step, open_step.meter, samples)
+        groups: dict[str, list[SampleId]] = {}  # each in the order of its indices
+        for part in chunks(ready, 4 * CHUNK):
+            for sample in part:
+                groups.setdefault(sample.id.prompt, []).append(sample.id)
+            yield
+        ids = [id for prompt in sorted(groups) for id in groups[prompt]]
         return [Train(trainer.name, open_step.step, ids, open_step.meter.rollout)]
 
     def _complete(self, version: int) -> OpenStep | None:
@@ -107,6 +116,11 @@ class Handover:
         """The request was not delivered: the next pass repeats it."""
         if worker := self._workers.by_name.get(name):
             worker.sleep_at = 0.0
+
+    def row(self, open_step: OpenStep, epoch: int, now: float) -> dict[str, float]:
+        """The broker's metrics of a step that was trained now."""
+        side = step_side(open_step.meter, self.last_at, now)
+        return {"training/epoch": float(epoch), **open_step.meter.rollout, **side}
 
     def done(self, now: float) -> None:
         self._step, self.last_at, self.refusal = None, now, None
@@ -141,6 +155,11 @@ class Handover:
                 worker.waking = worker.asleep
                 loads.append(Load(worker.name, version))
         return loads
+
+    def load_failed(self, name: str) -> None:
+        """The request was not delivered: the next tick repeats it."""
+        if worker := self._workers.by_name.get(name):
+            worker.target = -1
 
     def loaded(self, worker: Worker, version: int, now: float) -> None:
         worker.version = version

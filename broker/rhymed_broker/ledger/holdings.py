@@ -1,6 +1,7 @@
 """What workers report, compared with what they were assigned. Pure, part of the ledger.
 
-Invariant: a report that disagrees with the ledger changes nothing that the store does not have. A worker that reports
+Invariant: only the holder of a sample moves it; a report of any other worker is counted (`unheld`) and changes
+nothing. A worker that reports
 a sample that it was not assigned (before the broker restarted, it was) keeps it if no other worker has it, and is
 asked to cancel it otherwise. A sample that its worker does not report for `missing_after_s` goes to another worker.
 Knows no steps but through their samples.
@@ -17,6 +18,8 @@ from rhymed_broker.ledger.retries import Retries
 from rhymed_broker.ledger.samples import Samples
 from rhymed_broker.ledger.workers import Worker, Workers
 from rhymed_broker.states import Sample, State
+
+Points = Callable[[Score], float | None]
 
 
 class Holdings:
@@ -66,24 +69,29 @@ class Holdings:
                 cancel.append(id)
         return [Cancel(worker.name, cancel)] if cancel and worker.role == "rollout" else []
 
-    def generated(self, name: str, infos: Iterable[SampleInfo], now: float) -> list[Cancel]:
-        """The store has these samples. Another worker that holds one is asked to cancel it."""
-        cancels: list[Cancel] = []
+    def _held(self, name: str, id: SampleId, states: tuple[State, State]) -> Sample | None:
+        """A sample that the worker holds. None: the report changes nothing. `states`: those that it is about."""
+        sample = self._samples.get(id)
+        if sample is None or sample.state not in states:
+            return None  # repeated, or late
+        if not name or sample.worker != name:
+            self._samples.counts["unheld"] += 1
+            return None
+        return sample
+
+    def generated(self, name: str, infos: Iterable[SampleInfo], now: float) -> None:
+        """Its worker has stored these samples."""
         steps: set[int] = set()
         for info in infos:
-            sample = self._samples.get(info.id)
-            if sample is None or sample.state not in ("waiting", "running"):
+            sample = self._held(name, info.id, ("waiting", "running"))
+            if sample is None:
                 continue
-            if sample.worker and sample.worker != name:
-                cancels.append(Cancel(sample.worker, [info.id]))
+            self._workers.by_name[name].finished(info)
             self._workers.release(sample, now)
-            if (worker := self._workers.by_name.get(name)) is not None:
-                worker.finished(info)
             self._retries.acquit(sample)
             self._generated(sample, info, now, name)
             steps.add(info.id.step)
         self._note(steps, now)
-        return cancels
 
     def _generated(self, sample: Sample, info: SampleInfo, now: float, name: str) -> None:
         versions = [version for version, _ in info.versions]
@@ -95,18 +103,25 @@ class Holdings:
             self._dispatch.forecast.finished(info.id.step, info.id.prompt, info.length)
         self._samples.refuse_stale(sample, now, max(versions, default=None))
 
-    def scored(self, name: str, scores: Iterable[Score], points: Callable[[Score], float | None], now: float) -> None:
-        """The store has these rewards. A score without a reward drops its sample."""
+    def scored(self, name: str, scores: Iterable[Score], tested: Points, trained: Points, now: float) -> None:
+        """The store has these rewards. A score without a reward drops its sample, unless the store lacks it.
+
+        `tested`, `trained`: the points of samples of evaluations, and of all others.
+        """
         steps: set[int] = set()
         for score in scores:
-            sample = self._samples.get(score.id)
-            if sample is None or sample.state not in ("generated", "scoring"):
+            sample = self._held(name, score.id, ("generated", "scoring"))
+            if sample is None:
+                continue
+            if score.unstored:
+                self._retries.unstored(sample, now)
                 continue
             self._workers.release(sample, now)
             self._samples.open_steps[score.id.step].meter.report(score)
             if score.reward is None:
                 self._samples.drop(sample, f"not scored: {score.error}", now)
             else:
+                points = tested if score.id.step >= EVAL else trained
                 sample.reward, sample.points = score.reward, points(score)
                 self._samples.move(sample, "scored", now, name)
             steps.add(score.id.step)

@@ -32,7 +32,11 @@ Invariants
   reports has no token of a version below k - max_staleness.
 * Step k goes to the trainer when the version is k, and all its groups are complete and final.
 * An evaluation of version v is sampled from v alone: until it is generated, no worker that has v loads a newer one.
-* A report may be repeated, late, or from a worker that was given up: what the store has counts, the rest is ignored.
+* A report counts if its sender holds the sample; a repeated, late or false one changes nothing. A worker that was
+  given up claims what it has when it joins again. A sample that the store turns out to lack is generated again.
+
+What takes long is `sliced`: `drain(now)` does it at once, `drain.slices(now)` in slices. Between two slices nothing
+else may use the ledger.
 
 Rule for changes: everything that changes a sample's state lives in this package, and a new transition is a row in
 `states.py` first. Nothing here imports asyncio, zmq, a clock or a logger; events and the time are arguments.
@@ -51,13 +55,14 @@ from rhymed_broker.ledger.dispatch import Dispatch, Lengths
 from rhymed_broker.ledger.evaluation import Evaluation, Evaluations
 from rhymed_broker.ledger.handover import Handover
 from rhymed_broker.ledger.holdings import Holdings
-from rhymed_broker.ledger.meter import StepMeter, step_side
+from rhymed_broker.ledger.meter import StepMeter
 from rhymed_broker.ledger.refill.draws import Steps
 from rhymed_broker.ledger.refill.refill import Refill
 from rhymed_broker.ledger.refill.signal import SignalRule
 from rhymed_broker.ledger.retries import Blame, Retries
 from rhymed_broker.ledger.samples import Samples
 from rhymed_broker.ledger.workers import Worker, Workers
+from rhymed_broker.slices import Slices, sliced
 from rhymed_broker.states import Rules
 
 LONGEST = 1 << 20  # tokens: the cap of the forecast if the caller passes none
@@ -92,13 +97,14 @@ class Ledger:
         self._plan: Steps | None = None
         self._actions: list[Action] = []
 
-    def drain(self, now: float) -> list[Action]:
+    @sliced
+    def drain(self, now: float) -> Slices[list[Action]]:
         """Assign the work that waits; return all actions queued since the last call."""
         if self.started and not self.finished:
-            self._actions += self.refill.settle(now)
+            self._actions += yield from self.refill.settle.slices(now)
             if not self.control.paused:
-                self._actions += self.handover.hand_over(self.version, now)
-                self._actions += self.dispatch.place(self.version, now)
+                self._actions += yield from self.handover.hand_over.slices(self.version, now)
+                self._actions += yield from self.dispatch.place.slices(self.version, now)
             if self.evaluations.generated_before(self.version):
                 self._load(self.workers, now)  # some kept the older version for it
             self._actions += self.evaluations.close_complete(now)
@@ -113,6 +119,7 @@ class Ledger:
         """Assign no work until `start`: the position is about to change."""
         self.started = self.finished = False
 
+    @sliced
     def start(
         self,
         plan: Steps,
@@ -121,7 +128,7 @@ class Ledger:
         now: float,
         evaluation: Evaluation | None = None,
         drawn: Iterable[Drawn] = (),
-    ) -> None:
+    ) -> Slices[None]:
         """Begin after `position` trained steps, or roll back to there. `journal`, `drawn`: what the store has."""
         journal, workers = list(journal), list(self.workers)
         for worker in workers:
@@ -135,29 +142,30 @@ class Ledger:
         self.started, self.finished = True, False
         resumes = any(entry.id.step >= position for entry in journal)
         self.handover.reset(now + self.rules.lost_after_s if resumes else now)
-        self._open_steps(now)
-        self._actions += self.refill.settle(now)  # workers may hold samples of refills
+        yield from self._open_steps(now)
+        self._actions += yield from self.refill.settle.slices(now)  # workers may hold samples of refills
         for worker in workers:
             if worker.version > position:
                 worker.version = -1  # that version is trained again, and its weights may differ
             self._welcome(worker, now)
 
-    def _open_steps(self, now: float) -> None:
+    def _open_steps(self, now: float) -> Slices[None]:
         assert self._plan is not None, "start comes first"
         schedule = self.evaluations.schedule
         if schedule is not None and schedule.due(self.version):
-            self._open(EVAL + self.version, schedule.ids(self.version), now)
+            yield from self._open(EVAL + self.version, schedule.ids(self.version), now)
         for step in range(self.version, min(self.version + self.rules.reach + 1, self.steps)):
             if step not in self.samples.open_steps:
-                self._open(step, self.refill.first(step), now)
+                yield from self._open(step, self.refill.first(step), now)
 
-    def _open(self, step: int, ids: list[SampleId], now: float) -> None:
-        open_step = self.samples.open(step, ids, StepMeter(now, self.workers.occupancy.read(now)), now)
-        self._actions += self.dispatch.opened(open_step)
+    def _open(self, step: int, ids: list[SampleId], now: float) -> Slices[None]:
+        meter = StepMeter(now, self.workers.occupancy.read(now))
+        open_step = yield from self.samples.open.slices(step, ids, meter, now)
+        self._actions += yield from self.dispatch.opened.slices(open_step)
         open_step.note(now, self.workers.occupancy)
 
     def join(self, join: Join, now: float) -> bool:
-        """A worker is here. True: the trainer is not at the ledger's position, and `start` has to be called."""
+        """A worker is here. True: the trainer is at another position, and `start` has to be called."""
         known = self.workers.by_name.get(join.worker)
         useless = known is not None and bool(known.held) and not known.useful
         if known is not None:
@@ -195,12 +203,12 @@ class Ledger:
         if worker := self.workers.by_name.get(name):
             self._remove(worker, "it left", now, blame="none")
 
-    def tick(self, now: float) -> dict[str, list[SampleId]]:
+    @sliced
+    def tick(self, now: float) -> Slices[dict[str, list[SampleId]]]:
         """To be called about once a second. Returns the workers lost now: name -> samples that it held."""
-        lost = [worker for worker in self.workers if now - worker.seen > self.rules.lost_after_s]
-        held = {worker.name: list(worker.held) for worker in lost}
-        self.samples.counts["lost"] += len(lost)
-        for worker in lost:
+        held = {worker.name: list(worker.held) for worker in self.workers.silent(now, self.rules.lost_after_s)}
+        self.samples.counts["lost"] += len(held)
+        for worker in [self.workers.by_name[name] for name in held]:
             self._remove(worker, f"silent for {now - worker.seen:.0f} s", now)
         self.workers.end_rests(now)
         self.handover.expire_loads(now)
@@ -209,9 +217,9 @@ class Ledger:
         self._actions += self.retries.free_stuck(now)
         self.handover.try_again()
         if self.started:
-            self.dispatch.rank_again()
+            yield from self.dispatch.rank_again.slices()
             if not self.control.paused:
-                self._actions += self.dispatch.move(self.version, now)
+                self._actions += yield from self.dispatch.move.slices(self.version, now)
             self._actions += self.control.release(now)
             self.dispatch.offer_all()
         return held
@@ -243,14 +251,10 @@ class Ledger:
             self.workers.park(worker, worker.parked | set(ids), now)
 
     def generated(self, name: str, infos: Iterable[SampleInfo], now: float) -> None:
-        """The store has these samples."""
-        self._actions += self._holdings.generated(name, infos, now)
+        self._holdings.generated(name, infos, now)
 
     def scored(self, name: str, scores: Iterable[Score], now: float) -> None:
-        self._holdings.scored(name, scores, self._points, now)
-
-    def _points(self, score: Score) -> float | None:
-        return self.evaluations.points(score) if score.id.step >= EVAL else self.refill.points(score)
+        self._holdings.scored(name, scores, self.evaluations.points, self.refill.points, now)
 
     def loaded(self, name: str, version: int, now: float) -> None:
         """From now on this worker samples from this version."""
@@ -258,33 +262,27 @@ class Ledger:
         self.handover.loaded(worker, version, now)
         self._load((worker,), now)
 
-    def load_failed(self, name: str) -> None:
-        """The request to load was not delivered: the next tick repeats it."""
-        if worker := self.workers.by_name.get(name):
-            worker.target = -1
-
     def _load(self, workers: Iterable[Worker], now: float) -> None:
         if self.started:
             self._actions += self.handover.load(workers, self.version, now)
 
-    def train_done(self, step: int, now: float) -> dict[str, float] | None:
+    @sliced
+    def train_done(self, step: int, now: float) -> Slices[dict[str, float] | None]:
         """The trainer trained this step. Returns the broker's metrics of it; None: it was not handed over."""
         open_step = self.samples.open_steps.get(step)
         if open_step is None or step != self.version or not open_step.handed or not self.started:
             return None
         assert self._plan is not None, "a step was opened"
-        drawn = open_step.drawn
-        assert drawn is not None, "a step that was handed over is sealed"
-        epoch = {"training/epoch": float(self._plan.epoch(drawn.start))}
-        row = epoch | open_step.meter.rollout | step_side(open_step.meter, self.handover.last_at, now)
-        self.dispatch.closed(step)
-        done = self.samples.finish(step, now)
-        record = drawn if self.refill.needs_record() else None
+        assert open_step.drawn is not None, "a step that was handed over is sealed"
+        row = self.handover.row(open_step, self._plan.epoch(open_step.drawn.start), now)
+        yield from self.dispatch.closed.slices(step)
+        done = yield from self.samples.finish.slices(step, now)
+        record = open_step.drawn if self.refill.needs_record() else None
         if done or record:
             self._actions.append(Mark(done, "trained", drawn=record))
         self.version = step + 1
         self.handover.done(now)
-        self._open_steps(now)
+        yield from self._open_steps(now)
         self._load(self.workers, now)
         return row
 

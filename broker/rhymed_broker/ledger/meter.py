@@ -7,9 +7,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from rhymed.messages import Score
+from rhymed_broker.slices import Slices, whole
 from rhymed_broker.states import Sample
 
 
@@ -113,12 +114,24 @@ class StepMeter:
 
 def rollout_side(step: int, meter: StepMeter, samples: Iterable[Sample]) -> dict[str, float]:
     """Metrics of a complete step before it is trained."""
-    total = list(samples)
+    return whole(rollout_slices(step, meter, list(samples)))
+
+
+def rollout_slices(step: int, meter: StepMeter, total: Sequence[Sample]) -> Slices[dict[str, float]]:
     filtered = [sample for sample in total if sample.state == "filtered"]
+    yield
     usable = [sample for sample in total if sample.state not in ("filtered", "dropped")]
+    yield
     lengths = [sample.length for sample in usable]
     tokens = sum(sample.length for sample in (*usable, *filtered))
     ages = [step - sample.oldest for sample in usable]
+    yield
+    drafting = _drafting(usable)
+    yield
+    ahead = _ahead(usable)
+    yield
+    failures, losses = sum(sample.failures for sample in total), sum(sample.losses for sample in total)
+    yield
     generated_at = meter.generated_at if meter.generated_at is not None else meter.opened_at
     complete_at = meter.complete_at if meter.complete_at is not None else generated_at
     rollout_s = generated_at - meter.opened_at
@@ -131,15 +144,15 @@ def rollout_side(step: int, meter: StepMeter, samples: Iterable[Sample]) -> dict
         "rollout/bubble_ratio": meter.bubble_ratio(),
         "rollout/samples": float(len(usable)),
         "rollout/dropped": float(len(total) - len(usable) - len(filtered)),
-        "rollout/retries": float(sum(sample.failures for sample in total)),
-        "rollout/losses": float(sum(sample.losses for sample in total)),
+        "rollout/retries": float(failures),
+        "rollout/losses": float(losses),
         "rollout/moved": float(sum(sample.handovers > 0 for sample in usable)),
         "reward/error_rate": meter.errors / max(1, meter.reports),
         "reward/timeout_rate": meter.timeouts / max(1, meter.reports),
         **meter.filters,
         **meter.scores(),
-        **_drafting(usable),
-        **_ahead(usable),
+        **drafting,
+        **ahead,
         "staleness/mean": _mean(ages),
         "staleness/max": float(max(ages, default=0)),
         "timing_s/rollout": rollout_s,

@@ -1,7 +1,10 @@
 """What happens to samples that come back from a worker, and who is blamed. Pure, part of the ledger.
 
-A sample that fails more than `max_retries` times is dropped with the reason. A worker's death counts against a sample
-only if the sample made no progress since the last one; otherwise long samples, which see most deaths, would be lost.
+A sample that fails more than `max_retries` times is dropped with the reason, but no worker drops a sample alone while
+others are here: they try it first, even if a policy dealt it to that worker. A sample that the store lacks, though a
+worker reported it, is no failure: it is generated again, and that worker rests. A worker's death counts against a
+sample only if the sample made no progress since the last one; otherwise long samples, which see most deaths, would be
+lost.
 Most samples on a worker that a bad one killed are innocent. So a sample with which `max_losses` workers died is first
 a *suspect*: no worker gets two suspects, a new token clears it, and it is dropped when `PROOFS` more workers die with
 it as their only suspect. A sample without progress for `stuck_after_s` is taken from its worker.
@@ -12,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Literal
 
-from rhymed.messages import SampleId
+from rhymed.messages import Role, SampleId
 from rhymed_broker.ledger.actions import Cancel
 from rhymed_broker.ledger.samples import Samples
 from rhymed_broker.ledger.workers import Worker, Workers
@@ -40,19 +43,23 @@ class Retries:
         blame: Blame = "sample",
         moved: bool = False,
     ) -> None:
-        """A worker gives samples back, or could not be sent them. `retry`: other workers may try them.
+        """A worker gives samples back, or could not be sent them. `retry`: False: a worker like it would fail again.
 
         `moved`: the worker was asked to release them, and the store has their tokens so far.
         """
         worker = self._workers.by_name.get(name)
-        held = [sample for id in ids if (sample := worker.held.get(id))] if worker else []
+        if worker is None:
+            return
+        ids = list(ids)
+        held = [sample for id in ids if (sample := worker.held.get(id))]
+        self._samples.counts["unheld"] += len(ids) - len(held)
         for sample in held:
-            if retry:
-                sample.handovers += moved
+            sample.handovers += moved
+            if retry or not self._drops(sample, worker):
                 self.back(sample, f"{name}: {reason}", now, "none" if moved else blame)
             else:
                 self.drop(sample, reason, now)
-        if worker and held and retry and not moved:
+        if held and not moved:
             self._workers.rest(worker, True)  # until the next tick, or it would get the same samples at once
 
     def lost(self, worker: Worker, why: str, now: float, blame: Blame, keep: frozenset[SampleId]) -> None:
@@ -67,11 +74,11 @@ class Retries:
 
     def back(self, sample: Sample, why: str, now: float, blame: Blame) -> None:
         """Other workers may continue it, unless it was blamed too often."""
-        sample.failures += blame == "sample"
+        is_hopeless = blame == "sample" and self._fails(sample)
         if blame == "worker":
             self._suspect(sample)
         sample.begun = True
-        if sample.failures > self._rules.max_retries:
+        if is_hopeless:
             self.drop(sample, f"given up after {sample.failures} tries: {why}", now)
         elif sample.losses >= self._rules.max_losses + PROOFS:
             self.drop(sample, f"given up after {sample.losses} workers died with it: {why}", now)
@@ -79,6 +86,39 @@ class Retries:
             self._workers.release(sample, now)
             sample.released = 0.0
             self._samples.move(sample, "returned", now, why)
+            if blame == "sample" and sample.failed_on and sample.state == "waiting":
+                self._send_elsewhere(sample)
+
+    def _send_elsewhere(self, sample: Sample) -> None:
+        """To a worker that has not failed on it, whatever the policy would do."""
+        if untried := [one for one in self._able("rollout") if one.name not in sample.failed_on]:
+            sample.goal = min(untried, key=lambda one: len(one.held) - one.slots).name
+            self._samples.moving[sample] = None
+
+    def _fails(self, sample: Sample) -> bool:
+        """Its worker failed on it. True: it is given up."""
+        worker = self._workers.by_name.get(sample.worker)
+        sample.failures += 1
+        return sample.failures > self._rules.max_retries and (worker is None or self._drops(sample, worker))
+
+    def _drops(self, sample: Sample, worker: Worker) -> bool:
+        """Whether enough workers failed on it, this one included: one more than retries are allowed, or all."""
+        sample.failed_on |= {worker.name}
+        return len(sample.failed_on) >= min(self._rules.max_retries + 1, len(self._able(worker.role)))
+
+    def _able(self, role: Role) -> list[Worker]:
+        return [worker for worker in self._workers.of_role(role) if not worker.drained]
+
+    def unstored(self, sample: Sample, now: float) -> None:
+        """The store lacks it: it is generated again, and the worker that reported it rests."""
+        author = next((who for _, event, who in reversed(sample.story) if event == "generated"), "")
+        self._workers.release(sample, now)
+        sample.length = sample.oldest = sample.tokens = 0
+        sample.drafting, sample.ahead, sample.released, sample.begun = None, (0, 0), 0.0, True
+        self._samples.open_steps[sample.id.step].meter.reopen()
+        self._samples.move(sample, "unstored", now, author)
+        if worker := self._workers.by_name.get(author):
+            self._workers.distrust(worker, now)
 
     def _suspect(self, sample: Sample) -> None:
         sample.losses = 1 if sample.tokens > sample.furthest else sample.losses + 1

@@ -17,6 +17,7 @@ from rhymed_broker.ledger.actions import Mark
 from rhymed_broker.ledger.meter import StepMeter
 from rhymed_broker.ledger.step import OpenStep
 from rhymed_broker.pipe.policy import StepQueue
+from rhymed_broker.slices import CHUNK, Slices, chunks, sliced
 from rhymed_broker.states import NEXT, STATES, STORY_LENGTH, Event, Rules, Sample, State
 
 
@@ -41,6 +42,7 @@ class Samples:
         self.counts: Counter[str] = Counter()  # event -> samples, since the broker started
         self.watcher: Watcher | None = None
         self.suspects: dict[Sample, None] = {}  # workers died with them: see `retries`
+        self.moving: dict[Sample, None] = {}  # on their way to the worker `goal`: see `dispatch`
         self.last_drop = ""  # reason of the newest one
         self.sparse = (0, 0, 0)  # of the last trained step: number, samples, dropped samples
         self.flat = (0, 0, 0)  # of the same: number, groups, those without signal that nothing replaced
@@ -56,25 +58,34 @@ class Samples:
             queue.clear()
         self.open_steps.clear()
         self.suspects.clear()
+        self.moving.clear()
         self._journal.clear()
         for entry in journal:
             self._journal.setdefault(entry.id.step, {})[entry.id] = entry
         if self.watcher is not None:
             self.watcher.rolled_back()
 
-    def open(self, step: int, ids: list[SampleId], meter: StepMeter, now: float) -> OpenStep:
+    @sliced
+    def open(self, step: int, ids: list[SampleId], meter: StepMeter, now: float) -> Slices[OpenStep]:
         open_step = self.open_steps[step] = OpenStep(step, meter)
-        self.extend(open_step, ids, now)
+        yield from self.extend.slices(open_step, ids, now)
         return open_step
 
-    def extend(self, open_step: OpenStep, ids: list[SampleId], now: float) -> None:
+    @sliced
+    def extend(self, open_step: OpenStep, ids: list[SampleId], now: float) -> Slices[None]:
         """Adds whole groups to an open step, each sample in the state that the journal has."""
-        added = open_step.add(ids)
+        added: list[Sample] = []
+        for part in chunks(ids):
+            added += open_step.add(part)
+            yield
+        open_step.added()
         entries = self._journal.get(open_step.step, {})
-        self.move_all([sample for sample in added if sample.id not in entries], "opened", now)
-        for sample in added:
-            if entry := entries.pop(sample.id, None):
-                self._recover(sample, entry, now)
+        yield from self.move_many.slices([one for one in added if one.id not in entries], "opened", now)
+        for samples in chunks(added) if entries else ():
+            for sample in samples:
+                if entry := entries.pop(sample.id, None):
+                    self._recover(sample, entry, now)
+            yield
 
     def drop_unplanned(self, step: int) -> None:
         """The step is sealed: what else the journal has of it was asked for under other settings."""
@@ -100,7 +111,7 @@ class Samples:
             return
         scored = entry.reward is not None and sample.id.step < EVAL and not self.scored_again
         self.move(sample, "found_scored" if scored else "found_generated", now)
-        self.refuse_stale(sample, now)
+        self.refuse_stale(sample, now, sample.oldest)
 
     def get(self, id: SampleId) -> Sample | None:
         """None: its step is not open, or it is not in the plan."""
@@ -131,6 +142,12 @@ class Samples:
         self.counts[event] += len(samples)
         if self.watcher is not None:
             self.watcher.moved(samples, event, now, who)
+
+    @sliced
+    def move_many(self, samples: Sequence[Sample], event: Event, now: float, who: str = "") -> Slices[None]:
+        for part in chunks(samples):
+            self.move_all(part, event, now, who)
+            yield
 
     def drop(self, sample: Sample, reason: str, now: float) -> None:
         self.move(sample, "dropped", now, reason)
@@ -180,27 +197,34 @@ class Samples:
         oldest, _ = window(step, self.rules.max_staleness)
         return oldest if step >= EVAL else max(0, oldest - self.rules.run_ahead)
 
-    def finish(self, step: int, now: float) -> list[SampleId]:
+    @sliced
+    def finish(self, step: int, now: float) -> Slices[list[SampleId]]:
         """The step is trained. Forgets its samples, and returns the trained ones."""
         open_step = self.open_steps.pop(step)
-        done: list[Sample] = []
-        for sample in open_step.samples.values():
-            if sample.state not in ("filtered", "dropped"):
-                if "trained" not in NEXT[sample.state]:
-                    sample.refuse("trained")
-                done.append(sample)
-            del self.queues[sample.state][sample]
-            self.suspects.pop(sample, None)
+        size, done = len(open_step.samples), list[SampleId]()
+        for part in chunks(list(open_step.samples), 2 * CHUNK):
+            trained: list[Sample] = []
+            for id in part:
+                sample = open_step.samples.pop(id)  # so that memory is freed in slices, too
+                if sample.state not in ("filtered", "dropped"):
+                    if "trained" not in NEXT[sample.state]:
+                        sample.refuse("trained")
+                    trained.append(sample)
+                    done.append(id)
+                del self.queues[sample.state][sample]
+                self.suspects.pop(sample, None)
+            if self.watcher is not None:
+                self.watcher.moved(trained, "trained", now, "")
+            yield
         self.counts["trained"] += len(done)
-        self.sparse = (step, len(open_step.samples), open_step.counts["dropped"])
+        self.sparse = (step, size, open_step.counts["dropped"])
         self.flat = (step, open_step.groups - open_step.refilled, open_step.unreplaced)
         self._past["trained"] += len(done)
         self._past["filtered"] += open_step.counts["filtered"]
         self._past["dropped"] += open_step.counts["dropped"]
         if self.watcher is not None:
-            self.watcher.moved(done, "trained", now, "")
             self.watcher.closed(step)
-        return [sample.id for sample in done]
+        return done
 
     def forget(self, step: int) -> None:
         """The evaluation is complete: forgets its samples."""

@@ -6,6 +6,7 @@ state and group, and no empty group.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
@@ -41,17 +42,18 @@ class OpenStep:
         self._sizes: dict[str, int] = {}  # prompt -> samples
         self.groups_ready = 0
 
-    def add(self, ids: list[SampleId]) -> list[Sample]:
-        """Whole groups, of prompts that the step does not have."""
+    def add(self, ids: Sequence[SampleId]) -> list[Sample]:
+        """Of prompts that the step did not have; `added` follows when their groups are whole."""
         samples = [Sample(id) for id in ids]
-        for sample in samples:
-            prompt = sample.id.prompt
-            self.samples[sample.id] = sample
-            self._unsettled[prompt] = self._sizes[prompt] = self._sizes.get(prompt, 0) + 1
+        self.samples.update(zip(ids, samples, strict=True))
+        for prompt, size in Counter([id.prompt for id in ids]).items():
+            self._unsettled[prompt] = self._sizes[prompt] = self._sizes.get(prompt, 0) + size
             self.places.setdefault(prompt, len(self.places))
+        return samples
+
+    def added(self) -> None:
         self._first = self._first or len(self._sizes)
         self.meter.reopen()
-        return samples
 
     @property
     def groups(self) -> int:

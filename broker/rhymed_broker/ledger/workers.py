@@ -19,8 +19,8 @@ class Worker:
 
     __slots__ = (
         "accepted", "asleep", "busy", "claims", "drained", "forwards", "held", "holding", "host", "missing", "name",
-        "parked", "phase", "phase_at", "pid", "resting", "rests_until", "role", "seen", "sleep_at", "slots", "stats",
-        "target", "target_at", "usage", "useful", "version", "waking", "woken_at",
+        "parked", "phase", "phase_at", "pid", "resting", "rests_until", "rests_why", "role", "seen", "sleep_at",
+        "slots", "stats", "target", "target_at", "usage", "useful", "version", "waits", "waking", "woken_at",
     )  # fmt: skip
 
     def __init__(self, join: Join, now: float) -> None:
@@ -41,6 +41,7 @@ class Worker:
         self.phase_at = now  # when it entered the phase
         self.stats: dict[str, float] = {}
         self.usage: Usage | None = None
+        self.waits = ""  # for what, by its last report
         self.holding: list[Holding] = []  # by its last report
         self.held: dict[SampleId, Sample] = {}  # by the ledger
         self.parked: set[SampleId] = (
@@ -51,6 +52,7 @@ class Worker:
         self.claims: list[SampleId] = join.holding  # held when it joined, to be adopted
         self.resting = False  # failed lately: gets no samples until the next tick, or longer
         self.rests_until = 0.0
+        self.rests_why = ""
         self.useful = False  # a sample has made progress here
         self.drained = False  # by an operator: gets no samples, see `control`
         self.forwards = self.accepted = 0.0  # forwards and accepted drafts of its samples, exponentially weighted
@@ -73,6 +75,7 @@ class Worker:
 
 
 LONGEST_REST_S = 300.0
+MOST_NAMES = 10_000  # of workers that are remembered for a fault: whoever has a key can have many names
 FADE = 0.9  # weight per sample: about the last ten count
 
 
@@ -85,6 +88,7 @@ class Workers:
         self.lineup = 0  # increases when a rollout worker comes, goes, or is drained
         self.occupancy = Occupancy()  # of rollout slots
         self.joined: set[Role] = set()  # roles of which a worker was ever here
+        self.false_reports: dict[str, int] = {}  # worker -> times that the store lacked what it had reported
         self.deaths: dict[str, int] = {}  # worker -> times in a row that it died with samples and without progress
 
     def __iter__(self) -> Iterator[Worker]:
@@ -92,6 +96,10 @@ class Workers:
 
     def of_role(self, role: Role) -> list[Worker]:
         return [worker for worker in self if worker.role == role]
+
+    def silent(self, now: float, limit_s: float) -> list[Worker]:
+        """Not heard for longer than the limit."""
+        return [worker for worker in self if now - worker.seen > limit_s]
 
     def add(self, worker: Worker, now: float) -> None:
         self.by_name[worker.name] = worker
@@ -108,10 +116,23 @@ class Workers:
 
         `useless`: it just died with samples and without progress. New samples would only be delayed and blamed.
         """
-        deaths = self.deaths[worker.name] = self.deaths.get(worker.name, 0) + 1 if useless else 0
-        if deaths > 1:
-            worker.rests_until = now + min(LONGEST_REST_S, 2.0 ** (deaths - 1))
-            self.rest(worker, True)
+        if not useless:
+            self.deaths.pop(worker.name, None)
+        elif (deaths := _count(self.deaths, worker.name)) > 1:
+            self._rest_for(worker, deaths, f"died {deaths} times in a row and did nothing", now)
+
+    def distrust(self, worker: Worker, now: float) -> None:
+        """It reported a sample that the store lacks. Many in one rest count once: the store may have lost them."""
+        if now < worker.rests_until:
+            return
+        times = _count(self.false_reports, worker.name)
+        self._rest_for(worker, times, f"reported samples that the store lacks, {times} times", now)
+
+    def _rest_for(self, worker: Worker, times: int, why: str, now: float) -> None:
+        """Longer each time."""
+        worker.rests_until = now + min(LONGEST_REST_S, 2.0 ** min(times - 1, 20))
+        worker.rests_why = why
+        self.rest(worker, True)
 
     def remove(self, worker: Worker, now: float) -> None:
         """The caller has released the samples that it held."""
@@ -186,3 +207,11 @@ class Workers:
             self.occupancy.change(now, busy=busy - worker.busy)
         worker.busy = busy
         self.refresh(worker)
+
+
+def _count(times: dict[str, int], name: str) -> int:
+    """One more for this name. Names that were counted longest ago make room."""
+    count = times[name] = times.pop(name, 0) + 1
+    while len(times) > MOST_NAMES:
+        del times[next(iter(times))]
+    return count

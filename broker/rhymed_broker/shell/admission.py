@@ -1,8 +1,10 @@
-"""Who may take part in the run: joins, heartbeats and goodbyes of workers.
+"""Who may take part in the run: joins, heartbeats and goodbyes of workers, and whom an operator gives no work.
 
-Invariants: there is one trainer; another is refused while the first one is heard. A worker that this broker does not
-know, because one of the two has restarted, is refused with `PeerGone` and has to join first. Knows nothing of samples
-beyond what a worker holds when it joins.
+Invariants: there is one trainer; another is refused while the first one is heard. A name has one holder: who joins
+under the name of a worker that is connected is refused with `NameTaken`, and only the link that a worker
+joined over speaks in its name. A connection has one name, so workers are bounded by connections. A worker that this
+broker does not know, because one of the two has restarted, is refused with `PeerGone` and has to join first. Knows
+nothing of samples beyond what a worker holds when it joins.
 """
 
 from __future__ import annotations
@@ -12,8 +14,9 @@ import time
 from collections.abc import Callable
 
 from rhymed.config import Schedule
-from rhymed.errors import MalformedMessage, PeerGone, WireError
-from rhymed.messages import PROTOCOL, Heartbeat, Join, Leave, Message, SampleId, Welcome
+from rhymed.errors import MalformedMessage, NameTaken, PeerGone, WireError
+from rhymed.messages import PROTOCOL, Drain, Heartbeat, Join, Leave, Message, Pause, SampleId, Welcome
+from rhymed.messages.names import wrong_name
 from rhymed.service.logline import cause
 from rhymed.wire.sockets import DONE
 from rhymed_broker.ledger.ledger import Ledger
@@ -38,17 +41,19 @@ class Admission:
         self._run, self._schedule, self._restart_at = run, schedule, restart_at
         self._ledger, self._delivery, self._timeline = ledger, delivery, timeline
 
-    def member(self, name: str) -> Worker:
-        """A worker that has joined; it is heard now. Raises `PeerGone`."""
+    def member(self, peer: bytes, name: str) -> Worker:
+        """A worker that has joined over this link; it is heard now. Raises `PeerGone`."""
         worker = self._ledger.workers.by_name.get(name)
         if worker is None:
             raise PeerGone(f"{name} is not known here: join first")
+        if self._delivery.peer(name) != peer:
+            raise PeerGone(f"{name} has joined over another link: join first")
         worker.seen = time.monotonic()
         return worker
 
     def join(self, peer: bytes, join: Join) -> Welcome:
         now = time.monotonic()
-        self._check(join, now)
+        self._check(peer, join, now)
         self._delivery.joined(peer, join)
         lost = self._lost(join)
         if self._ledger.join(join, now):
@@ -66,11 +71,16 @@ class Admission:
             step=max(0, join.version) if join.role == "trainer" else self._ledger.version,
         )
 
-    def _check(self, join: Join, now: float) -> None:
+    def _check(self, peer: bytes, join: Join, now: float) -> None:
         if join.protocol != PROTOCOL:
             raise MalformedMessage(
                 f"{join.worker} speaks protocol {join.protocol}, this broker {PROTOCOL}: install the same release"
             )
+        if wrong := wrong_name(join.role, join.worker):
+            raise MalformedMessage(wrong)
+        if (other := self._delivery.name(peer)) not in (None, join.worker):
+            raise MalformedMessage(f"this connection is that of {other}: {join.worker} needs one of its own")
+        self._check_holder(peer, join, now)
         if join.role != "trainer":
             return
         if join.version < 0:
@@ -82,26 +92,47 @@ class Admission:
         if silent_s < 3 * self._schedule.heartbeat_s:
             raise WireError(f"{present.name} is the trainer, heard {silent_s:.1f} s ago; end it before another joins")
 
+    def _check_holder(self, peer: bytes, join: Join, now: float) -> None:
+        """The name is free, or held by who joins, or by a process that is dead: its connection ended with it."""
+        name = join.worker
+        holder = self._ledger.workers.by_name.get(name)
+        if holder is not None and self._delivery.peer(name) != peer and self._delivery.is_connected(name):
+            raise NameTaken(
+                f"{name} is the name of a {holder.role} worker on {holder.host} (process {holder.pid}), heard"
+                f" {now - holder.seen:.1f} s ago: choose another name with --name, or end that worker first"
+            )
+
     def _lost(self, join: Join) -> list[SampleId]:
         """Samples that the worker held when it was last here, and holds no longer."""
         known, kept = self._ledger.workers.by_name.get(join.worker), set(join.holding)
         return [id for id in known.held if id not in kept] if known is not None else []
 
     def heartbeat(self, peer: bytes, beat: Heartbeat) -> Message:
-        worker, ledger = self.member(beat.worker), self._ledger
+        worker, ledger = self.member(peer, beat.worker), self._ledger
         if worker.role == "trainer" and ledger.started and beat.version < ledger.version:
             raise PeerGone(f"{worker.name} is at step {beat.version}, not {ledger.version}: join first")
         if worker.role == "trainer":
             ledger.handover.training = beat.training
         ledger.heartbeat(beat.worker, beat.version, beat.phase, beat.holding, beat.stats, time.monotonic())
-        worker.usage = beat.usage
+        worker.usage, worker.waits = beat.usage, beat.waits
         self._timeline.heard(beat, time.monotonic())
         return DONE
 
     def leave(self, peer: bytes, leave: Leave) -> Message:
+        self.member(peer, leave.worker)
         log.info("%s left", leave.worker)
         self.dismissed(leave.worker)
         self._timeline.gone("left", leave.worker, time.monotonic())
+        return DONE
+
+    def pause(self, peer: bytes, pause: Pause) -> Message:
+        self._ledger.pause_run(pause.paused, time.monotonic())
+        log.warning("an operator %s the run", "pauses" if pause.paused else "resumes")
+        return DONE
+
+    def drain(self, peer: bytes, drain: Drain) -> Message:
+        self._ledger.drain_worker(drain.worker, drain.drained, time.monotonic())
+        log.warning("an operator %s %s", "drains" if drain.drained else "gives work again to", drain.worker)
         return DONE
 
     def dismissed(self, name: str) -> None:

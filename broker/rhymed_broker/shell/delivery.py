@@ -17,6 +17,7 @@ from rhymed.service.logline import cause
 from rhymed.wire.sockets import Server
 from rhymed_broker.ledger.actions import Assign, Cancel, Load, Release, ScoreSamples, Sleep, Train
 from rhymed_broker.ledger.ledger import Ledger
+from rhymed_broker.shell.turns import Turns
 
 log = logging.getLogger(__name__)
 
@@ -29,26 +30,45 @@ Order = Assign | ScoreSamples | Cancel | Release | Load | Sleep | Train
 
 class Delivery:
     def __init__(
-        self, server: Server, ledger: Ledger, written: Callable[[], Awaitable[bool]], wake: Callable[[], None]
+        self,
+        server: Server,
+        ledger: Ledger,
+        turns: Turns,
+        written: Callable[[], Awaitable[bool]],
+        wake: Callable[[], None],
     ) -> None:
         """`written`: waits until the store has all marks; `wake`: the ledger has changed."""
-        self._server, self._ledger = server, ledger
+        self._server, self._ledger, self._turns = server, ledger, turns
         self._written, self._wake = written, wake
         self._peers: dict[str, bytes] = {}
+        self._names: dict[bytes, str] = {}  # the reverse
         self._weights = ""  # address at which the trainer serves them
         self._life = ""  # of the trainer that joined last
         self._train: Train | None = None  # the last one; earlier ones no longer matter
 
     def joined(self, peer: bytes, join: messages.Join) -> None:
-        self._peers[join.worker] = peer
+        self.forget(join.worker)
+        self._peers[join.worker], self._names[peer] = peer, join.worker
         if join.role == "trainer":
             self._weights, self._life = join.weights, join.life
 
+    def peer(self, worker: str) -> bytes | None:
+        """The link that it joined over."""
+        return self._peers.get(worker)
+
+    def name(self, peer: bytes) -> str | None:
+        """The worker that joined over this link, and is not lost."""
+        return self._names.get(peer)
+
+    def is_connected(self, worker: str) -> bool:
+        peer = self._peers.get(worker)
+        return peer is not None and self._server.is_connected(peer)
+
     def forget(self, worker: str) -> None:
-        self._peers.pop(worker, None)
+        self._names.pop(self._peers.pop(worker, b""), None)
 
     def check_trainer(self, peer: bytes, report: messages.Trained | messages.Checkpointed) -> None:
-        """Raises `PeerGone` if the report is from a process, or over a link, that has been replaced."""
+        """Raises `PeerGone` if the report is from a process that has been replaced."""
         if self._peers.get(report.worker) != peer or report.life != self._life:
             raise PeerGone(f"{report.worker} has joined again since it sent this: join first")
 
@@ -64,7 +84,8 @@ class Delivery:
                 )  # a restart would bring them back
             await self.ask(order.worker, self._message(order), TRAIN_S if isinstance(order, Train) else DELIVERY_S)
         except RhymedError as error:  # of the link or of the worker
-            self._undelivered(order, error)
+            async with self._turns:
+                self._undelivered(order, error)
 
     async def ask(self, worker: str, message: messages.Message, deadline_s: float = DELIVERY_S) -> None:
         peer = self._peers.get(worker)
@@ -108,7 +129,7 @@ class Delivery:
                 silent = isinstance(error, PeerGone | DeadlineExceeded)  # then it cannot be a sample's fault
                 self._ledger.retries.given_back(name, ids, str(error), now, blame="none" if silent else "worker")
             case Load(name, _):
-                self._ledger.load_failed(name)
+                self._ledger.handover.load_failed(name)
             case Sleep(name):
                 self._ledger.handover.sleep_failed(name)
             case Release(_, ids):

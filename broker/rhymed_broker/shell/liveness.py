@@ -15,6 +15,7 @@ from rhymed.config import Schedule
 from rhymed.service.logline import cause
 from rhymed_broker.ledger.ledger import Ledger
 from rhymed_broker.shell.delivery import Delivery
+from rhymed_broker.shell.turns import Turns
 from rhymed_broker.status.timeline import TimelineRecorder
 
 log = logging.getLogger(__name__)
@@ -23,8 +24,11 @@ LATE_S = 1.0  # a tick that is later than this: the process was suspended
 
 
 class Liveness:
-    def __init__(self, schedule: Schedule, ledger: Ledger, delivery: Delivery, timeline: TimelineRecorder) -> None:
-        self._schedule, self._ledger, self._delivery, self._timeline = schedule, ledger, delivery, timeline
+    def __init__(
+        self, schedule: Schedule, ledger: Ledger, turns: Turns, delivery: Delivery, timeline: TimelineRecorder
+    ) -> None:
+        self._schedule, self._ledger, self._turns = schedule, ledger, turns
+        self._delivery, self._timeline = delivery, timeline
 
     async def run(self, wake: Callable[[], None]) -> None:
         """`wake`: the ledger has changed."""
@@ -36,11 +40,12 @@ class Liveness:
             if (late_s := now - last - pause_s) > LATE_S:
                 self._excuse(late_s, now)
             last = now
-            self._tick(now)
+            async with self._turns:  # what arrived before `now` is handled before it
+                await self._tick(now)
             wake()
 
-    def _tick(self, now: float) -> None:
-        for name, held in self._ledger.tick(now).items():
+    async def _tick(self, now: float) -> None:
+        for name, held in (await self._turns.run(self._ledger.tick.slices(now))).items():
             fields = cause("lost", held, worker=name)
             log.warning("%s is lost: silent for more than %g s", name, self._schedule.lost_after_s, extra=fields)
             self._delivery.forget(name)

@@ -8,8 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
+from collections.abc import Sequence
 
+from rhymed.messages import NO_SIGNAL, SampleId
+from rhymed.service.logline import cause
 from rhymed.service.retry import PATIENCE_S, Attempt, retry_store
+
+log = logging.getLogger(__name__)
 
 
 class Outbox:
@@ -34,3 +40,9 @@ class Outbox:
             await asyncio.wait_for(self._writes.join(), deadline_s)
             return True
         return False
+
+
+def log_drop(ids: Sequence[SampleId], reason: str) -> None:
+    level = logging.INFO if reason.startswith(NO_SIGNAL) else logging.WARNING
+    fields = cause("dropped", ids, reason=reason)
+    log.log(level, "%d samples dropped, first %s: %s", len(ids), ids[0], reason, extra=fields)

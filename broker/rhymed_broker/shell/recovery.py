@@ -12,14 +12,13 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
-from pathlib import Path
 from typing import NoReturn
 
 from rhymed.config import Config
-from rhymed.errors import CheckpointLost, RhymedError
+from rhymed.errors import CheckpointLost, FilesLost, RhymedError
 from rhymed.inputs.rows import Row
-from rhymed.messages import Drawn, JournalEntry
-from rhymed.run.folder import identity
+from rhymed.messages import EVAL, Drawn, Journal, JournalEntry
+from rhymed.run.folder import identity, ids_of
 from rhymed.run.layout import RunLayout
 from rhymed.service.retry import retry_store
 from rhymed_broker.ledger.evaluation import Evaluation, evaluation_of
@@ -28,8 +27,13 @@ from rhymed_broker.mixture import mixture_of
 from rhymed_broker.plan import Plan
 from rhymed_broker.sampler import sampler_of
 from rhymed_broker.shell.outbox import Outbox
+from rhymed_broker.shell.turns import Turns
+from rhymed_broker.slices import chunks
 from rhymed_broker.status.timeline import TimelineRecorder
 from rhymed_store.client import StoreClient
+
+RECALLED = 256  # prompts per request for their lengths
+NO_REWARD = "its step was trained without it: the store has no reward of it"  # why a sample was dropped
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +44,7 @@ class Recovery:
         config: Config,
         places: RunLayout,
         ledger: Ledger,
+        turns: Turns,
         store: StoreClient,
         outbox: Outbox,
         timeline: TimelineRecorder,
@@ -47,7 +52,8 @@ class Recovery:
         self.plan: Plan | None = None  # None: the dataset is not read yet
         self.position: int | None = None  # the trainer's, while the ledger has to start there
         self._config, self._places = config, places
-        self._ledger, self._store, self._outbox, self._timeline = ledger, store, outbox, timeline
+        self._ledger, self._turns, self._store = ledger, turns, store
+        self._outbox, self._timeline = outbox, timeline
         self._evaluation: Evaluation | None = None
         self._moved = asyncio.Event()  # `position` was set
 
@@ -81,32 +87,58 @@ class Recovery:
             if self._moved.is_set():
                 continue  # another trainer joined meanwhile
             if position < journal.forgotten:
-                await fail(_behind(position, journal.forgotten, self._places.checkpoints))
-            self._start(position, journal.entries, journal.drawn)
-            started()
+                await fail(_behind(position, journal.forgotten, self._places))
+            if position > (end := _end(journal)):
+                await fail(_ahead(position, end, self._places))
+            async with self._turns:
+                if self._moved.is_set():
+                    continue
+                await self._start(position, journal.entries, journal.drawn)
+                started()
             wake()
 
-    def _start(self, position: int, journal: list[JournalEntry], drawn: list[Drawn]) -> None:
+    async def _start(self, position: int, journal: list[JournalEntry], drawn: list[Drawn]) -> None:
         assert self.plan is not None, "the dataset is read first"
-        if done := [entry.id for entry in journal if entry.id.step < position and entry.state == "scored"]:
-            self._outbox.put("mark trained", partial(self._store.mark, done, "trained"))  # a broker died before it
+        self._settle(position, journal)
         self.position = None
-        self._ledger.start(self.plan, position, journal, time.monotonic(), self._evaluation, drawn)
+        now = time.monotonic()
+        await self._turns.run(self._ledger.start.slices(self.plan, position, journal, now, self._evaluation, drawn))
         found = [entry for entry in journal if entry.id.step >= position]
         self._timeline.event("begun", time.monotonic(), step=position, text=f"of {self.steps} steps")
         log.info("%d of %d steps trained, %d samples found in the journal", position, self.steps, len(found))
+
+    def _settle(self, position: int, journal: list[JournalEntry]) -> None:
+        """Mark the samples of trained steps, where a broker died before it did."""
+        past = [entry for entry in journal if entry.id.step < position]
+        if done := [entry.id for entry in past if entry.state == "scored"]:
+            self._outbox.put("mark trained", partial(self._store.mark, done, "trained"))
+        if left := [entry.id for entry in past if entry.state == "generated"]:
+            self._outbox.put("mark dropped", partial(self._store.mark, left, "dropped", NO_REWARD))
+
+    async def recall(self, step: int, prompts: list[str]) -> None:
+        """Forecasts are better with the lengths of earlier epochs, but nothing waits for them."""
+        past: dict[str, list[tuple[int, int]]] = {}
+        try:
+            for part in chunks(prompts, RECALLED):
+                past |= await self._store.lengths(part, step)
+        except RhymedError as error:
+            log.warning("step %d is scheduled without the lengths of earlier epochs: %s", step + 1, error)
+        if past:
+            async with self._turns:
+                await self._turns.run(self._ledger.dispatch.remember.slices(past))
 
     async def _prepare(self) -> None:
         from rhymed.inputs.prepared import rows_of
 
         config, folder = self._config, self._places.folder
+        id = (ids_of(folder) or [""])[-1]
         rollout, trainer = config.rollout, config.trainer
         parts = config.data.parts if trainer.steps != 0 else []
         rows = [await asyncio.to_thread(rows_of, config, folder, data) for data in parts]
         held_out = {
             data.name: await asyncio.to_thread(rows_of, config, folder, data) for data in config.eval.datasets
         }
-        await retry_store(lambda: self._store.open_run(config.run.name, fingerprint(config)), "open the run")
+        await retry_store(lambda: self._store.open_run(config.run.name, fingerprint(config), id), "open the run")
         prompts = [await self._put_prompts(part) for part in rows]
         datasets = {name: await self._put_prompts(held) for name, held in held_out.items()}
         mixture = mixture_of(config.data, prompts, config.run.seed)
@@ -123,11 +155,25 @@ class Recovery:
         return ids
 
 
-def _behind(position: int, forgotten: int, checkpoints: Path) -> CheckpointLost:
+def _end(journal: Journal) -> int:
+    """The step after the newest one that the store knows of."""
+    return max([journal.forgotten, *(entry.id.step + 1 for entry in journal.entries if entry.id.step < EVAL)])
+
+
+def _behind(position: int, forgotten: int, places: RunLayout) -> CheckpointLost:
     return CheckpointLost(
         f"the trainer begins after {position} steps, but the store has deleted the log-probs of steps below"
         f" {forgotten}, which a checkpoint covered: restore a checkpoint of at least {forgotten} steps in"
-        f" {checkpoints}, or start a new run"
+        f" {places.checkpoints}, continue without earlier samples (rhymed run --resume {places.folder}"
+        " --without-history), or start a new run"
+    )
+
+
+def _ahead(position: int, end: int, places: RunLayout) -> FilesLost:
+    return FilesLost(
+        f"the trainer begins after {position} steps, but the newest samples in {places.database} are of step {end}:"
+        " it is older than the checkpoint, or of another run. Restore it, or continue without earlier samples:"
+        f" rhymed run --resume {places.folder} --without-history"
     )
 
 

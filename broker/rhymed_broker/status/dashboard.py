@@ -12,7 +12,7 @@ import contextlib
 import logging
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import msgspec
 
@@ -28,7 +28,7 @@ STOP_S = 4.0  # for the process to show its pages the end of the run
 REFUSED = "!"  # precedes the reason why there is no dashboard
 REQUEST = "?"  # requests a snapshot; any other line is its address
 
-Snapshot = Callable[[], msgspec.Struct]
+Snapshot = Callable[[], Awaitable[msgspec.Struct]]
 
 
 class Dashboard:
@@ -76,7 +76,7 @@ class Dashboard:
                 if text != REQUEST:
                     log.info("dashboard at %s", text)
                     continue
-                body = msgspec.msgpack.encode(self._snapshot())
+                body = msgspec.msgpack.encode(await self._snapshot())
                 process.stdin.write(len(body).to_bytes(4, "big") + body)
                 await process.stdin.drain()
                 await asyncio.sleep(LEAST_S)

@@ -14,7 +14,7 @@ from rhymed_broker.ledger.ledger import Ledger
 from rhymed_broker.ledger.retries import TAKEN
 from rhymed_broker.states import State
 
-PATIENCE_S = 10.0  # shorter waits are not reported
+PATIENCE_S = 5.0  # shorter waits are not reported
 START_S = 300.0  # for the first worker of a role, which may load a large engine
 LOADING_S = 90.0
 PHASE_S = 300.0  # a trainer changes its phase with every micro-batch
@@ -30,7 +30,7 @@ def diagnostics(ledger: Ledger, now: float, *, up_s: float, ready: bool, others:
     if ready:
         lines += _absent(ledger, now, up_s)
     more = [*_resting(ledger, now), *_refused(ledger, now), *_loading(ledger, now), *_dropped(ledger), *_flat(ledger)]
-    return [*lines, *_silent(ledger, now), *_slow(ledger, now), *_stuck(ledger, now), *more]
+    return [*lines, *_silent(ledger, now), *_waiting(ledger), *_slow(ledger, now), *_stuck(ledger, now), *more]
 
 
 def _operated(ledger: Ledger, now: float) -> Iterator[str]:
@@ -70,11 +70,19 @@ def _silent(ledger: Ledger, now: float) -> Iterator[str]:
             yield f"{name} has been silent for {now - worker.seen:.0f} s; lost in {max(0.0, lost_s):.0f} s"
 
 
+def _waiting(ledger: Ledger) -> Iterator[str]:
+    """What a worker itself says that it waits for. Of several with the same words, one."""
+    seen: dict[str, str] = {}
+    for name, worker in sorted(ledger.workers.by_name.items()):
+        if worker.waits:
+            seen.setdefault(worker.waits.partition(":")[2], f"{name} has waited {worker.waits[:WORDS]}")
+    yield from seen.values()
+
+
 def _resting(ledger: Ledger, now: float) -> Iterator[str]:
     for name, worker in sorted(ledger.workers.by_name.items()):
         if worker.rests_until > now:
-            times = ledger.workers.deaths.get(name, 0)
-            yield f"{name} died {times} times in a row and did nothing: no work for {worker.rests_until - now:.0f} s"
+            yield f"{name} {worker.rests_why}: no work for {worker.rests_until - now:.0f} s"
 
 
 def _refused(ledger: Ledger, now: float) -> Iterator[str]:

@@ -6,15 +6,18 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 
-from rhymed.errors import RhymedError
+from rhymed.errors import FilesLost, RhymedError
 from rhymed.messages import GetQueues, Queues
+from rhymed.service.retry import WAITS
 from rhymed.service.service import LagMeter
+from rhymed.text import counted
 from rhymed_broker.ledger.ledger import Ledger
 from rhymed_broker.status import snapshot
 from rhymed_broker.status.snapshot import RunInfo
 from rhymed_store.client import StoreClient
 
-STORE_POLL_S = 5.0
+STORE_POLL_S = 2.0
+STORE_ANSWERS_S = 3.0
 
 
 class Latest:
@@ -35,14 +38,22 @@ class Latest:
         self._val = {"val/version": float(version), **metrics}
 
     async def watch(self, store: StoreClient) -> None:
-        """Poll the store's statistics; a store that is away or full becomes a warning."""
+        """Poll the store's statistics; a store that is away or full becomes a warning. Raises `FilesLost`."""
+        most = 0
         while True:
             try:
-                stats = await store.stats(deadline_s=STORE_POLL_S)
+                stats = await store.stats(deadline_s=STORE_ANSWERS_S)
                 self._store_warning = stats.full
                 self.store = snapshot.numbers(stats)
             except RhymedError as error:
                 self._store_warning = f"the store does not answer: {error}"
+            else:
+                if stats.samples < most:  # it deletes none
+                    raise FilesLost(
+                        f"the store has {counted(stats.samples, 'sample')} and had {most:,}: it came back with other"
+                        " files. Put those of this run back and resume it, or resume it with --without-history"
+                    )
+                most = stats.samples
             await asyncio.sleep(STORE_POLL_S)
 
     def queues(self, request: GetQueues, *, steps: int | None, finished: bool, warnings: Sequence[str]) -> Queues:
@@ -57,6 +68,10 @@ class Latest:
             evaluation=self._val,
             lag_ms=self._lag.p99_ms(),
             store=self.store,
-            warnings=[self._store_warning, *warnings],
+            warnings=[
+                self._store_warning,
+                f"the broker has waited {WAITS.longest}" if WAITS.longest else "",
+                *warnings,
+            ],
         )
         return snapshot.queues(self._ledger, now, run, only=request.worker if request.brief else None)

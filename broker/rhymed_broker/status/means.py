@@ -1,27 +1,41 @@
-"""A row of the timeline has the means of the `Usage`s in its seconds. Pure."""
+"""A row of the timeline has the means of what the heartbeats in its seconds report. Pure.
+
+A row may last for hours, so only sums are kept.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from rhymed.messages import GpuUsage, Usage
 
 GIB = 1 << 30
 
 
-def means(usages: Sequence[Usage]) -> dict[str, float]:
-    """Fields of `rhymed.run.timeline.Span`; what no usage knows is left out."""
-    return {
-        name: round(value, digits)
-        for name, value, digits in (
-            ("cpu", _mean(usage.cpu for usage in usages), 2),
-            ("ram_gib", _mean(usage.memory / GIB for usage in usages), 2),
-            ("gpu", _mean(_mean(gpu.utilization for gpu in usage.gpus) for usage in usages), 3),
-            ("gpu_gib", _mean(_gib(usage.gpus) for usage in usages), 2),
-            ("gpu_celsius", _mean(_hottest(usage.gpus) for usage in usages), 1),
-        )
-        if value is not None
-    }
+DIGITS = {"tokens_per_s": 1, "cpu": 2, "ram_gib": 2, "gpu": 3, "gpu_gib": 2, "gpu_celsius": 1}
+"""Fields of `rhymed.run.timeline.Span`."""
+
+
+class Means:
+    def __init__(self) -> None:
+        self._sums: dict[str, tuple[float, int]] = {}  # field -> sum, number of values
+
+    def add(self, field: str, value: float | None) -> None:
+        """None: not known, and left out."""
+        if value is not None:
+            total, count = self._sums.get(field, (0.0, 0))
+            self._sums[field] = total + value, count + 1
+
+    def add_usage(self, usage: Usage) -> None:
+        self.add("cpu", usage.cpu)
+        self.add("ram_gib", usage.memory / GIB)
+        self.add("gpu", _mean(gpu.utilization for gpu in usage.gpus))
+        self.add("gpu_gib", _gib(usage.gpus))
+        self.add("gpu_celsius", _hottest(usage.gpus))
+
+    def read(self) -> dict[str, float]:
+        """What no heartbeat knows is left out."""
+        return {field: round(total / count, DIGITS[field]) for field, (total, count) in self._sums.items()}
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

@@ -13,10 +13,10 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from rhymed.messages import Heartbeat, Join, Usage
+from rhymed.messages import Heartbeat, Join
 from rhymed.run.timeline import Event, Kind, Role, Span
 from rhymed.service.activities import seconds_of
-from rhymed_broker.status.means import means
+from rhymed_broker.status.means import Means
 
 SHORTEST_S = 1.0  # length of a row
 EARLY = 0.9  # part of a row's length after which a heartbeat may end it: heartbeats jitter
@@ -43,8 +43,7 @@ class _Page:
     counters: dict[str, float] = field(default_factory=dict)  # at the last heartbeat
     inside: dict[str, float] = field(default_factory=dict)
     version: int | None = None
-    rates: list[float] = field(default_factory=list)  # tokens per second, of each heartbeat
-    usages: list[Usage] = field(default_factory=list)  # of each heartbeat
+    means: Means = field(default_factory=Means)  # of its heartbeats
 
 
 class TimelineRecorder:
@@ -83,9 +82,9 @@ class TimelineRecorder:
         page.version = beat.version if beat.version >= 0 and page.role != "reward" else None
         rate = beat.stats.get("rollout/tokens_per_s", math.nan)
         if 0 <= rate < math.inf:
-            page.rates.append(rate)
+            page.means.add("tokens_per_s", rate)
         if beat.usage is not None:
-            page.usages.append(beat.usage)
+            page.means.add_usage(beat.usage)
         if now - page.begun >= self._length(now) * EARLY:
             self._close(beat.worker, page, now)
 
@@ -142,9 +141,8 @@ class TimelineRecorder:
 
     def _close(self, name: str, page: _Page, now: float) -> None:
         inside = {activity: round(seconds, 3) for activity, seconds in page.inside.items() if seconds >= 0.0005}
-        rate = round(sum(page.rates) / len(page.rates), 1) if page.rates else None
-        used = means(page.usages)
-        page.begun, page.inside, page.rates, page.usages = now, {}, [], []
+        means = page.means.read()
+        page.begun, page.inside, page.means = now, {}, Means()
         if inside:
             self._rows.append(
                 Span(
@@ -154,9 +152,8 @@ class TimelineRecorder:
                     host=page.host,
                     s=round(sum(inside.values()), 3),
                     version=page.version,
-                    tokens_per_s=rate,
                     inside=inside,
-                    **used,
+                    **means,
                 )
             )
 

@@ -53,6 +53,7 @@ class SampleRow:
     prompt: str
     response: str
     reward: float | None  # None: not scored
+    parts: str  # of the reward, by scorer, before their weights; empty: it has none
     tokens: int  # of the response
     sample: str  # its id, as `rhymed history` shows it
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from rhymed.errors import ConfigError, RhymedError
+from rhymed.output import show
 from rhymed.run.redact import without_passwords
 from rhymed_broker.telemetry import PACKAGES, MetricsRow, RunDescription, open_sink
 from rhymed_broker.telemetry.follow import Bookmark, rows
@@ -102,7 +103,7 @@ class Sender:
         try:
             table = self._tables.of_step(row.step)
         except (RhymedError, OSError) as error:
-            print(f"no table of samples for step {row.step + 1}: {error}", file=sys.stderr)
+            show(f"no table of samples for step {row.step + 1}: {error}", file=sys.stderr)
             return
         if table:
             self._sink.samples(row.step, table)
@@ -139,10 +140,10 @@ if __name__ == "__main__":
     try:
         main()
     except ConfigError as error:
-        print(error, file=sys.stderr)
+        show(error, file=sys.stderr)
         _end(2)
     except Exception as error:
         traceback.print_exc()
-        print(" ".join(f"{type(error).__name__}: {error}".split()), file=sys.stderr)  # the last line is the reason
+        show(" ".join(f"{type(error).__name__}: {error}".split()), file=sys.stderr)  # the last line is the reason
         _end(1)
     _end(0)

@@ -1,4 +1,4 @@
-"""Exports to third-party systems: metrics to sinks, the lives of samples as traces.
+"""Exports to third-party systems: metrics to sinks, the lives of samples as traces; and whether the copy is kept up.
 
 Owns the sinks' processes and the traces' thread. Invariant: neither delays or ends the run; a missing package is
 reported before the run begins.
@@ -11,6 +11,7 @@ import time
 
 from rhymed.config import Config
 from rhymed.errors import ConfigError
+from rhymed.remote.status import RemoteTrouble
 from rhymed.run.layout import RunLayout
 from rhymed_broker.ledger.samples import Samples
 from rhymed_broker.telemetry import missing_packages
@@ -25,6 +26,7 @@ class Exports:
     def __init__(self, config: Config, layout: RunLayout) -> None:
         self._config = config
         self._sinks = SinkProcesses(config, layout)
+        self._copy = RemoteTrouble(layout.folder, config.run.remote)
         self._exporter: Exporter | None = None
 
     async def run(self, samples: Samples) -> None:
@@ -42,7 +44,7 @@ class Exports:
     def trouble(self) -> str:
         """Empty: there is none."""
         traces = self._exporter.trouble if self._exporter is not None else ""
-        return "; ".join(filter(None, (self._sinks.trouble, traces)))
+        return "; ".join(filter(None, (self._sinks.trouble, traces, self._copy.trouble)))
 
     async def close(self, *, finished: bool, deadline_s: float) -> None:
         """Sends what is left, within the deadline. Idempotent."""

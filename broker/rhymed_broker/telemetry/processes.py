@@ -16,6 +16,7 @@ from pathlib import Path
 
 from rhymed.config import Config
 from rhymed.run.layout import RunLayout
+from rhymed.run.redact import write_config
 from rhymed.service.children import last_lines, restart_pause_s, wait_or_kill
 from rhymed_broker.telemetry.follow import working_pid
 
@@ -89,7 +90,7 @@ class SinkProcesses:
         if not self._config_written:
             self._folder.mkdir(parents=True, exist_ok=True)
             run = self._config.run.model_copy(update={"folder": str(self._layout.folder.parent)})
-            self._file.write_text(self._config.model_copy(update={"run": run}).model_dump_json(indent=2) + "\n")
+            write_config(self._file, self._config.model_copy(update={"run": run}))
             self._config_written = True
 
     async def _start(self, name: str) -> Process:

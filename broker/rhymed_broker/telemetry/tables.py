@@ -5,7 +5,6 @@ Read from the run's store, next to the living run. Bounded: `metrics.samples` ro
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -14,7 +13,8 @@ from typing import Any
 from rhymed.config import Config
 from rhymed.errors import ConfigError
 from rhymed.inputs.models import tokenizer_of_run
-from rhymed.text import truncated
+from rhymed.inputs.rows import prompt_text
+from rhymed.text import parts_text, truncated
 from rhymed_broker.telemetry import SampleRow
 from rhymed_store.database.tables import Reader
 from rhymed_store.inspect.browse import Browse, Response
@@ -52,7 +52,7 @@ class SampleTables:
             browse = Browse(reader)
             for prompt in browse.prompts_of_step(step, most=self._most):
                 found = [one for one in browse.responses(prompt) if one.info.id.step == step]
-                text = _prompt(browse.row(prompt))
+                text = prompt_text(browse.row(prompt))
                 rows += (self._row(text, one) for one in _ends(found))
         return rows[: self._most]
 
@@ -63,6 +63,7 @@ class SampleTables:
             prompt=truncated(prompt, CHARACTERS),
             response=truncated(text, CHARACTERS),
             reward=reward,
+            parts=parts_text(one.parts),
             tokens=one.info.length,
             sample=str(one.info.id),
         )
@@ -75,11 +76,3 @@ def _ends(found: Sequence[Response]) -> Iterable[Response]:
         return found[:1]
     ordered = sorted(scored, key=lambda one: -float(one.info.reward or 0.0))
     return ordered[:1] if ordered[0].info.reward == ordered[-1].info.reward else (ordered[0], ordered[-1])
-
-
-def _prompt(row: str | None) -> str:
-    """The row's prompt as text; a chat's messages one per line."""
-    prompt = json.loads(row).get("prompt", "") if row else ""
-    if isinstance(prompt, list):
-        return "\n".join(f"{message['role']}: {message['content']}" for message in prompt)
-    return str(prompt)

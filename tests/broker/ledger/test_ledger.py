@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from rhymed.errors import InvalidTransition
-from rhymed.messages import Drafting, Holding, Join, JournalEntry, SampleId
+from rhymed.messages import Drafting, Holding, Join, JournalEntry, SampleId, Score
 from rhymed_broker.ledger.actions import Assign, Cancel, FinishRun, Load, Mark, ScoreSamples, Train
+from rhymed_broker.ledger.ledger import Ledger
+from rhymed_broker.pipe import POLICIES
 from scripts.docs.ledger import page
 from tests.broker.ledger.stories import SmallPlan, Story
 
@@ -98,16 +100,129 @@ def test_what_a_lost_worker_held_goes_to_others(story: Story) -> None:
     assert story.lost == {"w": [A0, A1]}
 
 
-def test_a_late_report_of_a_lost_worker_counts_and_stops_the_other(story: Story) -> None:
+def test_a_late_report_of_a_lost_worker_changes_nothing(story: Story) -> None:
     story.begin(SmallPlan())
     story.join("w", "rollout")
     story.now += 15
     story.join("x", "rollout")
     story.beat("trainer")
     story.tick(6)
-    assert story.generated("w", A0) == [Cancel("x", [A0])]
-    assert story.generated("x", A0) == []
+    assert story.generated("w", A0) == []
+    assert story.state(A0) == "running"
+    assert story.ledger.samples.counts["unheld"] == 1
+    assert story.join("w", "rollout", holding=[A0]) == [Cancel("w", [A0])], "x has it"
+    story.generated("x", A0)
     assert story.state(A0) == "generated"
+
+
+def test_a_lost_worker_that_joins_again_claims_what_nobody_has_and_reports_it(story: Story) -> None:
+    story.begin(SmallPlan())
+    story.join("w", "rollout")
+    story.now += 15
+    story.beat("trainer")
+    story.tick(6)
+    assert story.state(A0) == "waiting"
+    assert story.join("w", "rollout", holding=[A0, A1]) == []
+    story.generated("w", A0, A1)
+    assert story.state(A0) == story.state(A1) == "generated"
+
+
+def test_a_worker_reports_only_what_it_holds(story: Story) -> None:
+    """Every report about a sample of another one, or of none: nothing moves, and it is counted."""
+    story.begin(SmallPlan())
+    story.join("w", "rollout")
+    story.join("thief", "rollout", slots=0)
+    story.join("r", "reward", slots=0)
+    for name in ("thief", "r", "trainer", "nobody", ""):
+        assert story.generated(name, A0, A1) == []
+        assert story.scored(name, A0, A1) == []
+        assert story.give_back(name, A0, A1, retry=False) == []
+    assert story.state(A0) == story.state(A1) == "running"
+    assert story.ledger.samples.counts["unheld"] == 5 * 2 + 3 * 2, "a stranger's give-back is not looked at"
+    story.generated("w", A0, A1)
+    assert story.scored("r", A0, A1) == []
+    assert story.state(A0) == "generated", "the broker has not given it to r"
+    unknown = SampleId(0, "zz", 0)
+    assert story.generated("w", unknown) == []
+    assert story.scored("r", unknown) == []
+
+
+def unstored(story: Story, name: str, *ids: SampleId) -> list:
+    story.ledger.scored(name, [Score(id=id, error="not in the store", unstored=True) for id in ids], story.now)
+    return story.drain()
+
+
+def test_what_the_store_lacks_is_generated_again_and_its_worker_rests(story: Story) -> None:
+    story.begin(SmallPlan())
+    story.join("liar", "rollout")
+    story.join("r", "reward")
+    for times in (1, 2, 3):
+        story.generated("liar", A0, A1)
+        assert unstored(story, "r", A0, A1) == []
+        assert story.state(A0) == story.state(A1) == "waiting"
+        assert story.ledger.samples.get(A0).length == 0
+        liar = story.ledger.workers.by_name["liar"]
+        assert liar.rests_until - story.now == 2.0 ** (times - 1), "two samples of one rest count once"
+        assert "the store lacks" in liar.rests_why
+        for name in ("liar", "r", "trainer"):
+            story.beat(name)
+        assert story.tick(2.0 ** (times - 1)) == [Assign("liar", [A0, A1], begun=(A0, A1))]
+    assert story.ledger.samples.counts["unstored"] == 6
+    assert story.ledger.samples.get(A0).failures == 0
+    story.generated("liar", A0, A1)
+    assert trains(story.scored("r", A0, A1)) == [(0, [A0, A1])]
+
+
+def test_a_worker_that_fails_on_everything_drops_nothing_while_another_can_have_it(story: Story) -> None:
+    """The other one is full for a while."""
+    story.begin(SmallPlan())
+    story.join("thief", "rollout", slots=2)
+    story.join("w", "rollout", slots=0)
+    for _ in range(10):
+        for retry in (True, False):
+            assert story.give_back("thief", A0, A1, retry=retry) == []
+            for name in ("thief", "w", "trainer"):
+                story.beat(name)
+            assert assigned(story.tick()) == [A0, A1]
+    assert story.state(A0) == "running"
+    story.ledger.leave("thief", story.now)
+    story.join("w", "rollout")
+    story.generated("w", A0, A1)
+    assert story.state(A0) == "generated"
+
+
+def assigned(actions: list) -> list[SampleId]:
+    return sorted(id for action in actions if isinstance(action, Assign) for id in action.ids)
+
+
+def test_a_sample_on_which_all_fail_is_dropped(story: Story) -> None:
+    story.begin(SmallPlan())
+    for name in ("v", "w"):
+        story.join(name, "rollout", slots=1)
+    holders = {id: story.ledger.samples.get(id).worker for id in (A0, A1)}
+    assert story.give_back(holders[A0], A0, retry=False) == []
+    other = next(name for name in ("v", "w") if name != holders[A0])
+    story.generated(other, A1)
+    assert story.drain() == []
+    assert story.ledger.samples.get(A0).worker == other
+    assert Mark([A0], "dropped", "cannot") in story.give_back(other, A0, retry=False)
+
+
+@pytest.mark.parametrize("policy", ["fifo", "rhyme", "flow"])
+def test_a_sample_on_which_its_own_worker_fails_goes_to_another_although_it_was_dealt(policy: str) -> None:
+    story = Story(Ledger(policy=POLICIES[policy]))
+    story.begin(SmallPlan(groups=2))
+    for name in ("v", "w"):
+        story.join(name, "rollout")
+    dropped: list[SampleId] = []
+    for _ in range(4):
+        for name in ("v", "w"):
+            actions = story.give_back(name, *story.ledger.workers.by_name[name].held, retry=False)
+            dropped += [id for action in actions if isinstance(action, Mark) for id in action.ids]
+        for name in ("v", "w", "trainer"):
+            story.beat(name, story.ledger.workers.by_name[name].held)
+        story.tick()
+    assert sorted(dropped) == [A0, A1, B0, B1]
 
 
 def test_retries_are_bounded(story: Story) -> None:
@@ -383,6 +498,12 @@ def test_a_stale_journal_entry_is_dropped(pipelined: Story) -> None:
     assert pipelined.state(LATER0) == "scored"
 
 
+def test_a_journal_entry_of_weights_that_do_not_exist_is_dropped(pipelined: Story) -> None:
+    """The trainer would refuse the step. A thief with a rollout key can write one while the broker is away."""
+    (mark,) = pipelined.begin(SmallPlan(), journal=[entry(A0, "generated", version=(1 << 31) - 1)])
+    assert mark == Mark([A0], "dropped", "mixed: tokens of version 2147483647, allowed are 0 and older")
+
+
 def run_step(story: Story, step: int) -> None:
     ids = SmallPlan().samples(step)
     story.generated("w", *ids)
@@ -443,7 +564,7 @@ def test_a_trainer_that_refuses_is_asked_again_at_the_tick(story: Story) -> None
 def test_a_load_that_failed_is_told_again(story: Story) -> None:
     story.begin(SmallPlan())
     assert story.join("w", "rollout", version=-1) == [Load("w", 0)]
-    story.ledger.load_failed("w")
+    story.ledger.handover.load_failed("w")
     assert story.tick() == [Load("w", 0)]
     assert story.tick() == []
 

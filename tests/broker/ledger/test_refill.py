@@ -116,6 +116,7 @@ def test_without_refills_groups_are_only_filtered() -> None:
     assert train.ids == group(0, "b")
     assert mark == Mark([*group(0, "a"), *group(0, "c")], "dropped", RULE.reason)
     story.trained(0)
+    story.loaded("w", 1)
     (train, _) = finish(story, 1, d=(1.0, 1.0), e=(1.0, 1.0), f=(1.0, 1.0))
     assert train.ids == []
     story.trained(1)

@@ -15,7 +15,7 @@ import pytest
 from rhymed import messages
 from rhymed.bench.actors import Reward, Rollout, Trainer
 from rhymed.config import Config
-from rhymed.errors import HOPELESS, CheckpointLost, PeerGone, RhymedError, StepRefused, TrainerError
+from rhymed.errors import HOPELESS, CheckpointLost, FilesLost, PeerGone, RhymedError, StepRefused, TrainerError
 from rhymed.run.layout import layout_of
 from rhymed.wire.sockets import Client
 from rhymed_broker.shell import delivery, shutdown
@@ -92,6 +92,24 @@ async def test_a_trainer_that_is_here_has_all_the_time_for_the_last_checkpoint_a
     assert lost.is_set(), "the run ended while the trainer was here"
 
 
+async def begin_ahead_of_the_store(config: Config) -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        cluster = await Cluster(config, stack).open()
+        await cluster.store.mark([messages.SampleId(1, "a" * 16, 0)], "dropped", "as an example")
+        trainer = Trainer(cluster.where.broker, cluster.store, "trainer")
+        trainer.version = 3
+        await stack.enter_async_context(trainer)
+        await until(lambda: cluster.broker.stopping, "the end")
+
+
+async def test_a_trainer_ahead_of_the_store_ends_the_run_in_words(config: Config) -> None:
+    """Whose store is older than its checkpoint, or new."""
+    with pytest.raises(
+        FilesLost, match=r"begins after 3 steps, but the newest samples in .* are of step 2.*--without"
+    ):
+        await begin_ahead_of_the_store(config)
+
+
 async def begin_behind_the_store(config: Config) -> None:
     async with contextlib.AsyncExitStack() as stack:
         cluster = await Cluster(config, stack).open()
@@ -139,6 +157,7 @@ async def test_metrics_that_cannot_be_written_hold_up_nothing(cluster: Cluster) 
 
 async def test_what_a_dead_trainer_said_does_not_move_the_run(cluster: Cluster) -> None:
     """Its name may be the new one's, in a container for instance."""
+    await cluster.store.mark([messages.SampleId(0, "a" * 16, 0)], "dropped", "as an example")  # it has been at step 0
     trainer = Trainer(cluster.where.broker, cluster.store, "trainer")
     trainer.version = 1
     await cluster.stack.enter_async_context(trainer)

@@ -123,3 +123,11 @@ def test_weights_that_are_not_loaded_and_a_worker_that_rests_are_told(story: Sto
     for name in ("trainer", "v", "w"):
         story.ledger.workers.by_name[name].seen = story.now
     assert lines(story)[-1] == "v was asked to load version 0 100 s ago"
+
+
+def test_what_workers_say_that_they_wait_for_is_named_once(story: Story) -> None:
+    story.begin(SmallPlan())
+    for name in ("v", "w"):
+        story.join(name, "rollout")
+        story.ledger.workers.by_name[name].waits = "for 4 s: the weights of version 0 (version 0 was lost)"
+    assert lines(story) == ["v has waited for 4 s: the weights of version 0 (version 0 was lost)"]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 from typing import Any
 
 import msgspec
@@ -198,6 +199,19 @@ def test_a_row_has_the_means_of_what_its_heartbeats_used() -> None:
     assert (with_usage.cpu, with_usage.ram_gib) == (2.0, 2.0)
     assert (with_usage.gpu, with_usage.gpu_gib, with_usage.gpu_celsius) == (0.75, 4.0, 70.0)
     assert (without.cpu, without.ram_gib, without.gpu, without.gpu_gib) == (None, None, None, None)
+
+
+def test_a_row_that_lasts_long_takes_no_more_memory() -> None:
+    recorder, late = TimelineRecorder(WALL, 0.0), 1e9  # a row lasts for hours by then
+    recorder.joined(join(), late)
+    tracemalloc.start()
+    for second in range(2000):
+        usage = Usage(cpu=float(second), memory=second, gpus=[GpuUsage(index=0, memory=second)])
+        recorder.heard(msgspec.structs.replace(beat(idle=1.0), usage=usage), late + second)
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert not recorder.drain()[1:]
+    assert held < 50_000
 
 
 def test_numbers_that_are_not_finite_do_not_end_the_timeline() -> None:

@@ -23,7 +23,7 @@ from tests.history.folders import two_epochs, write_store, write_tokenizer
 
 PARTS = ({0: 0.1, 1: 0.2}, {1: 0.25, 2: 0.3})
 NEWEST = {0: 0.1, 1: 0.25, 2: 0.3}
-COLUMNS = ["prompt", "response", "reward", "tokens", "sample"]
+COLUMNS = ["prompt", "response", "reward", "parts", "tokens", "sample"]
 PROMPTS = {"how many apples are there?", "how many pears are there?"}
 BLOCK = 32768  # bytes, of LevelDB's logs
 

@@ -17,6 +17,7 @@ from rhymed.errors import ConfigError
 from rhymed.run.metrics import MetricsLog
 from rhymed_broker.telemetry import columns
 from rhymed_broker.telemetry.tables import CHARACTERS, SampleTables
+from rhymed_store.inspect.browse import Browse
 from tests.history.fixtures import make_run, tokenizer
 from tests.history.folders import APPLES
 
@@ -38,9 +39,9 @@ def test_a_steps_prompts_with_their_best_and_their_worst_response(make_run: Make
     assert best.sample.endswith("/1")
     assert len(best.response) == best.tokens == 11
     [flat] = found.of_step(2)  # both have the same reward
-    assert flat.reward == 1.0
+    assert (flat.reward, flat.parts, best.parts) == (1.0, "exact 1, format 0.25", "")
     assert found.of_step(7) == []
-    assert list(columns([best])) == ["prompt", "response", "reward", "tokens", "sample"]
+    assert list(columns([best])) == ["prompt", "response", "reward", "parts", "tokens", "sample"]
 
 
 def test_tables_are_bounded(make_run: MakeRun) -> None:
@@ -49,6 +50,12 @@ def test_tables_are_bounded(make_run: MakeRun) -> None:
     assert [row.reward for row in found] == [2.0]
     assert len(found[0].response) == CHARACTERS
     assert not tables(make_run("two"), 0).wanted
+
+
+def test_a_chat_of_any_shape_has_a_table(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    chat = [{"role": "assistant", "tool_calls": []}, {"role": "user", "content": "so?"}, {"content": None}, "plain"]
+    monkeypatch.setattr(Browse, "row", lambda self, prompt: json.dumps({"prompt": chat}))
+    assert tables(make_run("one"), 8).of_step(0)[0].prompt == "assistant: \nuser: so?\nNone: \nplain"
 
 
 def test_a_run_without_text_has_no_tables(make_run: MakeRun, tmp_path: Path) -> None:
@@ -86,7 +93,7 @@ def test_tensorboard_gets_text_and_hparams_in_a_process_of_its_own(make_run: Mak
     [(step, text)] = found["samples"]
     assert (step, text.metadata.plugin_data.plugin_name) == (0, "text")
     table = text.tensor.string_val[0].decode()
-    assert table.startswith("| prompt | response | reward | tokens | sample |\n|---|---|---|---|---|\n")
+    assert table.startswith("| prompt | response | reward | parts | tokens | sample |\n|---|---|---|---|---|---|\n")
     assert table.count("how many apples") == 2
     assert [value.simple_value for _, value in found["reward/mean"]] == [0.25, 0.5]
     [(_, start)] = [pair for tag, pairs in found.items() if "hparams" in tag for pair in pairs][:1]
