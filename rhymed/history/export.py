@@ -59,6 +59,7 @@ def schema() -> Any:
             ("length", pa.int32()),
             ("finish_reason", pa.string()),
             ("reward", pa.float64()),  # null: not scored
+            ("parts", pa.string()),  # JSON: scorer -> its reward before its weight; null: the reward has no parts
             ("state", pa.string()),
             ("prompt_tokens", pa.list_(pa.uint32())),
             ("tokens", pa.list_(pa.uint32())),
@@ -135,6 +136,7 @@ def _row(response: Response, row: str | None, epoch: int, text: str | None) -> d
         "length": info.length,
         "finish_reason": info.finish_reason,
         "reward": info.reward,
+        "parts": None if response.parts is None else json.dumps(response.parts, ensure_ascii=False),
         "state": response.state,
         "prompt_tokens": response.prompt_tokens,
         "tokens": response.tokens,

@@ -7,7 +7,6 @@ tokenizer there is no text, and `missing` says why; that is never an error by it
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -102,13 +101,3 @@ def find(folder: Path) -> tuple[Path, Path]:
     if not store.is_dir():
         raise ConfigError(f"{folder} has no store in it: name a run's folder, e.g. runs/quickstart{near(folder)}")
     return folder, store
-
-
-def prompt_text(row: str | None) -> str:
-    """The row's prompt as one text; a chat's messages one per line."""
-    if row is None:
-        return "(its row is not in the store)"
-    prompt = json.loads(row).get("prompt", row)
-    if isinstance(prompt, list):
-        return "\n".join(f"{message.get('role')}: {message.get('content')}" for message in prompt)
-    return str(prompt)

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from rhymed.history.folder import prompt_text
+from rhymed.inputs.rows import prompt_text
 from rhymed.messages import EVAL
+from rhymed.printable import visible
 from rhymed.style import plain_table
-from rhymed.text import number, visible
+from rhymed.text import number
 from rhymed_store.inspect.browse import Browse
 from rhymed_store.inspect.epochs import epochs_of, is_trained
 

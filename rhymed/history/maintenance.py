@@ -61,7 +61,7 @@ def backup_run(run: Path, target: Path) -> IntegrityReport:
             report = copy(store, part / "store")
             for name in RUN_FILES:
                 if (folder / name).is_file():
-                    shutil.copyfile(folder / name, part / name)
+                    shutil.copy(folder / name, part / name)  # with its mode: a configuration may hold secrets
             atomic.sync_folder(part)
         atomic.sync(target.parent)
     except OSError as error:

@@ -56,7 +56,7 @@ class _FileSource:
             file_schema = pa.parquet.read_schema(path)
         except (pa.ArrowException, OSError) as error:
             raise DataError(f"{path}: not a readable parquet file: {error}") from None
-        needed = [name for name in schema().names if name not in ("text", "drafted")]
+        needed = [name for name in schema().names if name not in ("text", "drafted", "parts")]
         if missing := [name for name in needed if name not in file_schema.names]:
             raise DataError(
                 f"{path} is not a file of `rhymed history export`: no column {', '.join(missing)}; its columns:"

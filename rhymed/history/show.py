@@ -11,11 +11,13 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from rhymed.errors import DataError
-from rhymed.history.folder import RunFolder, prompt_text
+from rhymed.history.folder import RunFolder
 from rhymed.history.pieces import pieces
 from rhymed.history.prompts import by_epoch
+from rhymed.inputs.rows import prompt_text
+from rhymed.printable import visible
 from rhymed.style import plain_table
-from rhymed.text import response_name, step_phrase, visible
+from rhymed.text import parts_text, response_name, step_phrase
 from rhymed_store.inspect.browse import Browse, Response
 from rhymed_store.inspect.epochs import is_trained, title
 
@@ -91,6 +93,7 @@ def _cell(folder: RunFolder, response: Response) -> Any:
 
     info = response.info
     reward = "unscored" if info.reward is None else f"reward {info.reward:g}"
+    reward += f" ({visible(parts_text(response.parts))})" if response.parts else ""
     cut = "" if info.finish_reason == "stop" else f", {info.finish_reason}"
     dropped = f", dropped: {response.reason or 'no reason kept'}" if response.state == "dropped" else ""
     drafted = response.drafted

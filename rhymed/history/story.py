@@ -15,11 +15,12 @@ from pathlib import Path
 import msgspec
 
 from rhymed.errors import ConfigError, DataError, RhymedError
-from rhymed.history.folder import RunFolder, open_folder, prompt_text
+from rhymed.history.folder import RunFolder, open_folder
+from rhymed.inputs.rows import prompt_text
 from rhymed.logs.filter import stamp
 from rhymed.logs.read import Entry, entries, logs
 from rhymed.messages import EVAL, SampleId
-from rhymed.text import counted, readable, step_phrase
+from rhymed.text import counted, parts_text, readable, step_phrase
 from rhymed_store.inspect.browse import Response
 
 WHOLE = re.compile(r"-?\d+/[0-9a-f]{16}/\d+")
@@ -114,6 +115,7 @@ def _kept(run: RunFolder, id: SampleId) -> Iterator[str]:
 def _written(response: Response) -> Iterator[str]:
     info = response.info
     reward = "no reward" if info.reward is None else f"reward {info.reward:g}"
+    reward += f" ({parts_text(response.parts)})" if response.parts else ""
     versions = ", ".join(f"{count} of version {version}" for version, count in info.versions)
     yield f"  {response.state:<8} {reward}, {info.length} tokens ({info.finish_reason}): {versions}"
     if response.reason:

@@ -66,9 +66,10 @@ class StoreClient:
     def close(self) -> None:
         self._link.close()
 
-    async def open_run(self, run: str, fingerprint: str, *, deadline_s: float = DEADLINE_S) -> None:
+    async def open_run(self, run: str, fingerprint: str, id: str = "", *, deadline_s: float = DEADLINE_S) -> None:
         """Claim the folder for this run. Raises `RunMismatch` if it belongs to another one."""
-        await self._ask(messages.OpenRun(run=run, fingerprint=fingerprint), messages.Done, deadline_s=deadline_s)
+        claim = messages.OpenRun(run=run, fingerprint=fingerprint, id=id)
+        await self._ask(claim, messages.Done, deadline_s=deadline_s)
 
     async def put_prompts(self, rows: Sequence[Row], *, deadline_s: float = DEADLINE_S) -> list[str]:
         """Store dataset rows; returns their ids in order. Idempotent."""
@@ -101,7 +102,7 @@ class StoreClient:
             samples=[sample.info for sample in samples], drafted=masked if any(masked) else []
         )
         if question.drafted:
-            frames.append(arrays.join([_bits(sample) for sample in samples]))
+            frames.append(arrays.join([arrays.bits_of(sample.drafted, sample.info) for sample in samples]))
         answer, _ = await self._ask(question, messages.Done | messages.Kept, *frames, deadline_s=deadline_s)
         return list(answer.samples) if isinstance(answer, messages.Kept) else []
 
@@ -181,6 +182,20 @@ class StoreClient:
         frames = [b"".join(parts)] if token_weights else []
         await self._ask(question, messages.Done, *frames, deadline_s=deadline_s)
 
+    async def put_token_stats(
+        self,
+        version: int,
+        values: Mapping[messages.SampleId, NDArray[np.float16]],
+        *,
+        begins: bool,
+        deadline_s: float = DEADLINE_S,
+    ) -> None:
+        """What training computed of these samples' tokens: arrays as in `codec.tokenstats`; see `PutTokenStats`."""
+        lengths = [part.shape[1] for part in values.values()]
+        question = messages.PutTokenStats(version=version, samples=list(values), lengths=lengths, begins=begins)
+        frame = b"".join([part.tobytes() for part in values.values()])
+        await self._ask(question, messages.Done, frame, deadline_s=deadline_s)
+
     async def mark(
         self,
         ids: Sequence[messages.SampleId],
@@ -242,7 +257,7 @@ class StoreClient:
             prompts = arrays.cut(rest.pop(0), np.dtype(np.uint32), [info.prompt_length for info in answer.samples])
         columns: list[Iterable[Any]] = [answer.samples, tokens, probs, prompts]
         if answer.weights:
-            columns += [answer.weights, _token_weights(answer, rest.pop(0))]
+            columns += [answer.weights, arrays.token_weights(answer, rest.pop(0))]
         return [StoredSample(*row) for row in zip(*columns, strict=False)]
 
     async def _ask(
@@ -271,22 +286,3 @@ def _check(sample: NewSample) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]
             f"sample {info.id}: arrays of {sizes} prompt tokens, tokens and log-probs, {expected} announced"
         )
     return prompt, tokens, logprobs
-
-
-def _bits(sample: NewSample) -> NDArray[np.uint8]:
-    """The accepted drafts as in `messages.PutSamples`; empty if they are unknown."""
-    if sample.drafted is None:
-        return np.zeros(0, np.uint8)
-    mask = np.asarray(sample.drafted)
-    if mask.shape != (sample.info.length,) or mask.dtype != np.bool_:
-        raise errors.MalformedMessage(
-            f"sample {sample.info.id}: drafted is {mask.dtype}{mask.shape}, one bool for each of {sample.info.length}"
-            " tokens expected"
-        )
-    return np.packbits(mask)
-
-
-def _token_weights(answer: Any, frame: Any) -> list[NDArray[np.float32] | None]:
-    lengths = [info.length if has else 0 for info, has in zip(answer.samples, answer.weighted, strict=True)]
-    parts = arrays.cut(frame, np.dtype(np.float32), lengths)
-    return [part if has else None for part, has in zip(parts, answer.weighted, strict=True)]

@@ -19,14 +19,16 @@ import msgspec
 
 from rhymed import messages
 from rhymed.config import Store
-from rhymed.errors import Overloaded, StoreFull, Unusable
+from rhymed.errors import FilesLost, Overloaded, PeerGone, StoreFull, Unusable
 from rhymed.run.layout import RunLayout
+from rhymed.run.state import has_worked
 from rhymed.service.service import Service
 from rhymed.wire.sockets import DONE, Parcel, Server
 from rhymed_store.database.commit import Writer
 from rhymed_store.database.prepare import prepare
 from rhymed_store.database.reads import Reads
-from rhymed_store.database.transactions import Batch, Database
+from rhymed_store.database.tokenstats import TokenStatsWrites, ready
+from rhymed_store.database.transactions import FILE, Batch, Database
 from rhymed_store.database.writes import Writes
 
 Result = TypeVar("Result")
@@ -38,6 +40,7 @@ PRESSURE_BYTES = 4 << 20  # of samples underway: beyond this they arrive faster 
 PRESSURE_LEVEL = -5  # zstd: twice as fast as level 1, for half again the size
 FULL_S = 540.0  # without room for a sample; then the store ends with an error, before its callers give up
 WARN_S = 60.0  # between log lines about it
+LOOK_S = 1.0  # between looks at the name of the database's file
 SYNC_S = 1.0  # durability = "async": a power failure may cost this much
 THREADS = 2
 SHORT_HISTORY = 16  # responses; with 4,096 tokens each they block the event loop for half a millisecond
@@ -56,15 +59,15 @@ class StoreService(Service):
         config = self._settings
         durable = config.durability == "sync"
         self._pool = ThreadPoolExecutor(THREADS, "store")
-        self._database = await self._in_pool(
-            partial(Database, self._layout.database, int(config.map_gib * 2**30), durable=durable)
-        )
+        self._database = await self._in_pool(partial(_database, self._layout, config, durable=durable))
         self._reads, self._writes = Reads(self._database), Writes(self._database, config.compression)
+        self._token_stats = TokenStatsWrites(self._database, config.token_stats_bytes)
         self._underway_bytes = 0
         self._writer = Writer(self._database.commit)
         self._handlers = self._table()
         address = self._layout.listens(self._layout.store)
         self._server = Server(address, messages.ToStore, self._answer, keys=self._layout.keys("store"))
+        self.spawn(self._look())
         if not durable:
             self.spawn(self._sync())
 
@@ -76,7 +79,18 @@ class StoreService(Service):
             await asyncio.to_thread(self._writer.close)
         self._pool.shutdown(wait=hasattr(self, "_database"))  # else it is still being opened, which may take long
         if hasattr(self, "_database"):
+            if isinstance(self._failure, FilesLost):
+                await asyncio.to_thread(self._rescue)
             await asyncio.to_thread(self._database.close)
+
+    def _rescue(self) -> None:
+        """Unless the run's folder is gone as well, which looks like a decision."""
+        if self._layout.config.exists() and (saved := self._database.rescue()):
+            file = self._layout.database / FILE
+            self._failure = FilesLost(
+                f"{file} was removed while the store had it open. What it held is saved: move {saved / FILE} to"
+                f" {file} and resume the run"
+            )
 
     def _table(
         self,
@@ -88,6 +102,7 @@ class StoreService(Service):
             messages.PutSamples: self._put_samples,
             messages.PutPartials: self._put_partials,
             messages.PutScores: self._put_scores,
+            messages.PutTokenStats: self._put_token_stats,
             messages.MarkSamples: self._write(writes.mark),
             messages.ForgetLogprobs: self._write(writes.forget_logprobs),
             messages.GetPrompts: self._read(reads.prompts),
@@ -105,15 +120,17 @@ class StoreService(Service):
         try:
             answer = await self._handlers[type(message)](message, frames)
         except StoreFull as error:
-            if isinstance(message, messages.PutPartials):
+            if isinstance(message, messages.PutPartials | messages.PutTokenStats):
                 raise  # frequent and optional: only a finished sample decides whether the store is full
             self._why_full = str(error)
             self._full = self._full or self.spawn(self._wait_for_space())
             raise
-        except (Unusable, lmdb.Error) as error:
+        except (Unusable, FilesLost, lmdb.Error) as error:
             explained = self._database.explain(error) if isinstance(error, lmdb.Error) else error
-            if isinstance(explained, Unusable):
+            if isinstance(explained, Unusable | FilesLost):
                 self.spawn(_end(explained))
+            if isinstance(explained, FilesLost):  # its callers wait, so that this process can save what it holds
+                raise PeerGone(f"the store ends: {explained}") from None
             raise explained from None
         if self._full is not None and isinstance(message, messages.PutSamples):
             self._full.cancel()
@@ -155,6 +172,13 @@ class StoreService(Service):
         weights = b"".join(frames)
         with self._underway(len(weights)):
             await self._writer.write(lambda batch: self._writes.put_scores(batch, message, weights), len(weights))
+        return DONE
+
+    async def _put_token_stats(self, message: messages.PutTokenStats, frames: Sequence[bytes]) -> messages.Message:
+        frame = b"".join(frames)
+        with self._underway(len(frame)):
+            entries = await self._in_pool(partial(ready, message, frame, self._level()))
+            await self._writer.write(lambda batch: self._token_stats.put(batch, message, entries), len(frame))
         return DONE
 
     async def _put_partials(self, message: messages.PutPartials, frames: Sequence[bytes]) -> messages.Message:
@@ -204,7 +228,25 @@ class StoreService(Service):
             await asyncio.sleep(SYNC_S)
             await self._in_pool(self._database.sync)
 
+    async def _look(self) -> None:
+        """Raises `FilesLost` also when nothing is written, and `Unusable`."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            self._database.check_file()
+            self._database.check_locks()
 
-async def _end(error: Unusable) -> None:
+
+def _database(layout: RunLayout, settings: Store, *, durable: bool) -> Database:
+    """Raises `FilesLost` rather than beginning an empty one for a run that had one."""
+    file = layout.database / FILE
+    if not (file.exists() and file.stat().st_size) and has_worked(layout):
+        raise FilesLost(
+            f"{file} is missing or empty, but this run has worked: put the file back, from a copy of the folder or of"
+            " `rhymed history backup`, or resume the run with --without-history"
+        )
+    return Database(layout.database, int(settings.map_gib * 2**30), durable=durable)
+
+
+async def _end(error: Exception) -> None:
     """The restarted process probes the folder before it opens it."""
     raise error

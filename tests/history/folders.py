@@ -10,8 +10,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rhymed.inputs.rows import prompt_id
-from rhymed.messages import EVAL, MarkSamples, PromptRow, PutPrompts, PutScores, SampleId, SampleInfo, Score
+from rhymed.messages import (
+    EVAL,
+    MarkSamples,
+    PromptRow,
+    PutPrompts,
+    PutScores,
+    PutTokenStats,
+    SampleId,
+    SampleInfo,
+    Score,
+)
 from rhymed_store.client import NewSample
+from rhymed_store.database.tokenstats import TokenStatsWrites, ready
 from tests.store.stores import LocalStore
 
 ROWS = [{"prompt": "how many apples are there?", "answer": "7"}, {"prompt": "how many pears are there?"}]
@@ -37,6 +48,11 @@ def drafts_of(id: SampleId, length: int) -> NDArray[np.bool_] | None:
     return np.arange(length) < length // 2 if 2 <= id.step < EVAL else None
 
 
+def parts_of(id: SampleId, reward: float) -> dict[str, float]:
+    """The first response of step 2 was scored by two scorers."""
+    return {"exact": reward, "format": 0.25} if (id.step, id.index) == (2, 0) else {}
+
+
 def write_store(folder: Path, samples: Sequence[Sample], dropped: Sequence[SampleId] = ()) -> None:
     local = LocalStore(folder / "store")
     rows = [PromptRow(prompt=prompt_id(row), row=json.dumps(row)) for row in ROWS]
@@ -53,11 +69,27 @@ def write_store(folder: Path, samples: Sequence[Sample], dropped: Sequence[Sampl
         array, logprobs = np.asarray(tokens, np.uint32), np.zeros(len(tokens) if step >= 0 else 0, np.float32)
         local.put(NewSample(info, np.arange(3, dtype=np.uint32), array, logprobs, drafts_of(id, len(tokens))))
         if reward is not None:
-            scores = PutScores(scores=[Score(id=id, reward=reward)])
+            scores = PutScores(scores=[Score(id=id, reward=reward, parts=parts_of(id, reward))])
             local.do(lambda batch, scores=scores: local.writes.put_scores(batch, scores))
+    put_token_stats(local, samples)
     marks = MarkSamples(samples=list(dropped), state="dropped", reason="scorer timed out")
     local.do(lambda batch: local.writes.mark(batch, marks))
     local.database.close()
+
+
+def stats_of(length: int) -> NDArray[np.float16]:
+    """Log-prob, entropy, mismatch and advantage of each token."""
+    return np.array([[-0.5] * length, [0.25] * length, range(length), [1.5] * length], np.float16)
+
+
+def put_token_stats(local: LocalStore, samples: Sequence[Sample]) -> None:
+    """Of the first response of step 2."""
+    for step, prompt, index, tokens, _ in samples:
+        if (step, index) == (2, 0) and tokens:
+            message = PutTokenStats(version=2, samples=[SampleId(step, prompt, index)], lengths=[len(tokens)])
+            entries = ready(message, stats_of(len(tokens)).tobytes(), 1)
+            writes = TokenStatsWrites(local.database, 1 << 20)
+            local.do(lambda batch, m=message, e=entries, w=writes: w.put(batch, m, e))
 
 
 def write_tokenizer(folder: Path, first: str = "<pad>") -> Path:

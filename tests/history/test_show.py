@@ -126,7 +126,8 @@ def test_one_prompt_stands_side_by_side(run: Path, rhymed, wanted: str) -> None:
 
 def test_accepted_drafts_are_dim_and_their_share_is_told(run: Path, rhymed) -> None:
     out = rhymed("show", APPLES, "--run", run)[1]
-    assert "#1  reward 1, 10 tokens, 50% drafted" in out
+    assert re.search(r"#1  reward 0, 10 tokens +#1  reward 1 \(exact 1, format 0\.25\),", out)
+    assert " 10 tokens, 50% drafted" in out
     assert "#1  reward 0, 10 tokens  " in out, "what is not known is not told"
     assert out.rstrip().endswith("dim: accepted drafts")
     with open_folder(run) as folder:

@@ -35,7 +35,7 @@ BEGUN = SampleId(6, PROMPT, 9)
 def write(folder: Path, seed: int = 0) -> None:
     """Imported, forgotten, live, scored, trained, dropped, held-out and begun samples, and their prompts."""
     local, rng = LocalStore(folder), np.random.default_rng(seed)
-    local.do(lambda b: local.writes.open_run(b, OpenRun(run="run", fingerprint="{}")))
+    local.do(lambda b: local.writes.open_run(b, OpenRun(run="run", fingerprint="{}", id="a1")))
     rows = [PromptRow(prompt=prompt, row=msgspec.json.encode({"prompt": prompt}).decode()) for prompt in PROMPTS]
     local.do(lambda b: local.writes.put_prompts(b, PutPrompts(rows=rows)))
     for step in (-1, 0, 1, 2, 3, 4, 5, EVAL + 1):

@@ -33,6 +33,7 @@ class Audit:
     """The result for one run. `wrong`: one sentence per fault; empty: every sample is accounted for."""
 
     steps: int = 0  # in the newest checkpoint
+    begins: int = 0  # steps before the store's first one: the run was resumed without history
     planned: int = 0  # of the whole run
     prompts: int = 0  # in the dataset
     asked: int = 0  # prompts of the steps in the checkpoint, as the plan has them
@@ -64,7 +65,7 @@ def audit(folder: RunFolder) -> Audit:
     steps, lines, wrong = newest(folder.folder)
     plan = planned(folder.config, folder.folder, steps, folder.browse.drawn_steps())
     asked = sum(len(plan.prompts(step)) for step in range(steps))
-    found = Audit(steps, plan.steps, len(plan.ids), asked, wrong=wrong)
+    found = Audit(steps, folder.browse.begins(), plan.steps, len(plan.ids), asked, wrong=wrong)
     _Check(folder, folder.config.schedule, plan, found).run(lines)
     return found
 
@@ -75,6 +76,7 @@ def render(found: Audit, name: str) -> str:
         f" ({found.epochs:.2f} epochs of {counted(found.prompts, 'prompt')})",
         f"trained: {counted(found.trained, 'sample')}, {counted(found.tokens, 'token')},"
         f" at most {counted(found.staleness, 'step')} stale",
+        *([f"not in the store, which begins later: {counted(found.begins, 'step')}"] if found.begins else []),
         *([f"filtered, without signal: {counted(found.filtered, 'sample')}"] if found.filtered else []),
         f"dropped: {counted(found.dropped, 'sample')}",
     ]
@@ -115,10 +117,10 @@ class _Check:
 
     def __init__(self, folder: RunFolder, schedule: Schedule, plan: Planned, found: Audit) -> None:
         self._folder, self._schedule, self._plan, self._found = folder, schedule, plan, found
-        self._digests = {step: Digest() for step in range(found.steps)}
+        self._digests = {step: Digest() for step in range(found.begins, found.steps)}
         self._steps: dict[str, set[int]] = {prompt: set() for prompt in plan.ids}  # of the checkpoint, in the plan
         for step in range(found.steps):
-            for prompt in plan.prompts(step):
+            for prompt in plan.prompts(step) if step >= found.begins else ():
                 self._steps[prompt].add(step)
         self._later: dict[int, frozenset[str]] = {}  # prompts of later steps, few of which have begun
         self._kept, self._lost = Counter[str](), Counter[str]()  # samples and tokens: trained, dropped
@@ -173,7 +175,7 @@ class _Check:
         times = len({id.step for id in there if id.step < found.steps})
         apart = 1 if self._plan.drawn else 0  # steps that are refilled draw before and after others
         fewest, most = int(found.epochs) - apart, int(found.epochs) + 1 + apart
-        if self._plan.once and prompt in self._steps and not fewest <= times <= most:
+        if self._plan.once and not found.begins and prompt in self._steps and not fewest <= times <= most:
             self._wrong(f"prompt {prompt} was asked {times} times in {found.epochs:.2f} epochs")
 
     def _sample(self, id: SampleId, response: Response | None, reason: str | None) -> None:
@@ -219,7 +221,7 @@ class _Check:
             if counts[step] != 1:
                 times = f"is {counts[step]} times in" if counts[step] else "is missing in"
                 self._wrong(f"{step_name(step)} {times} the lineage of the newest checkpoint")
-        for line in lines:
+        for line in (line for line in lines if line.step >= self._found.begins):
             if line.step not in self._digests:
                 self._wrong(f"{step_name(line.step)} is in the lineage, which ends with step {self._found.steps}")
             elif why := differ(line, self._digests[line.step].line(line.step, line.weights)):

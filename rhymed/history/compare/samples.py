@@ -33,13 +33,13 @@ UNKNOWN = "unknown how close: that needs the same seed, keyed sampling, and log-
 @dataclass(frozen=True)
 class Difference:
     sample: SampleId
-    place: int  # the first response token that differs, from 0
+    place: int  # the first response token that differs, from 0; people count from 1
     gap: float | None  # between the two tokens' scores; None: unknown
     near: bool = False
 
     def __str__(self) -> str:
         how = "" if self.gap is None else f", scores {self.gap:.1g} apart{' (a near tie)' if self.near else ''}"
-        return f"{self.sample}: from token {self.place} on{how}"
+        return f"{self.sample}: from token {self.place + 1} on{how}"
 
 
 @dataclass

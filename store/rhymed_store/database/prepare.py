@@ -62,11 +62,9 @@ def prepare(message: PutSamples, frames: Sequence[bytes], level: int) -> list[Ne
 
 
 def _check_info(info: SampleInfo) -> None:
-    if info.length < 0 or info.prompt_length < 0:
-        raise MalformedMessage(f"sample {info.id}: negative length")
     if sum(count for _, count in info.versions) != info.length or any(count < 1 for _, count in info.versions):
         raise MalformedMessage(f"sample {info.id}: versions {info.versions} do not sum to {info.length} tokens")
-    if any(not -(1 << 31) <= version < 1 << 31 for version, _ in info.versions):
+    if any(version >= 1 << 31 for version, _ in info.versions):
         raise MalformedMessage(f"sample {info.id}: a policy version must fit 32 bits")
 
 

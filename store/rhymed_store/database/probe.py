@@ -20,6 +20,7 @@ from typing import Any
 import lmdb
 
 from rhymed.errors import StoreDamaged, StoreError
+from rhymed.output import show
 
 SHORT_S = 0.2  # walk after a clean end
 LONG_S = 60.0  # walk after a kill
@@ -75,10 +76,11 @@ def check_readable(folder: Path) -> None:
 
 def _check_complete(folder: Path, places: list[str]) -> None:
     """Its writer makes all tables in one transaction."""
-    from rhymed_store.database.tables import TABLES  # not in the child, which has to start fast
+    from rhymed_store.database.tables import LATER, TABLES  # not in the child, which has to start fast
 
-    lost = [name for name in TABLES if f"table {name!r}" not in places]
-    if lost and len(lost) < len(TABLES):
+    needed = [name for name in TABLES if name not in LATER]
+    lost = [name for name in needed if f"table {name!r}" not in places]
+    if lost and len(lost) < len(needed):
         raise damaged(folder, f"table {lost[0]!r} is missing")
 
 
@@ -117,7 +119,7 @@ def _main(folder: str, limit_s: str, target: str = "") -> int:
             if target:
                 return _copy(env, target)
     except (lmdb.Error, ValueError, OSError, MemoryError) as error:
-        print(message_of(error, folder), file=sys.stderr)
+        show(message_of(error, folder), file=sys.stderr)
         return UNREADABLE if is_damage(error, folder) else REFUSED
     return 0
 
@@ -148,7 +150,7 @@ def _claims_too_much(file: Path) -> bool:
 
 
 def _say(place: str) -> None:
-    print(place, flush=True)
+    show(place, flush=True)
 
 
 def _walk(env: Any, table: Any) -> None:
@@ -172,7 +174,7 @@ def _copy(env: Any, target: str) -> int:
     try:
         env.copy(target, compact=True)
     except lmdb.Error as error:
-        print(str(error), file=sys.stderr)
+        show(str(error), file=sys.stderr)
         return WRITE_FAILED
     return 0
 

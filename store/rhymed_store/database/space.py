@@ -12,6 +12,7 @@ import os
 import time
 from pathlib import Path
 
+from rhymed.atomic import is_named
 from rhymed.errors import StoreFull
 
 MAP_SHARE = 1 / 16  # of the map, reserved from new data
@@ -29,7 +30,7 @@ def claim_lock(folder: Path) -> None:
         os.posix_fallocate(file, 0, os.fstat(file).st_size or LOCK_BYTES)  # other processes may have mapped its size
     except OSError as error:
         if error.errno in FULL:
-            raise StoreFull(disk_full(folder)) from None
+            raise StoreFull(disk_full(folder, is_open=False)) from None
     finally:
         os.close(file)
 
@@ -46,6 +47,15 @@ class Space:
 
     def close(self) -> None:
         os.close(self._file)
+
+    def is_here(self, path: Path) -> bool:
+        """Whether this is the file's name."""
+        return is_named(self._file, path)
+
+    @property
+    def is_named(self) -> bool:
+        """Whether the file has a name, here or elsewhere."""
+        return os.fstat(self._file).st_nlink > 0
 
     def claim(self, used: int, end: int, size: int) -> None:
         """Raises `StoreFull` unless `size` new bytes fit next to `used` in the map and `end` in the file."""
@@ -91,7 +101,7 @@ class Space:
         )
 
 
-def disk_full(folder: Path) -> str:
-    return (
-        f"the disk under {folder} is full; make room and the store continues by itself: nothing acknowledged is lost"
-    )
+def disk_full(folder: Path, *, is_open: bool = True) -> str:
+    """`is_open`: its process lives; one that cannot open the store ends."""
+    cure = "the store continues by itself" if is_open else "start it again"
+    return f"the disk under {folder} is full; make room and {cure}: nothing acknowledged is lost"

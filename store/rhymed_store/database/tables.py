@@ -29,11 +29,15 @@ TABLES = {
     "contexts": "prompt tokens, once a prompt",
     "prompts": "dataset rows",
     "drops": "why samples were dropped, by sample",
+    "parts": "what each scorer gave, by sample; only where a reward has parts",
+    "tokenstats": "what training computed of each token, keyed as the journal; the newest steps, within a bound",
     "journal": "the state of samples, by step, prompt, index; only steps that no checkpoint covers",
     "logprobs": "keyed as the journal, of training steps",
     "partials": "first tokens of samples in progress, by the journal's key and position",
     "meta": "schema, run, counters, and which prompts each step drew from the plan",
 }
+LATER = ("parts", "tokenstats")
+"""Tables that a store of an earlier release lacks until it is opened for writing."""
 SLACK = 64  # pages that LMDB may have allocated and never written
 TWIN = os.strerror(errno.EAGAIN)  # LMDB's error when a process in another namespace has our process id
 
@@ -42,12 +46,16 @@ class Tables:
     """What reading and writing share. A subclass opens `_env`, then the tables."""
 
     folder: Path
+    tables: dict[str, Any]  # those of `LATER` may be missing
     _env: Any
 
     def _open_tables(self, *, create: bool) -> None:
+        self.tables = {}
         with self._env.begin(write=True) if create else contextlib.nullcontext() as txn:
             # A writer makes all or, where a kill comes between, none. A reader's transaction would close them again.
-            self.tables = {name: self._env.open_db(name.encode(), txn=txn, create=create) for name in TABLES}
+            for name in TABLES:
+                with contextlib.suppress(*[lmdb.NotFoundError] * (name in LATER)):
+                    self.tables[name] = self._env.open_db(name.encode(), txn=txn, create=create)
         self.page_bytes: int = self._env.stat()["psize"]
         self.stream = Stream(self.tables["tokens"], self.page_bytes)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import shutil
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -19,13 +20,14 @@ from typing import Any, TypeAlias
 
 import lmdb
 
-from rhymed import errors
+from rhymed import atomic, errors
 from rhymed.messages import StoreStats
 from rhymed_store.codec.records import SCHEMA
 from rhymed_store.database.probe import LONG_S, SHORT_S, damaged, probe
 from rhymed_store.database.space import FULL, Space, claim_lock, disk_full
 from rhymed_store.database.tables import TABLES, Tables, check_schema
 
+FILE, LOCK_FILE = "data.mdb", "lock.mdb"  # LMDB's
 OPEN = b"open"  # content of the lock's file while a store has the folder open, and after it was killed
 
 
@@ -49,32 +51,46 @@ class Database(Tables):
     """Safe to share between threads, but `commit` is for one thread alone."""
 
     def __init__(self, folder: Path, map_bytes: int, *, durable: bool = True) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
+        atomic.make_folder(folder)
         self.folder, self.map_bytes = folder, map_bytes
-        self._commits, self._usable = 0, True
+        self._commits, self._usable, self._is_open = 0, True, False
         self._commit_s: deque[float] = deque(maxlen=100)
         with contextlib.ExitStack() as opened:
             self._lock = _lock(folder)
             opened.callback(os.close, self._lock)
             claim_lock(folder)
-            file = folder / "data.mdb"
+            file = folder / FILE
             if file.exists() and file.stat().st_size:
                 killed = os.pread(self._lock, len(OPEN), 0) == OPEN
                 probe(folder, limit_s=LONG_S if killed else SHORT_S)
             try:
+                if not (file.exists() and file.stat().st_size):
+                    self._create(file)
                 self._env = self._open(durable)
                 opened.callback(self._env.close)
                 self._env.reader_check()
                 self._space = Space(folder, map_bytes)
+                self._lock_file = os.stat(folder / LOCK_FILE)
                 opened.callback(self._space.close)
                 self._space.reserve(self._end_bytes())
                 self._open_tables(create=True)
                 self._settle_schema()
             except lmdb.Error as error:
                 raise self.explain(error) from None
+            except OSError as error:
+                full = errors.StoreFull(disk_full(folder, is_open=False))
+                raise full if error.errno in FULL else errors.StoreError(f"{folder}: {error}") from None
             with contextlib.suppress(OSError):  # a full disk: the next start may take this one for closed cleanly
                 os.pwrite(self._lock, OPEN, 0)
-            self._opened = opened.pop_all()
+            self._opened, self._is_open = opened.pop_all(), True
+
+    def _create(self, file: Path) -> None:
+        """LMDB flushes neither the headers of a new file before it needs them nor its name: a power cut would leave
+        a file without headers, or none."""
+        with atomic.new_file(file) as part:
+            lmdb.open(str(part), subdir=False, lock=False, map_size=self.map_bytes).close()
+            atomic.sync(part)
+        atomic.sync(self.folder)
 
     def _open(self, durable: bool) -> Any:
         try:
@@ -128,15 +144,53 @@ class Database(Tables):
                     outcomes.append(error)
             if batch.tokens:
                 self.put_number(txn, "tokens", self.number(txn, "tokens") + batch.tokens)
+        self.check_file()
         self._commits += 1
         self._commit_s.append(time.perf_counter() - began)
         return outcomes
+
+    def check_file(self) -> None:
+        """Raises `FilesLost` unless what is written is still under its name: else it would be gone with us. After a
+        commit and before its answer, so nothing is acknowledged that cannot be read. Microseconds."""
+        file = self.folder / FILE
+        if self._space.is_here(file):
+            return
+        self._usable = False
+        raise errors.FilesLost(
+            f"{file} was removed, moved or replaced while the store had it open: nothing more is written. Put it"
+            " back, or a backup of it, or resume the run with --without-history"
+        )
+
+    def check_locks(self) -> None:
+        """Raises `Unusable` if a lock has lost its name: then neither readers nor a second store would see us."""
+        named = atomic.is_named(self._lock, self.folder / "writer.lock")
+        with contextlib.suppress(OSError):
+            if named and os.path.samestat(os.stat(self.folder / LOCK_FILE), self._lock_file):
+                return
+        raise errors.Unusable(f"a lock in {self.folder} was removed or replaced: it has to be opened again")
+
+    def rescue(self) -> Path | None:
+        """Copy what a removed file holds into a new folder next to ours: it is gone when the last process that has it
+        open ends. None: it still has a name somewhere, its run's folder is gone too, or no copy can be written."""
+        if self._space.is_named or not self.folder.parent.is_dir():
+            return None
+        number = 1
+        while (target := self.folder.with_name(f"{self.folder.name}.saved-{number}")).exists():
+            number += 1
+        try:
+            target.mkdir()
+            self._env.copy(str(target), compact=True)
+            atomic.sync_folder(target)
+        except (OSError, lmdb.Error):
+            shutil.rmtree(target, ignore_errors=True)
+            return None
+        return target
 
     def explain(self, error: lmdb.Error) -> errors.StoreError:
         if isinstance(error, lmdb.MapFullError | lmdb.TxnFullError):
             return self._space.map_full()
         if any(os.strerror(number) in str(error) for number in FULL):
-            return errors.StoreFull(disk_full(self.folder))
+            return errors.StoreFull(disk_full(self.folder, is_open=self._is_open))
         if isinstance(error, (lmdb.PanicError, *DAMAGED)):
             self._usable = False
             return errors.Unusable(f"{self.folder} has to be opened again: {error}")
@@ -200,7 +254,12 @@ def _lock(folder: Path) -> int:
     descriptor = os.open(folder / "writer.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except OSError as error:
         os.close(descriptor)
-        raise errors.StoreError(f"{folder} is open in another store process; stop that one first") from None
+        if isinstance(error, BlockingIOError):
+            raise errors.StoreError(f"{folder} is open in another store process; stop that one first") from None
+        raise errors.StoreError(
+            f"{folder} cannot be locked ({error.strerror}), as on some network file systems: put run.folder on a disk"
+            " of this machine, and use run.remote for a copy on shared storage"
+        ) from None
     return descriptor

@@ -16,7 +16,7 @@ import numpy as np
 
 from rhymed import messages
 from rhymed.errors import RunMismatch, UnknownSample
-from rhymed_store.codec import draws, frames, lossweights, records
+from rhymed_store.codec import draws, frames, lossweights, records, scoreparts
 from rhymed_store.database import partials
 from rhymed_store.database.prepare import HEADER_BYTES, NewRow, check_partials, check_row, cut, cut_weights
 from rhymed_store.database.transactions import Batch, Database
@@ -52,6 +52,19 @@ class Writes:
                 f"{self._database.folder} belongs to run {run!r} ({before}), not to {message.run!r} ({now}); choose"
                 " another run.name, or restore model, data and seed"
             )
+        if message.id:
+            self._check_id(batch.txn, message.id)
+
+    def _check_id(self, txn: Any, id: str) -> None:
+        """A store without an id, of an earlier release or made by an import, takes the run's."""
+        meta = self._tables["meta"]
+        found = bytes(txn.get(b"id", db=meta) or b"").decode()
+        if found and found != id:
+            raise RunMismatch(
+                f"{self._database.folder} is the store of another run (id {found}), though of the same name and"
+                f" settings: this run is {id}; put its own store back"
+            )
+        txn.put(b"id", id.encode(), db=meta)
 
     def put_prompts(self, batch: Batch, message: messages.PutPrompts) -> None:
         rows = [(records.prompt_key(row.prompt), check_row(row.prompt, row.row)) for row in message.rows]
@@ -140,14 +153,24 @@ class Writes:
             reward = records.check_reward(score.reward, score.id)
             record = self._record(batch.txn, score.id)
             own = lossweights.pack(lossweights.check(score.weight, part, record.length, f"sample {score.id}"))
-            updates.append((score.id, record, reward, own))
-        if size := sum(len(own) + 4 * record.length for _, record, _, own in updates if own):
+            parts = scoreparts.pack(records.sample_key(score.id), score.parts) if score.parts else b""
+            updates.append((score.id, record, reward, own, parts))
+        if size := sum(len(own) + 4 * record.length for _, record, _, own, _ in updates if own):
             self._database.claim_space(batch, size)  # an entry is written again, whole
-        for sample, record, reward, own in updates:
+        for sample, record, reward, own, parts in updates:
             if record.state != "trained":
+                self._put_parts(batch.txn, sample, parts)
                 if own or record.state == "scored":
                     self._put_weights(batch.txn, sample, record.length, own)
                 self._update(batch.txn, sample, record.scored(reward))
+
+    def _put_parts(self, txn: Any, sample: messages.SampleId, parts: bytes) -> None:
+        """In place of earlier ones. Small, so a full store takes them as it takes the score."""
+        key, table = records.sample_key(sample), self._tables["parts"]
+        if parts:
+            txn.put(key, parts, db=table)
+        else:
+            txn.delete(key, db=table)
 
     def _put_weights(self, txn: Any, sample: messages.SampleId, length: int, own: bytes) -> None:
         """Behind the log-probs, in place of earlier ones. What is never trained has no log-probs and no weights."""

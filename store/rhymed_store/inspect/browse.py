@@ -13,12 +13,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rhymed.messages import Drawn, SampleId, SampleInfo, SampleState
-from rhymed_store.codec import frames, masks, records
+from rhymed.printable import line
+from rhymed_store.codec import frames, masks, records, scoreparts, tokenstats
 from rhymed_store.codec.records import Record, Tokens
+from rhymed_store.codec.tokenstats import TokenStats
 from rhymed_store.database.reads import Reads, SampleRecord
 from rhymed_store.inspect.columns import SampleColumns, read_columns
 
 LAST = b"\xff" * 6  # step and index of a sample key
+
+LONGEST_REASON = 4000  # characters
 
 
 class Totals(NamedTuple):
@@ -40,6 +44,7 @@ class Response(NamedTuple):
     tokens: Tokens
     prompt_tokens: Tokens
     drafted: NDArray[np.bool_] | None = None  # per token: was it an accepted draft; None: unknown
+    parts: dict[str, float] | None = None  # scorer -> its reward before its weight; None: the reward has no parts
 
 
 class Browse(Reads):
@@ -103,12 +108,26 @@ class Browse(Reads):
             tokens = _cut(self._tokens(txn, found), [row.record.length for row in found])
             contexts = _cut(self._contexts(txn, found), [row.record.prompt_length for row in found])
             reasons, drafted = [self._reason(txn, row) for row in found], self._masks(txn, found)
+            parts = self._parts(txn, found)
         return [
-            Response(record.info(sample), record.state, reason, own, context, mask)
-            for (sample, record), reason, own, context, mask in zip(
-                found, reasons, tokens, contexts, drafted, strict=True
+            Response(record.info(sample), record.state, reason, own, context, mask, part)
+            for (sample, record), reason, own, context, mask, part in zip(
+                found, reasons, tokens, contexts, drafted, parts, strict=True
             )
         ]
+
+    def token_stats(self, samples: Sequence[SampleId]) -> list[TokenStats | None]:
+        """What training computed of each token. None: nothing was kept, or its step made room for newer ones."""
+        table = self._tables.get("tokenstats")
+        if table is None:
+            return [None] * len(samples)
+        with self._database.read() as txn:
+            keys = [records.journal_key(sample) for sample in samples]
+            values = [txn.get(key, db=table) for key in keys]
+            return [
+                None if value is None else tokenstats.unpack(key, value, f"sample {sample}")
+                for sample, key, value in zip(samples, keys, values, strict=True)
+            ]
 
     def drafted(self, found: Sequence[SampleRecord]) -> list[NDArray[np.bool_] | None]:
         """Which tokens of these samples were accepted drafts, without reading the tokens."""
@@ -121,9 +140,14 @@ class Browse(Reads):
         with self._database.read() as txn, txn.cursor(self._tables["drops"]) as cursor:
             there = cursor.set_range(low)
             while there and cursor.key()[:8] == low:
-                found[records.sample_at(cursor.key(), prompt)] = bytes(cursor.value()).decode()
+                found[records.sample_at(cursor.key(), prompt)] = _shown(bytes(cursor.value()))
                 there = cursor.next()
         return found
+
+    def begins(self) -> int:
+        """The first step that the store may have: later than 0 if its run was resumed without history."""
+        with self._database.read() as txn:
+            return self._database.number(txn, "begins")
 
     def drawn_steps(self) -> list[Drawn]:
         """What trained steps drew from the plan; empty if it follows from the plan alone."""
@@ -143,6 +167,16 @@ class Browse(Reads):
                 there = cursor.next()
         return found
 
+    def _parts(self, txn: Any, found: Sequence[SampleRecord]) -> list[dict[str, float] | None]:
+        table = self._tables.get("parts")
+        if table is None or not txn.stat(table)["entries"]:
+            return [None] * len(found)
+        keys = [records.sample_key(row.sample) for row in found]
+        values = [txn.get(key, db=table) for key in keys]
+        return [
+            None if value is None else scoreparts.unpack(key, value) for key, value in zip(keys, values, strict=True)
+        ]
+
     def _masks(self, txn: Any, found: Sequence[SampleRecord]) -> list[NDArray[np.bool_] | None]:
         with txn.cursor(self._tables["tokens"]) as cursor:
             return [self._mask(cursor, *row) if row.record.drafted else None for row in found]
@@ -155,7 +189,12 @@ class Browse(Reads):
     def _reason(self, txn: Any, found: SampleRecord) -> str:
         if found.record.state != "dropped":
             return ""
-        return bytes(txn.get(records.sample_key(found.sample), db=self._tables["drops"]) or b"").decode()
+        return _shown(bytes(txn.get(records.sample_key(found.sample), db=self._tables["drops"]) or b""))
+
+
+def _shown(reason: bytes) -> str:
+    """A store of an earlier release may have reasons of several lines."""
+    return line(reason.decode(errors="replace"), LONGEST_REASON)
 
 
 def _cut(whole: Tokens, lengths: list[int]) -> list[Tokens]:

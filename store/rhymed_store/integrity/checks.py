@@ -19,7 +19,7 @@ import numpy as np
 
 from rhymed.errors import MalformedMessage, StoreDamaged
 from rhymed.messages import EVAL
-from rhymed_store.codec import draws, frames, lossweights, masks, records
+from rhymed_store.codec import draws, frames, lossweights, masks, records, scoreparts, tokenstats
 from rhymed_store.codec.records import Record
 from rhymed_store.database import partials
 from rhymed_store.database.stream import KEY_BYTES
@@ -27,7 +27,7 @@ from rhymed_store.database.tables import check_schema
 from rhymed_store.database.writes import is_live
 from rhymed_store.integrity.findings import Inspection, describe
 
-NUMBERS = ("schema", "tokens", "forgotten")  # keys of the table "meta"
+NUMBERS = ("schema", "tokens", "forgotten", "begins")  # keys of the table "meta"
 WRONG = (StoreDamaged, MalformedMessage, ValueError, MemoryError, msgspec.MsgspecError)
 """What reading damaged bytes can raise."""
 AT_ONCE = 256  # samples whose tokens are read in one request
@@ -45,7 +45,13 @@ class Audit:
 
     def run(self) -> None:
         numbers = self._meta()
-        for table, judge in (("prompts", _prompt), ("contexts", self._context), ("drops", self._drop)):
+        for table, judge in (
+            ("prompts", _prompt),
+            ("contexts", self._context),
+            ("drops", self._drop),
+            ("parts", scoreparts.unpack),
+            ("tokenstats", _token_stats),
+        ):
             for key, value in self._inspection.entries(table):
                 try:
                     judge(key, value)
@@ -69,6 +75,8 @@ class Audit:
             try:
                 if key == b"run":
                     msgspec.json.decode(value, type=tuple[str, str])
+                elif key == b"id":
+                    value.decode()
                 elif key.startswith(draws.PREFIX):
                     draws.unpack(key, value)
                 elif (name := key.decode()) in NUMBERS:
@@ -254,3 +262,7 @@ def _check_frame(frame: bytes | None, record: Record, name: str) -> None:
 
 def _prompt(key: bytes, value: bytes) -> None:
     msgspec.json.decode(frames.unpack_bytes(value, describe("prompts", key)), type=dict[str, Any])
+
+
+def _token_stats(key: bytes, value: bytes) -> None:
+    tokenstats.unpack(key, value, describe("tokenstats", key))

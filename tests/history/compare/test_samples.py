@@ -33,7 +33,7 @@ def test_a_difference_is_told_with_its_place_and_how_close_it_was(make_run: Call
     noise = gumbel(seed_of(0, SampleId(2, APPLES, 1)), PROMPT + 4, 100)
     assert status == 1
     assert "7 have the same tokens, 1 differ; the earliest:" in out
-    assert f"2/{APPLES}/1: from token 4 on, scores {abs(noise[99] - noise[44]):.1g} apart" in out
+    assert f"2/{APPLES}/1: from token 5 on, scores {abs(noise[99] - noise[44]):.1g} apart" in out
 
 
 def test_a_near_tie_is_no_difference(make_run: Callable[..., Path], rhymed) -> None:
@@ -75,7 +75,7 @@ def test_a_response_that_ends_earlier_differs_where_it_ends(make_run: Callable[.
     long, short = ([(0, APPLES, 0, tokens, 1.0)] for tokens in ([5, 6, 7], [5, 6]))
     status, out, _ = rhymed("compare", make_run("one", long), make_run("two", short))
     assert status == 1
-    assert out.count("from token 2 on\n") == 1
+    assert out.count("from token 3 on\n") == 1
     assert "unknown how close" in out
 
 
@@ -86,7 +86,7 @@ def test_without_the_same_noise_nothing_is_near(make_run: Callable[..., Path], r
     config["run"]["seed"] = 7
     (folders[1] / "config.json").write_text(json.dumps(config))
     status, out, _ = rhymed("compare", *folders)
-    assert (status, "from token 0 on\nunknown how close" in out) == (1, True)
+    assert (status, "from token 1 on\nunknown how close" in out) == (1, True)
 
 
 def test_the_earliest_difference_is_told_first(make_run: Callable[..., Path], rhymed) -> None:
@@ -110,7 +110,7 @@ def test_evaluations_are_compared_too(make_run: Callable[..., Path], rhymed) -> 
     one, two = ([(EVAL + 2, APPLES, 0, [token], 1.0)] for token in (5, 6))
     status, out, _ = rhymed("compare", make_run("one", one), make_run("two", two))
     assert (status, "1 differ" in out) == (1, True)
-    assert f"eval-v2/{APPLES}/0: from token 0 on" in out
+    assert f"eval-v2/{APPLES}/0: from token 1 on" in out
 
 
 def test_nothing_is_the_same_as_itself_or_as_nothing(make_run: Callable[..., Path], rhymed) -> None:

@@ -136,7 +136,7 @@ async def test_a_store_starts_on_a_full_disk_and_what_it_acknowledged_is_there(d
 def test_a_disk_that_is_full_before_there_is_a_store_is_named(disk: Path) -> None:
     fill(disk)
     for left in range(4):  # a page more for the files at each turn
-        with pytest.raises(StoreFull, match=r"the disk under .* is full"):
+        with pytest.raises(StoreFull, match=r"the disk under .* is full; make room and start it again"):
             LocalStore(disk / f"store-{left}")
         with (disk / "filler").open("r+b") as filler:
             filler.truncate(disk.joinpath("filler").stat().st_size - 4096 * left)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 
 import lmdb
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rhymed.errors import MalformedMessage, RunMismatch, StoreDamaged, StoreError, StoreFull, UnknownSample
+from rhymed.errors import FilesLost, MalformedMessage, RunMismatch, StoreDamaged, StoreError, StoreFull, UnknownSample
 from rhymed.messages import (
     EVAL,
     ForgetLogprobs,
@@ -354,3 +355,21 @@ def test_evaluations_are_journaled_kept_apart_and_forgotten_with_their_version(l
     assert set(states(local)) == {f"2/{PROMPT}/0", f"{EVAL + 2}/{PROMPT}/0"}
     local.put(new_sample(EVAL + 1, 7))  # late
     assert set(states(local)) == {f"2/{PROMPT}/0", f"{EVAL + 2}/{PROMPT}/0"}
+
+
+@pytest.mark.parametrize("accident", ["removed", "replaced", "moved with its folder"])
+def test_nothing_is_acknowledged_that_is_written_to_a_file_without_a_name(tmp_path: Path, accident: str) -> None:
+    folder = tmp_path / "store"
+    local = LocalStore(folder)
+    local.put(new_sample(0))
+    file = folder / "data.mdb"
+    if accident == "removed":
+        file.unlink()
+    elif accident == "replaced":
+        shutil.copyfile(file, folder / "copy")
+        (folder / "copy").replace(file)
+    else:
+        folder.rename(tmp_path / "elsewhere")
+    with pytest.raises(FilesLost, match=r"data\.mdb was removed, moved or replaced.*nothing more is written"):
+        local.put(new_sample(1))
+    local.database.close()

@@ -135,6 +135,24 @@ def test_loss_weights_are_verified_with_the_log_probs_and_saved(tmp_path: Path) 
     assert (answer.weights, answer.weighted, bytes(arrays[-1])) == ([2.0], [True], half)
 
 
+def test_parts_of_a_reward_are_verified_and_saved(tmp_path: Path) -> None:
+    given, store = [new_sample(0, index, length=5) for index in range(3)], LocalStore(tmp_path / "store")
+    ids, folder = [sample.info.id for sample in given], store.database.folder
+    store.put(*given)
+    for parts in ({"math": 0.5, "mine/tone": 1.0}, {"math": 0.0}):  # the later ones replace the first
+        scores = PutScores(scores=[Score(id=id, reward=1.0, parts=parts) for id in ids[:2]])
+        store.do(lambda batch, scores=scores: store.writes.put_scores(batch, scores))
+    store.database.close()
+    assert named(folder) == []
+    change(folder, b"parts", sample_key(ids[0]), last_flipped)
+    assert named(folder) == [("parts", f"sample {ids[0]}")]
+    with Reader(folder) as reader, pytest.raises(StoreDamaged, match=f"sample {ids[0]}: the parts of its reward"):
+        Browse(reader).responses(PROMPT)
+    repair(folder)
+    with Reader(folder) as reader:
+        assert [each.parts for each in Browse(reader).responses(PROMPT)] == [None, {"math": 0.0}, None]
+
+
 def test_a_damaged_mask_is_named_and_costs_no_sample(store: Path, whole: Path) -> None:
     hurt = SampleId(3, PROMPT, 3)
     with Reader(store) as reader, reader.read() as txn:
