@@ -1,25 +1,58 @@
-"""`Section`: what all sections have in common. Unknown keys are refused, and text is never converted to a number."""
+"""`Section`: what all sections have in common. Unknown keys are refused, text is never converted to a number, and no
+value is larger than what can be held, computed with or written to a file."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 from pydantic_core import PydanticKnownError
 
+LARGEST = (1 << 63) - 1
+BY_UNIT = {"_s": 1e9, "_gib": 1 << 17, "_mib": 1 << 27}
+"""Largest values, by the unit at the end of a setting's name: 30 years, and what a process can address."""
+MOST_PROCESSES = 1024
+MOST_TOKENS = 1 << 24
+MOST_STEPS = (1 << 30) - 1  # larger ones number evaluations
+NAME_LENGTH = 100  # of what becomes a part of a file's name, which has at most 255 bytes
+
 
 class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
 
     @field_validator("*", mode="before")
     @classmethod
     def _typed(cls, value: Any, info: ValidationInfo) -> Any:
         """Pydantic would convert text to numbers and booleans, and booleans to numbers."""
-        wanted = cls.model_fields[str(info.field_name)].annotation
+        name = str(info.field_name)
+        wanted = cls.model_fields[name].annotation
         if wanted in (bool, bool | None) and isinstance(value, str):
             raise PydanticKnownError("bool_type")
         if wanted in (int, int | None) and isinstance(value, str | bool):
             raise PydanticKnownError("int_type")
         if wanted in (float, float | None) and isinstance(value, str | bool):
             raise PydanticKnownError("float_type")
+        if wanted == dict[str, Any] or not isinstance(value, dict | list):  # other tables are sections of their own
+            _check_value(value)
+        most = next((most for unit, most in BY_UNIT.items() if name.endswith(unit)), None)
+        if most is not None and isinstance(value, int | float) and value > most:
+            raise ValueError(f"{value:g} is more than {most:,.0f}, the largest possible value")
         return value
+
+
+def _check_value(value: Any) -> None:
+    """Raises `ValueError` for what cannot be written to JSON and read again, also inside of tables and lists."""
+    if isinstance(value, dict):
+        for key, part in value.items():
+            _check_value(key)
+            _check_value(part)
+    elif isinstance(value, list | tuple):
+        for part in value:
+            _check_value(part)
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{value} is not a finite number")
+    elif isinstance(value, int) and abs(value) > LARGEST:
+        raise ValueError("the number has more than 64 bits")
+    elif isinstance(value, str) and ("\0" in value or any("\ud800" <= letter <= "\udfff" for letter in value)):
+        raise ValueError("the text has a character that cannot be written to a file")

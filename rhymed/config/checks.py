@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from rhymed.algorithms import ALGORITHMS
 from rhymed.config.generation import Drafts, Rollout
 from rhymed.config.inputs import Data, Eval
+from rhymed.config.parts.placement import Placement
 from rhymed.config.reward import Reward
 from rhymed.config.services import Net, Schedule
 from rhymed.config.trainer import Trainer
@@ -192,6 +193,20 @@ def evaluation(settings: Eval) -> Iterator[str]:
         )
 
 
+def placement(rollout: Rollout, schedule: Schedule, placement: Placement) -> Iterator[str]:
+    most = placement.max
+    if most and not placement.min <= rollout.workers <= most:
+        yield (
+            f"rollout.workers = {rollout.workers}, with which a run starts, is not between placement.min ="
+            f" {placement.min} and placement.max = {most}"
+        )
+    if placement.engine == "ray" and schedule.colocate:
+        yield (
+            "schedule.colocate shares GPUs between engines and trainer on one machine, and placement.engine = 'ray'"
+            " gives each process its own: leave one of them out"
+        )
+
+
 def deadlines(schedule: Schedule, reward: Reward) -> Iterator[str]:
     if schedule.lost_after_s <= 2 * schedule.heartbeat_s:
         yield "schedule.lost_after_s must be more than twice schedule.heartbeat_s"
@@ -209,7 +224,7 @@ def addresses(net: Net) -> Iterator[str]:
         yield "net.broker, net.store, net.weights and net.ranks must be different addresses"
 
 
-def ranks(trainer: Trainer, net: Net) -> Iterator[str]:
+def ranks(trainer: Trainer, net: Net, placement: Placement) -> Iterator[str]:
     cpu = trainer.device == "cpu"
     if trainer.ranks > 1 and not cpu:
         yield (
@@ -220,7 +235,7 @@ def ranks(trainer: Trainer, net: Net) -> Iterator[str]:
         yield f"trainer.gpus = {trainer.gpus} with trainer.device = 'cpu': set trainer.ranks = {trainer.gpus} instead"
     if net.ranks and trainer.nodes == 1:
         yield "net.ranks has no effect with trainer.nodes = 1: leave it out"
-    if trainer.nodes > 1 and not net.ranks:
+    if trainer.nodes > 1 and not net.ranks and placement.engine != "ray":
         yield (
             f"trainer.nodes = {trainer.nodes} needs net.ranks: the address of the trainer's node at which the ranks"
             " meet, e.g. tcp://10.0.0.1:5553"

@@ -10,6 +10,7 @@ from rhymed.config import checks
 from rhymed.config.base import Section
 from rhymed.config.generation import Drafts, Rollout, Trace
 from rhymed.config.inputs import INHERITED, Data, Eval, Model
+from rhymed.config.parts.placement import Placement
 from rhymed.config.reward import Reward
 from rhymed.config.services import Metrics, Net, Run, Schedule, Store
 from rhymed.config.trainer import Trainer
@@ -29,6 +30,7 @@ class Config(Section):
     store: Store = Store()
     metrics: Metrics = Metrics()
     net: Net = Net()
+    placement: Placement = Placement()
 
     @property
     def carries(self) -> bool:
@@ -83,7 +85,8 @@ class Config(Section):
             *checks.evaluation(self.eval),
             *checks.deadlines(self.schedule, self.reward),
             *checks.addresses(self.net),
-            *checks.ranks(self.trainer, self.net),
+            *checks.ranks(self.trainer, self.net, self.placement),
+            *checks.placement(self.rollout, self.schedule, self.placement),
         ]
         if contradictions:
             raise ValueError("\n".join(contradictions))

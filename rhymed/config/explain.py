@@ -5,14 +5,13 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Sequence
-from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from rhymed.config.config import Config
-from rhymed.text import short
+from rhymed.text import short, truncated
 
 RENAMED = {
     "trainer.norm": "trainer.aggregation: token is token-mean now, sequence is seq-mean-token-mean",
@@ -103,9 +102,10 @@ def _literals(loc: tuple[Any, ...]) -> list[str]:
 
 
 def _choices_of(annotation: Any) -> list[str]:
-    """Of a Literal, or of a Literal that may be None."""
-    nested = [_choices_of(kind) if get_origin(kind) is Literal else [str(kind)] for kind in get_args(annotation)]
-    return [choice for choices in nested for choice in choices if choice != str(NoneType)]
+    """Of a Literal, or of one that may be None or is in a list."""
+    if get_origin(annotation) is Literal:
+        return [str(choice) for choice in get_args(annotation)]
+    return [choice for kind in get_args(annotation) for choice in _choices_of(kind)]
 
 
 def _choices(value: Any, allowed: list[str]) -> str:
@@ -117,7 +117,7 @@ def _choices(value: Any, allowed: list[str]) -> str:
 def _type(expected: str, value: Any) -> str:
     if isinstance(value, str) and expected in ("int", "float", "bool"):
         if _is_number(value) if expected != "bool" else value.lower() in ("true", "false"):
-            return f"it is text: write it without quotes, {value.strip().lower()}"
+            return f"it is text: write it without quotes, {truncated(value.strip().lower(), 60)}"
         return f"{TYPE_NAMES[expected]} is needed"
     if isinstance(value, bool) and expected != "bool":
         return f"it is {str(value).lower()}, but {TYPE_NAMES[expected]} is needed"

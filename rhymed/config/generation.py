@@ -6,33 +6,42 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from rhymed.config.base import Section
+from rhymed.config.base import MOST_PROCESSES, MOST_TOKENS, Section
 
 
 class Rollout(Section):
-    workers: int = Field(1, ge=0, description="started by `rhymed run`; more can join at any time")
+    workers: int = Field(1, ge=0, le=MOST_PROCESSES, description="started by `rhymed run`; more can join at any time")
     engine: Literal["vllm", "trace", "dataset"] = Field(
         "vllm",
         description="trace: no model, recorded or synthetic responses; dataset: the rows' own answers, for sft",
     )
-    prompts_per_step: int = Field(8, gt=0, description="prompts per training step")
-    group_size: int = Field(8, gt=0, description="samples per prompt; 1 only where the algorithm needs no group")
-    max_prompt_length: int = Field(512, gt=0, description="tokens")
-    max_response_length: int = Field(512, gt=0, description="tokens")
-    max_concurrency: int = Field(64, gt=0, description="samples that one worker decodes at the same time")
+    prompts_per_step: int = Field(8, gt=0, le=1 << 20, description="prompts per training step")
+    group_size: int = Field(
+        8, gt=0, le=1 << 16, description="samples per prompt; 1 only where the algorithm needs no group"
+    )
+    max_prompt_length: int = Field(512, gt=0, le=MOST_TOKENS, description="tokens")
+    max_response_length: int = Field(512, gt=0, le=MOST_TOKENS, description="tokens")
+    max_concurrency: int = Field(64, gt=0, le=1 << 16, description="samples that one worker decodes at the same time")
     temperature: float = Field(1.0, gt=0, le=2, description="of training samples")
     top_p: float = Field(1.0, gt=0, le=1, description="1: off")
     top_k: int = Field(0, ge=0, description="0: off")
     min_p: float = Field(0.0, ge=0, lt=1, description="0: off")
     kv_cache_gib: float = Field(1.0, gt=0, description="CPU engine: memory for the KV cache")
-    tensor_parallel: int = Field(1, gt=0, description="GPUs over which an engine divides every layer")
-    pipeline_parallel: int = Field(1, gt=0, description="groups of GPUs, each with a part of the layers")
+    tensor_parallel: int = Field(
+        1, gt=0, le=MOST_PROCESSES, description="GPUs over which an engine divides every layer"
+    )
+    pipeline_parallel: int = Field(
+        1, gt=0, le=MOST_PROCESSES, description="groups of GPUs, each with a part of the layers"
+    )
     expert_parallel: bool = Field(False, description="mixture of experts: whole experts per GPU, not a part of each")
     gpu_memory: float = Field(
         0.9, gt=0, le=1, description="GPU engine: share of each GPU's memory for weights, KV cache and activations"
     )
     batch_tokens: int = Field(
-        0, ge=0, description="tokens in one forward pass of the engine, at most; 0: the engine's default"
+        0,
+        ge=0,
+        le=MOST_TOKENS,
+        description="tokens in one forward pass of the engine, at most; 0: the engine's default",
     )
     quantization: str = Field("", description="of the engine's weights, as vLLM names it, e.g. fp8; empty: none")
     engine_args: dict[str, Any] = Field(
@@ -78,7 +87,9 @@ class Drafts(Section):
         le=128,
         description="tokens per draft; on a GPU rounded down to 127, 63, 31, 15 or 7, for CUDA graphs",
     )
-    responses: int = Field(16, ge=0, description="earlier responses per prompt; 0: only running samples of the group")
+    responses: int = Field(
+        16, ge=0, le=1 << 16, description="earlier responses per prompt; 0: only running samples of the group"
+    )
     memory_mib: int = Field(512, gt=0, description="memory of one worker for its indexes")
 
 
@@ -86,9 +97,11 @@ class Trace(Section):
     """The engine without a model: recorded or synthetic responses with a cost model, in real time."""
 
     path: str = Field("", description="JSONL of {prompt, step, tokens}; empty: synthetic")
-    mean_length: float = Field(200.0, gt=0, description="synthetic: median response length over prompts, in tokens")
-    prompt_sigma: float = Field(0.6, ge=0, description="synthetic: log-normal spread between prompts")
-    sample_sigma: float = Field(0.3, ge=0, description="synthetic: log-normal spread within a prompt")
+    mean_length: float = Field(
+        200.0, gt=0, le=MOST_TOKENS, description="synthetic: median response length over prompts, in tokens"
+    )
+    prompt_sigma: float = Field(0.6, ge=0, le=10, description="synthetic: log-normal spread between prompts")
+    sample_sigma: float = Field(0.3, ge=0, le=10, description="synthetic: log-normal spread within a prompt")
     step_s: float = Field(0.030, ge=0, description="seconds per forward pass")
     token_s: float = Field(0.0007, ge=0, description="seconds per token in a forward pass")
     verify_s: float = Field(
@@ -97,5 +110,5 @@ class Trace(Section):
     keep: float = Field(
         1.0, ge=0, le=1, description="probability that a token written ahead is the same under the next weights"
     )
-    vocabulary: int = Field(49152, gt=1, description="number of token ids")
+    vocabulary: int = Field(49152, gt=1, le=1 << 31, description="number of token ids")
     train_s: float = Field(0.05, ge=0, description="trainer.engine = trace: seconds per training step")

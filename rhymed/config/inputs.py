@@ -7,7 +7,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from rhymed.config.base import Section
+from rhymed.config.base import MOST_TOKENS, NAME_LENGTH, Section
 
 SUFFIXES = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".parquet": "parquet"}
 """Suffix of `data.path` -> `data.source`."""
@@ -34,7 +34,7 @@ class Dataset(Section):
     source: Literal["reasoning_gym", "jsonl", "parquet", "hub"] = Field("reasoning_gym", description="kind of data")
     task: str = Field("chain_sum", description="reasoning_gym: dataset name")
     args: dict[str, Any] = Field({}, description="reasoning_gym: arguments of the dataset")
-    size: int = Field(64, gt=0, description="reasoning_gym: number of prompts to generate")
+    size: int = Field(64, gt=0, le=1 << 30, description="reasoning_gym: number of prompts to generate")
     path: str = Field("", description="jsonl, parquet: the file; hub: a dataset id or the folder of a local copy")
     subset: str = Field("", description="hub: configuration of the dataset, e.g. main")
     split: str = Field("train", description="hub: split of the dataset")
@@ -103,7 +103,11 @@ class Data(Dataset):
 class HeldOut(Dataset):
     """One dataset to evaluate on. Its prompts use `data.system` and `data.template`."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="in metrics: val/<name>/acc/mean@k")
+    name: str = Field(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$",
+        max_length=NAME_LENGTH,
+        description="in metrics: val/<name>/acc/mean@k",
+    )
 
 
 class Eval(Section):
@@ -112,8 +116,10 @@ class Eval(Section):
     datasets: list[HeldOut] = Field([], description="held-out prompts")
     every: int = Field(0, ge=0, description="training steps between evaluations; 0: none during training")
     at_start: bool = Field(True, description="also evaluate before the first step")
-    samples: int = Field(1, gt=0, description="k: responses per prompt")
+    samples: int = Field(1, gt=0, le=1 << 16, description="k: responses per prompt")
     temperature: float = Field(1.0, ge=0, le=2, description="0: greedy")
     top_p: float = Field(1.0, gt=0, le=1, description="1: off")
-    max_response_length: int | None = Field(None, gt=0, description="tokens; empty: rollout.max_response_length")
+    max_response_length: int | None = Field(
+        None, gt=0, le=MOST_TOKENS, description="tokens; empty: rollout.max_response_length"
+    )
     threshold: float = Field(1.0, description="smallest reward that counts as correct, for pass@k")

@@ -22,10 +22,12 @@ from rhymed.config.config import Config
 from rhymed.config.explain import explain, field_of
 from rhymed.config.positions import Key, key_lines, line_of
 from rhymed.errors import ConfigError
-from rhymed.text import short
+from rhymed.text import short, truncated
 
 ENV_PREFIX = "RHYMED_"
 """`RHYMED_TRAINER__LR=2e-6` sets `trainer.lr`. Names without a double underscore are no settings."""
+
+QUOTED = 120  # characters of an option in an error
 
 CONFIG_SUFFIXES = (".toml", ".json")
 
@@ -73,19 +75,25 @@ def load_config(
     for name, value in sorted(environ.items()):
         if is_setting(name):
             keys = name.removeprefix(ENV_PREFIX).lower().split("__")
-            _change(tree, keys, value, f"environment {name}={value}", origin)
+            _change(tree, keys, value, f"environment {truncated(f'{name}={value}', QUOTED)}", origin)
     for item in overrides:
         key, equals, value = item.partition("=")
         if not equals or not key.strip():
-            raise ConfigError(f"-o {item}: write it as key=value, e.g. -o trainer.lr=2e-6")
-        _change(tree, key.strip().split("."), value.strip(), f"-o {item}", origin)
+            raise ConfigError(f"-o {truncated(item, QUOTED)}: write it as key=value, e.g. -o trainer.lr=2e-6")
+        _change(tree, key.strip().split("."), value.strip(), f"-o {truncated(item, QUOTED)}", origin)
     for key, given in (settings or {}).items():
         _set(tree, key.split("."), given, f"{key} = {short(given)}", origin)
     try:
         return Config.model_validate(tree)
     except ValidationError as error:
         lines = [(tuple(row["loc"]), line) for row in error.errors() for line in explain(row).splitlines()]
-        raise ConfigError("\n".join(f"{origin.place(key, line)}: {line}" for key, line in lines)) from None
+        raise ConfigError("\n".join(_placed(origin.place(key, line), line) for key, line in lines)) from None
+
+
+def _placed(place: str, line: str) -> str:
+    """A keyword of Python is its own place: the line names it already."""
+    key, equals, _ = place.partition(" = ")
+    return line if equals and line.startswith((f"{key} = ", f"{key}: ")) else f"{place}: {line}"
 
 
 def load_run(folder: Path) -> Config:
@@ -124,6 +132,8 @@ def _parse(path: Path, text: str) -> dict[str, Any]:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(_syntax(path, text, str(error))) from None
+    except RecursionError:
+        raise ConfigError(f"{path}: nested too deeply") from None
     except ValueError as error:
         raise ConfigError(f"{path}: not a run's configuration: {error}") from None
 
@@ -194,7 +204,7 @@ def _value(text: str, key: Key) -> Any:
     """The text parsed as a TOML value; as it is if that fails or if the setting is text."""
     try:
         value = tomllib.loads(f"v = {text}")["v"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):  # ValueError: of TOML's syntax, or a number of thousands of digits
         return text
     field = field_of(key)
     return text if field is not None and field.annotation is str and not isinstance(value, str) else value

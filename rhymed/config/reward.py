@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Literal, Self, TypeAlias
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from rhymed.config.base import Section
+from rhymed.config.base import MOST_PROCESSES, NAME_LENGTH, Section
+
+LEAST_GIB = 0.0625  # of memory, to load the simplest scorer
 
 Answer: TypeAlias = Literal["full", "tag", "last_number", "boxed"]
 
@@ -15,7 +17,12 @@ class Scorer(Section):
     """One of several scorers."""
 
     scorer: str = Field(description="as reward.scorer")
-    name: str = Field("", pattern=r"^[A-Za-z0-9._-]*$", description="in metrics; empty: the scorer's own name")
+    name: str = Field(
+        "",
+        pattern=r"^[A-Za-z0-9._-]*$",
+        max_length=NAME_LENGTH,
+        description="in metrics; empty: the scorer's own name",
+    )
     weight: float = Field(1.0, description="of this scorer in the sum; may be negative")
     answer: Answer = Field("full", description="part of the response that is taken as the answer")
     args: dict[str, Any] = Field({}, description="arguments of the scorer")
@@ -27,8 +34,8 @@ class Scorer(Section):
 
 
 class Reward(Section):
-    workers: int = Field(1, ge=0, description="started by `rhymed run`; more can join at any time")
-    processes: int = Field(2, gt=0, description="scoring subprocesses per worker")
+    workers: int = Field(1, ge=0, le=MOST_PROCESSES, description="started by `rhymed run`; more can join at any time")
+    processes: int = Field(2, gt=0, le=MOST_PROCESSES, description="scoring subprocesses per worker")
     scorer: str = Field(
         "reasoning_gym",
         description="reasoning_gym, math, code, exact, regex, format, length_penalty, none, or file.py:function",
@@ -39,13 +46,25 @@ class Reward(Section):
     timeout_s: float = Field(10.0, gt=0, description="time limit per scorer; then the scoring subprocess is killed")
     memory_gib: float = Field(4.0, ge=0, description="writable memory of a scoring subprocess; 0: no limit")
     file_mib: int = Field(64, ge=0, description="largest file that a scoring subprocess may write; 0: no limit")
-    open_files: int = Field(256, ge=32, description="files that a scoring subprocess may have open")
+    open_files: int = Field(256, ge=32, le=1 << 20, description="files that a scoring subprocess may have open")
     processes_limit: int = Field(
-        128, ge=2, description="processes and threads of a scoring subprocess, including all that it starts"
+        128,
+        ge=2,
+        le=1 << 22,
+        description="processes and threads of a scoring subprocess, including all that it starts",
     )
     on_error: Literal["drop", "zero", "stop"] = Field(
         "drop", description="what happens to a sample that cannot be scored"
     )
+
+    @field_validator("memory_gib", mode="after")
+    @classmethod
+    def _loads(cls, memory_gib: float) -> float:
+        if 0 < memory_gib < LEAST_GIB:
+            raise ValueError(
+                f"{memory_gib:g} is less than {LEAST_GIB:g}, which a scoring subprocess needs; 0: no limit"
+            )
+        return memory_gib
 
     @property
     def all(self) -> list[Scorer]:

@@ -7,17 +7,32 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
-from rhymed.config.base import Section
+from rhymed.config.base import NAME_LENGTH, Section
 from rhymed.errors import ConfigError
 from rhymed.wire.addresses import parse_http
 
+RUN_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
+LATEST = "latest"  # in run.folder
+
 
 class Run(Section):
-    name: str = Field("run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="name of the run's folder")
+    name: str = Field("run", pattern=RUN_NAME, max_length=NAME_LENGTH, description="name of the run's folder")
     folder: str = Field("runs", description="folder that holds the runs' folders")
     seed: int = Field(0, ge=0, description="of data order, generated data and sampling")
     log_level: Literal["debug", "info", "warning"] = Field("info", description="of the files in `logs/`")
     report: bool = Field(True, description="write `report.html` when the run ends")
+    remote: str = Field(
+        "",
+        description="folder of shared storage for a copy of the run, from which another machine can continue it:"
+        " s3://bucket/runs, gs://…, hf://…, /mnt/shared/runs; empty: none",
+    )
+
+    @field_validator("name")
+    @classmethod
+    def _is_free(cls, name: str) -> str:
+        if name == LATEST:
+            raise ValueError(f"{name!r} is the link to the newest run: choose another name")
+        return name
 
 
 class Schedule(Section):
@@ -57,6 +72,20 @@ class Store(Section):
         description="sync: acknowledged means on disk; async: faster, but a power failure may damage the store",
     )
     compression: int = Field(1, ge=0, le=19, description="zstd level of token arrays")
+    backup_every: int = Field(
+        5, gt=0, description="with run.remote: training steps between backups of the store; what is new is written"
+    )
+    keep_backups: int = Field(2, gt=0, description="with run.remote: number of backups to keep, the newest ones")
+    token_stats_gib: float = Field(
+        0.5,
+        ge=0,
+        description="space for what training computed of every token (log-prob, entropy, mismatch, advantage), to be"
+        " looked at; at most an eighth of map_gib; the oldest steps make room; 0: nothing is kept",
+    )
+
+    @property
+    def token_stats_bytes(self) -> int:
+        return int(min(self.token_stats_gib, self.map_gib / 8) * 2**30)
 
 
 class Metrics(Section):
@@ -114,6 +143,12 @@ class Net(Section):
         "auto",
         description="where a rollout worker passes weights on to other hosts: auto (a free port of the interface that"
         " reaches the trainer), off, or tcp://HOST:PORT",
+    )
+    transport: Literal["auto", "ipc"] = Field(
+        "auto",
+        description="weights on the trainer's machine; auto: engines map the trainer's file in shared memory; ipc:"
+        " they map the trainer's GPU memory, where they share its GPU (schedule.colocate), and take the file where"
+        " they cannot; not tried on a GPU. Other machines get slices over TCP",
     )
     keys: str = Field(
         "", description="folder of keys from `rhymed keygen`; locks every tcp:// address; empty: no keys"

@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from rhymed.config.base import MOST_PROCESSES, MOST_STEPS
 from rhymed.config.losses import Losses
 from rhymed.config.parts.critic import Critic
 from rhymed.config.parts.dynamic_sampling import DynamicSampling
@@ -14,9 +15,9 @@ from rhymed.config.parts.teacher import Teacher
 
 
 class Trainer(Losses):
-    epochs: int = Field(5, gt=0, description="passes over the data")
+    epochs: int = Field(5, gt=0, le=MOST_STEPS, description="passes over the data")
     steps: int | None = Field(
-        None, ge=0, description="stop after this many steps, even inside an epoch; empty: no limit"
+        None, ge=0, le=MOST_STEPS, description="stop after this many steps, even inside an epoch; empty: no limit"
     )
     engine: Literal["torch", "trace"] = Field(
         "torch", description="trace: no model; weights are a few numbers that depend on every token trained"
@@ -34,16 +35,26 @@ class Trainer(Losses):
     weight_decay: float = Field(0.0, ge=0, description="of AdamW")
     max_grad_norm: float = Field(1.0, gt=0, description="gradients are clipped to this norm")
     minibatches: int = Field(1, gt=0, description="optimizer steps per training step")
-    micro_tokens: int = Field(4096, gt=0, description="tokens per forward and backward pass, prompts included")
+    micro_tokens: int = Field(
+        4096, gt=0, le=1 << 31, description="tokens per forward and backward pass, prompts included"
+    )
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto", description="where the trainer computes. auto: cuda where torch finds a GPU"
     )
     gpus: int = Field(
-        1, gt=0, description="GPUs of each node that share the training; each has a rank, a process of its own"
+        1,
+        gt=0,
+        le=MOST_PROCESSES,
+        description="GPUs of each node that share the training; each has a rank, a process of its own",
     )
-    nodes: int = Field(1, gt=0, description="machines that share the training, with trainer.gpus GPUs each")
+    nodes: int = Field(
+        1, gt=0, le=MOST_PROCESSES, description="machines that share the training, with trainer.gpus GPUs each"
+    )
     ranks: int = Field(
-        1, gt=0, description="with device = 'cpu': ranks on each node, processes that share the training"
+        1,
+        gt=0,
+        le=MOST_PROCESSES,
+        description="with device = 'cpu': ranks on each node, processes that share the training",
     )
     gradient_checkpointing: bool = Field(
         False, description="keep only the inputs of layers: less memory, a third more time"
@@ -56,9 +67,11 @@ class Trainer(Losses):
     async_checkpoints: bool = Field(
         True, description="write checkpoints from a copy in memory while the next steps are trained; false: no copy"
     )
-    threads: int = Field(0, ge=0, description="torch threads; 0: torch's default")
+    threads: int = Field(0, ge=0, le=MOST_PROCESSES, description="torch threads; 0: torch's default")
     stall_s: float = Field(
-        3600.0, gt=0, description="seconds without progress inside a step after which the trainer is restarted"
+        3600.0,
+        gt=0,
+        description="seconds without progress of a step or of a checkpoint until the trainer is restarted",
     )
     lora: Lora | None = Field(None, description="see [trainer.lora]; without it, all weights are trained")
     dynamic_sampling: DynamicSampling = DynamicSampling()

@@ -58,6 +58,7 @@ class Closing(Event, frozen=True, tag="closing"):
     """The processes are being stopped."""
 
     finished: bool
+    why: str = ""  # what ended the run, if that was an error; it follows again at the end
 
 
 class Failed(Event, frozen=True, tag="failed"):
@@ -89,8 +90,8 @@ class View(Protocol):
     def show(self, queues: Queues | None) -> None:
         """A new snapshot; None: the broker does not answer."""
 
-    def closing(self, finished: bool) -> None:
-        """The run is over; its processes are being stopped."""
+    def closing(self, finished: bool, why: str = "") -> None:
+        """The run is over; its processes are being stopped. `why`: what ended it, if that was an error."""
 
     def failed(self, why: str) -> None:
         """After the block: why the run has failed, and how to resume it."""
@@ -118,8 +119,8 @@ class Program:
         if self._flush():
             self.send(Snapshot(queues))
 
-    def closing(self, finished: bool) -> None:
-        self.send(Closing(finished))
+    def closing(self, finished: bool, why: str = "") -> None:
+        self.send(Closing(finished, why))
 
     def failed(self, why: str) -> None:
         self.send(Failed("RunFailed", why))

@@ -3,10 +3,29 @@
 from __future__ import annotations
 
 from rhymed.config import Config
+from rhymed.errors import RunMismatch
 from rhymed.history.compare.planned import Planned, planned
 from rhymed.run import checkpoint, timeline
-from rhymed.run.folder import read_evaluations
+from rhymed.run.folder import read_evaluations, read_metrics
 from rhymed.run.layout import RunLayout
+from rhymed.text import counted
+
+
+def refuse_fewer(earlier: Config, config: Config, layout: RunLayout) -> None:
+    """Raises `RunMismatch` if they have fewer steps than are trained, and the errors of `finished`."""
+    before, now = earlier.trainer, config.trainer
+    if (before.steps, before.epochs) == (now.steps, now.epochs):
+        return
+    found = checkpoint.checkpoints_in(layout.checkpoints)
+    rows = read_metrics(layout)
+    trained = max(found[-1].step if found else 0, int(rows[-1]["step"]) + 1 if rows else 0)
+    if trained == 0 or (steps := planned(config, layout.folder, 0).steps) >= trained:
+        return
+    cause = f"trainer.epochs = {now.epochs}" if now.steps == before.steps else f"trainer.steps = {now.steps}"
+    raise RunMismatch(
+        f"{cause} is a run of {counted(steps, 'step')}, and {layout.folder} has trained {trained} already: give it at"
+        " least as many, or start a new run"
+    )
 
 
 def finished(config: Config, layout: RunLayout) -> str:

@@ -11,27 +11,31 @@ from collections import deque
 from types import TracebackType
 from typing import Self
 
-from rich.console import Console
 from rich.live import Live
 
 from rhymed.config import Config
+from rhymed.console import Terminal
 from rhymed.dashboard import listen
 from rhymed.dashboard.auth import TOKEN_FILE
 from rhymed.launch.live import Absent, Starting, heading, line, phases, render
 from rhymed.messages import Queues
+from rhymed.printable import line as line_of
 from rhymed.run.layout import RunLayout
 from rhymed.run.progress import Progress, Times
 from rhymed.text import clock, evaluation_lines
 
 STARTING_S = 30.0  # between plain lines while a process is starting
+SILENT_S = 5.0  # of a broker that has answered before
+LONGEST_EVENT = 4000  # characters
+LONGEST_REASON = 200  # of an error that is shown whole at the end
 REPEAT_S = 60.0  # until a trouble that comes and goes is printed again
 NUMBERS = re.compile(r"(?<![\w/-])[0-9][0-9.,]*(?![\w-])")
 """Numbers that keep changing in an otherwise equal sentence."""
 
 
 class Screen:
-    def __init__(self, config: Config, layout: RunLayout, *, plain: bool, console: Console | None = None) -> None:
-        self._console = console or Console()
+    def __init__(self, config: Config, layout: RunLayout, *, plain: bool, console: Terminal | None = None) -> None:
+        self._console = console or Terminal()
         self._live = None if plain else Live(console=self._console, refresh_per_second=4, transient=True)
         self._events: deque[str] = deque(maxlen=4)
         self._rewards: list[float] = []
@@ -67,6 +71,7 @@ class Screen:
             self._live.stop()
 
     def report(self, event: str) -> None:
+        event = line_of(event, LONGEST_EVENT)
         self._events.append(f"{clock(self._elapsed())} {event}")
         if not self._live:
             self._print(f"-- {event}")
@@ -80,6 +85,8 @@ class Screen:
             self._step(queues)
             self._evaluation(queues)
             self._trouble(queues.troubles)
+        elif (waited_s := now - (self._answered or self._started)) > (SILENT_S if self._answered else STARTING_S):
+            self._trouble([f"the broker has not answered for {waited_s:.0f} s"])
         absent = self._starting.update(queues, now)
         if self._live:
             left = self._times(queues).left if queues is not None else ""
@@ -91,9 +98,10 @@ class Screen:
         elif queues is not None and not self._steps_seen:
             self._show_phases(queues, absent)
 
-    def closing(self, finished: bool) -> None:
-        """The run is over; its processes are being stopped."""
-        self._print("finished; stopping all processes" if finished else "stopping all processes")
+    def closing(self, finished: bool, why: str = "") -> None:
+        """The run is over; its processes are being stopped, which may take half a minute."""
+        reason = line_of(why.partition("\n")[0], LONGEST_REASON)
+        self._print(("finished; " if finished else "") + "stopping all processes" + (f": {reason}" if reason else ""))
 
     def failed(self, why: str) -> None:
         self._print(f"run failed: {why}")
@@ -159,7 +167,7 @@ class Screen:
             self._print(f"{clock(self._elapsed()):>6}   {text}")
 
     def _times(self, queues: Queues) -> Times:
-        self._progress.read(self._folder)
+        self._progress.read_end(self._folder)  # on the event loop
         return self._progress.times(None if queues.paused else queues.steps, time.time())
 
     def _elapsed(self) -> float:

@@ -3,27 +3,39 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shutil
 import signal
 import sys
 import time
+from collections.abc import AsyncIterator, Callable
 
 from rhymed.config import Config
-from rhymed.gpus.inventory import here
+from rhymed.gpus import inventory
 from rhymed.gpus.placement import visible
+from rhymed.launch.crew import Crew
 from rhymed.launch.events import View
-from rhymed.launch.supervisor import Supervisor, commands
+from rhymed.launch.supervisor import Supervisor
+from rhymed.launch.upload import last_upload
 from rhymed.messages import Queues
+from rhymed.output import show
+from rhymed.placement.local import LocalStarter
+from rhymed.placement.plan import Command, commands
+from rhymed.placement.starter import Starter
 from rhymed.run import state
 from rhymed.run.client import poll
+from rhymed.run.folder import Held
 from rhymed.run.layout import RunLayout
+from rhymed.run.lease.shared import SharedLease
 from rhymed.service.service import EX_HOPELESS
 from rhymed.service.stdio import survive_hangup
+from rhymed.tasks import watched
 
+LOOK_S = 0.5  # between looks at the run's folder
 REPORT_S = 30.0  # it usually takes seconds
 
 
-async def session(config: Config, layout: RunLayout, view: View) -> int:
+async def session(config: Config, layout: RunLayout, held: Held, lease: SharedLease, view: View) -> int:
     """Returns the exit status: 0 finished, 1 failed, 2 failed and a restart cannot help, 130 interrupted."""
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -32,27 +44,63 @@ async def session(config: Config, layout: RunLayout, view: View) -> int:
     state.forget_end(layout.folder)
     started = time.monotonic()
     with view:
-        gpus = visible(config, await asyncio.to_thread(here))
-        processes = commands(config.rollout, config.reward, layout.config, gpus)
-        async with Supervisor(processes, layout.log, view.report) as supervisor:
-            finished, last = await _watch(layout, supervisor, view, stop, evaluates_only=config.trainer.steps == 0)
-            view.closing(finished)
+        async with (
+            _starter(config, layout, view) as starter,
+            Supervisor(await _commands(config, layout), layout.log, view.report, starter) as supervisor,
+        ):
+            looking = watched(_look(held, lease), supervisor.fail)
+            crew = Crew(config, layout, supervisor, view.report)
+            following = watched(crew.follow(), supervisor.fail)
+            only = config.trainer.steps == 0
+            finished, last = await _watch(layout, supervisor, view, stop, evaluates_only=only, seen=crew.see)
+            for task in (looking, following):
+                task.cancel()
+            view.closing(finished, supervisor.failure)
     status = 0 if finished else 130
     if supervisor.failure:
         status = EX_HOPELESS if supervisor.hopeless else 1
     state.note_end(layout.folder, status, supervisor.failure, last.steps if last else 0)
     shutil.rmtree(layout.sockets, ignore_errors=True)
-    print(await asyncio.to_thread(_summary, config, layout, time.monotonic() - started), flush=True)
+    show(await asyncio.to_thread(_summary, config, layout, time.monotonic() - started), flush=True)
     if config.run.report and layout.metrics.exists():
-        print(await _report(layout), flush=True)
+        show(await _report(layout), flush=True)
+    if config.run.remote:
+        show(await last_upload(layout.config, stop, patient=finished), flush=True)
     if layout.metrics.exists():
-        print(f"view     rhymed view {layout.folder}", flush=True)
+        show(f"view     rhymed view {layout.folder}", flush=True)
     resume = "" if config.trainer.steps == 0 else f"; resume with: rhymed run --resume {layout.folder}"
     if supervisor.failure:
-        view.failed(supervisor.failure + (f"\nall stored samples are kept{resume}" if resume else ""))
+        kept = "" if supervisor.lost or not resume else f"\nall stored samples are kept{resume}"
+        view.failed(supervisor.failure + kept)
     elif not finished:
-        print(f"interrupted{resume}{_resume_point(layout) if resume else ''}", flush=True)
+        show(f"interrupted{resume}{_resume_point(layout) if resume else ''}", flush=True)
     return status
+
+
+async def _commands(config: Config, layout: RunLayout) -> list[Command]:
+    if config.placement.engine == "ray":
+        return commands(config, layout.config, everywhere=True)
+    return commands(config, layout.config, visible(config, await asyncio.to_thread(inventory.here)))
+
+
+@contextlib.asynccontextmanager
+async def _starter(config: Config, layout: RunLayout, view: View) -> AsyncIterator[Starter]:
+    """The engine that places processes, until all of them have ended."""
+    if config.placement.engine == "local":
+        yield LocalStarter()
+        return
+    from rhymed.placement.ray.starter import RayStarter
+
+    async with RayStarter(config, layout, view.report) as starter:
+        yield starter
+
+
+async def _look(held: Held, lease: SharedLease) -> None:
+    """Raises `FilesLost`."""
+    while True:
+        await asyncio.sleep(LOOK_S)
+        held.check()
+        lease.check()
 
 
 def _resume_point(layout: RunLayout) -> str:
@@ -93,7 +141,13 @@ async def _report(layout: RunLayout) -> str:
 
 
 async def _watch(
-    layout: RunLayout, supervisor: Supervisor, view: View, stop: asyncio.Event, *, evaluates_only: bool
+    layout: RunLayout,
+    supervisor: Supervisor,
+    view: View,
+    stop: asyncio.Event,
+    *,
+    evaluates_only: bool,
+    seen: Callable[[Queues], None] = lambda _: None,
 ) -> tuple[bool, Queues | None]:
     """Show snapshots until the run has finished (True), failed or been interrupted (False); also the last one."""
     last: Queues | None = None
@@ -107,6 +161,7 @@ async def _watch(
             if position > before:
                 supervisor.progressed(further=position > furthest)
             furthest = max(furthest, position)
+            seen(queues)
             if queues.paused:  # it cannot progress, so no failure counts
                 supervisor.progressed(further=True)
         if queues is not None and queues.finished:

@@ -1,26 +1,31 @@
-"""Starts the processes of a run on this machine, restarts those that end, and leaves none behind.
+"""Starts the processes of a run, restarts those that end, and leaves none behind.
 
-Owns child processes, each in a session of its own so that an engine's children end with it. A process that keeps
-failing ends the run, but only if the run makes no progress meanwhile (`progressed`). Knows nothing of samples: a
+Where and how a process runs is a `Starter`'s affair; the policy is the same everywhere. A process that keeps failing
+ends the run, but only if the run makes no progress meanwhile (`progressed`). Knows nothing of samples: a
 restarted process learns its work from the broker and the store.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
+import contextlib
+import logging
 import shutil
-import sys
 import time
-from asyncio.subprocess import DEVNULL, Process, create_subprocess_exec
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
-from rhymed.config import Reward, Rollout
-from rhymed.config.load import is_setting
-from rhymed.service.children import exit_reason, kill_session, last_lines, restart_pause_s, terminate
+from rhymed.errors import HOPELESS, FilesLost
+from rhymed.placement.local import LocalStarter
+from rhymed.placement.plan import Command
+from rhymed.placement.starter import PlaceLost, Running, Starter
+from rhymed.service.children import exit_reason, restart_pause_s
 from rhymed.service.service import EX_HOPELESS
+from rhymed.tasks import watched
+
+log = logging.getLogger(__name__)
 
 STOP_S = 12.0  # from SIGTERM to SIGKILL
 WORKERS = ("rollout", "reward")  # their deaths never roll a run back
@@ -29,89 +34,70 @@ QUICK_S = 10.0  # the pause before a restart grows if the process lived shorter 
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 30.0
 FULL_BYTES = 64 << 10  # with less free disk, a process may not be able to write why it ended
+NOT_STARTED = 71  # in place of an exit status; EX_OSERR
 LEFT_S = 8.0  # after a process ends without an error: by then the broker has ended too, if the run is over
-
-
-@dataclass(frozen=True)
-class Command:
-    name: str
-    argv: Sequence[str]
-    environment: Mapping[str, str] = field(default_factory=dict)  # besides ours
 
 
 @dataclass
 class Child:
     command: Command
-    output: Path  # its stdout and stderr
-    process: Process | None = None
+    output: Path  # its stdout and stderr, on the machine where it runs
+    running: Running | None = None
     started: float = 0.0
     restarts: int = 0  # since the run last progressed
     quick_failures: int = 0  # in a row
     ended: float = 0.0  # when its last process ended
-    output_start: int = 0  # bytes of output that earlier processes wrote
     left: bool = False  # its last process ended without an error
+    not_started: str = ""  # why the last attempt to start a process failed
+    dismissed: bool = False  # it is not wanted any more
     task: asyncio.Task[None] | None = field(default=None, repr=False)
+
+    def reason(self, status: int) -> str:
+        """How its last process ended, in words that follow its name."""
+        if self.not_started:
+            return f"could not be started ({self.not_started})"
+        return f"ended ({exit_reason(status)}{f': {self.last_words()}' if status > 0 else ''})"
 
     def last_words(self) -> str:
         """Why its last process ended, as far as it could write that down."""
-        if full := self.full_disk():
-            return full
-        lines = last_lines(self.output, start=self.output_start) or ["no output"]
-        return lines[-1].removeprefix("rhymed: ")
+        if self.not_started or (full := self.full_disk()):
+            return self.not_started or full
+        assert self.running is not None, "a process was started"
+        return self.running.last_words() or "no output"
 
     def full_disk(self) -> str:
-        """Why a process could neither continue nor say so; empty: there is room."""
+        """Why a process could neither continue nor say so; empty: there is room, or the folder is gone."""
         folder = self.output.parent
-        return f"the disk under {folder} is full: make room" if shutil.disk_usage(folder).free < FULL_BYTES else ""
+        with contextlib.suppress(OSError):
+            if shutil.disk_usage(folder).free < FULL_BYTES:
+                return f"the disk under {folder} is full: make room"
+        return ""
 
-    async def run(self) -> int:
-        """One process from start to end; returns its exit status."""
-        self.output.parent.mkdir(parents=True, exist_ok=True)
-        with self.output.open("ab") as stream:
-            self.output_start = stream.tell()
-            self.process = await create_subprocess_exec(
-                *self.command.argv,
-                stdin=DEVNULL,
-                stdout=stream,
-                stderr=stream,
-                start_new_session=True,
-                env=_environment(self.output.parent) | dict(self.command.environment),
-            )
-        self.started, self.left = time.monotonic(), False
+    async def end(self, starter: Starter) -> int:
+        """One process from start to end; returns its exit status, or `NOT_STARTED`. Raises `PlaceLost`."""
+        self.started, self.not_started, self.running = time.monotonic(), "", None
         try:
-            return await self.process.wait()
-        finally:
-            kill_session(self.process)  # may still hold an engine
-
-
-def commands(
-    rollout: Rollout, reward: Reward, config_file: Path, environments: Mapping[str, Mapping[str, str]] | None = None
-) -> list[Command]:
-    """What `rhymed run` starts, in this order; see `_stages` for the order of stopping. `environments`: by name."""
-
-    def command(name: str, *arguments: str) -> Command:
-        argv = [sys.executable, "-m", "rhymed", *arguments, str(config_file)]
-        return Command(name, argv, (environments or {}).get(name, {}))
-
-    def worker(role: str, name: str) -> Command:
-        return command(name, "worker", "--role", role, "--name", name)
-
-    return [
-        command("store", "store"),
-        command("broker", "broker"),
-        worker("trainer", "trainer"),
-        *(worker("rollout", f"rollout-{i}") for i in range(rollout.workers)),
-        *(worker("reward", f"reward-{i}") for i in range(reward.workers)),
-    ]
+            self.running = await starter.start(self.command, self.output)
+        except OSError as error:  # no memory, no descriptor, no folder
+            self.not_started = str(error)
+            return NOT_STARTED
+        self.started, self.left = time.monotonic(), False
+        return await self.running.ended()
 
 
 class Supervisor:
     """`async with Supervisor(…) as s: await s.failed.wait()`; `report` receives one line per event, for people."""
 
     def __init__(
-        self, commands: Sequence[Command], logs: Callable[[str], Path], report: Callable[[str], None]
+        self,
+        commands: Sequence[Command],
+        logs: Callable[[str], Path],
+        report: Callable[[str], None],
+        starter: Starter | None = None,
     ) -> None:
+        """`starter`: where processes run; None: on this machine."""
         self.children = [Child(command, logs(command.name).with_suffix(".out")) for command in commands]
+        self._logs, self._starter = logs, starter or LocalStarter()
         self.failure = ""  # what ended the run, for people
         self.hopeless = False  # a restart cannot help: a person has to change something
         self.failed = asyncio.Event()
@@ -127,7 +113,7 @@ class Supervisor:
 
     async def __aenter__(self) -> Supervisor:
         for child in self.children:
-            child.task = asyncio.create_task(self._keep_alive(child))
+            self._keep(child)
         return self
 
     async def __aexit__(self, *ended: object) -> None:
@@ -135,16 +121,50 @@ class Supervisor:
         for stage in _stages(self.children):
             await _stop(stage)
 
+    def add(self, command: Command) -> None:
+        """One more process, from now on."""
+        child = Child(command, self._logs(command.name).with_suffix(".out"))
+        self.children.append(child)
+        self._keep(child)
+
+    async def dismiss(self, names: Collection[str]) -> None:
+        """End these processes, which hand back what they hold, and start them no more."""
+        leaving = [child for child in self.children if child.command.name in names]
+        for child in leaving:
+            child.dismissed = True
+        await _stop(leaving)
+        self.children = [child for child in self.children if child not in leaving]
+
+    def fail(self, error: BaseException) -> None:
+        """End the run with this error, unless another has ended it."""
+        if self.failed.is_set():
+            return
+        self.hopeless = isinstance(error, HOPELESS)
+        self.failure = f"{type(error).__name__}: {error}"
+        self.failed.set()
+
+    @property
+    def lost(self) -> bool:
+        """Files of the run are gone: perhaps not all samples are kept."""
+        return FilesLost.__name__ in self.failure
+
     def left(self, name: str) -> bool:
         """The process ended without an error and has not been restarted."""
         return any(child.left for child in self.children if child.command.name == name)
 
+    def _keep(self, child: Child) -> None:
+        child.task = watched(self._keep_alive(child), partial(self._lost, child))
+
     async def _keep_alive(self, child: Child) -> None:
-        """Until we close, the broker has ended, or the command has failed too often."""
-        while not self._closing:
-            status = await child.run()
+        """Until we close, it is dismissed, the broker has ended, or the command has failed too often."""
+        while not (self._closing or child.dismissed):
+            try:
+                status = await child.end(self._starter)
+            except PlaceLost as lost:
+                await self._move(child, lost)
+                continue
             child.left = status == 0
-            if self._closing or (child.left and child.command.name == "broker"):
+            if self._closing or child.dismissed or (child.left and child.command.name == "broker"):
                 return
             self._count_failure(child)
             hopeless = status == EX_HOPELESS or (status != 0 and bool(child.full_disk()))
@@ -158,9 +178,14 @@ class Supervisor:
                 if not self._closing:
                     self._report(f"{child.command.name} had left; starting it again")
             else:
-                reason = exit_reason(status) + (f": {child.last_words()}" if status > 0 else "")
-                self._report(f"{child.command.name} ended ({reason}); starting it again in {pause_s:g} s")
+                self._report(f"{child.command.name} {child.reason(status)}; starting it again in {pause_s:g} s")
                 await asyncio.sleep(pause_s)
+
+    async def _move(self, child: Child, lost: PlaceLost) -> None:
+        """Its place is lost, which is no failure of the process: it starts in another one."""
+        if not (self._closing or child.dismissed):
+            self._report(f"{child.command.name}: {lost}; starting it in another place")
+            await asyncio.sleep(FIRST_PAUSE_S)
 
     def _count_failure(self, child: Child) -> None:
         """Earlier failures do not count if the run has progressed since the last one. Repeating steps after a
@@ -171,6 +196,12 @@ class Supervisor:
         if (self._progressed_at if worker else self._advanced_at) > child.ended:
             child.restarts = 0
         child.ended = now
+
+    def _lost(self, child: Child, error: BaseException) -> None:
+        """Of our own loop, which must not end without a word: its process would not be restarted any more."""
+        log.error("%s is not kept alive any more", child.command.name, exc_info=error)
+        self.failure = f"{child.command.name} is not restarted any more: {type(error).__name__}: {error}"
+        self.failed.set()
 
     def _give_up(self, child: Child, hopeless: bool) -> None:
         self.hopeless = hopeless
@@ -189,18 +220,16 @@ def _stages(children: Sequence[Child]) -> list[list[Child]]:
 
 async def _stop(children: Sequence[Child]) -> None:
     tasks = [child.task for child in children if child.task is not None]
+    if not tasks:
+        return
     for child in children:
-        terminate(child.process)
-        if child.task is not None and child.process is not None and child.process.returncode is not None:
-            child.task.cancel()  # it only waits to restart the process
+        if child.running is not None and child.running.alive:
+            child.running.terminate()
+        elif child.task is not None:
+            child.task.cancel()  # it only waits: to restart the process, or for a place
     await asyncio.wait(tasks, timeout=STOP_S)
     for child in children:
-        kill_session(child.process)  # also an engine's children that outlived their parent
+        if child.running is not None:
+            child.running.kill()  # also an engine's children that outlived their parent
     for stuck in (await asyncio.wait(tasks, timeout=STOP_S))[1]:
         stuck.cancel()
-
-
-def _environment(logs: Path) -> dict[str, str]:
-    """Ours without settings, which the run's configuration holds already."""
-    inherited = {name: value for name, value in os.environ.items() if not is_setting(name)}
-    return inherited | {"RHYMED_SUPERVISED": str(logs), "RHYMED_SUPERVISOR": str(os.getpid())}

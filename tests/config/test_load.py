@@ -18,6 +18,22 @@ def file(tmp_path: Path) -> Any:
     return write
 
 
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"run.name": "a/b"}, "run.name = 'a/b': only letters, digits"),
+        ({"run.name": "latest"}, "run.name: 'latest' is the link to the newest run"),
+        ({"trainer.lr": -1}, "trainer.lr = -1: "),
+        ({"schedule.lost_after_s": 1}, "schedule.lost_after_s = 1: schedule.lost_after_s must be more than twice"),
+    ],
+)
+def test_an_error_of_a_keyword_names_it_once(settings: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(None, (), {}, settings)
+    assert str(caught.value).startswith(sentence)
+    assert str(caught.value).count(" = ") <= 1
+
+
 def test_without_anything_it_is_the_default() -> None:
     assert load_config(None, environ={}) == Config()
 

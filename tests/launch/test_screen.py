@@ -198,6 +198,19 @@ def test_what_a_process_said_is_not_read_as_markup(tmp_path: Path) -> None:
     assert "[/src/gloo/pair.cc:553] closed" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
+def test_what_ended_the_run_is_shown_before_its_processes_have_stopped(tmp_path: Path) -> None:
+    config = Config(run=Run(folder=str(tmp_path)))
+    console = Console(file=io.StringIO(), width=300, force_terminal=False)
+    with Screen(config, layout_of(config), plain=True, console=console) as screen:
+        screen.closing(False, f"store ended: FilesLost: \x1b[31m{'x' * 400}\nsee store.out")
+        screen.closing(True)
+    first, second = [each for each in console.file.getvalue().splitlines() if "stopping" in each]  # type: ignore[attr-defined]
+    assert first.startswith("stopping all processes: store ended: FilesLost: ")
+    assert "\x1b" not in first
+    assert len(first) < 250
+    assert second == "finished; stopping all processes"
+
+
 def test_states_can_be_told_apart_without_colours() -> None:
     """A bar of waiting samples looked complete."""
     for states, cells in (
@@ -266,3 +279,17 @@ def test_the_screen_and_a_steps_line_have_the_time_that_is_left(tmp_path: Path) 
         screen.show(queues(3, **{"reward/mean": 0.5}))
     (trained,) = [line for line in out.file.getvalue().splitlines() if line.startswith("3/30")]  # type: ignore[attr-defined]
     assert trained.endswith(("4m30s", "4m29s"))
+
+
+def test_a_broker_that_answers_no_more_is_a_trouble_on_plain_lines(tmp_path: Path, monkeypatch) -> None:
+    out = io.StringIO()
+    config = Config(run=Run(folder=str(tmp_path)))
+    with Screen(config, layout_of(config), plain=True, console=Console(file=out, width=100)) as screen:
+        screen.show(queues(1))
+        screen.show(None)
+        assert "not answered" not in out.getvalue()
+        monkeypatch.setattr("rhymed.launch.screen.SILENT_S", 0.0)
+        screen.show(None)
+        assert "-- waits: the broker has not answered for 0 s" in out.getvalue()
+        screen.show(queues(2))
+        assert out.getvalue().rstrip().endswith("-- continues")

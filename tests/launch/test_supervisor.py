@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from rhymed.launch import supervisor
-from rhymed.launch.supervisor import Command, Supervisor
+from rhymed.launch.supervisor import Supervisor
+from rhymed.placement.plan import Command
 
 
 @pytest.fixture
@@ -89,9 +90,8 @@ async def test_one_that_fails_every_time_ends_the_run_with_its_log_named(logs, s
     monkeypatch.setattr(supervisor, "MAX_RESTARTS", 1)
     command = script("trainer", "import sys; print('no such model'); sys.exit(3)")
     async with Supervisor([command], logs, lambda _: None) as running:
-        async with asyncio.timeout(60):
-            await running.failed.wait()
-            assert "trainer.out" in running.failure
+        await asyncio.wait_for(running.failed.wait(), 60)
+        assert "trainer.out" in running.failure
     assert "ended 2 times: no such model" in running.failure
     assert "no such model" in logs("trainer").with_suffix(".out").read_text()
 
@@ -115,8 +115,7 @@ async def test_what_cannot_get_better_is_not_tried_again(logs, script) -> None:
     command = script("reward-0", "import sys; print('no such function'); sys.exit(2)")
     told: list[str] = []
     async with Supervisor([command], logs, told.append) as running:
-        async with asyncio.timeout(60):
-            await running.failed.wait()
+        await asyncio.wait_for(running.failed.wait(), 60)
     assert told == []
     assert "reward-0 ended once and for all: no such function" in running.failure
 
@@ -144,8 +143,7 @@ async def test_a_restart_says_why_and_a_full_disk_ends_it(logs, script, monkeypa
         assert told[0].startswith("trainer ended (status 1: CheckpointError: no room); starting it again")
         usage = supervisor.shutil.disk_usage(tmp_path)
         monkeypatch.setattr(supervisor.shutil, "disk_usage", lambda path: usage._replace(free=0))
-        async with asyncio.timeout(60):
-            await running.failed.wait()
+        await asyncio.wait_for(running.failed.wait(), 60)
     assert running.hopeless
     assert "is full: make room" in running.failure
 
@@ -237,3 +235,42 @@ async def test_what_is_made_up_for_excuses_workers_only(logs, script, monkeypatc
                 running.progressed(further=False)
                 await asyncio.sleep(0.01)
         assert running.failed.is_set() != forgiven
+
+
+async def test_a_process_is_restarted_although_its_output_file_is_gone(logs, script, monkeypatch, tmp_path) -> None:
+    """Its folder too, as after a cleaner of log files."""
+    monkeypatch.setattr(supervisor, "FIRST_PAUSE_S", 0.05)
+    folder = tmp_path / "logs"
+    text = (
+        "import shutil, sys, time\n"
+        "open(sys.argv[2], 'a').write('x')\n"
+        "shutil.rmtree(sys.argv[1])\n"
+        "sys.exit('no reason that anybody can find')\n"
+    )
+    starts = tmp_path / "starts"
+    told: list[str] = []
+    command = script("trainer", text, folder, starts)
+    async with Supervisor([command], lambda name: folder / f"{name}.log", told.append) as running:
+        await until(lambda: starts.exists() and len(starts.read_text()) >= 3)
+        assert not running.failed.is_set()
+    assert "trainer ended (status 1: no reason that anybody can find); starting it again" in told[0]
+
+
+async def test_a_process_that_cannot_be_started_ends_the_run_in_words(logs, monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr(supervisor, "MAX_RESTARTS", 1)
+    monkeypatch.setattr(supervisor, "FIRST_PAUSE_S", 0.05)
+    told: list[str] = []
+    async with Supervisor([Command("trainer", [str(tmp_path / "nothing")])], logs, told.append) as running:
+        await asyncio.wait_for(running.failed.wait(), 60)
+    assert told[0].startswith("trainer could not be started ([Errno 2] No such file")
+    assert "trainer ended 2 times: [Errno 2] No such file" in running.failure
+
+
+async def test_an_error_of_the_supervisor_itself_ends_the_run(logs, script, monkeypatch) -> None:
+    def broken(status: int) -> str:
+        raise RuntimeError("a fault of ours")
+
+    monkeypatch.setattr(supervisor, "exit_reason", broken)
+    async with Supervisor([script("trainer", "import sys; sys.exit(1)")], logs, lambda _: None) as running:
+        await asyncio.wait_for(running.failed.wait(), 60)
+    assert running.failure == "trainer is not restarted any more: RuntimeError: a fault of ours"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rhymed.cli.options import add_examples, add_run, make_parser
+from rhymed.output import show
 
 if TYPE_CHECKING:
     from rhymed.dashboard.snapshots import LiveRun, SnapshotClient
@@ -31,7 +32,7 @@ def add(commands: Any) -> None:
         "--http",
         default=ADDRESS,
         metavar="ADDRESS",
-        help=f"default: {ADDRESS}, or the next free port; a non-loopback address requires a token",
+        help=f"default: {ADDRESS}; if its port is taken, the next free one; a non-loopback address requires a token",
     )
     parser.add_argument("--open", action="store_true", help="also open it in the browser")
 
@@ -56,7 +57,8 @@ def folder_of(run: Path) -> Path:
 
     folder = run.expanduser().resolve()
     if not folder.is_dir():
-        raise ConfigError(f"{run} does not exist: name a run's folder, e.g. runs/quickstart{near(run.expanduser())}")
+        lack = "is a file" if folder.is_file() else "does not exist"
+        raise ConfigError(f"{run} {lack}: name a run's folder, e.g. runs/quickstart{near(run.expanduser())}")
     if not (is_run(folder) or _holds_runs(folder)):
         raise ConfigError(
             f"{run} is not a run's folder: it contains no config.json, no metrics.jsonl and no store, and no runs"
@@ -89,10 +91,10 @@ async def _serve(folder: Path, address: HttpAddress, *, browser: bool) -> None:
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with _served(folder, address) as taken:
         url = os.environ.get(SHOWN_AT) or taken.url
-        print(f"{folder.name} at {url}   (Ctrl-C to quit)", flush=True)
+        show(f"{folder.name} at {url}   (Ctrl-C to quit)", flush=True)
         if not taken.is_local:
             where = TOKEN_VARIABLE if os.environ.get(TOKEN_VARIABLE) else folder / TOKEN_FILE
-            print(f"open it once as {url}?token=…, with the token in {where}", flush=True)
+            show(f"open it once as {url}?token=…, with the token in {where}", flush=True)
         if browser:
             await asyncio.to_thread(webbrowser.open, taken.url)
         await stop.wait()

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rhymed.cli.options import add_examples, add_run, make_parser
+from rhymed.output import show, show_json
 
 if TYPE_CHECKING:
     import datetime
@@ -47,10 +48,14 @@ def add(commands: Any) -> None:
     parser.add_argument("--step", type=_step, metavar="N", help="lines about this step, from 1")
     parser.add_argument("--since", metavar="TIME", help="30s, 10m, 2h, 1d ago, or 2026-01-31T14:05")
     parser.add_argument(
-        "--libraries", action="store_true", help="also what vLLM, torch and other libraries remark; else their errors"
+        "--libraries",
+        action="store_true",
+        help="also remarks of vLLM, torch and other libraries, whose errors are always shown",
     )
     parser.add_argument("--follow", action="store_true", help="wait for new lines")
-    parser.add_argument("--json", action="store_true", help="one JSON object per line, as written, of all of them")
+    parser.add_argument(
+        "--json", action="store_true", help="the lines as written, one JSON object each, libraries included"
+    )
 
 
 def _step(text: str) -> int:
@@ -113,7 +118,7 @@ def _name_hidden(hidden: Counter[str]) -> None:
     from rhymed.text import counted
 
     names = ", ".join(library for library, _ in hidden.most_common())
-    print(f"not shown: {counted(hidden.total(), 'line')} of {names}; --libraries shows them", file=sys.stderr)
+    show(f"not shown: {counted(hidden.total(), 'line')} of {names}; --libraries shows them", file=sys.stderr)
 
 
 def _now() -> datetime.datetime:
@@ -146,7 +151,9 @@ def _chosen(folders: list[Path], process: str) -> list[Log]:
     available = logs(*folders)
     if not available:
         example = "name a run's folder, e.g. rhymed logs runs/quickstart"
-        raise ConfigError(f"{folders[0]} has no logs: {example}{near(folders[0].parent)}")
+        run = folders[0].parent
+        lack = f"{folders[0]} has no logs" if run.is_dir() else f"{run} does not exist"
+        raise ConfigError(f"{lack}: {example}{near(run)}")
     chosen = [log for log in available if not process or fnmatchcase(log.process, process)]
     if not chosen:
         there = ", ".join(sorted({log.process for log in available}))
@@ -178,10 +185,12 @@ def _with_events(folder: Path, sample: str, found: list[Entry]) -> list[Entry]:
 
 
 def _print(found: Iterable[Entry], page: Any, *, as_json: bool) -> int:
-    write = sys.stdout.write
     count = 0
     for entry in found:
-        write(_json(entry) if as_json else page.line(entry))
+        if as_json:
+            show_json(_json(entry))
+        else:
+            sys.stdout.write(page.line(entry))
         count += 1
     return count
 
@@ -190,8 +199,8 @@ def _json(entry: Entry) -> str:
     import msgspec
 
     if entry.raw:
-        return entry.raw.decode(errors="replace") + "\n"
-    return msgspec.json.encode(entry).decode() + "\n"
+        return entry.raw.decode(errors="replace")
+    return msgspec.json.encode(entry).decode()
 
 
 def _follow(follower: Any, wanted: Filter, page: Any, *, as_json: bool) -> None:
@@ -211,11 +220,11 @@ def _nothing(arguments: argparse.Namespace, chosen: list[Log]) -> None:
     import datetime
 
     when = datetime.datetime.fromtimestamp(newest)
-    print(f"no matching line; the last one was written {when:%Y-%m-%d %H:%M:%S}", file=sys.stderr)
+    show(f"no matching line; the last one was written {when:%Y-%m-%d %H:%M:%S}", file=sys.stderr)
 
 
 def _visible(lines: Iterable[str]) -> Iterator[str]:
-    from rhymed.text import visible
+    from rhymed.printable import visible
 
     return map(visible, lines)
 

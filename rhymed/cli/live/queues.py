@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rhymed.cli.options import add_examples, add_where, make_parser
+from rhymed.output import show_json
 from rhymed.run.stragglers import starting, stragglers
 from rhymed.style import COLOURS, plain_table
-from rhymed.text import age, readable, step_name
+from rhymed.text import age, counted, readable, step_name
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -61,14 +63,14 @@ async def _show(address: str, keys: Keyring, folder: Path | None, *, watch: bool
     import time
 
     import msgspec
-    from rich.console import Console
     from rich.live import Live
 
+    from rhymed.console import Terminal
     from rhymed.run.client import follow
     from rhymed.run.progress import Progress
     from rhymed.wire.sockets import Client
 
-    client, console, progress = Client(address, peer="broker", keys=keys), Console(), Progress()
+    client, console, progress = Client(address, peer="broker", keys=keys), Terminal(), Progress()
 
     def times(snapshot: Queues) -> Times | None:
         if folder is None:
@@ -80,7 +82,7 @@ async def _show(address: str, keys: Keyring, folder: Path | None, *, watch: bool
         snapshots = follow(client, once=not watch)
         if raw:
             async for snapshot in snapshots:
-                print(msgspec.json.encode(snapshot).decode(), flush=True)
+                show_json(msgspec.json.encode(snapshot).decode(), flush=True)
         elif watch and console.is_terminal:
             with Live(console=console, auto_refresh=False) as screen:
                 async for snapshot in snapshots:
@@ -111,7 +113,16 @@ def render(snapshot: Queues, times: Times | None = None) -> RenderableType:
     tables += [f"[bold red]waits: {escape(trouble)}[/]" for trouble in snapshot.troubles]
     if any(row.holding for row in snapshot.workers):
         tables.append(_held(snapshot))
+    tables += [f"[yellow]{text}[/]" for text in _disbelieved(snapshot)]
     return Group(head, *tables)
+
+
+def _disbelieved(snapshot: Queues) -> Iterator[str]:
+    """Reports that the broker did not believe, since it started."""
+    if count := snapshot.counts.get("unheld", 0):
+        yield f"{counted(count, 'report')} ignored: their senders did not hold the samples"
+    if count := snapshot.counts.get("unstored", 0):
+        yield f"{counted(count, 'sample')} reported, but not in the store: generated again"
 
 
 def _queues(snapshot: Queues) -> RenderableType:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rhymed.cli.options import add_examples, add_where, make_parser, refuse_run
+from rhymed.output import show
 
 if TYPE_CHECKING:
     from rhymed.wire.keys import Keyring, KeyRole
@@ -89,7 +90,7 @@ async def _steer(where: Where, act: str, names: list[str]) -> int:
                 await client.request(order, deadline_s=DEADLINE_S, phase=act)
             except SteeringError as error:
                 raise ConfigError(str(error)) from None
-            print(outcome(order))
+            show(outcome(order))
         return 0
     finally:
         client.close()

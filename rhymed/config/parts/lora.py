@@ -16,7 +16,7 @@ class Lora(Section):
     """Train low-rank adapters of linear layers instead of the weights. The section switches it on; without it, all
     weights are trained."""
 
-    rank: int = Field(16, gt=0, description="r: columns of B and rows of A")
+    rank: int = Field(16, gt=0, le=1 << 16, description="r: columns of B and rows of A")
     alpha: float = Field(32.0, gt=0, description="the adapter B A is multiplied by alpha / rank")
     targets: list[str] = Field(
         [], description="names of linear layers, or their last parts, e.g. q_proj; empty: all but the output head"
