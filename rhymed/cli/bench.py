@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from rhymed.bench.gpu.parts import PARTS
 from rhymed.cli.options import add_examples, make_parser
+from rhymed.output import show
 
 
 class Benchmark(NamedTuple):
@@ -19,9 +20,10 @@ class Benchmark(NamedTuple):
 
 BENCHMARKS = {
     "store": Benchmark("rhymed.bench.store"),
-    "broker": Benchmark("rhymed.bench.broker"),
+    "rewards": Benchmark("rhymed.bench.scale.rewards"),
+    "broker": Benchmark("rhymed.bench.broker", ("workers", "samples")),
     "weights": Benchmark("rhymed.bench.weights", ("model",)),
-    "hosts": Benchmark("rhymed.bench.hosts.hosts", ("hosts", "sizes", "gbit", "rounds", "out")),
+    "hosts": Benchmark("rhymed.bench.hosts.hosts", ("hosts", "sizes", "gbit", "rounds", "first", "dry", "out")),
     "model": Benchmark("rhymed.bench.policy.model", ("out",)),
     "train": Benchmark("rhymed.bench.policy.memory", ("tokens", "methods")),
     "index": Benchmark("rhymed.bench.index", ("trace", "arctic", "model")),
@@ -33,6 +35,7 @@ BENCHMARKS = {
     "gpu": Benchmark("rhymed.bench.gpu.gpu", ("parts", "dry", "device", "model", "out")),
     "learn": Benchmark("rhymed.bench.learn.learn", ("config", "algorithms", "seeds", "out")),
     "peers": Benchmark("rhymed.bench.peers.run", ("task", "rounds", "steps", "out")),
+    "cluster": Benchmark("rhymed.bench.cluster.run", ("rounds", "steps", "out")),
     "pipe": Benchmark("rhymed.bench.schedule", ("trace", "cost", "out", "keep")),
 }
 
@@ -54,8 +57,8 @@ def add(commands: Any) -> None:
         "--out",
         type=Path,
         metavar="PATH",
-        help="model, pipe, learn, gpu: a folder (gpu continues it); spec, hosts, peers: a JSON file (hosts and peers"
-        " continue it)",
+        help="model, pipe, learn, gpu: a folder (gpu continues it); spec, hosts, peers, cluster: a JSON file (hosts"
+        " and peers continue it)",
     )
     parser.add_argument(
         "--trace", type=Path, metavar="FILE", help="index, pipe: recorded responses (default: synthetic ones)"
@@ -69,15 +72,22 @@ def add(commands: Any) -> None:
     )
     for name, kind in {"methods": str, "batches": int, "temperatures": float, "epochs": int, "tokens": int}.items():
         users = {"methods": "spec, train", "tokens": "train"}.get(name, "spec")
-        parser.add_argument(f"--{name}", type=_list(kind), metavar="A,B", help=f"{users}: only these")
+        more = " (1: without history, 2: with that of epoch 1)" if name == "epochs" else ""
+        parser.add_argument(f"--{name}", type=_list(kind), metavar="A,B", help=f"{users}: only these{more}")
     _add_runs(parser)
     parser.add_argument("--hosts", type=_list(int), metavar="A,B", help="hosts: only so many")
     parser.add_argument("--sizes", type=_list(float), metavar="A,B", help="hosts: gigabytes of weights")
     parser.add_argument(
         "--gbit", type=float, metavar="R", help="hosts: rate of every host's line, in Gbit per second"
     )
+    parser.add_argument(
+        "--first",
+        action="store_true",
+        default=None,
+        help="hosts: only the first version, whole, not the second as changes: takes half of the memory",
+    )
     parser.add_argument("--part", type=_list(str), dest="parts", metavar="A,B", help=f"gpu: only {', '.join(PARTS)}")
-    parser.add_argument("--dry", action="store_true", default=None, help="gpu: print the commands, run none")
+    parser.add_argument("--dry", action="store_true", default=None, help="gpu, hosts: print what would be done")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="spec, gpu: where; gpu: small versions on a CPU")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="spec: of the engines' weights")
     parser.add_argument("--cost", type=Path, metavar="FILE", help="pipe: JSON [[samples, seconds per step], ...]")
@@ -96,10 +106,14 @@ def _add_runs(parser: argparse.ArgumentParser) -> None:
         "--rounds",
         type=int,
         metavar="N",
-        help="spec: measurements of each method; hosts: of each cell; peers: of each side",
+        help="spec: measurements of each method; hosts: of each cell; peers, cluster: of each side",
     )
+    for name, what in (("workers", "connected workers"), ("samples", "samples a step")):
+        parser.add_argument(
+            f"--{name}", type=int, metavar="N", help=f"broker: only pauses of its event loop, with so many {what}"
+        )
     parser.add_argument("--task", metavar="NAME", help="peers: quickstart (default) or long")
-    parser.add_argument("--steps", type=int, metavar="N", help="peers: training steps of each run")
+    parser.add_argument("--steps", type=int, metavar="N", help="peers, cluster: training steps of each run")
 
 
 def handle(arguments: argparse.Namespace) -> int:
@@ -111,14 +125,25 @@ def handle(arguments: argparse.Namespace) -> int:
     # SIGTERM ends it as Ctrl-C does, so that the processes it started end too.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     benchmark = BENCHMARKS[arguments.name]
+    _refuse_others(arguments, benchmark)
     options = {name: getattr(arguments, name) for name in benchmark.options}
     options = {name: value for name, value in options.items() if value is not None}
     module = importlib.import_module(benchmark.module)
     with contextlib.redirect_stdout(sys.stderr) if arguments.json else contextlib.nullcontext():
         result = module.run(arguments.quick, **options)
     if arguments.json:
-        print(json.dumps(result, indent=2))
+        show(json.dumps(result, indent=2))
     return int(isinstance(result, dict) and result.get("good") is False)
+
+
+def _refuse_others(arguments: argparse.Namespace, benchmark: Benchmark) -> None:
+    """Options that this benchmark does not have."""
+    from rhymed.errors import ConfigError
+
+    known = {name for one in BENCHMARKS.values() for name in one.options}
+    if given := [name for name in sorted(known - {*benchmark.options}) if getattr(arguments, name) is not None]:
+        names = ", ".join(f"--{'part' if name == 'parts' else name}" for name in given)
+        raise ConfigError(f"rhymed bench {arguments.name} has no {names} (see rhymed bench --help)")
 
 
 def _name(text: str) -> str:
@@ -128,4 +153,11 @@ def _name(text: str) -> str:
 
 
 def _list(kind: Callable[[str], Any]) -> Callable[[str], list[Any]]:
-    return lambda text: [kind(part) for part in text.split(",")]
+    def parse(text: str) -> list[Any]:
+        try:
+            return [kind(part) for part in text.split(",")]
+        except ValueError:
+            what = "whole numbers" if kind is int else "numbers"
+            raise argparse.ArgumentTypeError(f"{text!r}: {what} with commas between them are needed") from None
+
+    return parse

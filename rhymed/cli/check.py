@@ -114,9 +114,10 @@ def _width() -> int:
 
 
 def _print(lines: Iterator[tuple[str, str]]) -> None:
-    from rich.console import Console
     from rich.text import Text
 
-    console = Console(highlight=False)
+    from rhymed.console import Terminal
+
+    console = Terminal(highlight=False)
     for style, line in lines:
         console.print(Text(line, style=style), soft_wrap=True)

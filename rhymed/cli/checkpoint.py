@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rhymed.cli.options import add_examples, add_json, add_run, make_parser, print_json
+from rhymed.output import show
 
 
 def add(commands: Any) -> None:
@@ -65,11 +66,11 @@ def handle_list(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(found)
     elif not found:
-        print(f"{arguments.run} has no checkpoint yet")
+        show(f"{arguments.run} has no checkpoint yet")
     else:
         for each in found:
             state = f"DAMAGED: {each['damage']}" if each["damage"] else "good"
-            print(f"step {each['step']:<8} {each['bytes'] / 2**20:>10.1f} MiB   {state}")
+            show(f"step {each['step']:<8} {each['bytes'] / 2**20:>10.1f} MiB   {state}")
     return int(any(each["damage"] for each in found))
 
 
@@ -83,31 +84,32 @@ def handle_export(arguments: argparse.Namespace) -> int:
     dtype: DType = arguments.dtype or ("float32" if adapter else "bfloat16")
     export(checkpoint, arguments.target, dtype, base)
     kind = ", a LoRA adapter (--merged: the whole model)" if adapter else ""
-    print(f"{arguments.target}: {checkpoint.step} steps trained, {dtype}{kind}")
+    show(f"{arguments.target}: {checkpoint.step} steps trained, {dtype}{kind}")
     return 0
 
 
 def handle_push(arguments: argparse.Namespace) -> int:
     from rhymed.publish.card import card
     from rhymed.publish.publish import publish, subject
-    from rhymed.publish.push import Target
+    from rhymed.publish.push import Target, check_name
     from rhymed_workers.lora.saved import is_adapter
     from rhymed_workers.trainer.export import DType, chosen, export
 
     run: Path = arguments.run
+    check_name(arguments.name)
     checkpoint = chosen(_folder(run), arguments.step)
     base = _base(run) if arguments.merged else None
     adapter = base is None and is_adapter(checkpoint.folder)
     dtype: DType = arguments.dtype or ("float32" if adapter else "bfloat16")
     about = subject(run, arguments.name, checkpoint, dtype, adapter=adapter)
     if arguments.dry_run:
-        print(card(about), end="")
+        show(card(about), end="")
         return 0
     target = Target(arguments.name, arguments.revision, arguments.private, arguments.update)
     commit = publish(about, target, run, lambda folder: export(checkpoint, folder, dtype, base))
-    print(f"{target.page}: {checkpoint.step} steps trained, {dtype}")
-    print(f"commit {commit}")
-    print("set a licence in README.md there: that of the base model and of the rows decides")
+    show(f"{target.page}: {checkpoint.step} steps trained, {dtype}")
+    show(f"commit {commit}")
+    show("set a licence in README.md there: that of the base model and of the rows decides")
     return 0
 
 
@@ -121,8 +123,8 @@ def _base(run: Path) -> Path:
 
 def _folder(run: Path) -> Path:
     from rhymed.errors import ConfigError
-    from rhymed.run.folder import near
+    from rhymed.run.folder import no_run
 
     if not (run / "config.json").exists():
-        raise ConfigError(f"{run} is not a run's folder: it has no config.json{near(run)}")
+        raise ConfigError(no_run(run))
     return run / "checkpoints"

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rhymed.cli.options import add_examples, add_override, make_parser
-from rhymed.cli.run import add_events, output, refuse_early, supervise
+from rhymed.cli.run import add_events, output, placed, refuse_early, supervise
+from rhymed.output import show
 
 if TYPE_CHECKING:
     from rhymed.config import Config, Lora
@@ -52,7 +53,7 @@ def handle(arguments: argparse.Namespace) -> int:
         config, where = runs.create(_prepare(arguments))
         status = supervise(config, where, plain=arguments.plain or arguments.json, program=program)
     if arguments.json and status == 0:
-        print(json.dumps(evaluation(config, where), indent=2))
+        show(json.dumps(evaluation(config, where), indent=2))
     return status
 
 
@@ -65,7 +66,7 @@ def _prepare(arguments: argparse.Namespace) -> Config:
     config = load_config(path / "config.json" if path.is_dir() else path, arguments.override)
     if not config.eval.datasets:
         raise ConfigError(f"{path}: there is nothing to evaluate on: add [[eval.datasets]] with name and path")
-    config = evaluating(config, arguments.checkpoint)
+    config = placed(evaluating(config, arguments.checkpoint))
     refuse_early(config)
     return config
 
@@ -78,7 +79,7 @@ def evaluating(config: Config, checkpoint: str) -> Config:
 
     label, model, lora = _find(config, checkpoint)
     tree = config.model_dump()
-    tree["run"] |= {"name": label, "folder": str(layout_of(config).folder / "eval")}
+    tree["run"] |= {"name": label, "folder": str(layout_of(config).folder / "eval"), "remote": ""}
     tree["model"] |= {"path": model}
     tree["eval"] |= {"every": 1, "at_start": True}
     tree["trainer"] |= dict.fromkeys(SETTINGS) | {"algorithm": "grpo", "steps": 0, "warmup_steps": 0}

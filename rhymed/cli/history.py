@@ -8,8 +8,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rhymed import output
 from rhymed.cli import integrity
-from rhymed.cli.options import add_examples, add_override, add_run, make_parser, refuse_run
+from rhymed.cli.options import add_examples, add_override, add_run, count, make_parser, refuse_run
 
 if TYPE_CHECKING:
     from rhymed.config import Config
@@ -37,21 +38,14 @@ def add(commands: Any) -> None:
     integrity.add(verbs)
 
 
-def _count(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError("at least 1")
-    return number
-
-
 def _add_stats(verbs: Any) -> None:
     parser = make_parser(verbs, "stats", "samples, lengths, rewards and similarity by epoch", show_stats)
     add_examples(parser, "rhymed history stats runs/quickstart", "rhymed history stats --prompts 20")
     add_run(parser)
     parser.add_argument(
-        "--prompts", type=_count, metavar="N", help="show the N most and least predictable prompts (default: 5)"
+        "--prompts", type=count, metavar="N", help="show the N most and least predictable prompts (default: 5)"
     )
-    parser.add_argument("--read", type=_count, metavar="N", help="read at most N prompts (default: 2000)")
+    parser.add_argument("--read", type=count, metavar="N", help="read at most N prompts (default: 2000)")
     parser.add_argument("--json", action="store_true", help="as one JSON object, with every prompt that was compared")
 
 
@@ -77,7 +71,7 @@ def _add_show(verbs: Any) -> None:
     parser.add_argument(
         "--sort", choices=("reward", "length", "id"), default="reward", help="order of the list, the least first"
     )
-    parser.add_argument("--limit", type=_count, metavar="N", help="prompts (default: 20), or responses (default: 4)")
+    parser.add_argument("--limit", type=count, metavar="N", help="prompts (default: 20), or responses (default: 4)")
     parser.add_argument("--json", action="store_true", help="one JSON object per line, for each prompt or sample")
 
 
@@ -105,8 +99,7 @@ def _add_import(verbs: Any) -> None:
 
 
 def show_stats(arguments: argparse.Namespace) -> int:
-    from rich.console import Console
-
+    from rhymed.console import Terminal
     from rhymed.history.folder import open_folder
     from rhymed.history.prompts import SHOWN
     from rhymed.history.stats import MOST_PROMPTS, render, stats
@@ -114,9 +107,9 @@ def show_stats(arguments: argparse.Namespace) -> int:
     with open_folder(arguments.run) as folder:
         found = stats(folder.browse, arguments.read or MOST_PROMPTS)
         if arguments.json:
-            print(json.dumps(found.json(), indent=2))
+            output.show_json(json.dumps(found.json(), indent=2))
         else:
-            Console(highlight=False, markup=False).print(render(found, folder.name, arguments.prompts or SHOWN))
+            Terminal(highlight=False, markup=False).print(render(found, folder.name, arguments.prompts or SHOWN))
     return 0
 
 
@@ -141,7 +134,7 @@ def show(arguments: argparse.Namespace) -> int:
             return _print([plain(row) for row in samples(folder, ids[0]) if row["step"] in steps], True)
         status = _print([], False, lambda: view.render(folder, ids[0], shown, arguments.limit or 4))
         if folder.missing:
-            print(f"token ids, not text: {folder.missing}", file=sys.stderr)
+            output.show(f"token ids, not text: {folder.missing}", file=sys.stderr)
         return status
 
 
@@ -153,18 +146,18 @@ def _held_out(arguments: argparse.Namespace) -> bool | None:
 def _print(rows: list[dict[str, Any]], as_json: bool, render: Any = None) -> int:
     if as_json:
         for row in rows:
-            print(json.dumps(row, ensure_ascii=False))
+            output.show_json(json.dumps(row, ensure_ascii=False))
     else:
-        from rich.console import Console
+        from rhymed.console import Terminal
 
-        Console(highlight=False, markup=False).print(render())
+        Terminal(highlight=False, markup=False).print(render())
     return 0
 
 
 def _width() -> int:
-    from rich.console import Console
+    from rhymed.console import Terminal
 
-    return Console().width
+    return Terminal().width
 
 
 def _epochs(text: str | None) -> list[int] | None:
@@ -190,12 +183,12 @@ def export(arguments: argparse.Namespace) -> int:
     with open_folder(arguments.run) as folder:
         done = write(folder, arguments.out, force=arguments.force)
         of = f"{counted(done.samples, 'sample')} of {counted(done.prompts, 'prompt')}"
-        print(f"{arguments.out}: {of}, {counted(done.tokens, 'token')}")
+        output.show(f"{arguments.out}: {of}, {counted(done.tokens, 'token')}")
         if folder.missing:
-            print(f"without text: {folder.missing}", file=sys.stderr)
+            output.show(f"without text: {folder.missing}", file=sys.stderr)
         if done.damaged:
             damaged = counted(len(done.damaged), "damaged prompt")
-            print(f"left out {damaged}; the first is {done.damaged[0]}", file=sys.stderr)
+            output.show(f"left out {damaged}; the first is {done.damaged[0]}", file=sys.stderr)
         return int(bool(done.damaged))
 
 
@@ -245,11 +238,11 @@ def _tell(arguments: argparse.Namespace, config: Config, report: Any) -> None:
 
     where = layout_of(config)
     epochs = "step -1" if report.epochs == 1 else f"steps -{report.epochs} to -1"
-    print(
+    output.show(
         f"{where.folder}: {counted(report.samples, 'sample')} of {counted(report.prompts, 'prompt')} imported", end=""
     )
-    print(f", {report.tokens:,} tokens, as {epochs}" if report.samples else "")
-    for reason, count in report.left_out.most_common():
-        print(f"left out {counted(count, 'sample')}: {reason}")
+    output.show(f", {report.tokens:,} tokens, as {epochs}" if report.samples else "")
+    for reason, samples in report.left_out.most_common():
+        output.show(f"left out {counted(samples, 'sample')}: {reason}")
     if not where.config.exists():
-        print(f"`rhymed run {arguments.config}` starts with this history, as run {config.run.name}")
+        output.show(f"`rhymed run {arguments.config}` starts with this history, as run {config.run.name}")

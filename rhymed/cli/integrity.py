@@ -7,7 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from rhymed.cli.options import add_examples, add_run, make_parser
+from rhymed.cli.options import add_examples, add_run, add_take_over, count, make_parser, path_or_url
+from rhymed.output import show
 from rhymed.text import readable
 
 
@@ -21,13 +22,17 @@ def _add_compare(verbs: Any) -> None:
     parser = make_parser(
         verbs,
         "compare",
-        "compare two runs: the same samples? which is better? exit status 1 if samples differ",
+        "compare two runs: which samples differ, and which run is better; exit status 1 if samples differ",
         compare,
     )
     add_examples(parser, "rhymed history compare runs/plain runs/fast")
     parser.add_argument("first", type=Path, metavar="RUN", help="a run's folder")
     parser.add_argument("second", type=Path, metavar="OTHER", help="another run's folder")
-    parser.add_argument("--json", action="store_true", help="as one JSON object, with every sample that differs")
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="as one JSON object, with all differences; there tokens count from 0, in sentences from 1",
+    )
 
 
 def _add_audit(verbs: Any) -> None:
@@ -59,10 +64,34 @@ def _add_maintenance(verbs: Any) -> None:
     )
     add_examples(parser, "rhymed history repair runs/quickstart")
     parser.add_argument("run", type=Path, metavar="RUN", help="the folder of a run that is not alive")
-    parser = make_parser(verbs, "backup", "copy a run's store, even while it is written, to a new run folder", backup)
-    add_examples(parser, "rhymed history backup runs/latest /mnt/copies/tuesday")
+    parser = make_parser(
+        verbs,
+        "backup",
+        "copy a run's store, even while it is written: to a new run folder, or what is new to a URL",
+        backup,
+    )
+    add_examples(
+        parser,
+        "rhymed history backup runs/latest /mnt/copies/tuesday",
+        "rhymed history backup runs/latest s3://bucket/copies/mine",
+    )
     parser.add_argument("run", type=Path, metavar="RUN", help="a run's folder; the run may be alive")
-    parser.add_argument("target", type=Path, metavar="DEST", help="a new folder")
+    parser.add_argument(
+        "target", type=path_or_url, metavar="DEST", help="a new folder; or a URL, also of earlier backups of this run"
+    )
+    parser = make_parser(verbs, "restore", "make a run's folder of its copy at a URL", restore)
+    add_examples(
+        parser,
+        "rhymed history restore s3://bucket/runs/mine --list",
+        "rhymed history restore s3://bucket/runs/mine other --steps 20",
+    )
+    parser.add_argument("url", metavar="URL", help="of the run's copy: run.remote/NAME")
+    parser.add_argument(
+        "folder", nargs="?", type=Path, default="runs", metavar="FOLDER", help="gets NAME (default: runs)"
+    )
+    parser.add_argument("--steps", type=count, metavar="N", help="the newest backup of at most N trained steps")
+    parser.add_argument("--list", action="store_true", help="list the backups, and restore nothing")
+    add_take_over(parser, "another machine had the run and is gone; refused while that one is alive")
 
 
 def verify(arguments: argparse.Namespace) -> int:
@@ -71,21 +100,43 @@ def verify(arguments: argparse.Namespace) -> int:
 
     report, file_bytes = verify_run(arguments.run)
     text = readable(render_verify(report, arguments.run, file_bytes))
-    print(json.dumps(as_json(report), indent=2) if arguments.json else text)
+    show(json.dumps(as_json(report), indent=2) if arguments.json else text)
     return int(not report.sound)
 
 
 def repair(arguments: argparse.Namespace) -> int:
     from rhymed.history.maintenance import render_repair, repair_run
 
-    print(render_repair(*repair_run(arguments.run), arguments.run))
+    show(render_repair(*repair_run(arguments.run), arguments.run))
     return 0
 
 
 def backup(arguments: argparse.Namespace) -> int:
+    if isinstance(arguments.target, str):
+        from rhymed.history.folder import find
+        from rhymed.remote.byhand import back_up
+
+        find(arguments.run)
+        show(back_up(arguments.run, arguments.target))
+        return 0
     from rhymed.history.maintenance import backup_run, render_backup
 
-    print(render_backup(backup_run(arguments.run, arguments.target), arguments.run, arguments.target))
+    show(render_backup(backup_run(arguments.run, arguments.target), arguments.run, arguments.target))
+    return 0
+
+
+def restore(arguments: argparse.Namespace) -> int:
+    import time
+
+    from rhymed.remote.byhand import listed
+    from rhymed.remote.restore import render
+    from rhymed.remote.restore import restore as fetch
+
+    if arguments.list:
+        show(listed(arguments.url, time.time()))
+        return 0
+    restored = fetch(arguments.url, arguments.folder, steps=arguments.steps, take_over=arguments.take_over)
+    show(f"{render(restored, arguments.url, time.time())}\nrhymed run --resume {restored.folder} continues it")
     return 0
 
 
@@ -104,9 +155,9 @@ def compare(arguments: argparse.Namespace) -> int:
         folders = first.folder, second.folder
     found = better.compare(*folders)
     if arguments.json:
-        print(json.dumps({**result.json(), "better": found and found.json()}, indent=2))
+        show(json.dumps({**result.json(), "better": found and found.json()}, indent=2))
     else:
-        print("\n".join([text, verdict.render(found)] if found else [text]))
+        show("\n".join([text, verdict.render(found)] if found else [text]))
     return int(not result.same)
 
 
@@ -125,5 +176,5 @@ def audit(arguments: argparse.Namespace) -> int:
             answer["against"] = comparison.json()
             text += "\n" + runs.render(comparison, folder.name, other.name)
             wrong = wrong or bool(comparison.wrong)
-    print(json.dumps(answer, indent=2) if arguments.json else readable(text))
+    show(json.dumps(answer, indent=2) if arguments.json else readable(text))
     return int(wrong)

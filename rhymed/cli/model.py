@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from rhymed.cli.options import add_examples, add_json, make_parser, print_json
+from rhymed.output import show
 
 
 def add(commands: Any) -> None:
@@ -29,5 +30,5 @@ def handle(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json({"name": arguments.name, "folder": str(folder)})
     else:
-        print(folder)
+        show(folder)
     return 0

@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rhymed.output import show_json
+
 if TYPE_CHECKING:
     from rhymed.config import Config
 
@@ -30,6 +32,22 @@ def add_examples(parser: argparse.ArgumentParser, *lines: str) -> None:
     """Examples at the end of the help text."""
     parser.epilog = "\n  ".join(("example:" if len(lines) == 1 else "examples:", *lines))
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
+
+
+def path_or_url(text: str) -> Path | str:
+    """A type of arguments: text with `://` stays as it is."""
+    return text if "://" in text else Path(text)
+
+
+def add_take_over(parser: argparse.ArgumentParser, about: str) -> None:
+    parser.add_argument("--take-over", action="store_true", help=about)
+
+
+def count(text: str) -> int:
+    """A type of arguments: a whole number from 1 on."""
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r}: a whole number from 1 on is needed")
+    return int(text)
 
 
 class _Naming(argparse.Action):
@@ -115,7 +133,7 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 def print_json(value: Any) -> None:
     import json
 
-    print(json.dumps(value, indent=1, ensure_ascii=False))
+    show_json(json.dumps(value, indent=1, ensure_ascii=False))
 
 
 def read_config(arguments: argparse.Namespace) -> Config:

@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 from rhymed.cli.options import add_config, add_examples, make_parser, read_config
+from rhymed.output import show
 
 
 def add(commands: Any) -> None:
@@ -29,9 +30,9 @@ def handle(arguments: argparse.Namespace) -> int:
 
     folder = layout_of(config).folder
     if config.trainer.engine == "torch" or config.rollout.engine == "vllm":
-        print(f"model  {resolve_model(config)}", flush=True)
+        show(f"model  {resolve_model(config)}", flush=True)
     datasets = [*(config.data.parts if config.trainer.steps != 0 else []), *config.eval.datasets]
     for data in datasets:
-        print(f"rows   {prepare(config, folder, data)} in {file_of(config, folder, data)}", flush=True)
+        show(f"rows   {prepare(config, folder, data)} in {file_of(config, folder, data)}", flush=True)
     provenance.note(folder, provenance.now(sys.argv[1:], config))
     return 0

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rhymed.cli.options import add_examples, add_run, make_parser
+from rhymed.output import show
 
 
 def add(commands: Any) -> None:
@@ -30,7 +31,7 @@ def handle(arguments: argparse.Namespace) -> int:
 
     if arguments.wait:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # stopping the wait is no failure
-        print(write_at_the_end(arguments.run, arguments.out))
+        show(write_at_the_end(arguments.run, arguments.out))
         return 0
-    print(write(arguments.run, arguments.out, ended=arguments.ended))
+    show(write(arguments.run, arguments.out, ended=arguments.ended))
     return 0

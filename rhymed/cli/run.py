@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rhymed.cli.options import add_examples, add_override, make_parser
+from rhymed.cli.options import add_examples, add_override, add_take_over, make_parser, path_or_url
+from rhymed.output import show
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -23,9 +24,21 @@ def add(commands: Any) -> None:
         parser,
         "rhymed run configs/quickstart.toml -o trainer.lr=1e-5 -o run.seed=1",
         "rhymed run --resume runs/quickstart",
+        "rhymed run --resume s3://bucket/runs/quickstart",
     )
-    parser.add_argument("config", type=Path, metavar="CONFIG", help="TOML file; with --resume: the run's folder")
+    parser.add_argument(
+        "config",
+        type=path_or_url,
+        metavar="CONFIG",
+        help="TOML file; with --resume: the run's folder, or the URL of its copy in run.remote",
+    )
     parser.add_argument("--resume", action="store_true", help="continue the run in folder CONFIG")
+    add_take_over(parser, "with --resume: another machine had the run and is gone; refused while that one is alive")
+    parser.add_argument(
+        "--without-history",
+        action="store_true",
+        help="with --resume: continue from the newest checkpoint with an empty store; the old one is kept",
+    )
     parser.add_argument("--plain", action="store_true", help="one line per step, no live screen")
     add_events(parser)
     add_override(parser)
@@ -41,11 +54,13 @@ def add_events(parser: argparse._ActionsContainer) -> None:
 
 def handle(arguments: argparse.Namespace) -> int:
     with output(arguments) as program:
+        if isinstance(arguments.config, str):
+            arguments.config = _restored(arguments)
         config, where = _load(arguments)
         if arguments.resume and (done := _finished(config, where)):
             return _nothing_to_do(done, where, program)
-        made = _prepare(config, where, resume=arguments.resume)
-        return supervise(*made, plain=arguments.plain, program=program)
+        made = _prepare(config, where, arguments)
+        return supervise(*made, plain=arguments.plain, program=program, take_over=arguments.take_over)
 
 
 def output(arguments: argparse.Namespace) -> AbstractContextManager[Program | None]:
@@ -56,17 +71,24 @@ def output(arguments: argparse.Namespace) -> AbstractContextManager[Program | No
     return to_program() if arguments.events else ignore_output_errors()
 
 
-def supervise(config: Config, where: RunLayout, *, plain: bool, program: Program | None = None) -> int:
+def supervise(
+    config: Config, where: RunLayout, *, plain: bool, program: Program | None = None, take_over: bool = False
+) -> int:
     """The run in its folder. Call within `output`, with what it yields."""
     import uvloop
 
     from rhymed.launch.events import Ended, Started
     from rhymed.run import folder
+    from rhymed.run.lease.shared import leased
     from rhymed.service.logfile import configure
 
     configure(where.log("run"), config.run.log_level)
     plain = plain or not (sys.stdout and sys.stdout.isatty())
-    with folder.hold(where):
+    with folder.hold(where) as held, leased(where.folder, locked=held.locked, take_over=take_over) as lease:
+        if config.run.remote:
+            from rhymed.remote import head
+
+            head.claim(config, where, take_over=take_over)
         from rhymed.launch.screen import Screen
         from rhymed.launch.session import session
         from rhymed.run import provenance
@@ -74,10 +96,28 @@ def supervise(config: Config, where: RunLayout, *, plain: bool, program: Program
         provenance.note(where.folder, provenance.now(sys.argv[1:], config))
         if program:
             program.send(Started(str(where.folder)))
-        status: int = uvloop.run(session(config, where, program or Screen(config, where, plain=plain)))
+        view = program or Screen(config, where, plain=plain)
+        status: int = uvloop.run(session(config, where, held, lease, view))
         if program:
             program.send(Ended(status))
         return status
+
+
+def _restored(arguments: argparse.Namespace) -> Path:
+    """The folder of a run that is copied from shared storage."""
+    import time
+
+    from rhymed.errors import ConfigError
+    from rhymed.remote.restore import render, restore
+
+    url, key = arguments.config, "run.folder="
+    if not arguments.resume:
+        raise ConfigError(f"{url} is no file: rhymed run --resume {url} continues a run that is there")
+    folder = next((one for one in reversed(arguments.override) if one.startswith(key)), f"{key}runs")
+    show(f"restore  reading {url}", flush=True)
+    restored = restore(url, Path(folder.removeprefix(key)), take_over=arguments.take_over)
+    show(render(restored, url, time.time()), flush=True)
+    return restored.folder
 
 
 def _load(arguments: argparse.Namespace) -> tuple[Config, RunLayout]:
@@ -88,18 +128,29 @@ def _load(arguments: argparse.Namespace) -> tuple[Config, RunLayout]:
     from rhymed.run.layout import layout_of
 
     path: Path = arguments.config
+    if arguments.without_history and not arguments.resume:
+        raise ConfigError("--without-history: only a run that is resumed has a history to leave behind; add --resume")
     if arguments.resume:
         path = path if path.is_file() else path / "config.json"
         if not path.exists():
-            meant = folder.near(arguments.config)
-            raise ConfigError(f"--resume: {path} does not exist; name a run's folder, e.g. runs/quickstart{meant}")
+            raise ConfigError(f"--resume: {folder.no_run(arguments.config)}")
     config = load_config(path, arguments.override)
     where = layout_of(config)
     if arguments.resume and not where.folder.exists():
         raise ConfigError(f"--resume: {where.folder} does not exist")
     if arguments.resume and where.config.exists():
-        folder.check_same(load_config(where.config, (), {}), config, where)
+        earlier = load_config(where.config, (), {})
+        folder.check_same(earlier, config, where)
+        _refuse_fewer(earlier, config, where)
     return config, where
+
+
+def _refuse_fewer(earlier: Config, config: Config, where: RunLayout) -> None:
+    from rhymed.check.report import Report
+    from rhymed.launch.finished import refuse_fewer
+
+    with Report().listening():  # the dataset's warnings were shown at the first start
+        refuse_fewer(earlier, config, where)
 
 
 def _finished(config: Config, where: RunLayout) -> str:
@@ -119,19 +170,31 @@ def _nothing_to_do(why: str, where: RunLayout, program: Program | None) -> int:
 
     if program:
         program.send(Started(str(where.folder)))
-    print(why, flush=True)
+    show(why, flush=True)
     if program:
         program.send(Ended(0))
     return 0
 
 
-def _prepare(config: Config, where: RunLayout, *, resume: bool) -> tuple[Config, RunLayout]:
+def _prepare(config: Config, where: RunLayout, arguments: argparse.Namespace) -> tuple[Config, RunLayout]:
     """Check everything that can fail before a process starts, and create or open the folder."""
+    from rhymed.launch import halves
     from rhymed.run import folder
+    from rhymed.run.lease import shared
 
-    refuse_early(config, resume=resume)
-    if resume:
+    if arguments.resume:
+        shared.refuse(where.folder, take_over=arguments.take_over)
+    config = placed(config)
+    refuse_early(config, resume=arguments.resume)
+    if arguments.without_history:
+        show(f"warning  {halves.without_history(config, where)}", flush=True)
+    if arguments.resume:
+        halves.check(where)
         return config, folder.save(config)
+    if config.run.remote:
+        from rhymed.remote import head
+
+        head.refuse_taken(folder.with_free_name(config))
     created, where = folder.create(config)
     if created.run.name != config.run.name:
         _warn_renamed(config, created)
@@ -146,7 +209,16 @@ def _warn_renamed(wanted: Config, created: Config) -> None:
     holder = folder.holder(there.folder)
     process = f"process {holder}; " if holder else ""
     alive = "is an earlier run" if holder is None else f"is alive ({process}rhymed top --run {there.folder})"
-    print(f"warning  {wanted.run.name} {alive}: this run is called {created.run.name}", flush=True)
+    show(f"warning  {wanted.run.name} {alive}: this run is called {created.run.name}", flush=True)
+
+
+def placed(config: Config) -> Config:
+    """With what follows from the cluster that places its processes. Raises `ConfigError`: it cannot."""
+    if config.placement.engine == "local":
+        return config
+    from rhymed.placement.ray.cluster import prepared
+
+    return prepared(config)
 
 
 def refuse_early(config: Config, *, resume: bool = False) -> None:
@@ -154,10 +226,10 @@ def refuse_early(config: Config, *, resume: bool = False) -> None:
     from rhymed.check.dryrun import quick_check
     from rhymed.errors import ConfigError
 
-    print("check    model, data, prompts, rewards, addresses, memory, disk", flush=True)
+    show("check    model, data, prompts, rewards, addresses, memory, disk", flush=True)
     report = quick_check(config, resume=resume)
     for warning in report.warnings:
-        print(f"warning  {warning}", flush=True)
+        show(f"warning  {warning}", flush=True)
     if report.errors:
         raise ConfigError("\n".join(report.errors))
-    print(f"model    {report.model}", flush=True)
+    show(f"model    {report.model}", flush=True)

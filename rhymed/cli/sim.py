@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rhymed.cli.options import add_examples, make_parser
+from rhymed.output import show
 
 
 def add(commands: Any) -> None:
@@ -70,12 +71,12 @@ def handle(arguments: argparse.Namespace) -> int:
         modes = (Mode(arguments.policy, arguments.staleness, int(arguments.run_ahead)),)
     results = compare(workload, cluster, modes, trace=arguments.out is not None)
     rows = [result.row() for result in results]
-    print(json.dumps(rows, indent=2) if arguments.json else table(results))
+    show(json.dumps(rows, indent=2) if arguments.json else table(results))
     if arguments.out:
         arguments.out.mkdir(parents=True, exist_ok=True)
         (arguments.out / "table.json").write_text(json.dumps(rows, indent=1) + "\n")
         if picture(results, arguments.out / "gantt.png") is None:
-            print("no picture: matplotlib is not installed")
+            show("no picture: matplotlib is not installed")
     return 0
 
 

@@ -10,6 +10,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from rhymed.cli.options import add_config, add_examples, make_parser, read_config
+from rhymed.output import show
 
 if TYPE_CHECKING:
     from rhymed.messages import Message
@@ -41,13 +42,13 @@ def handle(arguments: argparse.Namespace) -> int:
     try:
         answer = asyncio.run(_ask(layout_of(config), arguments.role))
     except RhymedError as error:
-        print(f"{arguments.role}: {error}")
+        show(f"{arguments.role}: {error}")
         return 1
     if arguments.role in SERVERS:
-        print(f"{arguments.role}: answers")
+        show(f"{arguments.role}: answers")
         return 0
     healthy, text = judge(answer, arguments.role, socket.gethostname(), config.schedule.lost_after_s)
-    print(text)
+    show(text)
     return 0 if healthy else 1
 
 

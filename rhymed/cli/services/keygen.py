@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rhymed.cli.options import add_examples, make_parser
+from rhymed.output import show
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -52,7 +53,7 @@ def handle(arguments: argparse.Namespace) -> int:
         retired = retire(folder, arguments.retire) if arguments.retire else 0
     except OSError as error:
         raise ConfigError(f"{error.filename or folder}: {error.strerror}") from None
-    print("\n".join(_report(folder, made, arguments.rotate, arguments.retire, retired)))
+    show("\n".join(_report(folder, made, arguments.rotate, arguments.retire, retired)))
     return 0
 
 

@@ -22,7 +22,11 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--node", type=int, default=0, metavar="N", help="trainer: this machine's number, below trainer.nodes"
     )
-    parser.add_argument("--name", default="", help="unique name (default: role, host and process id)")
+    parser.add_argument(
+        "--name",
+        default="",
+        help="unique, begins with its role (default: role, host and process id)",
+    )
     add_config(parser)
 
 
@@ -31,13 +35,16 @@ def handle(arguments: argparse.Namespace) -> NoReturn:
     import os
     import socket
 
+    from rhymed.messages.names import default_name, wrong_name
     from rhymed.run.layout import layout_of
     from rhymed.service.process import serve
 
     where = layout_of(config)
-    name = arguments.name or f"{arguments.role}@{socket.gethostname()}:{os.getpid()}"
+    name = arguments.name or default_name(arguments.role, socket.gethostname(), os.getpid())
+    if wrong := wrong_name(arguments.role, name):
+        raise ConfigError(f"--name: {wrong}")
     build = _builder(arguments.role, config, where, name, arguments.node)
-    serve(build, log_file=where.log(name.replace("/", "_")), level=config.run.log_level)
+    serve(build, log_file=where.log(name), level=config.run.log_level)
 
 
 def _builder(role: str, config: Config, where: RunLayout, name: str, node: int = 0) -> Callable[[], Service]:

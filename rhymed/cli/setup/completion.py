@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from rhymed.cli.options import add_examples, make_parser
+from rhymed.output import show
 
 
 def add(commands: Any) -> None:
@@ -28,7 +29,7 @@ def handle(arguments: argparse.Namespace) -> int:
         raise ConfigError("shtab is not installed: pip install 'rhymed[completion]'") from None
     top = parser()
     _prepare(top)
-    print(shtab.complete(top, shell=arguments.shell))
+    show(shtab.complete(top, shell=arguments.shell))
     return 0
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rhymed.cli.options import add_examples, make_parser
+from rhymed.output import show
 
 COLUMN = 14  # of a name in the list
 
@@ -41,7 +42,7 @@ def handle(arguments: argparse.Namespace) -> int:
     from rhymed.starters.tasks import DEFAULT
 
     if arguments.list or arguments.constraints:
-        print(_list() if arguments.list else dict(shipped.constraints())[arguments.constraints])
+        show(_list() if arguments.list else dict(shipped.constraints())[arguments.constraints])
         return 0
     if arguments.folder is None:
         raise ConfigError("name a folder to write, e.g. rhymed init mine; rhymed init --list shows what there is")
@@ -50,10 +51,10 @@ def handle(arguments: argparse.Namespace) -> int:
     else:
         starter = write.task_starter(arguments.folder, arguments.task or DEFAULT)
     for file in starter.write(force=arguments.force):
-        print(f"wrote {file}")
-    print("\nnext:")
+        show(f"wrote {file}")
+    show("\nnext:")
     for command in starter.commands:
-        print(f"  {command}")
+        show(f"  {command}")
     return 0
 
 

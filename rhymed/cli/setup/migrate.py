@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rhymed.cli.options import add_examples, make_parser
+from rhymed.output import show
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,14 +50,14 @@ def handle(arguments: argparse.Namespace) -> int:
     migration = migrate(arguments.source, module, arguments.gpus)
     text = document(migration, " ".join(Path(source).name for source in arguments.source))
     if out is None:
-        print(text, end="")
+        show(text, end="")
         if migration.module:
-            print(f"rhymed: with -o FILE the script's reward functions are copied, too: {module}", file=sys.stderr)
+            show(f"rhymed: with -o FILE the script's reward functions are copied, too: {module}", file=sys.stderr)
         return 0
     files = {out: text, **({module: migration.module} if migration.module else {})}
     _write(files, force=arguments.force)
     for line in _report(migration, list(files), out):
-        print(line)
+        show(line)
     return 0
 
 
@@ -66,12 +67,12 @@ def _write(files: dict[Path, str], *, force: bool) -> None:
 
     if (taken := [str(file) for file in files if file.exists()]) and not force:
         raise ConfigError(f"not overwritten: {', '.join(taken)}; name another file, or add --force")
-    try:
-        for file, text in files.items():
+    for file, text in files.items():
+        try:
             file.parent.mkdir(parents=True, exist_ok=True)
             atomic.write(file, text)
-    except OSError as error:
-        raise ConfigError(f"{error.filename}: {error.strerror or error}") from None
+        except OSError as error:
+            raise ConfigError(f"{file} cannot be written: {error.strerror or error}") from None
 
 
 def _report(migration: Migration, files: list[Path], out: Path) -> Iterator[str]:

@@ -9,6 +9,7 @@ from typing import Any
 from rhymed.cli.options import add_examples, add_json, make_parser, print_json
 
 RUNS = Path("runs")
+UNLIMITED = 10_000  # characters of a line that goes into a file or a pipe
 
 
 def add(commands: Any) -> None:
@@ -46,14 +47,16 @@ def _is_run(folder: Path, config_of: Any) -> bool:
 
 def show(found: Any) -> None:
     """A `Listing` on the terminal."""
+    import os
     import time
 
-    from rich.console import Console
-
+    from rhymed.console import Terminal
     from rhymed.several.table import notes, table
 
-    console = Console(highlight=False)
+    console = Terminal(highlight=False)
     if found.runs:
-        console.print(table(found, time.time()))
+        if not console.is_terminal and "COLUMNS" not in os.environ:
+            console.width = UNLIMITED
+        console.print(table(found, time.time(), console.width))
     for line in notes(found):
         console.print(line, markup=False, soft_wrap=True)

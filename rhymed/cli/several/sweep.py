@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rhymed.cli.options import add_examples, add_override, make_parser
+from rhymed.cli.options import add_examples, add_override, count, make_parser
+from rhymed.output import show
 
 if TYPE_CHECKING:
     from rhymed.sweep.places import Places
@@ -33,7 +34,7 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--parallel",
         nargs="?",
-        type=_count,
+        type=count,
         const=FITTING,
         default=1,
         metavar="N",
@@ -41,13 +42,6 @@ def add(commands: Any) -> None:
     )
     parser.add_argument("--plain", action="store_true", help="one line per step, no live table")
     add_override(parser, "a setting; with several values, e.g. trainer.lr=1e-6,1e-5, a run for each; repeatable")
-
-
-def _count(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError("at least 1")
-    return number
 
 
 def handle(arguments: argparse.Namespace) -> int:
@@ -62,16 +56,16 @@ def handle(arguments: argparse.Namespace) -> int:
 
 
 def _work(arguments: argparse.Namespace, sweep: Sweep) -> int:
-    from rhymed.cli.several.runs import show
+    from rhymed.cli.several.runs import show as show_runs
     from rhymed.several import manifest
     from rhymed.several.listing import listing
     from rhymed.sweep.check import check, check_together
     from rhymed.sweep.execute import Executor
     from rhymed.sweep.views import view_of
 
-    print(f"sweep    {sweep.folder}: {_counts(sweep)}", flush=True)
+    show(f"sweep    {sweep.folder}: {_counts(sweep)}", flush=True)
     jobs = sweep.todo()
-    check(jobs, lambda line: print(line, flush=True))
+    check(jobs, lambda line: show(line, flush=True))
     manifest.write(sweep.folder, sweep.manifest)
     places = _places(arguments.parallel, jobs)
     if len(places) > 1:
@@ -82,8 +76,8 @@ def _work(arguments: argparse.Namespace, sweep: Sweep) -> int:
         executor.run(jobs)
     finally:
         view.close()
-    show(listing(sweep.folder))
-    print(_end(sweep, executor.interrupted), flush=True)
+    show_runs(listing(sweep.folder))
+    show(_end(sweep, executor.interrupted), flush=True)
     return 130 if executor.interrupted else int(bool(executor.failed))
 
 
@@ -106,7 +100,7 @@ def _places(wanted: int, jobs: list[Job]) -> Places:
     inventory = here()
     loads = [load_of(job.config, job.memory, inventory) for job in jobs]
     found = places(wanted or None, loads, measure(jobs[0].folder), inventory)
-    print(f"parallel {len(found)} at once{f' instead of {wanted}: {found.why}' if found.why else ''}", flush=True)
+    show(f"parallel {len(found)} at once{f' instead of {wanted}: {found.why}' if found.why else ''}", flush=True)
     return found
 
 

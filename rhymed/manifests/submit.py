@@ -1,0 +1,92 @@
+"""Submits what was written to Slurm, after a look at what the cluster has."""
+
+from __future__ import annotations
+
+import getpass
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+
+from rhymed.errors import ConfigError
+from rhymed.manifests.slurm import SUBMIT, Job, Options
+from rhymed.text import counted
+
+DEADLINE_S = 60.0
+
+
+def submit(options: Options, jobs: Sequence[Job], names: Sequence[str]) -> list[str]:
+    """Submits the written scripts; lines of job ids and names. Raises `ConfigError`, and then no job is left.
+    `names`: of the jobs, in Slurm."""
+    check_slurm(options, jobs)
+    _refuse_second(names)
+    done = _call("sh", str(options.folder / SUBMIT))
+    lines = done.stdout.splitlines()
+    if done.returncode:
+        submitted = [line.split()[0] for line in lines if re.match(r"^\d+", line)]
+        if submitted:
+            _call("scancel", *(number.partition(";")[0] for number in submitted))
+        reason = done.stderr.strip().replace("\n", " ") or f"status {done.returncode}"
+        raise ConfigError(f"Slurm refused a job, so none of the run is left there: {reason}")
+    return lines
+
+
+def _refuse_second(names: Sequence[str]) -> None:
+    """Raises `ConfigError` for a run that is in the queue: its second head would wait for the first one's store."""
+    done = _call(
+        "squeue", "--noheader", f"--user={getpass.getuser()}", f"--name={','.join(names)}", "--format=%A %j %T"
+    )
+    if found := done.stdout.splitlines():
+        raise ConfigError(
+            f"the run is in the queue already ({', '.join(found[:4])}): end it with scancel --name={','.join(names)},"
+            " or give this run another run.name"
+        )
+
+
+def check_slurm(options: Options, jobs: Sequence[Job]) -> None:
+    """Raises `ConfigError`: no Slurm here, a partition that is not there, or too few GPUs on its nodes."""
+    for tool in ("sbatch", "sinfo", "squeue", "scancel"):
+        if shutil.which(tool) is None:
+            raise ConfigError(
+                f"{tool} is not installed here: use a login node of the cluster, or leave --submit out, copy"
+                f" {options.folder} there under the same path and run {SUBMIT} in it"
+            )
+    done = _call("sinfo", "--noheader", "--format=%R %G")
+    if done.returncode:
+        raise ConfigError(f"Slurm does not answer: {done.stderr.strip() or f'sinfo ended with {done.returncode}'}")
+    gpus: dict[str, int] = {}
+    for line in done.stdout.splitlines():
+        partition, _, resources = line.partition(" ")
+        gpus[partition] = max(gpus.get(partition, 0), gpus_of(resources))
+    for job in jobs:
+        if why := wrong_partition(job, options.partition_of(job.gpus), gpus):
+            raise ConfigError(why)
+
+
+def wrong_partition(job: Job, partition: str, gpus: Mapping[str, int]) -> str:
+    """Pure; `gpus`: of the largest node of each partition. Several partitions may be named, with commas."""
+    names = [name for name in partition.split(",") if name]
+    for name in names:
+        if name not in gpus:
+            return f"there is no partition {name}; there are {', '.join(sorted(gpus))}"
+    most = max((count for name, count in gpus.items() if not names or name in names), default=0)
+    if job.gpus <= most:
+        return ""
+    where = f"partition {partition}" if partition else "this cluster"
+    has = f"a node of {where} has {most}" if most else f"{where} has none"
+    return (
+        f"a {job.name} job asks for {counted(job.gpus, 'GPU')} of one node, but {has}: choose --partition, or --cpu"
+    )
+
+
+def gpus_of(resources: str) -> int:
+    """Of a node, from Slurm's generic resources: `gpu:h100:8(S:0-1),shard:16` -> 8."""
+    found = re.findall(r"\bgpu(?::[^:,()]+)?:(\d+)", resources)
+    return sum(map(int, found))
+
+
+def _call(*command: str) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, stdin=subprocess.DEVNULL)
+    except subprocess.TimeoutExpired:
+        raise ConfigError(f"{command[0]} did not answer within {DEADLINE_S:g} s: is Slurm up?") from None
