@@ -76,6 +76,8 @@ def _parse(where: str, line: bytes) -> Any:
         raise DataError(f"{where}: not JSON ({error.msg}, column {error.colno}){_guess(where, line)}") from None
     except RecursionError:
         raise DataError(f"{where}: nested too deeply") from None
+    except ValueError:  # Python converts no more than 4,300 digits
+        raise DataError(f"{where}: it has a number of thousands of digits: write it as text") from None
 
 
 def _guess(where: str, line: bytes) -> str:
@@ -117,6 +119,8 @@ def _check_format(path: Path, foreign: dict[bytes, str]) -> None:
     """Raises `DataError` for a path that is not a file, or a file that starts like one of another format."""
     if path.is_dir():
         raise DataError(f"{path} is a folder: data.path must be one file (data.source = 'hub' reads a folder)")
+    if path.exists() and not path.is_file():  # it is read several times, by several processes
+        raise DataError(f"{path} is a pipe, a device or a socket: data.path must be a file; write its content to one")
     try:
         with path.open("rb") as file:
             head = file.read(64)

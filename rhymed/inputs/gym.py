@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import importlib.util
+import sys
 from collections.abc import Iterator
+from types import ModuleType
 from typing import Any
 
 from rhymed.config import Dataset
@@ -43,6 +46,7 @@ def gym_entry(row: Row) -> dict[str, Any]:
 
 def gym_dataset(task: str, args: dict[str, Any]) -> Any:
     """The official dataset object. For some tasks, its `score_answer` depends on the arguments."""
+    _defer("cellpylib")
     try:
         import reasoning_gym
         from reasoning_gym.composite import DatasetSpec
@@ -63,6 +67,27 @@ def gym_dataset(task: str, args: dict[str, Any]) -> Any:
         return reasoning_gym.create_dataset(task, **args)
     except Exception as error:
         raise ConfigError(f"data.args: {task} refuses its arguments: {type(error).__name__}: {error}") from error
+
+
+def _defer(name: str) -> None:
+    """Load this package when something of it is used first. reasoning_gym imports cellpylib for two of its tasks, and
+    with it matplotlib: half a second in every process that makes or scores rows."""
+    spec = importlib.util.find_spec(name)
+    if name in sys.modules or spec is None:
+        return
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    module.__class__ = _Deferred
+
+
+class _Deferred(ModuleType):
+    """Not yet loaded. (The standard library's `LazyLoader` loads at the second `import` of a module.)"""
+
+    def __getattr__(self, name: str) -> Any:
+        self.__class__ = ModuleType  # type: ignore[assignment]  # it has no members of its own
+        assert self.__spec__ is not None
+        assert self.__spec__.loader is not None
+        self.__spec__.loader.exec_module(self)
+        return getattr(self, name)
 
 
 def freeze(value: Any) -> Any:

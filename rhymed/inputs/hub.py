@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -22,6 +23,8 @@ from rhymed.inputs.files import Read, similar
 log = logging.getLogger(__name__)
 
 Kind = Literal["model", "dataset"]
+
+MOST_FILES = 20_000  # of a dataset in a folder
 
 PATIENCE_S = 5.0
 """For the answer whether a repository exists."""
@@ -64,6 +67,7 @@ def _local(datasets: Any, data: Dataset) -> Any:
     """The split in a local folder; None if the path does not exist and may be a name on the hub."""
     folder = Path(data.path).expanduser()
     if folder.is_dir():
+        _check_few(folder)
         return _split(datasets, data, str(folder))
     if folder.exists():
         raise DataError(
@@ -72,6 +76,15 @@ def _local(datasets: Any, data: Dataset) -> Any:
     if not is_identifier(data.path):
         raise DataError(f"data.path = {data.path!r}: no such folder{similar(folder)}")
     return None
+
+
+def _check_few(folder: Path) -> None:
+    """The library opens every file below the folder: of a whole disk it would never end. Raises `DataError`."""
+    files = 0
+    for _, _, names in os.walk(folder):
+        files += len(names)
+        if files > MOST_FILES:
+            raise DataError(f"{folder} has more than {MOST_FILES:,} files: name the folder of the dataset itself")
 
 
 def _remote(datasets: Any, data: Dataset) -> Any:

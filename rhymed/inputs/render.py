@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any, TypeGuard
 
 from rhymed.config import Config, Dataset, Model
 from rhymed.errors import ConfigError, DataError
 from rhymed.inputs.rows import Row
+from rhymed.inputs.tokenizer import read_tokenizer
 
 Chat = list[dict[str, str]]
 Render = Callable[[str, Row], list[int]]
@@ -124,11 +126,9 @@ class Renderer:
 def load_tokenizer(model: Model, folder: Path) -> Any:
     """The tokenizer of that folder, with `model.chat_template` if that is set. Raises `ConfigError`."""
     try:
-        from transformers import AutoTokenizer
-    except ImportError:
+        tokenizer = read_tokenizer(folder)
+    except PackageNotFoundError:
         raise ConfigError("reading a tokenizer needs transformers: pip install 'rhymed[rollout]'") from None
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # of several libraries
         raise ConfigError(f"{folder}: its tokenizer cannot be read: {error}") from None
     template = model.chat_template

@@ -14,3 +14,21 @@ def prompt_id(row: Row) -> str:
     """16 hex digits of the row's content: equal rows are the same prompt in every run, so history can be reused."""
     text = json.dumps(row, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def prompt_text(row: str | None) -> str:
+    """The prompt of a row as the store has it, as one text for people; a chat's messages one per line."""
+    if row is None:
+        return "(its row is not in the store)"
+    prompt = json.loads(row).get("prompt", row)
+    if isinstance(prompt, list):
+        return "\n".join(map(_message, prompt))
+    return str(prompt)
+
+
+def _message(message: Any) -> str:
+    """Of any shape: a row of another release is shown, too."""
+    if not isinstance(message, dict):
+        return str(message)
+    role, content = message.get("role"), message.get("content")
+    return f"{role}: {'' if content is None else content}"

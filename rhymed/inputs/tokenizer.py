@@ -1,13 +1,33 @@
-"""The identity of a tokenizer, which keeps token ids of another one out of a run's history."""
+"""Reads a model's tokenizer, and its identity, which keeps token ids of another one out of a run's history."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from rhymed.errors import ConfigError
+
+TRIED = "5.19."
+"""The releases of transformers whose `AutoTokenizer` chooses as `CLASSES` does. With others, it chooses itself."""
+
+BACKEND = "tokenization_utils_tokenizers", "TokenizersBackend"
+PLAIN = dict.fromkeys(("TokenizersBackend", "PreTrainedTokenizerFast"), BACKEND)
+GPT2 = {"GPT2Tokenizer": ("models.gpt2.tokenization_gpt2", "GPT2Tokenizer")}
+QWEN2 = {"Qwen2Tokenizer": ("models.qwen2.tokenization_qwen2", "Qwen2Tokenizer")}
+CLASSES = {
+    "gpt_oss": PLAIN,
+    "llama": PLAIN | GPT2,
+    "qwen2": QWEN2,
+    "qwen3": QWEN2,
+    "qwen3_moe": QWEN2,
+    "smollm3": PLAIN,
+}
+"""Type of the model -> `tokenizer_class` in tokenizer_config.json -> module and name of the class that reads it."""
 
 
 @dataclass(frozen=True)
@@ -36,3 +56,26 @@ def read_vocabulary(file: Path) -> Vocabulary:
     if model.is_file():
         size = max(size, int(json.loads(model.read_text()).get("vocab_size", 0)))
     return Vocabulary(size, hashlib.blake2b(text.encode(), digest_size=8).hexdigest())
+
+
+def read_tokenizer(folder: Path) -> Any:
+    """transformers' tokenizer of that folder, as `AutoTokenizer` reads it. Raises errors of several libraries.
+
+    `AutoTokenizer` imports torch, which takes seconds: where the class that it would choose is known, that class is
+    imported instead.
+    """
+    module, name = class_of(folder) or ("models.auto.tokenization_auto", "AutoTokenizer")
+    return getattr(import_module(f"transformers.{module}"), name).from_pretrained(folder, local_files_only=True)
+
+
+def class_of(folder: Path) -> tuple[str, str] | None:
+    """Module and name of the class that `AutoTokenizer` would choose; None: only it knows."""
+    if not version("transformers").startswith(TRIED):
+        return None
+    try:
+        model, about = (json.loads((folder / name).read_text()) for name in ("config.json", "tokenizer_config.json"))
+        found = CLASSES[model["model_type"]][about["tokenizer_class"]]
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+    special = "auto_map" in model or "auto_map" in about or "model_name" in model
+    return None if special else found

@@ -12,13 +12,13 @@ import json
 import logging
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-from rhymed.atomic import open_up, sync
-from rhymed.errors import CheckpointError, CheckpointLost
+from rhymed.atomic import make_folder, open_up, sync
+from rhymed.errors import CheckpointError, CheckpointLost, RunMismatch
 
 log = logging.getLogger(__name__)
 
@@ -38,14 +38,16 @@ def folder_of(folder: Path, step: int) -> Path:
     return folder / f"step-{step:06d}"
 
 
-def save(folder: Path, step: int, write: Callable[[Path], Mapping[str, str] | None], keep: int) -> Checkpoint:
+def save(
+    folder: Path, step: int, write: Callable[[Path], Mapping[str, str] | None], keep: int, run: str = ""
+) -> Checkpoint:
     """Let `write` fill a folder and make it durable as the checkpoint of `step`; keep the `keep` newest. Blocking. An
     existing intact checkpoint of this step is kept as it is. `write` returns the digests of files that it knows, by
-    their names: who wrote them has synced them. Raises `CheckpointError`."""
+    their names: who wrote them has synced them. `run`: its id, for `run_of`. Raises `CheckpointError`."""
     part = begin(folder, step)
     if part is None:
         return finish(folder, step, None, keep)
-    return finish(folder, step, lambda: write(part), keep)
+    return finish(folder, step, lambda: write(part), keep, run)
 
 
 def begin(folder: Path, step: int) -> Path | None:
@@ -53,7 +55,7 @@ def begin(folder: Path, step: int) -> Path | None:
     has not finished is removed. Raises `CheckpointError`."""
     target = folder_of(folder, step)
     with _writing(target):
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         _sweep(folder)
         if target.is_dir() and _is_intact(target):
             return None
@@ -62,7 +64,15 @@ def begin(folder: Path, step: int) -> Path | None:
         return part
 
 
-def finish(folder: Path, step: int, write: Callable[[], Mapping[str, str] | None] | None, keep: int) -> Checkpoint:
+def written_bytes(folder: Path, step: int) -> int:
+    """Of the checkpoint of `step` while it is written. Blocking."""
+    files = (folder / f"{UNFINISHED}{folder_of(folder, step).name}").rglob("*")
+    return sum(file.lstat().st_size for file in files)
+
+
+def finish(
+    folder: Path, step: int, write: Callable[[], Mapping[str, str] | None] | None, keep: int, run: str = ""
+) -> Checkpoint:
     """`write` fills the folder that `begin` has made, see `save`; None: there is nothing to write. Blocking. Raises
     `CheckpointError`."""
     target = folder_of(folder, step)
@@ -71,7 +81,7 @@ def finish(folder: Path, step: int, write: Callable[[], Mapping[str, str] | None
             part = folder / f"{UNFINISHED}{target.name}"
             known = write() or {}
             open_up(part)
-            _seal(part, known)
+            _seal(part, known, run)
             if target.exists():
                 shutil.rmtree(target)
             part.rename(target)
@@ -93,13 +103,21 @@ def newest(folder: Path) -> Checkpoint | None:
     return next((one for one in reversed(checkpoints_in(folder)) if _is_intact(one.folder)), None)
 
 
-def resume(folder: Path) -> Checkpoint | None:
-    """The newest intact one; None if there is none at all. Raises `CheckpointLost` if all are damaged. Blocking."""
+def resume(folder: Path, ids: Sequence[str] = ()) -> Checkpoint | None:
+    """The newest intact one; None if there is none at all. `ids`: of the run; empty: unknown. Blocking.
+
+    Raises `CheckpointLost` if all are damaged, `RunMismatch` if another run wrote it.
+    """
     checkpoint = newest(folder)
     if checkpoint is None and (damaged := checkpoints_in(folder)):
         names = ", ".join(one.folder.name for one in damaged)
         raise CheckpointLost(
             f"every checkpoint in {folder} is damaged ({names}): put a good one back, or start a new run"
+        )
+    if checkpoint is not None and ids and (run := run_of(checkpoint.folder)) and run not in ids:
+        raise RunMismatch(
+            f"{checkpoint.folder} was written by another run (id {run}; this one is {ids[-1]}): put this run's"
+            " checkpoints back"
         )
     return checkpoint
 
@@ -128,7 +146,14 @@ def damage(folder: Path) -> str:
     return ""
 
 
-def _seal(folder: Path, known: Mapping[str, str]) -> None:
+def run_of(folder: Path) -> str:
+    """The id of the run that wrote this checkpoint; empty: unknown, since it is damaged or of an earlier release."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        return str(json.loads((folder / MANIFEST).read_text()).get("run", ""))
+    return ""
+
+
+def _seal(folder: Path, known: Mapping[str, str], run: str) -> None:
     """Sync every file of the folder, then write and sync the manifest."""
     names = [str(path.relative_to(folder)) for path in sorted(folder.rglob("*")) if path.is_file()]
     files = {**_digests(folder, [name for name in names if name not in known]), **known}
@@ -136,7 +161,7 @@ def _seal(folder: Path, known: Mapping[str, str]) -> None:
         if name not in known:
             sync(folder / name)
     manifest = folder / MANIFEST
-    manifest.write_text(json.dumps({"files": {name: files[name] for name in names}}, indent=1))
+    manifest.write_text(json.dumps({"run": run, "files": {name: files[name] for name in names}}, indent=1))
     sync(manifest)
     for inner in (path for path in folder.rglob("*") if path.is_dir()):
         sync(inner)

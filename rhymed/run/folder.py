@@ -6,17 +6,29 @@ import contextlib
 import difflib
 import fcntl
 import json
+import logging
 import os
+import secrets
+import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
+import msgspec
+
+from rhymed import atomic
 from rhymed.config import Config, Data, Dataset, Trainer
+from rhymed.config.base import NAME_LENGTH
 from rhymed.config.load import load_run
-from rhymed.errors import ConfigError, RunMismatch
+from rhymed.config.services import LATEST
+from rhymed.errors import ConfigError, FilesLost, RunMismatch
 from rhymed.run.layout import RunLayout, layout_of
+from rhymed.run.redact import write_config
+
+log = logging.getLogger(__name__)
 
 LOCK = "lock"  # in the run's folder; holds the process id of its owner
+ID = "id.json"  # likewise; holds the run's random ids
 
 
 def create(config: Config) -> tuple[Config, RunLayout]:
@@ -30,22 +42,62 @@ def with_free_name(config: Config) -> Config:
     wanted, number = config.run.name, 1
     while layout_of(config).config.exists():
         number += 1
-        config = config.model_copy(update={"run": config.run.model_copy(update={"name": f"{wanted}-{number}"})})
+        config = config.model_copy(update={"run": config.run.model_copy(update={"name": numbered(wanted, number)})})
     return config
 
 
+def numbered(name: str, number: int) -> str:
+    """The name with a number at its end, and not longer than a run's name may be."""
+    end = f"-{number}"
+    return name[: NAME_LENGTH - len(end)] + end
+
+
 def save(config: Config) -> RunLayout:
-    """Write the configuration into the run's folder and point `latest` to it."""
+    """Write the configuration into the run's folder and point `latest` to it. Raises `ConfigError`."""
     layout = layout_of(config)
-    layout.folder.mkdir(parents=True, exist_ok=True)
     absolute = config.run.model_copy(update={"folder": str(layout.folder.parent)})
-    layout.config.write_text(config.model_copy(update={"run": absolute}).model_dump_json(indent=2) + "\n")
-    latest = layout.folder.parent / "latest"
-    with contextlib.suppress(FileNotFoundError):
-        latest.unlink()
-    with contextlib.suppress(FileExistsError):
-        latest.symlink_to(layout.folder.name)
+    for place in (layout.database, layout.checkpoints, layout.tensorboard, layout.folder / "logs"):
+        if place.exists() and not place.is_dir():
+            raise ConfigError(f"{place} is a file, and the run needs a folder there: move it away")
+    try:
+        atomic.make_folder(layout.folder)
+        if not ids_of(layout.folder):
+            add_id(layout.folder, new_id())
+        write_config(layout.config, config.model_copy(update={"run": absolute}))
+    except OSError as error:
+        raise ConfigError(f"run.folder: {layout.folder} cannot be written to: {error.strerror or error}") from None
+    _point(layout.folder.parent / LATEST, layout.folder)
     return layout
+
+
+def _point(link: Path, folder: Path) -> None:
+    """A folder or a file of the user's with that name stays."""
+    if link.is_symlink() or not link.exists():
+        with contextlib.suppress(OSError):
+            link.unlink(missing_ok=True)
+            link.symlink_to(folder.name)
+
+
+def ids_of(folder: Path) -> list[str]:
+    """The run's random ids, the newest last. Its store carries the newest, its checkpoints any of them. Empty: the
+    file is missing, as with earlier releases. Raises `ConfigError`."""
+    file = folder / ID
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=list[str])
+    except FileNotFoundError:
+        return []
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file} cannot be read ({error}): remove it, and it is written again") from None
+
+
+def new_id() -> str:
+    return secrets.token_hex(8)
+
+
+def add_id(folder: Path, id: str) -> None:
+    """This is the run's id from now on."""
+    earlier = [old for old in ids_of(folder) if old != id]
+    atomic.write(folder / ID, msgspec.json.encode([*earlier, id]) + b"\n", synced=True)
 
 
 def identity(config: Config) -> dict[str, Any]:
@@ -105,6 +157,13 @@ def inside(place: Path) -> list[Path]:
     return [folder for _, folder in sorted(files, reverse=True) if not folder.is_symlink()]
 
 
+def no_run(folder: Path) -> str:
+    """Why this folder, which has no config.json, cannot be opened as a run."""
+    if os.path.exists(folder):
+        return f"{folder} is not a run's folder: it has no config.json{near(folder)}"
+    return f"{folder} does not exist: name a run's folder, e.g. runs/quickstart{near(folder)}"
+
+
 def near(folder: Path, most: int = 5) -> str:
     """What else a folder that is no run may mean, for the end of an error; empty: no run is near."""
     with contextlib.suppress(OSError):
@@ -117,20 +176,61 @@ def near(folder: Path, most: int = 5) -> str:
     return ""
 
 
-@contextlib.contextmanager
-def hold(layout: RunLayout) -> Iterator[None]:
-    """Keep a second supervisor out of the folder; the kernel releases the lock of a dead one."""
-    with (layout.folder / LOCK).open("a+") as lock:
+class Held:
+    """The folder of a run that this process holds. `locked`: by the kernel's lock, which some storage lacks."""
+
+    locked = True
+
+    def __init__(self, layout: RunLayout, locks: contextlib.ExitStack) -> None:
+        self._folder, self._locks = layout.folder, locks
+        self._open = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        locks.callback(os.close, self._open)
+        self._lock = self._claim()
+        kept = [file for file in (layout.config, self._folder / ID) if file.exists()]
+        self._kept = {file: (file.read_bytes(), stat.S_IMODE(file.stat().st_mode)) for file in kept}
+
+    def check(self) -> None:
+        """Write again what was removed of lock, configuration and id. A few system calls.
+
+        Raises `FilesLost` if the folder itself is gone, or held by another process."""
+        if not atomic.is_named(self._open, self._folder):
+            raise FilesLost(
+                f"{self._folder} was removed, moved or replaced while the run was working, which ends it. To resume"
+                " it, put the folder back"
+            )
+        try:
+            if not atomic.is_named(self._lock.fileno(), self._folder / LOCK):
+                self._lock = self._claim()
+            for file, (content, mode) in self._kept.items():
+                if not file.exists():
+                    log.warning("%s was removed from outside of this run: writing it again", file)
+                    atomic.write(file, content, mode=mode, synced=True)
+        except ConfigError as error:
+            raise FilesLost(f"the lock of this run was removed, and {error}: this one stops") from None
+        except OSError as error:  # a full disk, which is reported elsewhere; or the folder is being removed
+            log.warning("a file of %s cannot be written again: %s", self._folder, error)
+
+    def _claim(self) -> TextIO:
+        """Raises `ConfigError` if another process has the lock."""
+        lock = self._locks.enter_context((self._folder / LOCK).open("a+"))
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise ConfigError(f"{layout.folder} is in use by a running `rhymed run`{_owner(lock)}") from None
+        except BlockingIOError:
+            raise ConfigError(f"{self._folder} is in use by a running `rhymed run`{_owner(lock)}") from None
+        except OSError as error:  # e.g. a network file system without locks
+            self.locked = False
+            log.warning("%s cannot be locked (%s): its lease alone keeps others out", lock.name, error.strerror)
         lock.truncate(0)
         print(os.getpid(), file=lock, flush=True)
-        try:
-            yield
-        finally:
-            lock.truncate(0)
+        self._locks.callback(lock.truncate, 0)
+        return lock
+
+
+@contextlib.contextmanager
+def hold(layout: RunLayout) -> Iterator[Held]:
+    """Keep a second supervisor out of the folder; the kernel releases the lock of a dead one."""
+    with contextlib.ExitStack() as locks:
+        yield Held(layout, locks)
 
 
 def _owner(lock: TextIO) -> str:
@@ -149,10 +249,10 @@ def holder(folder: Path) -> int | None:
         with (folder / LOCK).open() as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except OSError:
+            except BlockingIOError:
                 return _number(lock)
     except OSError:
-        pass  # no such folder
+        pass  # no such folder, or no locks there
     return None
 
 

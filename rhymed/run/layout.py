@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rhymed.config import Config
+from rhymed.errors import ConfigError
 from rhymed.wire.keys import Keyring, KeyRole
 
 ADDRESS_FILE = "dashboard.json"  # in the run's folder: the address of its dashboard
@@ -58,10 +59,17 @@ class RunLayout:
         return self.folder / "logs" / f"{process}.log"
 
 
+def _absolute(key: str, path: str) -> Path:
+    try:
+        return Path(path).expanduser().resolve()
+    except (OSError, RuntimeError) as error:  # RuntimeError: no such user's home, a circle of links
+        raise ConfigError(f"{key} = {path!r}: {error}") from None
+
+
 def layout_of(config: Config) -> RunLayout:
     """Empty addresses become ipc sockets in a folder that is named after the run folder's path. They are not in the
-    run folder itself because a socket's path may have at most 107 characters."""
-    folder = (Path(config.run.folder) / config.run.name).expanduser().resolve()
+    run folder itself because a socket's path may have at most 107 characters. Raises `ConfigError`."""
+    folder = _absolute("run.folder", config.run.folder) / config.run.name
     sockets = Path(tempfile.gettempdir()) / f"rhymed-{hashlib.blake2b(bytes(folder), digest_size=6).hexdigest()}"
 
     def address(configured: str, name: str) -> str:
@@ -73,7 +81,7 @@ def layout_of(config: Config) -> RunLayout:
         store=address(config.net.store, "store"),
         weights=address(config.net.weights, "weights"),
         sockets=sockets,
-        keyfolder=Path(config.net.keys).expanduser().resolve() if config.net.keys else None,
+        keyfolder=_absolute("net.keys", config.net.keys) if config.net.keys else None,
         insecure=config.net.insecure,
         bind=config.net.bind,
     )

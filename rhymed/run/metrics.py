@@ -13,6 +13,8 @@ from pathlib import Path
 from threading import Lock
 from typing import IO, Any
 
+from rhymed.atomic import is_named
+
 
 class MetricsLog:
     """Append-only; may be reopened after a restart. The first write opens files and imports TensorBoard."""
@@ -27,6 +29,8 @@ class MetricsLog:
     def write(self, step: int, metrics: dict[str, float]) -> None:
         """`step` counts trained steps from 0. A value that is not finite is written as null: JSON has no NaN."""
         with self._lock:
+            if self._jsonl is not None and not self._is_there(self._jsonl):
+                self._close()  # what is written from now on is in new files
             if self._jsonl is None:
                 self._jsonl = self._open()
             self._write(self._jsonl, step, metrics)
@@ -39,6 +43,12 @@ class MetricsLog:
         if self._events is not None:
             self._events.add_event(_event(step, metrics))
             self._events.flush()
+
+    def _is_there(self, jsonl: IO[str]) -> bool:
+        """False: somebody has removed a file."""
+        path, tensorboard = self._paths
+        events = self._events is None or (tensorboard is not None and any(tensorboard.glob("events.out.*")))
+        return events and is_named(jsonl.fileno(), path)
 
     def _open(self) -> IO[str]:
         jsonl, tensorboard = self._paths

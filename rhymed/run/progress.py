@@ -1,6 +1,7 @@
 """For how long a run has been working, and how long the rest will take, from its timeline.
 
-Owns both numbers for every screen and page. `Progress` is pure but for `read`, which adds what is new in a file.
+Owns both numbers for every screen and page. `Progress` is pure but for `read` and `read_end`, which add what is new
+in a file.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from rhymed.text import clock, duration
 
 RECENT = 20  # steps whose mean time is the forecast: enough to include evaluations
 PAUSE_S = 60.0  # a longer time without a record was a pause between two parts of a resumed run
+END_BYTES = 1 << 20  # of a timeline: at least the newest steps of a few workers, and a few milliseconds to read
 LATE_S = 5.0  # a record may be written this much later than one with a later time
 
 
@@ -44,7 +46,15 @@ class Progress:
 
     def read(self, folder: Path) -> None:
         """Adds what the timeline in this folder has gained since the last call. Blocking."""
-        self.add(timeline.read(folder, max(0.0, self._last - LATE_S)))
+        self.add(timeline.read(folder, self._seen))
+
+    def read_end(self, folder: Path) -> None:
+        """As `read`, with little to wait for: the time that is left can be known, the time that has passed not."""
+        self.add(timeline.read(folder, self._seen, END_BYTES))
+
+    @property
+    def _seen(self) -> float:
+        return max(0.0, self._last - LATE_S)
 
     def add(self, line: Timeline) -> None:
         for event in line.events:

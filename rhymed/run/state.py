@@ -12,6 +12,8 @@ import msgspec
 from rhymed import atomic
 from rhymed.run import folder as runs
 from rhymed.run import timeline
+from rhymed.run.checkpoint import checkpoints_in
+from rhymed.run.layout import RunLayout
 from rhymed.run.timeline import Timeline
 
 State: TypeAlias = Literal["running", "finished", "stopped"]
@@ -38,6 +40,15 @@ def state_of(folder: Path, line: Timeline | None = None, *, ended: bool = False)
         if not ended and runs.holder(folder) is not None:
             return "running"
     return "stopped"
+
+
+def has_worked(layout: RunLayout) -> bool:
+    """Whether its broker has begun to assign samples at any time: then it had a store."""
+    return (
+        any(event.event == "begun" for event in timeline.read(layout.folder).events)
+        or bool(checkpoints_in(layout.checkpoints))
+        or bool(runs.read_metrics(layout))
+    )
 
 
 def note_end(folder: Path, status: int, why: str, steps: int) -> None:

@@ -11,11 +11,14 @@ import errno
 import math
 import os
 import re
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Annotated, Literal, NamedTuple
 
 import msgspec
+
+from rhymed.atomic import is_named
 
 FILE, OLDER = "timeline.jsonl", "timeline.1.jsonl"
 LIMIT_BYTES = 32 << 20  # of each of the two
@@ -77,13 +80,13 @@ class Timeline(NamedTuple):
         return max((each[-1].t for each in self if each), default=0.0)
 
 
-def read(folder: Path, since: float = 0.0) -> Timeline:
-    """Everything after the time `since`; earlier parts of the files are not read."""
+def read(folder: Path, since: float = 0.0, newest_bytes: int = sys.maxsize) -> Timeline:
+    """Everything after the time `since`, and of that the end, at most so many bytes; earlier parts are not read."""
     timeline = Timeline([], [])
-    for name in (OLDER, FILE):
+    for name, most in ((OLDER, newest_bytes - _size(folder / FILE)), (FILE, newest_bytes)):
         try:
             with (folder / name).open("rb") as file:
-                file.seek(_start(file, since))
+                _seek(file, since, most)
                 _read_lines(file, timeline, since)
         except OSError:
             continue  # missing, or just renamed by the writer
@@ -100,6 +103,8 @@ class Writer:
     def write(self, rows: Sequence[Span | Event]) -> None:
         """In one write, so that readers see all of them or the first ones."""
         lines = b"".join(msgspec.json.encode(row) + b"\n" for row in rows)
+        if self._file is not None and not is_named(self._file.fileno(), self._folder / FILE):
+            self.close()  # somebody has removed it
         if self._file is None:
             self._file = self._open()
         if self._file.tell() + len(lines) > self._limit and self._file.tell():
@@ -155,6 +160,21 @@ def _row(line: bytes) -> Span | Event | None:
         return EVENT.decode(line)
     except INVALID:
         return None
+
+
+def _size(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except OSError:
+        return 0
+
+
+def _seek(file: IO[bytes], since: float, most: int) -> None:
+    """To the first line after `since` that is not more than so many bytes before the end."""
+    start, end = _start(file, since), file.seek(0, os.SEEK_END)
+    file.seek(max(start, end - max(0, most)))
+    if start < end - most:
+        file.readline()  # the rest of a line
 
 
 def _start(file: IO[bytes], since: float) -> int:

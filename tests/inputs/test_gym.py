@@ -36,6 +36,14 @@ def test_reasoning_gym_entries_survive_json() -> None:
     assert [gym_entry(json.loads(json.dumps(row))) for row in rows] == entries
 
 
+@pytest.mark.filterwarnings("ignore::SyntaxWarning")  # of cellpylib's source, where it is compiled for the first time
+def test_a_package_that_is_loaded_at_its_first_use_makes_the_same_rows() -> None:
+    from reasoning_gym import create_dataset
+
+    rows = load_rows(config(task="game_of_life", size=2))
+    assert [gym_entry(row) for row in rows] == list(create_dataset("game_of_life", size=2, seed=0))
+
+
 def test_composite_takes_its_parts_from_the_configuration() -> None:
     parts = [{"name": name, "weight": 1.0, "config": {}} for name in ("chain_sum", "gcd")]
     rows = load_rows(config(task="composite", size=8, args={"datasets": parts}))

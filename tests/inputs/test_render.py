@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 from rhymed.config import Config
 from rhymed.errors import ConfigError, DataError
 from rhymed.inputs.render import Renderer, load_tokenizer, messages
+from rhymed.inputs.tokenizer import CLASSES, class_of, read_tokenizer
 
 NAME = "prompt 0123456789abcdef"
 
@@ -76,6 +78,44 @@ def test_the_tokenizers_chat_template_is_used_when_there_is_one(tiny_model: Path
     tokenizer.save_pretrained(tmp_path)
     chat = renderer(settings, tmp_path)(NAME, {"prompt": "hello"})
     assert tokenizer.decode(chat) == "[system]S[user]hello>"
+
+
+TEXTS = ["hello", "  two  spaces\n", "naïve 漢字 🙂", "<eos>a<pad> <think>b</think><|tool|>", ""]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, names in CLASSES.items() for name in names])
+def test_the_class_of_a_known_tokenizer_is_autotokenizers(
+    kind: str, name: str, tiny_model: Path, tmp_path: Path
+) -> None:
+    from transformers import AutoTokenizer
+
+    about = json.loads((tiny_model / "tokenizer_config.json").read_text())
+    added = {"300": {"content": "<think>", "special": False}}
+    about |= {"tokenizer_class": name, "additional_special_tokens": ["<|tool|>"], "added_tokens_decoder": added}
+    for file, content in {"config": {"model_type": kind}, "tokenizer_config": about}.items():
+        (tmp_path / f"{file}.json").write_text(json.dumps(content))
+    (tmp_path / "tokenizer.json").write_bytes((tiny_model / "tokenizer.json").read_bytes())
+    (tmp_path / "chat_template.jinja").write_text(CHAT)
+    assert class_of(tmp_path), "another release of transformers: compare its AutoTokenizer with CLASSES"
+    ours, theirs = read_tokenizer(tmp_path), AutoTokenizer.from_pretrained(tmp_path, local_files_only=True)
+    assert type(ours) is type(theirs)
+    assert ours(TEXTS).input_ids == theirs(TEXTS).input_ids
+    assert ours.init_kwargs == theirs.init_kwargs
+    chat = [{"role": "user", "content": TEXTS[3]}]
+    assert ours.apply_chat_template(chat) == theirs.apply_chat_template(chat)
+
+
+@pytest.mark.parametrize(
+    "special", [{"auto_map": {}}, {"model_type": "qwen2"}, {"model_type": "new"}, {"model_name": "x"}]
+)
+def test_autotokenizer_chooses_where_more_decides(special: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "TokenizersBackend"}')
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    assert class_of(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"} | special))
+    assert class_of(tmp_path) is None
 
 
 def templated(folder: Path, template: str) -> Path:

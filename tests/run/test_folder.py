@@ -1,3 +1,4 @@
+import errno
 import os
 from pathlib import Path
 from typing import Any
@@ -6,9 +7,10 @@ import pytest
 
 from rhymed.config import Config, Lora, Run, Trainer
 from rhymed.config.load import load_config
-from rhymed.errors import ConfigError, RunMismatch
+from rhymed.errors import ConfigError, FilesLost, RunMismatch, StoreError
 from rhymed.run import folder
 from rhymed.run.layout import layout_of
+from rhymed_store.database.transactions import Database
 
 
 @pytest.fixture
@@ -23,6 +25,31 @@ def test_a_taken_name_gets_a_number_and_the_old_folder_stays(config: Config, tmp
     assert again.run.name == "first-2"
     assert two.folder == tmp_path / "first-2"
     assert (tmp_path / "latest").resolve() == two.folder
+
+
+def test_storage_without_locks_is_guarded_by_the_lease_alone(
+    config: Config, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As some network file systems."""
+    _, where = folder.create(config)
+
+    def missing(file: object, operation: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(folder.fcntl, "flock", missing)
+    with folder.hold(where) as held:
+        assert not held.locked
+        assert folder.holder(where.folder) is None
+        assert "cannot be locked (No locks available): its lease alone keeps others out" in caplog.text
+    with pytest.raises(StoreError, match=r"cannot be locked \(No locks available\), as on some network file systems"):
+        Database(where.database, 1 << 20)
+
+
+def test_a_long_name_that_is_taken_gets_a_number_and_can_be_read(config: Config) -> None:
+    for number in range(1, 12):
+        made, where = folder.create(config.model_copy(update={"run": Run(name="x" * 100, folder=config.run.folder)}))
+        assert load_config(where.config, environ={}).run.name == made.run.name
+        assert made.run.name.endswith("x" if number == 1 else f"-{number}")
 
 
 def test_other_commands_read_the_same_places_from_the_saved_configuration(config: Config) -> None:
@@ -83,3 +110,36 @@ def test_a_critic_neither_comes_nor_goes_when_a_run_is_resumed(config: Config) -
     ):
         with pytest.raises(RunMismatch, match=r"belongs to another run: trainer\.critic = "):
             folder.check_same(earlier, now, where)
+
+
+def test_small_files_that_are_removed_are_written_again(config: Config) -> None:
+    _, where = folder.create(config)
+    kept = {name: (where.folder / name).read_bytes() for name in ("config.json", folder.ID)}
+    with folder.hold(where) as held:
+        for name in (*kept, folder.LOCK):
+            (where.folder / name).unlink()
+        assert folder.holder(where.folder) is None
+        held.check()
+        assert {name: (where.folder / name).read_bytes() for name in kept} == kept
+        assert folder.holder(where.folder) == os.getpid()
+    assert folder.holder(where.folder) is None
+
+
+def test_a_lock_that_was_removed_and_taken_by_another_ends_the_run(config: Config) -> None:
+    _, where = folder.create(config)
+    with folder.hold(where) as held:
+        (where.folder / folder.LOCK).unlink()
+        with folder.hold(where), pytest.raises(FilesLost, match=r"lock of this run was removed, and .* is in use by"):
+            held.check()
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_folder_that_is_gone_ends_the_run(config: Config, tmp_path: Path, replaced: bool) -> None:
+    _, where = folder.create(config)
+    with folder.hold(where) as held:
+        held.check()
+        where.folder.rename(tmp_path / "elsewhere")
+        if replaced:
+            where.folder.mkdir()
+        with pytest.raises(FilesLost, match="was removed, moved or replaced while the run was working"):
+            held.check()

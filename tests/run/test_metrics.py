@@ -1,4 +1,5 @@
 import json
+import shutil
 from pathlib import Path
 
 from rhymed.run.metrics import MetricsLog
@@ -33,3 +34,20 @@ def test_a_row_that_was_on_its_way_when_the_log_was_closed_is_written(tmp_path: 
     log.write(1, {"reward/mean": 2.0})
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [0, 1]
+
+
+def test_rows_after_a_file_was_removed_are_in_a_new_one(tmp_path: Path) -> None:
+    """Of either kind, with its folder or without."""
+    folder = tmp_path / "run"
+    log = MetricsLog(folder / "metrics.jsonl", folder / "tensorboard")
+    log.write(0, {"reward/mean": 0.5})
+    (folder / "metrics.jsonl").unlink()
+    log.write(1, {"reward/mean": 0.5})
+    shutil.rmtree(folder)
+    log.write(2, {"reward/mean": 0.5})
+    for events in (folder / "tensorboard").iterdir():
+        events.unlink()
+    log.write(3, {"reward/mean": 0.5})
+    log.close()
+    assert [json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()] == [2, 3]
+    assert len(list((folder / "tensorboard").iterdir())) == 1

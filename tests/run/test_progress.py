@@ -105,3 +105,17 @@ def test_what_people_read() -> None:
     assert Times(65, 1.0).phrase == "1:05 elapsed, about 5 s left"
     assert Times(65, 88.0).left == "about 90 s left"
     assert Times(65, 12 * 60 + 10).left == "about 12 min left"
+
+
+def test_the_time_that_is_left_needs_the_end_of_the_timeline_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = Writer(tmp_path)
+    writer.write([*spans(1, 5000), *trained(5010, 5020, 5030)])
+    writer.close()
+    whole, end = Progress(), Progress()
+    monkeypatch.setattr("rhymed.run.progress.END_BYTES", 1000)
+    whole.read(tmp_path)
+    end.read_end(tmp_path)
+    assert end.times(10, 5031.0).eta_s == whole.times(10, 5031.0).eta_s == 69.0
+    assert end.times(10).elapsed_s < 100 < whole.times(10).elapsed_s

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import msgspec
@@ -42,6 +43,18 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     assert read(tmp_path) == ([span(10), span(12)], [event(11)])
     assert read(tmp_path, since=10) == ([span(12)], [event(11)])
     assert read(tmp_path, since=read(tmp_path).last) == ([], [])
+
+
+def test_of_a_long_timeline_the_end_alone_can_be_read(tmp_path: Path) -> None:
+    write(tmp_path, *(span(number) for number in range(1, 6)))
+    line = len(msgspec.json.encode(span(1))) + 1
+    assert [row.t for row in read(tmp_path, newest_bytes=2 * line).spans] == [5], "half a line does not count"
+    assert [row.t for row in read(tmp_path, newest_bytes=2 * line + 1).spans] == [4, 5]
+    (tmp_path / FILE).rename(tmp_path / OLDER)
+    write(tmp_path, *(span(number) for number in range(6, 9)))
+    assert [row.t for row in read(tmp_path, newest_bytes=2 * line + 1).spans] == [7, 8]
+    assert [row.t for row in read(tmp_path, newest_bytes=5 * line + 1).spans] == [4, 5, 6, 7, 8]
+    assert read(tmp_path, since=7, newest_bytes=100 * line) == ([span(8)], [])
 
 
 def test_rubbish_is_left_out(tmp_path: Path) -> None:
@@ -143,3 +156,12 @@ def test_a_folder_that_cannot_be_written_is_the_callers_affair(tmp_path: Path) -
         for _ in range(2):
             with pytest.raises(OSError, match="No space"):
                 writer.write([span(1)])
+
+
+def test_rows_after_the_file_was_removed_are_in_a_new_one(tmp_path: Path) -> None:
+    writer = Writer(tmp_path / "run")
+    writer.write([event(1.0)])
+    shutil.rmtree(tmp_path / "run")
+    writer.write([event(2.0)])
+    writer.close()
+    assert [row.t for row in read(tmp_path / "run").events] == [2.0]

@@ -1,0 +1,132 @@
+"""Which head writes a run's copy: the lease there, asked for at the start and renewed while the run is alive.
+
+Blocking. A head that finds the lease of another ends: its own folder has everything that it did.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from rhymed import atomic
+from rhymed.config import Config
+from rhymed.errors import ConfigError, FilesLost, StorageError
+from rhymed.remote.backups import Backups
+from rhymed.remote.checkpoints import Checkpoints
+from rhymed.remote.layout import LEASE
+from rhymed.remote.place import Place, open_place
+from rhymed.run.folder import ids_of
+from rhymed.run.layout import RunLayout
+from rhymed.run.lease import lease as leases
+from rhymed.run.lease.lease import Lease
+from rhymed_store.position import position_of
+
+OWNER = "owner"  # in the run's folder: a random word, which a restored folder does not inherit
+RENEW_S = 30.0
+STALE_S = 180.0
+
+
+def place_of(config: Config) -> Place:
+    """Of the run. Raises `ConfigError`."""
+    return open_place(config.run.remote).child(config.run.name)
+
+
+def claim(config: Config, layout: RunLayout, *, take_over: bool) -> None:
+    """Refuse what would overwrite another run's or another head's copy; else take the lease. The folder exists.
+    Raises `ConfigError`."""
+    with _at_start():
+        place, mine = place_of(config), _mine(layout.folder)
+        if why := leases.refusal(found_lease(place), mine, STALE_S, take_over=take_over):
+            raise ConfigError(f"{place}: {why}")
+        if why := _foreign(place, layout):
+            raise ConfigError(why)
+        place.write(LEASE, leases.encode(mine))
+
+
+def refuse_taken(config: Config) -> None:
+    """For a new run, before its folder is made. Raises `ConfigError`."""
+    with _at_start():
+        place = place_of(config)
+        if Backups(place).all() or Checkpoints(place).uploaded():
+            raise ConfigError(
+                f"{place} has the copy of an earlier run: choose another run.name, or continue that one: rhymed run"
+                f" --resume {place.url}"
+            )
+        nobody = leases.here("", "", time.time())
+        place.write(LEASE, leases.encode(msgspec.structs.replace(nobody, released=True)))  # can it be written?
+
+
+@contextlib.contextmanager
+def _at_start() -> Iterator[None]:
+    """Later, storage that does not answer is waited for; before the first step it may be a wrong address."""
+    try:
+        yield
+    except StorageError as error:
+        raise ConfigError(f"run.remote: {error}. To start without a copy: -o run.remote=") from None
+
+
+def refuse_head(place: Place, *, take_over: bool) -> None:
+    """Before a copy is fetched. Raises `ConfigError` where another head has the run, `StorageError`."""
+    nobody = leases.here("", "", time.time())
+    if why := leases.refusal(found_lease(place), nobody, STALE_S, take_over=take_over):
+        raise ConfigError(f"{place}: {why}")
+
+
+def renew(place: Place, folder: Path, step: int) -> None:
+    """Raises `FilesLost` where another head has taken over, `StorageError`."""
+    found = found_lease(place)
+    mine = _mine(folder, step, found)
+    if found is not None and not found.released and not leases.same_head(found, mine):
+        raise FilesLost(
+            f"the head on {found.host} (process {found.process}, folder {found.folder}) has taken over this run at"
+            f" {place}: this one stops. Its folder {folder} keeps all that it did"
+        )
+    place.write(LEASE, leases.encode(mine))
+
+
+def release(place: Place, folder: Path, step: int) -> None:
+    """Everything is written: another machine may continue at once. Raises as `renew`."""
+    renew(place, folder, step)
+    mine = _mine(folder, step)
+    place.write(LEASE, leases.encode(msgspec.structs.replace(mine, released=True)))
+
+
+def _mine(folder: Path, step: int = 0, found: Lease | None = None) -> Lease:
+    """`found`: if the folder's file is gone, and this lease is of this machine and folder, it is ours."""
+    file, here = folder / OWNER, leases.here("", str(folder), time.time(), step)
+    if not file.exists():
+        ours = found is not None and leases.same_head(msgspec.structs.replace(found, owner=""), here)
+        owner = found.owner if found is not None and ours else secrets.token_hex(8)
+        atomic.write(file, f"{owner}\n", synced=True)
+    return msgspec.structs.replace(here, owner=file.read_text().strip())
+
+
+def found_lease(place: Place) -> Lease | None:
+    return leases.decode(place.read(LEASE))
+
+
+def _foreign(place: Place, layout: RunLayout) -> str:
+    """Why the copy at this place cannot be continued from this folder; empty: it can."""
+    backups, ids = Backups(place).all(), ids_of(layout.folder)
+    if not backups:
+        return ""
+    newest = backups[-1]
+    if newest.ids and ids and not set(newest.ids) & set(ids):
+        return (
+            f"{place} has the copy of another run (id {newest.ids[-1]}; this one is {ids[-1]}): choose another"
+            " run.remote"
+        )
+    store = position_of(layout.database)
+    if store is not None and store.end >= newest.end:
+        return ""
+    here = f"of {store.end} steps" if store else "no store"
+    return (
+        f"{place} is ahead of {layout.folder}: its backup has samples of {newest.end} steps, the folder {here}."
+        f" Continue from there, in another folder: rhymed run --resume {place.url} -o run.folder=FOLDER; or continue"
+        " this one with another run.remote"
+    )
