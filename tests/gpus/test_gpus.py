@@ -12,7 +12,7 @@ from rhymed.config import Config
 from rhymed.errors import ConfigError
 from rhymed.gpus import inventory, placement
 from rhymed.gpus.inventory import GIB, Gpu, Inventory, parse, read
-from rhymed.launch.supervisor import commands
+from rhymed.placement import plan
 
 LISTING = (
     "0, GPU-aa, NVIDIA H100 80GB HBM3, 81559\n1, GPU-bb, NVIDIA H100 80GB HBM3, 81559\n2, GPU-cc, NVIDIA L4, 23034\n"
@@ -122,7 +122,7 @@ def test_processes_that_are_started_here_see_their_gpus_only() -> None:
     run = config(trainer={"gpus": 1}, rollout={"workers": 2})
     here = Inventory(((H100, H100, H100),), ("1", "4", "6"))
     environments = placement.visible(run, here)
-    started = commands(run.rollout, run.reward, Path("c.json"), environments)
+    started = plan.commands(run, Path("c.json"), environments)
     seen = {one.name: one.environment.get("CUDA_VISIBLE_DEVICES") for one in started}
     assert seen == {
         "store": None, "broker": None, "trainer": "1", "rollout-0": "4", "rollout-1": "6", "reward-0": None

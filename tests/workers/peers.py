@@ -32,12 +32,13 @@ class RecordingBroker:
 
     def __init__(self, address: str) -> None:
         self.known = False
+        self.worker = b""  # its peer
         self.received: list[Any] = []
         self.server = Server(address, messages.ToBroker, self._answer)
 
     async def _answer(self, peer: bytes, message: Any, frames: Any) -> messages.Message:
         if isinstance(message, messages.Join):
-            self.known = True
+            self.known, self.worker = True, peer
             self.received.append(message)
             return messages.Welcome(run="run", heartbeat_s=0.05, lost_after_s=5, step=0)
         if not self.known:
@@ -53,7 +54,7 @@ class RecordingBroker:
         return {info.id: info for message in self.all(messages.Generated) for info in message.samples}
 
     async def ask(self, message: messages.Message) -> None:
-        await self.server.request(NAME.encode(), message, deadline_s=60)
+        await self.server.request(self.worker, message, deadline_s=60)
 
 
 class RecordingTrainer:

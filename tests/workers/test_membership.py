@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 
 from rhymed import messages
-from rhymed.errors import PeerGone, RhymedError, WireError
+from rhymed.errors import NameTaken, PeerGone, RhymedError, WireError
+from rhymed.service import retry
 from rhymed.usage.meter import UsageMeter
 from rhymed.usage.nvml import Devices
 from rhymed.wire.sockets import DONE, Client, Server
+from rhymed_workers import membership
 from rhymed_workers.membership import Membership
 from tests.usage.fake_nvml import Device, FakeNvml
 from tests.workers.peers import until
@@ -28,14 +30,15 @@ class Front:
     def __init__(self, address: str) -> None:
         self.knows = False
         self.refusal: RhymedError | None = None
+        self.refusals = 1  # times that it answers so
         self.received: list[Any] = []
         self.server = Server(address, messages.ToBroker, self._answer)
 
     async def _answer(self, peer: bytes, message: Any, frames: Any) -> messages.Message:
         if isinstance(message, messages.Join):
-            refusal, self.refusal = self.refusal, None
-            if refusal is not None:
-                raise refusal
+            if self.refusal is not None and self.refusals:
+                self.refusals -= 1
+                raise self.refusal
             self.knows = True
         elif not self.knows:
             raise PeerGone("join first")
@@ -62,11 +65,12 @@ async def link(front: Front) -> AsyncIterator[Client]:
     link.close()
 
 
-def member(link: Client, **options: Any) -> Membership:
+def member(link: Client, lost_after_s: float = 20.0, **options: Any) -> Membership:
     return Membership(
         link,
         lambda: messages.Join(role="reward", worker=NAME, host="here", pid=1),
         lambda: messages.Heartbeat(worker=NAME),
+        lost_after_s,
         **options,
     )
 
@@ -89,9 +93,22 @@ async def test_which_refusals_are_retried_is_the_callers_choice(front: Front, li
     front.refusal = WireError("another trainer is heard")
     with pytest.raises(WireError, match="another trainer"):
         await member(link).join()
-    front.refusal = WireError("another trainer is heard")
+    front.refusals = 1
     await member(link, retry_on=RhymedError).join()
     assert front.kinds() == ["Join"]
+
+
+async def test_a_taken_name_is_asked_for_until_its_holder_would_be_lost(
+    front: Front, link: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the run's schedule, however long that is."""
+    monkeypatch.setattr(membership, "NAME_PAUSE_S", 0.001)
+    monkeypatch.setattr(membership, "NAME_MARGIN_S", 0.0)
+    front.refusal, front.refusals = NameTaken(f"{NAME} is the name of a worker on there"), 5
+    with pytest.raises(NameTaken):
+        await member(link, lost_after_s=0.0).join()
+    await member(link, lost_after_s=600.0).join()
+    assert (front.kinds(), front.refusals) == (["Join"], 0)
 
 
 async def test_only_a_member_that_was_not_dismissed_says_leave(front: Front, link: Client) -> None:
@@ -120,3 +137,18 @@ async def test_heartbeats_carry_what_the_process_uses(front: Front, link: Client
     assert usage.memory > 1 << 20
     assert [gpu.index for gpu in usage.gpus] == [0]
     running.cancel()
+
+
+async def test_heartbeats_say_what_the_process_waits_for(
+    front: Front, link: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retry, "PATIENT_S", 0.0)
+    monkeypatch.setattr(retry.WAITS, "_open", {})  # not what a test before left behind
+    waiting = retry.WAITS.begin("reading prompts", "the store is away")
+    running = asyncio.create_task(member(link).run())
+    try:
+        await until(lambda: front.received and getattr(front.received[-1], "waits", ""))
+        assert front.received[-1].waits.endswith(": reading prompts (the store is away)")
+    finally:
+        retry.WAITS.end(waiting)
+        running.cancel()

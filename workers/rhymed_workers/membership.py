@@ -9,20 +9,37 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
 from rhymed import errors, messages
-from rhymed.service.retry import TRANSIENT, ErrorTypes, retry
-from rhymed.usage.meter import UsageMeter
+from rhymed.config import Config
+from rhymed.service.retry import TRANSIENT, WAITS, ErrorTypes, retry
+from rhymed.usage.meter import UsageMeter, meter
 from rhymed.wire.sockets import Client
 
 log = logging.getLogger(__name__)
 
+NAME_PAUSE_S = 2.0
+NAME_MARGIN_S = 10.0  # more than `lost_after_s`: the broker looks for lost workers once a second
 REQUEST_S = 10.0  # the broker answers at once or not at all
 LEAVE_S = 1.0
+
+
+def member(
+    link: Client,
+    join_message: Callable[[], messages.Join],
+    heartbeat: Callable[[], messages.Heartbeat],
+    config: Config,
+    role: messages.Role,
+    retry_on: ErrorTypes = TRANSIENT,
+) -> Membership:
+    """Of a worker with this configuration."""
+    usage = meter(config, role)
+    return Membership(link, join_message, heartbeat, config.schedule.lost_after_s, usage, retry_on)
 
 
 class Membership:
@@ -30,7 +47,8 @@ class Membership:
 
     Errors of `retry_on` are retried, all others are raised. The trainer retries on every `RhymedError`: it must
     survive whatever the broker answers, because only it has the newest weights, and a trainer that replaces another
-    is refused with a plain `WireError` until the other has been silent for a while.
+    is refused with a plain `WireError` until the other has been silent for a while. `lost_after_s`: of the schedule;
+    an earlier holder of our name whose machine vanished without ending its connection has the name for so long.
     """
 
     def __init__(
@@ -38,12 +56,13 @@ class Membership:
         link: Client,
         join_message: Callable[[], messages.Join],
         heartbeat: Callable[[], messages.Heartbeat],
+        lost_after_s: float,
         usage: UsageMeter | None = None,
         retry_on: ErrorTypes = TRANSIENT,
     ) -> None:
         self._usage = usage
         self._link, self._join_message, self._heartbeat = link, join_message, heartbeat
-        self._retry_on = retry_on
+        self._retry_on, self._name_s = retry_on, lost_after_s + NAME_MARGIN_S
         self._joined = False
 
     async def run(self) -> None:
@@ -54,9 +73,8 @@ class Membership:
         """Send heartbeats until cancelled."""
         while True:
             await asyncio.sleep(welcome.heartbeat_s)
-            heartbeat = self._heartbeat()
-            if self._usage is not None:
-                heartbeat = msgspec.structs.replace(heartbeat, usage=self._usage.newest())
+            usage = self._usage.newest() if self._usage is not None else None
+            heartbeat = msgspec.structs.replace(self._heartbeat(), usage=usage, waits=WAITS.longest)
             try:
                 await self._request(heartbeat)
             except self._retry_on as error:
@@ -70,7 +88,16 @@ class Membership:
                 raise errors.MalformedMessage(f"the broker answered Join with {type(answer).__name__}")
             return answer
 
-        welcome: messages.Welcome = await retry(attempt, "joining the run", on=self._retry_on)
+        give_up = time.monotonic() + self._name_s
+        while True:
+            try:
+                welcome: messages.Welcome = await retry(attempt, "joining the run", on=self._retry_on)
+                break
+            except errors.NameTaken as error:
+                if time.monotonic() > give_up:
+                    raise
+                log.warning("joining the run: %s; trying for %.0f s more", error, give_up - time.monotonic())
+                await asyncio.sleep(NAME_PAUSE_S)
         self._joined = True
         return welcome
 

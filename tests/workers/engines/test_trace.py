@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from rhymed.config import Config
-from rhymed.errors import DataError
+from rhymed.errors import DataError, EngineError
 from rhymed.histospec.drafts.yields import accepted
 from rhymed.messages import SampleId
 from rhymed_workers.engines.base import DraftReport, Output, Task, sampling_for
@@ -337,3 +337,17 @@ async def test_a_sleeping_engine_makes_no_token_and_goes_on_with_the_next_weight
         await engine.close()
     assert output.tokens.tolist() == expected[0].tolist()
     assert output.versions == [(1, before), (2, 400 - before)]
+
+
+async def test_samples_do_not_wait_for_an_engine_that_has_stopped(monkeypatch) -> None:
+    settings = config()
+    engine = engine_of(settings)
+    monkeypatch.setattr(engine, "_advance", lambda: 1 / 0)
+    await engine.open()
+    first, second = (SampleId(step=0, prompt="00ff00ff00ff00ff", index=index) for index in range(2))
+    async with asyncio.timeout(60):
+        with pytest.raises(EngineError, match="the trace engine stopped: ZeroDivisionError"):
+            await engine.generate(task(settings, first))
+        with pytest.raises(EngineError):
+            await engine.generate(task(settings, second))
+    await engine.close()

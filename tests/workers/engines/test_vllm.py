@@ -26,11 +26,12 @@ from rhymed.messages import SampleId
 from rhymed_workers.engines.adapter.client import watch
 from rhymed_workers.engines.adapter.labels import Labels
 from rhymed_workers.engines.base import Output, Sampling, Task, sampling_for
+from tests.packages import needs
 
-pytest.importorskip("vllm")
 torch = pytest.importorskip("torch")
 
 pytestmark = [
+    needs("vllm"),
     pytest.mark.slow,
     pytest.mark.timeout(400),
     pytest.mark.asyncio(loop_scope="module"),

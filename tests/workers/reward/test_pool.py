@@ -331,3 +331,18 @@ async def test_one_that_is_killed_while_it_loads_is_started_again_a_few_times(
             async with Pool(config):
                 pass
         assert len((tmp_path / "lives").read_text()) == pool_module.MAX_STARTS
+
+
+async def test_nobody_waits_for_a_scoring_process_whose_start_failed_unexpectedly(
+    make: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Pool(make()) as pool:
+        assert await wait_for(lambda: len(pool.pids) == 2)
+
+        async def broken(config: Config) -> ScoringProcess:
+            raise RuntimeError("a fault of ours")
+
+        monkeypatch.setattr(ScoringProcess, "start", broken)
+        async with asyncio.timeout(60):
+            with pytest.raises(RewardError, match="no scoring process can be started: a fault of ours"):
+                await crash(pool, 10)

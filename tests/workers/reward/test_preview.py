@@ -6,7 +6,7 @@ import pytest
 
 from rhymed.config import Config
 from rhymed.errors import RewardError
-from rhymed_workers.reward.preview import preview
+from rhymed_workers.reward.preview import Loading, preview
 
 SCORERS = """
 import os, time
@@ -39,3 +39,25 @@ def test_what_cannot_be_loaded_is_raised(tmp_path: Path) -> None:
     config = Config.model_validate({"reward": {"scorers": [{"scorer": "exact"}, {"scorer": "maths"}]}})
     with pytest.raises(RewardError, match=r"reward\.scorers\[1\]\.scorer: no scorer 'maths'; did you mean math"):
         preview(config, {"prompt": "q", "answer": "4"}, [("4", ())])
+
+
+def test_a_process_that_loads_in_the_background_scores_and_ends(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        f"import os\nopen({str(tmp_path / 'starts')!r}, 'a').write('.')\n"
+        "def pid(completions): return [float(os.getpid())]\ndef crash(completions): os._exit(3)\n"
+    )
+    starts = tmp_path / "starts"
+
+    def config(name: str) -> Config:
+        return Config.model_validate({"reward": {"scorer": f"{tmp_path}/mine.py:{name}"}})
+
+    with Loading(config("pid")) as scorers:
+        assert scorers.loaded()
+        verdicts = scorers.preview({"prompt": "q"}, [("4", ()), ("5", ())]).verdicts
+    assert starts.read_text() == "."
+    assert verdicts[0][0].reward == verdicts[1][0].reward
+    with Loading(config("crash")) as scorers:  # a crash costs one answer
+        errors = [str(verdict.error) for (verdict,) in scorers.preview({}, [("4", ()), ("5", ())]).verdicts]
+    assert ["exit status 3" in error for error in errors] == [True, True]
+    with Loading(config("absent")) as scorers, pytest.raises(RewardError, match="absent"):
+        scorers.loaded()

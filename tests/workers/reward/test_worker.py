@@ -1,6 +1,7 @@
 """The reward worker with a real store and a broker that only records messages."""
 
 import asyncio
+import shutil
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
@@ -32,6 +33,8 @@ from rhymed.run.layout import RunLayout, layout_of
 from rhymed.service.activities import seconds_of
 from rhymed.wire.sockets import Server
 from rhymed_store.client import NewSample, StoreClient
+from rhymed_store.database.tables import Reader
+from rhymed_store.inspect.browse import Browse
 from rhymed_store.service import StoreService
 from rhymed_workers.reward.worker import RewardWorker, load_decoder
 
@@ -65,13 +68,15 @@ class FakeBroker:
     def __init__(self, address: str) -> None:
         self.joins: list[Join] = []
         self.leaves: list[Leave] = []
-        self.last = Heartbeat(worker="none yet")
+        self.last = Heartbeat(worker="none-yet")
+        self.worker = b""  # its peer
         self.scores: dict[SampleId, Score] = {}
         self.server = Server(address, ToBroker, self._answer)
 
     async def _answer(self, peer: bytes, message: Any, frames: Any) -> Message:
         match message:
             case Join():
+                self.worker = peer
                 self.joins.append(message)
                 return Welcome(run="run", heartbeat_s=0.05, lost_after_s=5, step=0)
             case Leave():
@@ -90,7 +95,7 @@ class FakeBroker:
         return defaultdict(float, self.last.stats)
 
     async def rate(self, *ids: SampleId) -> None:
-        await self.server.request(b"reward-0", ScoreSamples(samples=list(ids)), deadline_s=60)
+        await self.server.request(self.worker, ScoreSamples(samples=list(ids)), deadline_s=60)
 
 
 async def until(condition: Callable[[], Any], deadline_s: float = 60.0) -> None:
@@ -226,7 +231,7 @@ async def test_errors_and_time_outs_are_told_and_never_silently_zero(
 
 
 async def test_several_scorers_are_one_weighted_sum_and_each_is_told(
-    make: Callable[..., Config], where: RunLayout, broker: FakeBroker
+    make: Callable[..., Config], where: RunLayout, broker: FakeBroker, tmp_path: Path
 ) -> None:
     ids = await put(where, "1 2 3", "3 2 1 4 5", "13 14")
     scorers = [
@@ -243,6 +248,9 @@ async def test_several_scorers_are_one_weighted_sum_and_each_is_told(
     assert (long.reward, long.parts) == (-0.25, {"length_penalty": -0.5, "mine": 0.0, "exact": 0.0})
     assert (raised.reward, raised.failed, raised.parts) == (None, "mine", {"length_penalty": 0.0})
     assert await rewards(where, *ids) == [3.0, -0.25, None]
+    with Reader(shutil.copytree(where.database, tmp_path / "copy")) as reader:  # the store is open in this process
+        shown = {each.info.id: each.parts for each in Browse(reader).responses(PROMPT)}
+    assert shown == {ids[0]: right.parts, ids[1]: long.parts, ids[2]: None}
 
 
 @pytest.mark.parametrize("on_error", ["drop", "zero"])
@@ -308,7 +316,7 @@ async def test_finish_ends_it(make: Callable[..., Config], where: RunLayout, bro
     worker = RewardWorker(make(), where, "reward-0")
     running = asyncio.create_task(worker.run())
     await until(lambda: broker.joins)
-    await broker.server.request(b"reward-0", Finish(reason="all steps are trained"), deadline_s=60)
+    await broker.server.request(broker.worker, Finish(reason="all steps are trained"), deadline_s=60)
     async with asyncio.timeout(60):
         await running
     assert not broker.leaves

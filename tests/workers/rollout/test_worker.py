@@ -439,6 +439,25 @@ async def test_a_colocated_engine_is_started_when_it_is_woken(colocated: Config,
         await until(lambda: len(broker.generated) == 4)
 
 
+async def test_a_colocated_engine_is_gone_when_its_worker_reports_that_it_leaves(
+    colocated: Config, scene: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker gives the GPU to the trainer then."""
+    where, broker, _, _ = scene
+    left: list[int] = []
+    close = TraceEngine.close
+
+    async def slow(self: TraceEngine) -> None:
+        left.append(len(broker.all(messages.Leave)))
+        await close(self)
+
+    monkeypatch.setattr(TraceEngine, "close", slow)
+    async with at_work(colocated, where, broker):
+        pass
+    assert left[0] == 0
+    assert len(broker.all(messages.Leave)) == 1
+
+
 async def test_samples_wait_while_the_engine_sleeps(colocated: Config, scene: Any) -> None:
     where, broker, _, _ = scene
     slow = colocated.model_copy(update={"trace": colocated.trace.model_copy(update={"step_s": 0.02})})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from array import array
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,9 @@ def floats(*numbers: float) -> bytes:
     ("value", "expected"),
     [
         (0.5, Result(0.5)),
-        ({"score": 0.5, "acc": True, "pred": "5"}, Result(0.5)),
+        ({"score": 0.5, "acc": True, "pred": "5"}, Result(0.5, named={"acc": 1.0})),
+        ({"reward": 0.5, "score": 1, "bad": math.nan, 7: 1.0, "many": [1, 2]}, Result(1.0)),
+        ({"score": 0, **{f"{at:02}": at for at in range(40)}}, Result(0, named={f"{at:02}": at for at in range(32)})),
         ({"reward": 0.5, "weight": 2}, Result(0.5, 2.0)),
         ({"reward": 0.5, "weight": None, "token_weights": None}, Result(0.5)),
         ({"score": 0.5, "weight": np.float32(0.25)}, Result(0.5, 0.25)),

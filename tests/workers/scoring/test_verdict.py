@@ -16,6 +16,16 @@ def test_the_reward_is_the_weighted_sum_of_the_parts() -> None:
     assert combine(SCORERS, verdicts) == Outcome(reward=2.25, seconds=7, parts=parts)
 
 
+def test_what_a_scorer_names_is_shown_and_counts_nowhere() -> None:
+    alone = combine(SCORERS[2:], [Verdict(label="rate", reward=1.0)])
+    assert alone.shown() == {}, "the reward is all there is"
+    named = combine(SCORERS[2:], [Verdict(label="rate", reward=1.0, named={"tone": 0.25})])
+    assert (named.reward, named.parts) == (1.0, {"rate": 1.0})
+    assert named.shown() == {"rate": 1.0, "rate/tone": 0.25}
+    weighted = combine(SCORERS[:1], [Verdict(label="math", reward=1.0)])
+    assert (weighted.reward, weighted.shown()) == (2.0, {"math": 1.0})
+
+
 def floats(*numbers: float) -> bytes:
     return array("f", numbers).tobytes()
 

@@ -120,19 +120,21 @@ import sys
 from vllm import LLM, SamplingParams, TokensPrompt
 from vllm.lora.request import LoRARequest
 
-def tokens(model, adapter=None, **more):
-    llm = LLM(model=model, dtype="float32", max_model_len=64, kv_cache_memory_bytes=1 << 24, enforce_eager=True,
-              skip_tokenizer_init=True, **more)
-    request = LoRARequest("ours", 1, adapter) if adapter else None
+def engine(model, **more):
+    return LLM(model=model, dtype="float32", max_model_len=64, kv_cache_memory_bytes=1 << 24, enforce_eager=True,
+               skip_tokenizer_init=True, **more)
+
+def tokens(llm, request=None):
     sampling = SamplingParams(temperature=0, max_tokens=16, detokenize=False, ignore_eos=True)
     found = llm.generate(TokensPrompt(prompt_token_ids=[40, 41, 42, 43]), sampling, lora_request=request)
     return list(found[0].outputs[0].token_ids)
 
 if __name__ == "__main__":
     base, adapter, merged = sys.argv[1:]
-    print("plain", tokens(base))
-    print("adapter", tokens(base, adapter, enable_lora=True, max_lora_rank=8))
-    print("merged", tokens(merged))
+    llm = engine(base, enable_lora=True, max_lora_rank=8)
+    print("plain", tokens(llm))
+    print("adapter", tokens(llm, LoRARequest("ours", 1, adapter)))
+    print("merged", tokens(engine(merged)))
 """
 
 
@@ -147,7 +149,12 @@ def test_vllm_serves_the_adapter_as_it_serves_the_merged_model(run: Path, tmp_pa
     script = tmp_path / "serve.py"
     script.write_text(VLLM)
     command = [sys.executable, str(script), str(tiny_model), *map(str, folders)]
-    environment = os.environ | {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    environment = os.environ | {
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # vLLM is imported once for both engines
+        "TORCHDYNAMO_DISABLE": "1",
+    }
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=580)
     assert done.returncode == 0, done.stdout + done.stderr
     told = dict(re.findall(r"^(plain|adapter|merged) (\[.*\])$", done.stdout, re.MULTILINE))

@@ -261,10 +261,13 @@ def test_what_is_not_finite_does_not_reach_the_weights(
 def test_stale_samples_are_refused(learner: Callable[..., TorchLearner]) -> None:
     made = learner()
     made.steps = 2
-    with pytest.raises(StalenessBroken, match=r"version 1; step 3 .*max_staleness = 0"):
+    with pytest.raises(StalenessBroken, match=r"versions 1 to 1; step 3 .*max_staleness = 0"):
         made.train(samples(2, version=1))
-    with pytest.raises(StalenessBroken, match="version 3"):
-        made.check(2, samples(2, version=3))
+    with pytest.raises(StalenessBroken, match="versions 3 to 3"):
+        made.train(samples(2, version=3))
+    assert made.allowed(2, samples(2, version=3)) == []
+    fine = samples(2, version=2)
+    assert made.allowed(2, [*fine, *samples(2, version=1)]) == fine
     assert made.steps == 2
 
 

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Iterator
+import os
+import shutil
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -9,12 +12,14 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from rhymed.config import Config
 from rhymed.errors import MalformedMessage, TrainerError, WireError
 from rhymed.messages import GetManifest, GetSlice, Manifest, NextSlices
 from rhymed.service.host import host_id
 from rhymed.wire.sockets import Client
 from rhymed_workers.trainer import publish
 from rhymed_workers.trainer.publish import Publisher
+from rhymed_workers.trainer.trace import TraceLearner
 from rhymed_workers.weights.server import WeightsServer
 
 
@@ -125,7 +130,9 @@ async def test_what_is_not_there_is_an_error(link: Client, publisher: Publisher)
         await link.request(GetManifest(version=9))
     with pytest.raises(TrainerError, match="a newer one has replaced it"):
         await link.request(GetSlice(edition="other", index=0))
-    for index in (-1, 1, 2**40):
+    with pytest.raises(WireError, match=r"int` >= 0 - at `\$\.index"):
+        await link.request(GetSlice(edition=edition, index=-1))
+    for index in (1, 2**40):
         with pytest.raises(WireError, match="of a file that has 1"):
             await link.request(GetSlice(edition=edition, index=index))
     with pytest.raises(TrainerError, match="did not begin"):
@@ -134,3 +141,35 @@ async def test_what_is_not_there_is_an_error(link: Client, publisher: Publisher)
         await link.request(NextSlices(edition=edition, worker="w", algorithm="blake2b", begin=True, relay="ipc://x"))
     with pytest.raises(MalformedMessage, match="md5"):
         await link.request(NextSlices(edition=edition, worker="w", algorithm="md5", begin=True, want=1))
+
+
+def test_a_version_is_published_although_the_folder_of_the_last_one_is_gone(publisher: Publisher) -> None:
+    """As after a cleaner of /dev/shm."""
+    first = publisher.publish(1, tensors(1).items())
+    shutil.rmtree(first.path.parent)
+    second = publisher.publish(2, tensors(2).items())
+    assert set(load_file(second.path)) >= {"embed", "norm"}
+    assert publisher.find(1).path.exists()
+
+
+async def test_a_version_whose_file_was_cut_is_published_again_from_memory(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(publish, "LOOK_S", 0.01)
+    learner = TraceLearner(Config().trace, Config().schedule)
+    publisher = Publisher(tmp_path / "weights", learner.dtype)
+    first = publisher.publish_from(learner)
+    os.truncate(first.path, 10)
+
+    async def at_once(work: Callable[[], None], activity: str) -> None:
+        work()
+
+    replacing = asyncio.create_task(publisher.replace_lost(learner, at_once))
+    try:
+        with pytest.raises(TrainerError, match="version 0 of the weights was lost"):
+            publisher.find(0)
+        async with asyncio.timeout(60):
+            while publisher._kept[0].edition == first.edition:
+                await asyncio.sleep(0.01)
+        assert publisher.find(0).path.stat().st_size == first.size
+    finally:
+        replacing.cancel()
+        publisher.close()

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from rhymed import messages
 from rhymed.config import Config, Lora
-from rhymed.errors import CheckpointError, CheckpointLost, PeerGone, StalenessBroken, TrainerError, UnknownSample
+from rhymed.errors import CheckpointError, CheckpointLost, PeerGone, TrainerError, UnknownSample
 from rhymed.run import checkpoint
 from rhymed.run.layout import RunLayout, layout_of
 from rhymed.service.activities import ACTIVITIES, seconds_of
@@ -24,7 +24,9 @@ from rhymed_store.client import NewSample, StoreClient
 from rhymed_store.service import StoreService
 from rhymed_workers.trainer import lineage
 from rhymed_workers.trainer import service as trainer
+from rhymed_workers.trainer.saving import checkpoints
 from rhymed_workers.trainer.service import TrainerService
+from tests.workers.peers import until
 
 WAIT_S = 60.0
 
@@ -235,22 +237,25 @@ async def test_a_trained_step_is_answered_and_not_trained_again(
         assert await broker.hear(messages.Trained, step=0) == first
         again = await published(where, 1)
         assert all((again[name] == weights[name]).all() for name in weights)
-        with pytest.raises(TrainerError, match="step 6 cannot be trained: 1 steps are trained"):
+        with pytest.raises(TrainerError, match="step 6 cannot be trained: 1 are trained, 2 is next"):
             await broker.ask(messages.TrainStep(step=5, samples=[]))
 
 
-async def test_what_is_stale_or_unknown_is_refused_and_the_trainer_lives_on(
-    config: Config, where: RunLayout, broker: Broker, put: Any
+async def test_what_is_unknown_is_refused_and_what_is_stale_left_out(
+    config: Config, where: RunLayout, broker: Broker, put: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with TrainerService(config, where).running():
         await broker.ask(messages.TrainStep(step=0, samples=await put(0)))
         await broker.hear(messages.Trained, step=0)
-        with pytest.raises(StalenessBroken, match="version 0; step 2"):
-            await broker.ask(messages.TrainStep(step=1, samples=await put(1, version=0)))
         with pytest.raises(UnknownSample):
             await broker.ask(messages.TrainStep(step=1, samples=[messages.SampleId(1, "f" * 16, 0)]))
         broker.heard.clear()
         await broker.hear(messages.Heartbeat, phase="idle", version=1)
+        stale = await put(1, version=0)
+        await broker.ask(messages.TrainStep(step=1, samples=stale))
+        trained = await broker.hear(messages.Trained, step=1)
+        assert trained.metrics["actor/left_out"] == len(stale)
+        assert "left out of training: sample 1/" in caplog.text
 
 
 async def test_a_restarted_broker_is_joined_again_and_hears_what_it_missed(
@@ -518,6 +523,27 @@ async def test_a_trainer_that_ends_while_it_writes_leaves_the_checkpoint_before(
             assert (await broker.hear(messages.Join)).version == 2
     finally:
         disk.set()
+
+
+async def test_what_is_written_of_a_checkpoint_is_progress_also_of_an_idle_trainer(
+    config: Config, where: RunLayout, broker: Broker, put: Any, disk: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So a disk that hangs is a stall, and a slow one is not."""
+    monkeypatch.setattr(checkpoints, "MEASURE_S", 0.02)
+    service = TrainerService(_changed(config, trainer={"checkpoint_every": 1}), where)
+    async with service.running():
+        assert service._progress() is None
+        await broker.ask(messages.TrainStep(step=0, samples=await put(0)))
+        await broker.hear(messages.Heartbeat, version=1, phase="idle")
+        await until(lambda: service._idle.is_set())
+        before = service._progress()
+        assert before is not None
+        (part,) = where.checkpoints.glob(f"{checkpoint.UNFINISHED}*")
+        (part / "more").write_bytes(bytes(1000))
+        await until(lambda: service._progress() != before)
+        disk.set()
+        await broker.hear(messages.Checkpointed, newest=1)
+        await until(lambda: service._progress() is None)
 
 
 async def test_without_a_copy_the_next_step_waits_for_the_checkpoint(

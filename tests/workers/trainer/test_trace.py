@@ -119,7 +119,7 @@ def test_a_checkpoint_that_is_not_ours_is_refused(tmp_path: Path, file: str) -> 
 
 def test_the_staleness_contract_is_kept_here_as_well() -> None:
     learner = trained(samples(0))
-    with pytest.raises(StalenessBroken, match="version 0; step 2"):
+    with pytest.raises(StalenessBroken, match="versions 0 to 0; step 2"):
         learner.train(samples(1, version=0))
     assert learner.steps == 1
 

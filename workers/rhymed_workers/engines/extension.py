@@ -9,15 +9,20 @@ folder on the way. Knows no versions, requests or rhymed messages.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from rhymed.errors import WireError
 from rhymed.histospec.plugin import attached, install
 from rhymed_workers.engines import activity
 from rhymed_workers.engines.gpus.memory import Storage
 from rhymed_workers.engines.owner import OWNER, end_with_owner
 from rhymed_workers.lora.merge import Adapter
+
+if TYPE_CHECKING:
+    from rhymed_workers.weights.shared.reader import Opened
 
 BACKEND = "rhymed-file"
 
@@ -31,6 +36,41 @@ class NoInit:
 class File:
     path: str  # safetensors: whole weights by their names in the model's Hugging Face folder, or an adapter
     base: str = ""  # of an adapter: the model's folder
+    shared: bool = False  # take the memory that the trainer offers next to the file, if this rank can map it
+
+
+class Taken:
+    """Where a rank's last weights came from; memory that it has mapped, until all layers are loaded."""
+
+    def __init__(self) -> None:
+        self.source = ""
+        self.opened: Opened | None = None
+
+    def tensors(self, path: Path, device: Any, *, shared: bool) -> Iterator[tuple[str, Any]]:
+        from rhymed_workers.weights.shared.reader import Opened
+
+        self.release()
+        self.source = "file"
+        try:
+            self.opened = Opened(path, device) if shared else None
+        except WireError as error:
+            self.source = f"file: {error}"
+        if self.opened is None:
+            return _read(path)
+        self.source = f"GPU {self.opened.gpu}" if self.opened.gpu else "shared memory"
+        return self.opened.tensors()
+
+    def release(self) -> None:
+        if self.opened is not None:
+            self.opened.close()
+            self.opened = None
+
+
+def _read(path: Path) -> Iterator[tuple[str, Any]]:
+    from safetensors import safe_open
+
+    with safe_open(path, framework="pt") as file:
+        yield from ((name, file.get_tensor(name)) for name in file.keys())  # noqa: SIM118
 
 
 def _repack_tied_heads(model: Any) -> None:
@@ -53,6 +93,11 @@ def _register() -> None:
         init_info_cls = NoInit
         update_info_cls = File
 
+        @property
+        def taken(self) -> Taken:
+            taken: Taken = self.__dict__.setdefault("_taken", Taken())
+            return taken
+
         def init_transfer_engine(self, init_info: NoInit) -> None:
             pass
 
@@ -65,19 +110,18 @@ def _register() -> None:
             if update_info.base:
                 self.model.load_weights(Adapter(Path(update_info.path)).merged(Path(update_info.base)))
                 return
-            from safetensors import safe_open
-
-            with safe_open(update_info.path, framework="pt") as file:
-                self.model.load_weights((name, file.get_tensor(name)) for name in file.keys())  # noqa: SIM118
+            device = next(self.model.parameters()).device
+            self.model.load_weights(self.taken.tensors(Path(update_info.path), device, shared=update_info.shared))
 
         def finish_weight_update(self) -> None:
             from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 
             finalize_layerwise_reload(self.model, self.model_config)
             _repack_tied_heads(self.model)
+            self.taken.release()
 
         def shutdown(self) -> None:
-            pass
+            self.taken.release()
 
         @staticmethod
         def trainer_send_weights(iterator: Any, trainer_args: Any) -> None:
@@ -106,6 +150,11 @@ class Extension(Storage):
 
     def attached(self) -> dict[str, Any]:
         return attached(self.model_runner)
+
+    def weights_from(self) -> str:
+        """Of the last update: "file", with the reason if memory was asked for, "shared memory", or a GPU."""
+        backend: Any = getattr(self, "weight_transfer_engine")  # noqa: B009  # of vLLM's worker
+        return str(backend.taken.source)
 
     def remember(self, prompt: str, tokens: list[int], rows: list[tuple[int, float | None, bytes]]) -> None:
         """A prompt's earlier responses: (step, reward, tokens as int32)."""

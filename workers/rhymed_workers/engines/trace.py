@@ -22,10 +22,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rhymed.config import Rollout, Trace
-from rhymed.errors import DataError
+from rhymed.errors import DataError, EngineError
 from rhymed.histospec.drafts.yields import Yields
 from rhymed.messages import FinishReason, SampleId
 from rhymed.service.stopwatch import Stopwatch
+from rhymed.tasks import watched
 from rhymed_workers.engines.base import NO_VERSION, DraftReport, Output, Task, Throughput
 
 if TYPE_CHECKING:
@@ -132,6 +133,7 @@ class TraceEngine:
         self._throughput = Throughput()
         self._seconds = Stopwatch("idle")
         self._loop: asyncio.Task[None] | None = None
+        self._failure: EngineError | None = None
 
     @property
     def version(self) -> int:
@@ -139,14 +141,23 @@ class TraceEngine:
 
     async def open(self) -> None:
         self._book = await asyncio.to_thread(TraceBook, self._trace, self._rollout)
-        self._loop = asyncio.get_running_loop().create_task(self._steps())
+        self._loop = watched(self._steps(), self._fail)
 
     async def close(self) -> None:
         if self._loop is not None:
             self._loop.cancel()
             await asyncio.gather(self._loop, return_exceptions=True)
 
+    def _fail(self, error: BaseException) -> None:
+        """No pass is made any more, so none may be waited for."""
+        self._failure = EngineError(f"the trace engine stopped: {type(error).__name__}: {error}")
+        for entry in [*self._waiting, *self._running.values()]:
+            if not entry.future.done():
+                entry.future.set_exception(self._failure)
+
     async def generate(self, task: Task) -> Output:
+        if self._failure is not None:
+            raise self._failure
         entry = _Running(task, *self._book.response(task.id), asyncio.get_running_loop().create_future())
         self._waiting.append(entry)
         self._work.set()

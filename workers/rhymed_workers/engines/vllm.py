@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 
 from rhymed.config import Config
 from rhymed.errors import EngineError
+from rhymed.gpus.transport import choose
 from rhymed.inputs.models import stop_tokens
 from rhymed.messages import Drafting, SampleId
 from rhymed.service import logfile
@@ -35,6 +37,8 @@ from rhymed_workers.lora.about import read
 from rhymed_workers.lora.folder import digest, entries, file_entries
 from rhymed_workers.lora.merge import Adapter, shapes
 
+log = logging.getLogger(__name__)
+
 LOAD_PATIENCE_S = 120.0  # for one weight update, besides the time to read the file
 SLOWEST_LOAD = 1e8  # bytes per second
 ABORT_AGAIN_S = 0.01
@@ -46,6 +50,7 @@ class VllmEngine:
     def __init__(self, config: Config, folder: Path) -> None:
         self._config = config
         self._folder = folder
+        self._shared = choose(config).transport == "ipc"
         self._llm: Any = None
         self._client: Client | None = None
         self._version = NO_VERSION
@@ -145,7 +150,7 @@ class VllmEngine:
 
         async with self._updating:
             adapter = await asyncio.to_thread(self._check, path)
-            file = {"path": str(path), "base": str(self._folder) if adapter else ""}
+            file = {"path": str(path), "base": str(self._folder) if adapter else "", "shared": self._shared}
             watch, patience_s = _SplitTimer(), LOAD_PATIENCE_S + os.stat(path).st_size / SLOWEST_LOAD
             try:
                 async with asyncio.timeout(patience_s):
@@ -157,6 +162,8 @@ class VllmEngine:
             except Exception as error:  # half-loaded weights: this engine must not continue
                 raise EngineError(f"version {version} could not be loaded from {path}: {error}") from error
             self._version = version
+            if self._shared:
+                log.info("version %d: weights from %s", version, await self._open.call("weights_from"))
             return watch.splits
 
     async def sleep(self) -> dict[str, float]:

@@ -15,6 +15,7 @@ from typing import Any, Self
 
 from rhymed.config import Config
 from rhymed.errors import RewardError
+from rhymed.tasks import watched
 from rhymed_workers.reward.process import MAX_STARTS, RESTART_S, ScoringProcess
 from rhymed_workers.scoring.child import Item
 from rhymed_workers.scoring.verdict import Outcome, Verdict, combine
@@ -27,6 +28,7 @@ class Pool:
 
     def __init__(self, config: Config) -> None:
         self._config = config  # the scoring processes receive all of it
+        self._scorers = config.reward.all
         self._idle: asyncio.Queue[ScoringProcess] = asyncio.Queue()
         self._slots = asyncio.Semaphore(config.reward.processes)
         self._processes: set[ScoringProcess] = set()
@@ -71,13 +73,12 @@ class Pool:
 
         Raises `RewardError` only if no process can be started any more.
         """
-        scorers = self._config.reward.all
         verdicts: list[Verdict] = []
         async with self._slots:
             process = await self._take()
             fresh = process.fresh
             try:
-                for scorer in range(len(scorers)):
+                for scorer in range(len(self._scorers)):
                     verdict = await process.score(item, scorer)
                     if not (process.usable or verdict.timeout or fresh):
                         process, fresh = await self._replace(process), True
@@ -85,7 +86,7 @@ class Pool:
                     verdicts.append(verdict)
                     if verdict.error is not None:
                         break
-                return combine(scorers, verdicts)
+                return combine(self._scorers, verdicts)
             finally:
                 await self._give_back(process)
 
@@ -114,21 +115,27 @@ class Pool:
 
     async def _take(self) -> ScoringProcess:
         while True:
-            getting = asyncio.ensure_future(self._idle.get())
-            either: set[asyncio.Future[Any]] = {getting, self._broken}
-            try:
-                await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-            except BaseException:
-                if not getting.cancel() and not getting.cancelled():
-                    self._idle.put_nowait(getting.result())
-                raise
-            if not getting.done():
-                getting.cancel()
-                self._broken.result()
-            process = getting.result()
+            process = await self._next()
             if process.usable:
                 return process
             await self._remove(process)  # it died while idle: no sample's fault
+
+    async def _next(self) -> ScoringProcess:
+        """Raises the error for which no process can be started."""
+        if not self._idle.empty():
+            return self._idle.get_nowait()  # as nearly always; waiting costs as much as a short score
+        getting = asyncio.ensure_future(self._idle.get())
+        either: set[asyncio.Future[Any]] = {getting, self._broken}
+        try:
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        except BaseException:
+            if not getting.cancel() and not getting.cancelled():
+                self._idle.put_nowait(getting.result())
+            raise
+        if not getting.done():
+            getting.cancel()
+            self._broken.result()
+        return getting.result()
 
     def _add(self, process: ScoringProcess) -> None:
         self._processes.add(process)
@@ -142,9 +149,13 @@ class Pool:
     def _start_another(self) -> None:
         if self._closed:
             return
-        task = asyncio.get_running_loop().create_task(self._start())
-        self._starting.add(task)
-        task.add_done_callback(self._starting.discard)
+        watched(self._start(), self._break, self._starting)
+
+    def _break(self, error: BaseException) -> None:
+        """Those who wait for a scoring process get the error."""
+        log.error("a scoring process was not started: %s", error, exc_info=error)
+        if not self.pids and not self._broken.done():
+            self._broken.set_exception(RewardError(f"no scoring process can be started: {error}"))
 
     async def _start(self) -> None:
         for attempt in range(1, MAX_STARTS + 1):
@@ -153,6 +164,6 @@ class Pool:
                 return
             except (RewardError, OSError) as error:
                 log.warning("scoring process not started (%d of %d): %s", attempt, MAX_STARTS, error)
-                if attempt == MAX_STARTS and not self.pids and not self._broken.done():
-                    self._broken.set_exception(RewardError(f"no scoring process can be started: {error}"))
+                if attempt == MAX_STARTS:
+                    raise
                 await asyncio.sleep(RESTART_S)

@@ -9,7 +9,9 @@ import asyncio
 import logging
 from array import array
 from collections.abc import Coroutine, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
+from threading import Thread
 from typing import Any, TypeVar
 
 from rhymed.config import Config
@@ -20,6 +22,9 @@ from rhymed_workers.scoring.verdict import Verdict
 
 Result = TypeVar("Result")
 
+Answers = Sequence[tuple[str, Sequence[int]]]
+"""(text, tokens) of each."""
+
 
 @dataclass(frozen=True)
 class Preview:
@@ -28,17 +33,21 @@ class Preview:
     warnings: list[str]
 
 
-def preview(config: Config, row: Row, answers: Sequence[tuple[str, Sequence[int]]]) -> Preview:
+def preview(config: Config, row: Row, answers: Answers) -> Preview:
     """Scores every answer (text, tokens) with every scorer, also after one has failed.
 
     Raises `RewardError` when a scorer cannot be loaded. Blocking, not for use on an event loop: takes as long as
     importing the scorers, then at most `reward.timeout_s` per scorer and answer.
     """
-    return _run(_preview(config, row, answers))
+
+    async def work() -> Preview:
+        return await _preview(await ScoringProcess.start_with_retries(config), config, row, answers)
+
+    return _run(work())
 
 
-async def _preview(config: Config, row: Row, answers: Sequence[tuple[str, Sequence[int]]]) -> Preview:
-    process = await ScoringProcess.start_with_retries(config)
+async def _preview(process: ScoringProcess, config: Config, row: Row, answers: Answers) -> Preview:
+    """Kills the process."""
     result = Preview([], process.notes, process.warnings)
     try:
         for response, tokens in answers:
@@ -54,13 +63,49 @@ async def _preview(config: Config, row: Row, answers: Sequence[tuple[str, Sequen
     return result
 
 
-def check_scorers(config: Config) -> None:
-    """Load the scorers and unload them. Blocking. Raises `RewardError` if the scorers cannot be loaded."""
+class Loading:
+    """The scoring process of one preview. It loads its scorers in a daemon thread: its owner does other work, and an
+    interrupt waits for nothing. Leaving the block ends it."""
 
-    async def load() -> None:
-        await (await ScoringProcess.start_with_retries(config)).kill()
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._ready, self._result = Future[bool](), Future[Preview]()
+        self._asked = Future[tuple[Row, Answers] | None]()  # None: there will be no preview
+        self._thread = Thread(target=lambda: _run(self._serve()), name="scorers", daemon=True)
+        self._thread.start()
 
-    _run(load())
+    def __enter__(self) -> Loading:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *ended: object) -> None:
+        if not self._asked.done():
+            self._asked.set_result(None)
+        if kind is None and self._ready.done():
+            self._thread.join()
+
+    def loaded(self) -> bool:
+        """True. Blocking. Raises `RewardError` if the scorers cannot be loaded."""
+        return self._ready.result()
+
+    def preview(self, row: Row, answers: Answers) -> Preview:
+        """As `preview`. Once."""
+        self._asked.set_result((row, answers))
+        return self._result.result()
+
+    async def _serve(self) -> None:
+        try:
+            process = await ScoringProcess.start_with_retries(self._config)
+        except BaseException as error:
+            self._ready.set_exception(error)
+            return
+        self._ready.set_result(True)
+        if asked := await asyncio.wrap_future(self._asked):
+            try:
+                self._result.set_result(await _preview(process, self._config, *asked))
+            except BaseException as error:
+                self._result.set_exception(error)
+        else:
+            await process.kill()
 
 
 def _run(work: Coroutine[Any, Any, Result]) -> Result:

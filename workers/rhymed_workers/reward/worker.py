@@ -29,10 +29,9 @@ from rhymed.service.retry import retry
 from rhymed.service.service import Service
 from rhymed.service.stopwatch import Stopwatch
 from rhymed.text import counted
-from rhymed.usage.meter import meter
 from rhymed.wire.sockets import DONE, Client
 from rhymed_store.client import StoreClient, StoredSample
-from rhymed_workers.membership import Membership
+from rhymed_workers.membership import member
 from rhymed_workers.reward.health import ScorerHealth
 from rhymed_workers.reward.pool import Pool
 from rhymed_workers.scoring.child import Item, item
@@ -85,7 +84,7 @@ class RewardWorker(Service):
             self._layout.broker, self.name, peer="broker", accepts=messages.ToReward, handler=self._handle, keys=keys
         )
         self._closing.callback(link.close)
-        self._membership = Membership(link, self._join, self._heartbeat, meter(self._config, "reward"))
+        self._membership = member(link, self._join, self._heartbeat, self._config, "reward")
         self._closing.push_async_callback(self._membership.leave, self.name)
         for work in (self._membership.run(), self._fetch(), self._report()):
             self.spawn(work)
@@ -147,7 +146,7 @@ class RewardWorker(Service):
         except UnknownSample as error:
             if len(ids) > 1:
                 return [read for id in ids for read in await self._read([id])]
-            self._outcomes.put_nowait((ids[0], Outcome(error=f"not in the store: {error}")))
+            self._outcomes.put_nowait((ids[0], Outcome(error=f"not in the store: {error}", unstored=True)))
             return []
         texts = await asyncio.to_thread(self._decode, samples)
         by_prompt = dict(zip(prompts, rows, strict=True))
@@ -179,7 +178,7 @@ class RewardWorker(Service):
                 self._holding.pop(score.id, None)
 
     def _score_of(self, id: messages.SampleId, outcome: Outcome) -> messages.Score:
-        zero = outcome.error is not None and self._config.reward.on_error == "zero"
+        zero = outcome.error is not None and not outcome.unstored and self._config.reward.on_error == "zero"
         return messages.Score(
             id=id,
             reward=0.0 if zero else outcome.reward,
@@ -187,6 +186,7 @@ class RewardWorker(Service):
             timeout=outcome.timeout,
             parts=outcome.parts,
             failed=outcome.failed,
+            unstored=outcome.unstored,
         )
 
     async def _put(
@@ -194,9 +194,9 @@ class RewardWorker(Service):
     ) -> list[messages.Score]:
         """Store rewards and loss weights; returns what to report. A sample that the store does not have gets none."""
         rewards = [
-            messages.Score(id=score.id, reward=score.reward, weight=outcomes[score.id].weight)
+            messages.Score(id=score.id, reward=score.reward, weight=outcome.weight, parts=outcome.shown())
             for score in scores
-            if score.reward is not None
+            if score.reward is not None and (outcome := outcomes[score.id])
         ]
         if not rewards:
             return scores
@@ -206,7 +206,7 @@ class RewardWorker(Service):
         except UnknownSample as error:
             if len(scores) > 1:
                 return [stored for score in scores for stored in await self._put([score], outcomes)]
-            return [messages.Score(id=scores[0].id, error=scores[0].error or f"not in the store: {error}")]
+            return [messages.Score(id=scores[0].id, error=f"not in the store: {error}", unstored=True)]
         return scores
 
 

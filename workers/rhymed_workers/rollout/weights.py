@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 
 from rhymed.errors import ConfigError, DeadlineExceeded, EngineError, RhymedError
 from rhymed.messages import LoadVersion, Sleep
-from rhymed.service.retry import PATIENCE_S
+from rhymed.service.retry import PATIENCE_S, WAITS
 from rhymed_workers.engines.base import Engine
 from rhymed_workers.rollout.activity import Timesheet
 from rhymed_workers.weights.fetch import Fetcher
@@ -46,6 +46,7 @@ class WeightLoader:
         self._wanted: LoadVersion | Sleep | None = None
         self._changed = asyncio.Event()  # another version is wanted
         self._failing: tuple[LoadVersion, float] | None = None  # the order that fails, and since when
+        self._waiting: object = None  # while it fails, see `Waits`
         self.life = ""  # of the trainer whose weights are loaded
         self.ready = asyncio.Event()  # a published version is loaded
         self.busy = False
@@ -84,6 +85,7 @@ class WeightLoader:
             finally:
                 self.busy = False
             self._failing = None
+            WAITS.end(self._waiting)
             await self._report(None if isinstance(wanted, Sleep) else wanted.version, seconds)
 
     def _check_patience(self, wanted: LoadVersion, error: RhymedError) -> None:
@@ -91,6 +93,8 @@ class WeightLoader:
         now = time.monotonic()
         if self._failing is None or self._failing[0] != wanted:
             self._failing = wanted, now
+            WAITS.end(self._waiting)
+            self._waiting = WAITS.begin(f"the weights of version {wanted.version}", error)
         elif now - self._failing[1] >= PATIENCE_S:
             raise DeadlineExceeded(
                 f"fetching weights of version {wanted.version} from {wanted.weights}: given up after"

@@ -28,12 +28,11 @@ from rhymed.service.logline import cause
 from rhymed.service.retry import retry
 from rhymed.service.service import Service
 from rhymed.text import counted
-from rhymed.usage.meter import meter
 from rhymed.wire.sockets import DONE, Client
 from rhymed_store.client import StoreClient
 from rhymed_workers.engines.base import Engine, sampling_for
 from rhymed_workers.engines.build import build_engine
-from rhymed_workers.membership import Membership
+from rhymed_workers.membership import member
 from rhymed_workers.rollout.activity import Timesheet
 from rhymed_workers.rollout.generation import ActiveSample, Generation
 from rhymed_workers.rollout.history import HistoryLoader
@@ -93,8 +92,10 @@ class RolloutWorker(Service):
             self._layout.broker, self.name, peer="broker", accepts=messages.ToRollout, handler=self._handle, keys=keys
         )
         self._closing.callback(link.close)
-        self._membership = Membership(link, self._join, self._heartbeat, meter(self._config, "rollout"))
+        self._membership = member(link, self._join, self._heartbeat, self._config, "rollout")
         self._closing.push_async_callback(self._membership.leave, self.name)
+        if colocated:  # who leaves has freed the GPU
+            self._closing.push_async_callback(self.engine.close)
         self._reporter = Reporter(self.name, self.engine, self._store, self._membership, self._active)
         for work in (self._membership.run(), self._weights.run(), self._reporter.run(), self._watch_engine()):
             self.spawn(work)
@@ -286,9 +287,8 @@ class RolloutWorker(Service):
     async def _watch_engine(self) -> None:
         """Raises `EngineError` when the engine stalls."""
         stall_s = self._config.rollout.stall_s
-        stalled = errors.EngineError(
-            f"the engine has work but made no token for {stall_s:g} s (rollout.stall_s): ending it"
-        )
+        why = f"the engine has work but made no token for {stall_s:g} s (rollout.stall_s): ending it"
+        stalled = errors.EngineError(why)
         await stall.watch(self._engine_state, stall_s, stalled)
 
     def _engine_state(self) -> object:

@@ -1,12 +1,14 @@
 """What a scorer returns, checked: a finite reward, and weights of the sample or of its tokens in the loss.
 
 A scorer returns a number, or a dict with it as `score` (verl's name) or `reward`. The dict may have `weight`, one
-number, and `token_weights`, one number per response token; other keys are left out. Weights are finite and not
-negative. Whatever else comes raises `RewardError` that quotes it, and never becomes a zero. Knows no scorers.
+number, and `token_weights`, one number per response token. Weights are finite and not negative. Finite numbers under
+other keys are parts of the reward, to be shown; what else lies there is left out. Whatever else comes raises
+`RewardError` that quotes it, and never becomes a zero. Knows no scorers.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 from array import array
 from collections.abc import Sequence
@@ -16,12 +18,16 @@ from rhymed.errors import RewardError
 from rhymed.text import short
 
 REWARDS = ("score", "reward")
+WEIGHTS = ("weight", "token_weights")
+MOST_PARTS = 32  # that one function names
+LONGEST_NAME = 64  # characters of a part's name
 
 
 class Result(NamedTuple):
     reward: float
     weight: float = 1.0  # of the sample in the loss
     token_weights: bytes = b""  # float32, one per response token; empty: all 1
+    named: dict[str, float] | None = None  # parts of the reward that the scorer names; they only inform
 
 
 def read(value: Any, name: str, tokens: Sequence[int], *, optional: bool) -> Result | None:
@@ -37,6 +43,7 @@ def read(value: Any, name: str, tokens: Sequence[int], *, optional: bool) -> Res
         number,
         1.0 if weight is None else _weight(weight, name),
         b"" if of_tokens is None else _token_weights(of_tokens, name, len(tokens)),
+        _named(value),
     )
 
 
@@ -57,6 +64,19 @@ def _reward(value: Any, name: str) -> Any:
         if key in value:
             return value[key]
     raise RewardError(f"{name} returned a dict without 'score' or 'reward'; its keys: {', '.join(map(str, value))}")
+
+
+def _named(result: dict[Any, Any]) -> dict[str, float] | None:
+    """The first `MOST_PARTS` finite numbers under names of their own."""
+    found: dict[str, float] = {}
+    for name, value in result.items():
+        if name in (*REWARDS, *WEIGHTS) or not isinstance(name, str) or len(found) == MOST_PARTS:
+            continue
+        with contextlib.suppress(Exception):  # of the user's objects
+            number = _number(value, "", "")
+            if math.isfinite(number):
+                found[name[:LONGEST_NAME]] = number
+    return found or None
 
 
 def _number(value: Any, name: str, what: str) -> float:

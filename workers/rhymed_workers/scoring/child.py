@@ -79,7 +79,9 @@ def main() -> None:
             [text for function in functions if (text := getattr(function, name, ""))] for name in ("note", "warning")
         )
     except BaseException as error:
-        _put(answers, msgspec.msgpack.encode(Ready(error=_in_words(error))))
+        reason = overrun(error, config.reward, crowded=False)
+        text = f"{_in_words(error)}: {reason}" if reason else _in_words(error)
+        _put(answers, msgspec.msgpack.encode(Ready(error=text)))
         return
     _limit(resource.RLIMIT_FSIZE, config.reward.file_mib << 20)
     _limit(resource.RLIMIT_NOFILE, config.reward.open_files)

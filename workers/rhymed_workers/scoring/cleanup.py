@@ -26,7 +26,7 @@ from rhymed_workers.sandbox.linux import children, family, kill
 MAX_CHILDREN = 16
 SAMPLE_S = 0.05
 IDLE_S = 0.5  # waiting time over which the CPU time of background work is judged
-BUSY = 0.5  # of one core
+BUSY = 0.25  # of one core: on a full machine it is shared
 ROUNDS = 50  # for killing orphans that make orphans
 HANDLED = [number for number in signal.Signals if number not in (signal.SIGKILL, signal.SIGSTOP)]
 

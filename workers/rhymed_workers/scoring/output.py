@@ -26,7 +26,8 @@ class OutputLimit:
         now = time.monotonic()
         self._budget = min(BURST_BYTES, self._budget + (now - self._since) * REFILL_BYTES_S)
         self._since = now
-        kept = text[: int(self._budget)]
+        waits = self._left_out and self._budget < REFILL_BYTES_S  # else each byte of it had a report before it
+        kept = b"" if waits else text[: int(self._budget)]
         if kept and self._left_out:
             self._report_left_out()
         self._budget -= len(kept)

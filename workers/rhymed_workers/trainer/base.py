@@ -13,10 +13,11 @@ from rhymed_workers.trainer.saving.checkpoints import Finish
 
 if TYPE_CHECKING:
     from rhymed_workers.trainer.gang.gang import Gang
+    from rhymed_workers.trainer.tokenstats.step import StepStats
 
 
 class Learner(Protocol):
-    """Blocking. All methods but `check` are called on one thread."""
+    """Blocking. All methods but `allowed` are called on one thread."""
 
     reads_logprobs: bool  # samples are fetched with log-probs and prompt tokens
     reads_rows: bool  # and with the rows of their prompts
@@ -27,8 +28,8 @@ class Learner(Protocol):
     @property
     def dtype(self) -> str: ...  # of the weights that are published
 
-    def check(self, step: int, samples: Sequence[StoredSample]) -> None:
-        """Raises `StalenessBroken`."""
+    def allowed(self, step: int, samples: Sequence[StoredSample]) -> list[StoredSample]:
+        """Those that keep the staleness contract."""
 
     def train(self, samples: Sequence[StoredSample], progress: Progress, run_steps: int) -> dict[str, float]:
         """Train the next step; returns its metrics. `run_steps`: of the whole run; 0: unknown."""
@@ -38,6 +39,10 @@ class Learner(Protocol):
 
     def metadata(self) -> dict[str, str]:
         """For the published file's header: of adapters, the model that they change; of whole weights, nothing."""
+
+    @property
+    def token_stats(self) -> StepStats | None:
+        """What the last step computed of each token; None: it is not taken along."""
 
     def digest(self) -> str:
         """Of the weights; empty if that is slow."""

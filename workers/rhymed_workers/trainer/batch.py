@@ -58,6 +58,16 @@ class Batch:
         moved = {name: value.to(device) for name, value in values.items() if isinstance(value, Tensor)}
         return replace(self, **moved)
 
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Those that are on, by name."""
+        found = {
+            "reward/overlong_penalty": self.penalty,
+            "actor/loss_weight": self.loss_weight,
+            "actor/kl": self.kl,
+        }
+        return {name: value for name, value in found.items() if value is not None}
+
     def tokens(self, logp_N: Tensor, flat_N: Tensor) -> Tokens:
         """Those with these numbers."""
         return Tokens(
@@ -100,11 +110,12 @@ def assemble(
     kept_B = _kept(samples, recipe)
     parts = np.array_split(np.arange(len(samples)), min(config.minibatches, len(samples)))
     updates_of = partial(_updates, sequences, parts, config.micro_tokens)
-    reference_N, targets, total = None, None, int(lengths_B.sum())
+    total = int(lengths_B.sum())
     every = _flat(updates_of(kept_B)) if recipe.old_first or recipe.critic else []
     old_N, kl_N = _kl_first(policy, reference, every, total, recipe)
     rewards_B, penalty = _rewards(samples, lengths_B, recipe, longest)
     own_N, loss_weight = loss_weights(samples)
+    targets = None
     if values is None:
         advantages_N = advantages(rewards_B, _groups(samples), lengths_B, recipe, kept_B=kept_B, kl_N=kl_N)
     else:
@@ -115,8 +126,6 @@ def assemble(
     updates = updates_of(kept_B & signal_B & _any(own_N > 0, lengths_B))
     if old_N is None and len(parts) > 1:
         old_N = policy(_flat(updates), total)
-    if reference is not None and recipe.kl_coef and recipe.kl_in == "loss":
-        reference_N = reference(_flat(updates), total)
     return Batch(
         updates,
         lengths_B,
@@ -125,7 +134,7 @@ def assemble(
         _weights(lengths_B, kept_B, parts, recipe.aggregation, longest) * own_N,
         engine_logprobs(samples),
         old_N,
-        reference_N,
+        _reference_in_loss(reference, updates, total, recipe),
         targets,
         penalty,
         None if kl_N is None else float(kl_N.sum()) / max(1, int(lengths_B[kept_B].sum())),
@@ -142,6 +151,15 @@ def _kl_first(
     assert reference is not None, "a KL term needs the reference model"
     old_N = policy(batches, total)
     return old_N, kl(old_N, reference(batches, total), recipe.kl_estimator).nan_to_num(nan=0.0)
+
+
+def _reference_in_loss(
+    reference: LogProbs | None, updates: list[list[MicroBatch]], total: int, recipe: Recipe
+) -> Tensor | None:
+    """(N,) Its log-probs, if the loss has a KL term."""
+    if reference is None or not recipe.kl_coef or recipe.kl_in != "loss":
+        return None
+    return reference(_flat(updates), total)
 
 
 def loss_weights(samples: Sequence[StoredSample]) -> tuple[Tensor, float | None]:

@@ -31,12 +31,14 @@ from rhymed_workers.trainer.policy.policy import Policy, Scores
 from rhymed_workers.trainer.policy.runtime import free_cached
 from rhymed_workers.trainer.ranks import passes
 from rhymed_workers.trainer.ranks.group import ALONE, Alone
-from rhymed_workers.trainer.samples import Progress, check_staleness, sample_metrics, scored_groups
+from rhymed_workers.trainer.samples import Progress, check_staleness, sample_metrics, scored_groups, within_staleness
 from rhymed_workers.trainer.saving.checkpoints import Finish
 from rhymed_workers.trainer.sums import Sums
 from rhymed_workers.trainer.teacher.build import build as build_teacher
 from rhymed_workers.trainer.teacher.distillation import Distillation, Targets
 from rhymed_workers.trainer.teacher.exact import distil, follow
+from rhymed_workers.trainer.tokenstats.step import StepStats
+from rhymed_workers.trainer.tokenstats.take import Taken
 
 log = logging.getLogger(__name__)
 
@@ -72,6 +74,9 @@ class TorchLearner:
         self._optimizer = optimizer.build(config, policy.trained())
         self._run_steps = 0  # of the whole run; 0: unknown
         self.colocated = False  # engines use this GPU between steps
+        self.takes_token_stats = False
+        self.token_stats: StepStats | None = None  # of the last step
+        self._taken: Taken | None = None  # of the step in progress
 
     @classmethod
     def restore(cls, config: Config, folder: Path | None, ranks: Alone = ALONE) -> TorchLearner:
@@ -94,6 +99,7 @@ class TorchLearner:
             ranks=ranks,
         )
         learner.colocated = config.schedule.colocate
+        learner.takes_token_stats = config.store.token_stats_bytes > 0
         if folder is not None:
             learner.load(folder)
         return learner
@@ -112,8 +118,8 @@ class TorchLearner:
         """Empty: reading all weights after each step would take a second per gigabyte."""
         return ""
 
-    def check(self, step: int, samples: Sequence[StoredSample]) -> None:
-        check_staleness(step, samples, self._max_staleness)
+    def allowed(self, step: int, samples: Sequence[StoredSample]) -> list[StoredSample]:
+        return within_staleness(step, samples, self._max_staleness)
 
     def train(
         self,
@@ -122,8 +128,8 @@ class TorchLearner:
         run_steps: int = 0,
     ) -> dict[str, float]:
         """Train the next step and return its metrics. Groups with too few scored samples are left out."""
-        self.check(self.steps, samples)
-        started, self._run_steps = time.perf_counter(), run_steps
+        check_staleness(self.steps, samples, self._max_staleness)
+        started, self._run_steps, self.token_stats = time.perf_counter(), run_steps, None
         torch.manual_seed(self.steps)
         chosen, unscored = scored_groups(samples, self._recipe.least_group)
         sums = self._update(chosen, progress) if chosen else Sums()
@@ -148,6 +154,7 @@ class TorchLearner:
         values = self.critic.values if self.critic else None
         logs = (self._logprobs, self._reference_logprobs, values)
         batch = assemble(samples, self._config, self._longest, *logs, dense=taught is not None).to(self.policy.device)
+        self._taken = Taken(len(batch.sample_N), self.policy.device) if self.takes_token_stats else None
         updates = [self._ranks.share(update) for update in batch.updates]
         sums, total, done = Sums(), sum(map(len, updates)), 0
         frozen = self.critic is not None and self.critic.alone(self.steps)
@@ -172,16 +179,12 @@ class TorchLearner:
                 self.critic.update()
         progress(total, total)
         sums.together(self._ranks)
+        self.token_stats = self._taken.of(self.steps, samples, self._ranks) if self._taken else None
         if self.critic and batch.targets:
             sums.extra |= self.critic.metrics(batch.targets)
         if taught is not None:
             sums.extra |= taught.metrics(self._ranks)
-        if batch.penalty is not None:
-            sums.extra["reward/overlong_penalty"] = batch.penalty
-        if batch.loss_weight is not None:
-            sums.extra["actor/loss_weight"] = batch.loss_weight
-        if batch.kl is not None:
-            sums.extra["actor/kl"] = batch.kl
+        sums.extra |= batch.metrics
         return sums
 
     def _follow(self, micro: MicroBatch, taught: Targets | None, *, frozen: bool) -> None:
@@ -200,8 +203,11 @@ class TorchLearner:
                 tokens = taught.advise(tokens, flat_N)
             found = token_losses(tokens, self._recipe)
             sums.add(found, entropy_N)
-            if self._recipe.loss != "likelihood":  # else no engine wrote the tokens
+            sampled = self._recipe.loss != "likelihood"  # else no engine wrote the tokens
+            if sampled:
                 sums.compare(tokens.engine_N, tokens.old_N)
+            if self._taken:
+                self._taken.add(tokens, entropy_N, flat_N, sampled=sampled)
             return (found.loss_N * batch.weights_N[flat_N]).sum()
 
         recipe, alone = self._recipe, self._only_taught(taught)

@@ -8,6 +8,7 @@ checkpoints survive a reboot. Knows no engines and no requests (`rhymed_workers.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import logging
@@ -16,16 +17,18 @@ import os
 import secrets
 import shutil
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 
 from rhymed import atomic
+from rhymed.config import Config
 from rhymed.errors import TrainerError, WireError
+from rhymed.gpus.transport import choose
 from rhymed_workers.weights.copies import shared_memory
 from rhymed_workers.weights.mapped import MappedFile, Published
 from rhymed_workers.weights.slices import slicing
@@ -35,11 +38,14 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
+    from rhymed_workers.weights.shared.offer import Offers
+
     Tensors: TypeAlias = Iterable[tuple[str, Tensor | NDArray[Any]]]
 
 log = logging.getLogger(__name__)
 
 KEEP = 2
+LOOK_S = 1.0
 ALIGN = 64  # bytes
 PIECE = 1 << 20  # elements
 WRITERS = min(8, os.cpu_count() or 1)  # threads
@@ -47,15 +53,29 @@ DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 ITEM_BYTES = {"BF16": 2, "F16": 2, "F32": 4}
 
 
+class Source(Protocol):
+    """A learner, as far as its weights are published."""
+
+    @property
+    def steps(self) -> int: ...
+
+    def tensors(self) -> dict[str, Any]: ...
+
+    def metadata(self) -> dict[str, str]: ...
+
+
 class Publisher:
     """Writes versions, for one trainer at a time: files of an earlier trainer in the folder are removed."""
 
-    def __init__(self, folder: Path, dtype: str = "bfloat16") -> None:
+    def __init__(self, folder: Path, dtype: str = "bfloat16", *, share: bool = False) -> None:
+        """`share`: offer the newest version in memory of the tensors' device, too."""
+        self._offers = _offers() if share else None
         self._fallback = folder
         self._dtype = dtype
         self._folder: Path | None = None
         self._kept: dict[int, Published] = {}
         self._lock = threading.Lock()  # published by one thread, found by others
+        self._lost: int | None = None  # a version that was asked for, whose file another program has changed
 
     def publish(
         self, version: int, tensors: Tensors, metadata: Mapping[str, str] = MappingProxyType({})
@@ -64,6 +84,7 @@ class Publisher:
 
         Torch tensors, or numpy arrays that already have the published dtype. `metadata` goes into the file's header.
         """
+        self.withdraw()
         named = list(tensors)
         numpy_only = all(isinstance(tensor, np.ndarray) for _, tensor in named)
         kept = named if numpy_only else unique(named)
@@ -75,9 +96,12 @@ class Publisher:
                 _write_arrays(file.fileno(), kept, starts, self._dtype)
             else:
                 _write(file.fileno(), kept, starts, self._dtype)
+        if self._offers is not None and not numpy_only:
+            self._offers.offer(path, kept, starts, self._dtype)
         published = Published(version, secrets.token_hex(8), path, size, MappedFile(path, slicing(size)))
         with self._lock:
             self._kept[version] = published
+            self._lost = None
             for old in sorted(self._kept)[:-KEEP]:
                 self._kept.pop(old).path.unlink(missing_ok=True)
         return published
@@ -111,12 +135,40 @@ class Publisher:
                 published.file.copy_to(part)
             file = MappedFile(path, published.file.slicing)
         except (OSError, WireError) as error:
+            self._lost = published.version
             raise TrainerError(f"version {published.version} of the weights was lost: {error}") from error
         self._kept[published.version] = again = published._replace(file=file)
         return again
 
+    def publish_from(self, learner: Source) -> Published:
+        """Blocking. On the learner's thread."""
+        return self.publish(learner.steps, learner.tensors().items(), learner.metadata())
+
+    async def replace_lost(
+        self, learner: Source, on_thread: Callable[[Callable[[], None], str], Awaitable[None]]
+    ) -> None:
+        """Until cancelled: publish a version once more whose file was lost, when somebody has asked for it. An older
+        one than the learner has is in no memory any more, and its readers are soon sent a newer one."""
+
+        def again() -> None:
+            if learner.steps == self._lost:
+                log.warning("version %d was lost: publishing it from memory", self._lost)
+                self.publish_from(learner)
+            self._lost = None
+
+        while True:
+            await asyncio.sleep(LOOK_S)
+            if self._lost is not None:
+                await on_thread(again, "publish")
+
+    def withdraw(self) -> None:
+        """The newest version is in files only from now on; the memory is free when it has no reader."""
+        if self._offers is not None:
+            self._offers.withdraw()
+
     def close(self) -> None:
         """Remove all versions. A process that has one open can still read it."""
+        self.withdraw()
         with self._lock:
             self._kept.clear()
         if self._folder is not None:
@@ -126,7 +178,7 @@ class Publisher:
         if self._folder is None:
             self._folder = self._choose(size)
             shutil.rmtree(self._folder, ignore_errors=True)
-            self._folder.mkdir(parents=True, mode=0o700)
+        self._folder.mkdir(parents=True, mode=0o700, exist_ok=True)  # removed from outside, perhaps
         return self._folder
 
     def _choose(self, size: int) -> Path:
@@ -147,6 +199,16 @@ class Publisher:
             )
             return self._fallback
         return shared
+
+
+def publisher_for(config: Config, folder: Path, dtype: str) -> Publisher:
+    return Publisher(folder, dtype, share=choose(config).transport == "ipc")
+
+
+def _offers() -> Offers:
+    from rhymed_workers.weights.shared.offer import Offers
+
+    return Offers()
 
 
 def unique(tensors: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:

@@ -5,6 +5,7 @@ Pure: numpy only. Knows no learner.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Sequence
 
@@ -13,19 +14,36 @@ import numpy as np
 from rhymed.errors import StalenessBroken
 from rhymed_store.client import StoredSample
 
+log = logging.getLogger(__name__)
+
 Progress = Callable[[int, int], None]
 """(parts done, parts of the step). Called on the learner's thread; an error that it raises ends the step."""
 
 
 def check_staleness(step: int, samples: Sequence[StoredSample], allowed: int) -> None:
-    """Raises `StalenessBroken` for a sample with a token of older weights than the contract allows."""
+    """Raises `StalenessBroken` for a sample with a token of older or newer weights than the contract allows."""
     for sample in samples:
-        oldest = min((version for version, _ in sample.info.versions), default=step)
-        if not step - allowed <= oldest <= step:
+        versions = [version for version, _ in sample.info.versions] or [step]
+        if not step - allowed <= min(versions) <= max(versions) <= step:
             raise StalenessBroken(
-                f"sample {sample.info.id} has tokens of version {oldest}; step {step + 1} with"
-                f" schedule.max_staleness = {allowed} takes none before version {step - allowed}"
+                f"sample {sample.info.id} has tokens of versions {min(versions)} to {max(versions)}; step {step + 1}"
+                f" with schedule.max_staleness = {allowed} takes versions {step - allowed} to {step}"
             )
+
+
+def within_staleness(step: int, samples: Sequence[StoredSample], allowed: int) -> list[StoredSample]:
+    """Those that the contract allows. Others are logged as errors: their worker reported other versions than stored.
+
+    The broker drops what it knows to be too old, so a false report alone brings one here. It must not end the run.
+    """
+    kept = []
+    for sample in samples:
+        try:
+            check_staleness(step, [sample], allowed)
+            kept.append(sample)
+        except StalenessBroken as error:
+            log.error("left out of training: %s", error)
+    return kept
 
 
 def scored(sample: StoredSample) -> bool:

@@ -25,7 +25,6 @@ from rhymed import messages
 from rhymed.config import Config
 from rhymed.errors import MalformedMessage, RhymedError, TrainerError
 from rhymed.inputs.rows import Row
-from rhymed.run import checkpoint
 from rhymed.run.layout import RunLayout
 from rhymed.service import stall
 from rhymed.service.activities import stats_of
@@ -33,15 +32,15 @@ from rhymed.service.logline import cause
 from rhymed.service.service import Service
 from rhymed.service.stopwatch import Stopwatch
 from rhymed.text import trained_line
-from rhymed.usage.meter import meter
 from rhymed.wire.sockets import DONE, Client
 from rhymed_store.client import StoreClient, StoredSample
-from rhymed_workers.membership import Membership
+from rhymed_workers.membership import member
 from rhymed_workers.trainer.base import Learner, restore
 from rhymed_workers.trainer.lineage import Lineage
-from rhymed_workers.trainer.publish import Publisher
+from rhymed_workers.trainer.publish import publisher_for
 from rhymed_workers.trainer.saving.checkpoints import Checkpoints, Finish
 from rhymed_workers.trainer.saving.writer import only_writer
+from rhymed_workers.trainer.tokenstats.keep import Keeper
 from rhymed_workers.weights.server import WeightsServer
 
 if TYPE_CHECKING:
@@ -71,7 +70,7 @@ class TrainerService(Service):
         self._version = 0  # published; the learner's own count is ahead while a step is being published
         self._last: messages.Trained | None = None
         self._reports: set[asyncio.Task[None]] = set()
-        self._checkpoints = Checkpoints(layout.checkpoints, config.trainer.keep_checkpoints, self._report_checkpoints)
+        self._checkpoints = Checkpoints(layout, config.trainer.keep_checkpoints, self._report_checkpoints)
         self._over = False  # the broker has ended the run
         self._closing = contextlib.AsyncExitStack()
 
@@ -79,9 +78,10 @@ class TrainerService(Service):
         self._closing.enter_context(only_writer(self._layout.folder))
         self._gang = self._start_gang()
         self._learner, self._lineage = await self._on_thread(self._load, "load")
-        self._publisher = Publisher(self._layout.folder / "weights", self._learner.dtype)
+        self._publisher = publisher_for(self._config, self._layout.folder / "weights", self._learner.dtype)
         self._closing.callback(self._publisher.close)
         await self._publish()
+        self.spawn(self._publisher.replace_lost(self._learner, self._on_thread))
         keys = self._layout.keys("trainer")
         address = self._layout.weights
         self._weights = WeightsServer(self._layout.listens(address), self._publisher, keys=keys)
@@ -89,18 +89,19 @@ class TrainerService(Service):
         self._closing.callback(self._weights.close)
         self._store = StoreClient(self._layout.store, self.name, keys)
         self._closing.callback(self._store.close)
+        self._keeper = Keeper(self._store, lambda work: self.spawn(work, vital=False))
         keys = keys.to("broker")
         link = Client(
             self._layout.broker, self.name, peer="broker", accepts=messages.ToTrainer, handler=self._handle, keys=keys
         )
         self._closing.callback(link.close)
         self._phase = "idle"
-        self._membership = Membership(link, self._join, self._heartbeat, meter(self._config, "trainer"), RhymedError)
+        self._membership = member(link, self._join, self._heartbeat, self._config, "trainer", RhymedError)
         self._closing.push_async_callback(self._membership.leave, self.name)
         self.spawn(self._membership.run())
         stall_s = self._config.trainer.stall_s
-        stuck = TrainerError(f"no progress for {stall_s:g} s (trainer.stall_s): the step will be trained again")
-        self.spawn(stall.watch(self._progress, stall_s, stuck))
+        why = f"no progress for {stall_s:g} s (trainer.stall_s): it begins again at the newest checkpoint"
+        self.spawn(stall.watch(self._progress, stall_s, TrainerError(why)))
 
     async def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
@@ -120,16 +121,16 @@ class TrainerService(Service):
 
     def _load(self) -> tuple[Learner, Lineage]:
         """From the newest intact checkpoint, or from the beginning if there is no checkpoint."""
-        newest = checkpoint.resume(self._layout.checkpoints)
+        newest = self._checkpoints.resume()
         learner = restore(self._config, newest.folder if newest else None, self._gang)
         lineage = Lineage.load(newest.folder, learner.steps) if newest else Lineage()
-        self._checkpoints.newest = newest.step if newest else 0
         log.info("%s, %d steps trained, from %s", learner, learner.steps, newest or "the beginning")
         return learner, lineage
 
     def _progress(self) -> object:
-        """Changes with every micro-batch; None if there is nothing to do."""
-        return None if self._idle.is_set() else (self._version, self._phase)
+        """Changes with every micro-batch and with what is written of a checkpoint; None if there is nothing to do."""
+        written = self._checkpoints.progress
+        return None if self._idle.is_set() and written is None else (self._version, self._phase, written)
 
     async def _on_thread(self, work: Callable[[], Result], activity: str) -> Result:
         """Run on the learner's thread; the time there counts as this activity."""
@@ -186,9 +187,7 @@ class TrainerService(Service):
             self._report(last or messages.Trained(worker=self.name, step=order.step, metrics={}, life=self._life))
             return
         if order.step > steps:
-            raise TrainerError(
-                f"step {order.step + 1} cannot be trained: {steps} steps are trained, {steps + 1} is the next"
-            )
+            raise TrainerError(f"step {order.step + 1} cannot be trained: {steps} are trained, {steps + 1} is next")
         if self._step is None:
             self._run_steps = order.steps
             self._idle.clear()
@@ -206,7 +205,8 @@ class TrainerService(Service):
                 samples += await self._store.get_samples(
                     part, logprobs=with_logprobs, prompt_tokens=with_logprobs, deadline_s=FETCH_S
                 )
-        self._learner.check(step, samples)
+        samples = self._learner.allowed(step, samples)
+        self._left_out = len(ids) - len(samples)
         if self._learner.reads_rows:
             samples = await self._with_rows(samples)
         self._fetch_s = time.perf_counter() - started
@@ -234,6 +234,7 @@ class TrainerService(Service):
             self._phase = f"train {done}/{total}"
 
         def train() -> dict[str, float]:
+            self._publisher.withdraw()  # the memory is for training now
             metrics = self._learner.train(samples, progress, self._run_steps)
             self._lineage.add(step, samples, self._learner.digest())
             return metrics
@@ -242,11 +243,13 @@ class TrainerService(Service):
         metrics = await self._on_thread(train, "train")
         self._phase = "publish"
         metrics |= {"timing_s/fetch": self._fetch_s, "timing_s/publish": await self._publish()}
+        metrics["actor/left_out"] = float(self._left_out)
         self._last = messages.Trained(worker=self.name, step=step, metrics=metrics, life=self._life)
         self._step = None
         more = cause("trained", [sample.info.id for sample in samples], step=step)
         log.info("step %d trained: %s", step + 1, trained_line(metrics), extra=more)
         self._report(self._last)
+        self._keeper.keep(step, self._learner.token_stats)
         if self._version % self._config.trainer.checkpoint_every == 0:
             await self._save()
         if self._step is None:
@@ -256,12 +259,8 @@ class TrainerService(Service):
     async def _publish(self) -> float:
         """Returns the seconds that it took."""
         started = time.perf_counter()
-        learner, version = self._learner, self._learner.steps
-
-        await self._on_thread(
-            lambda: self._publisher.publish(version, learner.tensors().items(), learner.metadata()), "publish"
-        )
-        self._version = version
+        published = await self._on_thread(lambda: self._publisher.publish_from(self._learner), "publish")
+        self._version = published.version
         return time.perf_counter() - started
 
     async def _save(self) -> None:
@@ -297,4 +296,5 @@ class TrainerService(Service):
         await self._checkpoints.report()  # again: a broker may have restarted
         if self._reports:
             await asyncio.wait(self._reports, timeout=LAST_REPORTS_S)
+        await self._keeper.written(LAST_REPORTS_S)
         self.stop()

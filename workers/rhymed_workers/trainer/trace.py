@@ -21,7 +21,7 @@ from rhymed.config import Schedule, Trace
 from rhymed.errors import CheckpointError
 from rhymed_store.client import StoredSample
 from rhymed_workers.trainer.lineage import sample_bytes
-from rhymed_workers.trainer.samples import Progress, check_staleness, sample_metrics, scored_groups
+from rhymed_workers.trainer.samples import Progress, check_staleness, sample_metrics, scored_groups, within_staleness
 from rhymed_workers.trainer.saving.checkpoints import Finish
 
 SIZE = 1024
@@ -40,6 +40,7 @@ class TraceLearner:
     dtype = "float32"
     reads_logprobs = False
     reads_rows = False
+    token_stats = None
 
     def __init__(self, trace: Trace, schedule: Schedule) -> None:
         self._train_s, self._max_staleness = trace.train_s, schedule.max_staleness
@@ -57,8 +58,8 @@ class TraceLearner:
     def __str__(self) -> str:
         return f"{SIZE} numbers for weights (trainer.engine = trace)"
 
-    def check(self, step: int, samples: Sequence[StoredSample]) -> None:
-        check_staleness(step, samples, self._max_staleness)
+    def allowed(self, step: int, samples: Sequence[StoredSample]) -> list[StoredSample]:
+        return within_staleness(step, samples, self._max_staleness)
 
     def train(
         self,
@@ -67,7 +68,7 @@ class TraceLearner:
         run_steps: int = 0,
     ) -> dict[str, float]:
         """Train the next step, in `trace.train_s` seconds or more, and return its metrics."""
-        self.check(self.steps, samples)
+        check_staleness(self.steps, samples, self._max_staleness)
         started = time.perf_counter()
         chosen, unscored = scored_groups(samples)
         gradient = np.zeros(SIZE, np.float32)

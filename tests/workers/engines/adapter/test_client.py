@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -111,3 +113,30 @@ def test_our_backend_of_weights_can_be_made(release: str) -> None:
     assert made().shutdown() is None
     extension._register()  # once more changes nothing
     assert Factory._registry[extension.BACKEND]() is made
+
+
+def test_our_backend_takes_the_trainer_s_memory_or_the_file(release: str, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    from rhymed_workers.trainer.publish import Publisher
+
+    extension._register()
+    from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory as Factory
+
+    class Model(torch.nn.Linear):  # type: ignore[misc, name-defined]
+        def load_weights(self, weights: Any) -> None:
+            self.load_state_dict(dict(weights))
+
+    backend, publisher = Factory._registry[extension.BACKEND]()(), Publisher(tmp_path, "float32", share=True)
+    worker = extension.Extension()
+    worker.weight_transfer_engine, backend.model = backend, Model(3, 2)
+    for version, source in enumerate(("shared memory", "file", "file: the trainer offers no memory of this version")):
+        wanted = torch.nn.Linear(3, 2).state_dict()
+        path = publisher.publish(version, wanted.items()).path
+        if "offers" in source:
+            publisher.withdraw()
+        backend.receive_weights(extension.File(str(path), shared=source != "file"))
+        assert worker.weights_from() == source
+        assert all(torch.equal(part, wanted[name]) for name, part in backend.model.state_dict().items())
+        backend.shutdown()  # what is mapped is closed, as at the end of an update
+    publisher.close()
+    assert not list(tmp_path.iterdir())

@@ -171,6 +171,7 @@ def test_the_names_of_our_extension_are_free(release: str) -> None:
     """vLLM refuses an extension of its worker that has a name of the worker's."""
     ours = {name for name in dir(Extension) if not name.startswith("__")}
     assert ours & set(contract(release)["worker"].split()) == set()
+    assert "weight_transfer_engine" in contract(release)["worker"].split()  # that `weights_from` asks
 
 
 def test_the_installed_release_is_its_contract() -> None:

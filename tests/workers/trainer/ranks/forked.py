@@ -1,14 +1,17 @@
-"""Ranks over gloo as forked processes of a fresh interpreter: torch is imported once for all of them.
+"""Ranks over gloo as forked processes of one interpreter, which imports torch once for all tests of a session.
 
-    python -m tests.workers.trainer.ranks.forked < jobs.json
+    python -m tests.workers.trainer.ranks.forked
 
-A job trains some steps with some ranks and saves a checkpoint: see `Job`.
+It reads a line of jobs and answers with a line of what they reported, until its input ends. A job trains some steps
+with some ranks and saves a checkpoint: see `Job`.
 """
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
+import select
 import subprocess
 import sys
 import tempfile
@@ -35,18 +38,46 @@ class Job:
     metrics: list[dict[str, float]] = field(default_factory=list)  # of every step, filled in
 
 
+class Forker:
+    """The interpreter. It ends with this process, and with the first job that fails."""
+
+    def __init__(self) -> None:
+        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115
+        command = [sys.executable, "-m", MODULE]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True, cwd=ROOT
+        )
+        atexit.register(self.close)
+
+    def run(self, jobs: Sequence[Job], timeout_s: float) -> list[Job]:
+        assert self._process.stdin
+        assert self._process.stdout
+        print(json.dumps([asdict(job) for job in jobs]), file=self._process.stdin, flush=True)
+        ready, _, _ = select.select([self._process.stdout], [], [], timeout_s)
+        line = self._process.stdout.readline() if ready else ""
+        if not line:
+            self.close()
+            self._log.seek(0)
+            raise AssertionError(f"{'' if ready else f'no answer within {timeout_s} s'}{self._log.read()[-4000:]}")
+        return [Job(**job) for job in json.loads(line)]
+
+    @property
+    def over(self) -> bool:
+        return self._process.poll() is not None
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+_forkers: list[Forker] = []
+
+
 def train(jobs: Sequence[Job], timeout_s: float = 280) -> list[Job]:
     """One after another; returns them with their metrics."""
-    done = subprocess.run(
-        [sys.executable, "-m", MODULE],
-        input=json.dumps([asdict(job) for job in jobs]),
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-        cwd=ROOT,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return [Job(**job) for job in json.loads(done.stdout.splitlines()[-1])]
+    if not _forkers or _forkers[-1].over:
+        _forkers.append(Forker())
+    return _forkers[-1].run(jobs, timeout_s)
 
 
 def enter(count: int, rank: int, meeting: str) -> Any:
@@ -86,6 +117,7 @@ def _rank(job: Job, rank: int, meeting: str) -> None:
     learner.save(out)
     published = learner.tensors()
     if rank == 0:
+        torch.save(learner.token_stats, out / "tokens.pt")
         torch.save({name: tensor.clone() for name, tensor in published.items()}, out / "published.pt")
         (out / "metrics.json").write_text(json.dumps(job.metrics))
     else:
@@ -127,21 +159,25 @@ def _run(job: Job) -> None:
 
 
 def main() -> None:
-    given = json.load(sys.stdin)
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what jobs print is no answer
     import torch
     import torch.distributed.checkpoint
     import torch.distributed.fsdp
     import torch.distributed.tensor
     import transformers.models.llama.modeling_llama  # noqa: F401
 
-    if any("lora" in job["config"]["trainer"] for job in given):
-        import peft  # noqa: F401
+    import rhymed_workers.trainer.learner  # noqa: F401
+    import tests.workers.trainer.test_learner  # noqa: F401
 
     torch.set_num_threads(1)
-    jobs = [Job(**job) for job in given]
-    for job in jobs:
-        _run(job)
-    print(json.dumps([asdict(job) for job in jobs]))
+    for line in sys.stdin:
+        jobs = [Job(**job) for job in json.loads(line)]
+        if any("lora" in job.config["trainer"] for job in jobs):
+            import peft  # noqa: F401
+        for job in jobs:
+            _run(job)
+        print(json.dumps([asdict(job) for job in jobs]), file=answers, flush=True)
 
 
 if __name__ == "__main__":

@@ -59,10 +59,19 @@ def test_two_ranks_share_a_teacher_and_learn_what_one_does(
 
 
 @pytest.mark.thorough
+def test_one_two_and_four_ranks_have_the_same_weights_after_ten_steps(
+    tiny_model: Path, teacher_model: Path, tmp_path: Path
+) -> None:
+    settings = taught(tiny_model, {"model": str(teacher_model), "divergence": "reverse"})
+    one, two, four = train([Job(ranks, settings, f"{tmp_path}/{ranks}", last=10) for ranks in (1, 2, 4)])
+    assert one.metrics[-1]["distill/divergence"] != 0
+    agree(one, two, four)
+
+
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("algorithm", "given", "trainer"),
     [
-        ("opd", {"divergence": "reverse"}, {}),
         ("opd", {"divergence": "reverse"}, {"minibatches": 3}),
         ("opd", {"divergence": "forward"}, {}),
         ("grpo", {"divergence": "mixed"}, {"gradient_checkpointing": True}),
@@ -77,7 +86,7 @@ def test_two_ranks_share_a_teacher_and_learn_what_one_does(
         ),
     ],
 )
-def test_one_two_and_four_ranks_have_the_same_weights_after_ten_steps(
+def test_four_ranks_have_the_weights_of_one_after_five_steps(
     tiny_model: Path,
     teacher_model: Path,
     tmp_path: Path,
@@ -87,9 +96,9 @@ def test_one_two_and_four_ranks_have_the_same_weights_after_ten_steps(
 ) -> None:
     teacher = given if algorithm == "opsd" else {"model": str(teacher_model), **given}
     settings = taught(tiny_model, teacher, algorithm, **trainer)
-    one, two, four = train([Job(ranks, settings, f"{tmp_path}/{ranks}") for ranks in (1, 2, 4)])
+    one, four = train([Job(ranks, settings, f"{tmp_path}/{ranks}", last=5) for ranks in (1, 4)])
     assert one.metrics[-1]["distill/divergence"] != 0
-    agree(one, two, four)
+    agree(one, four)
 
 
 @pytest.mark.thorough

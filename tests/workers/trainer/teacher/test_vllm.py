@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -22,15 +21,14 @@ from rhymed_workers.trainer.ranks.group import ALONE
 from rhymed_workers.trainer.teacher.local import logprobs
 from rhymed_workers.trainer.teacher.remote import RemoteTeacher
 from rhymed_workers.trainer.teacher.start import find
+from tests.ports import free_ports
 
 START_S = 400.0
 
 
 @pytest.fixture
 def url(tiny_model: Path, tmp_path: Path) -> Iterator[str]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    (port,) = free_ports(1)
     options = f"--model {tiny_model} --served-model-name tiny --host 127.0.0.1 --port {port} --dtype float32"
     small = "--max-model-len 256 --enforce-eager --kv-cache-memory-bytes 67108864 --block-size 32 --max-num-seqs 8"
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *options.split(), *small.split()]

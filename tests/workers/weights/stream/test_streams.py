@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
+import threading
 import time
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from rhymed.errors import PeerGone, WireError
@@ -18,7 +20,7 @@ from rhymed.messages import GetSlice, GetStream, Slice, Stream
 from rhymed.wire.keys import OPEN, Keyring, make_keys
 from rhymed.wire.sockets import Parcel
 from rhymed_workers.weights.mapped import MappedFile
-from rhymed_workers.weights.stream import channel
+from rhymed_workers.weights.stream import channel, client, places, server
 from rhymed_workers.weights.stream.client import Streams, ask
 from rhymed_workers.weights.stream.server import TICKETS, StreamServer
 from tests.workers.weights.peers import fetchers, trainer, words
@@ -65,9 +67,9 @@ async def test_one_connection_carries_many_slices_and_errors_come_back(
     serving: StreamServer, streams: Streams
 ) -> None:
     assert [await streams.use(take()) for _ in range(3)] == [CONTENT] * 3
-    assert len(serving._channels) == 1
+    assert len(serving.places) == 1
     assert await asyncio.gather(*(streams.use(take()) for _ in range(5))) == [CONTENT] * 5
-    assert len(serving._channels) == 2
+    assert len(serving.places) == 2
     with pytest.raises(WireError, match="slice 7 is not here"):
         await streams.use(take(7))
     assert await streams.use(take()) == CONTENT
@@ -105,6 +107,147 @@ async def test_the_next_download_tries_again_if_streams_have_worked(serving: Str
     assert await streams.use(take()) == CONTENT
 
 
+async def leaving_none(streams: Streams, work: Any, *, cancel: bool = False) -> list[socket.socket]:
+    """Runs `use`, closes the streams while it runs or cancels it, and returns the sockets that it made."""
+    task = asyncio.ensure_future(streams.use(work))
+    await asyncio.to_thread(work.begun.wait, 60)
+    if cancel:
+        task.cancel()
+    else:
+        streams.close()
+    work.may.set()
+    await asyncio.gather(task, return_exceptions=True)
+    return work.sockets
+
+
+class Held:
+    """A blocking call that waits until it may continue. Keeps the sockets that it is given."""
+
+    def __init__(self, call: Any = None) -> None:
+        self.begun, self.may = threading.Event(), threading.Event()
+        self.sockets: list[socket.socket] = []
+        self._call = call
+
+    def __call__(self, given: Any, *rest: Any) -> Any:
+        self.sockets.append(getattr(given, "_socket", given))
+        done = self._call(given, *rest) if self._call else None
+        self.begun.set()
+        assert self.may.wait(60)
+        return done
+
+
+@pytest.mark.parametrize("cancel", [False, True])
+async def test_a_connection_that_is_used_while_the_download_ends_is_closed(streams: Streams, cancel: bool) -> None:
+    [used] = await leaving_none(streams, Held(), cancel=cancel)
+    assert used.fileno() < 0
+    assert not streams._idle
+
+
+@pytest.mark.parametrize("cancel", [False, True])
+async def test_a_connection_that_is_made_while_the_download_ends_is_closed(
+    streams: Streams, cancel: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connecting = Held(client._connect)
+    monkeypatch.setattr(client, "_connect", connecting)
+    work = Held()
+    work.begun, work.may, work.sockets = connecting.begun, connecting.may, connecting.sockets
+    [made] = await leaving_none(streams, work, cancel=cancel)
+    assert made.fileno() < 0
+    assert not streams._idle
+
+
+async def test_a_connection_that_is_offered_after_the_download_has_ended_is_not_kept(serving: StreamServer) -> None:
+    asked, may = asyncio.Event(), asyncio.Event()
+
+    async def offer() -> Stream:
+        asked.set()
+        await may.wait()
+        return serving.offer()
+
+    with ThreadPoolExecutor(1) as threads:
+        made = Streams(LOCAL, offer, threads, most=1, reach_s=5)
+        work = Held()
+        work.may.set()
+        task = asyncio.ensure_future(made.use(work))
+        await asked.wait()
+        made.close()
+        may.set()
+        await task
+        assert [one.fileno() for one in work.sockets] == [-1]
+
+
+@pytest.mark.parametrize(
+    "garbage", [{"key": b"short"}, {"port": 70_000}, {"port": -1}, {"ticket": b""}, {"ticket": bytes(16)}]
+)
+async def test_a_wrong_offer_costs_speed_alone(
+    serving: StreamServer, garbage: dict[str, Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    made: list[socket.socket] = []
+    real = client._connect
+
+    def kept(connection: socket.socket, *rest: Any) -> None:
+        made.append(connection)
+        real(connection, *rest)
+
+    async def offer() -> Stream:
+        return msgspec.structs.replace(serving.offer(), **garbage)
+
+    monkeypatch.setattr(client, "_connect", kept)
+    monkeypatch.setattr(server, "HELLO_S", 0.2)
+    with ThreadPoolExecutor(1) as threads:
+        streams = Streams(LOCAL, offer, threads, most=1, reach_s=5)
+        assert await streams.use(take()) is None
+        assert all(one.fileno() < 0 for one in made)
+        assert "which is slower" in caplog.text
+
+
+async def test_a_worker_that_cannot_seal_uses_the_link(
+    serving: StreamServer, streams: Streams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serving._sealed = True
+    monkeypatch.setattr(client, "can_seal", lambda: False)
+    assert await streams.use(take()) is None
+
+
+async def test_silent_peers_do_not_keep_others_out(serving: StreamServer, streams: Streams) -> None:
+    port = serving.offer().port
+    silent = [socket.create_connection(("127.0.0.1", port), 10) for _ in range(places.WAITING + 20)]
+    try:
+        assert await streams.use(take()) == CONTENT
+        assert len(serving.places._waiting) <= places.WAITING
+    finally:
+        for one in silent:
+            one.close()
+
+
+async def test_a_silent_peer_is_closed_soon(serving: StreamServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "HELLO_S", 0.1)
+    assert await asyncio.to_thread(refused, serving.offer().port, b"half")
+
+
+async def test_at_most_so_many_are_admitted(
+    serving: StreamServer, streams: Streams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(places, "ADMITTED", 1)
+    assert await streams.use(take()) == CONTENT
+    assert await asyncio.to_thread(refused, serving.offer().port, serving.offer().ticket)
+    assert len(serving.places) == 1
+
+
+def test_the_oldest_of_the_address_with_most_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(places, "WAITING", 3)
+    made = [socket.socket() for _ in range(5)]
+    found = places.Places()
+    for connection, address in zip(made, "abbcd", strict=True):
+        assert found.enter(connection, address)
+    assert [one.fileno() < 0 for one in made] == [True, True, False, False, False], "b's oldest, then a's"
+    assert not found.admit(made[1])
+    assert found.admit(made[2])
+    found.close()
+    assert all(one.fileno() < 0 for one in made)
+    assert not found.enter(made[0], "a")
+
+
 def refused(port: int, first: bytes) -> bool:
     """Whether the server closes a connection that begins so."""
     with socket.create_connection(("127.0.0.1", port), 10) as connection:
@@ -122,7 +265,7 @@ async def test_only_a_fresh_ticket_is_admitted_and_once(
     assert await asyncio.to_thread(refused, offer.port, bytes(16))
     with socket.create_connection(("127.0.0.1", offer.port), 10) as connection:
         connection.sendall(offer.ticket)
-        while not serving._channels:
+        while not serving.places:
             await asyncio.sleep(0.01)
         assert await asyncio.to_thread(refused, offer.port, offer.ticket), "it was used"
     old = serving.offer()

@@ -78,7 +78,7 @@ class Client:
         spans = [(_version(span.version), span.end - span.start) for span in completion.weight_versions or []]
         return [(version, count) for version, count in spans if count]
 
-    async def update(self, version: int, file: dict[str, str], done: Callable[[str], None]) -> None:
+    async def update(self, version: int, file: dict[str, Any], done: Callable[[str], None]) -> None:
         """New weights between two steps: running requests pause, drop their keys and values, and continue.
 
         `file`: fields of `extension.File`. `done` is called with the name of each phase at its end. Raises whatever

@@ -16,6 +16,7 @@ from rhymed_workers.trainer.gang.meeting import Gone
 from rhymed_workers.trainer.learner import TorchLearner
 from rhymed_workers.trainer.samples import Progress
 from rhymed_workers.trainer.saving.checkpoints import Finish
+from rhymed_workers.trainer.tokenstats.step import StepStats
 
 
 class GangLearner:
@@ -40,8 +41,8 @@ class GangLearner:
     def steps(self) -> int:
         return self._learner.steps
 
-    def check(self, step: int, samples: Sequence[StoredSample]) -> None:
-        self._learner.check(step, samples)
+    def allowed(self, step: int, samples: Sequence[StoredSample]) -> list[StoredSample]:
+        return self._learner.allowed(step, samples)
 
     def train(self, samples: Sequence[StoredSample], progress: Progress, run_steps: int) -> dict[str, float]:
         with self._exchanges():
@@ -56,6 +57,10 @@ class GangLearner:
 
     def metadata(self) -> dict[str, str]:
         return self._learner.metadata()
+
+    @property
+    def token_stats(self) -> StepStats | None:
+        return self._learner.token_stats
 
     def digest(self) -> str:
         return self._learner.digest()

@@ -123,11 +123,12 @@ class Meeting:
         store = self.store.clone()
 
         def beat() -> None:
-            with contextlib.suppress(Gone):
+            try:
                 while True:
                     store.add(f"beat/{rank}", 1)
                     time.sleep(BEAT_S)
-            os._exit(1)
+            finally:  # whatever the error is
+                os._exit(1)
 
         threading.Thread(target=beat, name="beat", daemon=True).start()
 

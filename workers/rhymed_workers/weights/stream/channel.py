@@ -21,6 +21,13 @@ TAG_BYTES = 16
 KEEPALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}  # seconds, seconds, tries
 
 
+def end(connection: socket.socket) -> None:
+    """Also ends a call of another thread."""
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
+    connection.close()
+
+
 class Channel:
     """Owns `connection`. Every method raises `PeerGone`, or `DeadlineExceeded` after `deadline_s` of `within`."""
 
@@ -37,9 +44,7 @@ class Channel:
 
     def close(self) -> None:
         """Also ends a call of another thread."""
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
-        self._socket.close()
+        end(self._socket)
 
     def within(self, deadline_s: float) -> None:
         """The calls that follow end in this time, together."""

@@ -15,7 +15,7 @@ import msgspec
 
 from rhymed import errors
 from rhymed.messages import Failure, GetSlice, Slice, Stream
-from rhymed_workers.weights.stream.channel import Channel
+from rhymed_workers.weights.stream.channel import Channel, can_seal, end
 
 log = logging.getLogger(__name__)
 
@@ -41,33 +41,39 @@ class Streams:
         self._free = asyncio.Semaphore(most)
         self._idle: list[Channel] = []
         self._busy: set[Channel] = set()
+        self._reaching: set[socket.socket] = set()
+        self._download = 0  # counts calls of `close`
         self._usable = True
         self._worked = False  # slices came that way
 
     async def use(self, work: Callable[[Channel], T]) -> T | None:
         """What `work` returns, which blocks and runs in a thread. None: this server has no streams for us, or ended
         one; until `close` it is not asked for others, and if none has worked, never again."""
+        download = self._download
         async with self._free:
             while self._idle:
                 with contextlib.suppress(errors.PeerGone):  # the server closes what was idle for long
-                    return await self._run(work, self._idle.pop())
+                    return await self._run(work, self._idle.pop(), download)
             channel = await self._connect()
             if channel is None:
                 return None
             try:
-                return await self._run(work, channel)
+                return await self._run(work, channel, download)
             except errors.PeerGone as error:
                 self._give_up(error)
                 return None
 
     def close(self) -> None:
-        """Idle connections end; and those in use, with their calls."""
+        """All connections end: idle ones, those in use, with their calls, and those that are being made."""
+        self._download += 1
         for channel in (*self._idle, *self._busy):
             channel.close()
+        for connection in self._reaching:
+            end(connection)
         self._idle.clear()
         self._usable |= self._worked
 
-    async def _run(self, work: Callable[[Channel], T], channel: Channel) -> T:
+    async def _run(self, work: Callable[[Channel], T], channel: Channel, download: int) -> T:
         self._busy.add(channel)
         try:
             done = await asyncio.get_running_loop().run_in_executor(self._threads, work, channel)
@@ -76,8 +82,11 @@ class Streams:
             raise
         finally:
             self._busy.discard(channel)
-        self._idle.append(channel)
         self._worked = True
+        if download == self._download:
+            self._idle.append(channel)
+        else:  # it has no other owner
+            channel.close()
         return done
 
     async def _connect(self) -> Channel | None:
@@ -85,23 +94,30 @@ class Streams:
             return None
         stream = await self._offer()
         host = urlsplit(self._address).hostname or ""
-        self._usable = bool(stream.port and host)
+        self._usable = bool(stream.port and host) and (can_seal() or not stream.key)
         if not self._usable:
             return None
         try:
-            found = await asyncio.get_running_loop().getaddrinfo(host, stream.port, type=socket.SOCK_STREAM)
-            connection = socket.socket(found[0][0], socket.SOCK_STREAM)
-            try:  # also where we are cancelled: the thread ends with its connection
-                await asyncio.get_running_loop().run_in_executor(
-                    self._threads, _connect, connection, found[0][4], stream.ticket, self._reach_s
-                )
-            except BaseException:
-                connection.close()
-                raise
-        except (OSError, errors.WireError) as error:
+            loop = asyncio.get_running_loop()
+            found = await loop.getaddrinfo(host, stream.port, type=socket.SOCK_STREAM)
+            return await self._reach(socket.socket(found[0][0], socket.SOCK_STREAM), found[0][4], stream)
+        except (OSError, ValueError, OverflowError) as error:  # also an offer with a wrong port or key
             self._give_up(error)
             return None
-        return Channel(connection, key=stream.key)
+
+    async def _reach(self, connection: socket.socket, address: Any, stream: Stream) -> Channel:
+        """Owns the connection until it returns. Raises `OSError`, and `ValueError` for a key of a wrong length."""
+        self._reaching.add(connection)
+        try:
+            await asyncio.get_running_loop().run_in_executor(
+                self._threads, _connect, connection, address, stream.ticket, self._reach_s
+            )
+            return Channel(connection, key=stream.key)
+        except BaseException:  # also where we are cancelled: the thread ends with its connection
+            end(connection)
+            raise
+        finally:
+            self._reaching.discard(connection)
 
     def _give_up(self, error: Exception) -> None:
         if self._usable:

@@ -18,19 +18,20 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from rhymed.errors import MalformedMessage, RhymedError, WireError
+from rhymed.errors import MalformedMessage, PeerGone, RhymedError, WireError
 from rhymed.messages import Failure, GetSlice, Slice, Stream
 from rhymed.wire.keys import Keyring
 from rhymed.wire.sockets import Parcel
 from rhymed_workers.weights.slices import deadline_s
 from rhymed_workers.weights.stream.channel import Channel, can_seal
+from rhymed_workers.weights.stream.places import ADMITTED, Places
 
 log = logging.getLogger(__name__)
 
 TICKET_BYTES, KEY_BYTES = 16, 32
 TICKETS = 1024  # not used yet; beyond that, the oldest is void
 TICKET_S = 30.0  # for which it is valid
-CONNECTIONS = 256
+HELLO_S = 5.0  # until a connection has shown its ticket
 IDLE_S = 120.0  # between requests; then the connection is closed
 ANSWER_S = 60.0  # until the event loop has found a slice
 
@@ -50,8 +51,8 @@ class StreamServer:
     def __init__(self, address: str, answer: Answer, keys: Keyring) -> None:
         self._answer, self._sealed = answer, keys.folder is not None
         self._tickets: dict[bytes, tuple[bytes, float]] = {}  # -> key, valid until
-        self._channels: set[Channel] = set()
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # of the tickets
+        self.places = Places()
         self._loop = asyncio.get_running_loop()
         self._listener = _listen(address) if can_seal() or not self._sealed else None
         if self._listener is not None:
@@ -77,25 +78,27 @@ class StreamServer:
             listener.close()
         with self._lock:
             self._tickets.clear()
-            for channel in self._channels:
-                channel.close()
+        self.places.close()
 
     def _accept(self, listener: socket.socket) -> None:
         while True:
             try:
-                connection, _ = listener.accept()
+                connection, address = listener.accept()
             except OSError:
                 if listener.fileno() < 0:
                     return
                 time.sleep(0.1)  # no descriptor is left, for now
                 continue
-            if len(self._channels) >= CONNECTIONS:
+            if not self.places.enter(connection, address[0]):
                 connection.close()
-                continue
-            threading.Thread(target=self._serve, args=(connection,), name="weights-send", daemon=True).start()
+                return
+            try:
+                threading.Thread(target=self._serve, args=(connection,), name="weights-send", daemon=True).start()
+            except RuntimeError as error:  # no thread is left, for now
+                log.warning("a connection for weights is refused: %s", error)
+                self.places.leave(connection)
 
     def _serve(self, connection: socket.socket) -> None:
-        channel: Channel | None = None
         try:
             channel = self._admit(connection)
             while True:
@@ -104,30 +107,21 @@ class StreamServer:
         except (WireError, msgspec.MsgspecError, OSError) as error:
             log.debug("a connection for weights ended: %s", error)
         finally:
-            connection.close()
-            if channel is not None:
-                with self._lock:
-                    self._channels.discard(channel)
+            self.places.leave(connection)
 
     def _admit(self, connection: socket.socket) -> Channel:
-        """Raises `WireError` without a valid ticket."""
+        """Raises `WireError` without a valid ticket, and where there is no place."""
         first = Channel(connection)
-        first.within(TICKET_S)
+        first.within(HELLO_S)
         ticket = bytearray(TICKET_BYTES)
+        first.receive_content(memoryview(ticket))
         with self._lock:
-            self._channels.add(first)
-        try:
-            first.receive_content(memoryview(ticket))
-            with self._lock:
-                key, until = self._tickets.pop(bytes(ticket), (b"", 0.0))
-                if until < time.monotonic():
-                    raise MalformedMessage("a connection for weights without a valid ticket")
-                channel = Channel(connection, key=key, server=True)
-                self._channels.add(channel)  # with `first` still there: `close` finds one of them at any time
-                return channel
-        finally:
-            with self._lock:
-                self._channels.discard(first)
+            key, until = self._tickets.pop(bytes(ticket), (b"", 0.0))
+        if until < time.monotonic():
+            raise MalformedMessage("a connection for weights without a valid ticket")
+        if not self.places.admit(connection):
+            raise PeerGone("a connection for weights has no place")
+        return Channel(connection, key=key, server=True)
 
     def _send(self, channel: Channel, ask: GetSlice) -> None:
         parcel = self._parcel(ask)
@@ -164,7 +158,7 @@ def _listen(address: str) -> socket.socket | None:
     every = host == "::"
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, 0), family=family, backlog=CONNECTIONS, dualstack_ipv6=every)
+        return socket.create_server((host, 0), family=family, backlog=ADMITTED, dualstack_ipv6=every)
     except OSError as error:
         log.warning("weights are sent over %s alone, which is slower: %s", address, error)
         return None

@@ -1,0 +1,201 @@
+"""Weights in memory that another process offers: the same bits as in the file, or a reason to take the file."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from rhymed.errors import WireError
+from rhymed_workers.trainer.publish import Publisher
+from rhymed_workers.weights.shared.offer import HANDLE, READERS
+from rhymed_workers.weights.shared.reader import Opened
+
+CPU = torch.device("cpu")
+TRAINER = """
+import sys
+from pathlib import Path
+import torch
+from rhymed_workers.trainer.publish import Publisher
+
+publisher = Publisher(Path(sys.argv[1]) / "weights", "bfloat16", share=True)
+for line in sys.stdin:
+    generator = torch.Generator().manual_seed(int(line))
+    table = torch.randn(700, 33, generator=generator)
+    turned = torch.randn(30, 41, generator=generator).T
+    named = {"embed": table, "turned": turned, "none": torch.empty(0), "head": table, "one": torch.ones(1)}
+    print(publisher.publish(int(line), named.items()).path, flush=True)
+"""
+
+
+class Trainer:
+    """Publishes versions of random weights in a process of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", TRAINER, str(folder)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "RHYMED_SHARED_MEMORY": str(folder)},
+        )
+
+    def publish(self, version: int) -> Path:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        print(version, file=self.process.stdin, flush=True)
+        return Path(self.process.stdout.readline().strip())
+
+    def kill(self) -> None:
+        with self.process:
+            self.process.kill()
+
+
+@pytest.fixture(scope="module")
+def trainer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trainer]:
+    """The last test ends it."""
+    made = Trainer(tmp_path_factory.mktemp("run"))
+    yield made
+    made.kill()
+
+
+def bits(tensors: dict[str, Tensor]) -> dict[str, tuple[torch.Size, bytes]]:
+    return {
+        name: (tensor.shape, tensor.contiguous().view(torch.int16).numpy().tobytes())
+        for name, tensor in tensors.items()
+    }
+
+
+def read(opened: Opened) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in opened.tensors()}
+
+
+def why(path: Path) -> str:
+    with pytest.raises(WireError) as refused:
+        Opened(path, CPU)
+    return str(refused.value)
+
+
+def test_memory_of_another_process_has_the_bits_of_the_file(trainer: Trainer) -> None:
+    for version in (1, 2):
+        path = trainer.publish(version)
+        file = load_file(path)
+        assert file["embed"].dtype == torch.bfloat16
+        for _ in range(2):  # a second reader, or the same one again
+            opened = Opened(path, CPU)
+            assert bits(read(opened)) == bits(file)
+            opened.close()
+
+
+def test_what_was_opened_stays_although_the_trainer_publishes_again(trainer: Trainer) -> None:
+    path = trainer.publish(3)
+    first, second = Opened(path, CPU), Opened(path, CPU)
+    before = bits(load_file(path))
+    first.close()
+    trainer.publish(4)
+    assert why(path) == "the trainer offers the memory of this version no more"
+    trainer.publish(5)
+    assert bits(read(second)) == before
+    second.close()
+    newest = trainer.publish(6)
+    assert not path.with_suffix(READERS).exists(), "it has no reader: its memory is free"
+    assert newest.with_suffix(READERS).exists()
+
+
+def test_an_offer_that_vanished_or_is_something_else_is_refused(trainer: Trainer) -> None:
+    path = trainer.publish(7)
+    handle = path.with_suffix(HANDLE)
+    content = handle.read_bytes()
+    handle.write_bytes(b"\xc1" + content)
+    assert "is no handle" in why(path)
+    handle.write_bytes(content.replace(b"torch_", b"other_"))
+    assert "cannot be opened" in why(path)
+    handle.unlink()
+    assert why(path) == "the trainer offers the memory of this version no more"
+    path.with_suffix(READERS).unlink()
+    assert why(path) == "the trainer offers no memory of this version"
+    assert len(load_file(path)) == 4
+
+
+def test_a_dead_trainer_offers_nothing_and_what_is_open_stays(trainer: Trainer) -> None:
+    path = trainer.publish(8)
+    opened, file = Opened(path, CPU), bits(load_file(path))
+    trainer.kill()
+    assert why(path) == "the trainer that offered memory has ended"
+    assert bits(read(opened)) == file
+    opened.close()
+
+
+def test_without_memory_the_file_is_published_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(size: int, device: torch.device) -> Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr("rhymed_workers.weights.shared.offer.allocate", full)
+    publisher = Publisher(tmp_path, share=True)
+    path = publisher.publish(0, {"w": torch.ones(3)}.items()).path
+    assert why(path) == "the trainer offers no memory of this version"
+    assert "out of memory" in caplog.text
+    publisher.close()
+
+
+def test_a_slow_reader_keeps_memory_and_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    publisher = Publisher(tmp_path, share=True)
+    readers = []
+    for version in range(4):
+        readers.append(Opened(publisher.publish(version, {"w": torch.full((9,), version)}.items()).path, CPU))
+    publisher.withdraw()
+    assert [float(dict(reader.tensors())["w"][8]) for reader in readers] == [0.0, 1.0, 2.0, 3.0]
+    assert "4 versions are still read from memory" in caplog.text
+    for reader in readers:
+        reader.close()
+    publisher.close()
+    assert not list(tmp_path.glob(f"*{READERS}"))
+
+
+def test_a_handle_of_a_gpu_has_torch_s_arguments_in_their_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No GPU here: torch's two functions are replaced, with the names that they have in the installed torch."""
+    import inspect
+
+    from torch.multiprocessing import reductions
+
+    from rhymed_workers.weights.shared import handle
+
+    names = list(inspect.signature(reductions.rebuild_cuda_tensor).parameters)
+    given = {name: name.encode() for name in names}
+    opened: dict[str, object] = {}
+
+    class Memory:
+        device = torch.device("cuda", 0)
+
+        def __len__(self) -> int:
+            return 24
+
+    monkeypatch.setattr(reductions, "reduce_tensor", lambda memory: (None, tuple(given.values())))
+    monkeypatch.setattr(
+        reductions, "rebuild_cuda_tensor", lambda *values: opened.update(zip(names, values, strict=True))
+    )
+    monkeypatch.setattr(handle, "gpu_of", lambda device: f"GPU-{device.index or 0}")
+    found = handle.share(Memory())  # type: ignore[arg-type]
+    handle.open_memory(found, torch.device("cuda"))
+    ours = {
+        "tensor_cls": torch.Tensor,
+        "tensor_size": (24,),
+        "tensor_stride": (1,),
+        "storage_cls": torch.storage.TypedStorage,
+        "dtype": torch.uint8,
+        "storage_device": 0,
+        "requires_grad": False,
+    }
+    assert opened == given | ours
+    for other in (torch.device("cuda", 1), CPU):
+        with pytest.raises(WireError, match="GPU-0, which this engine does not use"):
+            handle.open_memory(found, other)
