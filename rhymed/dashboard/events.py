@@ -1,17 +1,20 @@
 """Server-sent events. A newer event replaces one of the same name that was not yet sent.
 
-Invariant: a client costs one set of names and one task, however long it does not read; a client that takes nothing
-for `SILENT_S` is disconnected, and one client too many is refused. An event's data is made when it is sent, so a slow
-client gets the newest state; what was notified before the end is sent before it. Does not know what the events mean.
+Invariant: a client costs one set of names and one task, however long it does not read, and one client too many is
+refused. How long a client may take nothing is a limit of its connection, whose loss ends `serve`. An event's data is
+made when it is sent, so a slow client gets the newest state; what was notified before the end is sent before it. Does
+not know what the events mean.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+
+from rhymed.errors import Overloaded
 
 MOST_CLIENTS = 32
-SILENT_S = 30.0  # without taking what was written
 BEAT_S = 15.0  # without an event, a comment is sent, so that dead connections are noticed
 
 Make = Callable[[str], Awaitable[bytes | None]]
@@ -26,6 +29,11 @@ class Client:
 
     def notify(self, name: str) -> None:
         self.waiting[name] = None
+        self._wake.set()
+
+    def put_first(self, names: tuple[str, ...]) -> None:
+        """Before what it was notified of until now."""
+        self.waiting = dict.fromkeys((*names, *self.waiting))
         self._wake.set()
 
     def close(self) -> None:
@@ -54,9 +62,17 @@ class Hub:
     def __len__(self) -> int:
         return len(self._clients)
 
-    @property
-    def is_full(self) -> bool:
-        return len(self._clients) >= self._most
+    @contextlib.contextmanager
+    def client(self) -> Iterator[Client]:
+        """One more, until it is left. Raises `Overloaded`."""
+        if len(self._clients) >= self._most:
+            raise Overloaded("too many pages are open already: close one")
+        client = Client()
+        self._clients.add(client)
+        try:
+            yield client
+        finally:
+            self._clients.discard(client)
 
     def notify(self, *names: str) -> None:
         for client in self._clients:
@@ -68,22 +84,17 @@ class Hub:
         for client in self._clients:
             client.close()
 
-    async def serve(self, make: Make, write: Callable[[bytes], Awaitable[None]], first: tuple[str, ...] = ()) -> None:
-        """Until the client leaves, takes nothing or is disconnected. `first`: events that it gets at once."""
-        client = Client()
-        for name in first:
-            client.notify(name)
-        self._clients.add(client)
-        try:
-            async for name in client.names():
-                text = await make(name) if name else b":\n\n"
-                if text:
-                    async with asyncio.timeout(SILENT_S):
-                        await write(text)
-        except (TimeoutError, ConnectionError):
-            return
-        finally:
-            self._clients.discard(client)
+
+async def serve(
+    client: Client, make: Make, write: Callable[[bytes], Awaitable[None]], first: tuple[str, ...] = ()
+) -> None:
+    """Until the client leaves or is disconnected. `first`: events that it gets at once."""
+    client.put_first(first)
+    with contextlib.suppress(ConnectionError):
+        async for name in client.names():
+            text = await make(name) if name else b":\n\n"
+            if text:
+                await write(text)
 
 
 def frame(name: str, data: bytes, id: str = "") -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from string import Template
 
 from aiohttp import web
 
@@ -18,6 +19,15 @@ TYPES = {
     "": "text/plain; charset=utf-8",
 }
 """Suffix -> content type."""
+
+ONE_RUN = "views/main.js"
+SEVERAL_RUNS = "several/main.js"
+
+
+def page(script: str) -> web.Response:
+    """The page whose contents this script makes."""
+    text = Template((STATIC / "page.html").read_text()).substitute(script=script)
+    return web.Response(text=text, headers={"Content-Type": TYPES[".html"], "Cache-Control": "no-cache"})
 
 
 async def send(name: str) -> web.StreamResponse:

@@ -1,4 +1,4 @@
-"""The address of a dashboard: which port it listens on, where that is published, how many connections it takes.
+"""The address of a dashboard: which port it listens on, and where that is published.
 
 It takes the wanted port, or the next free one; a dashboard that is restarted prefers the port that it had. The result
 is written to `dashboard.json`. Knows no HTTP.
@@ -6,11 +6,10 @@ is written to `dashboard.json`. Knows no HTTP.
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import json
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from rhymed import atomic
@@ -19,8 +18,7 @@ from rhymed.run.layout import ADDRESS_FILE
 from rhymed.wire.addresses import HttpAddress, parse_http
 
 TRIES = 20  # ports after the wanted one
-MOST_CONNECTIONS = 128
-BACKLOG = 64
+BACKLOG = 4096  # a full queue costs the next client a second, until it tries again; the kernel may allow less
 
 Socket = socket.socket
 
@@ -77,19 +75,3 @@ def _bind(host: str, port: int) -> socket.socket:
 def write(folder: Path, address: HttpAddress) -> None:
     """Publishes the address, without the token."""
     atomic.write(folder / ADDRESS_FILE, json.dumps({"url": address.url}) + "\n")
-
-
-class ConnectionLimit:
-    """A protocol factory: of more than `MOST_CONNECTIONS`, the newest are closed."""
-
-    def __init__(self, make: Callable[[], asyncio.Protocol], connections: Callable[[], int]) -> None:
-        self._make, self._connections = make, connections
-
-    def __call__(self) -> asyncio.BaseProtocol:
-        return self._make() if self._connections() < MOST_CONNECTIONS else Rejected()
-
-
-class Rejected(asyncio.Protocol):
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport), "a stream's"
-        transport.abort()

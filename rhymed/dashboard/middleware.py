@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 from collections.abc import Awaitable, Callable
@@ -9,7 +10,8 @@ from typing import Any
 
 from aiohttp import web
 
-from rhymed.dashboard.auth import HEADERS, AccessControl, AccessDenied, SetCookie
+from rhymed.dashboard.auth import HEADERS, OPEN_TO_ALL, AccessControl, AccessDenied, SetCookie
+from rhymed.dashboard.connections.connection import CONNECTIONS
 from rhymed.errors import ConfigError, MalformedMessage, Overloaded, RhymedError, UnknownSample
 
 log = logging.getLogger(__name__)
@@ -23,6 +25,9 @@ STATUS: dict[type[RhymedError], int] = {
 }
 """All other errors are 500."""
 
+CLOSING = (401, 403, 503)
+"""A refused client keeps no connection."""
+
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -32,7 +37,8 @@ def edge(access: AccessControl) -> Any:
     async def checked(request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
             cookie = access.check(request.path, request.query_string, request.headers, request.cookies)
-            response: web.StreamResponse = _redirect(cookie) if cookie else await handler(request)
+            with _answering(request):
+                response: web.StreamResponse = _redirect(cookie) if cookie else await handler(request)
         except AccessDenied as refusal:
             response = error(refusal.status, refusal.text)
         except web.HTTPException as failure:
@@ -47,9 +53,24 @@ def edge(access: AccessControl) -> Any:
         if not response.prepared:
             response.headers.update(HEADERS)
             response.headers.setdefault("Cache-Control", "no-store")
+            if response.status in CLOSING:
+                response.force_close()
         return response
 
     return checked
+
+
+def _answering(request: web.Request) -> contextlib.AbstractContextManager[None]:
+    connections = request.app.get(CONNECTIONS)
+    if connections is None:  # the application is served in another way
+        return contextlib.nullcontext()
+    return connections.answering(request.transport, proven=request.path not in OPEN_TO_ALL)
+
+
+def when_lost(request: web.Request, call: Callable[[], None]) -> contextlib.AbstractContextManager[None]:
+    """Calls it if the client leaves while it is served."""
+    connections = request.app.get(CONNECTIONS)
+    return connections.when_lost(request.transport, call) if connections is not None else contextlib.nullcontext()
 
 
 def error(status: int, text: str) -> web.Response:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 
 from rhymed.errors import MalformedMessage
+from rhymed.messages.fields import MOST
 
 
 def whole(text: str, name: str) -> int:
@@ -18,11 +19,11 @@ def whole(text: str, name: str) -> int:
     return value
 
 
-def integer(query: Mapping[str, str], name: str, default: int, least: int = -(1 << 62)) -> int:
+def integer(query: Mapping[str, str], name: str, default: int, least: int = -MOST) -> int:
     text = query.get(name)
     value = default if text is None else whole(text, name)
-    if value < least:
-        raise MalformedMessage(f"{name}={value}: at least {least} is expected")
+    if not least <= value <= MOST:
+        raise MalformedMessage(f"{name}={value}: {least} to {MOST} is expected")
     return value
 
 

@@ -18,7 +18,7 @@ from rhymed.dashboard import files
 from rhymed.dashboard.auth import HEADERS, AccessControl
 from rhymed.dashboard.data.source import Source, encode
 from rhymed.dashboard.data.thread import SourceThread
-from rhymed.dashboard.middleware import Handler, edge, error
+from rhymed.dashboard.middleware import Handler, edge, error, when_lost
 from rhymed.dashboard.parameters import integer, number, whole
 from rhymed.dashboard.snapshots import LiveRun
 from rhymed.dashboard.stream import ClientStream, Feed
@@ -113,7 +113,7 @@ class App:
         return await self._answer(request, lambda source: source.prompts(query, sort, offset, limit, order, kind))
 
     async def _responses(self, request: web.Request) -> web.Response:
-        query, start = request.query.get("query", ""), integer(request.query, "from", 0, 0)
+        query, start = request.query.get("query", ""), request.query.get("from", "")
         return await self._answer(request, lambda source: source.responses(query, start))
 
     async def _logs(self, request: web.Request) -> web.Response:
@@ -139,14 +139,13 @@ class App:
         return await self._answer(request, lambda source: source.store(queues))
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
-        if self._feed.hub.is_full:
-            return error(503, "too many pages are open already: close one")
-        begin = request.query.get("after"), request.query.get("since"), request.headers.get("Last-Event-ID")
-        stream = await self._thread.run(ClientStream.begin, self._thread.source, *begin)
-        response = web.StreamResponse(headers={**HEADERS, "Cache-Control": "no-store", "X-Accel-Buffering": "no"})
-        response.content_type = "text/event-stream"
-        await response.prepare(request)
-        await self._feed.serve(stream, response.write)
+        with self._feed.hub.client() as client, when_lost(request, client.close):
+            begin = request.query.get("after"), request.query.get("since"), request.headers.get("Last-Event-ID")
+            stream = await self._thread.run(ClientStream.begin, self._thread.source, *begin)
+            response = web.StreamResponse(headers={**HEADERS, "Cache-Control": "no-store", "X-Accel-Buffering": "no"})
+            response.content_type = "text/event-stream"
+            await response.prepare(request)
+            await self._feed.serve(client, stream, response.write)
         return response
 
     async def _close_feed(self, application: web.Application) -> None:
@@ -161,7 +160,7 @@ class App:
 
 
 async def _index(request: web.Request) -> web.StreamResponse:
-    return await files.send("index.html")
+    return files.page(files.ONE_RUN)
 
 
 async def _file(request: web.Request) -> web.StreamResponse:

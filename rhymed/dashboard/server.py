@@ -12,9 +12,10 @@ from aiohttp import web
 
 from rhymed.dashboard import listen
 from rhymed.dashboard.auth import AccessControl, token_of
+from rhymed.dashboard.connections.connection import CONNECTIONS, IDLE_S, LINGER_S, Connections
+from rhymed.dashboard.connections.quiet import quiet_log
 from rhymed.dashboard.data.source import Source
 from rhymed.dashboard.data.thread import SourceThread
-from rhymed.dashboard.listen import ConnectionLimit
 from rhymed.dashboard.routes import App
 from rhymed.dashboard.snapshots import LiveRun
 from rhymed.wire.addresses import HttpAddress
@@ -51,13 +52,22 @@ async def published(
 ) -> AsyncIterator[HttpAddress]:
     """`earlier`: the preferred port. Raises `ConfigError`."""
     bound, address = await _listen(wanted, earlier)
-    runner = web.AppRunner(application, access_log=None, handle_signals=False, shutdown_timeout=SHUTDOWN_S)
+    connections = application[CONNECTIONS] = Connections()
+    runner = web.AppRunner(
+        application,
+        access_log=None,
+        handle_signals=False,
+        shutdown_timeout=SHUTDOWN_S,
+        logger=quiet_log(),
+        keepalive_timeout=IDLE_S,
+        lingering_time=LINGER_S,
+    )
     try:
         await runner.setup()
         protocols = runner.server
         assert protocols is not None, "it was set up"
         server = await asyncio.get_running_loop().create_server(
-            ConnectionLimit(protocols, lambda: len(protocols.connections)), sock=bound
+            connections.factory(protocols), sock=bound, backlog=listen.BACKLOG
         )
         try:
             yield address
@@ -66,6 +76,7 @@ async def published(
     finally:
         bound.close()
         await runner.cleanup()
+        connections.close()
 
 
 async def _listen(wanted: HttpAddress, earlier: int) -> tuple[listen.Socket, HttpAddress]:

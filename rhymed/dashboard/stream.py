@@ -13,9 +13,10 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from rhymed.dashboard import events
 from rhymed.dashboard.data.source import Source, encode
 from rhymed.dashboard.data.thread import SourceThread
-from rhymed.dashboard.events import Hub, frame
+from rhymed.dashboard.events import Client, Hub, frame
 from rhymed.dashboard.parameters import number
 from rhymed.dashboard.snapshots import LiveRun
 from rhymed.errors import RhymedError
@@ -58,13 +59,13 @@ class Feed:
             except Exception:
                 log.exception("events")
 
-    async def serve(self, stream: ClientStream, write: Callable[[bytes], Awaitable[None]]) -> None:
+    async def serve(self, client: Client, stream: ClientStream, write: Callable[[bytes], Awaitable[None]]) -> None:
         async def make(name: str) -> bytes | None:
             queues = await self._live.queues() if name in ("queues", "end") else None
             return await self._thread.run(stream.make, name, queues)
 
         over = self._check_over(await self._live.queues())
-        await self.hub.serve(make, write, ("queues", "steps", "timeline") + ("end",) * over)
+        await events.serve(client, make, write, ("queues", "steps", "timeline") + ("end",) * over)
 
     def close(self) -> None:
         """The server stops: clients get what is new, and `end` if the run is over."""

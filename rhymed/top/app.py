@@ -11,7 +11,6 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import ClassVar
 
-from rich.console import Console
 from rich.segment import Segment
 from rich.text import Text
 from textual import events
@@ -21,6 +20,7 @@ from textual.geometry import Region
 from textual.strip import Strip
 from textual.widget import Widget
 
+from rhymed.console import Terminal
 from rhymed.top.keys import Effect, click, press, wheel
 from rhymed.top.poller import Poller
 from rhymed.top.screen import Frame, paint
@@ -43,7 +43,7 @@ class ScreenWidget(Widget, can_focus=True):
         self._ui, self._act, self._clock = ui, act, clock
         self._strips: list[Strip] = []
         self._texts: list[Text] = []
-        self._pen = Console(force_terminal=True, color_system="truecolor", width=1000)
+        self._pen = Terminal(force_terminal=True, color_system="truecolor", width=1000)
         self.frame = Frame([], [], 1)
 
     def repaint(self) -> None:

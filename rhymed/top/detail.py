@@ -5,12 +5,13 @@ from __future__ import annotations
 from rich.text import Text
 
 from rhymed.messages import Usage, WorkerRow
+from rhymed.printable import line as line_of
 from rhymed.run.stragglers import RATE
 from rhymed.service.activities import PREFIX, TERMINAL
 from rhymed.style import ROLES, bar
 from rhymed.text import age, counted, size_of, step_name
 from rhymed.top.state import UiState, utilization
-from rhymed.top.text import UNKNOWN, clean, count, cut, number, share, spark
+from rhymed.top.text import UNKNOWN, count, cut, number, share, spark
 from rhymed.top.views import listing
 from rhymed.top.workers import STYLES, find
 
@@ -48,8 +49,8 @@ def worker_lines(ui: UiState, width: int) -> list[Text]:
 
 def _card(row: WorkerRow) -> Text:
     text = Text(no_wrap=True)
-    text.append(f"{ROLES[row.role]} {clean(row.worker)}", style=f"bold {STYLES[row.role]}")
-    text.append(f"  {row.role} on {clean(row.host)}, pid {row.pid}")
+    text.append(f"{ROLES[row.role]} {line_of(row.worker)}", style=f"bold {STYLES[row.role]}")
+    text.append(f"  {row.role} on {line_of(row.host)}, pid {row.pid}")
     if row.version >= 0 and row.role != "reward":
         text.append(f"  v{row.version}")
     if row.role != "trainer":
@@ -58,7 +59,7 @@ def _card(row: WorkerRow) -> Text:
         text.append(f"  {row.parked} ahead")
     if row.accept_length:
         text.append(f"  {row.accept_length:.2f} tokens per forward")
-    text.append(f"  heard {age(row.silent_s)} ago  {clean(row.phase)}")
+    text.append(f"  heard {age(row.silent_s)} ago  {line_of(row.phase)}")
     if row.drained:
         text.append("  DRAINED", style="bold yellow")
     return text
@@ -76,7 +77,7 @@ def _usage(usage: Usage, width: int) -> Text:
             "" if gpu.memory is None else f"{size_of(gpu.memory)} of {size_of(gpu.memory_total or 0)}",
             "" if gpu.celsius is None else f"{gpu.celsius:.0f} °C",
         ]
-        text += f"; GPU {gpu.index} {clean(gpu.kind)}: {', '.join(filter(None, numbers)) or UNKNOWN}"
+        text += f"; GPU {gpu.index} {line_of(gpu.kind)}: {', '.join(filter(None, numbers)) or UNKNOWN}"
     if usage.failures:
         text += f"; {counted(usage.failures, 'call')} of NVML failed"
     return Text(cut(text, width), no_wrap=True)
@@ -84,7 +85,7 @@ def _usage(usage: Usage, width: int) -> Text:
 
 def _stats(row: WorkerRow, width: int) -> list[Text]:
     stats = [
-        f"{clean(name)} {number(value)}"
+        f"{line_of(name)} {number(value)}"
         for name, value in sorted(row.stats.items())
         if not name.startswith(PREFIX) and name != RATE
     ]
@@ -99,7 +100,7 @@ def _stats(row: WorkerRow, width: int) -> list[Text]:
 def group_lines(ui: UiState, width: int) -> list[Text]:
     step, prompt = ui.prompt
     text = Text(no_wrap=True)
-    text.append(f"{step_name(step)}, prompt {clean(prompt)}", style="bold")
+    text.append(f"{step_name(step)}, prompt {line_of(prompt)}", style="bold")
     if ui.group is None:
         text.append("  asking the broker", style="dim")
     elif ui.group.expected:
@@ -113,7 +114,7 @@ def _afterwards(ui: UiState, width: int) -> list[Text]:
     table = listing(ui)
     index = table.name(table.rows[table.selected(ui)]) if table.rows else "0"
     head = "the step is done; below is its last known state" if table.rows else "the step is done"
-    arguments = f"rhymed history show {clean(prompt)}", f"rhymed logs --sample {step}/{clean(prompt)}/{index}"
+    arguments = f"rhymed history show {line_of(prompt)}", f"rhymed logs --sample {step}/{line_of(prompt)}/{index}"
     commands = [command + ui.run for command in arguments]
     return [
         Text(cut(f"{head}. For what followed:", width), style="bold yellow", no_wrap=True),

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from rich.text import Text
 
 from rhymed.messages import EVAL, Queues
+from rhymed.printable import line as line_of
 from rhymed.run.stragglers import starting
 from rhymed.style import COLOURS, bar
 from rhymed.text import age
@@ -18,7 +19,7 @@ from rhymed.top import detail, steps
 from rhymed.top.dialogs import help_box, over, question_box
 from rhymed.top.state import LENGTH, REWARD, UiState
 from rhymed.top.table import draw
-from rhymed.top.text import clean, count, cut, fill, number, spark
+from rhymed.top.text import count, cut, fill, number, spark
 from rhymed.top.views import Listing, listing
 
 TABLE_LINES = 5  # at least
@@ -112,7 +113,7 @@ def title(ui: UiState, width: int, now: float) -> Text:
         room = width - len(state) - 2
         texts = _progress(ui, queues)
         progress = next((text for text in texts if len(text) + 4 <= room), texts[-1])
-        text.append(cut(clean(queues.run), max(1, room - len(progress))), style="bold")
+        text.append(cut(line_of(queues.run), max(1, room - len(progress))), style="bold")
         text.append(progress)
         if text.cell_len + len(lag) + 14 <= room and queues.steps:
             text.append("  ")
@@ -216,7 +217,8 @@ def curves(ui: UiState, width: int) -> list[Text]:
 
 
 def troubles(queues: Queues, width: int, height: int) -> list[Text]:
-    lines = [Text(cut(f"waiting: {clean(trouble)}", width), style="bold red") for trouble in queues.troubles[:height]]
+    texts = [f"waiting: {line_of(trouble)}" for trouble in queues.troubles[:height]]
+    lines = [Text(cut(text, width), style="bold red") for text in texts]
     if len(queues.troubles) > height and lines:
         more = f"  and {len(queues.troubles) - height} more"
         lines[-1] = Text(cut(lines[-1].plain, width - len(more)) + more, style="bold red")

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from rich.text import Text
 
 from rhymed.messages import Group, GroupRow, Member, Queues, StepRow
+from rhymed.printable import line as line_of
 from rhymed.style import COLOURS, GLYPHS, bar
 from rhymed.text import age, step_name
 from rhymed.top.table import Cell, Column
-from rhymed.top.text import UNKNOWN, clean, count, cut, fill, number
+from rhymed.top.text import UNKNOWN, count, cut, fill, number
 
 PARTS = (
     ("settled", "settled", "█", "yellow"),
@@ -56,7 +57,7 @@ def group_bar(row: GroupRow, width: int) -> Text:
 
 def group_cell(row: GroupRow, width: int) -> Text:
     """Prompt, bar and tokens; `width`: of the bar."""
-    text = Text(f"{clean(row.prompt)[:4]:<4} ", no_wrap=True)
+    text = Text(f"{line_of(row.prompt)[:4]:<4} ", no_wrap=True)
     text.append_text(group_bar(row, width))
     text.append(" " * (5 + width - text.cell_len))
     text.append(fill(count(row.longest) if row.longest else "", 6, right=True), style="dim")
@@ -139,7 +140,7 @@ GROUP_COLUMNS: tuple[Column[GroupEntry], ...] = (
     Column(
         "step", 6, lambda group: (step_name(group.step).removeprefix("step "), ""), lambda group: group.step, rank=2
     ),
-    Column("prompt", 16, lambda group: (clean(group.row.prompt), ""), lambda group: group.row.prompt),
+    Column("prompt", 16, lambda group: (line_of(group.row.prompt), ""), lambda group: group.row.prompt),
     Column("", BIG_BAR, lambda group: group_bar(group.row, BIG_BAR), rank=6),
     *(_size(field, title) for field, title, *_ in PARTS),
     Column(
@@ -170,7 +171,7 @@ MEMBER_COLUMNS: tuple[Column[Member], ...] = (
         lambda member: -1e30 if member.reward is None else member.reward, right=True, rank=3, descending=True,
     ),
     Column(
-        "worker", 12, lambda member: (clean(member.worker) or UNKNOWN, ""), lambda member: member.worker, rank=4,
+        "worker", 12, lambda member: (line_of(member.worker) or UNKNOWN, ""), lambda member: member.worker, rank=4,
         max_width=28,
     ),
 )  # fmt: skip
@@ -183,6 +184,6 @@ def story_lines(member: Member, width: int, height: int) -> list[Text]:
         text = Text(no_wrap=True)
         text.append(fill(f"{age(moment.ago_s)} ago", 11, right=True), style="dim")
         text.append(f"  {fill(moment.event, 16)}")
-        text.append(cut(clean(moment.who), max(0, width - text.cell_len)), style="dim")
+        text.append(cut(line_of(moment.who), max(0, width - text.cell_len)), style="dim")
         lines.append(text)
     return lines[:height]

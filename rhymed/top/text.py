@@ -43,11 +43,6 @@ def natural_key(text: str) -> list[tuple[int, int | str]]:
     return [(0, int(part)) if part.isdecimal() else (1, part) for part in re.split(r"(\d+)", text) if part]
 
 
-def clean(text: str) -> str:
-    """Foreign text without characters that would control the terminal."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text)
-
-
 def cut(text: str, width: int) -> str:
     """In at most `width` cells, with an ellipsis if it was cut."""
     if width <= 0:

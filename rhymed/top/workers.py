@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rhymed.messages import EVAL, Holding, Queues, WorkerRow
+from rhymed.printable import line as line_of
 from rhymed.run.stragglers import RATE, SILENT_S, stragglers
 from rhymed.style import ROLES
 from rhymed.text import age, size_of, step_name
 from rhymed.top.state import History, utilization
 from rhymed.top.table import Cell, Column
-from rhymed.top.text import UNKNOWN, clean, count, natural_key, share
+from rhymed.top.text import UNKNOWN, count, natural_key, share
 
 ORDER = {"trainer": 0, "rollout": 1, "reward": 2}
 STYLES = {"trainer": "green", "rollout": "cyan", "reward": "magenta"}
@@ -55,7 +56,7 @@ def _name(entry: WorkerEntry) -> tuple[int, list[tuple[int, int | str]]]:
 
 
 def _activity(row: WorkerRow, problem: str = "") -> str:
-    parts = ["DRAINED" if row.drained else "", problem, clean(row.phase)]
+    parts = ["DRAINED" if row.drained else "", problem, line_of(row.phase)]
     return ", ".join(part for part in parts if part) or UNKNOWN
 
 
@@ -65,7 +66,11 @@ def _activity_cell(entry: WorkerEntry) -> Cell:
 
 
 def _worker(entry: WorkerEntry) -> Cell:
-    return f"{ROLES[entry.row.role]} {clean(entry.row.worker)}", "red" if entry.problem else STYLES[entry.row.role]
+    return f"{ROLES[entry.row.role]} {line_of(entry.row.worker)}", "red" if entry.problem else STYLES[entry.row.role]
+
+
+def _host(entry: WorkerEntry) -> Cell:
+    return line_of(entry.row.host), ""
 
 
 def _version(entry: WorkerEntry) -> Cell:
@@ -119,43 +124,42 @@ def _heard(entry: WorkerEntry) -> Cell:
     return age(entry.row.silent_s), "bold red" if entry.row.silent_s > SILENT_S else ""
 
 
+def _cores(entry: WorkerEntry) -> float | None:
+    return entry.row.usage.cpu if entry.row.usage else None
+
+
+def _bytes(entry: WorkerEntry) -> float | None:
+    return entry.row.usage.memory if entry.row.usage else None
+
+
+def _figure(
+    title: str,
+    width: int,
+    cell: Callable[[WorkerEntry], Cell],
+    of: Callable[[WorkerEntry], float | None],
+    rank: int,
+) -> Column[WorkerEntry]:
+    """Sorted with the greatest first, and last those without a number."""
+
+    def key(entry: WorkerEntry) -> float:
+        return -1.0 if (found := of(entry)) is None else found
+
+    return Column(title, width, cell, key, rank=rank, right=True, descending=True)
+
+
 WORKER_COLUMNS: tuple[Column[WorkerEntry], ...] = (
     Column("worker", 13, _worker, _name, max_width=26),
-    Column("host", 8, lambda entry: (clean(entry.row.host), ""), lambda entry: entry.row.host, rank=8, max_width=16),
+    Column("host", 8, _host, lambda entry: entry.row.host, rank=8, max_width=16),
     Column("ver", 5, _version, lambda entry: entry.row.version, rank=4, right=True),
-    Column("slots", 7, _slots, lambda entry: entry.row.held, rank=2, right=True, descending=True),
-    Column("ahead", 6, _parked, lambda entry: entry.row.parked, rank=9, right=True, descending=True),
-    Column("tok/s", 7, _rate, lambda entry: entry.rate or -1.0, rank=3, right=True, descending=True),
-    Column("accept", 7, _accept, lambda entry: entry.row.accept_length, rank=7, right=True, descending=True),
-    Column(
-        "idle",
-        5,
-        _idle,
-        lambda entry: -1.0 if entry.idle is None else entry.idle,
-        rank=6,
-        right=True,
-        descending=True,
-    ),
-    Column("gpu", 5, _gpu, lambda entry: utilization(entry.row.usage) or -1.0, rank=10, right=True, descending=True),
-    Column(
-        "cpu",
-        5,
-        _cpu,
-        lambda entry: entry.row.usage.cpu if entry.row.usage else -1.0,
-        rank=11,
-        right=True,
-        descending=True,
-    ),
-    Column(
-        "memory",
-        8,
-        _memory,
-        lambda entry: entry.row.usage.memory if entry.row.usage else -1,
-        rank=12,
-        right=True,
-        descending=True,
-    ),
-    Column("heard", 6, _heard, lambda entry: entry.row.silent_s, rank=5, right=True, descending=True),
+    _figure("slots", 7, _slots, lambda entry: entry.row.held, 2),
+    _figure("ahead", 6, _parked, lambda entry: entry.row.parked, 9),
+    _figure("tok/s", 7, _rate, lambda entry: entry.rate, 3),
+    _figure("accept", 7, _accept, lambda entry: entry.row.accept_length, 7),
+    _figure("idle", 5, _idle, lambda entry: entry.idle, 6),
+    _figure("gpu", 5, _gpu, lambda entry: utilization(entry.row.usage), 10),
+    _figure("cpu", 5, _cpu, _cores, 11),
+    _figure("memory", 8, _memory, _bytes, 12),
+    _figure("heard", 6, _heard, lambda entry: entry.row.silent_s, 5),
     Column("activity", 16, _activity_cell, lambda entry: _activity(entry.row, entry.problem), rank=1, max_width=60),
 )
 
@@ -198,7 +202,7 @@ def _step(held: HeldSample) -> Cell:
 
 SAMPLE_COLUMNS: tuple[Column[HeldSample], ...] = (
     Column("step", 8, _step, lambda held: held.item.id.step, rank=3),
-    Column("prompt", 16, lambda held: (clean(held.item.id.prompt), ""), lambda held: held.item.id.prompt),
+    Column("prompt", 16, lambda held: (line_of(held.item.id.prompt), ""), lambda held: held.item.id.prompt),
     Column("#", 4, lambda held: (str(held.item.id.index + 1), ""), lambda held: held.item.id.index, right=True),
     Column(
         "tokens", 7, lambda held: (count(held.item.tokens), ""), lambda held: held.item.tokens, rank=1, right=True,

@@ -1,7 +1,7 @@
 """Headless Chromium over the DevTools protocol: open a page, click, type, read values, take a picture.
 
 Owns one browser process and an event loop in a thread, so that tests are plain functions. Every page keeps what its
-console complained of and every address it asked for.
+console reported and every address it asked for.
 """
 
 from __future__ import annotations
@@ -91,11 +91,11 @@ class Browser:
 
     async def _read(self):
         async for message in self._socket:
-            told = json.loads(message.data)
-            if "id" in told:
-                self._waiting.pop(told["id"]).set_result(told)
-            elif page := self.pages.get(told.get("sessionId")):
-                page.hear(told["method"], told["params"])
+            content = json.loads(message.data)
+            if "id" in content:
+                self._waiting.pop(content["id"]).set_result(content)
+            elif page := self.pages.get(content.get("sessionId")):
+                page.hear(content["method"], content["params"])
 
     async def ask(self, method, session=None, **parameters):
         number = next(self._ids)
@@ -136,20 +136,20 @@ class Page:
     def __init__(self, browser, loop, target, session):
         self._browser, self._loop, self._target, self._session = browser, loop, target, session
         self.disturbed = False
-        self.problems = []  # what the console complained of
+        self.problems = []  # what the console reported
         self.asked = []  # addresses
 
-    def hear(self, method, told):
+    def hear(self, method, content):
         if method == "Runtime.exceptionThrown":
-            self.problems.append(str(told["exceptionDetails"]))
-        elif method == "Runtime.consoleAPICalled" and told["type"] in ("error", "warning", "assert"):
-            self.problems.append(str(told["args"]))
-        elif method == "Log.entryAdded" and NOT_OURS in told["entry"]["text"]:
+            self.problems.append(str(content["exceptionDetails"]))
+        elif method == "Runtime.consoleAPICalled" and content["type"] in ("error", "warning", "assert"):
+            self.problems.append(str(content["args"]))
+        elif method == "Log.entryAdded" and NOT_OURS in content["entry"]["text"]:
             self.disturbed = True
-        elif method == "Log.entryAdded" and told["entry"]["level"] in ("error", "warning"):
-            self.problems.append(f"{told['entry']['text']} {told['entry'].get('url', '')}")
+        elif method == "Log.entryAdded" and content["entry"]["level"] in ("error", "warning"):
+            self.problems.append(f"{content['entry']['text']} {content['entry'].get('url', '')}")
         elif method == "Network.requestWillBeSent":
-            self.asked.append(told["request"]["url"])
+            self.asked.append(content["request"]["url"])
 
     def ask(self, method, **parameters):
         return self._loop.run(self._browser.ask(method, self._session, **parameters))

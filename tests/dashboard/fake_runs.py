@@ -15,7 +15,7 @@ import random
 from aiohttp import web
 
 from rhymed.dashboard.auth import HEADERS
-from rhymed.dashboard.files import STATIC, TYPES
+from rhymed.dashboard.files import ONE_RUN, STATIC, TYPES, page
 from rhymed.service.activities import ACTIVITIES, HEX
 
 START = 1_790_000_000.0
@@ -49,7 +49,10 @@ class FakeRun:
             "state": "running" if self.live else "finished", "step": self.step, "steps": 40, "version": self.step,
             "epochs": 5, "elapsed_s": 400.0, "eta_s": None,
             "group_size": GROUP, "prompts_per_step": 8, "started": START,
-            "config": {"run": {"name": self.name, "seed": 0}, "rollout": {"engine": "vllm", "temperature": 1.0}},
+            "config": {
+                "run": {"name": self.name, "seed": 0}, "rollout": {"engine": "vllm", "temperature": 1.0},
+                "eval": {"datasets": [{"name": "test", "task": "sums"}]},
+            },
             "versions": {"rhymed": "0.1.0", "python": "3.11.7", "torch": None, "vllm": "0.11"},
             "missing": self.missing,
         }  # fmt: skip
@@ -92,7 +95,7 @@ class FakeRun:
 
     def responses(self, query):
         """Of eight prompts per request, one response each."""
-        start, words = int(query.get("from", 0)), query["query"]
+        start, words = int(query.get("from") or "0", 16), query["query"]
         ids = [f"{number:016x}" for number in range(start, min(start + 8, self.prompts))]
         rows = [
             {
@@ -101,8 +104,10 @@ class FakeRun:
             }
             for id in ids
         ]  # fmt: skip
-        following = start + 8 if start + 8 < self.prompts else None
-        return {"found": rows, "searched": 96, "next": following, "prompts": self.prompts, "missing": ""}
+        end = min(start + 8, self.prompts)
+        following = f"{end:016x}" if end < self.prompts else None
+        place = {"next": following, "before": end, "prompts": self.prompts}
+        return {"found": rows, "searched": 96, **place, "missing": ""}
 
     def steps(self, query=None, after=-1):
         after = int((query or {}).get("after", after))
@@ -171,6 +176,7 @@ class FakeRun:
         return {
             "id": f"{step}/{id}/{index}", "step": step, "index": index, "reward": None if index == 3 else index / 2,
             "length": sum(count for count, _ in SHAPE), "finish_reason": "length" if index == 2 else "stop",
+            "parts": {"exact": index / 2, "score/tidy": 0.25} if index < 2 else None,
             "state": "trained", "reason": "", "versions": [[step, 30], [step + 1, 12]],
             "drafted": sum(count for count, drafted in SHAPE if drafted) if step > PER_EPOCH else 0,
             "text": "".join(piece["text"] for piece in pieces)[:300],
@@ -185,15 +191,25 @@ class FakeRun:
 
     def sample(self, step, id, index):
         row = self.sample_row(int(step), id, int(index))
-        tokens = [{"text": "and so ", "logprob": -0.5 * (n % 2), "version": int(step) + (n > 20)} for n in range(42)]
+        tokens = [
+            {
+                "text": "and so ", "logprob": -0.5 * (n % 2), "version": int(step) + (n > 20),
+                "trainer": -0.5 * (n % 2) - 0.05, "entropy": n / 20, "mismatch": 0.02 * (n % 3 - 1),
+                "advantage": None if n == 41 else 0.75 - n / 28,
+            }
+            for n in range(42)
+        ]  # fmt: skip
+        if int(step) <= PER_EPOCH:
+            tokens = [{name: token[name] for name in ("text", "logprob", "version")} for token in tokens]
         return row | {
             "tokens": tokens, "unknown": "" if int(step) > PER_EPOCH else "log-probs were forgotten",
+            "untrained": "" if int(step) > PER_EPOCH else "it is not trained", "trained_version": int(step),
             "prompt": self.text or "What is it?",
             "pieces": self.pieces(int(step), int(index)),
             "missing": "",
         }  # fmt: skip
 
-    def tell(self, loop, name, data):
+    def send(self, loop, name, data):
         """An event for every page that listens."""
         text = f"event: {name}\ndata: {json.dumps(data)}\n\n".encode()
         loop.loop.call_soon_threadsafe(lambda: [queue.put_nowait(text) for queue in self.listeners])
@@ -234,8 +250,10 @@ class Server:
             return web.Response()
         if path == "events":
             return await self._events(request, run)
-        if path == "" or path.startswith("static/"):
-            file = STATIC / (path.removeprefix("static/") or "index.html")
+        if path == "":
+            return web.Response(text=page(ONE_RUN).text, content_type="text/html", headers=HEADERS)
+        if path.startswith("static/"):
+            file = STATIC / path.removeprefix("static/")
             return web.FileResponse(file, headers={**HEADERS, "Content-Type": TYPES[file.suffix]})
         if refusal := run.refuses.get(path.removeprefix("api/")):
             return web.json_response({"error": refusal}, status=404, headers=HEADERS)

@@ -1,4 +1,4 @@
-"""`rhymed run` tells where its dashboard is, and `rhymed view` serves one."""
+"""`rhymed run` prints where its dashboard is, and `rhymed view` serves one."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ def screen(where: RunLayout, config: Config) -> tuple[Screen, io.StringIO]:
     return Screen(config, where, plain=True, console=Console(file=said, width=80)), said
 
 
-def told(run: Path, address: HttpAddress) -> None:
+def published(run: Path, address: HttpAddress) -> None:
     """Where it is, now. A file's own time is some milliseconds late: it may seem older than what was before it."""
     listen.write(run, address)
     os.utime(run / listen.ADDRESS_FILE, (time.time(), time.time()))
 
 
-def test_the_address_is_told_once(run: Path) -> None:
+def test_the_address_is_published_once(run: Path) -> None:
     config = Config.model_validate_json((run / "config.json").read_text())
     listen.write(run, HttpAddress("127.0.0.1", 1))
     os.utime(run / listen.ADDRESS_FILE, (1, 1))  # of an earlier start
     shown, said = screen(layout_of(config), config)
     shown.show(None)
     assert "http:" not in said.getvalue()
-    told(run, HttpAddress("127.0.0.1", 8421))
+    published(run, HttpAddress("127.0.0.1", 8421))
     shown.show(None)
     shown.show(None)
     assert said.getvalue().count("watch    http://127.0.0.1:8421/\n") == 1
@@ -52,7 +52,7 @@ def test_the_address_is_told_once(run: Path) -> None:
 def test_where_the_token_is_but_not_the_token(run: Path) -> None:
     config = Config.model_validate_json((run / "config.json").read_text())
     shown, said = screen(layout_of(config), config)
-    told(run, HttpAddress("10.0.0.1", 8421))
+    published(run, HttpAddress("10.0.0.1", 8421))
     shown.show(None)
     assert f"http://10.0.0.1:8421/?token=…   (the token is in {run / 'dashboard.token'})" in said.getvalue()
 
@@ -70,7 +70,7 @@ def test_a_run_is_served_until_ctrl_c(run: Path) -> None:
 
 
 @pytest.mark.parametrize(("what", "complaint"), [("nothing", "does not exist"), (".", "is not a run's folder")])
-def test_what_is_no_run_is_told(tmp_path: Path, capsys: pytest.CaptureFixture, what: str, complaint: str) -> None:
+def test_what_is_no_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture, what: str, complaint: str) -> None:
     assert main(["view", str(tmp_path / what)]) == 2
     assert complaint in capsys.readouterr().err
     assert main(["view", str(tmp_path), "--http", "nonsense"]) == 2

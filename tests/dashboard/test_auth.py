@@ -41,7 +41,7 @@ def test_names_of_others(host: str) -> None:
 
 async def test_a_page_that_makes_its_name_point_here_gets_nothing(run: Path, serve: Any) -> None:
     async with serve(run) as ask:
-        for path in ("/", "/api/run", "/events", "/static/lib/main.js", "/health", "/nothing"):
+        for path in ("/", "/api/run", "/events", "/static/views/main.js", "/health", "/nothing"):
             status, answer = await ask(path, headers={"Host": "evil.example"})
             assert status == 403
             assert "127.0.0.1" in answer["error"]
@@ -64,7 +64,7 @@ async def test_open_to_the_network_only_with_the_token(run: Path, serve: Any) ->
             "/api/run",
             "/events",
             "/metrics",
-            "/static/lib/main.js",
+            "/static/views/main.js",
             "/nothing",
             "/api/run?token=",
             "/?token=x",
@@ -118,7 +118,7 @@ def test_the_token_is_its_owners(tmp_path: Path) -> None:
     file = tmp_path / TOKEN_FILE
     token = token_of(tmp_path)
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    assert token_of(tmp_path) == token  # a page that is open goes on after a restart
+    assert token_of(tmp_path) == token  # so that an open page works after a restart
     file.chmod(0o644)
     assert (other := token_of(tmp_path)) != token  # somebody may have read it
     assert stat.S_IMODE(file.stat().st_mode) == 0o600

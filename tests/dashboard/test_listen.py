@@ -1,7 +1,8 @@
-"""Addresses, ports that are taken, and the file that tells where the dashboard is."""
+"""Addresses, ports that are taken, and the file that has the dashboard's address."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from pathlib import Path
@@ -31,7 +32,7 @@ def test_addresses(text: str, address: HttpAddress) -> None:
 
 
 @pytest.mark.parametrize("text", ["8420", "x", "h:", "h:x", "h:99999", "a b:1", "user@h:1", "h:1/path", "h:٣"])
-def test_what_is_no_address_is_told(text: str) -> None:
+def test_what_is_no_address_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="HOST:PORT"):
         listen.parse_http(text)
     with pytest.raises(ConfigError, match="HOST:PORT"):
@@ -54,6 +55,15 @@ def test_a_taken_port_is_left_to_who_has_it() -> None:
             assert bound.getsockname()[1] == address.port
 
 
+def test_a_flood_waits_in_the_queue_instead_of_trying_again() -> None:
+    """A connection for which the queue has no place is tried again after a second, the owner's too."""
+    many = min(500, int(Path("/proc/sys/net/core/somaxconn").read_text()))
+    bound, address = listen.listen(HttpAddress("127.0.0.1", 0))
+    with bound, contextlib.ExitStack() as strangers:
+        for _ in range(many):
+            strangers.enter_context(socket.create_connection(("127.0.0.1", address.port), timeout=30))
+
+
 def test_who_had_a_port_near_comes_back_to_it() -> None:
     bound, address = listen.listen(HttpAddress("127.0.0.1", 0))
     bound.close()
@@ -66,7 +76,7 @@ def test_who_had_a_port_near_comes_back_to_it() -> None:
     assert other == address
 
 
-def test_an_address_of_nobody_is_told() -> None:
+def test_an_address_of_another_machine_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"cannot listen at 192\.0\.2\.1"):
         listen.listen(HttpAddress("192.0.2.1", 8420))
     with pytest.raises(ConfigError, match="cannot listen at no-such-host"):

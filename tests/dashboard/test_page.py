@@ -19,6 +19,7 @@ from tests.dashboard.fake_runs import (
 TABS = ("overview", "workers", "samples", "metrics", "logs", "configuration")
 DRAFTED = [count for count, drafted in SHAPE if drafted]
 CHARTS = 18  # of the overview
+DATASET = "datasets 1.nametest,datasets 1.tasksums"  # a table in a list: a row per value
 CTRL, SHIFT = 2, 8  # of a mouse event's modifiers
 NEW = "[...document.querySelectorAll('button')].find(one => one.textContent.includes('new samples'))"
 
@@ -44,7 +45,7 @@ def browser(server):
 
 @pytest.fixture
 def show(server, browser):
-    """Opens a run; afterwards nothing may have been complained of, and nothing asked of another origin."""
+    """Opens a run; afterwards the console must be empty, and no other origin asked."""
     pages = []
 
     def show(run, hash="", **options):
@@ -90,7 +91,7 @@ def fact(page, name):
     return f"document.getElementById('fact-{name}').textContent"
 
 
-def test_the_head_line_tells_how_the_run_does(plain):
+def test_the_head_line_shows_how_the_run_does(plain):
     run, page = FakeRun("plain"), plain
     page.wait(fact(page, "step"), "20 / 40")
     page.wait(fact(page, "speed"), "412")
@@ -161,7 +162,7 @@ def test_the_axis_of_a_constant_zero_ends_at_one(plain):
     assert ranges == [[0, 1], [0, 1], pytest.approx([0, 2.12])]
 
 
-def test_the_gantt_tells_who_did_what_when(plain):
+def test_the_gantt_shows_what_each_worker_did_when(plain):
     page = plain
     tab(page, "workers")
     page.wait("document.querySelector('.legend').textContent.includes('verify')")
@@ -241,7 +242,7 @@ def test_what_happened_is_not_hidden_by_steps(plain):
     page.wait("document.querySelectorAll('.events li').length", 5)
 
 
-def test_a_worker_is_told_with_its_accepted_length_and_its_last_heartbeat(plain):
+def test_a_worker_has_its_accepted_length_and_its_last_heartbeat(plain):
     page = plain
     tab(page, "workers")
     cells = "[...document.querySelectorAll('[data-worker={}] td')].map(e => e.textContent)"
@@ -267,15 +268,15 @@ def test_every_queue_is_shown_as_long_as_the_run_lives(show, server):
     widths = "[...document.querySelectorAll('.open-steps li:first-child i')].map(e => e.style.width).join()"
     assert page.read(widths) == "50%,31.25%,18.75%"
     many = [open_step(20 + step, waiting=4) for step in range(9)]
-    run.tell(server.loop, "queues", run.queues() | {"open_steps": many})
+    run.send(server.loop, "queues", run.queues() | {"open_steps": many})
     page.wait(f"{steps}.at(-1)", "and 3 more steps")
     run.live = False
-    run.tell(server.loop, "end", run.run(None))
+    run.send(server.loop, "end", run.run(None))
     page.wait("document.getElementById('connection').textContent", "run ended")
     page.wait("document.querySelector('.now').hidden")
 
 
-def test_training_health_has_what_the_run_tells(plain):
+def test_training_health_has_what_the_run_reports(plain):
     page = plain
     page.wait("document.querySelectorAll('.health .uplot').length", 6)
     shown = "[...document.querySelectorAll('.health .chart')].filter(e => !e.hidden).map(e => e.dataset.chart).join()"
@@ -293,7 +294,7 @@ def test_advice_is_shown_as_long_as_the_run_needs_it(show, server):
     assert page.read("document.querySelector('.advice').offsetParent != null")
     run.advice = []
     run.rows.append(step_row(20))
-    run.tell(server.loop, "steps", run.steps(after=19))
+    run.send(server.loop, "steps", run.steps(after=19))
     page.wait("document.querySelector('.advice').hidden")
 
 
@@ -321,14 +322,14 @@ def test_of_many_epochs_some_lengths_are_drawn_and_the_newest_always(show):
     assert len(set(page.read(tops))) == 1
 
 
-def test_rows_that_are_missing_are_told_of(show):
+def test_missing_rows_are_stated(show):
     run = FakeRun("lacking", live=False)
     run.missing = "metrics.jsonl is not in the run's folder"
     page = show(run)
     page.wait("document.getElementById('notice').textContent", run.missing)
 
 
-def test_a_lost_worker_is_told_of(plain):
+def test_a_lost_worker_is_named(plain):
     page = plain
     tab(page, "workers")
     page.wait("document.querySelector('[data-worker=rollout-1]')?.textContent.includes('lost at')")
@@ -346,11 +347,13 @@ def test_a_sample_is_found_and_its_drafted_tokens_are_marked(plain):
     page.wait("document.querySelectorAll('.card').length", 3 * GROUP)
     assert "query=is+17+plus" in page.read("location.hash")
     assert "55 % drafted" in page.text(".matrix-row:nth-child(2) .card:nth-child(3)")
+    assert page.text(".matrix-row:nth-child(3) .card:nth-child(3) .parts") == "exact 0.5 · score/tidy 0.25"
     page.click(".matrix-row:nth-child(3) .card:nth-child(3) a")
     page.wait("document.querySelectorAll('.full').length", 2)
     assert page.count(".full:first-child mark") == len(DRAFTED)
     marked = page.read("[...document.querySelectorAll('.full:first-child mark')].map(e => e.textContent).join('')")
     assert marked == "and so " * sum(DRAFTED)
+    assert page.text(".full header .parts") == "exact 0.5 · score/tidy 0.25"
     assert page.text(".full .drafting") == "23 of 42 tokens (55 %) were accepted drafts"
     assert [page.text(".full:first-child h3"), page.text(".full:last-child h3")] == ["epoch 3", "epoch 2"]
     page.key("ArrowLeft")
@@ -394,7 +397,7 @@ def test_a_prompt_has_its_answer_its_row_and_its_learning_curve(show):
 
 
 def test_the_text_of_a_response_shows_what_was_chosen(show):
-    page = show(FakeRun("overlay"), hash=f"#samples/{5:016x}/18/1?show=difference&beside=2")
+    page = show(FakeRun("overlay"), hash=f"#samples/{5:016x}/18/1?show=difference&compare=2")
     page.wait("document.querySelectorAll('.full').length", 2)
     assert page.read("[...document.querySelectorAll('.full:first-child .changed')].map(e => e.textContent).join('')")
     assert page.count(".full mark:not(.changed)") == 0
@@ -407,6 +410,27 @@ def test_the_text_of_a_response_shows_what_was_chosen(show):
     assert page.text(".full:last-child .drafting") == "There are no log-probabilities: log-probs were forgotten."
     choose(page, "Marked in the text", "version")
     page.wait("document.querySelector('.full .drafting').textContent.startsWith('policy versions 18 to 19')")
+    for kind, sentence, title in (
+        (
+            "trainer",
+            "mean log-prob -0.3 nats per token in the trainer",
+            "log-prob -0.05 in the trainer, probability 0.951",
+        ),
+        ("entropy", "mean entropy 1.02 nats", "entropy 0 nats"),
+        (
+            "mismatch",
+            "mean mismatch 0 nats, largest 0.02",
+            "mismatch -0.02 nats: trainer's log-prob minus the engine's",
+        ),
+        ("advantage", "mean advantage 0.0357", "advantage 0.75"),
+    ):
+        choose(page, "Marked in the text", kind)
+        page.wait(f"document.querySelector('.full .drafting').textContent.startsWith({sentence!r})")
+        assert "(policy version 18)" in page.text(".full:first-child .drafting")
+        assert page.read("document.querySelector('.full:first-child .shade').title") == title
+    assert page.read("[...document.querySelectorAll('.shade')].at(-1).title") == "not known"
+    assert (page.count(".shade.plus"), page.count(".shade.minus")) == (22, 19)
+    assert page.text(".full:last-child .drafting") == "There is nothing from its training: it is not trained."
 
 
 def test_differences_are_words(plain):
@@ -485,7 +509,7 @@ def test_of_many_epochs_the_first_and_the_newest_are_side_by_side(show):
 
 def test_a_link_leads_to_a_sample_in_an_order(show):
     run = FakeRun("link")
-    page = show(run, hash=f"#samples/{5:016x}/18/1?beside=none&sort=reward/desc")
+    page = show(run, hash=f"#samples/{5:016x}/18/1?compare=none&sort=reward/desc")
     best = max(run.prompt_rows(), key=lambda row: row["reward"])
     page.wait("document.querySelector('#row-0 .row-text')?.textContent", best["text"])
     page.wait("document.querySelectorAll('.full').length", 1)
@@ -530,7 +554,7 @@ def test_hostile_text_is_only_text(show):
 
 def test_a_very_long_response_comes_in_parts(show):
     text = "wörd \U0001f600 " * 50_000
-    page = show(FakeRun("long", text=text, prompts=1), hash=f"#samples/{0:016x}/18/0?beside=none")
+    page = show(FakeRun("long", text=text, prompts=1), hash=f"#samples/{0:016x}/18/0?compare=none")
     page.wait("document.querySelectorAll('.full').length", 1)
     assert page.read("document.querySelector('.full .response').textContent.length") <= 40_000
     assert len(page.text(".row-text")) <= 300
@@ -545,24 +569,24 @@ def test_events_change_what_is_shown(show, server):
     page = show(run)
     page.wait(fact(page, "step"), "20 / 40")
     run.rows.append(step_row(20) | {"reward/mean": 0.875})
-    run.tell(server.loop, "steps", run.steps(after=19))
-    run.tell(server.loop, "queues", run.queues() | {"troubles": ["no reward worker"]})
+    run.send(server.loop, "steps", run.steps(after=19))
+    run.send(server.loop, "queues", run.queues() | {"troubles": ["no reward worker"]})
     page.wait(fact(page, "step"), "21 / 40")
     page.wait(fact(page, "reward"), "0.875")
     page.wait("document.getElementById('notice').textContent", "no reward worker")
     page.wait("document.querySelector('[data-chart=Reward]').getAttribute('aria-label').includes('step: last 0.875')")
     tab(page, "metrics")
     run.rows.append(step_row(21) | {"reward/mean": 0.75})
-    run.tell(server.loop, "steps", run.steps(after=20))
+    run.send(server.loop, "steps", run.steps(after=20))
     page.wait(fact(page, "step"), "21 / 40")
     page.wait(fact(page, "reward"), "0.75")
     tab(page, "overview")
     page.wait("document.querySelector('[data-chart=Reward]').getAttribute('aria-label').includes('step: last 0.75')")
-    run.tell(server.loop, "queues", run.queues() | {"paused": True})
+    run.send(server.loop, "queues", run.queues() | {"paused": True})
     page.wait("document.getElementById('state').textContent", "paused")
     end = run.spans[-1]["t"]
     row = run.spans[-1] | {"t": end + 5, "worker": "rollout-9", "role": "rollout", "in": {"verify": 1.0}}
-    run.tell(server.loop, "timeline", {"spans": [row], "events": []})
+    run.send(server.loop, "timeline", {"spans": [row], "events": []})
     tab(page, "workers")
     page.wait("document.querySelector('[data-worker=rollout-9]') != null")
 
@@ -584,24 +608,24 @@ def test_a_lost_connection_is_shown_and_mended(show, server):
     page.problems.clear()  # the browser's own words about the connection
 
 
-def test_the_end_of_a_run_is_told(show, server):
+def test_the_end_of_a_run_is_shown(show, server):
     run = FakeRun("ending")
     page = show(run)
     run.live = False
-    run.tell(server.loop, "end", run.run(None))
+    run.send(server.loop, "end", run.run(None))
     page.wait("document.getElementById('connection').textContent", "run ended")
     page.wait("document.getElementById('state').textContent", "finished")
     page.wait("document.getElementById('notice').textContent.startsWith('The run has finished')")
 
 
-def test_the_end_of_a_run_is_told_also_where_the_server_goes_with_it(show, server):
+def test_the_end_of_a_run_is_shown_if_its_server_ends_too(show, server):
     run = FakeRun("going")
     page = show(run)
     page.wait(fact(page, "workers"), "2")
     failed = {"t": run.spans[-1]["t"] + 1, "event": "finished", "text": "run failed: the store is full"}
-    run.tell(server.loop, "timeline", {"spans": [], "events": [failed]})
+    run.send(server.loop, "timeline", {"spans": [], "events": [failed]})
     run.down = True
-    run.tell(server.loop, "end", run.run(None) | {"live": False, "state": "stopped"})
+    run.send(server.loop, "end", run.run(None) | {"live": False, "state": "stopped"})
     page.wait("document.getElementById('connection').textContent", "run ended")
     page.wait("document.getElementById('state').textContent", "stopped")
     page.wait("document.getElementById('notice').textContent.startsWith('The run failed: the store is full')")
@@ -624,7 +648,7 @@ def test_only_samples_that_have_come_since_are_called_new(show, server):
     page.wait("document.querySelectorAll('.row-text').length > 0")
     assert page.read(f"{NEW}.hidden")
     run.rows.append(step_row(20))
-    run.tell(server.loop, "steps", run.steps(after=19))
+    run.send(server.loop, "steps", run.steps(after=19))
     page.wait(f"!{NEW}.hidden")
 
 
@@ -702,6 +726,9 @@ def test_the_configuration_is_filtered(plain):
     page.type("temperature")
     page.wait("document.querySelectorAll('.config tr').length", 1)
     assert page.text(".config tr") == "temperature1"
+    page.read("document.querySelector('#panel-configuration input').value = ''")
+    page.type("datasets")
+    page.wait("[...document.querySelectorAll('.config tr')].map(e => e.textContent).join()", DATASET)
 
 
 def test_a_narrow_window_has_no_horizontal_scroll(plain):
@@ -768,7 +795,7 @@ def test_a_worker_that_joins_appears_at_once(show, server):
     run = FakeRun("joins", steps=0)
     page = show(run)
     tab(page, "workers")
-    run.tell(server.loop, "queues", run.queues() | {"workers": [worker_row("rollout-7", 0)]})
+    run.send(server.loop, "queues", run.queues() | {"workers": [worker_row("rollout-7", 0)]})
     page.wait("document.querySelector('[data-worker=rollout-7]')?.textContent.includes('0 / 16')")
 
 
@@ -785,7 +812,7 @@ def test_what_a_worker_uses_is_shown_with_its_newest_spans(plain):
     assert page.text("[data-worker=rollout-1]").count("–") >= 4, "it is lost: its use is not known"
 
 
-def test_seconds_in_the_columns_of_the_gantt_are_those_that_were_told(plain):
+def test_seconds_in_the_columns_of_the_gantt_are_those_that_were_reported(plain):
     sums = plain.read(
         """import('./static/charts/timeline.js').then(({ Timeline, columns, shares, at }) => {
             const line = new Timeline();

@@ -1,4 +1,4 @@
-"""The dashboard as a process of its own: what its pages are told when the broker ends, and when it dies."""
+"""The dashboard as a process of its own: what its pages get when the broker ends, and when it dies."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.dashboard.rows import queues
 
 
 @pytest.mark.parametrize("ends", [True, False])
-def test_the_end_is_told_and_a_death_is_not(run: Path, ends: bool) -> None:
+def test_the_end_is_sent_and_a_death_is_not(run: Path, ends: bool) -> None:
     command = [sys.executable, "-m", "rhymed.dashboard", str(run), "127.0.0.1:0"]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen(command, **pipes, bufsize=0) as process:  # type: ignore[call-overload]
@@ -27,6 +27,6 @@ def test_the_end_is_told_and_a_death_is_not(run: Path, ends: bool) -> None:
             while not page.readline().startswith(b"event: steps"):
                 pass
             process.terminate() if ends else process.stdin.close()
-            told = page.read().decode()
+            text = page.read().decode()
         assert process.wait(60) == 0
-    assert re.findall(r"^event: end\ndata: .*\"state\":\"(\w+)\"", told, re.MULTILINE) == ["finished"] * ends
+    assert re.findall(r"^event: end\ndata: .*\"state\":\"(\w+)\"", text, re.MULTILINE) == ["finished"] * ends

@@ -1,4 +1,4 @@
-"""Prometheus' own parser reads what the broker tells; the dashboard and the alerts ask for nothing else."""
+"""Prometheus' own parser reads what the broker reports; the dashboard and the alerts use nothing else."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ FROM_AN_ENGINE = {
 
 
 def worker(name: str, role: str = "rollout", **stats: float) -> WorkerRow:
-    told = {key.replace("__", "/"): value for key, value in stats.items()}
+    reported = {key.replace("__", "/"): value for key, value in stats.items()}
     return WorkerRow(
         worker=name,
         role=role,
@@ -48,7 +48,7 @@ def worker(name: str, role: str = "rollout", **stats: float) -> WorkerRow:
         silent_s=0.5,
         holding=[],
         held=1,
-        stats=told,
+        stats=reported,
     )  # type: ignore[arg-type]
 
 
@@ -119,7 +119,7 @@ def test_workers_tell_under_listed_names_only() -> None:
     stats = {"rollout/tokens_per_s": 210.0, "seconds/verify": 7.0, "seconds/score": 1.0, "cpu/secret": 1.0}
     row = worker('rollout-0@"h\\\n', **{key.replace("/", "__"): value for key, value in stats.items()})
     found = parsed(snapshot(workers=[row, worker("reward-0", "reward", reward__scored=5.0)]))
-    assert values(found["rhymed_worker_tokens_per_second"], "worker") == {'rollout-0@"h\\\n': 210.0}
+    assert values(found["rhymed_worker_tokens_per_second"], "worker") == {'rollout-0@"h\\\\n': 210.0}
     assert values(found["rhymed_worker_seconds"], "activity") == {"verify": 7.0}
     assert values(found["rhymed_worker_scored"], "worker") == {"reward-0": 5.0}
     assert values(found["rhymed_worker_held_samples"], "role") == {"rollout": 1, "reward": 1}
@@ -180,10 +180,10 @@ async def test_all_that_the_dashboard_asks_for_is_there_in_a_real_run(cluster: C
 
 
 def test_what_only_engines_tell_is_documented() -> None:
-    told = (DOCS.parent / "metrics.md").read_text()
+    documented = (DOCS.parent / "metrics.md").read_text()
     for name in FROM_AN_ENGINE:
         group, last = name.split("/")
-        assert f"`{group}/{last}`" in told or f"`/{last}`" in told, name
+        assert f"`{group}/{last}`" in documented or f"`/{last}`" in documented, name
 
 
 def promtool(*arguments: str | Path, given: bytes = b"") -> None:

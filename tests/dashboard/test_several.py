@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 from collections.abc import Iterator
@@ -12,7 +13,9 @@ import pytest
 from aiohttp import ClientSession
 
 from rhymed.cli.live.dashboard import live_of
-from rhymed.dashboard.several import curves
+from rhymed.dashboard.auth import AccessControl
+from rhymed.dashboard.several import curves, registry
+from rhymed.dashboard.several.registry import id_of
 from rhymed.dashboard.several.server import serving_several
 from rhymed.messages import EVAL
 from rhymed.run.progress import Progress
@@ -87,18 +90,51 @@ async def test_curves_and_prompts_of_the_chosen_runs(place: Path) -> None:
         assert answer["runs"]["fast"]["epochs"][0]["samples"][0]["text"] == "HQ"
         assert (await get("/api/prompts/00000000000000ff?runs=plain"))[1]["runs"]["plain"]["error"]
         assert (await get("/api/curves?runs=plain"))[0] == 400
-        assert (await get("/api/curves?runs=nobody&metrics=x"))[0] == 404
+        assert (await get("/api/curves?runs=none&metrics=x"))[0] == 404
 
 
 async def test_every_run_has_its_own_page_below(place: Path) -> None:
     async with asking(place) as get:
         assert (await get("/run/plain/api/run"))[1]["name"] == "plain"
         assert (await get("/run/sweep~lr-1/api/steps"))[1]["steps"][0]["step"] == 0
-        assert "lib/main.js" in (await get("/run/plain"))[1]
-        assert (await get("/run/plain/static/lib/main.js"))[0] == 200
-        assert (await get("/run/nobody/api/run"))[0] == 404
+        assert "views/main.js" in (await get("/run/plain"))[1]
+        assert (await get("/run/plain/static/views/main.js"))[0] == 200
+        assert (await get("/run/none/api/run"))[0] == 404
         assert (await get("/run/%2e%2e/api/run"))[0] == 404
         assert (await get("/api/runs", headers={"Host": "evil.example"}))[0] == 403
+
+
+def test_ids_of_different_names_differ_and_have_no_separator() -> None:
+    names = ["a/b", "a~b", "a,b", "a!b", "a!7Eb", "a!2Cb", "a!21b", "a/~b", "a~/b", "a", "b"]
+    ids = [id_of(name) for name in names]
+    assert len(set(ids)) == len(names)
+    assert not set("".join(ids)) & set("/,")
+    assert id_of("sweep/lr-1") == "sweep~lr-1"
+
+
+async def test_names_with_separators_are_runs_of_their_own(tmp_path: Path) -> None:
+    """`run.name` has no such characters, but a folder can be renamed."""
+    make(tmp_path / "sweep", "lr-1", (0.1,))
+    make(tmp_path, "one", (0.2,)).rename(tmp_path / "sweep~lr-1")
+    make(tmp_path, "two", (0.3,)).rename(tmp_path / "lr=1,seed=2")
+    async with asking(tmp_path) as get:
+        ids = {run["name"]: run["id"] for run in (await get("/api/runs"))[1]["runs"]}
+        _, answer = await get(f"/api/curves?metrics=reward/mean&runs={','.join(ids.values())}")
+        values = {name: answer["curves"]["reward/mean"][id]["values"] for name, id in ids.items()}
+        assert values == {"sweep/lr-1": [0.1], "sweep~lr-1": [0.2], "lr=1,seed=2": [0.3]}
+        assert (await get(f"/run/{ids['lr=1,seed=2']}/api/run"))[1]["name"] == "two"
+
+
+async def test_pages_that_are_opened_at_the_same_time_all_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "MOST_OPEN", 1)
+    for name in ("a", "b", "c"):
+        make(tmp_path, name, (0.1,))
+    pages = registry.Registry(tmp_path, live_of, AccessControl())
+    found = await asyncio.gather(*(pages.page(id) for id in ("a", "b", "c")))
+    assert len({id(page) for page in found}) == 3
+    await pages.close()
 
 
 async def test_other_addresses_require_the_token_of_the_folder(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,7 +187,8 @@ def test_the_page_overlays_the_curves_of_the_chosen_runs(page: Any) -> None:
 
 
 def test_the_page_shows_differences_and_samples_side_by_side(page: Any) -> None:
-    page.click("#tab-settings")
+    page.read("document.getElementById('tab-curves').focus()")
+    page.key("ArrowRight")
     page.wait("document.querySelector('.differences tbody')?.textContent", "trainer.lr31")
     page.click("#tab-samples")
     cards = "[...document.querySelectorAll('.matrix .card-text')].map(e => e.textContent).join()"
@@ -162,5 +199,7 @@ def test_the_page_shows_differences_and_samples_side_by_side(page: Any) -> None:
     assert link == f"run/sweep~lr-1/#samples/{PEARS}/1/0"
     page.size(420, 900)
     assert page.read("document.documentElement.scrollWidth") == 420
+    page.read("document.getElementById('skip').click()")
+    assert page.read("document.activeElement.id") == "panels"
     page.click("[data-run=plain] a")
     page.wait("document.querySelector('#head h1')?.textContent", "plain")

@@ -1,4 +1,4 @@
-"""The newest snapshot: who asks, how often, and what becomes of it when nobody answers."""
+"""The newest snapshot: who asks, how often, and what happens without an answer."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def test_many_at_a_time_are_one_question() -> None:
     assert not one.is_over
 
 
-async def test_nobody_waits_for_who_was_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_request_waits_for_a_broker_that_was_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshots, "GONE_S", 0.0)
     answers: list[Queues | None] = [None]
 
@@ -69,7 +69,7 @@ async def test_a_run_whose_sockets_are_taken_away_is_over_at_once(tmp_path: Path
     assert one.is_over
 
 
-async def test_nobody_waits_for_who_has_gone() -> None:
+async def test_no_request_waits_for_a_broker_that_has_gone() -> None:
     asked = asyncio.Event()
 
     async def ask() -> Queues | None:
@@ -107,9 +107,9 @@ async def test_the_pipe_ends_with_the_broker() -> None:
 
 
 def test_json_has_what_the_wire_leaves_out() -> None:
-    told = json.loads(msgspec.json.encode(plain(queues())))
-    assert set(told) == set(Queues.__struct_fields__)
-    assert told["workers"][0]["holding"][0]["id"]["step"] == 2
+    sent = json.loads(msgspec.json.encode(plain(queues())))
+    assert set(sent) == set(Queues.__struct_fields__)
+    assert sent["workers"][0]["holding"][0]["id"]["step"] == 2
 
 
 def test_many_spans_are_joined_and_no_gap_is_closed() -> None:

@@ -128,7 +128,7 @@ def test_names_from_others_cannot_move_the_cursor_or_change_colours() -> None:
     assert "\x1b" not in text
     assert "\x07" not in text
     assert "[red]h" in text
-    assert "rollout-?[31m?" in text
+    assert "rollout-\\x1b[31m\\n" in text
 
 
 def test_infinite_and_missing_numbers_are_drawn() -> None:

@@ -15,8 +15,9 @@ import numpy as np
 
 from rhymed.dashboard.data.tokens import tokens_of
 from rhymed.errors import RowUnsuitable, StoreDamaged, UnknownSample
-from rhymed.history.folder import RunFolder, prompt_text
+from rhymed.history.folder import RunFolder
 from rhymed.history.pieces import pieces
+from rhymed.inputs.rows import prompt_text
 from rhymed.messages import GetSamples, SampleId, SampleInfo
 from rhymed_store.inspect.browse import Browse, Response
 from rhymed_store.inspect.epochs import epochs_of, title
@@ -119,6 +120,7 @@ def _row(response: Response) -> Row:
         "step": info.id.step,
         "index": info.id.index,
         "reward": info.reward,
+        "parts": response.parts,
         "length": info.length,
         "finish_reason": info.finish_reason,
         "state": response.state,

@@ -173,8 +173,10 @@ class Source:
             "damaged": catalog.columns.damaged,
         }
 
-    def responses(self, query: str, start: int = 0) -> dict[str, Any]:
-        """Responses that contain these words."""
+    def responses(self, query: str, start: str = "") -> dict[str, Any]:
+        """Responses that contain these words. `start`: the id of the prompt to begin at; empty: the first."""
+        if start:
+            records.prompt_key(start)
         ids = self._stored.catalog().ids
         with self._stored.open() as folder:
             return {**search.search(folder, ids, query, start), "prompts": len(ids)}

@@ -1,13 +1,13 @@
 """The runs of a folder as the dashboard knows them: the list, and for each run that was opened its own page.
 
-Owns the pages: a thread and an open store each, at most `MOST_OPEN`; the one that was not asked for longest is closed
-first. An id is a run's name with `~` in place of `/`, so that it fits into an address.
+Owns the pages: a thread and an open store each, at most `MOST_OPEN`; the least recently used one is closed first. An
+id stands for a run's name in addresses, where `/` separates parts and `,` separates ids.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -23,7 +23,10 @@ from rhymed.several.find import find
 from rhymed.several.listing import Lister, Listing, answers_of
 from rhymed.several.rows import Files
 
+log = logging.getLogger(__name__)
+
 MOST_OPEN = 24
+ESCAPES = str.maketrans({"/": "~", "~": "!7E", ",": "!2C", "!": "!21"})
 FRESH_S = 2.0
 
 LiveOf = Callable[[Path], tuple[LiveRun, Callable[[], None]]]
@@ -47,7 +50,8 @@ class Registry:
     _pages: dict[str, Page] = field(default_factory=dict)
     _listing: Listing | None = None
     _listed: float = 0.0
-    _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # of the list
+    _opening: asyncio.Lock = field(default_factory=asyncio.Lock)  # of the pages
 
     def __post_init__(self) -> None:
         self._lister = Lister(self.place)
@@ -68,7 +72,7 @@ class Registry:
         if id not in self._folders:
             await self.listing(0.0)
         if id not in self._folders:
-            raise ConfigError(f"there is no run {id.replace('~', '/')} in {self.place}")
+            raise ConfigError(f"no run in {self.place} has the id {id}")
         return self._folders[id]
 
     async def files(self, ids: list[str]) -> dict[str, Files]:
@@ -80,29 +84,40 @@ class Registry:
     async def page(self, id: str) -> Page:
         """The run's own page, opened now or before. Raises `ConfigError`."""
         folder = await self.folder(id)
-        if id not in self._pages:
-            live, close = self.live_of(folder)
-            thread = SourceThread(Source(folder))
-            page = self._pages[id] = Page(App(thread, live, self.access), thread, close)
-            page.app.application.freeze()
-            await page.app.application.startup()
-        self._pages[id].used = time.monotonic()
-        while len(self._pages) > MOST_OPEN:
-            await self._close(min(self._pages, key=lambda other: self._pages[other].used))
-        return self._pages[id]
+        async with self._opening:
+            if id not in self._pages:
+                self._pages[id] = await self._open(folder)
+            page = self._pages[id]
+            page.used = time.monotonic()
+            while len(self._pages) > MOST_OPEN:
+                await self._close(min(self._pages, key=lambda other: self._pages[other].used))
+        return page
+
+    async def _open(self, folder: Path) -> Page:
+        live, close = self.live_of(folder)
+        thread = SourceThread(Source(folder))
+        page = Page(App(thread, live, self.access), thread, close)
+        page.app.application.freeze()
+        await page.app.application.startup()
+        return page
 
     async def close(self) -> None:
         for id in list(self._pages):
             await self._close(id)
 
     async def _close(self, id: str) -> None:
+        """An error in one part does not keep the others open."""
         page = self._pages.pop(id)
-        with contextlib.suppress(Exception):  # the others are closed all the same
-            await page.app.application.shutdown()
-            await page.app.application.cleanup()
-        page.thread.close()
+        application = page.app.application
+        for part, end in (("shutdown", application.shutdown), ("cleanup", application.cleanup)):
+            try:
+                await end()
+            except Exception:
+                log.exception("the %s of the page of run %s failed", part, id)
+        await asyncio.to_thread(page.thread.close)  # waits for the calls that the thread has
         page.close()
 
 
 def id_of(name: str) -> str:
-    return name.replace("/", "~")
+    """Another one for each name."""
+    return name.translate(ESCAPES)

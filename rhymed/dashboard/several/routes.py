@@ -146,7 +146,7 @@ def _answer(answer: Any) -> web.Response:
 
 
 async def _index(request: web.Request) -> web.StreamResponse:
-    return await files.send("several.html")
+    return files.page(files.SEVERAL_RUNS)
 
 
 async def _file(request: web.Request) -> web.StreamResponse:

@@ -7,7 +7,7 @@ import { percent, plural, whole } from "./format.js";
 const PART_CHARACTERS = 40_000;
 const PART_PIECES = 3_000;
 
-/** An element with the text, growing on demand. `pieces`: [{text, and one of drafted (true: an accepted draft), changed, shade (0 to 1) with a title}]. */
+/** An element with the text, growing on demand. `pieces`: [{text, and one of drafted (true: an accepted draft), changed, shade (0 to 1) with a title and perhaps a sign (plus or minus)}]. */
 export function responseText(pieces, label) {
     const text = h("pre", { class: "response", tabindex: "0", "aria-label": label, dir: "auto" });
     const status = h("span", { class: "muted" });
@@ -43,7 +43,11 @@ function mark(piece) {
     if (piece.shade != null)
         return h(
             "span",
-            { class: "shade", title: piece.title, style: { "--shade": `${Math.round(100 * piece.shade)}%` } },
+            {
+                class: piece.sign ? `shade ${piece.sign}` : "shade",
+                title: piece.title,
+                style: { "--shade": `${Math.round(100 * piece.shade)}%` },
+            },
             piece.text,
         );
     return document.createTextNode(piece.text);

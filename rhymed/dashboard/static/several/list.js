@@ -83,7 +83,9 @@ export class List {
             style: { "--line": on ? `var(${this.state.colour(run.id)})` : "transparent" },
         });
         const made = run.state !== "waiting" && !(run.state === "failed" && run.step === 0 && !run.started);
-        const name = made ? h("a", { href: `run/${encodeURIComponent(run.id)}/` }, run.name) : run.name;
+        const name = made
+            ? h("a", { href: `run/${encodeURIComponent(run.id)}/`, title: run.name }, run.name)
+            : run.name;
         return h(
             "tr",
             { "data-run": run.id },

@@ -3,9 +3,9 @@
 import { debounced, empty, fill, h, option, set } from "../lib/dom.js";
 import { number, plural, stepName, whole } from "../lib/format.js";
 import { link, route } from "../lib/route.js";
-import { hinted } from "../lib/scroll.js";
 import { promptText } from "../views/samples/details.js";
-import { epochName, finish, reward } from "../views/samples/response.js";
+import { absent, card, grid, meanReward } from "../views/samples/grid.js";
+import { epochName } from "../views/samples/response.js";
 import * as api from "./api.js";
 import { heading } from "./settings.js";
 
@@ -118,6 +118,8 @@ export class Samples {
         }
         this.loading?.abort();
         const { signal } = (this.loading = new AbortController());
+        if (!this.answer)
+            fill(this.view, h("p", { class: "muted", role: "status" }, "Loading the responses …"));
         try {
             const answer = await api.prompt(this.state.ids, this.id, signal);
             if (signal.aborted) return;
@@ -142,45 +144,25 @@ export class Samples {
         const why = lacking.map((run) => `${this.state.name(run)}: no text, ${runs[run].missing}.`);
         const most = Math.max(0, ...columns.map((column) => column.epoch?.samples.length ?? 0));
         const rows = Array.from({ length: Math.min(most, RESPONSES) }, (_, at) => at);
-        const table = h(
-            "div",
-            {
-                class: "matrix",
-                role: "table",
-                "aria-label": "Responses by run",
-                style: { "--columns": ids.length },
-            },
-            h(
-                "div",
-                { class: "matrix-row head", role: "row" },
-                columns.map((column) => h("div", { role: "columnheader" }, this.title(column))),
-            ),
-            rows.map((at) =>
-                h(
-                    "div",
-                    { class: "matrix-row", role: "row" },
-                    columns.map((column) => card(column, id, at)),
-                ),
-            ),
-        );
+        const heads = columns.map((column) => this.head(column));
+        const cells = (at) => columns.map((column) => cell(column, id, at));
         fill(
             this.view,
             h("div", { class: "bar" }, h("h2", {}, "Prompt ", h("code", {}, id)), this.which),
             promptText(text),
             why.map((line) => h("p", { class: "note" }, line)),
-            hinted(h("div", { class: "scroll" }, table)),
+            grid("Responses by run", heads, rows.map(cells)),
             most > RESPONSES &&
                 h("p", { class: "muted hint" }, `${RESPONSES} of ${most} responses of each run`),
         );
     }
 
-    title({ run, epoch, error }) {
-        const rewards = (epoch?.samples ?? []).map((sample) => sample.reward).filter((one) => one != null);
-        const mean = rewards.reduce((a, b) => a + b, 0) / (rewards.length || 1);
-        const facts = epoch
-            ? `${epochName(epoch)}, ${stepName(epoch.step)}${rewards.length ? `, reward ${number(mean)}` : ""}`
-            : (error ?? "no such responses");
-        return [h("strong", {}, heading(this.state, run)), h("span", { class: "muted" }, facts)];
+    head({ run, epoch, error }) {
+        if (!epoch) return [heading(this.state, run), error ?? "no such responses"];
+        const mean = meanReward(epoch.samples);
+        const place = new Set([epochName(epoch), stepName(epoch.step)]); // an evaluation has one name
+        const facts = [...place, ...(mean == null ? [] : [`reward ${number(mean)}`])];
+        return [heading(this.state, run), facts.join(", ")];
     }
 }
 
@@ -194,30 +176,12 @@ function epochOf(answer, which) {
     return which === "first" ? trained[0] : trained.at(-1);
 }
 
-function card({ run, epoch }, prompt, at) {
+function cell({ run, epoch }, prompt, at) {
     const sample = epoch?.samples[at];
-    if (!sample)
-        return h("div", { class: "card absent", role: "cell" }, h("span", { class: "muted" }, "none"));
-    const page = `run/${encodeURIComponent(run)}/${link("samples", [prompt, sample.step, sample.index])}`;
-    return h(
-        "div",
-        { class: "card", role: "cell" },
-        h(
-            "a",
-            { class: "card-link", href: page, title: sample.id },
-            h(
-                "div",
-                { class: "card-head" },
-                h("b", {}, `#${sample.index + 1}`),
-                reward(sample),
-                h("span", {}, `${whole(sample.length)} tokens`),
-                finish(sample),
-            ),
-            h(
-                "div",
-                { class: "card-text", dir: "auto" },
-                sample.text ?? h("span", { class: "muted" }, "no text"),
-            ),
-        ),
-    );
+    if (!sample) return absent("none");
+    return card(sample, {
+        href: `run/${encodeURIComponent(run)}/${link("samples", [prompt, sample.step, sample.index])}`,
+        facts: [h("span", {}, `${whole(sample.length)} tokens`)],
+        lacking: "no text",
+    });
 }

@@ -69,7 +69,7 @@ export function heading(state, id) {
         "span",
         { class: "pick" },
         h("i", { class: "line", style: { "--line": `var(${state.colour(id)})` } }),
-        state.name(id),
+        h("span", { class: "run-name" }, state.name(id)),
     );
 }
 

@@ -84,19 +84,26 @@ function section(name, values, words) {
                 "tbody",
                 {},
                 rows.map(([key, value]) =>
-                    h("tr", {}, h("th", { scope: "row" }, key), h("td", {}, h("code", {}, value))),
+                    h("tr", {}, h("th", { scope: "row" }, broken(key)), h("td", {}, h("code", {}, value))),
                 ),
             ),
         ),
     );
 }
 
+/** A long key continues on the next line after a dot or an underscore. */
+function broken(key) {
+    return key.split(/(?<=[._])/).flatMap((part, place) => (place ? [h("wbr"), part] : [part]));
+}
+
+/** [key, text] of every value; tables in a list are numbered from 1. */
 function flat(values, prefix = "") {
-    return Object.entries(values).flatMap(([key, value]) =>
-        isTable(value) && Object.keys(value).length
-            ? flat(value, `${prefix}${key}.`)
-            : [[prefix + key, written(value)]],
-    );
+    return Object.entries(values).flatMap(([key, value]) => {
+        if (isTable(value) && Object.keys(value).length) return flat(value, `${prefix}${key}.`);
+        if (Array.isArray(value) && value.length && value.every(isTable))
+            return value.flatMap((each, place) => flat(each, `${prefix}${key} ${place + 1}.`));
+        return [[prefix + key, written(value)]];
+    });
 }
 
 function written(value) {

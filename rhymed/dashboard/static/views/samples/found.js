@@ -26,7 +26,7 @@ export class Found {
     /** Starts again with these words. */
     search(words) {
         this.aborter?.abort();
-        Object.assign(this, { words, from: 0, count: 0, searched: 0, prompts: 0 });
+        Object.assign(this, { words, from: "", count: 0, searched: 0, prompts: 0 });
         fill(this.list);
         this.more.hidden = true;
         if (words) return this.go(ENOUGH);
@@ -52,12 +52,12 @@ export class Found {
         }
     }
 
-    take({ found, searched, next, prompts }) {
+    take({ found, searched, next, before, prompts }) {
         this.count += found.length;
         this.searched += searched;
         this.from = next;
         this.list.append(...found.map((row) => this.row(row)));
-        const part = next == null ? "" : `, ${whole(next)} of ${plural(prompts, "prompt")}`;
+        const part = next == null ? "" : `, ${whole(before)} of ${plural(prompts, "prompt")}`;
         setText(
             this.status,
             `${plural(this.count, "response")} with “${this.words}” (${whole(this.searched)} searched${part})`,

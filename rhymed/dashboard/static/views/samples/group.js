@@ -37,7 +37,7 @@ export class Group {
     async show(path, query) {
         const fresh = path[0] !== this.path[0];
         this.path = path;
-        this.compared = query.get("beside") ?? PREVIOUS;
+        this.compared = query.get("compare") ?? PREVIOUS;
         this.overlay = query.get("show") ?? "drafts";
         if (fresh) {
             this.prompt = null;
@@ -190,7 +190,7 @@ export class Group {
             "select",
             {
                 "aria-label": "Compare with",
-                onchange: () => this.open(this.path, this.linkedView({ beside: choice.value })),
+                onchange: () => this.open(this.path, this.linkedView({ compare: choice.value })),
             },
             option("none", "no comparison"),
             option(PREVIOUS, "compare with the previous epoch"),
@@ -245,7 +245,7 @@ export class Group {
     /** What the address keeps of this view. */
     linkedView(more = {}) {
         return {
-            beside: this.compared === PREVIOUS ? "" : this.compared,
+            compare: this.compared === PREVIOUS ? "" : this.compared,
             show: this.overlay === "drafts" ? "" : this.overlay,
             ...more,
         };
@@ -259,7 +259,7 @@ export class Group {
             .filter((epoch) => epoch.samples.some((sample) => sample.index === Number(this.path[2])))
             .map((epoch) => epoch.step);
         const to = steps[steps.indexOf(this.shownStep) + by];
-        if (to != null) this.open([this.path[0], to, this.path[2]], this.linkedView({ beside: "" }));
+        if (to != null) this.open([this.path[0], to, this.path[2]], this.linkedView({ compare: "" }));
     }
 
     index(by) {

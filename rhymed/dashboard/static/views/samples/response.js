@@ -34,6 +34,7 @@ export function fullResponse(sample, prompt, run, content = null) {
             h("h3", {}, name),
             name !== stepName(sample.step) && h("span", { class: "muted" }, stepName(sample.step)),
             reward(sample),
+            parts(sample),
             advantage(sample, epoch),
             h("span", {}, `${whole(sample.length)} tokens`),
             finish(sample),
@@ -72,6 +73,14 @@ export function reward(sample) {
         h("i", { class: "gauge", "aria-hidden": "true" }, h("i", { style: { width: `${share * 100}%` } })),
         `reward ${number(sample.reward)}`,
     );
+}
+
+/** What each scorer gave, where the reward has parts. */
+export function parts(sample) {
+    const given = Object.entries(sample.parts ?? {});
+    if (!given.length) return null;
+    const words = given.map(([name, value]) => `${name} ${number(value)}`).join(" · ");
+    return h("span", { class: "parts muted", title: "what each scorer gave, before its weight" }, words);
 }
 
 /** How its reward differs from the mean of its group: what an algorithm with groups learns from, before scaling. */
