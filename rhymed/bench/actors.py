@@ -18,12 +18,14 @@ import numpy as np
 
 from rhymed import messages
 from rhymed.errors import MalformedMessage, RhymedError
+from rhymed.wire.keys import OPEN, Keyring
 from rhymed.wire.sockets import DONE, Client
 from rhymed_store.client import NewSample, StoreClient
 from rhymed_workers.membership import Membership
 
 TOKENS = np.arange(8, dtype=np.uint32)
 LOGPROBS = np.zeros(8, dtype=np.float32)
+LOST_AFTER_S = 20.0  # an earlier holder of an actor's name may keep it for so long
 
 
 class Actor:
@@ -34,7 +36,13 @@ class Actor:
     weights = ""  # trainer: address at which it serves them
 
     def __init__(
-        self, broker: str, store: StoreClient | None, name: str, slots: int = 16, work_s: float = 0.0
+        self,
+        broker: str,
+        store: StoreClient | None,
+        name: str,
+        slots: int = 16,
+        work_s: float = 0.0,
+        keys: Keyring = OPEN,
     ) -> None:
         self.name = name
         self.slots = slots
@@ -44,12 +52,14 @@ class Actor:
         self.holding: dict[messages.SampleId, float] = {}
         self.over = asyncio.Event()
         self.joined = 0  # Join messages sent
-        self._address = broker
+        self._address, self._keys = broker, keys
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Any:
-        self.link = Client(self._address, self.name, peer="broker", accepts=self.accepts, handler=self._handle)
-        self._membership = Membership(self.link, self._join, self._heartbeat)
+        self.link = Client(
+            self._address, self.name, peer="broker", accepts=self.accepts, handler=self._handle, keys=self._keys
+        )
+        self._membership = Membership(self.link, self._join, self._heartbeat, LOST_AFTER_S)
         try:
             welcome = await self.join()
         except BaseException:

@@ -3,7 +3,8 @@
 Broker and store are real processes. `transitions`: every sample goes through six states, each with messages over real
 sockets. The result is the broker's own CPU time, because workers and store share the machine's cores with it.
 `connected`: many workers, each with its own socket, that send a heartbeat every second and work. The result is the
-lag of the broker's event loop, compared with that of an idle process. Here the broker gets a higher priority if that
+lag of the broker's event loop, compared with that of an idle process. `pauses` (`scale/pauses`): how long the
+broker holds its event loop while large steps open. In `connected` the broker gets a higher priority if that
 is permitted: emulated workers would take its core, which real ones, on other machines, do not.
 """
 
@@ -11,34 +12,40 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
-import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
-from typing import Any
 
-import psutil
-
-from rhymed.bench.actors import Actor, Reward, Rollout, Trainer
-from rhymed.config import Config
-from rhymed.messages import Queues
-from rhymed.run.client import ask
-from rhymed.run.layout import RunLayout, layout_of
+from rhymed.bench.actors import Reward, Rollout, Trainer
+from rhymed.bench.scale.cluster import (
+    PATIENCE_S,
+    cluster,
+    config_of,
+    cpu_seconds,
+    emulated_workers,
+    raise_priority,
+    ready,
+    snapshot_of,
+    spawn,
+    until_connected,
+)
+from rhymed.bench.scale.pauses import pauses
 from rhymed.service.service import LagMeter
-from rhymed.wire.sockets import Client
 from rhymed_store.client import StoreClient
 
 TRANSITIONS = 6  # of a sample, from waiting to trained
-PATIENCE_S = 300.0
 
 
-def run(quick: bool) -> dict[str, float]:
-    """Measures and prints a table. Returns the numbers; units are in the names."""
-    results = asyncio.run(_transitions(steps=8 if quick else 30))
-    results |= asyncio.run(_connected(workers=512, seconds=10 if quick else 30))
+def run(quick: bool, workers: int | None = None, samples: int | None = None) -> dict[str, float]:
+    """Measures and prints a table. Returns the numbers; units are in the names.
+
+    `workers`, `samples` (a step): only the pauses of the event loop are measured.
+    """
+    results: dict[str, float] = {}
+    if workers is None and samples is None:
+        results = asyncio.run(_transitions(steps=8 if quick else 30))
+        results |= asyncio.run(_connected(workers=512, seconds=10 if quick else 30))
+    most = (256, 8192) if quick else (4096, 65_536)
+    results |= asyncio.run(pauses(workers or most[0], samples or most[1]))
     for name, value in results.items():
         print(f"{name:<42} {value:>12,.1f}")
     return results
@@ -79,7 +86,7 @@ async def _connected(workers: int, seconds: float) -> dict[str, float]:
                 snapshot = await until_connected(where, workers + 1)
                 cpu_s, started, first = cpu_seconds(broker), time.monotonic(), snapshot
                 lags = []
-                idle = _spawn("idle", str(seconds))
+                idle = spawn("rhymed.bench.broker", str(seconds))
                 while time.monotonic() - started < seconds:
                     await asyncio.sleep(1.0)
                     snapshot = await snapshot_of(where)
@@ -96,98 +103,6 @@ async def _connected(workers: int, seconds: float) -> dict[str, float]:
     }
 
 
-def config_of(prompts_per_step: int, group_size: int, steps: int) -> Config:
-    folder = Path(tempfile.mkdtemp(prefix="rhymed-bench-"))
-    data = folder / "rows.jsonl"
-    data.write_text("".join(json.dumps({"prompt": str(i), "answer": ""}) + "\n" for i in range(2 * prompts_per_step)))
-    return Config.model_validate(
-        {
-            "run": {"name": "bench", "folder": str(folder)},
-            "data": {"source": "jsonl", "path": str(data)},
-            "rollout": {"prompts_per_step": prompts_per_step, "group_size": group_size, "engine": "trace"},
-            "trainer": {"epochs": steps, "steps": steps},
-            "store": {"map_gib": 2.0, "durability": "async"},
-            "net": {"http": ""},
-        }
-    )
-
-
-@contextlib.asynccontextmanager
-async def cluster(config: Config) -> AsyncIterator[tuple[RunLayout, psutil.Process]]:
-    """Runs store and broker of this configuration. Removes the folder at the end."""
-    where = layout_of(config)
-    where.folder.mkdir(parents=True)
-    where.config.write_text(config.model_dump_json())
-    with _process("store", where), _process("broker", where) as broker:
-        try:
-            yield where, psutil.Process(broker.pid)
-        finally:
-            await asyncio.to_thread(_remove, where.folder.parent)
-
-
-@contextlib.contextmanager
-def _process(command: str, where: RunLayout) -> Iterator[subprocess.Popen[bytes]]:
-    with subprocess.Popen([sys.executable, "-m", "rhymed", command, str(where.config)]) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
-def _remove(folder: Path) -> None:
-    import shutil
-
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def emulated_workers(where: RunLayout, workers: int, processes: int) -> Iterator[None]:
-    """Emulated workers, a quarter of them reward workers, in processes of their own."""
-    children = [_spawn(where.broker, where.store, str(workers // processes), str(n)) for n in range(processes)]
-    try:
-        yield
-    finally:
-        for child in children:
-            child.kill()
-            child.wait()
-
-
-def raise_priority(process: psutil.Process) -> bool:
-    try:
-        process.nice(-15)
-    except psutil.AccessDenied:
-        return False
-    return True
-
-
-def cpu_seconds(process: psutil.Process) -> float:
-    times = process.cpu_times()
-    return float(times.user + times.system)
-
-
-async def snapshot_of(layout: RunLayout) -> Queues:
-    with contextlib.closing(Client(layout.broker, peer="broker")) as client:
-        return await ask(client, brief=False, deadline_s=30)
-
-
-async def ready(where: RunLayout) -> None:
-    """Waits until the broker has read the dataset."""
-    async with asyncio.timeout(PATIENCE_S):
-        while (await snapshot_of(where)).steps == 0:  # noqa: ASYNC110
-            await asyncio.sleep(0.05)
-
-
-async def until_connected(where: RunLayout, workers: int) -> Queues:
-    async with asyncio.timeout(PATIENCE_S):
-        while len((snapshot := await snapshot_of(where)).workers) < workers:  # noqa: ASYNC110
-            await asyncio.sleep(0.2)
-    return snapshot
-
-
-def _spawn(*arguments: str) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, "-m", "rhymed.bench.broker", *arguments], stdout=subprocess.PIPE)
-
-
 async def _idle(seconds: float) -> None:
     meter = LagMeter()
     watch = asyncio.get_running_loop().create_task(meter.watch())
@@ -196,23 +111,7 @@ async def _idle(seconds: float) -> None:
     print(meter.p99_ms())
 
 
-async def _emulate(broker: str, store_address: str, count: int, number: int) -> None:
-    """Runs many workers in this process until it is killed."""
-    store = StoreClient(store_address, f"actors-{number}")
-    actors: list[Actor] = []
-    for place in range(count):
-        kind: Any = Reward if place % 4 == 0 else Rollout
-        actors.append(kind(broker, store, f"{kind.role}-{number}-{place}", slots=16, work_s=0.5))
-    async with contextlib.AsyncExitStack() as stack:
-        for actor in actors:
-            await stack.enter_async_context(actor)
-        await asyncio.sleep(PATIENCE_S)
-
-
 if __name__ == "__main__":
     import uvloop
 
-    if sys.argv[1] == "idle":
-        uvloop.run(_idle(float(sys.argv[2])))
-    else:
-        uvloop.run(_emulate(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])))
+    uvloop.run(_idle(float(sys.argv[1])))

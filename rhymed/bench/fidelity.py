@@ -17,7 +17,7 @@ from typing import Any
 
 from rhymed import messages
 from rhymed.bench.actors import Reward, Trainer
-from rhymed.bench.broker import cluster, ready
+from rhymed.bench.scale.cluster import cluster, ready
 from rhymed.config import Config
 from rhymed.inputs.rows import prompt_id
 from rhymed.run.layout import RunLayout

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rhymed.bench import fidelity
+from rhymed_broker.ledger.actions import Action
 from rhymed_broker.ledger.ledger import Ledger
 from rhymed_broker.pipe import POLICIES
 from rhymed_broker.simulate.cluster import Cluster
@@ -22,6 +23,7 @@ from rhymed_broker.simulate.engine import Cost
 from rhymed_broker.simulate.study import MODES, Mode, bound_s, compare, picture, table
 from rhymed_broker.simulate.workload import Recorded, Shape, Synthetic, Workload, read_trace
 from rhymed_broker.simulate.world import World
+from rhymed_broker.slices import Slices, sliced
 
 
 def run(
@@ -88,9 +90,10 @@ class _Timed(Ledger):
         self.spent_s += time.perf_counter() - began
         self.events += 1
 
-    def drain(self, now: float) -> Any:
+    @sliced
+    def drain(self, now: float) -> Slices[list[Action]]:
         began = time.perf_counter()
-        actions = super().drain(now)
+        actions = yield from super().drain.slices(now)
         self.spent_s += time.perf_counter() - began
         return actions
 

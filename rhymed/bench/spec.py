@@ -24,6 +24,7 @@ from typing import Any
 from rhymed.bench.policy.arctic import has_arctic
 from rhymed.bench.policy.engine import EngineProcess, Request, Run
 from rhymed.bench.policy.workload import BenchWorkload, workloads
+from rhymed.errors import ConfigError
 from rhymed.histospec import graphs
 
 METHODS = ("none", "keyed", "ngram", "suffix", "aimd", "history", "siblings", "again")
@@ -68,8 +69,9 @@ def run(
     dtype: str = "",
 ) -> dict[str, Any]:
     """`model`: a folder (default: the bench policy, then SmolLM2). `out`: a JSON file, rewritten after each cell.
-    `dtype`: of weights; empty: float32 on a CPU, bfloat16 on a GPU.
+    `dtype`: of weights; empty: float32 on a CPU, bfloat16 on a GPU. Raises `ConfigError`.
     """
+    _check(methods, batches, epochs, temperatures, rounds)
     place = Place(device == "cuda", dtype or ("bfloat16" if device == "cuda" else "float32"))
     if "suffix" in methods and not has_arctic(arctic):
         print("suffix decoding is left out: arctic-inference is not installed (--arctic FOLDER)", flush=True)
@@ -88,6 +90,25 @@ def run(
         finally:
             bench.close()
     return results
+
+
+def _check(
+    methods: Sequence[str], batches: Sequence[int], epochs: Sequence[int], temperatures: Sequence[float], rounds: int
+) -> None:
+    """Before engines are started."""
+    for name, given, known in (
+        ("methods", methods, (*METHODS, "stock")),
+        ("batches", batches, tuple(REQUESTS)),
+        ("epochs", epochs, (1, 2)),
+    ):
+        if unknown := [str(one) for one in given if one not in known]:
+            raise ConfigError(f"--{name} {','.join(unknown)}: there are {', '.join(map(str, known))}")
+    if not {"history", "keyed"} & set(methods):
+        raise ConfigError(f"--methods {','.join(methods)}: add keyed or history, which generates epoch 1")
+    if not set(BASES) & set(methods):
+        raise ConfigError(f"--methods {','.join(methods)}: add one of {', '.join(BASES)}, to compare with")
+    if rounds < 1 or min(temperatures, default=-1.0) < 0:
+        raise ConfigError(f"--rounds {rounds}, --temperatures: at least one round, and temperatures from 0 on")
 
 
 def engine(workload: BenchWorkload, method: str, context: int, place: Place = Place()) -> dict[str, Any]:

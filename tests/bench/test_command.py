@@ -53,3 +53,23 @@ def test_every_benchmark_takes_its_options() -> None:
     for name, benchmark in BENCHMARKS.items():
         run = importlib.import_module(benchmark.module).run
         assert {"quick", *benchmark.options} == set(inspect.signature(run).parameters), name
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ("peers --epochs 2 --cost x --task quickstart", "rhymed bench peers has no --cost, --epochs (see"),
+        ("store --part tests", "rhymed bench store has no --part (see"),
+        ("spec --epochs one", "'one': whole numbers with commas between them are needed"),
+        ("spec --temperatures 1,warm", "'1,warm': numbers with commas between them are needed"),
+    ],
+)
+def test_options_of_other_benchmarks_and_no_numbers_are_mistakes(
+    words: str, why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        status = main(["bench", *words.split()])
+    except SystemExit as ended:
+        status = ended.code
+    assert status == 2
+    assert why in capsys.readouterr().err

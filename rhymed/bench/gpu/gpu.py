@@ -1,7 +1,7 @@
 """`rhymed bench gpu`: runs the parts one after another, and keeps a line of JSON for each command.
 
 A command that has succeeded on the same hardware is not run again, so a time on a GPU may come in pieces. One that
-fails is recorded with its last words, and the others go on. Not tried on a GPU; on processors its parts run small.
+fails is recorded with its last words, and the other parts run. Not tried on a GPU; on processors its parts run small.
 """
 
 from __future__ import annotations

@@ -7,26 +7,21 @@ long as the processors keep up. A file that does not fit into memory as often as
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+from rhymed.bench.hosts.fit import Fit, described, fit, lacking, round_s
 from rhymed.bench.hosts.measure import measure
 from rhymed.bench.hosts.network import missing_tools
-from rhymed.bench.hosts.rounds import Cell, Rounds, header, row, text
+from rhymed.bench.hosts.rounds import KINDS, Cell, Rounds, header, row, text
 from rhymed.errors import ConfigError
-from rhymed_workers.weights.slices import slicing
 
 COUNTS, SIZES_GB = (1, 2, 4, 8), (0.3, 3.0, 15.0)
 QUICK_COUNTS, QUICK_SIZES_GB = (1, 2), (0.05,)
 ROUNDS = 3
-VERSIONS = 2  # that each host keeps
-SPARE = 2 << 30  # bytes that stay free
-PROCESS = 150 << 20  # bytes that a process takes
-BUFFERS = 0.02  # of the file: changes that a host passes on
-FEWEST = 4  # slices in a window
-SHARE = 0.8  # of the memory that is free
 
 
 def run(
@@ -35,62 +30,74 @@ def run(
     sizes: Sequence[float] | None = None,
     gbit: float = 0.0,
     rounds: int | None = None,
+    first: bool = False,
+    dry: bool = False,
     out: Path | None = None,
 ) -> dict[str, Any]:
-    """A row for each number of hosts, size, and kind of link. `out`: a file to which every round is added when it is
-    measured; rounds that it has are not measured again."""
+    """A row for each number of hosts, size, and kind of link. `first`: without the second version. `out`: a file to
+    which every round is added when it is measured; rounds that it has are not measured again. `dry`: only say which
+    cells fit, and how."""
     if why := missing_tools(bool(gbit)):
         raise ConfigError(why)
     counts = sorted({1, *(hosts or (QUICK_COUNTS if quick else COUNTS))})  # one: what the others are compared with
+    sizes = sizes or (QUICK_SIZES_GB if quick else SIZES_GB)
+    kinds, wanted = KINDS[:1] if first else KINDS, rounds or (1 if quick else ROUNDS)
     known = Rounds(out)
-    rows: list[dict[str, Any]] = []
-    left_out: list[str] = []
+    cells = [Cell(count, size_gb, keys, gbit) for size_gb, keys in product(sizes, (False, True)) for count in counts]
+    fits = _fits(cells, known, kinds, wanted)
+    result: dict[str, Any] = {"gbit": gbit, "left_out": [found.why for found in fits.values() if found.why]}
+    result["left_out"] = list(dict.fromkeys(result["left_out"]))
+    if dry:
+        return result
     print(header(), flush=True)
-    for size_gb, locked in product(sizes or (QUICK_SIZES_GB if quick else SIZES_GB), (False, True)):
-        cells = [Cell(count, size_gb, locked, gbit) for count in counts]
-        left_out += _measure_rounds(cells, known, rounds or (1 if quick else ROUNDS))
-        alone = known.of(cells[0])
-        rows += (found := [row(cell, known.of(cell), alone) for cell in cells if known.of(cell)])
+    rows: list[dict[str, Any]] = []
+    for size_gb, keys in product(sizes, (False, True)):
+        these = [cell for cell in cells if (cell.size_gb, cell.keys) == (size_gb, keys)]
+        result["left_out"] += _measure_rounds(these, fits, known, wanted, kinds)
+        alone = known.of(these[0])
+        rows += (found := [row(cell, known.of(cell), alone) for cell in these if known.of(cell)])
         print("\n".join(map(text, found)), flush=True)
-    return {"gbit": gbit, "rows": rows, "left_out": sorted(set(left_out))}
+    return {**result, "rows": rows}
 
 
-def _measure_rounds(cells: Sequence[Cell], known: Rounds, rounds: int) -> list[str]:
-    """All numbers of hosts by turns, so that what changes on the machine meets all. Returns what was left out."""
-    left_out = []
+def _fits(cells: Sequence[Cell], known: Rounds, kinds: Sequence[str], rounds: int) -> dict[Cell, Fit]:
+    """Of every cell that is to be measured, printed. Raises `ConfigError` if earlier rounds are of other files."""
+    fits: dict[Cell, Fit] = {}
+    total_s, free, cores = 0.0, _free(), len(os.sched_getaffinity(0))
+    for cell in cells:
+        earlier = known.window(cell, kinds)
+        if (missing := rounds - len(known.of(cell))) <= 0:
+            continue
+        if earlier is not None and (why := lacking(cell, earlier, free, kinds)):
+            raise ConfigError(f"--out has rounds of {why}: free more, or choose another file")
+        found = fits[cell] = fit(cell, free, kinds) if earlier is None else Fit(earlier)
+        total_s += 0.0 if found.why else missing * round_s(cell, found, kinds, cores)
+    lines = dict.fromkeys(described(cell, found, kinds) for cell, found in fits.items())
+    print("\n".join(lines), flush=True)
+    print(f"about {max(1, round(total_s / 60))} min, if nothing else runs here", flush=True)
+    return fits
+
+
+def _measure_rounds(
+    cells: Sequence[Cell], fits: Mapping[Cell, Fit], known: Rounds, rounds: int, kinds: Sequence[str]
+) -> list[str]:
+    """All numbers of hosts by turns, so that what changes on the machine meets all. Returns what was left out because
+    there is less memory by now."""
+    left_out: dict[str, None] = {}
     for number, cell in product(range(rounds), cells):
-        if number < len(known.of(cell)):
+        found = fits.get(cell)
+        if found is None or found.why or number < len(known.of(cell)):
             continue
-        window, why = _window(cell)
-        if why:
-            print(why, flush=True)
-            left_out.append(why)
+        if why := lacking(cell, found.window, _free(), kinds):
+            print(f"{why}: left out", flush=True)
+            left_out[f"{why}: left out"] = None
             continue
-        if window:
-            print(
-                f"{cell.size_gb:g} GB to {cell.hosts} hosts do not fit into memory: every file repeats its first"
-                f" {window / 1e6:.0f} MB, the rest takes no memory",
-                flush=True,
-            )
-        known.add(cell, {"window": window, **measure(cell, window)})
-    return left_out
+        known.add(cell, {"window": found.window, **measure(cell, found.window, kinds)})
+    return list(left_out)
 
 
-def _window(cell: Cell) -> tuple[int, str]:
-    """Bytes of each file that take memory, 0: all; and why the cell cannot be measured, or nothing."""
+def _free() -> int:
+    """Bytes of memory."""
     import psutil
 
-    size = round(cell.size_gb * 1e9)
-    files = VERSIONS * (cell.hosts + 1) + 1
-    fixed = SPARE + (cell.hosts + 1) * (PROCESS + BUFFERS * size)
-    free = psutil.virtual_memory().available
-    if fixed + files * size <= free:
-        return 0, ""
-    window = int((free - fixed) * SHARE / files) if free > fixed else 0
-    if window < FEWEST * slicing(size).slice_bytes:
-        needed = (fixed + files * FEWEST * slicing(size).slice_bytes / SHARE) / 1e9
-        return 0, (
-            f"{cell.size_gb:g} GB to {cell.hosts} hosts needs {needed:.1f} GB of memory at least; free:"
-            f" {free / 1e9:.1f}: left out"
-        )
-    return window, ""
+    return int(psutil.virtual_memory().available)

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,10 @@ PORT = 5552
 COUNTS = -1  # in place of a version
 
 
-def measure(cell: Cell, window: int) -> dict[str, Any]:
+def measure(cell: Cell, window: int, kinds: Sequence[str] = KINDS) -> dict[str, Any]:
     """Seconds and bytes of the first version, which is sent whole, and of the second, which is sent as changes.
 
-    `window`: bytes of each file that take memory; 0: all.
+    `window`: bytes of each file that take memory; 0: all. `kinds`: the first of `KINDS`, or both.
     """
     with tempfile.TemporaryDirectory() as scratch, Hosts(cell.hosts + 1, cell.gbit) as hosts:
         keys = str(Path(scratch) / "keys") if cell.keys else ""
@@ -39,7 +39,7 @@ def measure(cell: Cell, window: int) -> dict[str, Any]:
             for number in range(1, cell.hosts + 1):
                 fetches = ("worker", address, str(window), f"rollout-{number}", "auto", keys)
                 workers.append(stack.enter_context(_started(hosts, number, *fetches)))
-            return {kind: _once(version, trainer, workers) for version, kind in enumerate(KINDS, 1)}
+            return {kind: _once(version, trainer, workers) for version, kind in enumerate(kinds, 1)}
 
 
 def _once(version: int, trainer: subprocess.Popen[str], workers: list[subprocess.Popen[str]]) -> dict[str, Any]:

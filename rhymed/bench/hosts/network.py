@@ -72,6 +72,13 @@ class Hosts:
     def environment(self) -> dict[str, str]:
         return {**os.environ, "RHYMED_SHARED_MEMORY": str(self._memory)}
 
+    def processes(self, number: int) -> list[int]:
+        """Process ids of all that runs on this host."""
+        done = subprocess.run(
+            ["ip", "netns", "pids", self._host(number)], check=False, capture_output=True, text=True
+        )
+        return [int(word) for word in done.stdout.split()]
+
     @property
     def _switch(self) -> str:
         return f"{self._name}s"

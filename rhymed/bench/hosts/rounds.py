@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rhymed.errors import ConfigError
+from rhymed.run.provenance import machine, other_machine, other_versions, versions
+from rhymed_workers.weights.slices import DIGESTS
 
 KINDS = ("whole", "changes")
 
@@ -21,46 +23,79 @@ class Cell(NamedTuple):
 
 
 class Rounds:
-    """One JSON object a line: a cell, and one round of it."""
+    """Lines of JSON: the machine, then a cell and one round of it a line. Rounds of one cell are of equal files."""
 
     def __init__(self, path: Path | None) -> None:
-        """Raises `ConfigError` if the file is another one's."""
-        self._path = path
+        """Raises `ConfigError` for a file of another machine or of something else."""
+        self._path, self._begun = path, False
         self._rounds: dict[Cell, list[dict[str, Any]]] = {}
         if path is None or not path.exists():
             return
         try:
-            for line in path.read_text().splitlines():
-                found = json.loads(line)
-                self._rounds.setdefault(Cell(*found["cell"]), []).append(found["round"])
+            first, *lines = [json.loads(line) for line in path.read_text().splitlines()]
+            there, versions_there = dict(first["machine"]), dict(first["versions"])
+            for found in lines:
+                self._rounds.setdefault(Cell(*found["cell"]), []).append(_checked(found["round"]))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ConfigError(f"--out {path} is no file of this benchmark ({error}): choose another name") from error
+        self._begun = True
+        if self._rounds and (facts := other_machine(there, machine())):
+            raise ConfigError(f"--out {path} was measured on another machine ({facts}): choose another name")
+        if changed := other_versions(versions_there, _versions()):
+            print(f"note     {path} was begun with {changed}", flush=True)
 
     def of(self, cell: Cell) -> list[dict[str, Any]]:
         return self._rounds.get(cell, [])
 
+    def window(self, cell: Cell, kinds: Sequence[str]) -> int | None:
+        """Of the rounds that the cell has; None: it has none. Raises `ConfigError` if they are of other `kinds`."""
+        rounds = self.of(cell)
+        if rounds and any(kind in rounds[0] for kind in KINDS if kind not in kinds):
+            raise ConfigError(
+                f"--out {self._path} has also changes (it was begun without --first): choose another name"
+            )
+        if rounds and any(kind not in rounds[0] for kind in kinds):
+            raise ConfigError(f"--out {self._path} was begun with --first: add it, or choose another name")
+        return int(rounds[0]["window"]) if rounds else None
+
     def add(self, cell: Cell, found: dict[str, Any]) -> None:
         self._rounds.setdefault(cell, []).append(found)
-        if self._path is not None:
-            try:
-                self._path.parent.mkdir(parents=True, exist_ok=True)
-                with self._path.open("a") as file:
-                    file.write(json.dumps({"cell": cell, "round": found}) + "\n")
-            except OSError as error:
-                raise ConfigError(f"--out {self._path} cannot be written: {error.strerror}") from error
+        if self._path is None:
+            return
+        begin = [] if self._begun else [{"machine": machine(), "versions": _versions()}]
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with self._path.open("a") as file:
+                file.writelines(json.dumps(one) + "\n" for one in [*begin, {"cell": cell, "round": found}])
+        except OSError as error:
+            raise ConfigError(f"--out {self._path} cannot be written: {error.strerror}") from error
+        self._begun = True
+
+
+def _checked(found: dict[str, Any]) -> dict[str, Any]:
+    """Raises `KeyError`."""
+    _ = found["window"], found["whole"]["last_s"]
+    return found
+
+
+def _versions() -> dict[str, str]:
+    """Also the digest, which decides how fast slices are verified."""
+    return {**versions(), "digest": next(iter(DIGESTS))}
 
 
 def row(cell: Cell, rounds: Sequence[dict[str, Any]], alone: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Medians; `against_one`: the time until the last host has the weights, in times of a single host in the same
-    round; `cpu_s_per_gb`: processor time of all processes, for each GB that a host got."""
+    round, if files repeat in both or in neither; `cpu_s_per_gb`: processor time of all processes, for each GB that a
+    host got."""
     made: dict[str, Any] = {"hosts": cell.hosts, "gigabytes": cell.size_gb, "keys": cell.keys}
     made["window"] = max(one["window"] for one in rounds)
-    for kind in KINDS:
+    for kind in (kind for kind in KINDS if kind in rounds[0]):
         middle = {name: statistics.median(one[kind][name] for one in rounds) for name in rounds[0][kind]}
         times = [one[kind]["last_s"] for one in rounds]
         middle |= {"least_s": min(times), "most_s": max(times), "gb_per_s_a_host": cell.size_gb / middle["last_s"]}
         middle["cpu_s_per_gb"] = middle.pop("cpu_s") / (cell.size_gb * cell.hosts)
         ratios = [one[kind]["last_s"] / single[kind]["last_s"] for one, single in zip(rounds, alone, strict=False)]
+        ratios = ratios if bool(made["window"]) == any(one["window"] for one in alone) else []
         middle["against_one"] = statistics.median(ratios) if ratios else None
         made[kind] = middle
     return made
@@ -74,11 +109,14 @@ def header() -> str:
 
 
 def text(row: dict[str, Any]) -> str:
-    whole, changes = row["whole"], row["changes"]
+    whole = row["whole"]
     last = f"{whole['last_s']:.2f} s ({whole['least_s']:.2f}-{whole['most_s']:.2f})"
     ratio = "-" if whole["against_one"] is None else f"{whole['against_one']:.2f}"
+    second = f"{'-':>10}{'-':>8}"
+    if changes := row.get("changes"):
+        second = f"{changes['last_s']:>8.2f} s{changes['sent_by_trainer']:>8.3f}"
     return (
         f"{row['gigabytes']:>6g}{'yes' if row['keys'] else 'no':>6}{row['hosts']:>6}{last:>26}{ratio:>13}"
         f"{whole['gb_per_s_a_host']:>13.2f}{whole['cpu_s_per_gb']:>10.2f}{whole['sent_by_trainer']:>11.2f} of"
-        f"{changes['last_s']:>8.2f} s{changes['sent_by_trainer']:>8.3f}{'  repeats' if row['window'] else ''}"
+        f"{second}{'  repeats' if row['window'] else ''}"
     )

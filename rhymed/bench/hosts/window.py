@@ -52,12 +52,13 @@ class WindowShelf:
         folder.mkdir(parents=True, exist_ok=True)
 
     def publish(self, version: int) -> Published:
-        self._values[self._random.random(len(self._values)) < CHANGED] ^= 1
         path = self._folder / f"version-{version}"
         file = WindowedFile(path, self._slicing, self._window, writable=True)
         content = self._values.view(np.uint8)
         step = self._slicing.slice_bytes
         for start in range(0, len(content), step):
+            part = self._values[start // 2 : (start + step) // 2]
+            part[self._random.random(len(part)) < CHANGED] ^= 1
             file.write(start // step, content[start : start + step])
         self._kept[version] = made = Published(version, f"window-{version}", path, self._slicing.size, file)
         for old in sorted(self._kept)[:-KEPT]:

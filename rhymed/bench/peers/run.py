@@ -1,7 +1,7 @@
 """`rhymed bench peers`: rhymed and TRL in turns, A B A B; a JSON file with every step, and a table in Markdown.
 
-A file that exists is continued: its measurements stay, and rounds are counted per task. The first step of each run is
-left out of the times: caches fill and kernels are chosen there, on both sides.
+A file that exists is continued (`results`); rounds are counted per task. The first step of each run is left out of
+the times: caches fill and kernels are chosen there, on both sides.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from pathlib import Path
 from statistics import mean, median, quantiles
 from typing import Any
 
+from rhymed import atomic
 from rhymed.bench.peers import sides, tasks
 from rhymed.bench.peers.environment import environment
+from rhymed.bench.peers.results import WHO, open_results, rounds_of
 from rhymed.errors import ConfigError
-from rhymed.run.provenance import machine, versions
 from rhymed.run.totals import EDGE_STEPS
 from rhymed.text import size_of
 
@@ -24,26 +25,21 @@ OUT = Path("peers.json")
 ROUNDS, STEPS = 2, 10
 SMALL = ("rollout.prompts_per_step=2", "rollout.group_size=2", "rollout.max_response_length=8")
 QUICK = {"quickstart": ("data.size=4", *SMALL), "long": SMALL}
-WHO = ("rhymed", "TRL")
 
 
 def run(
     quick: bool, task: str = "quickstart", rounds: int | None = None, steps: int | None = None, out: Path = OUT
 ) -> dict[str, Any]:
     """`quick`: one round of two small steps, which shows that both sides run. Raises `ConfigError`, `RhymedError`."""
-    if task not in tasks.TASKS:
-        raise ConfigError(f"--task {task}: there are {', '.join(tasks.TASKS)}")
-    rounds, steps = rounds or (1 if quick else ROUNDS), steps or (2 if quick else STEPS)
-    if rounds < 1 or steps < 2:
-        raise ConfigError(
-            f"--rounds {rounds} --steps {steps}: at least one round, and two steps: the first is left out"
-        )
+    rounds = (1 if quick else ROUNDS) if rounds is None else rounds
+    steps = (2 if quick else STEPS) if steps is None else steps
+    _check(task, rounds, steps, out)
     more = QUICK[task] if quick else ()
-    found = _earlier(out)
+    found = open_results(out, task, steps, quick)
     python = environment()
-    done = len({one["round"] for one in found["measurements"] if one["task"] == task})
+    first = max(rounds_of(found["measurements"], task), default=-1) + 1
     with tempfile.TemporaryDirectory(prefix="rhymed-peers-") as place:
-        for number in range(done, done + rounds):
+        for number in range(first, first + rounds):
             job = tasks.job(tasks.load(task, steps, (*more, f"run.seed={number}")))
             for who in WHO:
                 folder = Path(place) / f"{who.lower()}-{number}"
@@ -51,24 +47,26 @@ def run(
                     side = sides.trl(python, job, folder)
                 else:
                     side = sides.ours(task, steps, number, folder, more)
-                found["measurements"].append({"task": task, "who": who, "round": number, **side})
-                out.write_text(json.dumps(found, indent=1) + "\n")
+                found["measurements"].append({"task": task, "who": who, "round": number, "quick": quick, **side})
+                atomic.write(out, json.dumps(found, indent=1) + "\n")
                 print(_line(found["measurements"][-1]), flush=True)
     out.with_suffix(".md").write_text("\n".join(table(found)) + "\n")
     print("\n".join(["", *table(found), "", f"wrote {out} and {out.with_suffix('.md')}"]))
     return found
 
 
-def _earlier(out: Path) -> dict[str, Any]:
-    new = {"machine": machine(), "versions": versions(), "measurements": []}
-    if not out.exists():
-        return new
-    try:
-        found: dict[str, Any] = json.loads(out.read_text())
-        _ = [(one["task"], one["who"], one["round"]) for one in found["measurements"]]
-    except (OSError, ValueError, KeyError, TypeError):
-        raise ConfigError(f"{out} is no file of `rhymed bench peers`: name another one with --out") from None
-    return found
+def _check(task: str, rounds: int, steps: int, out: Path) -> None:
+    """Before anything is installed or measured."""
+    if task not in tasks.TASKS:
+        raise ConfigError(f"--task {task}: there are {', '.join(tasks.TASKS)}")
+    if rounds < 1 or steps < 2:
+        raise ConfigError(
+            f"--rounds {rounds} --steps {steps}: at least one round, and two steps: the first is left out"
+        )
+    if not tasks.file_of(task).is_file():
+        raise ConfigError(f"{tasks.file_of(task)} is not here ({Path.cwd()}): call this in a checkout of rhymed")
+    if not out.absolute().parent.is_dir():
+        raise ConfigError(f"--out {out}: there is no folder {out.parent}")
 
 
 def _line(one: dict[str, Any]) -> str:

@@ -9,7 +9,8 @@ from rhymed.config import Config
 from rhymed.config.load import load_config
 from rhymed.inputs.datasets import placed_rows
 from rhymed.inputs.models import resolve_model
-from rhymed.inputs.render import messages
+from rhymed.inputs.render import load_renderer, messages
+from rhymed.inputs.rows import Row
 
 TASKS: dict[str, tuple[str, tuple[str, ...]]] = {
     "quickstart": ("configs/quickstart.toml", ()),
@@ -35,17 +36,27 @@ def load(task: str, steps: int, more: tuple[str, ...] = ()) -> Config:
 
 def job(config: Config) -> dict[str, Any]:
     """For `rhymed.bench.peers.trl_run`: arguments of GRPOConfig, the model's folder and the rows. Slow."""
+    renderer = load_renderer(config)
+
+    def prompt(where: str, row: Row) -> Any:
+        """A chat if the model has a chat template; without one TRL takes text alone, and rhymed joins messages."""
+        return messages(config.data, where, row) if renderer.has_template else renderer.text(where, row)
+
+    rows = [{**row, "prompt": prompt(where, row)} for where, row in placed_rows(config)]
+    return {
+        "arguments": _arguments(config),
+        "model": str(resolve_model(config)),
+        "rows": rows,
+        "config": config.model_dump(mode="json"),
+    }
+
+
+def _arguments(config: Config) -> dict[str, Any]:
     trainer, rollout = config.trainer, config.rollout
-    recipe, samples = trainer.recipe, rollout.prompts_per_step * rollout.group_size
-    longest = rollout.max_prompt_length + rollout.max_response_length
-    per_pass = max(
-        size
-        for size in range(1, samples + 1)
-        if samples % size == 0 and (size == 1 or size * longest <= trainer.micro_tokens)
-    )
-    arguments = {
+    recipe, per_pass = trainer.recipe, _samples_per_pass(config)
+    return {
         "per_device_train_batch_size": per_pass,
-        "gradient_accumulation_steps": samples // per_pass,
+        "gradient_accumulation_steps": rollout.prompts_per_step * rollout.group_size // per_pass,
         "num_generations": rollout.group_size,
         "max_completion_length": rollout.max_response_length,
         "max_steps": trainer.steps,
@@ -68,10 +79,12 @@ def job(config: Config) -> dict[str, Any]:
         "bf16": config.model.train_dtype == "bfloat16",
         "seed": config.run.seed,
     }
-    rows = [{**row, "prompt": messages(config.data, where, row)} for where, row in placed_rows(config)]
-    return {
-        "arguments": arguments,
-        "model": str(resolve_model(config)),
-        "rows": rows,
-        "config": config.model_dump(mode="json"),
-    }
+
+
+def _samples_per_pass(config: Config) -> int:
+    """The most that divide a step and fit `trainer.micro_tokens` at full length."""
+    rollout = config.rollout
+    samples = rollout.prompts_per_step * rollout.group_size
+    longest = rollout.max_prompt_length + rollout.max_response_length
+    fitting = max(1, config.trainer.micro_tokens // longest)
+    return max(size for size in range(1, samples + 1) if samples % size == 0 and size <= fitting)

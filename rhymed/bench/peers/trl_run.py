@@ -17,28 +17,45 @@ def main(job: Path, out: Path) -> None:
     import torch
     import transformers
     import trl
-    from datasets import Dataset
-    from transformers import TrainerCallback
 
     asked = json.loads(job.read_text())
-    rows = asked["rows"]
-    dataset = Dataset.from_list([{"prompt": row["prompt"], "row": number} for number, row in enumerate(rows)])
     steps: list[dict[str, float]] = []
-    began = [0.0]
+    trainer_of(asked, out.parent / "trl", clock(steps)).train()
+    versions = {"trl": trl.__version__, "transformers": transformers.__version__, "torch": torch.__version__}
+    out.write_text(json.dumps({"steps": steps, "versions": versions, "threads": torch.get_num_threads()}))
+
+
+def clock(steps: list[dict[str, float]]) -> Any:
+    """A callback that appends seconds, reward and mean length of every step."""
+    from transformers import TrainerCallback
+
+    began = 0.0
 
     class Clock(TrainerCallback):  # type: ignore[misc]
         def on_step_begin(self, *_: Any, **__: Any) -> None:
-            began[0] = time.monotonic()
+            nonlocal began
+            began = time.monotonic()
 
         def on_step_end(self, *_: Any, **__: Any) -> None:
-            steps.append({"seconds": time.monotonic() - began[0]})
+            steps.append({"seconds": time.monotonic() - began})
 
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
             if logs and "reward" in logs and steps:
                 steps[-1] |= {"reward": float(logs["reward"]), "length": float(logs["completions/mean_length"])}
 
+    return Clock()
+
+
+def trainer_of(asked: dict[str, Any], folder: Path, callback: Any) -> Any:
+    """`folder`: for what TRL writes."""
+    import torch
+    import trl
+    from datasets import Dataset
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    rows = asked["rows"]
     options = trl.GRPOConfig(
-        output_dir=str(out.parent / "trl"),
+        output_dir=str(folder),
         use_cpu=not torch.cuda.is_available(),
         report_to="none",
         save_strategy="no",
@@ -46,18 +63,14 @@ def main(job: Path, out: Path) -> None:
         disable_tqdm=True,
         **asked["arguments"],
     )
-    model = transformers.AutoModelForCausalLM.from_pretrained(asked["model"], dtype=torch.float32)
-    trainer = trl.GRPOTrainer(
-        model=model,
-        processing_class=transformers.AutoTokenizer.from_pretrained(asked["model"], padding_side="left"),
+    return trl.GRPOTrainer(
+        model=AutoModelForCausalLM.from_pretrained(asked["model"], dtype=torch.float32),
+        processing_class=AutoTokenizer.from_pretrained(asked["model"], padding_side="left"),
         reward_funcs=[reward_of(asked["config"], rows)],
         args=options,
-        train_dataset=dataset,
-        callbacks=[Clock()],
+        train_dataset=Dataset.from_list([{"prompt": row["prompt"], "row": at} for at, row in enumerate(rows)]),
+        callbacks=[callback],
     )
-    trainer.train()
-    versions = {"trl": trl.__version__, "transformers": transformers.__version__, "torch": torch.__version__}
-    out.write_text(json.dumps({"steps": steps, "versions": versions, "threads": torch.get_num_threads()}))
 
 
 def reward_of(tree: dict[str, Any], rows: list[dict[str, Any]]) -> Any:

@@ -1,0 +1,103 @@
+"""`rhymed bench cluster`: placement by Ray against local processes, recovery from each kind of loss, and useful time.
+
+The engine is `trace`, so only rhymed and Ray are measured, on one machine that plays several.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from rhymed import atomic
+from rhymed.bench.cluster.losses import KINDS, Plan, recovery_s, suffer, usual_s
+from rhymed.bench.cluster.machines import Machines
+from rhymed.bench.cluster.trial import Trial, config, on_ray
+from rhymed.output import show
+
+NODES, CPUS, WORKERS = 3, 2, 2
+NAMES = {"trainer", "reward-0", *(f"rollout-{number}" for number in range(WORKERS))}
+BETWEEN = 6  # steps between two losses
+
+
+def run(quick: bool, rounds: int | None = None, steps: int | None = None, out: Path | None = None) -> dict[str, Any]:
+    """`rounds`: of the comparison. `steps`: of each of its runs. `out`: a JSON file for the result."""
+    folder = Path(tempfile.mkdtemp(prefix="rhymed-cluster-"))
+    steps = steps or (10 if quick else 60)
+    try:
+        result: dict[str, Any] = {"overhead": _overhead(folder, rounds or (1 if quick else 5), steps)}
+        usual = result["overhead"]["ray_step_s"]
+        result["losses"] = _losses(folder, usual, 3 if quick else BETWEEN)
+        result["useful"] = _useful(folder, usual, 20.0 if quick else 120.0, 2 if quick else 5)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    if out is not None:
+        atomic.write(out, json.dumps(result, indent=2) + "\n")
+    return result
+
+
+def _overhead(folder: Path, rounds: int, steps: int) -> dict[str, Any]:
+    """Steps of local processes and of those that Ray placed, by turns."""
+    found: dict[str, list[float]] = {"local": [], "ray": []}
+    with Machines(NODES, CPUS) as machines:
+        for number in range(rounds):
+            for name, sections in (("local", {}), ("ray", on_ray(machines.address))):
+                with Trial(config(folder, f"{name}-{number}", steps, WORKERS, **sections)) as trial:
+                    trial.finish()
+                    found[name].append(usual_s(trial.done()))
+    local, ray = median(found["local"]), median(found["ray"])
+    show(
+        f"steps    local {local:.3f} s, Ray {ray:.3f} s: {100 * (ray / local - 1):+.1f} % ({rounds} turns)",
+        flush=True,
+    )
+    return {"local_step_s": local, "ray_step_s": ray, "turns": found}
+
+
+def _losses(folder: Path, usual: float, every: int) -> list[dict[str, Any]]:
+    """One run that suffers each kind of loss."""
+    kinds = list(KINDS)
+    with Machines(NODES, CPUS) as machines:
+        sections = on_ray(machines.address)
+        steps = 1 + (len(kinds) + 2) * every + _steps_in(30.0, usual)
+        with Trial(config(folder, "losses", steps, WORKERS, **sections)) as trial:
+            trial.until(1)
+            losses = suffer(Plan(trial, machines), kinds, NAMES, every)
+            trial.finish()
+            times = trial.done()
+    rows = [{"kind": loss.kind, "recovery_s": recovery_s(times, loss, usual)} for loss in losses]
+    for row in rows:
+        seconds = "not before the end" if row["recovery_s"] is None else f"{row['recovery_s']:.1f} s"
+        show(f"loss     {row['kind']:18} full speed after {seconds}", flush=True)
+    return rows
+
+
+def _useful(folder: Path, usual: float, every_s: float, losses: int) -> dict[str, Any]:
+    """The share of useful time while a machine is lost every so often, rollouts' and the trainer's by turns."""
+    steps = _steps_in(every_s * (losses + 1), usual)
+    kinds = (Plan.rollouts, Plan.trainer)
+    with (
+        Machines(NODES, CPUS) as machines,
+        Trial(config(folder, "useful", steps, WORKERS, **on_ray(machines.address))) as trial,
+    ):
+        trial.until(1)
+        plan, begun, lost = Plan(trial, machines), time.time(), 0
+        while len(trial.done()) < steps and lost < losses:
+            time.sleep(every_s)
+            trial.wait_for(lambda: plan.settled(NAMES), "places")
+            kinds[lost % len(kinds)](plan)
+            plan.added()
+            lost += 1
+        trial.finish()
+        times = trial.done()
+    total = max(times) - begun
+    share = (len(times) - 1) * usual / total
+    show(f"useful   {share:.3f} of {total:.0f} s, with {lost} machines lost, one every {every_s:g} s", flush=True)
+    return {"share": share, "seconds": total, "lost": lost, "every_s": every_s}
+
+
+def _steps_in(seconds: float, usual: float) -> int:
+    return max(1, round(seconds / max(usual, 0.01)))
