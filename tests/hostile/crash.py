@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -122,37 +122,43 @@ def run(quick: bool, kills: int | None = None, seed: int = 0) -> dict[str, Any]:
 def cut(folder: Path, cuts: int, seed: int) -> Tally:
     """Kills a store `cuts` times, in stores below `folder`."""
     rng, tally = random.Random(seed), Tally()
-    with _zygote(folder / "stores.log") as zygote:
+    with zygote(folder / "stores.log") as stores:
         for number in range(0, cuts, CUTS_A_FOLDER):
             durability = "sync" if number // CUTS_A_FOLDER % 2 == 0 else "async"
             store = {"map_gib": 0.5, "durability": durability}
             config = Config.model_validate({"run": {"folder": str(folder), "name": f"{number}"}, "store": store})
-            uvloop.run(_StoreHistory(config, zygote, rng, tally).play(min(CUTS_A_FOLDER, cuts - number)))
+            uvloop.run(StoreHistory(config, stores, rng, tally).play(min(CUTS_A_FOLDER, cuts - number)))
     return tally
 
 
 @contextlib.contextmanager
-def _zygote(log: Path) -> Iterator[subprocess.Popen[str]]:
+def zygote(log: Path, environment: Mapping[str, str] | None = None) -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, "-c", ZYGOTE]
+    env = {**os.environ, **(environment or {})}
     with log.open("w") as said:
-        zygote = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, text=True)
+        stores = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, text=True, env=env
+        )
         try:
-            yield zygote
+            yield stores
         except DeadlineExceeded:
             raise StoreError(f"a store did not start: {log.read_text()[-4000:]}") from None
         finally:
-            zygote.kill()
-            zygote.communicate()
+            stores.kill()
+            stores.communicate()
 
 
-class _StoreHistory:
+class StoreHistory:
     """One folder, from its first store process to its last."""
+
+    EARLY, LOAD_S = 0.3, 0.15  # share of those that are killed while they start; at most, of the others
 
     def __init__(self, config: Config, zygote: subprocess.Popen[str], rng: random.Random, tally: Tally) -> None:
         self._config, self._zygote, self._rng, self._tally = config, zygote, rng, tally
         self._where = layout_of(config)
         self._fates: list[Fate] = []
         self._forgotten = (0, 0)  # acknowledged, asked
+        self.ends: list[BaseException] = []  # of clients
 
     async def play(self, cuts: int) -> None:
         """The clients stay, as workers do: requests to a killed store reach the next one first."""
@@ -171,17 +177,25 @@ class _StoreHistory:
         work = [asyncio.create_task(self._work(self._clients[n % CLIENTS], step, n)) for n in range(LIVES)]
         work += [asyncio.create_task(self._forget(self._clients[0], step))]
         try:
-            if self._rng.random() < 0.3:
+            if self._rng.random() < self.EARLY:
                 await asyncio.sleep(self._rng.uniform(0, 0.06))  # while it starts, or looks at what is there
-            else:
-                await self._clients[1].stats(deadline_s=START_S)
+            elif await self.started():
                 self._tally.starts_s.append(time.perf_counter() - began)
-                await asyncio.sleep(self._rng.uniform(0, 0.15))
+                await self.under_load()
         finally:
             await _kill(process)
             for task in work:
                 task.cancel()
-            await asyncio.gather(*work, return_exceptions=True)
+            self.ends += [end for end in await asyncio.gather(*work, return_exceptions=True) if end]
+
+    async def started(self) -> bool:
+        """Waits for the first answer."""
+        await self._clients[1].stats(deadline_s=START_S)
+        return True
+
+    async def under_load(self) -> None:
+        """Until it is killed."""
+        await asyncio.sleep(self._rng.uniform(0, self.LOAD_S))
 
     def _fork(self) -> int:
         assert self._zygote.stdin is not None, "it was started with pipes"
@@ -190,14 +204,14 @@ class _StoreHistory:
         self._zygote.stdin.flush()
         return int(self._zygote.stdout.readline())
 
-    async def _work(self, client: StoreClient, step: int, number: int) -> None:
-        """What an earlier store left undone first, as its callers would; then new samples."""
+    async def _work(self, client: StoreClient, step: int, number: int, first: int = 0) -> None:
+        """What an earlier store left undone first, as its callers would; then new samples, from the `first` on."""
         mine = [fate for fate in self._fates if fate.id.index % LIVES == number and fate.stage[0] < 3]
         for fate in mine:
             if fate.id.step >= self._forgotten[1]:
                 await self._live(client, fate)
-        rng = random.Random(f"{step}/{number}/{self._where.folder.name}")
-        for index in range(number, 1 << 16, LIVES):
+        rng = random.Random(f"{step}/{number}/{first}/{self._where.folder.name}")
+        for index in range(number + first * LIVES, 1 << 16, LIVES):
             fate = Fate(SampleId(step, f"{rng.randrange(4):016x}", index), rng.choice(LENGTHS))
             self._fates.append(fate)
             await self._live(client, fate)
@@ -211,7 +225,7 @@ class _StoreHistory:
                 fate.parts = (fate.parts[0], max(end, fate.parts[1]))
                 await client.put_partials({id: (start, tokens[start:end])})
                 fate.parts = (end, fate.parts[1])
-                self._tally.acknowledged += 1
+                self.acknowledged(fate)
         if fate.stage[0] < 1:
             await self._reach(fate, 1, client.put_samples([sample]))
             self._tally.samples += 1
@@ -224,7 +238,7 @@ class _StoreHistory:
         fate.stage = (fate.stage[0], max(stage, fate.stage[1]))
         await asked
         fate.stage = (max(stage, fate.stage[0]), fate.stage[1])
-        self._tally.acknowledged += 1
+        self.acknowledged(fate)
 
     async def _forget(self, client: StoreClient, step: int) -> None:
         while True:
@@ -232,17 +246,26 @@ class _StoreHistory:
             self._forgotten = (self._forgotten[0], max(self._forgotten[1], step - 1))
             await client.forget_logprobs(step - 1)
             self._forgotten = (max(self._forgotten[0], step - 1), self._forgotten[1])
-            self._tally.acknowledged += 1
+            self.acknowledged()
+
+    def acknowledged(self, fate: Fate | None = None) -> None:
+        """Something about this sample; None: that log-probs were deleted."""
+        self._tally.acknowledged += 1
 
     def _compare(self) -> None:
-        lost, file = self._tally.lost, self._where.database / "data.mdb"
+        self.compare(self._where.database)
+
+    def compare(self, database: Path, *, verified: bool = True) -> None:
+        """All samples with what a database holds. `verified`: also what no sample refers to."""
+        lost, file = self._tally.lost, database / "data.mdb"
         if not file.exists() or not file.stat().st_size:
             if any(fate.stage[0] or fate.parts[0] for fate in self._fates):
                 lost.append(f"{file}: gone")
             return
-        lost += [f"{file}: {finding}" for finding in verify(self._where.database).findings]
+        if verified:
+            lost += [f"{file}: {finding}" for finding in verify(database).findings]
         try:
-            with Reader(self._where.database) as reader:
+            with Reader(database) as reader:
                 browse = Browse(reader)
                 there = {found.sample: found.record for prompt in browse.ids() for found in browse.headers(prompt)}
                 for fate in self._fates:

@@ -32,6 +32,7 @@ from rhymed.wire.keys import ROLES, make_keys
 from rhymed.wire.limits import raise_file_limit
 from rhymed.wire.sockets import Client
 from rhymed_store.client import NewSample, StoreClient
+from tests.ports import free_ports
 from tests.stress import command
 
 FRAMES = 1_000_000
@@ -48,6 +49,7 @@ TARGETS = ("broker", "store", "weights")
 SERVE = """
 import sys
 from tests.hostile.fuzz import serve
+from tests.ports import free_ports
 serve(*sys.argv[1:])
 """
 
@@ -137,14 +139,8 @@ async def _attack_servers(mode: str, frames: int, seed: int, half_open: int) -> 
 
 
 def _config(folder: Path, *, locked: bool) -> Config:
-    ports = []
-    probes = [socket.socket() for _ in TARGETS]
-    for probe in probes:
-        probe.bind(("127.0.0.1", 0))
-        ports.append(probe.getsockname()[1])
-    for probe in probes:
-        probe.close()
-    net: dict[str, Any] = {name: f"tcp://127.0.0.1:{port}" for name, port in zip(TARGETS, ports, strict=True)}
+    addresses = zip(TARGETS, free_ports(len(TARGETS)), strict=True)
+    net: dict[str, Any] = {name: f"tcp://127.0.0.1:{port}" for name, port in addresses}
     if locked:
         make_keys(folder / "keys", ROLES)
         net["keys"] = str(folder / "keys")

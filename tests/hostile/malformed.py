@@ -6,14 +6,17 @@ sockets.
 
 from __future__ import annotations
 
+import contextlib
 import random
 import types
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, Union, get_args, get_origin
+from functools import cache
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import msgspec
 
 from rhymed.messages import Envelope
+from rhymed.messages.fields import Amount
 
 INTEGERS = (0, 1, 2, 7, -1, 255, 1 << 30, (1 << 31) - 1, 1 << 31, -(1 << 31), (1 << 63) - 1, -(1 << 63))
 FLOATS = (0.0, 1.0, -1.0, 0.5, 1e300, -1e300, 5e-324, float("inf"), float("-inf"), float("nan"))
@@ -55,6 +58,8 @@ REMEMBERED = 256  # messages that may be sent again
 SAMPLE_IDS = 3
 
 Frames = list[bytes]
+
+SIMPLE: dict[Any, Sequence[Any]] = {int: INTEGERS, float: FLOATS, str: TEXTS, bool: (False, True)}
 
 
 class Malformed:
@@ -188,7 +193,7 @@ class Malformed:
 
     def _head(self) -> bytes:
         kind: Literal["request", "event"] = "event" if self._draw.random() < 0.3 else "request"
-        head = Envelope(kind=kind, id=self._draw.randrange(1 << 20), deadline_s=self._draw.choice(FLOATS))
+        head = Envelope(kind=kind, id=self._draw.randrange(1 << 20), deadline_s=self._value(Amount))
         return msgspec.msgpack.encode(head)
 
     def _message(self) -> Any:
@@ -197,6 +202,8 @@ class Malformed:
     def _value(self, kind: Any) -> Any:
         """A random value of that type."""
         origin, arguments = get_origin(kind), get_args(kind)
+        if origin is Annotated:
+            return self._draw.choice(_allowed(kind)) if arguments[0] in SIMPLE else self._value(arguments[0])
         if origin is Literal:
             return self._draw.choice(arguments)
         if origin in (Union, types.UnionType):
@@ -210,8 +217,14 @@ class Malformed:
         if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
             fields = msgspec.structs.fields(kind)
             return kind(**{field.name: self._value(field.type) for field in fields})
-        return self._plain(kind)
+        return self._draw.choice(SIMPLE[kind]) if kind in SIMPLE else None
 
-    def _plain(self, kind: Any) -> Any:
-        simple: dict[Any, Sequence[Any]] = {int: INTEGERS, float: FLOATS, str: TEXTS, bool: (False, True)}
-        return self._draw.choice(simple[kind]) if kind in simple else None
+
+@cache
+def _allowed(kind: Any) -> list[Any]:
+    """Texts or numbers of this type."""
+    found = []
+    for value in SIMPLE[get_args(kind)[0]]:
+        with contextlib.suppress(msgspec.ValidationError):
+            found.append(msgspec.convert(value, kind))
+    return found

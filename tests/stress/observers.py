@@ -21,7 +21,7 @@ import aiohttp
 import psutil
 
 from rhymed.bench.actors import Trainer
-from rhymed.bench.broker import (
+from rhymed.bench.scale.cluster import (
     PATIENCE_S,
     cluster,
     config_of,

@@ -121,12 +121,12 @@ class Shape:
         return file
 
 
-def with_model(folder: Path, ranks: int) -> dict[str, dict[str, Any]]:
+def with_model(folder: Path, ranks: int, hidden: int = 64, layers: int = 2) -> dict[str, dict[str, Any]]:
     """Settings with which a tiny real model is trained, by so many ranks on processors."""
     from tests.tiny import write_tiny_model
 
     if not (folder / "model").exists():
-        write_tiny_model(folder / "model")
+        write_tiny_model(folder / "model", hidden, layers)
     return {
         "model": {"path": str(folder / "model"), "dtype": "float32"},
         "rollout": {"max_prompt_length": 64, "max_response_length": 200},

@@ -15,7 +15,7 @@ from rhymed.errors import ConfigError
 from tests.stress import command
 
 
-@pytest.mark.parametrize("name", [*MOVED.values(), "tests.stress.overhead"])
+@pytest.mark.parametrize("name", [*MOVED.values(), "tests.stress.overhead", "tests.hostile.relays.run"])
 def test_every_option_is_one_of_run(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     module, seen = importlib.import_module(name), []
 

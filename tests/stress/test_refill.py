@@ -76,9 +76,9 @@ def test_two_runs_replace_the_same_groups_though_one_has_more_workers_and_is_kil
 def test_whatever_dies_the_same_groups_are_replaced(tmp_path: Path, staleness: int) -> None:
     override = (*REFILLED, f"schedule.max_staleness={staleness}")
     found = chaos.run(
-        True, steps=20, kills=12, every=2.0, seed=7, rollout=2, reward=1, out=tmp_path / "runs", override=override
+        True, steps=12, kills=6, every=2.0, seed=7, rollout=2, reward=1, out=tmp_path / "runs", override=override
     )
     assert found["wrong"] == [], found
-    assert found["kills"] >= 5
+    assert found["kills"] >= 3
     assert found["filtered"] > 0
     assert "the same, bit for bit" in found["audit"]

@@ -1,0 +1,151 @@
+"""What a history is played against: the real servers, the peers, and what these were promised.
+
+Only what was acknowledged is written down here; `invariants` compares it with the servers after every action.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import zmq
+
+from rhymed import messages
+from rhymed.errors import DeadlineExceeded, RemoteFailure, RhymedError
+from rhymed.messages import SampleId
+from rhymed.wire.sockets import Client
+from rhymed_broker.states import Sample
+from rhymed_store.client import NewSample
+from tests.hostile.protocol.clock import STEP_S, Clock
+from tests.hostile.protocol.fouls import WRONG_IDS
+from tests.hostile.protocol.peers import CAST, DEADLINE_S, Peer
+from tests.hostile.protocol.servers import Servers, until
+
+
+class Fault(AssertionError):
+    """An invariant does not hold."""
+
+
+class Outcome(NamedTuple):
+    """Of one request: an answer, or the server's error."""
+
+    answer: Any = None
+    error: RhymedError | None = None
+
+
+class Seen(NamedTuple):
+    """The ledger at one moment."""
+
+    samples: dict[SampleId, tuple[str, str]]  # open ones -> state, worker that holds it
+    version: int
+    names: dict[str, str]  # worker -> role
+    paused: bool
+    drained: frozenset[str]
+
+
+class World:
+    def __init__(self, servers: Servers, clock: Clock) -> None:
+        self.servers, self.clock = servers, clock
+        self.peers = [Peer(part, servers.layout) for part in CAST]
+        self.acked: dict[SampleId, NewSample] = {}  # the store has acknowledged them: first records
+        self.forged: set[SampleId] = set()  # of these, written by dishonest peers
+        self.rewards: dict[SampleId, float] = {}  # acknowledged, the newest one
+        self.claimed: set[SampleId] = set()  # scored, says a dishonest peer, which may have written no reward
+        self.settled: set[SampleId] = set()  # marked as trained or dropped: rewards do not change any more
+        self.reported: dict[SampleId, str] = {}  # by their holder, acknowledged -> "generated" or "scored"
+        self.trained: dict[int, list[SampleId]] = {}  # step -> what the trainer trained, acknowledged
+        self.position = 0  # of the trainer
+        self.checkpoint = 0
+        self.requests = 0
+
+    @property
+    def trainer(self) -> Peer:
+        return next(peer for peer in self.peers if peer.role == "trainer" and peer.honest)
+
+    @property
+    def rollbacks(self) -> int:
+        """Of this broker's ledger."""
+        return max(0, self.servers.starts - 1)
+
+    @property
+    def ledger(self) -> Any:
+        return self.servers.broker.ledger
+
+    def look(self) -> Seen:
+        ledger = self.ledger
+        samples = {
+            id: (sample.state, sample.worker)
+            for step in ledger.samples.open_steps.values()
+            for id, sample in step.samples.items()
+        }
+        names = {worker.name: worker.role for worker in ledger.workers}
+        return Seen(samples, ledger.version, names, ledger.control.paused, frozenset(ledger.control._drained))
+
+    def sample(self, id: SampleId) -> Sample | None:
+        found: Sample | None = self.ledger.samples.get(id)
+        return found
+
+    def pick(self, peer: Peer, which: int, count: int = 1) -> list[SampleId]:
+        """Samples that this peer holds, open ones, trained ones, and such that do not exist."""
+        known = [*sorted(peer.held), *sorted(self.look().samples)]
+        pool = known if which < 48 and known else [*sorted(self.acked), *WRONG_IDS]
+        return [pool[(which + number) % len(pool)] for number in range(count)]
+
+    def is_connected(self, peer: Peer) -> bool:
+        return bool(self.servers.broker._delivery.is_connected(peer.name))
+
+    async def ask(self, peer: Peer, to: str, message: messages.Message, *frames: Any) -> Outcome:
+        """A request, and what came of it. Every one is answered, by something that the protocol knows."""
+        self.requests += 1
+        link = peer.broker() if to == "broker" else peer.store()
+        kind = type(message).__name__
+        try:
+            parcel = await link.request(message, *frames, deadline_s=DEADLINE_S)
+        except DeadlineExceeded as error:
+            raise Fault(
+                f"{kind} of {peer.name}: no answer within {DEADLINE_S:g} s; {self._unread(link, to)}"
+            ) from error
+        except RemoteFailure as error:
+            raise Fault(f"{kind} of {peer.name} met an error of the {to}: {error}") from error
+        except RhymedError as error:
+            return Outcome(error=error)
+        return Outcome(parcel)
+
+    def _unread(self, link: Client, to: str) -> str:
+        """Where the message or its answer may be: bit 1: there is something to read."""
+        if why := self.servers.failed():
+            return why
+        server = self.servers.broker.server if to == "broker" else self.servers.store._server
+        events = {end: end._socket.getsockopt(zmq.EVENTS) for end in (link, server)}
+        return f"events of the peer {events[link]}, of the server {events[server]}, its tasks {server._tasks}"
+
+    def acknowledge(self, made: NewSample, *, forged: bool = False) -> None:
+        if forged and made.info.id not in self.acked:
+            self.forged.add(made.info.id)
+        self.acked.setdefault(made.info.id, made)
+
+    async def pass_time(self, ticks: int) -> None:
+        """Honest peers that are here send heartbeats all the while."""
+        from tests.hostile.protocol.honest import say
+
+        for _ in range(ticks):
+            await self.clock.tick(STEP_S)
+            for peer in self.peers:
+                if peer.honest and peer.here:
+                    await say(self, peer, peer.heartbeat(), None)
+            await self.servers.settle()
+
+    async def gone(self, peer: Peer) -> None:
+        """Until the broker sees that its connection has ended."""
+        broker = self.servers.broker
+        link = broker._delivery.peer(peer.name)
+        peer.close()
+        if link is not None:
+            await until(lambda: not broker.server.is_connected(link), f"{peer.name} is gone")
+
+    def roll_back(self) -> None:
+        """The trainer lost what is behind its last checkpoint."""
+        self.position = self.checkpoint
+
+    def same(self, made: NewSample, tokens: Any) -> bool:
+        return bool(np.array_equal(np.asarray(made.tokens), tokens))

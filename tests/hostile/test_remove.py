@@ -1,0 +1,16 @@
+"""Files and folders of a living run are removed: it heals, or ends with a sentence. The whole walk: stress-remove."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.hostile import remove
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(2400)
+def test_a_run_heals_or_says_why_it_ends() -> None:
+    found = remove.run(quick=True)
+    assert found["good"], found
+    healed = {place["place"]: place["healed"] for place in found["places"]}
+    assert healed == {place: place not in ("store", ".") for place in remove.QUICK}

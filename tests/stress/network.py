@@ -1,0 +1,111 @@
+"""Machines of a Ray cluster as network namespaces, each with an address and an identity of its own. Needs root."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+
+from rhymed.bench.cluster.machines import RAYLET_PATIENCE_S, STORE_BYTES, Machines
+from rhymed.bench.hosts.network import Hosts
+from rhymed.errors import ConfigError
+
+PORT = 6379
+START_S = 120.0
+MOST = 12  # hosts in all, those that are added included
+
+
+@dataclass
+class Node:
+    """One `ray start`, with all that it has started."""
+
+    number: int
+    process: subprocess.Popen[bytes]
+
+    def raylet(self) -> int:
+        with contextlib.suppress(psutil.Error):
+            for child in psutil.Process(self.process.pid).children(recursive=True):
+                if child.name().startswith("raylet"):
+                    return int(child.pid)
+        return 0
+
+
+class Network(Machines):
+    """The head is the first host; `rhymed run` runs there, too."""
+
+    def __enter__(self) -> Network:
+        self._hosts = Hosts(MOST, 0).__enter__()
+        self._started = 0
+        patience = f'{{"gcs_rpc_server_reconnect_timeout_s": {RAYLET_PATIENCE_S}}}'
+        head = ["--head", f"--port={PORT}", "--include-dashboard=false", f"--system-config={patience}"]
+        self._head: Node | None = self._start("--num-cpus=0", *head)
+        for _ in range(self._count):
+            self.add()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number in range(self._started):
+            _kill(self._hosts.processes(number))
+        for node in [*self._nodes, *([self._head] if self._head else [])]:
+            node.process.wait()
+        self._hosts.__exit__()
+
+    @property
+    def address(self) -> str:
+        return f"{self._hosts.address(0)}:{PORT}"
+
+    @property
+    def prefix(self) -> list[str]:
+        """Of a command that runs beside Ray's head."""
+        return self._hosts.command(0)
+
+    def add(self) -> None:
+        self._nodes.append(self._start(f"--num-cpus={self._cpus}", f"--address={self.address}"))
+
+    def kill_head(self) -> None:
+        if self._head is not None:
+            _kill([child.pid for child in psutil.Process(self._head.process.pid).children(recursive=True)])
+            self._head.process.kill()
+            self._head.process.wait()
+            self._head = None
+
+    def _raylet_of(self, node: Any) -> int:
+        return int(node.raylet())
+
+    def _kill_node(self, node: Any, guardians: list[int]) -> None:
+        ray = [node.process.pid, *(child.pid for child in psutil.Process(node.process.pid).children(recursive=True))]
+        _kill([*ray, *(self._hosts.processes(node.number) if guardians else [])])
+        node.process.wait()
+
+    def _start(self, *options: str) -> Node:
+        number, self._started = self._started, self._started + 1
+        if number >= MOST:
+            raise ConfigError(f"there are {MOST} hosts only")
+        ray = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats"]
+        own = [f"--node-ip-address={self._hosts.address(number)}", f"--object-store-memory={STORE_BYTES}"]
+        process = subprocess.Popen(
+            [*self._hosts.command(number), *ray, *own, *options],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=self._hosts.environment(),
+        )
+        node, end = Node(number, process), time.monotonic() + START_S
+        while not node.raylet():
+            if process.poll() is not None or time.monotonic() > end:
+                raise ConfigError(f"Ray does not start on host {number} (status {process.poll()})")
+            time.sleep(0.2)
+        return node
+
+
+def _kill(pids: list[int]) -> None:
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,172 @@
+"""`python -m tests.stress.slurm`: a run on a Slurm cluster whose jobs are cancelled and requeued, then an audit.
+
+The cluster is slurmctld and three slurmd on this machine (`tests.stress.cluster`). The run is what `rhymed launch
+slurm --submit` submits: a job for store and broker, one for the trainer, arrays of rollout and reward workers. In the
+middle of the run an element of the array is cancelled, one is requeued, the jobs of a node are preempted, an element
+is added, trainer and head are requeued, and a node goes down. The test passes when every sample was trained once, and
+the bits are those of a calm run of `rhymed run`.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rhymed.config.load import load_config
+from rhymed.errors import ConfigError
+from rhymed.history.compare.audit import audit
+from rhymed.history.compare.runs import compare_runs
+from rhymed.history.folder import open_folder
+from rhymed.run.layout import RunLayout, layout_of
+from tests.stress import command
+from tests.stress.cluster import Cluster
+from tests.stress.run import LiveRun, Shape
+
+NODES = 3
+STEP_S = 240.0  # for a step between faults, after which the run hangs
+END_S = 120.0
+
+
+class Fault(NamedTuple):
+    name: str
+    act: Callable[[Cluster, dict[str, str], Path], None]  # cluster, name -> job id, folder of the scripts
+
+
+FAULTS = [
+    Fault("an element of the rollout array is cancelled", lambda c, ids, _: _do(c, "scancel", f"{ids['rollout']}_0")),
+    Fault(
+        "another one is requeued",
+        lambda c, ids, _: _do(c, "scontrol", "requeue", f"{ids['rollout']}_1"),
+    ),
+    Fault("jobs of a node are preempted", lambda c, ids, _: _preempt(c, ids["rollout"])),
+    Fault(
+        "an element is added",
+        lambda c, _, folder: _do(c, "sbatch", "--array=7", str(folder / "rollout.sbatch")),
+    ),
+    Fault("the trainer is requeued", lambda c, ids, _: _do(c, "scontrol", "requeue", ids["trainer"])),
+    Fault("the head is requeued", lambda c, ids, _: _do(c, "scontrol", "requeue", ids["head"])),
+    Fault("a node goes down, and is back", lambda c, ids, _: _node_down(c, ids["rollout"])),
+]
+
+
+def run(quick: bool, steps: int | None = None, out: Path | None = None) -> dict[str, Any]:
+    """`steps`: of each run; `out`: a folder that keeps the runs."""
+    folder = (out or Path(tempfile.mkdtemp(prefix="rhymed-slurm-"))).resolve()
+    shape = Shape(steps or (28 if quick else 140), rollout=3, reward=1)
+    calm = _calm(shape, folder)
+    with Cluster(folder / "cluster", NODES) as cluster:
+        broken, joins = _on_cluster(shape, folder, cluster)
+    result = _judge(calm, broken, joins) | {"folder": str(folder)}
+    for fault in result["wrong"][:20]:
+        print(f"wrong: {fault}")
+    print("passed: every sample once, and the same as in the calm run" if result["good"] else f"failed; see {folder}")
+    if out is None and result["good"]:
+        shutil.rmtree(folder)
+    return result
+
+
+def _calm(shape: Shape, folder: Path) -> RunLayout:
+    began = time.monotonic()
+    with LiveRun(shape.write(folder, "calm")) as live:
+        if status := live.wait():
+            raise ConfigError(f"the calm run ended with status {status}:\n{live.tail()}")
+    print(f"calm: {time.monotonic() - began:.0f} s", flush=True)
+    return live.where
+
+
+def _on_cluster(shape: Shape, folder: Path, cluster: Cluster) -> tuple[RunLayout, int]:
+    file = shape.write(folder, "broken")
+    where, scripts = layout_of(load_config(file)), folder / "broken-slurm"
+    ids = _launch(cluster, file, scripts)
+    began, every = time.monotonic(), shape.steps // (len(FAULTS) + 1)
+    for number, fault in enumerate(FAULTS, 1):
+        wanted = number * every
+        cluster.until(lambda wanted=wanted: _steps(where) >= wanted, f"step {wanted}", STEP_S)  # type: ignore[misc]
+        print(f"{time.monotonic() - began:6.1f} s  step {_steps(where)}: {fault.name}", flush=True)
+        fault.act(cluster, ids, scripts)
+    cluster.until(lambda: _steps(where) >= shape.steps, "the last step", STEP_S)
+    cluster.until(lambda: not cluster.jobs(), "all jobs have ended", END_S)
+    print(f"{time.monotonic() - began:6.1f} s  all jobs have ended", flush=True)
+    log = (where.folder / "logs" / "broker.log").read_text()
+    return where, sum(" joined " in line and "rollout-" in line for line in log.splitlines())
+
+
+def _launch(cluster: Cluster, file: Path, scripts: Path) -> dict[str, str]:
+    """Name of a job -> its id."""
+    words = [sys.executable, "-m", "rhymed", "launch", "slurm", str(file), "--out", str(scripts), "--submit"]
+    words += ["--sbatch", "rollout:--exclude=n0"]  # the node of the head
+    done = subprocess.run(words, env=cluster.environ, cwd=file.parent, capture_output=True, text=True, timeout=END_S)
+    if done.returncode:
+        raise ConfigError(f"rhymed launch: {done.stderr.strip()}")
+    submitted = [line.split() for line in done.stdout.splitlines() if line.startswith("job ")]
+    print("\n".join(" ".join(words) for words in submitted), flush=True)
+    return {name: number for _, number, name in submitted}
+
+
+def _do(cluster: Cluster, *words: str) -> None:
+    cluster.call(*words)
+
+
+def _preempt(cluster: Cluster, rollout: str) -> None:
+    """By a job of a partition of higher priority that wants the whole node of an element."""
+    node = cluster.call("squeue", "-h", "-r", "-j", f"{rollout}_2", "-o", "%N")
+    words = [
+        "sbatch",
+        "--partition=urgent",
+        f"--nodelist={node}",
+        "--exclusive",
+        "--output=/dev/null",
+        "--wrap=sleep 3",
+    ]
+    cluster.call(*words)
+
+
+def _node_down(cluster: Cluster, rollout: str) -> None:
+    """The node of the array's last element; Slurm requeues what ran there."""
+    node = cluster.call("squeue", "-h", "-r", "-j", f"{rollout}_2", "-o", "%N")
+    cluster.call("scontrol", "update", f"nodename={node}", "state=down", "reason=stress")
+    cluster.call("scontrol", "update", f"nodename={node}", "state=resume")
+
+
+def _steps(where: RunLayout) -> int:
+    """Trained so far: a step that is trained again has a second line."""
+    try:
+        rows = [json.loads(line) for line in where.metrics.read_text().splitlines()]
+    except (OSError, ValueError):
+        return 0
+    return 1 + max((row["step"] for row in rows if "actor/lr" in row or "rollout/samples" in row), default=-1)
+
+
+def _judge(calm: RunLayout, broken: RunLayout, joins: int) -> dict[str, Any]:
+    with open_folder(calm.folder) as one, open_folder(broken.folder) as other:
+        peace, war = audit(one), audit(other)
+    both = compare_runs(calm.folder, broken.folder)
+    wrong = [f"calm: {fault}" for fault in peace.wrong] + [f"broken: {fault}" for fault in war.wrong + both.wrong]
+    wrong += [f"{war.dropped} samples were dropped"] if war.dropped else []
+    wrong += [f"only {joins} joins of rollout workers: none came back"] if joins < 3 + 3 else []
+    return {
+        "steps": war.steps,
+        "samples": war.trained,
+        "joins": joins,
+        "audit": both.weights,
+        "wrong": wrong,
+        "good": not wrong,
+    }
+
+
+def main() -> int:
+    parser = command.parser("tests.stress.slurm", "train on a Slurm cluster whose jobs are cancelled and requeued")
+    parser.add_argument("--steps", type=int, metavar="N", help="training steps of each run")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="keep the runs here")
+    return command.call(run, parser)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
