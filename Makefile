@@ -3,23 +3,30 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 JOBS ?= 3
-REQUIREMENTS := requirements/$(if $(CUDA),cuda,cpu).txt
+# .txt: with the SHA-256 of each file that the tests ran with; .in: the same versions alone.
+LISTED := $(if $(UNCHECKED),in,txt)
+REQUIREMENTS := requirements/$(if $(CUDA),cuda,cpu).$(LISTED)
+HASHES := $(if $(UNCHECKED),,--require-hashes)
+# Packages without wheels are built by what build.txt lists, which is installed first; pip takes no tools from the index.
+BUILD := requirements/build.$(LISTED)
 # Tests start hundreds of Python processes: each module is compiled once, whatever the environment says.
 PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 PRETTIER := npx --yes prettier@3.10.1 --log-level warn
 PAGE := rhymed/dashboard/static
 
-.PHONY: help setup quickstart quickstart-gpu test test-gpu test-thorough test-fast test-compose wheels lint types format bench bench-model docs package stress-chaos stress-soak stress-watch stress-fuzz stress-crash stress-hosts site clean
+.PHONY: help setup quickstart quickstart-gpu test test-gpu test-thorough test-fast test-compose wheels lint types format bench bench-model docs package sbom audit requirements stress-chaos stress-soak stress-watch stress-fuzz stress-protocol stress-strangers stress-inputs stress-crash stress-disk stress-remove stress-hosts stress-relays stress-slurm stress-move stress-machines site clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
 
-setup: $(VENV)/.ready ## create the virtual environment, with pinned packages; CUDA=1: for NVIDIA GPUs
+setup: $(VENV)/.ready ## create the virtual environment, with pinned packages; CUDA=1: for NVIDIA GPUs; UNCHECKED=1: without hashes
 
-$(VENV)/.ready: $(REQUIREMENTS) pyproject.toml
+$(VENV)/.ready: $(REQUIREMENTS) $(BUILD) pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; set PYTHON=..."; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --no-compile $(if $(CUDA),,--no-deps) -r $(REQUIREMENTS)
+	$(BIN)/pip install --quiet --no-compile $(HASHES) --no-deps --only-binary :all: -r $(BUILD) && \
+		$(BIN)/pip install --quiet --no-compile $(HASHES) $(if $(CUDA),,--no-deps) --no-build-isolation -r $(REQUIREMENTS) || \
+		{ echo "a hash of another platform or Python than x86-64 and 3.11? make setup UNCHECKED=1 compares none; see docs/install.md"; exit 1; }
 	$(BIN)/pip install --quiet --no-deps --no-build-isolation -e .
 	touch $@
 
@@ -45,13 +52,15 @@ test-compose: setup ## test a run in containers; skipped without a Docker engine
 	RHYMED_COMPOSE=1 $(BIN)/python -m pytest tests/system/test_compose.py -rs
 
 wheels: setup ## download the images' packages to docker/wheels, for builds without a package index (PIP_NO_INDEX=1)
-	$(BIN)/pip wheel --quiet --no-deps --wheel-dir docker/wheels -r requirements/cpu.txt 'setuptools>=77,<81'
+	$(BIN)/pip download --quiet --no-deps --require-hashes --no-build-isolation --dest docker/wheels -r requirements/cpu.txt
+	$(BIN)/pip download --quiet --no-deps --require-hashes --only-binary :all: --dest docker/wheels -r requirements/build.txt
 
-lint: setup ## ruff, import directions, sizes, and prettier for the page if npx works
+lint: setup ## ruff, import directions, sizes, secrets and digests, and prettier for the page if npx works
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-logo --no-cache
 	$(BIN)/python -m scripts.sizes
+	$(BIN)/python -m scripts.supply.audit --quick
 	@if $(PRETTIER) --version >/dev/null 2>&1; then $(PRETTIER) --check $(PAGE); else echo "skipped: $(PAGE) (npx cannot run prettier)"; fi
 
 types: setup ## mypy, strict
@@ -63,7 +72,7 @@ format: setup ## format the code: ruff, and prettier for the page if npx works
 	@if $(PRETTIER) --version >/dev/null 2>&1; then $(PRETTIER) --write $(PAGE); else echo "skipped: $(PAGE) (npx cannot run prettier)"; fi
 
 bench: setup ## run every benchmark in full
-	for name in store broker weights index sampler spec pipe train; do $(BIN)/rhymed bench $$name || exit 1; done
+	for name in store broker rewards weights index sampler spec pipe train; do $(BIN)/rhymed bench $$name || exit 1; done
 
 stress-chaos: setup ## compare a run with injected faults to an undisturbed one; ARGS="--quick", as for all of these
 	$(BIN)/python -m tests.stress.chaos $(ARGS)
@@ -77,11 +86,38 @@ stress-watch: setup ## measure what dashboard pages and `rhymed top` cost a run
 stress-fuzz: setup ## attack broker, store and weights server with malformed messages
 	$(BIN)/python -m tests.hostile.fuzz $(ARGS)
 
+stress-protocol: setup ## play histories of honest and dishonest peers against broker and store, an hour
+	$(BIN)/python -m tests.hostile.protocol.search $(ARGS)
+
+stress-strangers: setup ## hold 10,000 silent connections of the dashboard and flood it, while its owner uses it
+	$(BIN)/python -m tests.hostile.strangers $(ARGS)
+
+stress-inputs: setup ## try generated configurations, datasets, rewards and command lines for five minutes
+	$(BIN)/python -m tests.hostile.inputs $(ARGS)
+
 stress-crash: setup ## kill the store thousands of times under load
 	$(BIN)/python -m tests.hostile.crash $(ARGS)
 
+stress-disk: setup ## cut the power of recorded sessions 500 times, and run on a disk that fails; needs gcc
+	$(BIN)/python -m tests.hostile.disk $(ARGS)
+
+stress-remove: setup ## remove every file and folder of a run, one by one, while it runs
+	$(BIN)/python -m tests.hostile.remove $(ARGS)
+
 stress-hosts: setup ## run on two hosts whose network fails; needs root
 	$(BIN)/python -m tests.hostile.hosts $(ARGS)
+
+stress-move: setup ## lose the head of a run with its disk and continue on another machine, three times
+	$(BIN)/python -m tests.stress.move $(ARGS)
+
+stress-slurm: setup ## run on a Slurm cluster of this machine whose jobs are cancelled and requeued; needs Slurm
+	$(BIN)/python -m tests.stress.slurm $(ARGS)
+
+stress-machines: setup ## lose machines of a Ray cluster, and its head; needs the package ray
+	$(BIN)/python -m tests.stress.machines $(ARGS)
+
+stress-relays: setup ## run on hosts that pass weights on to each other and die; needs root
+	$(BIN)/python -m tests.hostile.relays.run $(ARGS)
 
 bench-model: setup ## train the small reasoning model for benchmarks, about a quarter of an hour
 	$(BIN)/rhymed bench model
@@ -100,18 +136,34 @@ site: $(VENV)-docs/.ready ## build the documentation as web pages in site/, whic
 
 $(VENV)-docs/.ready: requirements/docs.txt
 	$(PYTHON) -m venv $(VENV)-docs
-	$(VENV)-docs/bin/pip install --quiet --no-deps -r requirements/docs.txt
+	$(VENV)-docs/bin/pip install --quiet --no-deps --require-hashes --no-build-isolation -r requirements/docs.txt
 	touch $@
 
-package: $(VENV)-package/.ready ## build wheel and source distribution in dist/, and check what a package index will show
+package: setup $(VENV)-package/.ready ## build wheel, source distribution and bills of materials in dist/, and check what a package index will show
 	rm -rf dist
-	$(VENV)-package/bin/python -m build --quiet
+	$(VENV)-package/bin/python -m build --quiet --no-isolation
 	$(VENV)-package/bin/twine check --strict dist/*
+	$(BIN)/python -m scripts.supply.sbom
+
+sbom: setup ## write bills of materials (CycloneDX) of the packages that rhymed installs, to dist/
+	$(BIN)/python -m scripts.supply.sbom
 
 $(VENV)-package/.ready: requirements/package.txt
 	$(PYTHON) -m venv $(VENV)-package
-	$(VENV)-package/bin/pip install --quiet --no-deps -r requirements/package.txt
+	$(VENV)-package/bin/pip install --quiet --no-deps --require-hashes --no-build-isolation -r requirements/package.txt
+	touch $@
+
+audit: setup $(VENV)-audit/.ready ## look for secrets, changed files, other packages than listed, and known vulnerabilities
+	$(BIN)/python -m scripts.supply.audit --list $(if $(CUDA),cuda,cpu) --tools $(VENV)-audit
+
+requirements: setup $(VENV)-audit/.ready ## write requirements/*.txt, with hashes, from requirements/*.in; needs the index
+	$(VENV)-audit/bin/python -m scripts.supply.lock
+	$(BIN)/python -m scripts.slim
+
+$(VENV)-audit/.ready: requirements/audit.txt
+	$(PYTHON) -m venv $(VENV)-audit
+	$(VENV)-audit/bin/pip install --quiet --no-deps --require-hashes --no-build-isolation -r requirements/audit.txt
 	touch $@
 
 clean: ## remove the virtual environment and caches; runs/ stays
-	rm -rf $(VENV) $(VENV)-docs $(VENV)-package site build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(VENV)-docs $(VENV)-package $(VENV)-audit site build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache
