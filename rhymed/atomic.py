@@ -15,11 +15,14 @@ from pathlib import Path
 
 
 def write(target: Path, content: str | bytes, *, mode: int | None = None, synced: bool = False) -> None:
-    """`mode` holds from the first moment on; None: as the umask has it. Raises `OSError`."""
+    """`mode` holds from the first moment on; None: as the umask has it. `synced`: content and name are durable when
+    this returns. Raises `OSError`."""
     with new_file(target, mode) as part:
         part.write_bytes(content.encode() if isinstance(content, str) else content)
         if synced:
             sync(part)
+    if synced:
+        sync(target.parent)
 
 
 @contextlib.contextmanager
@@ -67,12 +70,28 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
+def make_folder(folder: Path) -> None:
+    """Make a folder, and those above it that are missing, durable. Nothing if it is there."""
+    missing = [one for one in (folder, *folder.parents) if not one.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for made in missing:
+        sync(made.parent)
+
+
 def sync_folder(folder: Path) -> None:
     """Make a folder durable: its files, then their names."""
     for path in folder.iterdir():
         if path.is_file():
             sync(path)
     sync(folder)
+
+
+def is_named(descriptor: int, path: Path) -> bool:
+    """Whether the path still leads to this open file or folder. A few microseconds."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    except OSError:  # it is gone, or its disk
+        return False
 
 
 def _temporary(target: Path) -> Path:

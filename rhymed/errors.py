@@ -10,6 +10,7 @@
     │   ├── MalformedMessage   the peer sent an invalid message: its fault
     │   ├── AddressRefused     an address that cannot be bound, or must not be
     │   ├── NotAllowed         the role of the peer's key may not send this
+    │   ├── NameTaken          the name of a worker that another one has: over soon if that one is dead
     │   └── RemoteFailure      the peer answered with an error of its own
     ├── StoreError
     │   ├── StoreFull          the map has no room: back-pressure, nothing is lost
@@ -17,6 +18,8 @@
     │   ├── UnknownSample      a sample that the store does not have
     │   ├── RunMismatch        the folder belongs to another run
     │   └── Unusable           the open database cannot continue; reopening it helps
+    ├── FilesLost              files of a run that were removed, replaced or moved while it was running
+    ├── StorageError           shared storage (run.remote) that cannot be reached, read or written: tried again
     ├── RunFailed              a process of the run failed for good: says which, why, and how to resume
     ├── SteeringError          an operator's command that cannot be carried out, e.g. draining an unknown worker
     ├── InvalidTransition      an event that the ledger's table does not allow: our fault
@@ -38,6 +41,20 @@ from __future__ import annotations
 
 class RhymedError(Exception):
     """Base of all; `str(error)` is a sentence for the user."""
+
+    def _render_traceback_(self) -> list[str]:
+        """The lines that IPython shows: where the user's own code is, and the sentence."""
+        import traceback
+        from pathlib import Path
+
+        package = str(Path(__file__).parent)
+        lines = []
+        for frame in traceback.extract_tb(self.__traceback__):
+            cell = "ipykernel_" in frame.filename or frame.filename.startswith("<ipython")
+            if cell or not (frame.filename.startswith(package) or "/lib/python" in frame.filename):
+                place = "cell" if cell else frame.filename
+                lines += [f"{place}, line {frame.lineno}, in {frame.name}", f"    {frame.line}"]
+        return [*lines, "", f"{type(self).__name__}: {self}"]
 
 
 class ConfigError(RhymedError):
@@ -76,6 +93,10 @@ class NotAllowed(WireError):
     pass
 
 
+class NameTaken(WireError):
+    pass
+
+
 class RemoteFailure(WireError):
     pass
 
@@ -101,6 +122,14 @@ class RunMismatch(StoreError):
 
 
 class Unusable(StoreError):
+    pass
+
+
+class FilesLost(RhymedError):
+    pass
+
+
+class StorageError(RhymedError):
     pass
 
 
@@ -152,7 +181,17 @@ class CheckpointLost(CheckpointError):
     pass
 
 
-HOPELESS = (ConfigError, DataError, RewardError, RunMismatch, StoreDamaged, StoreFull, StepRefused, CheckpointLost)
+HOPELESS = (
+    ConfigError,
+    DataError,
+    RewardError,
+    RunMismatch,
+    StoreDamaged,
+    StoreFull,
+    FilesLost,
+    StepRefused,
+    CheckpointLost,
+)
 """A restarted process would fail with these again: the user has to change something."""
 
 

@@ -1,6 +1,7 @@
 """How counts, sizes, durations and foreign texts are written for people. Pure.
 
-People count steps, epochs and responses from 1 (`step_name`, `epoch_name`, `response_name`); ids and data from 0.
+People count steps, epochs, responses and tokens from 1 (`step_name`, `epoch_name`, `response_name`); ids and data
+count from 0.
 """
 
 from __future__ import annotations
@@ -37,6 +38,9 @@ TRAINED = (
 EVALUATED_ID = re.compile(r"(?<![\w/-])([0-9]{10,})(?=/[0-9a-f]{16}/[0-9])")
 """The step in the id of a sample of an evaluation."""
 
+TOML_BARE = re.compile(r"[A-Za-z0-9_-]+")
+"""Keys that need no quotes."""
+
 
 def counted(number: float, noun: str, plural: str = "") -> str:
     """`1 step`, `1,204 steps`, `2.5 epochs`."""
@@ -49,6 +53,11 @@ def counted(number: float, noun: str, plural: str = "") -> str:
 def number(value: float | None, form: str) -> str:
     """`form` as for `format`; None is a dash."""
     return "-" if value is None else format(value, form)
+
+
+def parts_text(parts: Mapping[str, float] | None) -> str:
+    """Of a reward: `exact 1, format 0.4`; empty without parts."""
+    return ", ".join(f"{name} {value:g}" for name, value in (parts or {}).items())
 
 
 def size_of(count: float) -> str:
@@ -88,11 +97,27 @@ def clock(seconds: float) -> str:
 
 def short(value: Any, length: int = 80) -> str:
     """A value as an error quotes it."""
-    return truncated(repr(value), length)
+    try:
+        text = repr(value)
+    except Exception:  # of a user's object; or a number of thousands of digits, which Python does not write
+        text = f"<{type(value).__name__}>"
+    return truncated(text, length)
 
 
 def truncated(text: str, length: int) -> str:
     return text if len(text) <= length else text[: length - 3] + "..."
+
+
+def shortened(text: str, length: int) -> str:
+    """Without its middle: long names in a folder have the same beginning and differ at their ends."""
+    if len(text) <= length:
+        return text
+    end = (length - 3) // 2
+    return f"{text[: length - 3 - end]}...{text[len(text) - end :]}"
+
+
+def toml_key(name: str) -> str:
+    return name if TOML_BARE.fullmatch(name) else _toml_quoted(name)
 
 
 def toml_value(value: Any) -> str:
@@ -104,18 +129,21 @@ def toml_value(value: Any) -> str:
     if isinstance(value, list | tuple):
         return f"[{', '.join(toml_value(each) for each in value)}]"
     if isinstance(value, dict):
-        return f"{{ {', '.join(f'{key} = {toml_value(each)}' for key, each in value.items())} }}"
+        return f"{{ {', '.join(f'{toml_key(key)} = {toml_value(each)}' for key, each in value.items())} }}"
     if not isinstance(value, str):
         raise TypeError(f"TOML has no value for {value!r}")
     if "\\" in value and "'" not in value and value.isprintable():
         return f"'{value}'"  # patterns stay readable
-    escaped = value.replace("\\", "\\\\").replace('"', '\\"')
-    return '"' + "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in escaped) + '"'
+    return _toml_quoted(value)
 
 
-def visible(text: str) -> str:
-    """Without characters that steer a terminal: a response may hold any character."""
-    return "".join(c if c.isprintable() or c == "\n" else " " if c == "\t" else "\ufffd" for c in text)
+def _toml_quoted(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return '"' + "".join(c if c.isprintable() else _toml_escape(ord(c)) for c in escaped) + '"'
+
+
+def _toml_escape(code: int) -> str:
+    return f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"
 
 
 def step_name(step: int) -> str:

@@ -16,19 +16,40 @@ settings.load_profile("patient")  # what a property takes is the machine's, not 
 
 
 LONGEST = (
-    "system/test_onoff",
     "system/test_readme",
+    "system/test_gang",
+    "system/test_lora",
     "system/test_loop",
+    "workers/trainer/ranks/test_teacher",
+    "workers/trainer/ranks/test_lora",
+    "workers/trainer/ranks/test_ranks",
+    "system/test_onoff",
+    "workers/scoring/test_jail",
+    "system/test_mistakes",
     "workers/engines/test_vllm",
     "histospec/test_exact",
-    "system/test_mistakes",
-    "workers/scoring/test_jail",
+    "bench/test_gpu",
+    "system/test_teacher",
     "system/test_vllm",
-    "dashboard/test_page",
+    "check/devices/test_ranks",
+    "stress/test_refill",
+    "histospec/sampling/test_kernels",
+    "sweep/test_sweep",
+    "system/test_critic",
+    "scripts/test_wheel",
     "system/test_pages",
+    "hostile/test_remove",
+    "hostile/protocol/test_protocol",
+    "system/test_colocate",
+    "workers/trainer/teacher/test_vllm",
+    "stress/test_chaos",
+    "hostile/disk/test_storms",
+    "hostile/disk/test_cuts",
+    "api/test_training",
+    "dashboard/test_page",
     "workers/reward/test_pool",
 )
-"""Files of half a minute and more, those first that keep a processor busy."""
+"""Files of half a minute and more, in `make test` or `make test-thorough`, the longest first."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -40,6 +61,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
     place = {root / f"{name}.py": number for number, name in enumerate(LONGEST)}
     items.sort(key=lambda item: (place.get(item.path, len(place)), -slow[item.path]))
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """`-m thorough` imports files with such tests only: each worker would spend 20 seconds of CPU on the others."""
+    if config.option.markexpr == "thorough" and collection_path.match("test_*.py"):
+        return "thorough" not in collection_path.read_text() or None
+    return None
 
 
 @pytest.fixture(scope="session", autouse=True)

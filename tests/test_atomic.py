@@ -40,3 +40,20 @@ def test_a_folder_appears_when_it_is_complete(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="not empty"), atomic.new_folder(tmp_path / "made"):
         pass
     assert [path.name for path in tmp_path.iterdir()] == ["made"]
+
+
+def test_every_folder_that_is_made_has_a_durable_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[Path] = []
+    monkeypatch.setattr(atomic, "sync", synced.append)
+    atomic.make_folder(tmp_path / "one" / "two")
+    assert (tmp_path / "one" / "two").is_dir()
+    assert sorted(synced) == [tmp_path, tmp_path / "one"]
+    atomic.make_folder(tmp_path / "one" / "two")
+    assert len(synced) == 2
+
+
+def test_a_synced_file_has_a_durable_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[Path] = []
+    monkeypatch.setattr(atomic, "sync", synced.append)
+    atomic.write(tmp_path / "file", "new", synced=True)
+    assert synced[-1] == tmp_path, "after the rename"

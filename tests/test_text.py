@@ -1,7 +1,26 @@
 from __future__ import annotations
 
+import math
+import tomllib
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from rhymed.messages import EVAL
-from rhymed.text import epoch_name, readable, response_name, step_name, trained_line
+from rhymed.text import (
+    epoch_name,
+    readable,
+    response_name,
+    step_name,
+    toml_key,
+    toml_value,
+    trained_line,
+)
+
+PLAIN = st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
+VALUES = st.recursive(PLAIN, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=10)
 
 
 def test_people_count_from_1() -> None:
@@ -26,3 +45,18 @@ def test_the_trainers_line_is_short_and_has_labels() -> None:
         " mismatch 7.5e-11, 335 tokens, 20.3 s"
     )
     assert trained_line({"reward/flat_groups": 1.0, "timing_s/train": 0.2}) == "100% of the groups flat, 0.2 s"
+
+
+@given(st.text(), VALUES)
+def test_values_are_read_back_from_toml_as_they_were(key: str, value: Any) -> None:
+    assert tomllib.loads(f"{toml_key(key)} = {toml_value(value)}") == {key: value}
+
+
+def test_toml_escapes_of_every_length_and_keys_with_quotes() -> None:
+    assert toml_value("a\U000e0001b\x07") == '"a\\U000e0001b\\u0007"'
+    assert toml_value({"learning rate": 1e-6, "": [True], "a-b_1": ["\\d"]}) == (
+        '{ "learning rate" = 1e-06, "" = [true], a-b_1 = [\'\\d\'] }'
+    )
+    assert math.isnan(tomllib.loads(f"x = {toml_value(math.nan)}")["x"])
+    with pytest.raises(TypeError, match="no value for None"):
+        toml_value([None])

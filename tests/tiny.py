@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 
-def write_tiny_model(folder: Path) -> None:
+def write_tiny_model(folder: Path, hidden: int = 64, layers: int = 2) -> None:
     """As a Hugging Face folder."""
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -25,9 +25,9 @@ def write_tiny_model(folder: Path) -> None:
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=len(vocabulary) + 6,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
+        hidden_size=hidden,
+        intermediate_size=2 * hidden,
+        num_hidden_layers=layers,
         num_attention_heads=2,
         num_key_value_heads=2,
         max_position_embeddings=512,

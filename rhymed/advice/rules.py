@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 from rhymed.algorithms import ALGORITHMS
 
 RECENT = 10  # steps that a rule looks at
-LEAST = 5  # steps of a run without which no rule can tell
+LEAST = 5  # steps before which there is no advice
 START = 5  # first steps, with which the newest are compared
 
+SOLVED = 0.9  # mean reward, of at most 1
 FLAT = 0.9  # share of groups with equal rewards
 COLLAPSED = 0.05  # entropy, as a share of that of the first steps
 GREW = 2.0  # response length, as a multiple of that of the first steps
@@ -58,6 +59,16 @@ class Steps:
     def start(self, key: str) -> float | None:
         """Mean over the first steps; None while these are among the newest."""
         return _mean(self.rows[:START], key) if len(self.rows) >= START + RECENT else None
+
+    def total(self, key: str) -> float:
+        """Sum over the newest steps."""
+        return sum(row.get(key) or 0 for row in self.recent)
+
+    @property
+    def solved(self) -> bool:
+        """Whether almost all responses have the full reward of a scale from 0 to 1."""
+        reward = self.now("reward/mean")
+        return reward is not None and SOLVED <= reward <= 1
 
     def setting(self, section: str, key: str) -> Any:
         table = self._config.get(section)
@@ -104,7 +115,7 @@ def _flat(steps: Steps) -> Iterator[Advice]:
     wrong = (
         f"In {flat:.0%} of the groups of {steps.phrase} all rewards are equal: almost nothing is learned from them."
     )
-    if reward is not None and 0.9 <= reward <= 1:
+    if steps.solved:
         change = "The prompts are solved: end the run, or continue with harder rows."
     elif reward is not None and 0 <= reward <= 0.1:
         change = (
@@ -119,8 +130,8 @@ def _collapsed(steps: Steps) -> Iterator[Advice]:
     now, start = steps.now("actor/entropy"), steps.start("actor/entropy")
     if now is None or start is None or start <= 0 or now > COLLAPSED * start:
         return
-    if (reward := steps.now("reward/mean")) is not None and 0.9 <= reward <= 1:
-        return  # it is sure because it is right
+    if steps.solved:
+        return  # the policy is certain because its responses are right
     yield Advice(
         "entropy",
         f"The entropy fell from {start:.2g} to {now:.2g} nats per token: the policy hardly explores any more.",
@@ -169,7 +180,7 @@ def _mismatch(steps: Steps) -> Iterator[Advice]:
 
 
 def _skipped(steps: Steps) -> Iterator[Advice]:
-    skipped = sum(row.get("actor/skipped_updates") or 0 for row in steps.recent)
+    skipped = steps.total("actor/skipped_updates")
     if skipped:
         yield Advice(
             "skipped",
@@ -179,8 +190,8 @@ def _skipped(steps: Steps) -> Iterator[Advice]:
 
 
 def _dropped(steps: Steps) -> Iterator[Advice]:
-    dropped = sum(row.get("rollout/dropped") or 0 for row in steps.recent)
-    made = dropped + sum(row.get("rollout/samples") or 0 for row in steps.recent)
+    dropped = steps.total("rollout/dropped")
+    made = dropped + steps.total("rollout/samples")
     if made and dropped / made >= ERRORS:
         yield Advice(
             "dropped",

@@ -25,6 +25,7 @@ from rhymed.config.load import is_setting
 from rhymed.errors import RhymedError, RunFailed, by_name
 from rhymed.launch.events import AnyEvent, Ended, Failed, Started
 
+TICK_S = 1.0  # without an event
 STOPPED = (130, -signal.SIGINT, -signal.SIGTERM)  # exit statuses of a run that was interrupted
 
 
@@ -64,7 +65,11 @@ class Child:
         outcome, status, over = Outcome(), None, False
         while not over:
             try:
-                event = self._events.get()
+                try:
+                    event = self._events.get(timeout=TICK_S)
+                except queue.Empty:
+                    display.tick()
+                    continue
                 over = event is None
                 if isinstance(event, Started):
                     outcome.folder = Path(event.folder)
@@ -96,9 +101,12 @@ class Child:
     def _read(self) -> None:
         assert self._process.stdout is not None, "it is a pipe"
         decode = msgspec.json.Decoder(AnyEvent).decode
-        for line in self._process.stdout:
-            self._events.put(decode(line))
-        self._events.put(None)
+        try:
+            for line in self._process.stdout:
+                with suppress(msgspec.MsgspecError, UnicodeDecodeError):  # what a library prints is no event
+                    self._events.put(decode(line))
+        finally:
+            self._events.put(None)
 
     def _wait(self) -> int:
         while True:

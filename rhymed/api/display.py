@@ -9,11 +9,15 @@ from typing import Protocol
 from rhymed.config.load import load_run
 from rhymed.launch.events import AnyEvent, Closing, Line, Notice, Snapshot, Started
 from rhymed.launch.screen import Screen
+from rhymed.output import show
 from rhymed.run.layout import layout_of
 
 
 class Display(Protocol):
     def handle(self, event: AnyEvent) -> None: ...
+    def tick(self) -> None:
+        """Time has passed without an event."""
+
     def close(self) -> None:
         """No event follows."""
 
@@ -40,6 +44,9 @@ class Silent:
     def handle(self, event: AnyEvent) -> None:
         pass
 
+    def tick(self) -> None:
+        pass
+
     def close(self) -> None:
         pass
 
@@ -56,15 +63,18 @@ class Terminal:
             plain = not (sys.stdout and sys.stdout.isatty())
             self._screen = Screen(config, layout_of(config), plain=plain).__enter__()
         elif isinstance(event, Line):
-            print(event.text, flush=True)
+            show(event.text, flush=True)
         elif self._screen is not None:
             if isinstance(event, Snapshot):
                 self._screen.show(event.queues)
             elif isinstance(event, Notice):
                 self._screen.report(event.text)
             elif isinstance(event, Closing):
-                self._screen.closing(event.finished)
+                self._screen.closing(event.finished, event.why)
                 self.close()
+
+    def tick(self) -> None:
+        pass
 
     def close(self) -> None:
         if self._screen is not None:

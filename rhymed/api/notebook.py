@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rhymed.dashboard import listen
-from rhymed.launch.events import AnyEvent, Closing, Line, Notice, Snapshot, Started
+from rhymed.launch.events import AnyEvent, Closing, Failed, Line, Notice, Snapshot, Started
 from rhymed.launch.live import phases
 from rhymed.messages import Queues
 from rhymed.run import progress as records
@@ -123,6 +123,8 @@ class Notebook:
             progress.notices.append(f"{clock(self._elapsed())} {event.text}")
         elif isinstance(event, Closing):
             progress.phase, progress.over = "finished" if event.finished else "stopped", True
+        elif isinstance(event, Failed):
+            progress.phase, progress.over = "failed", True
         elif isinstance(event, Snapshot) and event.queues is not None:
             progress.see(event.queues, self._left(event.queues))
         if time.monotonic() - self._updated > EVERY_S:
@@ -133,6 +135,9 @@ class Notebook:
             return ""
         self._records.read(self._progress.folder)
         return self._records.times(None if queues.paused else queues.steps, time.time()).left
+
+    def tick(self) -> None:
+        self._update()
 
     def close(self) -> None:
         self._update()

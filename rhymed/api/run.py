@@ -30,7 +30,7 @@ def open_run(path: str | os.PathLike[str] = "runs/latest") -> Run:
     """The run in this folder, living or not. Raises `ConfigError` if it is not a run's folder."""
     folder = Path(path).expanduser()
     if not (folder / "config.json").is_file():
-        raise ConfigError(f"{folder} is not a run's folder: there is no config.json in it{runs.near(folder)}")
+        raise ConfigError(runs.no_run(folder))
     return Run(folder.resolve())
 
 
@@ -70,11 +70,20 @@ class Run:
         """A row per evaluation during training; `step` is the number of steps trained before it."""
         return table(runs.read_evaluations(self._layout), as_)
 
-    def samples(self, *, step: int | None = None, limit: int | None = None, as_: As | None = None) -> Any:
+    def samples(
+        self,
+        *,
+        step: int | None = None,
+        limit: int | None = None,
+        token_stats: bool = False,
+        as_: As | None = None,
+    ) -> Any:
         """A row per sample, in order of prompt, step, index: prompt, text, reward, length, finish_reason, tokens and
         the others of `rhymed history export`. `step`: of this training step only; `limit`: the first so many.
-        Raises `ConfigError` or `StoreError`."""
-        return table(sample_rows(self.folder, step, limit), as_)
+        `token_stats`: also lists of one number per token, as training computed them: `trainer/logprob`,
+        `trainer/entropy`, `trainer/mismatch`, `trainer/advantage`, and the policy's `trainer/version`; None where the
+        store has none. Raises `ConfigError` or `StoreError`."""
+        return table(sample_rows(self.folder, step, limit, token_stats=token_stats), as_)
 
     def history(self, prompt: str, as_: As | None = None) -> Any:
         """All samples of one prompt, oldest first. `prompt`: its id, the id's first digits, or words of its text.

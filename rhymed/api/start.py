@@ -17,8 +17,9 @@ from rhymed.config import Config
 from rhymed.config.load import load_config
 from rhymed.config.reward import Reward as Section
 from rhymed.errors import ConfigError
-from rhymed.run.folder import near
+from rhymed.run.folder import no_run, numbered
 from rhymed.run.layout import layout_of
+from rhymed.run.redact import write_config
 
 Reward: TypeAlias = "str | Callable[..., Any] | Sequence[str | Callable[..., Any]] | Mapping[str, Any]"
 Rows: TypeAlias = Any
@@ -131,9 +132,7 @@ def resume(asked: Asked, folder: Path) -> Job:
     """Continues the run in this folder, with other settings where they may change. Raises `RhymedError`."""
     earlier = folder / "config.json"
     if not earlier.exists():
-        raise ConfigError(
-            f"resume: {earlier} does not exist; name a run's folder, e.g. runs/quickstart{near(folder)}"
-        )
+        raise ConfigError(f"resume: {no_run(folder)}")
     if asked.config is not None:
         raise ConfigError("resume: the run has its configuration; pass the settings to change without config")
     config = asked.read(folder / inputs.FOLDER, earlier)
@@ -155,7 +154,7 @@ def evaluate(folder: Path, checkpoint: str, dataset: Rows, keywords: Mapping[str
 def _claimed(config: Config) -> Config:
     """With its own name or that and a number, whose folder did not exist, and does now."""
     for number in itertools.count(1):
-        name = config.run.name if number == 1 else f"{config.run.name}-{number}"
+        name = config.run.name if number == 1 else numbered(config.run.name, number)
         free = config.model_copy(update={"run": config.run.model_copy(update={"name": name})})
         try:
             layout_of(free).folder.mkdir(parents=True)
@@ -169,7 +168,7 @@ def _claimed(config: Config) -> Config:
 
 def _write(config: Config, file: Path) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
-    atomic.write(file, config.model_dump_json(indent=2) + "\n")
+    write_config(file, config)
 
 
 def _training_file(rows: Rows, folder: Path | None) -> str:

@@ -51,8 +51,8 @@ def train(
     failed for good.
     """
     asked = Asked(config, model, dataset, eval_dataset, reward, settings)
-    display = choose(progress)
     job = _prepared(asked, resume)
+    display = choose(progress)
     return _judged(job, _started(job, display).follow(display))
 
 
@@ -70,8 +70,8 @@ async def train_async(
     """As `train`, without blocking the event loop. When the task is cancelled, the run is stopped as by an
     interrupt, and can be resumed."""
     asked = Asked(config, model, dataset, eval_dataset, reward, settings)
-    display = choose(progress)
     job = await in_thread(lambda: _prepared(asked, resume))
+    display = choose(progress)
     child = _started(job, display)
     return _judged(job, await in_thread(lambda: child.follow(display), child.interrupt))
 

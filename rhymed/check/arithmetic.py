@@ -28,6 +28,7 @@ class Workload:
     pass_tokens: int  # of the largest pass
     prompt_length: int  # tokens of the longest prompt
     tokens: int = 0  # of all passes of a step, if all responses have the maximum length
+    seen: float = 0.0  # by these tokens: each sees those before it in its prompt and its own response
 
 
 def workload(rollout: Rollout, trainer: Trainer, prompts: int, prompt_length: int) -> Workload:
@@ -48,7 +49,13 @@ def workload(rollout: Rollout, trainer: Trainer, prompts: int, prompt_length: in
         pass_tokens=sum(largest),
         prompt_length=prompt_length,
         tokens=sum(map(sum, passes)),
+        seen=sum(_seen(row, prompt_length, rollout.max_response_length) for rows in passes for row in rows),
     )
+
+
+def _seen(row: int, prompt: int, response: int) -> float:
+    """By the tokens of a row: siblings do not see each other."""
+    return prompt * prompt / 2 + (row - prompt) * (prompt + response / 2)
 
 
 def packed(rollout: Rollout, trainer: Trainer, prompt_length: int) -> list[list[int]]:

@@ -5,12 +5,11 @@ Every error is collected; a check whose input could not be read is left out.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from concurrent.futures import Future
-from threading import Thread
+from contextlib import nullcontext
+from typing import TYPE_CHECKING
 
 from rhymed.check import algorithm, arithmetic, machine, memory, reward, rows, supervision
-from rhymed.check.devices import cost
+from rhymed.check.devices import cluster, cost
 from rhymed.check.devices import describe as devices
 from rhymed.check.devices.shape import shape_of
 from rhymed.check.inputs import Inputs, read
@@ -24,18 +23,20 @@ from rhymed.run.layout import layout_of
 from rhymed_broker import telemetry
 from rhymed_workers.trainer.optim import packages
 
+if TYPE_CHECKING:
+    from rhymed_workers.reward.preview import Loading
+
 
 def quick_check(config: Config, *, resume: bool = False) -> Report:
     """In seconds, without loading a model: model, data, prompts, scorers, addresses, memory and disk."""
-    from rhymed_workers.reward.preview import check_scorers
+    from rhymed_workers.reward.preview import Loading
 
     report, layout = Report(errors=_missing_packages(config)), layout_of(config)
-    with report.listening():
-        loading = _in_thread(lambda: check_scorers(config)) if config.reward.workers else None
+    with report.listening(), Loading(config) if config.reward.workers else nullcontext() as scorers:
         report.add(machine.describe(config, resume=resume))
         inputs = read(config, report)
         taught = _check_supervision(config, report, inputs)
-        if inputs.size and inputs.training:
+        if inputs.size and inputs.training and config.placement.engine == "local":
             rollout, trainer = config.rollout, config.trainer
             load = arithmetic.workload(rollout, trainer, len(inputs.training.rows), rollout.max_prompt_length)
             models = (inputs.adapters, inputs.critic, taught)
@@ -46,8 +47,8 @@ def quick_check(config: Config, *, resume: bool = False) -> Report:
             measured = machine.measure(layout.folder)
             report.memory = memory.in_memory(rollout, need, measured)
             report.errors += memory.errors(rollout, trainer, need, measured)
-        if loading is not None and report.attempt(lambda: loading.result() or True):
-            _check_reward(config, report, inputs, None)
+        if scorers and report.attempt(scorers.loaded):
+            _check_reward(config, report, inputs, None, scorers)
     return report
 
 
@@ -66,6 +67,7 @@ def full_check(config: Config, *, generate: bool = True) -> Report:
             _check_reward(config, report, inputs, written)
         _check_overlap(inputs, report)
         report.add(machine.describe(config))
+        report.add(cluster.describe(config) if config.placement.engine == "ray" else None)
     return report
 
 
@@ -96,7 +98,7 @@ def _check_sizes(config: Config, report: Report, inputs: Inputs, taught: Size | 
     report.add(arithmetic.describe(config, load, [len(dataset.rows) for dataset in inputs.held_out]))
     if config.trainer.engine == "torch":
         report.add(algorithm.describe(config.trainer.recipe, config.trainer.critic))
-    if inputs.size:
+    if inputs.size and config.placement.engine == "local":
         here, models = machine.measure(layout_of(config).folder), (inputs.adapters, inputs.critic, taught)
         need = memory.needs(config.model, config.rollout, config.trainer, inputs.size, load, *models)
         report.add(gpus := _check_gpus(config, inputs, need))
@@ -139,14 +141,15 @@ def _check_overlap(inputs: Inputs, report: Report) -> None:
             )
 
 
-def _check_reward(config: Config, report: Report, inputs: Inputs, written: reward.Answer | None) -> None:
+def _check_reward(
+    config: Config, report: Report, inputs: Inputs, written: reward.Answer | None, scorers: Loading | None = None
+) -> None:
     """On the model's answer, on the reference answer, if the row has one, and on nonsense."""
     if inputs.training and any(scorer.scorer != "none" for scorer in config.reward.all):
         row = inputs.training.rows[0][1]
+        data, rewards = config.data, config.reward
         report.add(
-            report.attempt(
-                lambda: reward.describe(config, row, reward.answers(config.data, config.reward, row, written))
-            )
+            report.attempt(lambda: reward.describe(config, row, reward.answers(data, rewards, row, written), scorers))
         )
 
 
@@ -168,18 +171,3 @@ def _generate(rollout: Rollout, report: Report, inputs: Inputs, renderer: Render
     except Exception as error:  # of many libraries
         report.errors.append(f"model.path: {folder} cannot be loaded, or cannot generate: {error}")
         return reward.unasked("it failed")
-
-
-def _in_thread(work: Callable[[], None]) -> Future[None]:
-    """On a daemon thread, so that an interrupt does not wait for it."""
-    future: Future[None] = Future()
-
-    def run() -> None:
-        try:
-            work()
-            future.set_result(None)
-        except BaseException as error:
-            future.set_exception(error)
-
-    Thread(target=run, name="scorers", daemon=True).start()
-    return future

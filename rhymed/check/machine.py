@@ -15,6 +15,7 @@ from rhymed.check.memory import Machine
 from rhymed.check.report import Section
 from rhymed.config import Config, Net, Trainer
 from rhymed.errors import ConfigError
+from rhymed.gpus.transport import choose
 from rhymed.run import folder as runs
 from rhymed.run.layout import RunLayout, layout_of
 from rhymed.wire.addresses import REMEDY, is_local, is_lockable
@@ -77,15 +78,18 @@ def describe(config: Config, *, resume: bool = False) -> Section:
     layout = layout_of(config if resume else runs.with_free_name(config))
     name = f" ({config.run.name} is taken by an earlier run)" if taken else ""
     section.add("folder", f"{layout.folder}{name}")
+    if config.net.transport != "auto":
+        section.add("transport", ": ".join(choose(config)))
     for key in ("broker", "store", "weights"):
         section.add(key, str(getattr(layout, key)))
     section.errors += problems(config.net, layout, resume=resume)
-    section.errors += device_problems(config.trainer)
+    here = config.placement.engine == "local"
+    section.errors += device_problems(config.trainer) if here else ()
     if config.net.ranks:
         section.add("ranks", f"{config.net.ranks}, {config.trainer.world} on {config.trainer.nodes} nodes")
         section.errors += ranks_problems(config.net, layout)
         section.warnings.append(OPEN_RANKS)
-    section.errors += engine_problems(config)
+    section.errors += engine_problems(config) if here else ()
     return section
 
 

@@ -25,6 +25,7 @@ TRAINER_BYTES = 0.4 * GIB  # of libraries: torch, transformers; of each rank
 ENGINE_BYTES = 1.0 * GIB  # of libraries and buffers, per engine
 STORED_BYTES = 3  # per token
 LOGPROB_BYTES = 4  # per token, until its step is in every kept checkpoint
+TOKEN_STATS_BYTES = 6  # per token, compressed, see rhymed_store.codec.tokenstats
 
 
 @dataclass(frozen=True)
@@ -169,6 +170,8 @@ def describe(
     """`gpus`: trainer and engines compute on GPUs, see `check.devices`."""
     rollout, trainer, store = config.rollout, config.trainer, config.store
     need = needs(config.model, rollout, trainer, size, load, adapters, critic, teacher)
+    statistics = token_statistics(store, rollout, load)
+    need = replace(need, store=need.store + statistics)
     section = Section("memory and disk (estimates)")
     section.add("model", f"{size.architecture}, {size.parameters / 1e6:,.1f} M parameters")
     if trainer.lora and adapters:
@@ -179,10 +182,7 @@ def describe(
     if gpus:
         need = on_host(need, rollout)
     elif need.engine:
-        fit = int(rollout.kv_cache_gib * GIB // max(1, need.sequence))
-        parts = f"weights ({config.model.dtype}), kv_cache_gib = {rollout.kv_cache_gib:g}, libraries"
-        each = f"{rollout.workers} x {size_of(need.engine)}"
-        section.add("engines", f"{each}: {parts}; {fit} samples fit at full length")
+        section.add("engines", _engines(config, need))
     section.add("published", f"{size_of(need.published)} in /dev/shm ({size_of(machine.shared_free)} free)")
     total = in_memory(rollout, need, machine)
     section.add(
@@ -190,10 +190,20 @@ def describe(
     )
     section.add("checkpoints", f"{trainer.keep_checkpoints} kept + 1 being written, {size_of(need.checkpoint)} each")
     section.add("store", f"at most {size_of(need.store)} (store.map_gib = {store.map_gib:g})")
+    section.add(
+        "token statistics", f"at most {size_of(statistics)} of it (store.token_stats_gib = {store.token_stats_gib:g})"
+    )
     section.add("disk", f"{size_of(on_disk(trainer, store, need))} at most, {size_of(machine.disk_free)} free")
     section.errors += errors(rollout, trainer, need, machine)
     section.warnings += _warnings(rollout, trainer, store, need, machine)
     return section
+
+
+def _engines(config: Config, need: Needs) -> str:
+    rollout = config.rollout
+    fit = int(rollout.kv_cache_gib * GIB // max(1, need.sequence))
+    parts = f"weights ({config.model.dtype}), kv_cache_gib = {rollout.kv_cache_gib:g}, libraries"
+    return f"{rollout.workers} x {size_of(need.engine)}: {parts}; {fit} samples fit at full length"
 
 
 def _trainer(need: Needs) -> str:
@@ -223,6 +233,12 @@ def in_memory(rollout: Rollout, need: Needs, machine: Machine) -> float:
 
 def on_disk(trainer: Trainer, store: Store, need: Needs) -> float:
     return (trainer.keep_checkpoints + 1) * need.checkpoint + min(need.store, store.map_gib * GIB)
+
+
+def token_statistics(store: Store, rollout: Rollout, load: Workload) -> float:
+    """At most: bytes of what training computed of each token."""
+    tokens = load.samples * load.steps * rollout.max_response_length
+    return min(float(store.token_stats_bytes), TOKEN_STATS_BYTES * tokens)
 
 
 def errors(rollout: Rollout, trainer: Trainer, need: Needs, machine: Machine) -> Iterator[str]:

@@ -20,6 +20,7 @@ from rhymed.inputs.rows import Row
 from rhymed.text import truncated
 
 if TYPE_CHECKING:
+    from rhymed_workers.reward.preview import Loading
     from rhymed_workers.scoring.verdict import Outcome, Verdict
 
 MAX_PARAMETERS = 1_500_000_000
@@ -125,8 +126,8 @@ def write(folder: Path, prompt: Sequence[int], limit: int) -> Answer:
     return Answer("the model writes", tokenizer.decode(tokens, skip_special_tokens=True), tokens, speed=speed)
 
 
-def describe(config: Config, row: Row, answers: Sequence[Answer]) -> Section:
-    """Scores the answers to the row. Raises `RewardError` if a scorer cannot be loaded."""
+def describe(config: Config, row: Row, answers: Sequence[Answer], scorers: Loading | None = None) -> Section:
+    """Scores the answers to the row, by `scorers` if they are loaded. Raises `RewardError` if a scorer cannot be."""
     from rhymed_workers.reward.preview import preview
     from rhymed_workers.scoring.verdict import combine
 
@@ -135,7 +136,8 @@ def describe(config: Config, row: Row, answers: Sequence[Answer]) -> Section:
     doubts: list[str] = []
     scored = [answer for answer in answers if answer.scored]
     section.rows += [(answer.label, answer.text) for answer in answers if not answer.scored]
-    result = preview(config, row, [(answer.text, answer.tokens) for answer in scored])
+    pairs = [(answer.text, answer.tokens) for answer in scored]
+    result = scorers.preview(row, pairs) if scorers else preview(config, row, pairs)
     section.warnings += result.warnings
     for answer, verdicts in zip(scored, result.verdicts, strict=True):
         outcome = combine(config.reward.all, verdicts)

@@ -94,7 +94,8 @@ class _Found:
 
     def _override(self, source: str) -> None:
         if "=" not in source:
-            raise ConfigError(f"{source}: no such file (relative to {Path.cwd()})")
+            what = "a folder; name a file" if Path(source).is_dir() else f"no such file (relative to {Path.cwd()})"
+            raise ConfigError(f"{source}: {what}")
         dotted = hydra([source])
         self._merge(VERL if dotted else TRL, dotted or options([f"--{source}"]), source)
 

@@ -9,7 +9,7 @@ from typing import Any
 from rhymed.config import Config
 from rhymed.migrate.entries import UNSET, VERDICTS
 from rhymed.migrate.migration import Migration
-from rhymed.text import toml_value
+from rhymed.text import toml_key, toml_value
 
 WIDTH = 110
 
@@ -38,7 +38,7 @@ def _section(section: str, puts: dict[str, tuple[Any, str]]) -> Iterator[str]:
     for key, (rows, comment) in lists.items():
         for number, row in enumerate(rows):
             yield from ("", f"[[{key}]]" + (f" # {comment}" if comment and not number else ""))
-            yield from (f"{name} = {toml_value(value)}" for name, value in row.items())
+            yield from (f"{toml_key(name)} = {toml_value(value)}" for name, value in row.items())
 
 
 def _table(name: str, entries: list[tuple[str, Any, str]]) -> Iterator[str]:

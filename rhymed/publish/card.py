@@ -16,7 +16,7 @@ from typing import Any
 from rhymed.run.provenance import Start
 from rhymed.run.redact import redacted
 from rhymed.run.totals import Row, totals
-from rhymed.text import counted, toml_value
+from rhymed.text import counted, toml_key, toml_value
 
 PRIVATE = ("net", "metrics", "store", "trace")
 """Sections without meaning for the model."""
@@ -165,13 +165,15 @@ def _table(name: str, keys: Mapping[str, Any]) -> Iterator[str]:
     plain = {key: value for key, value in keys.items() if key not in {**inner, **lists} and value is not None}
     if plain:
         yield f"[{name}]"
-        yield from (f"{key} = {toml_value(value)}" for key, value in plain.items())
+        yield from (f"{toml_key(key)} = {toml_value(value)}" for key, value in plain.items())
     for key, value in inner.items():
-        yield from _table(f"{name}.{key}", value)
+        yield from _table(f"{name}.{toml_key(key)}", value)
     for key, rows in lists.items():
         for row in rows:
-            yield f"[[{name}.{key}]]"
-            yield from (f"{inner_key} = {toml_value(value)}" for inner_key, value in row.items() if value is not None)
+            yield f"[[{name}.{toml_key(key)}]]"
+            yield from (
+                f"{toml_key(inner)} = {toml_value(value)}" for inner, value in row.items() if value is not None
+            )
 
 
 def _is_tables(value: Any) -> bool:

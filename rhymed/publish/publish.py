@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rhymed.config.load import load_run
+from rhymed.errors import ConfigError
 from rhymed.publish.card import Subject, card
 from rhymed.publish.private import base_name, without_folders
 from rhymed.publish.push import Target, check, push
@@ -20,6 +21,8 @@ CARD = "README.md"
 def subject(run: Path, name: str, checkpoint: Checkpoint, dtype: str, *, adapter: bool) -> Subject:
     """What the run's folder records about the checkpoint. Raises `ConfigError`."""
     layout, config = layout_of_folder(run), load_run(run)
+    if config.trainer.engine == "trace":
+        raise ConfigError(f"{run} was trained by the trace engine: there is no model to push")
     starts = provenance.read(run)
     return Subject(
         name=name,

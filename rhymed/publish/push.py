@@ -34,12 +34,17 @@ class Target:
         return f"{constants.ENDPOINT}/{self.name}" + (f"/tree/{self.revision}" if self.revision else "")
 
 
+def check_name(name: str) -> None:
+    """Raises `ConfigError`."""
+    if "/" not in name or not is_identifier(name):
+        raise ConfigError(f"{name}: name a repository as USER/NAME")
+
+
 def check(target: Target) -> None:
     """Raises `ConfigError` if the repository cannot be written."""
     from huggingface_hub import HfApi, constants, get_token
 
-    if "/" not in target.name or not is_identifier(target.name):
-        raise ConfigError(f"{target.name}: name a repository as USER/NAME")
+    check_name(target.name)
     if constants.is_offline_mode():
         raise ConfigError("HF_HUB_OFFLINE is set, and a hub cannot be written without a network")
     if get_token() is None:

@@ -8,19 +8,12 @@ from __future__ import annotations
 import html
 from collections.abc import Iterable, Sequence
 
-TURNING = {*range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x200E, 0x200F, 0xFEFF}
-SEEN = {"\n", "\t", " "}
+from rhymed.printable import visible
 
 
 def text(value: object) -> str:
     """Escaped for use inside an element or a quoted attribute."""
-    return html.escape("".join(_shown(c) for c in str(value)), quote=True)
-
-
-def _shown(c: str) -> str:
-    if c in SEEN or (c.isprintable() and ord(c) not in TURNING):
-        return c
-    return " " if c.isspace() else "\ufffd"
+    return html.escape(visible(str(value)), quote=True)
 
 
 def section(title: str, *parts: str) -> str:

@@ -29,6 +29,8 @@ class Damaged(NamedTuple):
 
 def find(place: Path) -> tuple[list[Found], list[Damaged]]:
     """By name. Raises `ConfigError` if there is no such folder."""
+    if place.is_file():
+        raise ConfigError(f"{place} is a file: name a folder that holds runs, e.g. runs")
     if not place.is_dir():
         raise ConfigError(f"{place} does not exist: name a folder that holds runs, e.g. runs{near(place)}")
     runs: list[Found] = []

@@ -43,4 +43,4 @@ def about(configuration: Path) -> str:
 def constraints() -> Iterator[tuple[str, Path]]:
     """Name and file of each list of tested versions, for `pip install -c`."""
     for name in ("cpu", "cuda"):
-        yield name, shipped("requirements") / f"{name}.txt"
+        yield name, shipped("requirements") / f"{name}.in"

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rhymed.config import Config
+from rhymed.config.base import NAME_LENGTH
 from rhymed.config.load import load_config, load_run
+from rhymed.config.services import LATEST, RUN_NAME
 from rhymed.errors import ConfigError
 from rhymed.run.layout import layout_of
 from rhymed.several import manifest
@@ -64,7 +67,8 @@ class Sweep:
 def plan(path: Path, options: Sequence[str], name: str = "") -> Sweep:
     """Reads every configuration; writes nothing. Raises `ConfigError` with the errors of all of them."""
     axes, fixed = axes_of(options)
-    called, jobs, errors = names(axes), list[Job](), list[str]()
+    _check_name(name)
+    called, jobs, errors = names(axes), list[Job](), dict[str, str]()
     folder: Path | None = None
     for settings in combinations(axes):
         own = name_of(settings, called)
@@ -74,14 +78,35 @@ def plan(path: Path, options: Sequence[str], name: str = "") -> Sweep:
             folder = folder or _folder(config, name)
             jobs.append(Job(own, settings, _placed(config, folder, own)))
         except ConfigError as error:
-            errors += [f"{own}: {line}" for line in str(error).splitlines()]
+            errors[own] = str(error)
     if errors or folder is None:
-        raise ConfigError("\n".join(errors))
+        raise ConfigError(_by_run(errors, together=not jobs))
     earlier = manifest.read(folder)
     _look(jobs)
     runs = [Planned(name=job.name, settings=job.settings) for job in jobs]
     kept = [one for one in (earlier.runs if earlier else []) if one.name not in {job.name for job in jobs}]
     return Sweep(folder, jobs, Manifest(config=str(path), fixed=fixed, runs=[*kept, *runs]))
+
+
+def _check_name(name: str) -> None:
+    """The sweep's folder is next to those of runs. Raises `ConfigError`."""
+    if name and not (re.fullmatch(RUN_NAME, name) and len(name) <= NAME_LENGTH):
+        raise ConfigError(
+            f"--name {short(name)}: at most {NAME_LENGTH} letters, digits, dots, dashes and underscores, with a"
+            " letter or digit first"
+        )
+    if name == LATEST:
+        raise ConfigError(f"--name {name}: this is the link to the newest run: choose another name")
+
+
+def _by_run(errors: Mapping[str, str], *, together: bool) -> str:
+    """`together`: what all runs have is there once."""
+    lines = {own: error.splitlines() for own, error in errors.items()}
+    first, *others = lines.values()
+    common = [line for line in first if together and others and all(line in each for each in others)]
+    return "\n".join(
+        common + [f"{own}: {line}" for own, each in lines.items() for line in each if line not in common]
+    )
 
 
 def _folder(config: Config, name: str) -> Path:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from rhymed.config.base import NAME_LENGTH
 from rhymed.errors import ConfigError
 
 OWN = ("run.name", "run.folder")  # the sweep names its runs
@@ -30,7 +31,9 @@ def axes_of(options: Sequence[str]) -> tuple[list[Axis], list[str]]:
     fixed: list[str] = []
     for option in options:
         key, equals, text = option.partition("=")
-        key, values = key.strip(), split(text) if equals else []
+        if not equals:
+            raise ConfigError(f"-o {option}: write key=value, and for several runs key=value,value")
+        key, values = key.strip(), split(text)
         if len(values) < 2:
             fixed.append(option)
             continue
@@ -82,14 +85,19 @@ def combinations(axes: Sequence[Axis]) -> list[dict[str, str]]:
 
 
 def names(axes: Sequence[Axis]) -> dict[tuple[str, ...], str]:
-    """Values of all axes -> the run's name, such as `lr-1e-6_algorithm-dapo`."""
-    labels = [[f"{_short(axis, axes)}-{value}" for value in _written(axis.values)] for axis in axes]
-    return {
-        values: "_".join(parts)
-        for values, parts in zip(
-            itertools.product(*(axis.values for axis in axes)), itertools.product(*labels), strict=True
-        )
-    }
+    """Values of all axes -> the run's name, such as `lr-1e-6_algorithm-dapo`; shorter where that would be too long:
+    `lr-1_algorithm-2` or `1_2`, with the places of the values."""
+    keys = [_short(axis, axes) for axis in axes]
+    written, places = [_written(axis.values) for axis in axes], [_places(axis.values) for axis in axes]
+    for labels in (_labelled(keys, written), _labelled(keys, places), places):
+        found = ["_".join(parts) for parts in itertools.product(*labels)]
+        if max(map(len, found)) <= NAME_LENGTH:
+            break
+    return dict(zip(itertools.product(*(axis.values for axis in axes)), found, strict=True))
+
+
+def _labelled(keys: Sequence[str], labels: Sequence[Sequence[str]]) -> list[list[str]]:
+    return [[f"{key}-{label}" for label in each] for key, each in zip(keys, labels, strict=True)]
 
 
 def name_of(settings: Mapping[str, str], names: Mapping[tuple[str, ...], str]) -> str:
@@ -107,8 +115,12 @@ def _written(values: Sequence[str]) -> list[str]:
     """As parts of a name; by number where they are long or would be equal."""
     plain = [_plain(value) for value in values]
     if len(set(plain)) < len(plain) or any(not 0 < len(value) <= LONGEST for value in plain):
-        return [str(number) for number in range(1, len(values) + 1)]
+        return _places(values)
     return plain
+
+
+def _places(values: Sequence[str]) -> list[str]:
+    return [str(number) for number in range(1, len(values) + 1)]
 
 
 def _plain(text: str) -> str:

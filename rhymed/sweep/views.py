@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rhymed.api.child import Outcome
 from rhymed.launch.events import AnyEvent, Notice, Snapshot
 from rhymed.messages import Queues
+from rhymed.output import show
 from rhymed.several.listing import Lister
 from rhymed.several.table import table
 from rhymed.sweep.plan import Job, Sweep
@@ -54,7 +55,7 @@ class Lines:
         self.line(f"ending {counted(runs, 'run')}; their samples are kept")
 
     def line(self, text: str) -> None:
-        print(text, flush=True)
+        show(text, flush=True)
 
     def close(self) -> None:
         pass
@@ -71,11 +72,12 @@ class Lines:
 class Screen(Lines):
     def __init__(self, sweep: Sweep) -> None:
         super().__init__(sweep)
-        from rich.console import Console
         from rich.live import Live
 
+        from rhymed.console import Terminal
+
         self._lister, self._drawn = Lister(sweep.folder), 0.0
-        self._live: Live = Live(console=Console(highlight=False), auto_refresh=False, transient=True)
+        self._live: Live = Live(console=Terminal(highlight=False), auto_refresh=False, transient=True)
         self._live.start()
 
     def heard(self, job: Job, event: AnyEvent) -> None:
@@ -85,7 +87,8 @@ class Screen(Lines):
     def tick(self) -> None:
         if (now := time.monotonic()) >= self._drawn + REDRAW_S:
             self._drawn = now
-            self._live.update(table(self._lister.read(self.queues), time.time()), refresh=True)
+            width = self._live.console.width
+            self._live.update(table(self._lister.read(self.queues), time.time(), width), refresh=True)
 
     def line(self, text: str) -> None:
         self._live.console.print(text, markup=False, soft_wrap=True)

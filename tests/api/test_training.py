@@ -94,7 +94,7 @@ def test_a_run_is_continued_with_more_steps_and_a_finished_one_is_returned_at_on
 
 
 def test_what_is_not_there_is_a_sentence(run: rhymed.Run, home: Path) -> None:
-    with pytest.raises(ConfigError, match=r"not a run's folder: there is no config\.json"):
+    with pytest.raises(ConfigError, match=r"not a run's folder: it has no config\.json"):
         rhymed.open_run(home)
     with pytest.raises(CheckpointError, match="steps there: "):
         run.checkpoint(99)

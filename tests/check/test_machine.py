@@ -116,3 +116,9 @@ def test_a_model_runner_without_our_sampler_is_found_before_the_run(monkeypatch:
     assert f"{RUNNER}=1 is set" in problem
     plain = Config.model_validate({"rollout": {"sampler": "vllm"}, "drafts": {"method": "none"}})
     assert list(machine.engine_problems(plain)) == []
+
+
+def test_the_transport_of_weights_is_named_with_its_reason(tmp_path: Path) -> None:
+    assert "transport" not in dict(machine.describe(config(tmp_path)).rows)
+    found = dict(machine.describe(config(tmp_path, transport="ipc")).rows)["transport"]
+    assert found.startswith("file: engines have other GPUs than the trainer")

@@ -59,8 +59,11 @@ def test_a_critic_counts_like_the_policy() -> None:
 
 def test_the_store_keeps_the_groups_that_dynamic_sampling_replaces() -> None:
     (plain, _, _), (dapo, _, _) = check(LARGE), check(LARGE, algorithm="dapo")
-    assert plain["store"] == "at most 6.2 MiB (store.map_gib = 8)"
-    assert dapo["store"] == "at most 32 MiB (store.map_gib = 8)", "8 times the samples, as many log-probs"
+    assert plain["store"] == "at most 14 MiB (store.map_gib = 8)"
+    assert dapo["store"] == "at most 40 MiB (store.map_gib = 8)", "8 times the samples, as many log-probs"
+    assert (
+        plain["token statistics"] == dapo["token statistics"] == "at most 7.5 MiB of it (store.token_stats_gib = 0.5)"
+    )
 
 
 @pytest.mark.parametrize(

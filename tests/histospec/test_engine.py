@@ -12,11 +12,11 @@ import pytest
 
 from rhymed.histospec.sampling import noise
 
-pytest.importorskip("vllm")
 HERE = Path(__file__).parent
 from tests.histospec.keyed_engine import prompts
+from tests.packages import needs
 
-pytestmark = [pytest.mark.slow, pytest.mark.thorough, pytest.mark.timeout(400)]
+pytestmark = [needs("vllm"), pytest.mark.slow, pytest.mark.thorough, pytest.mark.timeout(400)]
 """In `make test`: test_exact.py, where plain tokens are compared with transformers' logits and the noise."""
 
 

@@ -20,12 +20,12 @@ import pytest
 from rhymed.bench.policy.engine import EngineProcess, Request, Run
 from rhymed.histospec.index.builder import WARNINGS
 from rhymed.histospec.sampling import noise
+from tests.packages import needs
 
-pytest.importorskip("vllm")
 torch = pytest.importorskip("torch")
 
 HERE = Path(__file__).parent
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [needs("vllm"), pytest.mark.slow, pytest.mark.timeout(400)]
 
 CONTEXT = 256
 VOCABULARY = 264

@@ -16,6 +16,7 @@ import pytest
 
 from rhymed.cli import main
 from rhymed.config.load import load_config
+from rhymed.errors import ConfigError
 from rhymed.publish.card import card, public
 from rhymed.publish.private import base_name, without_folders
 from rhymed.publish.publish import subject
@@ -159,6 +160,19 @@ def test_the_card_has_what_the_run_recorded_and_no_folder_of_this_machine(
     assert "# license: choose" in text
     for hidden in (str(run.parent), "secret", "hidden"):
         assert hidden not in text
+
+
+def test_mistakes_are_found_before_the_card_is_shown(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("sums", "me/two words", "me/"):
+        assert main(["checkpoint", "push", str(run), name, "--dry-run"]) == 2
+        assert f"{name}: name a repository as USER/NAME" in capsys.readouterr().err
+    config = json.loads((run / "config.json").read_text())
+    config["trainer"]["engine"] = config["rollout"]["engine"] = "trace"
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match="trained by the trace engine: there is no model"):
+        subject(tmp_path, "me/sums", Checkpoint(4, run), "float32", adapter=False)
 
 
 def test_the_card_of_an_adapter_and_of_a_run_without_records(run: Path) -> None:

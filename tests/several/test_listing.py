@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from rhymed.cli import main
 from rhymed.run import folder as folders
@@ -17,6 +19,7 @@ from rhymed.several.find import find
 from rhymed.several.listing import Lister, ordered
 from rhymed.several.manifest import Manifest, Planned
 from rhymed.several.rows import held_out, paths_of
+from rhymed.several.table import table
 from rhymed_store.database.transactions import locked
 from tests.dashboard.rows import queues
 from tests.several.folders import NOW, end, make
@@ -152,10 +155,21 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
     assert [line.split()[:5] for line in out.splitlines() if line.startswith(" one ")] == [
         ["one", "failed", "2/2", "0.750", "0.375"]
     ]
+    make(tmp_path / "sweep", "learning-rate-1e-06-temperature-0.7-seed-3", (0.5,))
+    assert main(["runs", str(tmp_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines[:5])) <= 80
+    assert sorted(line.split()[0] for line in lines[3:5]) == ["one", "sweep/lea...7-seed-3"]
+    monkeypatch.delenv("COLUMNS")
+    assert main(["runs", str(tmp_path)]) == 0
+    assert " sweep/learning-rate-1e-06-temperature-0.7-seed-3 " in capsys.readouterr().out, "whole in a pipe"
+    monkeypatch.setenv("COLUMNS", "80")
     assert main(["runs", str(tmp_path), "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
-    assert (answer["runs"][0]["state"], len(answer["damaged"])) == ("failed", 1)
+    assert ({row["state"] for row in answer["runs"]}, len(answer["damaged"])) == ({"failed", "stopped"}, 1)
     assert main(["runs", str(tmp_path / "non")]) == 2
+    assert main(["runs", str(run / "config.json")]) == 2
+    assert "config.json is a file" in capsys.readouterr().err
     assert main(["runs", str(run)]) == 2
     assert "one run's folder" in capsys.readouterr().err
 
@@ -169,3 +183,28 @@ def test_a_run_that_does_not_exist_names_those_that_are_near(
     make(tmp_path, "quickstart", (0.1,))
     assert main([*words, str(tmp_path / "quikstart")]) == 2
     assert f"did you mean {tmp_path / 'quickstart'}?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("width", "columns"),
+    [
+        (80, ["name", "state", "step", "reward", "held-out", "elapsed", "age"]),
+        (58, ["name", "state", "step", "reward", "held-out"]),
+        (40, ["name", "state", "step"]),
+        (10, ["name", "state"]),
+    ],
+)
+def test_a_narrow_terminal_shows_fewer_columns_and_cuts_none_but_the_name(
+    tmp_path: Path, width: int, columns: list[str]
+) -> None:
+    make(tmp_path, "learning-rate-1e-06-temperature-0.7-seed-3", (0.5,))
+    shown = table(Lister(tmp_path).read(), NOW, width)
+    assert [column.header for column in shown.columns] == columns
+    out = io.StringIO()
+    Console(file=out, width=max(width, 40)).print(shown)
+    assert "learn" in out.getvalue()
+    assert out.getvalue().count("…") == 0
+
+
+def test_a_table_without_runs_is_empty(tmp_path: Path) -> None:
+    assert table(Lister(tmp_path).read(), NOW, 80).row_count == 0

@@ -58,6 +58,16 @@ def test_names_are_plain_and_differ() -> None:
         load_config(None, (), {}, {"run.name": name})
 
 
+@pytest.mark.parametrize(("axes", "last"), [(3, "betas0-0.9-0.99-x"), (6, "betas0-2_"), (12, "2_2_2")])
+def test_names_of_many_settings_are_those_of_runs(axes: int, last: str) -> None:
+    values = "0.9-0.95-xxxxxxxxx", "0.9-0.99-xxxxxxxxx"
+    found = names([Axis(f"trainer.betas{at}", values) for at in range(axes)])
+    assert len(set(found.values())) == 2**axes
+    assert list(found.values())[-1].startswith(last)
+    for name in (min(found.values()), max(found.values(), key=len)):
+        load_config(None, (), {}, {"run.name": name})
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

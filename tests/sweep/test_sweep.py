@@ -74,6 +74,30 @@ def test_every_configuration_is_read_before_anything_is_written(task: Path, tmp_
     assert plan(task, OPTIONS, "mine").folder.name == "mine"
 
 
+def test_what_is_wrong_with_all_runs_is_said_once(task: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as error:
+        plan(tmp_path / "none.toml", OPTIONS)
+    assert str(error.value).startswith(f"{tmp_path / 'none.toml'}: No such file")
+    assert len(str(error.value).splitlines()) == 1
+    with pytest.raises(ConfigError) as error:
+        plan(task, ["trainer.lr=1e-6,x", "rollout.group_size=0"])
+    common, own = str(error.value).splitlines()
+    assert common.startswith("-o rollout.group_size=0")
+    assert own.startswith("lr-x: ")
+    with pytest.raises(ConfigError, match=r"^lr-x: "):
+        plan(task, ["trainer.lr=1e-6,x,1e-5"])
+
+
+def test_a_sweep_stays_in_the_folder_of_runs(task: Path) -> None:
+    for name in ("../x", "a/b", ".hidden", "a b", "x" * 101):
+        with pytest.raises(ConfigError, match="letters, digits, dots"):
+            plan(task, OPTIONS, name)
+    with pytest.raises(ConfigError, match="the link to the newest run"):
+        plan(task, OPTIONS, "latest")
+    with pytest.raises(ConfigError, match=r"^-o trainer\.lr: write key=value"):
+        plan(task, [*OPTIONS, "trainer.lr"])
+
+
 def test_finished_runs_are_skipped_and_others_continued(task: Path) -> None:
     first = plan(task, OPTIONS)
     for job, status in zip(first.jobs, (0, 130), strict=True):

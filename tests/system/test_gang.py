@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ import pytest
 
 from rhymed.history.compare.runs import compare_runs
 from rhymed_workers.trainer.export import chosen, export
+from tests.ports import free_ports
 from tests.stress.run import LiveRun, Shape, with_model
 
 torch = pytest.importorskip("torch")
@@ -45,17 +46,11 @@ def run(folder: Path, name: str, *, kill: str = "", trainer: dict[str, Any] | No
         return live.where.folder
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def on_two_nodes(folder: Path) -> Path:
     """The run's folder. The second node is another process here, and its rank is killed once."""
     settings = with_model(folder, ranks=1)
     settings["trainer"]["nodes"] = 2
-    settings["net"] = {"ranks": f"tcp://127.0.0.1:{free_port()}"}
+    settings["net"] = {"ranks": f"tcp://127.0.0.1:{free_ports(1)[0]}"}
     file = Shape(STEPS, 1, 1, settings=settings).write(folder, "nodes")
     argv = [sys.executable, "-m", "rhymed", "worker", "--role", "trainer", "--node", "1", "--name", "node", str(file)]
     node = psutil.Popen(argv)
@@ -76,19 +71,49 @@ def on_two_nodes(folder: Path) -> Path:
         assert node.wait(30) == 0
 
 
-def test_ranks_on_two_nodes_train_the_same_and_begin_again_when_one_dies(tmp_path: Path) -> None:
-    compared = compare_runs(run(tmp_path, "calm"), on_two_nodes(tmp_path))
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("gang")
+
+
+@pytest.fixture(scope="module")
+def calm(home: Path) -> Path:
+    """The folder of an undisturbed run of two ranks that train all weights."""
+    return run(home, "calm")
+
+
+def same_training(calm: Path, other: Path) -> None:
+    compared = compare_runs(calm, other)
     assert compared.wrong == []
     assert compared.weights == f"weights: the same, bit for bit, after {STEPS} steps"
+
+
+def test_ranks_on_two_nodes_train_the_same_and_begin_again_when_one_dies(home: Path, calm: Path) -> None:
+    same_training(calm, on_two_nodes(home))
+
+
+def test_a_second_gang_ends_in_words_and_changes_nothing(home: Path, calm: Path) -> None:
+    """It is started while the first one trains, and must neither remove its weights nor touch its checkpoints."""
+    with LiveRun(Shape(STEPS, 1, 1, settings=with_model(home, ranks=2)).write(home, "disturbed")) as live:
+        while not lines(live.where.metrics):
+            assert live.wait(0.1) is None, live.tail(30)
+        role = ("worker", "--role", "trainer", "--name", "second", str(live.where.config))
+        second = subprocess.run([sys.executable, "-m", "rhymed", *role], capture_output=True, text=True, timeout=300)
+        assert live.wait(600) == 0, live.tail(30)
+    said = second.stdout + second.stderr
+    assert second.returncode not in (0, None)
+    assert "has a trainer already (process" in said
+    assert "Traceback" not in said
+    same_training(calm, live.where.folder)
 
 
 @pytest.mark.parametrize("trainer", [{}, LORA, TAUGHT], ids=["plain", "lora", "taught"])
-def test_a_killed_rank_changes_no_weight(tmp_path: Path, trainer: dict[str, Any]) -> None:
-    calm = run(tmp_path, "calm", trainer=trainer)
-    killed = run(tmp_path, "killed", kill="trainer-1", trainer=trainer)
-    compared = compare_runs(calm, killed)
-    assert compared.wrong == []
-    assert compared.weights == f"weights: the same, bit for bit, after {STEPS} steps"
+def test_a_killed_rank_changes_no_weight(
+    home: Path, tmp_path: Path, request: pytest.FixtureRequest, trainer: dict[str, Any]
+) -> None:
+    calm = run(tmp_path, "calm", trainer=trainer) if trainer else request.getfixturevalue("calm")
+    killed = run(tmp_path if trainer else home, "killed", kill="trainer-1", trainer=trainer)
+    same_training(calm, killed)
     again = [json.loads(line)["step"] for line in lines(killed / "metrics.jsonl")]
     assert len(again) > STEPS, "steps after the checkpoint were trained again"
     started = [line for line in lines(killed / "logs" / "trainer-1.log") if "generation" in line]

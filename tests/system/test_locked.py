@@ -1,7 +1,6 @@
 """A whole run whose every link is TCP with keys: all kinds of process get in, each with its own."""
 
 import json
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from rhymed.wire.keys import ROLES, make_keys
+from tests.ports import free_ports
 
 REWARD = "def reward(completions, **columns):\n    return [float(len(text) % 7) for text in completions]\n"
 
@@ -47,23 +47,13 @@ keys = "{folder}/keys"
 """
 
 
-def free_ports() -> list[int]:
-    probes = [socket.socket() for _ in range(3)]
-    for probe in probes:
-        probe.bind(("127.0.0.1", 0))
-    ports = [int(probe.getsockname()[1]) for probe in probes]
-    for probe in probes:
-        probe.close()
-    return ports
-
-
 @pytest.fixture
 def config(tmp_path: Path, tiny_model: Path) -> Path:
     (tmp_path / "reward.py").write_text(REWARD)
     rows = [{"prompt": f"count to {number}"} for number in range(8)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     file = tmp_path / "locked.toml"
-    file.write_text(CONFIG.format(folder=tmp_path, model=tiny_model, ports=free_ports()))
+    file.write_text(CONFIG.format(folder=tmp_path, model=tiny_model, ports=free_ports(3)))
     return file
 
 

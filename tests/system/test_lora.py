@@ -37,11 +37,11 @@ def adapters(folder: Path) -> dict[str, np.ndarray]:
 
 
 def test_drafts_run_ahead_and_kills_train_the_same_adapters(config: Path) -> None:
-    """With real engines. Of the killed run, the trainer continues from an adapter, the engine merges it again."""
+    """With real engines. After the kills, the trainer continues from an adapter, the engine merges it again."""
     plain = run(config, "plain", *LORA, "drafts.method=none", "schedule.policy=fifo")
-    ahead = run(config, "ahead", *LORA, "schedule.run_ahead=1", "rollout.max_concurrency=12")
     folder = config.parent / "killed"
-    options = [part for option in (*LORA, "run.name=killed", "trainer.checkpoint_every=1") for part in ("-o", option)]
+    changes = ("run.name=killed", "trainer.checkpoint_every=1", "schedule.run_ahead=1", "rollout.max_concurrency=12")
+    options = [part for option in (*LORA, *changes) for part in ("-o", option)]
     with started(config, *options) as process:
         for step, victim in ((1, "trainer"), (3, "rollout")):
             wait_for(lambda step=step: len(metrics(folder)) >= step, f"step {step}", 300)  # type: ignore[misc]
@@ -50,13 +50,15 @@ def test_drafts_run_ahead_and_kills_train_the_same_adapters(config: Path) -> Non
     expected = adapters(plain)
     assert len(expected) == 28
     assert all(np.abs(tensor).max() > 1e-2 for name, tensor in expected.items() if ".lora_B." in name)
-    for other in (ahead, folder):
-        assert samples(other) == samples(plain)
-        for name, tensor in adapters(other).items():
-            np.testing.assert_array_equal(tensor, expected[name], err_msg=f"{other.name} {name}")
-    assert losses(metrics(ahead)) == losses(metrics(plain))
-    assert all(0 <= row["mismatch_kl/mean"] < 1e-4 for row in metrics(folder)), "the merged weights are the trainer's"
-    assert sum(row.get("rollout/spec_accepted", 0) for row in metrics(ahead)) > 0
+    assert samples(folder) == samples(plain)
+    for name, tensor in adapters(folder).items():
+        np.testing.assert_array_equal(tensor, expected[name], err_msg=name)
+    rows = metrics(folder)
+    last = {row["step"]: row for row in rows}
+    assert losses([last[step] for step in range(STEPS)]) == losses(metrics(plain))
+    assert all(0 <= row["mismatch_kl/mean"] < 1e-4 for row in rows), "the merged weights are the trainer's"
+    assert sum(row.get("rollout/spec_accepted", 0) for row in rows) > 0
+    assert any("rollout/ahead_tokens" in row for row in rows)
     evaluated(folder)
 
 
@@ -98,9 +100,9 @@ def test_a_siege_ends_with_the_adapters_of_the_calm_run(tiny_model: Path, tmp_pa
     }
     found = chaos.run(
         True,
-        steps=16,
-        kills=6,
-        every=6.0,
+        steps=12,
+        kills=4,
+        every=5.0,
         seed=2,
         rollout=2,
         reward=1,
@@ -109,6 +111,6 @@ def test_a_siege_ends_with_the_adapters_of_the_calm_run(tiny_model: Path, tmp_pa
         override=[f"{key}={value}" for key, value in settings.items()],
     )
     assert found["wrong"] == [], found
-    assert found["steps"] == 16
-    assert found["kills"] >= 3
+    assert found["steps"] == 12
+    assert found["kills"] >= 2
     assert "the same, bit for bit" in found["audit"]

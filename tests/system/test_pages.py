@@ -7,11 +7,9 @@ page's.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import re
 import shlex
 import shutil
-import socket
 import subprocess
 import tomllib
 from collections.abc import Callable
@@ -24,6 +22,7 @@ from rhymed.config import Config
 from rhymed.config.load import load_config
 from rhymed.sweep.product import axes_of, combinations
 from scripts.docs import cli
+from tests.ports import free_ports
 from tests.system import commands as helper
 from tests.system.commands import DEADLINE_S, NO_MODEL, ROOT, SMALL, beside, do, environment, until
 
@@ -155,14 +154,6 @@ def test_own_data_and_reward(clone: Path, execute: Execute) -> None:
 def output_of(line: str, folder: Path) -> str:
     """Its standard output, whether it succeeds or fails."""
     return subprocess.run(shlex.split(line), cwd=folder, capture_output=True, text=True, timeout=DEADLINE_S).stdout
-
-
-def free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for probe in sockets:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in sockets]
 
 
 @pytest.mark.slow

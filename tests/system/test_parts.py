@@ -18,6 +18,7 @@ from rhymed.inputs.datasets import load_rows
 from rhymed.inputs.prepared import file_of, prepare, rows_of
 from rhymed.run.layout import layout_of
 from rhymed.wire.keys import ROLES, make_keys
+from tests.ports import free_ports
 
 REWARD = "def reward(completions, **columns):\n    return [float(len(text) % 7) for text in completions]\n"
 PATIENCE_S = 120.0
@@ -54,24 +55,13 @@ keys = "{folder}/keys"
 
 
 @pytest.fixture
-def file(tmp_path: Path, free_ports: list[int]) -> Path:
+def file(tmp_path: Path) -> Path:
     (tmp_path / "reward.py").write_text(REWARD)
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"prompt": f"say {i}"}) + "\n" for i in range(6)))
     file = tmp_path / "parts.toml"
-    file.write_text(CONFIG.format(folder=tmp_path, ports=free_ports))
+    file.write_text(CONFIG.format(folder=tmp_path, ports=free_ports(3)))
     make_keys(tmp_path / "keys", ROLES)
     return file
-
-
-@pytest.fixture
-def free_ports() -> list[int]:
-    import socket
-
-    with contextlib.ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(3)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [int(probe.getsockname()[1]) for probe in probes]
 
 
 def rhymed(*arguments: object) -> list[str]:

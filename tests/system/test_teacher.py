@@ -9,7 +9,6 @@ import pytest
 from tests.system.kills import assert_equal_weights, run
 from tests.system.test_loop import metrics
 
-STEPS = 80
 SELF = ("trainer.algorithm=opsd", "trainer.teacher.demonstration=answer", "trainer.teacher.over=vocabulary")
 ANSWERS = ("trainer.algorithm=sft", "rollout.engine=dataset", "rollout.group_size=1")
 
@@ -17,10 +16,13 @@ ANSWERS = ("trainer.algorithm=sft", "rollout.engine=dataset", "rollout.group_siz
 @pytest.mark.slow
 @pytest.mark.thorough
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("options", [SELF, ANSWERS], ids=["opsd", "sft"])
-def test_a_killed_trainer_trains_the_same(tmp_path: Path, tiny_model: Path, options: tuple[str, ...]) -> None:
-    every = ("trainer.epochs=40", f"trainer.steps={STEPS}", *options)
+@pytest.mark.parametrize(("options", "steps"), [(SELF, 30), (ANSWERS, 80)], ids=["opsd", "sft"])
+def test_a_killed_trainer_trains_the_same(
+    tmp_path: Path, tiny_model: Path, options: tuple[str, ...], steps: int
+) -> None:
+    """So many steps that the kill comes before the end: those of answers are short."""
+    every = ("trainer.epochs=40", f"trainer.steps={steps}", *options)
     calm = run(tmp_path, tiny_model, "calm", every)
     siege = run(tmp_path, tiny_model, "siege", every, kills=(1,))
-    assert_equal_weights(calm, siege, STEPS, ("model.safetensors", "optimizer.state"))
+    assert_equal_weights(calm, siege, steps, ("model.safetensors", "optimizer.state"))
     assert ("distill/divergence" in metrics(calm)[-1]) == (options == SELF)

@@ -13,9 +13,9 @@ import pytest
 from rhymed_store.database.tables import Reader
 from rhymed_store.inspect.browse import Browse
 from rhymed_store.inspect.epochs import ROUNDS
+from tests.packages import needs
 
-pytest.importorskip("vllm")
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [needs("vllm"), pytest.mark.slow, pytest.mark.timeout(600)]
 
 PAGE = Path(__file__).parents[2] / "docs" / "vllm.md"
 SMALL = {

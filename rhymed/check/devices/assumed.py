@@ -18,6 +18,7 @@ from rhymed.check.sizes.size import FP32, ITEM_BYTES
 from rhymed.config import Config, Model
 from rhymed.errors import ConfigError
 from rhymed.gpus.inventory import Inventory, parse
+from rhymed.gpus.transport import choose
 from rhymed.text import size_of
 from rhymed_workers.engines.gpus import options
 
@@ -63,6 +64,7 @@ def _hosts(config: Config, inventory: Inventory, shape: Shape) -> Section:
     need, parameters = _needs(config, shape)
     section = Section("each machine")
     section.add("/dev/shm", f"{size_of(need.published)}, three versions of the weights")
+    section.add("weights", f"{': '.join(choose(config))}")
     section.add("disk", f"{size_of((config.trainer.keep_checkpoints + 1) * need.checkpoint)} for checkpoints")
     each = ITEM_BYTES[config.model.dtype] * parameters
     section.add("memory", f"at least {size_of(FP32 * parameters + each)} while the model is read")

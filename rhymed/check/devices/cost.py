@@ -43,8 +43,7 @@ class Cost:
 def cost(config: Config, shape: Shape, load: Workload) -> Cost:
     rollout = config.rollout
     names, factor = _passes(config.trainer)
-    context = load.width / 2
-    forward = load.tokens * (shape.token_flops + shape.attention_flops(context))
+    forward = load.tokens * shape.token_flops + shape.attention_flops(load.seen)
     forward += load.samples * rollout.max_response_length * shape.head_flops
     written = load.generated * rollout.max_response_length
     middle = load.prompt_length + rollout.max_response_length / 2
@@ -161,6 +160,8 @@ def _assumed(gpu: Gpu, peak: Peak) -> str:
 
 def _span(span: Span) -> str:
     least, most = map(duration, span)
+    if span[0] < 1:
+        return "less than 1 s" if span[1] < 1 else f"up to {most}"
     return least if least == most else f"{least} to {most}"
 
 

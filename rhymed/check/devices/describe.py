@@ -19,6 +19,7 @@ from rhymed.check.report import Section
 from rhymed.config import Config
 from rhymed.gpus.inventory import Inventory
 from rhymed.gpus.placement import generates_on_gpus, problems, seats, trains_on_gpus
+from rhymed.gpus.transport import choose
 from rhymed.text import counted, size_of
 
 
@@ -29,7 +30,7 @@ def describe(config: Config, inventory: Inventory, shape: Shape, need: Needs, pa
     section.add("GPUs", str(inventory))
     section.add("model", f"{shape.architecture}, {parameters / 1e9:,.2f} B parameters")
     section.errors += problems(config, inventory)
-    trainer = trainer_needs(need) if trains_on_gpus(config) else None
+    trainer = trainer_needs(need, choose(config).transport) if trains_on_gpus(config) else None
     engine = engine_needs(config, shape, parameters) if generates_on_gpus(config) else None
     if trainer:
         most = f"{size_of(trainer.most)} on each of {counted(need.ranks, 'GPU')}"
@@ -62,9 +63,9 @@ def _engines(config: Config, engine: EngineNeeds, gpu: int) -> str:
 
 
 def _turns(config: Config, trainer: TrainerNeeds, engine: EngineNeeds, gpu: int) -> str:
-    awake, training = trainer.kept + config.rollout.gpu_memory * gpu, trainer.most + engine.asleep
+    awake, training = trainer.waiting + config.rollout.gpu_memory * gpu, trainer.most + engine.asleep
     return (
-        f"engines awake {size_of(awake)}, of it the trainer's {size_of(trainer.kept)}; training"
+        f"engines awake {size_of(awake)}, of it the trainer's {size_of(trainer.waiting)}; training"
         f" {size_of(training)}, of it sleeping engines {size_of(engine.asleep)}; of {size_of(gpu)}"
     )
 
@@ -107,10 +108,10 @@ def _engine_errors(config: Config, engine: EngineNeeds, gpu: int) -> Iterator[st
 
 def _turn_errors(config: Config, trainer: TrainerNeeds, engine: EngineNeeds, gpu: int) -> Iterator[str]:
     share = config.rollout.gpu_memory
-    if trainer.kept + share * gpu > gpu:
-        left = max(0.0, (gpu - trainer.kept) / gpu)
+    if trainer.waiting + share * gpu > gpu:
+        left = max(0.0, (gpu - trainer.waiting) / gpu)
         yield (
-            f"schedule.colocate: the trainer keeps {size_of(trainer.kept)} while engines are awake, so"
+            f"schedule.colocate: the trainer keeps {size_of(trainer.waiting)} while engines are awake, so"
             f" rollout.gpu_memory = {share:g} is too much: set it to at most {int(left * 100) / 100:g}"
         )
     if trainer.most <= gpu < trainer.most + engine.asleep:

@@ -21,10 +21,16 @@ QUANTIZED_BYTES = {"fp8": 1.0, "int8": 1.0, "awq": 0.5, "gptq": 0.5, "mxfp4": 0.
 
 @dataclass(frozen=True)
 class TrainerNeeds:
-    """`kept`: between steps too; `working`: during a step, besides."""
+    """`kept`: between steps too; `working`: during a step, too; `offered`: weights that engines map, before it."""
 
     kept: float
     working: float
+    offered: float = 0.0
+
+    @property
+    def waiting(self) -> float:
+        """While engines load and sample."""
+        return self.kept + self.offered
 
     @property
     def most(self) -> float:
@@ -45,9 +51,10 @@ class EngineNeeds:
         return budget - self.weights - self.working
 
 
-def trainer_needs(need: Needs) -> TrainerNeeds:
-    """`need`: of the whole run, see `memory.needs`."""
-    return TrainerNeeds(sum(need.models.values()) / need.ranks + CONTEXT_BYTES, need.working)
+def trainer_needs(need: Needs, transport: str = "file") -> TrainerNeeds:
+    """`need`: of the whole run, see `memory.needs`; `transport`: of the weights, see `rhymed.gpus.transport`."""
+    offered = need.published / memory.VERSIONS if transport == "ipc" else 0.0
+    return TrainerNeeds(sum(need.models.values()) / need.ranks + CONTEXT_BYTES, need.working, offered)
 
 
 def engine_needs(config: Config, shape: Shape, parameters: int) -> EngineNeeds:

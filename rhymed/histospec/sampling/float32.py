@@ -11,7 +11,8 @@ and there are two branches, so that no difference of nearly equal numbers is tak
 
 **Bound of the noise.** g depends on 32 bits alone, so its largest error was computed over all 2**32 of them, once
 with every operation rounded to float32 and once with fused multiply-adds: both are below `NOISE_ERROR`
-(tests/histospec/sampling/test_float32.py: a sample of the bits in `make test`, all in `make test-thorough`).
+(tests/histospec/sampling/test_float32.py: a sample of the bits in `make test`; in `make test-thorough`, of all h that
+round to one float, those with the largest error).
 
 **Bound of a score.** The exact score is s = x + g with x = logit / temperature rounded to float32, as on a CPU. Two
 more roundings happen, one of the product (if it is fused with the sum) and one of the sum: at most 2**-24 |x| +

@@ -65,6 +65,27 @@ def test_training_is_the_sum_of_its_passes(tiny_model: Path) -> None:
     assert factor(algorithm="opsd", teacher={"system": "x"}) == pytest.approx(4)
 
 
+def test_a_token_sees_its_prompt_and_its_own_response_alone(tiny_model: Path) -> None:
+    """As the mask of the trainer has it. A row of two samples and one of a single sample."""
+    shape, config = shape_of(tiny_model), tree(tiny_model)
+    config = config.model_copy(update={"rollout": config.rollout.model_copy(update={"group_size": 3})})
+    config = config.model_copy(update={"trainer": config.trainer.model_copy(update={"micro_tokens": 224})})
+    load = load_of(config)
+    rows = [(32, 96, 96), (32, 96)]
+    assert (load.width, load.tokens) == (224, sum(map(sum, rows)))
+    seen = sum(
+        (start + at + 0.5)
+        for row in rows
+        for part, start in [(row[0], 0), *((response, 32) for response in row[1:])]
+        for at in range(part)
+    )
+    assert load.seen == seen
+    heads = 3 * config.rollout.max_response_length * shape.head_flops
+    assert cost.cost(config, shape, load).training == pytest.approx(
+        3 * (load.tokens * shape.token_flops + shape.attention_flops(1) * seen + heads)
+    )
+
+
 def test_only_the_experts_that_a_token_uses_compute() -> None:
     dense = Shape(64, 2, 4, 4, 16, 128, 1, 1000, True)
     mixture = replace(dense, experts=8, active=2)
@@ -135,3 +156,8 @@ def test_processors_are_measured_not_assumed(tiny_model: Path) -> None:
     assert with_speed["training"].startswith("about ")
     assert with_speed["generation"].startswith("at most about 19 s: "), "192 tokens"
     assert "read 1,000 tokens" in with_speed["measured"]
+
+
+def test_no_time_is_0_s() -> None:
+    spans = [(0.1, 0.4), (0.4, 1.6), (1.2, 1.4), (100.0, 300.0)]
+    assert [cost._span(span) for span in spans] == ["less than 1 s", "up to 2 s", "1 s", "100 s to 5 min"]

@@ -125,6 +125,8 @@ def test_a_colocated_trainer_leaves_less_to_the_engine() -> None:
     assert found is not None
     tight["rollout"] = {"gpu_memory": float(found[1])}
     assert check("1x H100 80GB", "qwen2.5-1.5b", **tight).errors == []
+    (error,) = check("1x H100 80GB", "qwen2.5-1.5b", **tight, net={"transport": "ipc"}).errors
+    assert "the trainer keeps" in error, "the weights that it offers, too"
 
 
 def test_a_quantised_engine_has_more_room() -> None:

@@ -48,9 +48,9 @@ def test_tokens_equal_the_cpu_samplers():
 @needs_triton
 @pytest.mark.thorough
 @pytest.mark.timeout(7200)
-def test_a_million_draws_equal_the_cpu_samplers():
-    found = interpreted("1000000")["many"]
-    assert (found["drawn"], found["differ"]) == (1_000_000, 0)
+def test_200_000_draws_equal_the_cpu_samplers():
+    found = interpreted("200000")["many"]
+    assert (found["drawn"], found["differ"]) == (200_000, 0)
     assert found["logprob"] < 5e-6
 
 

@@ -83,14 +83,14 @@ def test_frequencies_over_keys_follow_the_exact_probabilities(kind):
     x = rows(1, seed=4)[:, :V]
     probabilities = processed([params(0, **KINDS[kind])], x).softmax(1)[0].double().numpy()
     counts = np.zeros(V)
-    for batch in range(100):
+    for batch in range(40):
         made = attached([params(60 * batch + i, **KINDS[kind]) for i in range(60)], mode="processed_logprobs")
         counts += np.bincount(made.plain(x.repeat(60, 1)).sampled_token_ids[:, 0], minlength=V)
     if kind == "greedy":
-        assert counts[x.argmax()] == 6000
+        assert counts[x.argmax()] == 2400
         return
     assert counts[probabilities == 0].sum() == 0
-    expected = 6000 * probabilities
+    expected = 2400 * probabilities
     order = np.argsort(-expected)
     counts, expected = counts[order], expected[order]
     big = expected >= 8  # the rest is one cell

@@ -1,0 +1,52 @@
+"""A whole run whose store is lost: resuming it is refused, and continues without its history only on request."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.stress.run import LiveRun, Shape
+
+DEADLINE_S = 240.0
+
+
+def rhymed(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "rhymed", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S)
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(900)
+def test_a_run_that_lost_its_store_continues_only_when_told_to(tmp_path: Path) -> None:
+    shape = Shape(steps=16, rollout=1, reward=1, settings={"trainer": {"checkpoint_every": 2}})
+    with LiveRun(shape.write(tmp_path, "lost")) as run:
+        folder, until = run.where.folder, time.monotonic() + DEADLINE_S
+        while not (folder / "checkpoints" / "step-000004").exists() and run.status is None:
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        run.kill_all()
+    file = folder / "store" / "data.mdb"
+    file.write_bytes(b"")
+
+    refused = rhymed("run", "--plain", "--resume", folder)
+    assert refused.returncode == 2, refused.stdout + refused.stderr
+    assert "data.mdb is missing or empty, but this run has worked, and has checkpoints up to" in refused.stderr
+    assert f"rhymed run --resume {folder} --without-history" in refused.stderr
+    assert file.stat().st_size == 0
+    assert "Traceback" not in refused.stderr
+
+    resumed = rhymed("run", "--plain", "--resume", folder, "--without-history")
+    assert resumed.returncode == 0, resumed.stdout + resumed.stderr
+    assert "with an empty history; the old store is" in resumed.stdout
+    steps = [json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert set(steps) == set(range(16))
+    audited = rhymed("history", "audit", folder)
+    assert audited.returncode == 0, audited.stdout
+    assert "not in the store, which begins later: " in audited.stdout
+    again = rhymed("run", "--plain", "--resume", folder, "-o", "trainer.steps=18")
+    assert again.returncode == 0, again.stdout + again.stderr
