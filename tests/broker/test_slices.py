@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +17,7 @@ from rhymed_broker.ledger import dispatch, samples
 from rhymed_broker.ledger.actions import Action, Assign, Load, Recall, ScoreSamples, Train
 from rhymed_broker.ledger.ledger import Ledger
 from rhymed_broker.plan import Plan
+from rhymed_broker.shell import turns as turns_module
 from rhymed_broker.shell.turns import BATCH, Queue, Turns
 from rhymed_broker.slices import Operation, Slices, sliced
 
@@ -120,6 +123,49 @@ async def test_who_needs_the_ledger_meanwhile_waits_in_line(monkeypatch: pytest.
     assert results[0] == 5
     assert [entry for entry in owner.log if entry != "loop"] == ["0", "1", "2", "3", "4", "a", "b"]
     assert owner.log.index("loop") < owner.log.index("4"), "the event loop ran in between"
+
+
+async def test_an_operation_whose_task_is_cancelled_is_ended_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns_module, "TURN_S", 0.0)
+    turns, owner = Turns(), Owner()
+
+    async def long() -> None:
+        async with turns:
+            await turns.run(owner.work.slices(5))
+
+    task = asyncio.create_task(long())
+    await asyncio.sleep(0)
+    assert owner.log == ["0"]
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert owner.log == ["0", "1", "2", "3", "4"]
+    assert not turns.is_busy
+
+
+class Circle:
+    def __init__(self) -> None:
+        self.self = self
+
+
+async def test_circular_garbage_that_long_operations_hide_from_collections_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(turns_module, "TURN_S", 0.0)
+    turns, owner, gone = Turns(), Owner(), []
+    gc.collect()
+    gc.disable()
+    try:
+        weakref.finalize(Circle(), gone.append, True)
+        gc.freeze()
+        for _ in range(turns_module.THAW):
+            assert not gone
+            async with turns:
+                await turns.run(owner.work.slices(turns_module.LONG_TURNS))
+    finally:
+        gc.enable()
+        gc.unfreeze()
+    assert gone
 
 
 async def test_an_operation_that_fails_lets_the_next_one_in() -> None:

@@ -15,13 +15,15 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Generic, TypeVar
 
-from rhymed_broker.slices import Slices
+from rhymed_broker.slices import Slices, whole
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 TURN_S = 0.005  # of slices in one turn of the event loop
 BATCH = 64  # orders in one turn: each becomes a message, and its answer a wake-up
+LONG_TURNS = 4  # an operation of more turns makes so much that collections of garbage would block the event loop
+THAW = 64  # such operations, after which one collection looks at everything: else circular garbage would pile up
 
 
 class Turns:
@@ -29,6 +31,7 @@ class Turns:
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
+        self._frozen = 0  # long operations since the last thaw
 
     async def __aenter__(self) -> Turns:
         await self._lock.acquire()
@@ -45,7 +48,7 @@ class Turns:
 
     async def run(self, slices: Slices[Result]) -> Result:
         """Inside of `async with`. A short operation takes one turn."""
-        is_long, until = False, time.monotonic() + TURN_S
+        count, until = 0, time.monotonic() + TURN_S
         while True:
             try:
                 next(slices)
@@ -53,12 +56,27 @@ class Turns:
                 result: Result = end.value
                 return result
             if time.monotonic() >= until:
-                if not is_long:
-                    gc.collect(0)  # else the newest garbage would be kept, too
-                    is_long = True
-                gc.freeze()  # what a long operation makes lives long: collections need not look at it
-                await asyncio.sleep(0)
+                count += 1
+                self._freeze(count)
+                await self._pause(slices)
                 until = time.monotonic() + TURN_S
+
+    async def _pause(self, slices: Slices[Result]) -> None:
+        try:
+            await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            whole(slices)  # or the ledger would be left in the middle of a change
+            raise
+
+    def _freeze(self, turns: int) -> None:
+        """What a long operation makes lives long: collections of garbage need not look at it."""
+        if turns == LONG_TURNS:
+            self._frozen += 1
+            if is_thaw := self._frozen % THAW == 0:
+                gc.unfreeze()
+            gc.collect(2 if is_thaw else 0)  # the newest garbage would be frozen, too
+        if turns >= LONG_TURNS:
+            gc.freeze()
 
 
 class Queue(Generic[Item]):
