@@ -1,8 +1,20 @@
 import pickle
+import re
+from pathlib import Path
 
 import pytest
 
 from rhymed import errors
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def test_errors_are_defined_in_one_module() -> None:
+    """Otherwise `by_name` does not find them."""
+    code = [path for top in ("rhymed", "store", "broker", "workers") for path in (ROOT / top).rglob("*.py")]
+    names = "|".join(kind.__name__ for kind in leaves(errors.RhymedError))
+    pattern = re.compile(rf"^class \w+\((errors\.)?({names})\)", re.MULTILINE)
+    assert [path for path in code if pattern.search(path.read_text())] == [ROOT / "rhymed" / "errors.py"]
 
 
 def leaves(kind: type[errors.RhymedError]) -> list[type[errors.RhymedError]]:

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from rhymed.config import Config
-from rhymed.errors import RhymedError
+from rhymed.errors import RunFailed
 
 LOOK_S = 0.1
 END_S = 60.0
@@ -25,10 +25,6 @@ import zlib
 def reward(completions, **columns):
     return [zlib.crc32(text.encode()) % 1001 / 1000 for text in completions]
 '''
-
-
-class TrialFailed(RhymedError):
-    """The run did not finish, or made no progress."""
 
 
 def config(folder: Path, name: str, steps: int, workers: int, **sections: dict[str, Any]) -> Config:
@@ -136,7 +132,7 @@ class Trial:
         self.until(self.steps, patience_s)
         status = self._process.wait(patience_s)
         if status:
-            raise TrialFailed(f"the run ended with status {status}:\n{self.tail()}")
+            raise RunFailed(f"the run ended with status {status}:\n{self.tail()}")
 
     def tail(self, lines: int = 20) -> str:
         return "\n".join(self.output.read_text(errors="replace").splitlines()[-lines:])
@@ -144,4 +140,4 @@ class Trial:
     def _check(self, good: bool, why: str) -> None:
         assert self._process is not None
         if not good or self._process.poll() not in (None, 0):
-            raise TrialFailed(f"{why if not good else f'status {self._process.returncode}'}:\n{self.tail()}")
+            raise RunFailed(f"{why if not good else f'status {self._process.returncode}'}:\n{self.tail()}")
