@@ -5,7 +5,9 @@ Every error is collected; a check whose input could not be read is left out.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from typing import TYPE_CHECKING
 
 from rhymed.check import algorithm, arithmetic, machine, memory, reward, rows, supervision
@@ -38,10 +40,9 @@ def quick_check(config: Config, *, resume: bool = False) -> Report:
         taught = _check_supervision(config, report, inputs)
         if inputs.size and inputs.training and config.placement.engine == "local":
             rollout, trainer = config.rollout, config.trainer
-            load = arithmetic.workload(rollout, trainer, len(inputs.training.rows), rollout.max_prompt_length)
-            models = (inputs.adapters, inputs.critic, taught)
-            need = memory.needs(config.model, rollout, trainer, inputs.size, load, *models)
-            if gpus := _check_gpus(config, inputs, need):
+            needs = partial(_needs, inputs=inputs, longest=rollout.max_prompt_length, taught=taught)
+            need = needs(config)
+            if gpus := _check_gpus(config, inputs, needs):
                 report.add(gpus)
                 need = memory.on_host(need, rollout)
             measured = machine.measure(layout.folder)
@@ -100,19 +101,31 @@ def _check_sizes(config: Config, report: Report, inputs: Inputs, taught: Size | 
         report.add(algorithm.describe(config.trainer.recipe, config.trainer.critic))
     if inputs.size and config.placement.engine == "local":
         here, models = machine.measure(layout_of(config).folder), (inputs.adapters, inputs.critic, taught)
-        need = memory.needs(config.model, config.rollout, config.trainer, inputs.size, load, *models)
-        report.add(gpus := _check_gpus(config, inputs, need))
+        needs = partial(_needs, inputs=inputs, longest=longest, taught=taught)
+        report.add(gpus := _check_gpus(config, inputs, needs))
         report.add(memory.describe(config, inputs.size, load, here, *models, gpus=gpus is not None))
 
 
-def _check_gpus(config: Config, inputs: Inputs, need: memory.Needs) -> Section | None:
+def _needs(config: Config, inputs: Inputs, longest: int, taught: Size | None) -> memory.Needs:
+    """`config` may differ from the run's in its sizes. `longest`: tokens of a prompt."""
+    assert inputs.training is not None, "called with a dataset and a model only"
+    assert inputs.size is not None, "called with a dataset and a model only"
+    trainer, adapters = config.trainer, inputs.adapters
+    if trainer.lora and adapters is None and inputs.folder is not None:
+        adapters = shape_of(inputs.folder).adapters(trainer.lora)
+    load = arithmetic.workload(config.rollout, trainer, len(inputs.training.rows), longest)
+    models = (adapters, inputs.critic, taught)
+    return memory.needs(config.model, config.rollout, trainer, inputs.size, load, *models)
+
+
+def _check_gpus(config: Config, inputs: Inputs, needs: Callable[[Config], memory.Needs]) -> Section | None:
     """None: this machine has no GPU, or the run needs none."""
     uses = placement.trains_on_gpus(config) or placement.generates_on_gpus(config)
     found = inventory.here() if uses and inputs.folder else None
     if found is None or inputs.folder is None or inputs.size is None:
         return None
     found = found.alike(config.trainer.nodes)
-    return devices.describe(config, found, shape_of(inputs.folder), need, inputs.size.parameters)
+    return devices.describe(config, found, shape_of(inputs.folder), needs, inputs.size.parameters)
 
 
 def _cost(config: Config, inputs: Inputs, written: reward.Answer | None) -> Section | None:

@@ -14,11 +14,12 @@ from rhymed.errors import ConfigError
 
 GIB, GB = 1 << 30, 10**9
 PATIENCE_S = 10.0
+MOST = 1 << 16  # GPUs that are assumed
 QUERY = ("nvidia-smi", "--query-gpu=index,uuid,name,memory.total", "--format=csv,noheader,nounits")
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 EXAMPLES = "8x H100 80GB, or 4 nodes of 8x H100 80GB"
 NODES = re.compile(r"\s*(\d+)\s+nodes?\s+of\s+(.+)", re.IGNORECASE)
-GROUP = re.compile(r"\s*(?:(\d+)\s*x\s+)?(.*?)\s+(\d+(?:\.\d+)?)\s*(GB|GiB)\s*", re.IGNORECASE)
+GROUP = re.compile(r"\s*(?:(\d+)\s*x\s*)?([a-z].*?)\s+(\d{1,9}(?:\.\d+)?)\s*(GB|GiB)\s*", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -64,9 +65,13 @@ def parse(text: str) -> Inventory:
     gpus: list[Gpu] = []
     for part in node.split("+"):
         group = GROUP.fullmatch(part)
-        if group is None or not group[2]:
+        if group is None:
             raise ConfigError(f"--assume {text!r}: {part.strip()!r} is not understood; write e.g. {EXAMPLES}")
-        gpus += [Gpu(group[2], int(float(group[3]) * GIB))] * int(group[1] or 1)  # an 80 GB GPU has about 80 GiB
+        if int(group[1] or 1) * count > MOST:
+            raise ConfigError(f"--assume {text!r}: more than {MOST} GPUs; write e.g. {EXAMPLES}")
+        if not (size := int(float(group[3]) * GIB)):  # an 80 GB GPU has about 80 GiB
+            raise ConfigError(f"--assume {text!r}: {part.strip()!r} has no memory; write e.g. {EXAMPLES}")
+        gpus += [Gpu(group[2], size)] * int(group[1] or 1)
     if not gpus or not count:
         raise ConfigError(f"--assume {text!r} has no GPU; write e.g. {EXAMPLES}")
     return Inventory((tuple(gpus),) * count)
@@ -92,9 +97,12 @@ def torch_is_for_cpus() -> bool:
 
 
 def read(listing: str, visible: str | None = None) -> Inventory | None:
-    """From the output of `QUERY`. `visible`: indices or uuids that this process may use; None: all."""
+    """From the output of `QUERY`. `visible`: indices or uuids that this process may use; None: all.
+
+    A GPU that shares the host's memory has `[N/A]` as its own. Nothing can be estimated for it, so it is left out.
+    """
     rows = [[cell.strip() for cell in line.split(",")] for line in listing.splitlines() if line.count(",") == 3]
-    found = {index: (uuid, Gpu(name, int(float(mib)) << 20)) for index, uuid, name, mib in rows}
+    found = {index: (uuid, Gpu(name, int(mib) << 20)) for index, uuid, name, mib in rows if mib.isdecimal()}
     if visible is None:
         chosen = list(found)
     else:

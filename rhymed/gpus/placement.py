@@ -75,11 +75,22 @@ def problems(config: Config, inventory: Inventory) -> Iterator[str]:
         return
     placed = sum(seat.name.startswith("rollout-") for seat in seats(config, inventory))
     if placed < rollout.workers:
-        shared = "" if config.schedule.colocate else " for engines, or set schedule.colocate = true"
         yield (
             f"rollout.workers = {rollout.workers} engines of {counted(rollout.engine_gpus, 'GPU')} each, but only"
-            f" {placed} find GPUs ({inventory}): lower rollout.workers or rollout.tensor_parallel, add GPUs{shared}"
+            f" {placed} find GPUs ({inventory}): {_room_for_engines(config, placed)}"
         )
+
+
+def _room_for_engines(config: Config, placed: int) -> str:
+    """What to change so that all engines find GPUs."""
+    cures = [f"lower rollout.workers to {placed}"] if placed else []
+    cures += ["lower rollout.tensor_parallel"] if config.rollout.tensor_parallel > 1 else []
+    if config.schedule.colocate or not trains_on_gpus(config):
+        cures.append("add GPUs")
+    else:
+        cures += ["lower trainer.gpus"] if config.trainer.gpus > 1 else []
+        cures += ["add GPUs for engines", "set schedule.colocate = true"]
+    return ", or ".join(cures)
 
 
 def visible(config: Config, inventory: Inventory | None) -> dict[str, dict[str, str]]:

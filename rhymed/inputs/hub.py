@@ -12,7 +12,7 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -147,7 +147,7 @@ def _one_line_errors(path: str) -> Iterator[None]:
 # Models
 
 
-def fetch_model(name: str, revision: str, *, newest: bool = False) -> Path:
+def fetch_model(name: str, revision: str, *, newest: bool = False, files: Sequence[str] = FILES) -> Path:
     """The folder of a snapshot: from the cache if it is complete, else from the hub. `newest` asks the hub first."""
     try:
         from huggingface_hub import snapshot_download
@@ -161,7 +161,11 @@ def fetch_model(name: str, revision: str, *, newest: bool = False) -> Path:
 
     def get(*, local: bool) -> Path:
         folder = snapshot_download(
-            name, revision=revision or None, allow_patterns=FILES, ignore_patterns=NOT_FILES, local_files_only=local
+            name,
+            revision=revision or None,
+            allow_patterns=list(files),
+            ignore_patterns=NOT_FILES,
+            local_files_only=local,
         )
         return Path(folder)
 

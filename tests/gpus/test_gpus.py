@@ -30,6 +30,8 @@ def config(**sections: Any) -> Config:
         ("8x H100 80GB", 1, "8 x H100 (80 GiB)"),
         ("H100 80GB", 1, "1 x H100 (80 GiB)"),
         ("1x RTX 4090 24GB", 1, "1 x RTX 4090 (24 GiB)"),
+        ("8xH100 80GB", 1, "8 x H100 (80 GiB)"),
+        ("2 NODES OF 8 x H100 80GB", 2, "2 nodes of 8 x H100 (80 GiB)"),
         ("4 nodes of 8x H100 80 GB", 4, "4 nodes of 8 x H100 (80 GiB)"),
         ("4x H100 80GB + 4x A100 40GB", 1, "4 x H100 (80 GiB) + 4 x A100 (40 GiB)"),
     ],
@@ -39,7 +41,13 @@ def test_gpus_may_be_assumed(text: str, nodes: int, shown: str) -> None:
     assert (len(assumed.nodes), str(assumed)) == (nodes, shown)
 
 
-@pytest.mark.parametrize("text", ["", "8", "8x H100", "eight H100", "0x H100 80GB", "0 nodes of H100 80GB", "80GB"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "8", "8x H100", "eight H100", "0x H100 80GB", "0 nodes of H100 80GB", "80GB", "-1x H100 80GB",
+        "8x H100 0GB", "99999999x H100 80GB", "99999 nodes of 8x H100 80GB", "8x H100 80GB +", f"H100 {'9' * 400}GB",
+    ],
+)  # fmt: skip
 def test_what_is_not_understood_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(ConfigError, match="8x H100 80GB"):
         parse(text)
@@ -53,6 +61,9 @@ def test_gpus_that_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.names == ("2",)
     assert read(LISTING, "") is None
     assert read("no devices were found\n") is None
+    shared = "0, GPU-dd, NVIDIA GB10, [N/A]\n"
+    assert read(shared) is None, "its memory is the host's"
+    assert str(read(shared + LISTING, "GPU-dd,GPU-cc")) == "1 x NVIDIA L4 (22 GiB)"
     monkeypatch.setattr(inventory, "QUERY", (sys.executable, "-c", f"print({LISTING!r})"))
     monkeypatch.setattr(inventory.metadata, "version", lambda package: "2.11.0+cu130")
     assert inventory.here({"CUDA_VISIBLE_DEVICES": "1"}) == read(LISTING, "1")

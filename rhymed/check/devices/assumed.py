@@ -6,6 +6,7 @@ Reads the configuration and the model's `config.json`; neither weights nor data.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from rhymed.check import arithmetic, memory
@@ -26,13 +27,14 @@ from rhymed_workers.engines.gpus import options
 def assumed_check(config: Config, text: str) -> Report:
     report = Report()
     inventory = report.attempt(lambda: parse(text))
-    shape = report.attempt(lambda: shape_of(_folder(config.model)))
+    with report.listening():
+        shape = report.attempt(lambda: shape_of(_folder(config.model)))
     report.warnings += [f"{problem} (this is the vLLM of this machine)" for problem in engine_problems(config)]
     given = config.rollout.engine_args
     report.errors += options.problems(given, options.engine_arguments() if given else None)
     if inventory and shape:
         report.model = config.model.path
-        report.add(describe.describe(config, inventory, shape, *_needs(config, shape)))
+        report.add(describe.describe(config, inventory, shape, partial(_needs, shape=shape)))
         report.add(cost.describe(config, inventory.kinds[0], shape, replace(_load(config), steps=0)))
         report.add(_hosts(config, inventory, shape))
         report.warnings += hint(config.trainer.lr) if config.trainer.lora else []
@@ -43,15 +45,15 @@ def assumed_check(config: Config, text: str) -> Report:
     return report
 
 
-def _needs(config: Config, shape: Shape) -> tuple[memory.Needs, int]:
-    """Prompts as long as they may be; parameters by the shape. A critic and a teacher count as the policy's size."""
+def _needs(config: Config, shape: Shape) -> memory.Needs:
+    """Prompts as long as they may be. A critic and a teacher count as the policy's size."""
     rollout, trainer, size = config.rollout, config.trainer, shape.size()
     load = _load(config)
     adapters = shape.adapters(trainer.lora) if trainer.lora else None
     critic = size if trainer.recipe.critic else None
     taught = trainer.teacher
     teacher = size if taught.model or (taught.used and not taught.named and taught.weights == "initial") else None
-    return memory.needs(config.model, rollout, trainer, size, load, adapters, critic, teacher), size.parameters
+    return memory.needs(config.model, rollout, trainer, size, load, adapters, critic, teacher)
 
 
 def _load(config: Config) -> arithmetic.Workload:
@@ -61,7 +63,7 @@ def _load(config: Config) -> arithmetic.Workload:
 
 
 def _hosts(config: Config, inventory: Inventory, shape: Shape) -> Section:
-    need, parameters = _needs(config, shape)
+    need, parameters = _needs(config, shape), shape.parameters
     section = Section("each machine")
     section.add("/dev/shm", f"{size_of(need.published)}, three versions of the weights")
     section.add("weights", f"{': '.join(choose(config))}")
@@ -81,17 +83,11 @@ def _folder(model: Model) -> Path:
                 " or a hub id (owner/name)"
             )
         return folder
-    from rhymed.inputs.hub import is_identifier
+    from rhymed.inputs.hub import fetch_model, is_identifier
 
     if "/" not in model.path or not is_identifier(model.path):
         raise ConfigError(f"model.path = {model.path!r} is neither a folder nor a hub id (owner/name)")
     try:
-        from huggingface_hub import hf_hub_download
-
-        return Path(hf_hub_download(model.path, "config.json", revision=model.revision or None)).parent
-    except Exception as error:  # of the network, or of the hub
-        raise ConfigError(
-            f"model.path = {model.path!r}: its config.json cannot be read from the hub"
-            f" ({str(error).splitlines()[0] if str(error) else type(error).__name__}): put that file into a folder,"
-            " and name the folder: -o model.path=FOLDER"
-        ) from None
+        return fetch_model(model.path, model.revision, files=("config.json",))
+    except ConfigError as error:
+        raise ConfigError(f"{error}; its config.json is enough for --assume") from None

@@ -74,18 +74,19 @@ def engine_needs(config: Config, shape: Shape, parameters: int) -> EngineNeeds:
     return EngineNeeds(weights, CONTEXT_BYTES + GRAPH_BYTES + layer + logits, sequence)
 
 
+def tensor_sizes(shape: Shape, most: int) -> list[int]:
+    """Sizes of `rollout.tensor_parallel` that divide the model, up to `most`."""
+    return [size for size in range(1, min(shape.heads, most) + 1) if _divides(size, shape)]
+
+
 def heads_problem(config: Config, shape: Shape, most: int) -> str:
     """Why a model cannot be divided by the sizes in `rollout`; empty if it can. `most`: GPUs of a machine."""
     rollout, tensor = config.rollout, config.rollout.tensor_parallel
-    if shape.heads % tensor or (shape.key_value_heads % tensor and tensor % shape.key_value_heads):
-        possible = [
-            str(size)
-            for size in range(1, min(shape.heads, most) + 1)
-            if not shape.heads % size and not (shape.key_value_heads % size and size % shape.key_value_heads)
-        ]
+    if not _divides(tensor, shape):
+        possible = ", ".join(map(str, tensor_sizes(shape, most)))
         return (
             f"rollout.tensor_parallel = {tensor} does not divide the model's {shape.heads} attention heads and"
-            f" {shape.key_value_heads} key-value heads: choose one of {', '.join(possible)}"
+            f" {shape.key_value_heads} key-value heads: choose one of {possible}"
         )
     if rollout.pipeline_parallel > shape.layers:
         layers = f"the model has {shape.layers} layers: lower it"
@@ -93,3 +94,8 @@ def heads_problem(config: Config, shape: Shape, most: int) -> str:
     if rollout.expert_parallel and shape.experts == 1:
         return "rollout.expert_parallel = true, but the model is no mixture of experts: leave it out"
     return ""
+
+
+def _divides(tensor: int, shape: Shape) -> bool:
+    """vLLM gives every rank as many heads, and copies key-value heads where there are fewer of them than ranks."""
+    return not (shape.heads % tensor or (shape.key_value_heads % tensor and tensor % shape.key_value_heads))

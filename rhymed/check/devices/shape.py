@@ -15,6 +15,7 @@ from rhymed.errors import ConfigError
 
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 """Names of the number of experts in configs."""
+DIMENSIONS = ("hidden", "layers", "heads", "key_value_heads", "head", "intermediate", "experts", "vocabulary")
 
 
 @dataclass(frozen=True)
@@ -92,12 +93,12 @@ def shape_of(folder: Path) -> Shape:
         hidden, heads = int(text["hidden_size"]), int(text["num_attention_heads"])
         experts = next((int(text[name]) for name in EXPERTS if text.get(name)), 1)
         inner = text.get("moe_intermediate_size") if experts > 1 else None
-        return Shape(
+        shape = Shape(
             hidden=hidden,
             layers=int(text["num_hidden_layers"]),
             heads=heads,
             key_value_heads=int(text.get("num_key_value_heads") or heads),
-            head=int(text.get("head_dim") or hidden // heads),
+            head=int(text.get("head_dim") or hidden // max(1, heads)),
             intermediate=int(inner or text["intermediate_size"]),
             experts=experts,
             vocabulary=int(text["vocab_size"]),
@@ -109,3 +110,6 @@ def shape_of(folder: Path) -> Shape:
         raise ConfigError(f"model.path: {file} cannot be read: {error}") from None
     except KeyError as error:
         raise ConfigError(f"model.path: {file} has no {error}: the memory on GPUs cannot be estimated") from None
+    if wrong := [name for name in DIMENSIONS if getattr(shape, name) < 1]:
+        raise ConfigError(f"model.path: {file}: {wrong[0]} = {getattr(shape, wrong[0])}: this is no model's size")
+    return shape

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from rhymed.config.load import load_config
 from rhymed.errors import ConfigError
 from rhymed.gpus import inventory
 from rhymed.histospec import versions
+from rhymed.inputs import hub
 
 ROOT = Path(__file__).parents[3]
 MODELS = ROOT / "tests" / "data" / "models"
@@ -59,7 +61,7 @@ def test_there_is_a_configuration_for_each() -> None:
 def test_a_rank_has_its_part_of_the_state() -> None:
     one, four = check("8x H100 80GB", trainer={"gpus": 1}), check("8x H100 80GB", trainer={"gpus": 4})
     assert "lower trainer.micro_tokens" not in one.errors[0]
-    assert "trainer.gpus, trainer.nodes" in one.errors[0]
+    assert "train on 2 GPUs (trainer.gpus, trainer.nodes)" in one.errors[0]
     assert "[trainer.lora]" in one.errors[0]
     assert four.errors == []
     assert "on each of 4 GPUs: weights 7.1 GiB, gradients 7.1 GiB, Adam 14.2 GiB" in rows(four)["trainer"]
@@ -85,7 +87,7 @@ def test_a_rank_has_its_part_of_the_state() -> None:
         ),
         ("4x H100 80GB + 4x A100 40GB", {}, "GPUs of several kinds"),
         ("8x H100 80GB", {"trainer": {"gpus": 16}}, "more ranks than devices; lower them"),
-        ("8x RTX 4090 24GB", {}, "train on more GPUs (trainer.gpus, trainer.nodes), or train adapters only"),
+        ("8x RTX 4090 24GB", {}, "train on 16 GPUs (trainer.gpus, trainer.nodes), or train adapters only"),
         ("8x H100 80GB", {"rollout": {"max_response_length": 100_000}}, "lower rollout.max_response_length"),
         ("8x H100 80GB", {"rollout": {"pipeline_parallel": 40}}, "but a machine has 8: lower one of them"),
         ("2x H100 80GB", {"trainer": {"gpus": 2}}, "add GPUs for engines, or set schedule.colocate = true"),
@@ -105,6 +107,21 @@ def test_a_folder_without_a_model_is_named() -> None:
     assert error.endswith(
         "has no config.json, so it is no model's folder: name one that has it, or a hub id (owner/name)"
     )
+
+
+def test_a_hub_that_does_not_answer_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library's own retries take half a minute, and write into the report."""
+    asked: list[str] = []
+
+    def away(kind: str, name: str, *others: Any) -> str:
+        asked.append(name)
+        return "the hub is away"
+
+    monkeypatch.setattr(hub, "check_repository", away)
+    (error,) = assumed_check(Config.model_validate({"model": {"path": "nobody/has-this"}}), "8x H100 80GB").errors
+    assert asked == ["nobody/has-this"]
+    assert "not in the local cache, and the hub is away" in error
+    assert "its config.json is enough" in error
 
 
 def test_an_unknown_vllm_here_is_a_warning_with_a_cure(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,6 +160,15 @@ def test_a_model_without_the_file_is_named(tmp_path: Path) -> None:
         shape_of(tmp_path)
     (tmp_path / "config.json").write_text('{"hidden_size": 4}')
     with pytest.raises(ConfigError, match="has no 'num_attention_heads'"):
+        shape_of(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["num_attention_heads", "num_hidden_layers", "vocab_size", "hidden_size"])
+@pytest.mark.parametrize("value", [0, -1])
+def test_dimensions_that_no_model_has_are_named(tmp_path: Path, name: str, value: int) -> None:
+    tree = json.loads((MODELS / "qwen2.5-7b" / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**tree, name: value}))
+    with pytest.raises(ConfigError, match=f"= {value}: this is no model's size"):
         shape_of(tmp_path)
 
 
