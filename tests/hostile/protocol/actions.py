@@ -20,6 +20,8 @@ VERBS = {
     # honest peers, one message at a time
     "advance": 8,  # all honest peers do what they were asked
     "store": 6,  # a rollout worker writes a sample to the store, and does not report it yet
+    "save": 5,  # … writes the first tokens of one, so that another worker could continue it
+    "park": 2,  # … has written samples to the end with weights that are too old for them
     "report": 6,  # … reports what it has stored, or a reward worker its scores
     "score": 5,  # a reward worker writes a score to the store, and does not report it yet
     "again": 2,  # repeats its last report
@@ -45,7 +47,7 @@ class Action(NamedTuple):
     verb: str
     peer: int = 0
     kind: int = 0  # foul: of the message
-    name: int = 0  # foul: in whose name
+    name: int = 0  # foul: in whose name; up to 8: its own
     which: int = 0  # sample
     how: int = 0  # number of samples, version, size …
 
@@ -57,18 +59,26 @@ class History(NamedTuple):
     actions: list[Action]
     staleness: int = 0  # schedule.max_staleness
     why: str = ""  # kept: the fault that it showed
+    run_ahead: int = 0  # schedule.run_ahead
+    evaluates: bool = False  # every second version, on held-out prompts
+    filters: bool = False  # dynamic sampling: groups without signal are replaced
 
 
 _weighted = [verb for verb, weight in VERBS.items() for _ in range(weight)]
 _small = st.integers(0, 63)
 _actions = st.builds(
-    Action, st.sampled_from(_weighted), st.integers(0, 8), st.integers(0, 31), st.integers(0, 11), _small, _small
+    Action, st.sampled_from(_weighted), st.integers(0, 10), st.integers(0, 31), st.integers(0, 23), _small, _small
 )
 _scenes = st.lists(_actions, min_size=1, max_size=10)  # lists of lists: most histories are long
 histories = st.builds(
-    lambda scenes, staleness: History([action for scene in scenes for action in scene], staleness),
+    lambda scenes, *settings: History([action for scene in scenes for action in scene])._replace(
+        **dict(zip(("staleness", "run_ahead", "evaluates", "filters"), settings, strict=True))
+    ),
     st.lists(_scenes, min_size=1, max_size=SCENES),
     st.integers(0, 1),
+    st.integers(0, 1),
+    st.booleans(),
+    st.booleans(),
 )
 
 

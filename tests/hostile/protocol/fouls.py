@@ -24,12 +24,17 @@ MAY: dict[str, set[Any]] = {
     | {messages.Generated, messages.Loaded, messages.Asleep, messages.Ahead, messages.GiveBack}
     | {messages.PutSamples, messages.PutPartials, messages.GetPartials, messages.GetHistory},
     "reward": ALL | MEMBER | READS | {messages.Scored, messages.GiveBack, messages.PutScores},
-    "trainer": ALL | MEMBER | READS | {messages.Trained, messages.Checkpointed},
+    "trainer": ALL | MEMBER | READS | {messages.Trained, messages.Checkpointed, messages.PutTokenStats},
+    "broker": ALL
+    | READS
+    | {messages.OpenRun, messages.PutPrompts, messages.MarkSamples, messages.ForgetLogprobs, messages.GetLengths}
+    | {messages.GetJournal, messages.PutSamples, messages.PutScores, messages.GetHistory},
+    "store": ALL,
     "viewer": ALL,
     "operator": ALL | {messages.Pause, messages.Drain},
 }
 VERSIONS = (0, 1, -1, 2, 5, 1 << 20, (1 << 31) - 1, -(1 << 31), (1 << 63) - 1, -(1 << 63))
-NAMES = (*(part.name for part in CAST), "rollout-y", "reward", "nobody")
+NAMES = ("rollout-y", "reward", "nobody", *(part.name for part in CAST))
 WRONG_IDS = (
     SampleId(0, "0" * 16, 0),
     SampleId(-5, "0" * 16, 0),
@@ -126,6 +131,12 @@ def _mark(a: Around) -> Foul:
     return Foul("store", messages.MarkSamples(samples=a.ids, state=state, drawn=drawn if a.how % 4 == 0 else None))
 
 
+def _token_stats(a: Around) -> Foul:
+    lengths = [1 + a.how % 6] * len(a.ids)
+    message = messages.PutTokenStats(version=a.version, samples=a.ids, lengths=lengths, begins=a.how % 2 == 0)
+    return Foul("store", message, (np.zeros(4 * sum(lengths), np.float16),))
+
+
 def _broker(make: Callable[[Around], messages.Message]) -> Callable[[Around], Foul]:
     return lambda around: Foul("broker", make(around))
 
@@ -164,4 +175,5 @@ KINDS: tuple[Callable[[Around], Foul], ...] = (
     _store(lambda a: messages.GetLengths(prompts=[id.prompt for id in a.ids], before_step=a.version)),
     _store(lambda a: messages.GetJournal(from_step=a.version, recent=a.how)),
     _store(lambda a: messages.GetStoreStats()),
+    _token_stats,
 )

@@ -8,11 +8,11 @@ import numpy as np
 
 from rhymed import messages
 from rhymed.errors import NameTaken, PeerGone, WireError
-from rhymed.messages import SampleId, SampleInfo, Score
+from rhymed.messages import EVAL, SampleId, SampleInfo, Score
 from rhymed.staleness import window
 from tests.hostile.protocol.actions import Action
-from tests.hostile.protocol.peers import Peer, content, reward_of
-from tests.hostile.protocol.servers import STEPS
+from tests.hostile.protocol.peers import Peer, content
+from tests.hostile.protocol.servers import REFILLS, STEPS
 from tests.hostile.protocol.world import Fault, Outcome, World
 
 ROUNDS = 250  # of two seconds: a worker that died repeatedly rests for up to five minutes
@@ -42,12 +42,19 @@ async def join(world: World, peer: Peer) -> None:
     await world.servers.settle()
 
 
-async def store_one(world: World, peer: Peer, which: int) -> None:
-    """A rollout worker writes one of its samples to the store."""
-    if not peer.held or peer.role != "rollout":
-        return
-    id = sorted(peer.held)[which % len(peer.held)]
-    made = content(id, peer.name, max(peer.version, 0))
+def _may_write(world: World, peer: Peer) -> list[SampleId]:
+    """What it holds and has weights for."""
+    staleness = world.servers.config.schedule.max_staleness
+    return sorted(id for id in peer.held if window(id.step, staleness)[0] <= peer.version)
+
+
+async def store_one(world: World, peer: Peer, which: int) -> bool:
+    """A rollout worker writes one of its samples to the store. False: there is none that it may write."""
+    ready = _may_write(world, peer) if peer.role == "rollout" else []
+    if not ready:
+        return False
+    id = ready[which % len(ready)]
+    made = content(id, peer.name, peer.version)
     arrays = [np.asarray(part) for part in (made.prompt_tokens, made.tokens, made.logprobs)]
     outcome = await world.ask(peer, "store", messages.PutSamples(samples=[made.info]), *arrays)
     answer = getattr(outcome.answer, "message", None)
@@ -60,12 +67,41 @@ async def store_one(world: World, peer: Peer, which: int) -> None:
         peer.stored[id] = next(info for info in answer.samples if info.id == id)
     else:
         raise Fault(f"{peer.name}: {id} was not stored: {outcome}")
-    peer.held.pop(id, None)
+    peer.drop(id)
+    return True
 
 
-async def score_one(world: World, peer: Peer, which: int) -> None:
-    if not peer.held or peer.role != "reward":
+async def save_one(world: World, peer: Peer, which: int) -> None:
+    """A rollout worker writes more tokens of a sample: those that follow what it has written."""
+    if not peer.held or peer.role != "rollout":
         return
+    id = sorted(peer.held)[which % len(peer.held)]
+    start, tokens = peer.saved.get(id, 0), np.arange(1 + which % 5, dtype=np.uint32) + 10 * which
+    message = messages.PutPartials(samples=[id], starts=[start], lengths=[len(tokens)])
+    outcome = await world.ask(peer, "store", message, tokens)
+    if outcome.error is not None:
+        raise Fault(f"{peer.name}: the first tokens of {id} were not kept: {outcome}")
+    world.save(message, tokens, outcome)
+    kept = not isinstance(outcome.answer.message, messages.Missing)
+    peer.saved[id] = start + len(tokens) if kept else 0
+    sample = world.sample(id)
+    if kept and sample is not None and sample.worker == peer.name and id in world.parts:
+        world.handed.add(id)
+
+
+async def park(world: World, peer: Peer) -> None:
+    """What it has no weights for is written to the end, and waits for newer ones."""
+    if peer.role != "rollout":
+        return
+    if ids := sorted(peer.held.keys() - set(_may_write(world, peer)) - peer.parked):
+        peer.parked |= set(ids)
+        await say(world, peer, messages.Ahead(worker=peer.name, samples=ids))
+
+
+async def score_one(world: World, peer: Peer, which: int) -> bool:
+    """False: it has none."""
+    if not peer.held or peer.role != "reward":
+        return False
     id = sorted(peer.held)[which % len(peer.held)]
     found = await world.ask(peer, "store", messages.GetSamples(samples=[id]))
     if found.error is not None:
@@ -73,14 +109,15 @@ async def score_one(world: World, peer: Peer, which: int) -> None:
             raise Fault(f"{id} is to be scored and was acknowledged, but the store: {found.error}")
         score = _lacking(id)
     else:
-        score = Score(id=id, reward=reward_of(id, peer.name))
+        score = Score(id=id, reward=world.reward_of(id, peer))
         outcome = await world.ask(peer, "store", messages.PutScores(scores=[score]))
         if not isinstance(getattr(outcome.answer, "message", None), messages.Done):
             raise Fault(f"{peer.name}: the score of {id} was not stored: {outcome}")
         if id not in world.settled:
-            world.rewards[id] = reward_of(id, peer.name)
+            world.rewards[id] = world.reward_of(id, peer)
     peer.stored[id] = score
-    peer.held.pop(id, None)
+    peer.drop(id)
+    return True
 
 
 def _lacking(id: SampleId) -> Score:
@@ -123,14 +160,14 @@ async def give_back(world: World, peer: Peer, action: Action) -> None:
     moved, retry = bool(peer.released), action.how % 4 > 0
     back = messages.GiveBack(worker=peer.name, samples=ids, reason="an error of mine", retry=retry, moved=moved)
     for id in ids:
-        peer.held.pop(id, None)
+        peer.drop(id)
     peer.released = []
     await say(world, peer, back)
 
 
 async def load(world: World, peer: Peer) -> None:
     if peer.role == "rollout" and peer.target >= 0:
-        peer.version, peer.target = peer.target, -1
+        peer.version, peer.target, peer.parked = peer.target, -1, set()
         await say(world, peer, messages.Loaded(worker=peer.name, version=peer.version, seconds=0.1))
 
 
@@ -141,7 +178,8 @@ async def train(world: World, peer: Peer) -> None:
         peer.task = None
         return
     await _check_step(world, peer, task)
-    if (before := world.trained.get(task.step)) and before != task.samples:
+    before = world.trained.get(task.step)
+    if before is not None and before != task.samples and not world.marked & {*before, *task.samples}:
         raise Fault(f"step {task.step} is trained again, but with other samples: {before}, then {task.samples}")
     message = messages.Trained(worker=peer.name, step=task.step, metrics={"loss": 0.5}, life=peer.life)
     peer.task = None
@@ -161,11 +199,29 @@ async def _check_step(world: World, peer: Peer, task: messages.TrainStep) -> Non
         raise Fault(f"step {task.step} cannot be read for training: {found.error}")
     oldest, newest = window(task.step, world.servers.config.schedule.max_staleness)
     for info in found.answer.message.samples:
-        if info.reward is None and info.id not in world.claimed:
+        if info.reward is None and info.id not in world.claimed | world.marked:
             raise Fault(f"{info.id} is trained without a reward")
         first, last = min(info.versions)[0], max(info.versions)[0]
         if not oldest <= first <= last <= newest and info.id not in world.forged:  # the trainer leaves these out
             raise Fault(f"{info.id} is trained with versions {info.versions}, allowed are {oldest} to {newest}")
+    if world.servers.config.trainer.filters_groups:
+        _check_signal(world, task.step, found.answer.message.samples)
+
+
+def _check_signal(world: World, step: int, infos: list[SampleInfo]) -> None:
+    """A group without signal is trained only where the step may replace no more."""
+    groups: dict[str, list[SampleInfo]] = {}
+    for info in infos:
+        groups.setdefault(info.id.prompt, []).append(info)
+    flat = [
+        prompt
+        for prompt, group in groups.items()
+        if len({info.reward for info in group}) == 1
+        and not (world.tampered | world.claimed | world.marked) & {info.id for info in group}
+    ]
+    open_step = world.ledger.samples.open_steps.get(step)
+    if flat and open_step is not None and open_step.refilled < REFILLS:
+        raise Fault(f"step {step} has {flat} without signal, and replaced only {open_step.refilled} groups")
 
 
 async def checkpoint(world: World, peer: Peer) -> None:
@@ -192,9 +248,10 @@ async def advance(world: World) -> None:
         if not (peer.honest and peer.here):
             continue
         await load(world, peer)
-        while peer.held and peer.here and peer.role != "trainer":
-            await store_one(world, peer, 0)
-            await score_one(world, peer, 0)
+        while peer.here and (await store_one(world, peer, 0) or await score_one(world, peer, 0)):
+            pass
+        if peer.here:
+            await park(world, peer)
         await report(world, peer)
         if peer.role == "trainer":
             await train(world, peer)
@@ -216,7 +273,8 @@ async def recover(world: World) -> None:
             if peer.honest and not peer.here:
                 await join(world, peer)
         await advance(world)
-        if world.position >= goal:
+        late = [step.step - EVAL for step in world.ledger.samples.evaluations() if step.step - EVAL < goal]
+        if world.position >= goal and not late:
             return
         await world.pass_time(2)
-    raise Fault(f"the run does not continue without dishonest peers: {world.look()}")
+    raise Fault(f"the run does not continue without dishonest peers: {world.look()}, evaluations of {late} are open")

@@ -6,6 +6,8 @@ import asyncio
 from collections import Counter
 from typing import Any
 
+import numpy as np
+
 from rhymed import messages
 from rhymed.messages import SampleId
 from rhymed_broker.states import SETTLED, STATES
@@ -17,12 +19,16 @@ MOST_WORKERS = 100  # in the broker's lists: a history has fewer connections
 MOST_EARLY = 1 << 20  # samples in reports that wait for the ledger's start
 DISPATCHED = {("waiting", "running"), ("generated", "scoring")}
 """Of samples that nobody holds: the broker gives them to whoever is free, or whoever claims them."""
+SETTLES = {("scored", "training"), ("scored", "filtered")}
+"""Of scored samples, once the last sample of their group or step is scored or dropped."""
 
 
 async def check(world: World) -> None:
     if why := world.servers.failed():
         raise Fault(why)
     check_ledger(world)
+    check_evaluations(world)
+    check_orders(world)
     check_memory(world)
     check_ends(world)
     await asyncio.gather(check_counters(world), check_store(world))
@@ -43,9 +49,30 @@ def check_ledger(world: World) -> None:
                 raise Fault(f"{sample.id} is {state} with {sample.worker!r}, held {held[sample.id]} times")
     for id, how in world.reported.items():
         sample = world.sample(id)
-        lost = ("waiting", "running") if how == "generated" else ("waiting", "running", "generated", "scoring")
+        lost = ("waiting", "running")
+        if how == "scored" and id.step < messages.EVAL:  # after a restart, those of an evaluation are scored again
+            lost += ("generated", "scoring")
         if sample is not None and sample.state in lost and id in world.acked:
             raise Fault(f"{id} was reported as {how} by its holder and acknowledged, but is {sample.state}")
+
+
+def check_evaluations(world: World) -> None:
+    """Evaluations are sampled from one version of the weights."""
+    for open_step in world.ledger.samples.evaluations():
+        version = open_step.step - messages.EVAL
+        for id, sample in open_step.samples.items():
+            made = world.acked.get(id)
+            if sample.state in ("waiting", "running", "dropped") or made is None or id in world.forged:
+                continue
+            if any(one != version for one, _ in made.info.versions):
+                raise Fault(f"{id} of the evaluation of version {version} has tokens of {made.info.versions}")
+
+
+def check_orders(world: World) -> None:
+    """Who gets a sample that another worker has begun learns that the store has tokens of it."""
+    for peer in world.peers:
+        if peer.honest and peer.untold:
+            raise Fault(f"{peer.name} was not told that the store has tokens of {sorted(peer.untold)}")
 
 
 def check_memory(world: World) -> None:
@@ -82,7 +109,7 @@ async def check_counters(world: World) -> None:
         raise Fault(f"{counts['trained']} samples were trained, the queue has {depths['trained']}")
     if world.rollbacks == 0:
         entered = counts["opened"] + sum(count for event, count in counts.items() if event.startswith("found_"))
-        if entered != sum(depths.values()):
+        if entered != sum(depths.values()) + world.servers.evaluated:
             raise Fault(f"{entered} samples entered, but {depths} are here: {dict(counts)}")
         dropped = counts["dropped"] + counts["found_dropped"]
         if dropped != depths["dropped"]:
@@ -98,10 +125,12 @@ async def check_store(world: World) -> None:
         return
     auditor = world.servers.auditor
     found, journal = await asyncio.gather(auditor.get_samples(ids), auditor.read_journal(0))
+    world.forget(journal.forgotten)
+    await check_parts(world)
     for id, one in zip(ids, found, strict=True):
         if not world.same(world.acked[id], one.tokens):
             raise Fault(f"{id} was acknowledged with other tokens than the store has")
-        if id in world.rewards and one.info.reward != world.rewards[id]:
+        if id in world.rewards and one.info.reward != world.rewards[id] and id not in world.marked:
             raise Fault(f"{id}: reward {world.rewards[id]} was acknowledged, the store has {one.info.reward}")
     states = {entry.id: (entry.state, entry.reason) for entry in journal.entries}
     world.settled |= {id for id, (state, _) in states.items() if state == "trained"}
@@ -111,16 +140,25 @@ async def check_store(world: World) -> None:
     _check_trained(world, journal.forgotten, states)
 
 
+async def check_parts(world: World) -> None:
+    """First tokens that were acknowledged are there, until the sample is stored or its step forgotten."""
+    found = await world.servers.parts_auditor.get_partials(sorted(world.parts))
+    for id, tokens in world.parts.items():
+        if id not in found or not np.array_equal(found[id], tokens):
+            raise Fault(f"the first tokens of {id} were acknowledged as {tokens}, the store has {found.get(id)}")
+
+
 def _check_trained(world: World, forgotten: int, states: dict[SampleId, tuple[str, str]]) -> None:
     """Every sample of a trained step ended once: trained, or dropped with a reason."""
     for step, ids in world.trained.items():
         if not forgotten <= step < world.ledger.version:
             continue
         wrong = {id: states.get(id) for id in ids if states.get(id, ("",))[0] not in _ends(world, id)}
+        wrong = {id: state for id, state in wrong.items() if id not in world.marked}
         if wrong:
             raise Fault(f"step {step} is trained, but the journal says {wrong}")
         for id, (state, _) in states.items():
-            if id.step == step and id not in ids and state == "trained":
+            if id.step == step and id not in ids and state == "trained" and id not in world.marked:
                 raise Fault(f"{id} is marked as trained, but the trainer did not get it")
 
 
@@ -143,7 +181,7 @@ def check_ends(world: World) -> None:
 
 
 def check_foul(world: World, peer: Peer, foul: Foul, outcome: Outcome, before: Seen, own: set[str]) -> None:
-    """No role beyond its permissions. `own`: names that the peer's connection held before."""
+    """No role beyond its permissions. `own`: names that the peer's connection held before, or no connection."""
     kind, after = type(foul.message).__name__, world.look()
     if not foul.permitted(peer):
         if outcome.error is None:
@@ -169,7 +207,7 @@ def _check_moves(world: World, peer: Peer, kind: str, before: Seen, after: Seen,
         if now is None or now == (state, worker) or worker in own:
             continue
         gone = worker and worker not in after.names  # its connection was gone, and somebody took its name
-        trains = (state, now[0]) == ("scored", "training") and (settles or before.paused)
+        trains = (state, now[0]) in SETTLES and (settles or before.paused)
         if (state, now[0]) in DISPATCHED or gone or trains:
             continue
         raise Fault(f"{kind} of {peer.name} moved {id} from {state} ({worker or 'nobody'}) to {now}")

@@ -45,9 +45,11 @@ CAST = (
     Part("trainer", "trainer-x", False),
     Part("viewer", "viewer", False),
     Part("operator", "operator", False),
+    Part("broker", "broker", False),
+    Part("store", "store", False),
 )
 HONEST = [number for number, part in enumerate(CAST) if part.honest]
-DISHONEST = [4, 5, 4, 5, 6, 4, 5, 7, 8]  # those that are workers more often
+DISHONEST = [4, 5, 4, 5, 6, 4, 5, 7, 8, 9, 10]  # those that are workers more often
 
 
 def content(id: SampleId, author: str, version: int) -> NewSample:
@@ -59,16 +61,19 @@ def content(id: SampleId, author: str, version: int) -> NewSample:
     return NewSample(info, np.arange(2, dtype=np.uint32), tokens, np.full(length, -1.0, np.float32))
 
 
-def reward_of(id: SampleId, author: str) -> float:
-    return float(zlib.crc32(f"{id} {author}".encode()) % 8)
+def reward_of(id: SampleId, author: str, kinds: int = 8) -> float:
+    """One of `kinds` numbers."""
+    return float(zlib.crc32(f"{id} {author}".encode()) % kinds)
 
 
 class Peer:
     """One process. What it knows ends with it; its name and key stay."""
 
-    def __init__(self, part: Part, layout: RunLayout) -> None:
+    def __init__(self, part: Part, layout: RunLayout, handed: set[SampleId]) -> None:
+        """`handed`: samples of which the store has tokens, see `world`."""
         self.role, self.name, self.honest = part
-        self._layout = layout
+        self._layout, self._handed = layout, handed
+        self.untold: set[SampleId] = set()  # of these, those that it was given as if nobody had begun them
         self.here = False  # joined, as far as it knows
         self.lives = 0
         self._broker: Client | None = None
@@ -79,6 +84,8 @@ class Peer:
     def _forget(self) -> None:
         self.held: dict[SampleId, None] = {}
         self.stored: dict[SampleId, SampleInfo | messages.Score] = {}  # acknowledged by the store, not reported
+        self.saved: dict[SampleId, int] = {}  # held: tokens that it has written to the store
+        self.parked: set[SampleId] = set()  # written to the end, with weights that are too old
         self.released: list[SampleId] = []
         self.task: messages.TrainStep | None = None
         self.last: messages.Message | None = None  # report
@@ -91,11 +98,14 @@ class Peer:
 
     async def handle(self, peer: bytes, message: Any, frames: Sequence[bytes]) -> messages.Message:
         match message:
-            case messages.Generate() | messages.ScoreSamples():
+            case messages.Generate():
+                self.held.update(dict.fromkeys(message.samples))
+                self.untold |= self._handed & set(message.samples) - set(message.begun)
+            case messages.ScoreSamples():
                 self.held.update(dict.fromkeys(message.samples))
             case messages.Cancel():
                 for id in message.samples:
-                    self.held.pop(id, None)
+                    self.drop(id)
             case messages.Release():
                 self.released += [id for id in message.samples if id in self.held]
             case messages.LoadVersion():
@@ -105,6 +115,12 @@ class Peer:
             case messages.Finish():
                 self.over = True
         return DONE
+
+    def drop(self, id: SampleId) -> None:
+        """It has nothing of this sample any more."""
+        self.held.pop(id, None)
+        self.saved.pop(id, None)
+        self.parked.discard(id)
 
     def broker(self) -> Client:
         if self._broker is None:
@@ -146,7 +162,10 @@ class Peer:
         )
 
     def heartbeat(self) -> messages.Heartbeat:
-        holding = [messages.Holding(id=id, tokens=1) for id in [*self.held, *self.stored]]
+        holding = [
+            messages.Holding(id=id, tokens=1 + self.saved.get(id, 0), parked=id in self.parked)
+            for id in [*self.held, *self.stored]
+        ]
         return messages.Heartbeat(worker=self.name, version=self.version, phase="busy", holding=holding)
 
     def vanish(self, *, keeps: bool = False) -> None:

@@ -18,7 +18,7 @@ from tests.hostile.protocol.clock import stopped
 from tests.hostile.protocol.fouls import ALL, KINDS, NAMES, VERSIONS, Around, Foul
 from tests.hostile.protocol.peers import CAST, DISHONEST, HONEST, Peer
 from tests.hostile.protocol.servers import Servers, config_of
-from tests.hostile.protocol.world import Fault, World
+from tests.hostile.protocol.world import Fault, Outcome, World
 
 FLOOD = 300  # messages
 
@@ -32,7 +32,7 @@ class Played(NamedTuple):
 def play(history: History, keys: Path, *, loud: bool = False) -> Played:
     """Raises `Fault` with the action after which an invariant does not hold. `loud`: print every action."""
     with tempfile.TemporaryDirectory(prefix="rhymed-protocol-") as folder, stopped() as clock:
-        servers = Servers(config_of(Path(folder), keys, history.staleness))
+        servers = Servers(config_of(Path(folder), keys, history))
         return asyncio.run(_play(history, World(servers, clock), loud))
 
 
@@ -96,6 +96,10 @@ async def act_alone(world: World, action: Action) -> None:
     match action.verb:
         case "store":
             await honest.store_one(world, peer, action.which)
+        case "save":
+            await honest.save_one(world, peer, action.which)
+        case "park":
+            await honest.park(world, peer)
         case "score":
             await honest.score_one(world, world.peers[2], action.which)
         case "report":
@@ -130,7 +134,7 @@ async def steer(world: World, action: Action) -> None:
 
 
 def make(world: World, peer: Peer, action: Action) -> Foul:
-    name = NAMES[action.name % len(NAMES)] if action.name > 8 else peer.name
+    name = NAMES[(action.name - 9) % len(NAMES)] if action.name > 8 else peer.name
     ids = world.pick(peer, action.which, 1 + action.how % 3)
     near = (world.ledger.version, peer.version, *VERSIONS)
     around = Around(peer, name, ids, near[action.how % len(near)], action.how)
@@ -145,25 +149,38 @@ def make(world: World, peer: Peer, action: Action) -> Foul:
 async def foul(world: World, action: Action) -> None:
     peer = world.peers[DISHONEST[action.peer % len(DISHONEST)]]
     one = make(world, peer, action)
-    if _usurps(world, peer, one):
+    if _usurps(world, peer, one) or _destroys(world, peer, one):
         return
     if one.to == "broker" and action.how % 8 and peer.role in ("rollout", "reward"):
         await _enlist(world, peer)
     delivery = world.servers.broker._delivery
     before = world.look()
-    own = {name for name in before.names if delivery.peer(name) is not None and _is_link(peer, delivery.peer(name))}
+    own = {name for name in before.names if _is_link(peer, delivery.peer(name)) or not delivery.is_connected(name)}
     outcome = await world.ask(peer, one.to, one.message, *one.frames)
-    if outcome.error is None and isinstance(one.message, messages.PutSamples) and one.permitted(peer):
-        for made in one.puts:
-            world.acknowledge(made, forged=True)
-    if outcome.error is None and isinstance(one.message, messages.PutScores) and one.permitted(peer):
-        for score in one.message.scores:
-            if score.reward is not None and score.id not in world.settled:
-                world.rewards[score.id] = score.reward
+    if outcome.error is None and one.permitted(peer):
+        _note(world, one, outcome)
     if isinstance(one.message, messages.Scored):
         world.claimed |= {score.id for score in one.message.scores if score.reward is not None}
     await world.servers.settle()
     invariants.check_foul(world, peer, one, outcome, before, own)
+
+
+def _note(world: World, one: Foul, outcome: Outcome) -> None:
+    """What the store has now by the word of a dishonest peer."""
+    match one.message:
+        case messages.PutSamples():
+            for made in one.puts:
+                world.acknowledge(made, forged=True)
+        case messages.PutPartials():
+            world.save(one.message, one.frames[0], outcome)
+            world.handed -= set(one.message.samples)
+        case messages.PutScores(scores=scores):
+            for score in scores:
+                world.tampered.add(score.id)
+                if score.reward is not None and score.id not in world.settled:
+                    world.rewards[score.id] = score.reward
+        case messages.MarkSamples(samples=ids):
+            world.marked |= set(ids)
 
 
 async def _enlist(world: World, peer: Peer) -> None:
@@ -183,6 +200,16 @@ def _usurps(world: World, peer: Peer, one: Foul) -> bool:
     trainer, link = world.ledger.workers.trainer, world.trainer
     present = trainer is not None and trainer.name == link.name and link.here and world.is_connected(link)
     return peer.role == "trainer" and isinstance(one.message, messages.Join) and not present
+
+
+def _destroys(world: World, peer: Peer, one: Foul) -> bool:
+    """Whoever has the broker's key may end the run, or change what it draws: docs/security.md. Not played."""
+    match one.message:
+        case messages.ForgetLogprobs(below_step=below):
+            return peer.role == "broker" and below > world.checkpoint
+        case messages.MarkSamples(drawn=drawn):
+            return peer.role == "broker" and drawn is not None
+    return False
 
 
 async def flood(world: World, action: Action) -> None:

@@ -17,9 +17,12 @@ from rhymed.service.service import Service
 from rhymed_broker.service import BrokerService
 from rhymed_store.client import StoreClient
 from rhymed_store.service import StoreService
+from tests.hostile.protocol.actions import History
 from tests.ports import free_ports
 
 PROMPTS, EPOCHS, GROUPS, SIZE = 6, 4, 2, 2  # in the dataset; times that each is taken; of a step; samples of a group
+HELD_OUT = 2  # prompts
+REFILLS = 2  # groups that a step may replace
 STEPS = PROMPTS * EPOCHS // GROUPS
 TRIES = 100  # of a server to take its address
 PATIENCE_S = 120.0  # for what takes milliseconds on an idle machine
@@ -31,13 +34,14 @@ class Servers:
         self.broker: BrokerService
         self.store: StoreService
         self.starts = 0  # of this broker's ledger
+        self.evaluated = 0  # samples of evaluations that this broker has completed, without dropped ones
         self._running: dict[Service, asyncio.Task[None]] = {}
 
     async def open(self) -> None:
         await self.open_store()
         await self.open_broker()
-        keys = self.layout.keys("broker")
-        self.auditor = StoreClient(self.layout.store, "auditor", keys)
+        self.auditor = StoreClient(self.layout.store, "auditor", self.layout.keys("broker"))
+        self.parts_auditor = StoreClient(self.layout.store, "auditor", self.layout.keys("rollout"))
 
     async def open_store(self) -> None:
         def make() -> StoreService:
@@ -49,21 +53,29 @@ class Servers:
     async def open_broker(self) -> None:
         def make() -> BrokerService:
             self.broker = BrokerService(self.config, self.layout, stays=True)
-            self.starts = 0
-            self._count_starts(self.broker.ledger)
+            self.starts = self.evaluated = 0
+            self._count(self.broker.ledger)
             return self.broker
 
         await self._start(make)
 
-    def _count_starts(self, ledger: Any) -> None:
-        """A ledger that starts at another position forgets its samples, and its counters do not."""
-        reset = ledger.samples.reset
+    def _count(self, ledger: Any) -> None:
+        """A ledger that starts at another position forgets its samples, and its counters do not.
+
+        So it does with the samples of a complete evaluation.
+        """
+        reset, forget = ledger.samples.reset, ledger.samples.forget
 
         def counted(*arguments: Any) -> None:
             self.starts += 1
             reset(*arguments)
 
-        ledger.samples.reset = counted
+        def evaluated(step: int) -> None:
+            samples = ledger.samples.open_steps[step].samples.values()
+            self.evaluated += sum(sample.state != "dropped" for sample in samples)
+            forget(step)
+
+        ledger.samples.reset, ledger.samples.forget = counted, evaluated
 
     async def _start(self, make: Callable[[], Service]) -> None:
         """Once more while libzmq closes the socket of the server before, which it does in a thread of its own."""
@@ -122,8 +134,9 @@ class Servers:
         await until(rested, "the servers are idle", pause_s=0.001)
 
     async def close(self) -> None:
-        if hasattr(self, "auditor"):
+        if hasattr(self, "parts_auditor"):
             self.auditor.close()
+            self.parts_auditor.close()
         for service in reversed(list(self._running)):
             with contextlib.suppress(Exception):  # reported by `failed`
                 await self._stop(service)
@@ -133,21 +146,37 @@ def _is_decided(service: Service, running: asyncio.Task[None]) -> bool:
     return service.opened.is_set() or running.done()
 
 
-def config_of(folder: Path, keys: Path, staleness: int) -> Config:
-    rows = folder / "rows.jsonl"
-    rows.write_text("".join(json.dumps({"prompt": f"p{number}", "answer": "1"}) + "\n" for number in range(PROMPTS)))
+def config_of(folder: Path, keys: Path, history: History) -> Config:
+    held_out = [{"name": "held", "source": "jsonl", "path": str(_rows(folder, "held", HELD_OUT))}]
     return Config.model_validate(
         {
             "run": {"name": "fuzz", "folder": str(folder / "runs")},
-            "data": {"source": "jsonl", "path": str(rows)},
+            "data": {"source": "jsonl", "path": str(_rows(folder, "rows", PROMPTS))},
+            "eval": {"datasets": held_out, "every": 2} if history.evaluates else {},
             "rollout": {"prompts_per_step": GROUPS, "group_size": SIZE, "engine": "trace"},
             "reward": {"on_error": "drop"},
-            "trainer": {"epochs": EPOCHS},
-            "schedule": {"heartbeat_s": 1.0, "lost_after_s": 5.0, "max_staleness": staleness},
+            "trainer": {
+                "epochs": EPOCHS,
+                "dynamic_sampling": {"enabled": history.filters, "max_refills": REFILLS / GROUPS},
+            },
+            "schedule": {
+                "heartbeat_s": 1.0,
+                "lost_after_s": 5.0,
+                "max_staleness": history.staleness,
+                "run_ahead": history.run_ahead,
+            },
             "store": {"map_gib": 0.05, "durability": "async"},
             "net": {**_addresses(), "keys": str(keys), "http": ""},
         }
     )
+
+
+def _rows(folder: Path, name: str, count: int) -> Path:
+    rows = folder / f"{name}.jsonl"
+    rows.write_text(
+        "".join(json.dumps({"prompt": f"{name} {number}", "answer": "1"}) + "\n" for number in range(count))
+    )
+    return rows
 
 
 def _addresses() -> dict[str, Any]:

@@ -14,6 +14,10 @@ from tests.hostile.protocol.actions import Action, History
 def shrink(history: History, fails: Callable[[History], bool], goes_on: Callable[[], bool]) -> History:
     """The shortest one found until `goes_on` says no, or until nothing can be left out or made zero."""
     history = _shorter(history, fails, goes_on)
+    for name in ("staleness", "run_ahead", "evaluates", "filters"):
+        plainer = history._replace(**{name: type(getattr(history, name))()})
+        if getattr(history, name) and goes_on() and fails(plainer):
+            history = plainer
     for number in reversed(range(len(history.actions))):
         for action in _simpler(history.actions[number]):
             if not goes_on():

@@ -12,13 +12,13 @@ import zmq
 
 from rhymed import messages
 from rhymed.errors import DeadlineExceeded, RemoteFailure, RhymedError
-from rhymed.messages import SampleId
+from rhymed.messages import EVAL, SampleId
 from rhymed.wire.sockets import Client
 from rhymed_broker.states import Sample
 from rhymed_store.client import NewSample
 from tests.hostile.protocol.clock import STEP_S, Clock
 from tests.hostile.protocol.fouls import WRONG_IDS
-from tests.hostile.protocol.peers import CAST, DEADLINE_S, Peer
+from tests.hostile.protocol.peers import CAST, DEADLINE_S, Peer, reward_of
 from tests.hostile.protocol.servers import Servers, until
 
 
@@ -46,14 +46,19 @@ class Seen(NamedTuple):
 class World:
     def __init__(self, servers: Servers, clock: Clock) -> None:
         self.servers, self.clock = servers, clock
-        self.peers = [Peer(part, servers.layout) for part in CAST]
+        self.handed: set[SampleId] = set()  # of `parts`, those that were written by whoever had the sample
+        self.peers = [Peer(part, servers.layout, self.handed) for part in CAST]
         self.acked: dict[SampleId, NewSample] = {}  # the store has acknowledged them: first records
         self.forged: set[SampleId] = set()  # of these, written by dishonest peers
         self.rewards: dict[SampleId, float] = {}  # acknowledged, the newest one
+        self.tampered: set[SampleId] = set()  # a dishonest peer has written a reward of these
+        self.marked: set[SampleId] = set()  # a dishonest peer has marked these as trained or dropped
+        self.parts: dict[SampleId, Any] = {}  # acknowledged first tokens of samples that are not stored
         self.claimed: set[SampleId] = set()  # scored, says a dishonest peer, which may have written no reward
         self.settled: set[SampleId] = set()  # marked as trained or dropped: rewards do not change any more
         self.reported: dict[SampleId, str] = {}  # by their holder, acknowledged -> "generated" or "scored"
         self.trained: dict[int, list[SampleId]] = {}  # step -> what the trainer trained, acknowledged
+        self.forgotten = 0  # steps below it have no parts any more
         self.position = 0  # of the trainer
         self.checkpoint = 0
         self.requests = 0
@@ -70,6 +75,10 @@ class World:
     @property
     def ledger(self) -> Any:
         return self.servers.broker.ledger
+
+    def reward_of(self, id: SampleId, peer: Peer) -> float:
+        """With dynamic sampling, half of the groups have no signal."""
+        return reward_of(id, peer.name, 2 if self.servers.config.trainer.filters_groups else 8)
 
     def look(self) -> Seen:
         ledger = self.ledger
@@ -123,6 +132,34 @@ class World:
         if forged and made.info.id not in self.acked:
             self.forged.add(made.info.id)
         self.acked.setdefault(made.info.id, made)
+        self.parts.pop(made.info.id, None)
+        self.handed.discard(made.info.id)
+
+    def save(self, message: messages.PutPartials, tokens: Any, outcome: Outcome) -> None:
+        """Tokens of running samples, and what the store answered: they replace what it had from `starts` on."""
+        if outcome.error is not None:
+            return
+        answer, end, missing = outcome.answer.message, 0, []
+        for id, start, length in zip(message.samples, message.starts, message.lengths, strict=True):
+            part, end = tokens[end : end + length], end + length
+            have = self.parts.get(id)
+            if not self.is_live(id.step) or id in self.acked:
+                continue  # the store has no use for them
+            if start and (have is None or len(have) < start):
+                missing.append(id)
+            else:
+                self.parts[id] = part if have is None else np.concatenate((have[:start], part))
+        if missing != getattr(answer, "samples", []):
+            raise Fault(f"the store lacks what comes before {missing}, but answered with {answer}")
+
+    def is_live(self, step: int) -> bool:
+        return step >= self.forgotten and (step < EVAL or step - EVAL >= self.forgotten)
+
+    def forget(self, below: int) -> None:
+        """The store has no parts of these steps any more."""
+        self.forgotten = below
+        self.parts = {id: part for id, part in self.parts.items() if self.is_live(id.step)}
+        self.handed &= self.parts.keys()
 
     async def pass_time(self, ticks: int) -> None:
         """Honest peers that are here send heartbeats all the while."""
