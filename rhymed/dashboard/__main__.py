@@ -39,6 +39,8 @@ async def work(folder: Path, address: str) -> None:
         while not (stop.is_set() or broker.gone.is_set() or reader.at_eof()):
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), POLL_S)
+            with contextlib.suppress(OSError):  # the folder is gone, or the disk is full
+                await asyncio.to_thread(listen.keep, folder, bound)
         if stop.is_set():
             live.end()
 

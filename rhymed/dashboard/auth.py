@@ -127,6 +127,13 @@ def token_of(folder: Path, environ: Mapping[str, str] = os.environ) -> str:
         ) from None
 
 
+def keep_token(folder: Path, token: str, environ: Mapping[str, str] = os.environ) -> None:
+    """Writes a token file that has vanished again: its owner has the token from there. Raises `OSError`."""
+    file = folder / TOKEN_FILE
+    if token and not environ.get(TOKEN_VARIABLE) and folder.exists() and not os.path.lexists(file):
+        atomic.write(file, token + "\n", mode=0o600)
+
+
 def _read(file: Path) -> str:
     """Empty: there is none, or other users could read it."""
     try:

@@ -72,6 +72,12 @@ def _bind(host: str, port: int) -> socket.socket:
     return bound
 
 
+def keep(folder: Path, address: HttpAddress) -> None:
+    """Publishes it again where the file has vanished. Raises `OSError`."""
+    if folder.exists() and not (folder / ADDRESS_FILE).exists():
+        write(folder, address)
+
+
 def write(folder: Path, address: HttpAddress) -> None:
     """Publishes the address, without the token."""
     atomic.write(folder / ADDRESS_FILE, json.dumps({"url": address.url}) + "\n")

@@ -11,7 +11,7 @@ from pathlib import Path
 from aiohttp import web
 
 from rhymed.dashboard import listen
-from rhymed.dashboard.auth import AccessControl, token_of
+from rhymed.dashboard.auth import AccessControl, keep_token, token_of
 from rhymed.dashboard.connections.connection import CONNECTIONS, IDLE_S, LINGER_S, Connections
 from rhymed.dashboard.connections.quiet import quiet_log
 from rhymed.dashboard.data.source import Source
@@ -22,6 +22,7 @@ from rhymed.wire.addresses import HttpAddress
 
 SHUTDOWN_S = 1.0  # for answers in progress
 HANDOVER_S = 3.0  # for the previous dashboard to free its port
+LOOK_S = 1.0  # between looks at the token's file
 
 
 @contextlib.asynccontextmanager
@@ -32,13 +33,22 @@ async def serving(
     access = await access_of(folder, wanted)
     earlier = listen.read(folder) if again else None
     thread = SourceThread(Source(folder))
+    keeping = asyncio.create_task(_keep_token(folder, access))
     try:
         async with published(
             App(thread, live, access).application, wanted, earlier.port if earlier else 0
         ) as address:
             yield address
     finally:
+        keeping.cancel()
         thread.close()
+
+
+async def _keep_token(folder: Path, access: AccessControl) -> None:
+    while access.token:
+        await asyncio.sleep(LOOK_S)
+        with contextlib.suppress(OSError):  # a full disk: later
+            await asyncio.to_thread(keep_token, folder, access.token)
 
 
 async def access_of(folder: Path, wanted: HttpAddress) -> AccessControl:

@@ -36,6 +36,17 @@ def published(run: Path, address: HttpAddress) -> None:
     os.utime(run / listen.ADDRESS_FILE, (time.time(), time.time()))
 
 
+def test_an_address_that_vanishes_is_published_again(run: Path) -> None:
+    address = HttpAddress("127.0.0.1", 8421)
+    listen.keep(run, address)
+    assert listen.read(run) == address
+    listen.write(run, HttpAddress("127.0.0.1", 1))
+    listen.keep(run, address)
+    assert listen.read(run) == HttpAddress("127.0.0.1", 1), "another dashboard's address stays"
+    listen.keep(run / "gone", address)
+    assert not (run / "gone").exists()
+
+
 def test_the_address_is_published_once(run: Path) -> None:
     config = Config.model_validate_json((run / "config.json").read_text())
     listen.write(run, HttpAddress("127.0.0.1", 1))

@@ -9,7 +9,15 @@ from typing import Any
 
 import pytest
 
-from rhymed.dashboard.auth import TOKEN_FILE, AccessControl, AccessDenied, SetCookie, is_local_name, token_of
+from rhymed.dashboard.auth import (
+    TOKEN_FILE,
+    AccessControl,
+    AccessDenied,
+    SetCookie,
+    is_local_name,
+    keep_token,
+    token_of,
+)
 from rhymed.errors import ConfigError
 from rhymed.wire.addresses import HttpAddress
 
@@ -124,6 +132,29 @@ def test_the_token_is_its_owners(tmp_path: Path) -> None:
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     file.write_text("")
     assert token_of(tmp_path) not in ("", other)
+
+
+async def test_a_token_file_that_vanishes_is_written_again(
+    run: Path, serve: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rhymed.dashboard.server.LOOK_S", 0.01)
+    async with serve(run, address=EVERYWHERE) as ask:
+        token = (run / TOKEN_FILE).read_text().strip()
+        (run / TOKEN_FILE).unlink()
+        async with asyncio.timeout(30):
+            while not (run / TOKEN_FILE).exists():
+                await asyncio.sleep(0.01)
+        assert (run / TOKEN_FILE).read_text().strip() == token
+        assert stat.S_IMODE((run / TOKEN_FILE).stat().st_mode) == 0o600
+        assert (await ask("/api/run", headers={"Authorization": f"Bearer {token}"}))[0] == 200
+
+
+def test_a_token_of_the_environment_is_written_nowhere(run: Path) -> None:
+    keep_token(run, TOKEN, {"RHYMED_HTTP_TOKEN": TOKEN})
+    keep_token(run, "")
+    keep_token(run / "gone", TOKEN, {})
+    assert not (run / TOKEN_FILE).exists()
+    assert not (run / "gone").exists()
 
 
 def test_a_link_is_no_token(tmp_path: Path) -> None:
