@@ -153,7 +153,8 @@ $(VENV)-package/.ready: requirements/package.txt
 	$(VENV)-package/bin/pip install --quiet --no-deps --require-hashes --no-build-isolation -r requirements/package.txt
 	touch $@
 
-audit: setup $(VENV)-audit/.ready ## look for secrets, changed files, other packages than listed, and known vulnerabilities
+audit: setup ## look for secrets, changed files, other packages than listed, and known vulnerabilities
+	@$(MAKE) --no-print-directory $(VENV)-audit/.ready || echo "pip-audit could not be installed; all other checks are made"
 	$(BIN)/python -m scripts.supply.audit --list $(if $(CUDA),cuda,cpu) --tools $(VENV)-audit
 
 requirements: setup $(VENV)-audit/.ready ## write requirements/*.txt, with hashes, from requirements/*.in; needs the index

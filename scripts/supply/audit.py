@@ -125,8 +125,10 @@ def vulnerabilities(program: Path) -> int:
     """Asks for the packages of every list. Returns the exit code."""
     pins = {pin for name in (*WHOLE, *RESOLVED) for pin in read(FOLDER / f"{name}.txt").values()}
     answer = vulnerable.ask(program, pins)
-    order = f"none known of {answer.looked} packages" if answer.looked else "could not look"
-    code = report("vulnerabilities", order, answer.found)
+    if not answer.looked:
+        print(f"{'vulnerabilities:':<17}could not look at any of {len(answer.unknown)} packages: {answer.why}")
+        return COULD_NOT_LOOK
+    code = report("vulnerabilities", f"none known of {answer.looked} packages", answer.found)
     if answer.unknown:
         total = answer.looked + len(answer.unknown)
         print(f"  {len(answer.unknown)} of {total} packages were not looked up: {answer.why}")

@@ -41,7 +41,8 @@ def ask(program: Path, pins: Iterable[Pin]) -> Answer:
         if program.exists():
             answer.add(_asked(program, versions))
         else:
-            answer.add(Answer(unknown=sorted(versions), why=f"{program} is missing; `make audit` installs it"))
+            why = f"{program} is missing: `make audit` installs it, with a network"
+            answer.add(Answer(unknown=sorted(versions), why=why))
     return answer
 
 

@@ -105,7 +105,7 @@ def test_two_versions_of_a_package_are_asked_for_one_after_the_other() -> None:
 @pytest.mark.parametrize(
     ("output", "code", "words"),
     [
-        ("", 2, "could not look"),
+        ("", 2, "could not look at any of 1 packages: pip-audit wrote nothing"),
         ('{"dependencies": [{"name": "one", "version": "1", "vulns": []}]}', 0, "none known of 1 packages"),
         (json.dumps({"dependencies": [{"name": "one", "version": "1", "vulns": [KNOWN]}]}), 1, "PYSEC-2026-1"),
     ],
