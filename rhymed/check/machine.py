@@ -62,13 +62,13 @@ def engine_problems(config: Config) -> Iterator[str]:
     if config.rollout.engine != "vllm":
         return
     from rhymed.histospec.versions import installed, release_of, unknown
-    from rhymed_workers.engines.adapter.attached import runner_problem
+    from rhymed_workers.engines.adapter.attached import environment_problem
 
     version = installed()
     if version and release_of(version) is None:
         yield unknown(version)
     ours = config.rollout.sampler == "keyed" or config.drafts.method != "none"
-    if ours and (problem := runner_problem(os.environ)):
+    if problem := environment_problem(os.environ, first_runner=ours, exact=config.rollout.exact):
         yield problem
 
 

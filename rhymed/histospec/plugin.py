@@ -77,12 +77,14 @@ def attach(runner: Any) -> bool:
 
 def attached(runner: Any) -> dict[str, Any]:
     """What `attach` has done for a model runner: whether it samples with keys, whether its drafter is bound (None: it
-    has none), and why not, as far as that is known."""
+    has none), and why not, as far as that is known. `refused`: logits processors with which it does not use keys."""
     kind = type(runner)
     first = any(base.__module__ == "vllm.v1.worker.gpu_model_runner" for base in kind.__mro__)
     why = "" if first else f"vLLM has chosen the model runner {kind.__module__}.{kind.__name__}"
+    keyed = getattr(getattr(runner, "sampler", None), "keyed", None)
     return {
-        "keyed": hasattr(getattr(runner, "sampler", None), "keyed"),
+        "keyed": keyed is not None,
+        "refused": keyed.refused() if keyed is not None else [],
         "drafter": hasattr(runner, "rhymed_bound") if getattr(runner, "drafter", None) is not None else None,
         "why": _state["why"] or why,
     }

@@ -67,6 +67,22 @@ def test_what_was_attached_is_reported(runner, monkeypatch):
     assert plugin.attached(runner)["drafter"] is None
 
 
+def test_processors_with_which_no_batch_has_keys_are_reported(runner):
+    class Own:
+        def is_argmax_invariant(self):
+            return True
+
+    plugin.attach(runner)
+    assert plugin.attached(runner)["refused"] == []
+    runner.metadata.logitsprocs.argmax_invariant.append(Own())
+    assert plugin.attached(runner)["refused"] == ["Own"]
+    runner.metadata.logitsprocs.argmax_invariant.pop()
+    runner.metadata.logitsprocs.non_argmax_invariant.append(Own())
+    assert plugin.attached(runner)["refused"] == [], "vLLM applies it before a token is drawn"
+    runner.num_spec_tokens = 3
+    assert plugin.attached(runner)["refused"] == ["Own"]
+
+
 def test_why_keyed_sampling_is_missing_is_reported(runner):
     runner.use_async_scheduling, runner.num_spec_tokens = True, 4
     assert not plugin.attach(runner)

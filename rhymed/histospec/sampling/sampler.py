@@ -78,6 +78,12 @@ class Keyed:
         """The requests that the runner decodes, in its order; None if there are none."""
         return self._current(self._runner.input_batch.sampling_metadata)
 
+    def refused(self) -> list[str]:
+        """Logits processors of this engine with which no batch is sampled with keys, by their classes."""
+        drafts = bool(getattr(self._runner, "num_spec_tokens", 0))
+        found = _unsupported(self._runner.input_batch.sampling_metadata.logitsprocs, drafts=drafts)
+        return [type(processor).__name__ for processor in found]
+
     def vllm_metadata(self, metadata: Any) -> Any:
         """For a batch that vLLM samples: with the generators of seeded requests, which `attach` removes."""
         ids = self._runner.input_batch.req_ids if metadata is self._runner.input_batch.sampling_metadata else []
@@ -96,12 +102,8 @@ class Keyed:
 
     def _is_supported(self, metadata: Any, spec: Any | None) -> bool:
         holder = getattr(metadata, "thinking_budget_state_holder", None)
-        others = [p for p in metadata.logitsprocs.argmax_invariant if not isinstance(p, MinPLogitsProcessor)]
-        if spec is not None:
-            supported = (MinTokensLogitsProcessor, LogitBiasLogitsProcessor)
-            others += [p for p in metadata.logitsprocs.non_argmax_invariant if not isinstance(p, supported)]
         reasons = {
-            "a logits processor of the user": bool(others),
+            "a logits processor of the user": bool(_unsupported(metadata.logitsprocs, drafts=spec is not None)),
             "a thinking budget": holder is not None and holder.has_tracked_requests(),
             "log-probs of chosen tokens": bool(getattr(metadata, "logprob_token_ids", None)),
             "synthetic acceptance rates": spec is not None and getattr(self._rejection, "synthetic_mode", False),
@@ -219,6 +221,14 @@ class _Counts:
     """The part of vLLM's draft metadata that its logits processors read."""
 
     num_draft_tokens: list[int]
+
+
+def _unsupported(processors: Any, *, drafts: bool) -> list[Any]:
+    found = [one for one in processors.argmax_invariant if not isinstance(one, MinPLogitsProcessor)]
+    if drafts:
+        supported = (MinTokensLogitsProcessor, LogitBiasLogitsProcessor)
+        found += [one for one in processors.non_argmax_invariant if not isinstance(one, supported)]
+    return found
 
 
 def _biased(processor: Any) -> bool:

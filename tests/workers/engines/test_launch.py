@@ -14,8 +14,8 @@ from rhymed.config import Config
 from rhymed.histospec.settings import Settings, read_settings
 from rhymed.histospec.versions import RUNNER
 from rhymed_workers.engines import launch
+from rhymed_workers.engines.adapter.attached import BATCH_INVARIANT
 from rhymed_workers.engines.launch import (
-    BATCH_INVARIANT,
     CPU_ENVIRONMENT,
     LOGGING,
     _speculation,

@@ -21,6 +21,7 @@ from rhymed.histospec import graphs
 from rhymed.histospec.settings import KEY
 from rhymed.histospec.versions import RUNNER, installed
 from rhymed.service import logfile
+from rhymed_workers.engines.adapter.attached import BATCH_INVARIANT
 from rhymed_workers.engines.extension import BACKEND
 from rhymed_workers.engines.gpus import options
 from rhymed_workers.engines.owner import OWNER
@@ -28,7 +29,6 @@ from rhymed_workers.engines.owner import OWNER
 log = logging.getLogger(__name__)
 
 BATCH_TOKENS = 2048  # in one forward pass, at least; more would only make running samples wait longer on a CPU
-BATCH_INVARIANT = "VLLM_BATCH_INVARIANT"
 LOGGING = "VLLM_LOGGING_CONFIG_PATH"
 RELOAD = "vllm.model_executor.model_loader.reload.layerwise"
 CPU_ENVIRONMENT = {

@@ -27,7 +27,7 @@ from rhymed.messages import Drafting, SampleId
 from rhymed.service import logfile
 from rhymed_store.client import StoredSample
 from rhymed_workers.engines.activity import ACTIVITY_FILE, ActivityReader
-from rhymed_workers.engines.adapter.attached import problem, runner_problem
+from rhymed_workers.engines.adapter.attached import environment_problem, problem
 from rhymed_workers.engines.adapter.client import DIED, Client, installed_release
 from rhymed_workers.engines.base import NO_VERSION, DraftReport, Output, Task, Throughput
 from rhymed_workers.engines.gpus import fit
@@ -91,10 +91,10 @@ class VllmEngine:
         return {"keyed": self._config.rollout.sampler == "keyed", "drafts": self._config.drafts.method != "none"}
 
     def _start(self) -> Any:
-        ours = any(self._wanted.values())
-        if ours and (wrong := runner_problem(os.environ)):
+        ours, exact = any(self._wanted.values()), self._config.rollout.exact
+        if wrong := environment_problem(os.environ, first_runner=ours, exact=exact):
             raise EngineError(wrong)
-        environment(first_runner=ours, exact=self._config.rollout.exact)
+        environment(first_runner=ours, exact=exact)
         installed_release()
         os.environ[ACTIVITY_FILE] = str(self._activity.path)
         from vllm.engine.arg_utils import AsyncEngineArgs

@@ -9,17 +9,18 @@ import pytest
 from rhymed.config import Config
 from rhymed.errors import EngineError
 from rhymed.histospec.versions import RUNNER
-from rhymed_workers.engines.adapter.attached import problem, runner_problem
+from rhymed_workers.engines.adapter.attached import BATCH_INVARIANT, environment_problem, problem
 from rhymed_workers.engines.vllm import VllmEngine
 from tests.workers.engines.adapter import standin
 
-GOOD = {"keyed": True, "drafter": True, "why": ""}
+GOOD = {"keyed": True, "drafter": True, "refused": [], "why": ""}
 SECOND = {
     "keyed": False,
     "drafter": None,
+    "refused": [],
     "why": "vLLM has chosen the model runner vllm.v1.worker.gpu.Runner",
 }
-PIPELINE = {"keyed": True, "drafter": None, "why": ""}  # only the last stage of a pipeline drafts
+PIPELINE = {"keyed": True, "drafter": None, "refused": [], "why": ""}  # only the last stage of a pipeline drafts
 
 
 @pytest.mark.parametrize("ranks", [[GOOD], [GOOD, GOOD], [PIPELINE, GOOD]])
@@ -46,11 +47,28 @@ def test_nobody_drafts() -> None:
     assert "something else" in message
 
 
+def test_logits_processors_that_keep_keys_away_are_an_error() -> None:
+    """vLLM would sample every batch, and ours only log that."""
+    refused = {**GOOD, "refused": ["Custom"]}
+    message = problem([GOOD, refused], keyed=True, drafts=True)
+    assert message.startswith('rollout.sampler = "keyed", but it is not possible with the logits processors Custom:')
+    assert problem([refused], keyed=False, drafts=True) == ""
+
+
 @pytest.mark.parametrize(("chosen", "wrong"), [("", False), ("0", False), ("1", True), ("7", True)])
 def test_an_environment_with_the_other_model_runner_is_refused_before_the_start(chosen: str, wrong: bool) -> None:
-    message = runner_problem({RUNNER: chosen} if chosen else {})
+    given = {RUNNER: chosen} if chosen else {}
+    message = environment_problem(given, first_runner=True, exact="tokens")
     assert bool(message) is wrong
     assert not wrong or f"{RUNNER}={chosen} is set" in message
+    assert environment_problem(given, first_runner=False, exact="tokens") == ""
+
+
+def test_an_environment_that_takes_exactness_back_is_refused() -> None:
+    given = {BATCH_INVARIANT: "0"}
+    assert "rollout.exact = 'tokens' needs" in environment_problem(given, first_runner=True, exact="tokens")
+    assert environment_problem(given, first_runner=True, exact="distribution") == ""
+    assert environment_problem({BATCH_INVARIANT: "1"}, first_runner=True, exact="tokens") == ""
 
 
 def engine_of(model: Path, **rollout: str) -> VllmEngine:
