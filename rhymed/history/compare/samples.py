@@ -3,7 +3,7 @@
 Under position-keyed sampling a token is the argmax of log p + noise, and the noise is a function of run seed, sample,
 position and token. Where two runs of one seed diverge, both sampled with the same noise from what should be the same
 distribution, so the gap between the scores of their two tokens separates rounding (a last bit decided) from a bug.
-If both ran with `rollout.exact = "tokens"`, not even a near tie may differ.
+If both ran with `rollout.exact = "tokens"` on equal hardware, not even a near tie may differ (`promise`).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from rhymed.errors import StoreDamaged, UnknownSample
+from rhymed.history.compare.promise import promise_of
 from rhymed.history.folder import RunFolder
 from rhymed.histospec.sampling.noise import gumbel
 from rhymed.messages import GetSamples, SampleId
@@ -24,9 +25,10 @@ from rhymed_store.inspect.browse import Response
 NEAR = {"float32": 1e-3, "float16": 0.03, "bfloat16": 0.25}  # score gap below which the last bit of a logit decides
 SHOWN = 10
 PROMISES = {
-    "tokens": "both ran with rollout.exact = 'tokens': on equal hardware not even a near tie may differ",
+    "tokens": "both ran with rollout.exact = 'tokens' on equal hardware: not even a near tie may differ",
     "distribution": "rollout.exact = 'distribution' promises equal distributions: tokens may differ at near ties",
 }
+WEAKER = "both ran with rollout.exact = 'tokens', but {}: tokens may differ at near ties"
 UNKNOWN = "unknown how close: that needs the same seed, keyed sampling, and log-probs, which checkpoints delete"
 
 
@@ -53,6 +55,7 @@ class Comparison:
     only_first: int = 0
     only_second: int = 0
     promise: str = "distribution"  # what both runs promise, as `rollout.exact`
+    weaker: str = ""  # why that is less than what both were asked for
     damaged: list[str] = field(default_factory=list)  # why prompts are left out
     different: list[Difference] = field(default_factory=list)  # by sample, earliest step first
 
@@ -74,7 +77,8 @@ class Comparison:
 
 def compare(first: RunFolder, second: RunFolder) -> Comparison:
     """Prompts that cannot be read are left out, and listed in `damaged`."""
-    found, seed = Comparison(promise=_promise(first, second)), _seed(first, second)
+    promise, seed = promise_of(first, second), _seed(first, second)
+    found = Comparison(promise=promise.exact, weaker=promise.why)
     for prompt in sorted({*first.browse.ids(), *second.browse.ids()}):
         try:
             for one, other in _pairs(first, second, prompt):
@@ -106,7 +110,7 @@ def render(found: Comparison, first: str, second: str) -> str:
     if any(difference.gap is None for difference in found.different):
         lines.append(UNKNOWN)
     if found.near or found.promise == "tokens":
-        lines.append(PROMISES[found.promise])
+        lines.append(WEAKER.format(found.weaker) if found.weaker else PROMISES[found.promise])
     return "\n".join(lines)
 
 
@@ -146,13 +150,6 @@ def _seed(first: RunFolder, second: RunFolder) -> int | None:
     configs = [folder.config for folder in (first, second)]
     seeds = {config.run.seed if config and config.rollout.sampler == "keyed" else None for config in configs}
     return seeds.pop() if len(seeds) == 1 else None
-
-
-def _promise(first: RunFolder, second: RunFolder) -> str:
-    """The weaker of the two. Runs of before the setting promised what it calls distribution."""
-    rollouts = [folder.config.rollout if folder.config else None for folder in (first, second)]
-    kept = all(one is not None and one.exact == "tokens" and one.sampler == "keyed" for one in rollouts)
-    return "tokens" if kept else "distribution"
 
 
 def _difference(first: RunFolder, second: RunFolder, one: Response, other: Response, seed: int | None) -> Difference:

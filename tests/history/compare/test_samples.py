@@ -6,10 +6,12 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from rhymed.histospec.sampling.noise import gumbel
 from rhymed.messages import EVAL, ForgetLogprobs, SampleId, SampleInfo
+from rhymed.run.provenance import Start
 from rhymed_store.client import NewSample
 from rhymed_workers.engines.base import seed_of
 from tests.history.folders import APPLES, PEARS, two_epochs
@@ -54,12 +56,28 @@ def test_a_near_tie_is_no_difference(make_run: Callable[..., Path], rhymed) -> N
     promises(folders[1], "tokens")
     status, out, _ = rhymed("compare", *folders)
     assert (status, "not even a near tie may differ" in out) == (1, True)
+    for folder, gpu in zip(folders, ("NVIDIA H100", "NVIDIA L4"), strict=True):
+        promises(folder, "tokens", deterministic=True)
+        started(folder, accelerators=gpu)
+    status, out, _ = rhymed("compare", *folders)
+    assert (status, "the hardware differs (NVIDIA H100 and NVIDIA L4): tokens may" in out) == (0, True)
+    started(folders[1], accelerators="NVIDIA H100, NVIDIA H100")
+    assert rhymed("compare", *folders)[0] == 1
+    promises(folders[1], "tokens")
+    status, out, _ = rhymed("compare", *folders)
+    assert (status, "without trainer.deterministic = true: tokens may" in out) == (0, True)
 
 
-def promises(run: Path, exact: str) -> None:
+def promises(run: Path, exact: str, *, deterministic: bool = False) -> None:
     config = json.loads((run / "config.json").read_text())
     config["rollout"]["exact"] = exact
+    config["trainer"]["deterministic"] = deterministic
     (run / "config.json").write_text(json.dumps(config))
+
+
+def started(run: Path, **machine: str) -> None:
+    start = Start(t=0.0, command="rhymed run", folder="/", versions={"vllm": "0.32.0"}, machine=machine)
+    (run / "starts.jsonl").write_bytes(msgspec.json.encode(start))
 
 
 def test_what_only_one_has_and_other_rewards_are_counted(make_run: Callable[..., Path], rhymed) -> None:
