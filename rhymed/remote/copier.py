@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,22 +32,25 @@ class Keep(NamedTuple):
 
 
 class Copier:
-    """`checkpoint`, `backup`: steps of the newest ones that are there; -1: none."""
+    """`checkpoint`, `backup`: steps of the newest ones that are there; -1: none. `check`: raises where another head
+    has the copy now; asked before anything counts or is removed there, as this one may have been asleep."""
 
-    def __init__(self, run: Place, layout: RunLayout, keep: Keep) -> None:
-        self._run, self._layout, self._keep = run, layout, keep
+    def __init__(self, run: Place, layout: RunLayout, keep: Keep, check: Callable[[], object] = lambda: None) -> None:
+        self._run, self._layout, self._keep, self._check = run, layout, keep, check
         self._checkpoints, self._backups = Checkpoints(run), Backups(run)
         self._newest = ""  # name of the checkpoint that was uploaded last
         self._damaged: set[str] = set()  # names of checkpoints that are read once
         self._changed: object = None  # of the store, at the last backup
         self._failed = True  # the last backup, or perhaps that of an earlier process
         self.checkpoint = self.backup = -1
+        self._published: dict[str, object] = {}  # name -> stamp of the file that was uploaded
         self.made: tuple[Backup, int] | None = None  # the newest backup of this object, and its new bytes
 
     def start(self) -> None:
         """Remove checkpoints that neither a backup can use nor this run has: they are of a head that was lost before
         its next backup. Raises `StorageError`."""
         unstage(self._layout.checkpoints)
+        self._check()
         backups, uploaded = self._backups.all(), self._checkpoints.uploaded()
         self.backup = backups[-1].steps if backups else -1
         ours = {name for one in checkpoints_in(self._layout.checkpoints) if (name := _name_of(one))}
@@ -84,6 +88,7 @@ class Copier:
                     log.warning("checkpoint %s is damaged and is not uploaded: %s", local.folder, why)
                     self._damaged.add(name)
                     return False
+                self._check()
                 self._checkpoints.upload(staged)
             finally:
                 unstage(self._layout.checkpoints)
@@ -97,11 +102,13 @@ class Copier:
         if not (self._layout.database / "data.mdb").exists():
             return
         started, changed = time.monotonic(), self._changes()
+        self._check()
         earlier = self._backups.all()
         if self._failed:
             self._backups.sweep(earlier)
         self._failed = True
         backup, new_bytes = self._backups.make(self._layout.folder, trained, earlier)
+        self._check()
         if not self._backups.seal(backup, self._steps()):
             self._upload_newest()  # a newer one was written meanwhile, and log-probs before it deleted
             if not self._backups.seal(backup, self._steps()):
@@ -117,6 +124,7 @@ class Copier:
         )
 
     def _prune(self) -> None:
+        self._check()
         kept = self._backups.prune(self._keep.backups)
         self._checkpoints.prune(needed(kept, self._steps(), self._keep.checkpoints), self._newest)
 
@@ -125,8 +133,10 @@ class Copier:
 
     def _publish(self) -> None:
         for name in PUBLISHED:
-            if (file := self._layout.folder / name).is_file():
+            file = self._layout.folder / name
+            if file.is_file() and (stamp := _stamp(file)) != self._published.get(name):
                 self._run.upload(file, name)
+                self._published[name] = stamp
 
     def _changes(self) -> tuple[int, int] | None:
         return _stamp(self._layout.database / "data.mdb")

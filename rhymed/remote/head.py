@@ -21,7 +21,7 @@ from rhymed.remote.checkpoints import Checkpoints
 from rhymed.remote.layout import LEASE
 from rhymed.remote.place import Place, open_place
 from rhymed.run.folder import ids_of
-from rhymed.run.layout import RunLayout
+from rhymed.run.layout import RunLayout, layout_of
 from rhymed.run.lease import lease as leases
 from rhymed.run.lease.lease import Lease
 from rhymed_store.position import position_of
@@ -37,15 +37,31 @@ def place_of(config: Config) -> Place:
 
 
 def claim(config: Config, layout: RunLayout, *, take_over: bool) -> None:
-    """Refuse what would overwrite another run's or another head's copy; else take the lease. The folder exists.
-    Raises `ConfigError`."""
+    """`take` at the start of a run. The folder exists. Raises `ConfigError`."""
     with _at_start():
-        place, mine = place_of(config), _mine(layout.folder)
-        if why := leases.refusal(found_lease(place), mine, STALE_S, take_over=take_over):
-            raise ConfigError(f"{place}: {why}")
-        if why := _foreign(place, layout):
+        if why := take(place_of(config), layout, take_over=take_over):
             raise ConfigError(why)
-        place.write(LEASE, leases.encode(mine))
+
+
+def take(place: Place, layout: RunLayout, *, take_over: bool) -> str:
+    """Take the lease. Returns why it may not be had, where another run's or another head's copy would be overwritten;
+    empty: it is ours. Raises `StorageError`."""
+    found, began = found_lease(place), (layout.folder / OWNER).exists()
+    mine = _mine(layout.folder, 0, found)
+    if why := leases.refusal(found, mine, STALE_S, take_over=take_over):
+        return f"{place}: {why}"
+    ours = began or (found is not None and leases.same_head(found, mine))
+    if why := _foreign(place, layout) or ("" if ours else _half_copied(place)):
+        return why
+    place.write(LEASE, leases.encode(mine))
+    return ""
+
+
+def of_another(place: Place, folder: Path) -> Lease | None:
+    """The lease of another head that may be alive; None: there is none. Raises `StorageError`."""
+    found = found_lease(place)
+    mine = _mine(folder, 0, found)
+    return found if leases.refusal(found, mine, STALE_S, take_over=True) else None
 
 
 def refuse_taken(config: Config) -> None:
@@ -57,7 +73,13 @@ def refuse_taken(config: Config) -> None:
                 f"{place} has the copy of an earlier run: choose another run.name, or continue that one: rhymed run"
                 f" --resume {place.url}"
             )
-        nobody = leases.here("", "", time.time())
+        nobody, found = leases.here("", str(layout_of(config).folder), time.time()), found_lease(place)
+        same_place = found is not None and (found.host, found.folder) == (nobody.host, nobody.folder)
+        if found is not None and not same_place and leases.refusal(found, nobody, STALE_S, take_over=True):
+            raise ConfigError(
+                f"process {found.process} on {found.host} has begun a run here, folder {found.folder}, and writes to"
+                f" {place}: choose another run.name"
+            )
         place.write(LEASE, leases.encode(msgspec.structs.replace(nobody, released=True)))  # can it be written?
 
 
@@ -79,6 +101,11 @@ def refuse_head(place: Place, *, take_over: bool) -> None:
 
 def renew(place: Place, folder: Path, step: int) -> None:
     """Raises `FilesLost` where another head has taken over, `StorageError`."""
+    place.write(LEASE, leases.encode(check(place, folder, step)))
+
+
+def check(place: Place, folder: Path, step: int = 0) -> Lease:
+    """This head's lease, to be written. Raises `FilesLost` where another head has taken over, `StorageError`."""
     found = found_lease(place)
     mine = _mine(folder, step, found)
     if found is not None and not found.released and not leases.same_head(found, mine):
@@ -86,7 +113,7 @@ def renew(place: Place, folder: Path, step: int) -> None:
             f"the head on {found.host} (process {found.process}, folder {found.folder}) has taken over this run at"
             f" {place}: this one stops. Its folder {folder} keeps all that it did"
         )
-    place.write(LEASE, leases.encode(mine))
+    return mine
 
 
 def release(place: Place, folder: Path, step: int) -> None:
@@ -108,6 +135,13 @@ def _mine(folder: Path, step: int = 0, found: Lease | None = None) -> Lease:
 
 def found_lease(place: Place) -> Lease | None:
     return leases.decode(place.read(LEASE))
+
+
+def _half_copied(place: Place) -> str:
+    """Why a run that has never written there does not; empty: it may."""
+    if Backups(place).all() or not Checkpoints(place).uploaded():
+        return ""
+    return f"{place} has checkpoints of an earlier run: choose another run.name or run.remote"
 
 
 def _foreign(place: Place, layout: RunLayout) -> str:

@@ -75,9 +75,10 @@ async def test_storage_that_is_gone_is_reported_and_what_was_missed_is_written_l
         place = open_place(str(shared)).child("one")
         assert [backup.steps for backup in Backups(place).all()][-1] == 6
 
-        other = leases.here("other", "/elsewhere", time.time())
-        place.write(LEASE, leases.encode(other))
         service = Uploader(run.config, run.layout)
+        working = asyncio.create_task(service.run())
+        await until(service._taken.is_set)
+        place.write(LEASE, leases.encode(leases.here("other", "/elsewhere", time.time())))
         with pytest.raises(FilesLost, match="has taken over this run"):
             async with asyncio.timeout(DEADLINE_S):
-                await service.run()
+                await working

@@ -16,7 +16,14 @@ def add(commands: Any) -> None:
     )
     add_examples(parser, "rhymed upload configs/mine.toml", "rhymed upload --once runs/mine/config.json")
     add_config(parser)
-    add_take_over(parser, "another machine had the run and is gone; refused while that one is alive")
+    add_take_over(
+        parser, "another machine had the run and is gone: wait until that is certain; refused while that one is alive"
+    )
+    parser.add_argument(
+        "--stay",
+        action="store_true",
+        help="at the end of the run: write what is new, give the run back, and wait for it to be continued",
+    )
     parser.add_argument(
         "--once",
         action="store_true",
@@ -37,12 +44,17 @@ def handle(arguments: argparse.Namespace) -> int:
     where = layout_of(config)
     if not config.run.remote:
         raise ConfigError("run.remote is empty: name a folder of shared storage, e.g. -o run.remote=s3://bucket/runs")
-    if arguments.take_over:
+    take_over, stays = arguments.take_over, arguments.stay
+    if not arguments.once:
+        serve(
+            lambda: Uploader(config, where, take_over=take_over, stays=stays),
+            log_file=where.log("uploader"),
+            level=config.run.log_level,
+        )
+    if take_over:
         from rhymed.remote import head
 
         head.claim(config, where, take_over=True)
-    if not arguments.once:
-        serve(lambda: Uploader(config, where), log_file=where.log("uploader"), level=config.run.log_level)
     if not where.config.exists():
         raise ConfigError(f"{where.folder} is no run's folder: name one that has ended")
     show(finish(config, where))
