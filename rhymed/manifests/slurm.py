@@ -1,6 +1,6 @@
 """Batch scripts of Slurm, from the plan. Pure.
 
-Four jobs, because each kind of process ends for its own reasons: `head` (store and broker, which stay beside their
+Four jobs, because each kind of process ends for its own reasons: `head` (store, broker and uploader, beside their
 disk), `trainer` (one task on each of its nodes), and the arrays `rollout` and `reward`, whose elements may be
 cancelled, preempted and requeued one by one. A heterogeneous job would end as a whole with one of its components.
 
@@ -18,7 +18,7 @@ from pathlib import Path
 
 from rhymed.config import Config
 from rhymed.errors import ConfigError
-from rhymed.placement.plan import Hosts, Name, Seat, environment, seats
+from rhymed.placement.plan import Hosts, Name, Seat, environment, seats, uploader
 
 HEAD = "head"
 JOBS = (HEAD, "trainer", "rollout", "reward")
@@ -74,8 +74,13 @@ def jobs(config: Config, *, gpus: bool = True) -> list[Job]:
         "rollout": f"Rollout workers. {freely}",
         "reward": f"Reward workers. {freely}",
     }
-    found = [Job(HEAD, head, "Store and broker, on one machine beside the disk of the run's folder.")]
+    found = [Job(HEAD, head, _about_head(config))]
     return found + [Job(seat.name, (seat,), about[seat.name]) for seat in by_name.values() if seat.count]
+
+
+def _about_head(config: Config) -> str:
+    named = "Store, broker and uploader" if config.run.remote else "Store and broker"
+    return f"{named}, on one machine beside the disk of the run's folder."
 
 
 def scripts(config: Config, options: Options) -> dict[str, str]:
@@ -143,6 +148,7 @@ def _requests(job: Job, config: Config, options: Options) -> list[str]:
         f"--output={options.folder}/{job.name}{'-%a' if array else ''}.out",
         "--open-mode=append",
         "--requeue",
+        *(["--dependency=singleton"] if job.name == HEAD else []),  # a second head of this run waits for the first
         f"--nodes={job.nodes}",
         "--ntasks-per-node=1",
         f"--cpus-per-task={math.ceil(sum(one.cpus for one in job.seats))}",
@@ -184,20 +190,46 @@ def _command(seat: Seat, options: Options, number: int | None = None, shown: str
 
 
 def _head(job: Job, config: Config, options: Options) -> list[str]:
+    file = f"$FOLDER/{CONFIG}"
+    copies = uploader(config, file, options.program, "--take-over")
+    last = uploader(config, file, options.program, "--once")
     return [
         'rm -f "$FOLDER/ended"',
         'HEAD=$(hostname) && echo "$HEAD" > "$FOLDER/head.new" && mv "$FOLDER/head.new" "$FOLDER/head"',
         *_connect(config, Hosts("$HEAD", "$HEAD", "$HEAD")),
         *(line for one in job.seats for line in _process(one, options, _command(one, options))),
-        "keep store &",
-        "kept=$!",
+        *(_function("uploader", f"exec {_words(copies)}") if copies else []),
+        *BESIDE,
+        "beside store &",
+        "beside_broker=$!",
+        *(["beside uploader &", 'beside_broker="$beside_broker $!"'] if copies else []),
         "keep broker",
         "status=$?",
         'if [ -z "$ending" ]; then touch "$FOLDER/ended"; fi # the run is over: what starts from now on ends at once',
-        "kill -TERM $kept 2> /dev/null",
-        "wait $kept",
+        "kill -TERM $beside_broker 2> /dev/null",
+        "wait $beside_broker",
+        *([f'if [ -z "$ending" ]; then {_words(last)} || status=$?; fi'] if last else []),
+        'if [ -s "$FOLDER/ended" ]; then status=$(cat "$FOLDER/ended"); fi',
         "exit $status",
     ]
+
+
+BESIDE = """
+beside() { # keeps a process, with which the run ends when only a person can cure what ended it
+  keep $1
+  local status=$?
+  if [ -n "$ending" ] || [ $status = 0 ]; then return 0; fi
+  if [ $status != 2 ] && [ $1 = uploader ]; then return 0; fi # the run continues without a copy
+  echo $status > "$FOLDER/ended"
+  kill -TERM $$
+}
+""".strip().splitlines()
+
+
+def _words(command: Sequence[str]) -> str:
+    """For the shell, which puts in the folder's name."""
+    *words, file = command
+    return f'{shlex.join(words)} "{file}"'
 
 
 def _worker(job: Job, config: Config, options: Options) -> list[str]:
@@ -233,7 +265,7 @@ def submission(planned: Sequence[Job], config: Config, options: Options) -> str:
         f"# Submits the run. To end it: scancel --name={names}",
         "set -e",
         f"cd {folder}",
-        "rm -f head",
+        "rm -f head ended # of an earlier start",
         f"job=$(sbatch --parsable {HEAD}.sbatch)",
         f'echo "$job {HEAD}"',
         "head=${job%%;*}",

@@ -20,15 +20,21 @@ def submit(options: Options, jobs: Sequence[Job], names: Sequence[str]) -> list[
     `names`: of the jobs, in Slurm."""
     check_slurm(options, jobs)
     _refuse_second(names)
-    done = _call("sh", str(options.folder / SUBMIT))
-    lines = done.stdout.splitlines()
+    try:
+        done = _call("sh", str(options.folder / SUBMIT))
+    except BaseException:  # also Ctrl-C
+        _cancel(names)
+        raise
     if done.returncode:
-        submitted = [line.split()[0] for line in lines if re.match(r"^\d+", line)]
-        if submitted:
-            _call("scancel", *(number.partition(";")[0] for number in submitted))
+        _cancel(names)
         reason = done.stderr.strip().replace("\n", " ") or f"status {done.returncode}"
         raise ConfigError(f"Slurm refused a job, so none of the run is left there: {reason}")
-    return lines
+    return done.stdout.splitlines()
+
+
+def _cancel(names: Sequence[str]) -> None:
+    """All jobs of the run: none was there before."""
+    _call("scancel", f"--user={getpass.getuser()}", f"--name={','.join(names)}")
 
 
 def _refuse_second(names: Sequence[str]) -> None:

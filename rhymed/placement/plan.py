@@ -175,9 +175,17 @@ def commands(
         for seat in seats(config)
         for number in range(seat.count if everywhere or seat.kind == "elastic" else 1)
     ]
-    if config.run.remote:
-        started.append(Command("uploader", (sys.executable, "-m", "rhymed", "upload", str(config_file))))
+    if copies := uploader(config, config_file, (sys.executable, "-m", "rhymed")):
+        started.append(Command("uploader", copies))
     return started
+
+
+def uploader(
+    config: Config, config_file: str | Path, program: Sequence[str] = PROGRAM, options: str = ""
+) -> list[str] | None:
+    """The command of the process that keeps the run's copy; None: it has none. No seat, as it talks to no other
+    process: it needs no key and no port, but the disk of the store and, in the same folder, the checkpoints."""
+    return [*program, "upload", *options.split(), str(config_file)] if config.run.remote else None
 
 
 def command_of(seat: Seat, number: int, config_file: Path, environment: Mapping[str, str] | None = None) -> Command:

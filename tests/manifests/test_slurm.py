@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -189,7 +190,7 @@ def test_a_job_that_slurm_refuses_leaves_none_of_the_run_and_a_second_head_is_re
     folder.write(tmp_path, slurm.scripts(config, options), force=True)
     with pytest.raises(ConfigError, match=r"so none of the run is left there: .*Invalid node name"):
         submit.submit(options, slurm.jobs(config), ["run-head"])
-    assert (tmp_path / "cancelled").read_text() == "1 2 3\n"
+    assert (tmp_path / "cancelled").read_text() == f"--user={getpass.getuser()} --name=run-head\n"
     (tmp_path / "queue").write_text("7 run-head RUNNING\n")
     with pytest.raises(ConfigError, match=r"in the queue already \(7 run-head RUNNING\)"):
         submit.submit(options, slurm.jobs(config), ["run-head"])

@@ -93,7 +93,6 @@ def _slurm(arguments: argparse.Namespace) -> int:
     show("")
     for warning in folder.unshared((options.folder, layout_of(config).folder.parent)):
         show(f"warning  {warning}")
-    _warn_no_uploader(config)
     written = folder.write(
         options.folder, {**files, CONFIG: config.model_dump_json(indent=1) + "\n"}, force=arguments.force
     )
@@ -109,13 +108,10 @@ def _slurm(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _warn_no_uploader(config: Config) -> None:
-    if config.run.remote:
-        show("warning  run.remote: no uploader is among them: start `rhymed upload` where store and checkpoints are")
-
-
 def _kubernetes(arguments: argparse.Namespace) -> int:
     config = read_config(arguments)
+    from urllib.parse import urlsplit
+
     from rhymed.manifests import folder
     from rhymed.manifests.document import yaml_of
     from rhymed.manifests.kubernetes.render import CONFIG, TOKEN, objects, ray_objects
@@ -130,7 +126,8 @@ def _kubernetes(arguments: argparse.Namespace) -> int:
     files = {name: yaml_of(listed, about) for name, listed in found.items()}
     for warning in folder.named_files(config):
         show(f"warning  {warning} is on this machine: pods need it in their image or on a volume under the same path")
-    _warn_no_uploader(config)
+    if config.run.remote and urlsplit(config.run.remote).scheme in ("", "file"):
+        show(f"warning  run.remote = {config.run.remote!r} is a folder of this machine: name a URL that pods reach")
     files |= {CONFIG: config.model_dump_json(indent=1) + "\n", ".gitignore": "keys/\n"}
     written = folder.write(out, files, force=arguments.force)
     folder.copy_keys(folder.all_keys(config, out, seats(config)), out / "keys")

@@ -24,6 +24,7 @@ from rhymed.manifests.kubernetes.pods import (
     prefix,
 )
 from rhymed.manifests.kubernetes.scaling import least
+from rhymed.manifests.kubernetes.uploader import credentials
 from rhymed.manifests.kubernetes.workloads import BROKER_GIB, claim, volume
 from rhymed.placement.plan import Seat, seats
 
@@ -77,6 +78,8 @@ def _head(config: Config, options: Options, pinned: Sequence[Seat]) -> Manifest:
     spec["initContainers"] = [first]
     spec["containers"][0]["env"].append({"name": "RHYMED_NET__KEYS", "value": KEYS})
     spec["containers"][0]["volumeMounts"] += [all_keys, own]
+    if config.run.remote:  # `rhymed run` starts the uploader here
+        spec["containers"][0]["envFrom"] = credentials(config)
     spec["volumes"] += [
         {"name": "keys", "secret": {"secretName": f"{run}-keys", "defaultMode": 0o440}},
         {"name": "own-keys", "emptyDir": {"medium": "Memory"}},

@@ -13,6 +13,7 @@ from rhymed.errors import ConfigError
 from rhymed.manifests.kubernetes import network, scaling, workloads
 from rhymed.manifests.kubernetes.kuberay import raycluster
 from rhymed.manifests.kubernetes.pods import Manifest, Options, prefix
+from rhymed.manifests.kubernetes.uploader import add_uploader
 from rhymed.placement.plan import Seat, seats
 from rhymed.wire.keys import PUBLIC, ROLES, secret_name
 
@@ -38,6 +39,7 @@ def objects(config: Config, options: Options) -> dict[str, list[Manifest]]:
     found["shared.yaml"] = [workloads.volume(config, options, "models", models), workloads.preemptible(config)]
     if options.most:
         found["shared.yaml"].append(scaling.authentication(config, options))
+    add_uploader(config, options, found)
     found["network.yaml"] = network.policies(config, options)
     return _with_kustomization(config, options, found, [*_secrets(config, planned)])
 

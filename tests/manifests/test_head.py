@@ -1,0 +1,79 @@
+"""The job of store, broker and uploader, run by a shell with a program that only notes what it was called for."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from rhymed.config import Config
+from rhymed.manifests import slurm
+from rhymed.manifests.slurm import Options
+
+PROGRAM = """#!/bin/sh
+# $1: store, broker or upload. Ends, when all are there, with the status in the file of that name, or when told to.
+cd "$(dirname "$0")" || exit 9
+trap 'echo "$1 was told" >> called; exit 0' TERM
+echo "$*" >> called
+until [ "$(wc -l < called)" -ge "$(cat all)" ] && [ -e "$1.$2" -o -e "$1" ]; do sleep 0.02; done
+exit "$(cat "$1.$2" "$1" 2> /dev/null)"
+"""
+
+
+def head(folder: Path, statuses: dict[str, int], *, remote: str = "s3://bucket/runs") -> tuple[int, list[str]]:
+    """Status of the job, and what was called. `statuses`: of what ends by itself."""
+    folder.mkdir()
+    (folder / "program").write_text(PROGRAM)
+    (folder / "program").chmod(0o755)
+    for name, content in {"all": 3 if remote else 2, **statuses}.items():
+        (folder / name).write_text(f"{content}")
+    config = Config(run={"remote": remote})
+    options = Options(folder, folder, (str(folder / "program"),))
+    script = slurm.scripts(config, options)["head.sbatch"]
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60)
+    called = (folder / "called").read_text().replace(f"{folder}/", "").splitlines()
+    return done.returncode, called
+
+
+def test_the_copy_is_kept_up_beside_the_store_and_completed_at_the_end_of_the_run(tmp_path: Path) -> None:
+    status, called = head(tmp_path / "job", {"broker": 0, "upload.--once": 0})
+    assert status == 0
+    assert {"store config.json", "broker config.json", "upload --take-over config.json"} <= set(called)
+    assert set(called[-3:-1]) == {"store was told", "upload was told"}
+    assert called[-1] == "upload --once config.json"
+    assert (tmp_path / "job" / "ended").exists()
+
+
+def test_without_a_copy_nothing_is_uploaded(tmp_path: Path) -> None:
+    status, called = head(tmp_path / "job", {"broker": 0}, remote="")
+    assert (status, sorted(called)) == (0, ["broker config.json", "store config.json", "store was told"])
+
+
+@pytest.mark.parametrize("lost", ["store", "upload"])
+def test_a_store_that_only_a_person_can_cure_or_another_head_ends_the_run(tmp_path: Path, lost: str) -> None:
+    status, called = head(tmp_path / "job", {lost: 2})
+    assert status == 2
+    assert "broker was told" in called
+    assert (tmp_path / "job" / "ended").exists(), "the other jobs end with it"
+    assert "upload --once config.json" not in called
+
+
+def test_a_copy_that_cannot_be_completed_is_no_success(tmp_path: Path) -> None:
+    assert head(tmp_path / "job", {"broker": 0, "upload.--once": 1})[0] == 1
+
+
+def test_a_second_head_of_a_run_waits_for_the_first_and_no_job_ends_because_an_earlier_run_did(
+    tmp_path: Path,
+) -> None:
+    texts = slurm.scripts(Config(), Options(tmp_path, tmp_path))
+    assert "#SBATCH --dependency=singleton\n" in texts["head.sbatch"]
+    assert not any("singleton" in text for name, text in texts.items() if name != "head.sbatch")
+    for name in ("ended", "head"):
+        (tmp_path / name).touch()
+    (tmp_path / "sbatch").write_text("#!/bin/sh\necho 1\n")
+    (tmp_path / "sbatch").chmod(0o755)
+    environ = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    subprocess.run(["sh", "-c", texts[slurm.SUBMIT]], env=environ, check=True, stdout=subprocess.DEVNULL)
+    assert not (tmp_path / "ended").exists()
+    assert not (tmp_path / "head").exists()
