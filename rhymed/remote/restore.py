@@ -62,6 +62,8 @@ def restore(url: str, parent: Path, *, steps: int | None = None, take_over: bool
             errors.append(str(error))
             log.warning("the backup of %d steps cannot be restored: %s", backup.steps, error)
             continue
+        except OSError as error:  # a full disk of this machine: older backups do not help
+            raise ConfigError(f"{target} cannot be written: {error.strerror or error}") from None
         return Restored(target, backup, found.step if found else 0, newest, found_lease(place))
     why = "; ".join(errors) or "no checkpoint is there that fits one of them"
     raise StorageError(f"{place}: none of its backups can be restored ({_listed(backups)}): {why}")

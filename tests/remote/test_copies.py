@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 from pathlib import Path
 
 import pytest
 
+from rhymed import atomic
 from rhymed.config.load import load_run
 from rhymed.errors import ConfigError, FilesLost, RhymedError, StorageError
 from rhymed.launch import halves
@@ -113,6 +115,22 @@ def test_an_older_backup_is_restored_where_the_newest_is_damaged_or_on_request(
     with pytest.raises(StorageError, match="none of its backups can be restored"):
         restore(f"{remote}/one", tmp_path / "third")
     assert not (tmp_path / "third" / "one").exists()
+
+
+def test_a_full_disk_of_this_machine_is_a_sentence_and_leaves_nothing(
+    run: Run, remote: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run.train()
+    run.save()
+    run.copier(open_place(str(remote)).child("one"), every=1).look(1)
+
+    def full(path: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(atomic, "sync", full)
+    with pytest.raises(ConfigError, match=r"second/one cannot be written: No space left on device"):
+        restore(f"{remote}/one", tmp_path / "second")
+    assert not list((tmp_path / "second").iterdir())
 
 
 def test_at_every_failure_the_newest_whole_backup_is_restored(tmp_path: Path) -> None:

@@ -1,21 +1,22 @@
 """`python -m tests.stress.slurm`: a run on a Slurm cluster whose jobs are cancelled and requeued, then an audit.
 
 The cluster is slurmctld and three slurmd on this machine (`tests.stress.cluster`). The run is what `rhymed launch
-slurm --submit` submits: a job for store and broker, one for the trainer, arrays of rollout and reward workers. In the
-middle of the run an element of the array is cancelled, one is requeued, the jobs of a node are preempted, an element
-is added, trainer and head are requeued, and a node goes down. The test passes when every sample was trained once, and
-the bits are those of a calm run of `rhymed run`.
+slurm --submit` submits: a job for store, broker and uploader, one for the trainer, arrays of rollout and reward
+workers. In the middle of the run an element of the array is cancelled, one is requeued, the jobs of a node are
+preempted, an element is added, trainer and head are requeued, and a node goes down. The test passes when every sample
+was trained once, the bits are those of a calm run of `rhymed run`, and the copy in `run.remote` is complete.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,6 +25,9 @@ from rhymed.errors import ConfigError
 from rhymed.history.compare.audit import audit
 from rhymed.history.compare.runs import compare_runs
 from rhymed.history.folder import open_folder
+from rhymed.remote.backups import Backups
+from rhymed.remote.head import found_lease
+from rhymed.remote.place import open_place
 from rhymed.run.layout import RunLayout, layout_of
 from tests.stress import command
 from tests.stress.cluster import Cluster
@@ -37,10 +41,15 @@ END_S = 120.0
 class Fault(NamedTuple):
     name: str
     act: Callable[[Cluster, dict[str, str], Path], None]  # cluster, name -> job id, folder of the scripts
+    joins: int = 1  # of rollout workers that come back
 
 
 FAULTS = [
-    Fault("an element of the rollout array is cancelled", lambda c, ids, _: _do(c, "scancel", f"{ids['rollout']}_0")),
+    Fault(
+        "an element of the rollout array is cancelled",
+        lambda c, ids, _: _do(c, "scancel", f"{ids['rollout']}_0"),
+        joins=0,
+    ),
     Fault(
         "another one is requeued",
         lambda c, ids, _: _do(c, "scontrol", "requeue", f"{ids['rollout']}_1"),
@@ -50,20 +59,25 @@ FAULTS = [
         "an element is added",
         lambda c, _, folder: _do(c, "sbatch", "--array=7", str(folder / "rollout.sbatch")),
     ),
-    Fault("the trainer is requeued", lambda c, ids, _: _do(c, "scontrol", "requeue", ids["trainer"])),
-    Fault("the head is requeued", lambda c, ids, _: _do(c, "scontrol", "requeue", ids["head"])),
+    Fault("the trainer is requeued", lambda c, ids, _: _do(c, "scontrol", "requeue", ids["trainer"]), joins=0),
+    Fault("the head is requeued", lambda c, ids, _: _do(c, "scontrol", "requeue", ids["head"]), joins=0),
     Fault("a node goes down, and is back", lambda c, ids, _: _node_down(c, ids["rollout"])),
 ]
 
 
-def run(quick: bool, steps: int | None = None, out: Path | None = None) -> dict[str, Any]:
+def run(
+    quick: bool, steps: int | None = None, out: Path | None = None, faults: Sequence[Fault] = FAULTS
+) -> dict[str, Any]:
     """`steps`: of each run; `out`: a folder that keeps the runs."""
     folder = (out or Path(tempfile.mkdtemp(prefix="rhymed-slurm-"))).resolve()
     shape = Shape(steps or (28 if quick else 140), rollout=3, reward=1)
     calm = _calm(shape, folder)
     with Cluster(folder / "cluster", NODES) as cluster:
-        broken, joins = _on_cluster(shape, folder, cluster)
-    result = _judge(calm, broken, joins) | {"folder": str(folder)}
+        broken, joins = _on_cluster(shape, folder, cluster, faults)
+    least = shape.rollout + sum(fault.joins for fault in faults)
+    few = [f"only {joins} joins of rollout workers, not {least}: not all came back"] if joins < least else []
+    result = _judge(calm, broken, few + _copied(folder / "shared", shape.steps)) | {"joins": joins}
+    result["folder"] = str(folder)
     for fault in result["wrong"][:20]:
         print(f"wrong: {fault}")
     print("passed: every sample once, and the same as in the calm run" if result["good"] else f"failed; see {folder}")
@@ -81,12 +95,14 @@ def _calm(shape: Shape, folder: Path) -> RunLayout:
     return live.where
 
 
-def _on_cluster(shape: Shape, folder: Path, cluster: Cluster) -> tuple[RunLayout, int]:
-    file = shape.write(folder, "broken")
+def _on_cluster(shape: Shape, folder: Path, cluster: Cluster, faults: Sequence[Fault]) -> tuple[RunLayout, int]:
+    (folder / "shared").mkdir()
+    copied = dataclasses.replace(shape, settings={"run": {"remote": str(folder / "shared")}})
+    file = copied.write(folder, "broken")
     where, scripts = layout_of(load_config(file)), folder / "broken-slurm"
     ids = _launch(cluster, file, scripts)
-    began, every = time.monotonic(), shape.steps // (len(FAULTS) + 1)
-    for number, fault in enumerate(FAULTS, 1):
+    began, every = time.monotonic(), shape.steps // (len(faults) + 1)
+    for number, fault in enumerate(faults, 1):
         wanted = number * every
         cluster.until(lambda wanted=wanted: _steps(where) >= wanted, f"step {wanted}", STEP_S)  # type: ignore[misc]
         print(f"{time.monotonic() - began:6.1f} s  step {_steps(where)}: {fault.name}", flush=True)
@@ -144,21 +160,22 @@ def _steps(where: RunLayout) -> int:
     return 1 + max((row["step"] for row in rows if "actor/lr" in row or "rollout/samples" in row), default=-1)
 
 
-def _judge(calm: RunLayout, broken: RunLayout, joins: int) -> dict[str, Any]:
+def _copied(shared: Path, steps: int) -> list[str]:
+    """What the copy lacks at the end of the run."""
+    place = open_place(str(shared)).child("broken")
+    backups, lease = [backup.steps for backup in Backups(place).all()], found_lease(place)
+    wrong = [] if backups[-1:] == [steps] else [f"the copy has backups after {backups} steps, not {steps}"]
+    return wrong + ([] if lease is not None and lease.released else ["the copy was not given back"])
+
+
+def _judge(calm: RunLayout, broken: RunLayout, wrong: list[str]) -> dict[str, Any]:
+    """`wrong`: what was found so far."""
     with open_folder(calm.folder) as one, open_folder(broken.folder) as other:
         peace, war = audit(one), audit(other)
     both = compare_runs(calm.folder, broken.folder)
-    wrong = [f"calm: {fault}" for fault in peace.wrong] + [f"broken: {fault}" for fault in war.wrong + both.wrong]
+    wrong += [f"calm: {fault}" for fault in peace.wrong] + [f"broken: {fault}" for fault in war.wrong + both.wrong]
     wrong += [f"{war.dropped} samples were dropped"] if war.dropped else []
-    wrong += [f"only {joins} joins of rollout workers: none came back"] if joins < 3 + 3 else []
-    return {
-        "steps": war.steps,
-        "samples": war.trained,
-        "joins": joins,
-        "audit": both.weights,
-        "wrong": wrong,
-        "good": not wrong,
-    }
+    return {"steps": war.steps, "samples": war.trained, "audit": both.weights, "wrong": wrong, "good": not wrong}
 
 
 def main() -> int:
