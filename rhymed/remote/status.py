@@ -39,14 +39,15 @@ class RemoteTrouble:
     """Of a run whose copy is not kept up; the run itself continues."""
 
     def __init__(self, folder: Path, remote: str) -> None:
-        self._folder, self._remote = folder, remote
+        self._folder, self._remote, self._since = folder, remote, time.time()
 
     @property
     def trouble(self) -> str:
         """Empty: all is well, or there is no copy."""
-        if not self._remote or (status := read(self._folder)) is None or status.ended:
+        if not self._remote:
             return ""
-        if status.trouble:
-            return status.trouble
+        status = read(self._folder) or Status(at=self._since)  # perhaps none was started
+        if status.ended or status.trouble:
+            return "" if status.ended else status.trouble
         silent_s = time.time() - status.at
         return f"the uploader of run.remote has been silent for {silent_s:.0f} s" if silent_s > SILENT_S else ""

@@ -31,9 +31,13 @@ async def until(condition: Callable[[], object]) -> None:
             await asyncio.sleep(0.05)
 
 
-def test_what_the_broker_shows_of_it(tmp_path: Path) -> None:
+def test_what_the_broker_shows_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trouble = RemoteTrouble(tmp_path, "s3://bucket/runs")
     assert trouble.trouble == "", "it has not written anything yet"
+    now = time.time()
+    with monkeypatch.context() as later:
+        later.setattr(time, "time", lambda: now + SILENT_S + 5)
+        assert "the uploader of run.remote has been silent for 60" in trouble.trouble, "none was started"
     note(tmp_path, Status(at=time.time(), trouble="no answer"))
     assert trouble.trouble == "no answer"
     assert RemoteTrouble(tmp_path, "").trouble == ""
