@@ -33,6 +33,7 @@ LONGEST = (
     "system/test_vllm",
     "check/devices/test_ranks",
     "stress/test_refill",
+    "stress/test_slurm",
     "histospec/sampling/test_kernels",
     "sweep/test_sweep",
     "system/test_critic",

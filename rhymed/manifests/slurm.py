@@ -18,7 +18,7 @@ from pathlib import Path
 
 from rhymed.config import Config
 from rhymed.errors import ConfigError
-from rhymed.placement.plan import Hosts, Name, Seat, environment, seats, uploader
+from rhymed.placement.plan import BROKER_PORT, Hosts, Name, Seat, environment, seats, uploader
 
 HEAD = "head"
 JOBS = (HEAD, "trainer", "rollout", "reward")
@@ -39,6 +39,7 @@ class Options:
     cpu_partition: str = ""  # of jobs without GPUs; empty: `partition`
     time: str = ""  # limit of each job, as sbatch reads it
     gpus: bool = True  # False: engines and trainer compute on processors
+    first_port: int = BROKER_PORT  # of the four that head and trainer serve
     further: Mapping[str, Sequence[str]] = field(default_factory=dict)  # job -> options of sbatch
 
     def partition_of(self, gpus: int) -> str:
@@ -165,9 +166,9 @@ def _quoted(option: str) -> str:
     return f'"{option}"' if " " in option else option
 
 
-def _connect(config: Config, hosts: Hosts, *before: str) -> list[str]:
+def _connect(config: Config, options: Options, hosts: Hosts, *before: str) -> list[str]:
     """The function with which each start of a process finds the run. The dashboard stays as configured."""
-    found = environment(config, hosts, "")
+    found = environment(config, hosts, "", options.first_port)
     own = {name: value for name, value in found.items() if name not in ("RHYMED_NET__HTTP", KEYS)}
     return _function("connect", *before, *(f'export {name}="{value}"' for name, value in own.items()))
 
@@ -196,7 +197,7 @@ def _head(job: Job, config: Config, options: Options) -> list[str]:
     return [
         'rm -f "$FOLDER/ended"',
         'HEAD=$(hostname) && echo "$HEAD" > "$FOLDER/head.new" && mv "$FOLDER/head.new" "$FOLDER/head"',
-        *_connect(config, Hosts("$HEAD", "$HEAD", "$HEAD")),
+        *_connect(config, options, Hosts("$HEAD", "$HEAD", "$HEAD")),
         *(line for one in job.seats for line in _process(one, options, _command(one, options))),
         *(_function("uploader", f"exec {_words(copies)}") if copies else []),
         *BESIDE,
@@ -237,9 +238,11 @@ def _worker(job: Job, config: Config, options: Options) -> list[str]:
     reads = 'until HEAD=$(cat "$FOLDER/head" 2> /dev/null); do sleep 2; done'
     if seat.kind == "elastic":
         call = _command(seat, options, 1, "$SLURM_ARRAY_TASK_ID")
-        found = _connect(config, Hosts("$HEAD", "$HEAD", "$HEAD"), reads)  # the trainer names its own address
+        found = _connect(
+            config, options, Hosts("$HEAD", "$HEAD", "$HEAD"), reads
+        )  # the trainer names its own address
         return [*found, *_process(seat, options, call), f"keep {seat.name}"]
-    found = _connect(config, Hosts("$HEAD", "$HEAD", "$TRAINER"), reads)
+    found = _connect(config, options, Hosts("$HEAD", "$HEAD", "$TRAINER"), reads)
     if job.nodes == 1:
         call = _command(seat, options, 0)
         return ["TRAINER=$(hostname)", *found, *_process(seat, options, call), f"keep {seat.name}"]

@@ -135,20 +135,22 @@ def seats(config: Config, *, gpus: bool = True) -> tuple[Seat, ...]:
     )
 
 
-def addresses(config: Config, hosts: Hosts) -> dict[str, str]:
-    """Settings of `[net]` for processes on different machines, which also need `net.keys` or `net.insecure`."""
+def addresses(config: Config, hosts: Hosts, first_port: int = BROKER_PORT) -> dict[str, str]:
+    """Settings of `[net]` for processes on different machines, which also need `net.keys` or `net.insecure`.
+    `first_port`: of four, in place of 5550."""
+    moved = first_port - BROKER_PORT
     found = {
-        "broker": f"tcp://{hosts.broker}:{BROKER_PORT}",
-        "store": f"tcp://{hosts.store}:{STORE_PORT}",
-        "weights": f"tcp://{hosts.trainer}:{WEIGHTS_PORT}",
+        "broker": f"tcp://{hosts.broker}:{BROKER_PORT + moved}",
+        "store": f"tcp://{hosts.store}:{STORE_PORT + moved}",
+        "weights": f"tcp://{hosts.trainer}:{WEIGHTS_PORT + moved}",
         "bind": "0.0.0.0",
     }
-    return found | ({"ranks": f"tcp://{hosts.trainer}:{RANKS_PORT}"} if config.trainer.nodes > 1 else {})
+    return found | ({"ranks": f"tcp://{hosts.trainer}:{RANKS_PORT + moved}"} if config.trainer.nodes > 1 else {})
 
 
-def environment(config: Config, hosts: Hosts, keys: str) -> dict[str, str]:
+def environment(config: Config, hosts: Hosts, keys: str, first_port: int = BROKER_PORT) -> dict[str, str]:
     """The same as environment variables, equal for all processes. `keys`: each process's folder of `Seat.secrets`."""
-    found = addresses(config, hosts) | {"keys": keys, "http": ""}
+    found = addresses(config, hosts, first_port) | {"keys": keys, "http": ""}
     return {f"RHYMED_NET__{name.upper()}": value for name, value in found.items()}
 
 

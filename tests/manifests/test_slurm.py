@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import getpass
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -58,6 +60,15 @@ def test_scripts_are_valid_shell_and_start_the_commands_of_the_plan(nodes: int) 
     other = "--node $SLURM_NODEID --name trainer-node-$SLURM_NODEID"
     assert (f'exec rhymed worker --role trainer {other} "$FOLDER/config.json"' in trainer) == (nodes > 1)
     assert ("RHYMED_NET__RANKS" in trainer) == ("srun " in trainer) == ("--nodes=2" in trainer) == (nodes > 1)
+
+
+def test_two_runs_on_one_node_have_ports_of_their_own() -> None:
+    moved = dataclasses.replace(OPTIONS, first_port=5600)
+    several = Config(**{**GPUS, "trainer": {"nodes": 2, "gpus": 4}, "net": {"ranks": "tcp://trainer:5553"}})
+    for text in slurm.scripts(several, moved).values():
+        ports = set(re.findall(r"tcp://\$\w+:(\d+)", text))
+        assert ports <= {"5600", "5601", "5602", "5603"}
+        assert "5603" in ports or "srun" not in text
 
 
 def test_a_role_without_processes_has_no_job() -> None:
@@ -145,6 +156,7 @@ def test_the_command_prints_and_writes_everything_that_jobs_need(
     ("options", "sentence"),
     [
         (["--submit"], "sbatch is not installed here: use a login node"),
+        (["--first-port", "80"], "a port from 1024 to 65532 is expected"),
         (["--sbatch", "gpu:--qos=x"], "write JOB:OPTION with one of head"),
         (["-o", "net.keys=none"], "`rhymed keygen"),
     ],

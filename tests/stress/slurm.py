@@ -2,9 +2,10 @@
 
 The cluster is slurmctld and three slurmd on this machine (`tests.stress.cluster`). The run is what `rhymed launch
 slurm --submit` submits: a job for store, broker and uploader, one for the trainer, arrays of rollout and reward
-workers. In the middle of the run an element of the array is cancelled, one is requeued, the jobs of a node are
-preempted, an element is added, trainer and head are requeued, and a node goes down. The test passes when every sample
-was trained once, the bits are those of a calm run of `rhymed run`, and the copy in `run.remote` is complete.
+workers. In the middle of the run an element of the array is cancelled, one is requeued, a second head is submitted,
+the jobs of a node are preempted, an element is added, trainer and head are requeued, and a node goes down. The test
+passes when every sample was trained once, the bits are those of a calm run of `rhymed run`, and the copy in
+`run.remote` is complete.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from rhymed.remote.backups import Backups
 from rhymed.remote.head import found_lease
 from rhymed.remote.place import open_place
 from rhymed.run.layout import RunLayout, layout_of
+from tests.ports import free_ports, is_free
 from tests.stress import command
 from tests.stress.cluster import Cluster
 from tests.stress.run import LiveRun, Shape
@@ -54,6 +56,7 @@ FAULTS = [
         "another one is requeued",
         lambda c, ids, _: _do(c, "scontrol", "requeue", f"{ids['rollout']}_1"),
     ),
+    Fault("a second head is submitted, and waits", lambda c, _, folder: _second_head(c, folder), joins=0),
     Fault("jobs of a node are preempted", lambda c, ids, _: _preempt(c, ids["rollout"])),
     Fault(
         "an element is added",
@@ -118,6 +121,7 @@ def _launch(cluster: Cluster, file: Path, scripts: Path) -> dict[str, str]:
     """Name of a job -> its id."""
     words = [sys.executable, "-m", "rhymed", "launch", "slurm", str(file), "--out", str(scripts), "--submit"]
     words += ["--sbatch", "rollout:--exclude=n0"]  # the node of the head
+    words += ["--first-port", f"{_four_ports()}"]
     done = subprocess.run(words, env=cluster.environ, cwd=file.parent, capture_output=True, text=True, timeout=END_S)
     if done.returncode:
         raise ConfigError(f"rhymed launch: {done.stderr.strip()}")
@@ -126,8 +130,24 @@ def _launch(cluster: Cluster, file: Path, scripts: Path) -> dict[str, str]:
     return {name: number for _, number, name in submitted}
 
 
+def _four_ports() -> int:
+    """The first of four in a row that are free."""
+    while True:
+        first = free_ports(1)[0]
+        if all(is_free(port) for port in range(first, first + 4)):
+            return first
+
+
 def _do(cluster: Cluster, *words: str) -> None:
     cluster.call(*words)
+
+
+def _second_head(cluster: Cluster, folder: Path) -> None:
+    number = cluster.call("sbatch", "--parsable", str(folder / "head.sbatch"))
+    cluster.until(
+        lambda: cluster.call("squeue", "-h", "-j", number, "-o", "%T %r") == "PENDING Dependency", "it waits"
+    )
+    cluster.call("scancel", number)
 
 
 def _preempt(cluster: Cluster, rollout: str) -> None:

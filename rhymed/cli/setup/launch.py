@@ -46,6 +46,9 @@ def _add_slurm(engines: Any) -> None:
         help="one more option of a job (head, trainer, rollout, reward, all), e.g. rollout:--qos=preempt; repeatable",
     )
     slurm.add_argument(
+        "--first-port", type=int, default=5550, metavar="N", help="of four, for two runs on one node (default: 5550)"
+    )
+    slurm.add_argument(
         "--program", default="", metavar="COMMAND", help="how nodes call rhymed (default: this Python's -m rhymed)"
     )
 
@@ -171,6 +174,8 @@ def _slurm_options(arguments: argparse.Namespace, name: str) -> Options:
     from rhymed.manifests.slurm import Options
 
     folder = (arguments.out or Path(f"{name}-slurm")).resolve()
+    if not 1024 <= arguments.first_port <= 65_532:
+        raise ConfigError(f"--first-port {arguments.first_port}: a port from 1024 to 65532 is expected")
     program = shlex.split(arguments.program) or [sys.executable, "-m", "rhymed"]
     return Options(
         folder=folder,
@@ -180,6 +185,7 @@ def _slurm_options(arguments: argparse.Namespace, name: str) -> Options:
         cpu_partition=arguments.cpu_partition,
         time=arguments.time,
         gpus=not arguments.cpu,
+        first_port=arguments.first_port,
         further=_further(arguments.sbatch),
     )
 
