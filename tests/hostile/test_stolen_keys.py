@@ -181,6 +181,26 @@ async def test_a_rollout_key_that_takes_samples_slows_the_run_and_drops_none(
     assert locked.counts[counted] > 0
 
 
+async def test_a_rollout_key_under_several_names_drops_samples(locked: Locked) -> None:
+    """Under one name more than there are retries: `schedule.max_retries` + 1."""
+    await locked.actor(Rollout, "rollout-0", slots=1, work_s=1000)
+    thieves = [await locked.actor(Thief, f"rollout-{number}", does=refuse, slots=8) for number in (7, 8, 9)]
+    await locked.actor(Trainer, "trainer")
+    await until(lambda: locked.counts["dropped"], "a sample is dropped")
+    assert locked.counts["returned"] >= len(thieves) - 1
+    assert locked.broker.ledger.samples.last_drop == "no worker could"
+
+
+async def test_a_rollout_key_drops_what_it_holds_by_a_false_version(locked: Locked) -> None:
+    def too_new(thief: Thief, ids: list[SampleId]) -> messages.Message:
+        return messages.Generated(worker=thief.name, samples=[info(id, 5) for id in ids])
+
+    await locked.actor(Thief, "rollout-9", does=too_new, slots=2)
+    await locked.actor(Trainer, "trainer")
+    await until(lambda: locked.counts["dropped"], "a sample is dropped")
+    assert locked.broker.ledger.samples.last_drop == "mixed: tokens of version 5, allowed are 0 and older"
+
+
 async def test_a_rollout_key_can_write_wrong_samples_but_not_over_right_ones(locked: Locked) -> None:
     trainer, rollout = await a_run(locked, work_s=1.0)
     first = next(iter(rollout.holding))
@@ -227,6 +247,26 @@ async def test_a_reward_key_can_change_rewards_and_drop_the_samples_that_it_is_g
     await locked.actor(Fails, "reward-9")
     await until(lambda: trainer.steps, "a step")
     assert locked.counts["dropped"] >= 8
+
+
+async def test_a_reward_key_can_have_what_it_is_given_generated_again(locked: Locked) -> None:
+    """It says that the store lacks them, so the worker that wrote them rests, and writes them once more."""
+
+    class Denies(Reward):
+        async def score(self, ids: Any) -> None:
+            if self.holding:
+                scores = [messages.Score(id=id, unstored=True) for id in ids]
+                self.holding.clear()
+                await self.report(messages.Scored(worker=self.name, scores=scores))
+
+    trainer, _ = await a_run(locked)
+    thief = await locked.actor(Denies, "reward-9", slots=8)
+    await until(lambda: locked.counts["unstored"] >= 8, "samples are sent back")
+    ids = list(locked.broker.ledger.samples.open_steps[0].samples)
+    assert len(await locked.store("reward").get_samples(ids)) == 8, "nothing that was written is lost"
+    await thief.leave()
+    await locked.actor(Reward, "reward-0")
+    await ends_whole(locked, trainer)
 
 
 async def test_a_trainers_key_replaces_no_trainer_that_is_here(locked: Locked) -> None:
