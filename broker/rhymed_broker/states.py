@@ -113,6 +113,7 @@ class Sample:
     tokens = 0  # generated so far, by its worker's last report
     advanced = 0.0  # when `tokens` last changed
     begun = False  # a worker has held it: the store may have its first tokens
+    repeated = False  # it was trained before a rollback, and is trained again
     handovers = 0  # times that it moved to another worker
     released = 0.0  # when its worker was asked to release it; 0: it was not
     goal = ""  # worker that is to continue it

@@ -104,7 +104,7 @@ class Samples:
             self.move(sample, "opened", now)
             return
         sample.length, sample.oldest, sample.reward = entry.length, entry.oldest_version, entry.reward
-        sample.points = entry.reward
+        sample.points, sample.repeated = entry.reward, entry.state == "trained"
         if entry.state == "dropped":
             filtered = entry.reason.startswith(NO_SIGNAL)
             self.move(sample, "found_filtered" if filtered else "found_dropped", now, entry.reason)

@@ -250,6 +250,17 @@ def test_groups_that_were_dropped_under_earlier_settings_are_replaced_all_the_sa
     assert train.ids == [id for prompt in "bdef" for id in group(0, prompt)]
 
 
+def test_a_group_that_was_trained_is_trained_again_whatever_its_rewards_are_now() -> None:
+    """A late or a dishonest reward worker may have changed them between the report and the end of the step."""
+    journal = [JournalEntry(id=id, state="trained", reward=1.0) for id in (*group(0, "b"), *group(0, "c"))]
+    journal += [JournalEntry(id=id, state="dropped", reward=1.0, reason=RULE.reason) for id in group(0, "a")]
+    story = Story(Ledger(signal=RULE))
+    (train,) = story.begin(SmallPlan(steps=1, groups=2, prompts=6), journal=journal)
+    assert train.ids == [*group(0, "b"), *group(0, "c")]
+    assert train.metrics["rollout/refilled_groups"] == 1
+    assert train.metrics["rollout/unreplaced_groups"] == 2
+
+
 def test_after_a_restart_workers_keep_the_refills_that_they_hold() -> None:
     plan = SmallPlan(steps=1, groups=2, prompts=6)
     story = begin(RULE, plan)

@@ -9,7 +9,8 @@ which both agree, or the limit. Which of the flat groups are replaced matters on
 the order of the plan.
 
 Invariants: steps are sealed in order, and only the first that is not sealed is refilled. A decision is a function of
-the step's samples alone, so a restart decides the same again. Knows nothing of workers.
+the step's samples alone, so a restart decides the same again; a group that was trained is never replaced, even if its
+rewards in the store are others than those that decided. Knows nothing of workers.
 """
 
 from __future__ import annotations
@@ -101,7 +102,11 @@ class Refill:
         if any(sample.state == "filtered" for sample in group):  # before a restart
             open_step.flat[prompt] = None
             open_step.filtered.add(prompt)
-        elif self.rule is not None and self.rule.is_flat(group):
+        elif self.rule is None or not self.rule.is_flat(group):
+            return
+        elif any(sample.repeated for sample in group):  # its step is trained again, with the same groups
+            open_step.unreplaced += 1
+        else:
             open_step.flat[prompt] = None
             if open_step.places[prompt] < self._most or not self.rule.keep:
                 self._filter(open_step, prompt, now)
@@ -116,7 +121,7 @@ class Refill:
         left = sorted(open_step.flat.keys() - open_step.filtered, key=open_step.places.__getitem__)
         for prompt in left[: max(0, open_step.refilled - len(open_step.filtered))]:
             self._filter(open_step, prompt, now)
-        open_step.unreplaced = len(open_step.flat) - open_step.refilled
+        open_step.unreplaced += len(open_step.flat) - open_step.refilled
         sampler, samples = self._plan.sampler, open_step.samples.values()
         rates = sampler.rates((sample.id.prompt, sample.reward) for sample in samples) if sampler else []
         open_step.drawn = self._draws.seal(open_step.step, rates)
