@@ -64,6 +64,7 @@ def learner(tiny_model: Path) -> Callable[..., TorchLearner]:
             reference,
             tiny_model,
             max_staleness=0,
+            max_prompt_length=16,
             max_response_length=16,
             dtype="bfloat16",
         )
@@ -243,6 +244,39 @@ def test_a_step_without_anything_to_train_is_a_step(
     assert found["actor/tokens"] == 0
     assert "actor/entropy" not in found  # a mean over no tokens
     assert equal(weights(made), before)
+
+
+def _with_tokens(sample: StoredSample, prompt: list[int], response: list[int]) -> StoredSample:
+    one = changed(sample, prompt_length=len(prompt), length=len(response), versions=[(0, len(response))])
+    arrays = np.asarray(response, np.uint32), np.zeros(len(response), np.float32), np.asarray(prompt, np.uint32)
+    return dataclasses.replace(one, tokens=arrays[0], logprobs=arrays[1], prompt_tokens=arrays[2])
+
+
+@pytest.mark.parametrize(
+    ("prompt", "response", "why"),
+    [
+        ([5], [7, (1 << 32) - 1], "has token 4294967295, the model has 264"),
+        ([264], [7], "has token 264, the model has 264"),
+        ([], [7], "has 0 tokens of prompt and 1 of response"),
+        ([5] * 17, [7], "has 17 tokens of prompt"),
+        ([5], [7] * 17, "17 of response, allowed are 1 to 16 and at most 16"),
+    ],
+)
+def test_a_sample_that_the_model_cannot_read_is_left_out(
+    learner: Callable[..., TorchLearner],
+    prompt: list[int],
+    response: list[int],
+    why: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Whoever has a key of the role rollout can write one, and it would end the trainer at every attempt."""
+    made, fine = learner(), samples(0)
+    fine[2] = _with_tokens(fine[2], [263] * 16, [263] * 16)
+    wrong = _with_tokens(fine[1], prompt, response)
+    kept = made.allowed(0, [fine[0], wrong, *fine[2:]])
+    assert kept == [fine[0], *fine[2:]]
+    assert why in caplog.text
+    assert made.train(kept)["actor/samples"] == len(fine) - 1
 
 
 def test_what_is_not_finite_does_not_reach_the_weights(

@@ -31,7 +31,7 @@ from rhymed_workers.trainer.policy.policy import Policy, Scores
 from rhymed_workers.trainer.policy.runtime import free_cached
 from rhymed_workers.trainer.ranks import passes
 from rhymed_workers.trainer.ranks.group import ALONE, Alone
-from rhymed_workers.trainer.samples import Progress, check_staleness, sample_metrics, scored_groups, within_staleness
+from rhymed_workers.trainer.samples import Progress, check_staleness, readable, sample_metrics, scored_groups
 from rhymed_workers.trainer.saving.checkpoints import Finish
 from rhymed_workers.trainer.sums import Sums
 from rhymed_workers.trainer.teacher.build import build as build_teacher
@@ -59,6 +59,7 @@ class TorchLearner:
         critic: Critic | None = None,
         *,
         max_staleness: int,
+        max_prompt_length: int,
         max_response_length: int,
         dtype: str,
         distillation: Distillation | None = None,
@@ -66,7 +67,7 @@ class TorchLearner:
     ) -> None:
         self._ranks = ranks
         self._config, self._recipe, self._max_staleness = config, config.recipe, max_staleness
-        self._longest = max_response_length
+        self._longest_prompt, self._longest = max_prompt_length, max_response_length
         self.policy, self._reference, self.critic, self._source = policy, reference, critic, source
         self.dtype, self._distillation = dtype, distillation
         self.reads_rows = distillation is not None and distillation.reads_rows
@@ -93,6 +94,7 @@ class TorchLearner:
             source,
             Critic.at_start(config, compute, ranks) if config.trainer.recipe.critic else None,
             max_staleness=config.schedule.max_staleness,
+            max_prompt_length=config.rollout.max_prompt_length,
             max_response_length=config.rollout.max_response_length,
             dtype=policy.published_dtype or config.model.dtype,
             distillation=build_teacher(config, policy, compute, ranks),
@@ -119,7 +121,8 @@ class TorchLearner:
         return ""
 
     def allowed(self, step: int, samples: Sequence[StoredSample]) -> list[StoredSample]:
-        return within_staleness(step, samples, self._max_staleness)
+        longest = self._longest_prompt, self._longest
+        return readable(step, samples, self._max_staleness, self.policy.vocabulary, *longest)
 
     def train(
         self,

@@ -46,6 +46,35 @@ def within_staleness(step: int, samples: Sequence[StoredSample], allowed: int) -
     return kept
 
 
+def readable(
+    step: int,
+    samples: Sequence[StoredSample],
+    allowed: int,
+    vocabulary: int,
+    longest_prompt: int,
+    longest_response: int,
+) -> list[StoredSample]:
+    """Of those `within_staleness`, the ones that the model can read and has memory for. Others are logged as errors.
+
+    No engine writes others, but whoever has a key of the role rollout can, and they would end the trainer each time.
+    """
+    kept = []
+    for sample in within_staleness(step, samples, allowed):
+        prompt, response = sample.prompt_tokens, sample.tokens
+        assert prompt is not None, "the learner asks for prompts' tokens"
+        highest = max(int(prompt.max(initial=0)), int(response.max(initial=0)))
+        if highest >= vocabulary:
+            why = f"token {highest}, the model has {vocabulary}"
+        elif not 1 <= len(prompt) <= longest_prompt or len(response) > longest_response:
+            limits = f"allowed are 1 to {longest_prompt} and at most {longest_response}"
+            why = f"{len(prompt)} tokens of prompt and {len(response)} of response, {limits}"
+        else:
+            kept.append(sample)
+            continue
+        log.error("left out of training: sample %s has %s", sample.info.id, why)
+    return kept
+
+
 def scored(sample: StoredSample) -> bool:
     return sample.info.reward is not None and math.isfinite(sample.info.reward)
 

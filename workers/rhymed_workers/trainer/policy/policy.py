@@ -64,6 +64,11 @@ class Policy(nn.Module):
         return device_of(self.model)
 
     @property
+    def vocabulary(self) -> int:
+        """Tokens that it can read."""
+        return int(self.model.get_input_embeddings().weight.shape[0])
+
+    @property
     def head(self) -> Head:
         config = self.model.config.get_text_config()
         layer = self.model.get_output_embeddings()
