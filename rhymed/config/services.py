@@ -144,11 +144,12 @@ class Net(Section):
         description="where a rollout worker passes weights on to other hosts: auto (a free port of the interface that"
         " reaches the trainer), off, or tcp://HOST:PORT",
     )
-    transport: Literal["auto", "ipc"] = Field(
+    transport: Literal["auto", "ipc", "broadcast"] = Field(
         "auto",
         description="weights on the trainer's machine; auto: engines map the trainer's file in shared memory; ipc:"
-        " they map the trainer's GPU memory, where they share its GPU (schedule.colocate), and take the file where"
-        " they cannot; not tried on a GPU. Other machines get slices over TCP",
+        " they map the trainer's GPU memory, where they share its GPU (schedule.colocate); broadcast: the trainer"
+        " sends them to all engines at once, between GPUs by NCCL. Neither of the two was tried on a GPU; where they"
+        " fail, engines take the file. Other machines get slices over TCP",
     )
     keys: str = Field(
         "", description="folder of keys from `rhymed keygen`; locks every tcp:// address; empty: no keys"

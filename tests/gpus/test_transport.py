@@ -11,6 +11,7 @@ from rhymed.config import Config
 from rhymed.gpus.transport import choose
 
 IPC = {"net": {"transport": "ipc"}}
+SENT = {"net": {"transport": "broadcast"}}
 GANG = {"trainer": {"device": "cpu", "ranks": 2}}
 
 
@@ -28,6 +29,12 @@ GANG = {"trainer": {"device": "cpu", "ranks": 2}}
         (IPC | {"trainer": {"device": "cpu"}}, "ipc", "host memory"),
         (IPC | GANG, "file", "several ranks"),
         (IPC | {"trainer": {"lora": {"rank": 8}}}, "file", "adapters are small"),
+        (SENT | {"rollout": {"workers": 3, "tensor_parallel": 2}}, "broadcast", "to 6 ranks at once by NCCL"),
+        (SENT | {"trainer": {"device": "cpu"}}, "broadcast", "to 1 rank at once by gloo"),
+        (SENT | {"schedule": {"colocate": True}}, "file", "engines share the trainer's GPU"),
+        (SENT | {"schedule": {"max_staleness": 1}}, "file", "at different times"),
+        (SENT | {"rollout": {"workers": 0}}, "file", "that `rhymed run` starts"),
+        (SENT | GANG, "file", "several ranks"),
         (IPC | {"rollout": {"engine": "trace"}, "trainer": {"engine": "trace"}}, "file", "only vLLM's engine"),
     ],
 )

@@ -53,7 +53,7 @@ class EngineNeeds:
 
 def trainer_needs(need: Needs, transport: str = "file") -> TrainerNeeds:
     """`need`: of the whole run, see `memory.needs`; `transport`: of the weights, see `rhymed.gpus.transport`."""
-    offered = need.published / memory.VERSIONS if transport == "ipc" else 0.0
+    offered = need.published / memory.VERSIONS if transport in ("ipc", "broadcast") else 0.0
     return TrainerNeeds(sum(need.models.values()) / need.ranks + CONTEXT_BYTES, need.working, offered)
 
 

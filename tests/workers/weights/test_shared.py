@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rhymed.errors import WireError
 from rhymed_workers.trainer.publish import Publisher
-from rhymed_workers.weights.shared.offer import HANDLE, READERS
+from rhymed_workers.weights.shared.offer import HANDLE, READERS, Offers
 from rhymed_workers.weights.shared.reader import Opened
 
 CPU = torch.device("cpu")
@@ -24,8 +24,9 @@ import sys
 from pathlib import Path
 import torch
 from rhymed_workers.trainer.publish import Publisher
+from rhymed_workers.weights.shared.offer import Offers
 
-publisher = Publisher(Path(sys.argv[1]) / "weights", "bfloat16", share=True)
+publisher = Publisher(Path(sys.argv[1]) / "weights", "bfloat16", offers=Offers())
 for line in sys.stdin:
     generator = torch.Generator().manual_seed(int(line))
     table = torch.randn(700, 33, generator=generator)
@@ -140,7 +141,7 @@ def test_without_memory_the_file_is_published_all_the_same(
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr("rhymed_workers.weights.shared.offer.allocate", full)
-    publisher = Publisher(tmp_path, share=True)
+    publisher = Publisher(tmp_path, offers=Offers())
     path = publisher.publish(0, {"w": torch.ones(3)}.items()).path
     assert why(path) == "the trainer offers no memory of this version"
     assert "out of memory" in caplog.text
@@ -148,7 +149,7 @@ def test_without_memory_the_file_is_published_all_the_same(
 
 
 def test_a_slow_reader_keeps_memory_and_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    publisher = Publisher(tmp_path, share=True)
+    publisher = Publisher(tmp_path, offers=Offers())
     readers = []
     for version in range(4):
         readers.append(Opened(publisher.publish(version, {"w": torch.full((9,), version)}.items()).path, CPU))

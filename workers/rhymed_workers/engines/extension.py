@@ -22,6 +22,7 @@ from rhymed_workers.engines.owner import OWNER, end_with_owner
 from rhymed_workers.lora.merge import Adapter
 
 if TYPE_CHECKING:
+    from rhymed_workers.weights.broadcast.receiver import Member, Received
     from rhymed_workers.weights.shared.reader import Opened
 
 BACKEND = "rhymed-file"
@@ -36,29 +37,42 @@ class NoInit:
 class File:
     path: str  # safetensors: whole weights by their names in the model's Hugging Face folder, or an adapter
     base: str = ""  # of an adapter: the model's folder
-    shared: bool = False  # take the memory that the trainer offers next to the file, if this rank can map it
+    transport: str = "file"  # as `rhymed.gpus.transport` chose it; the file is the fallback
 
 
 class Taken:
-    """Where a rank's last weights came from; memory that it has mapped, until all layers are loaded."""
+    """Where a rank's last weights came from; memory that it has mapped or received, until all layers are loaded."""
 
     def __init__(self) -> None:
         self.source = ""
-        self.opened: Opened | None = None
+        self.opened: Opened | Received | None = None
+        self._member: Member | None = None
 
-    def tensors(self, path: Path, device: Any, *, shared: bool) -> Iterator[tuple[str, Any]]:
-        from rhymed_workers.weights.shared.reader import Opened
-
+    def tensors(self, path: Path, device: Any, transport: str) -> Iterator[tuple[str, Any]]:
         self.release()
         self.source = "file"
         try:
-            self.opened = Opened(path, device) if shared else None
+            self.opened = self._take(path, device, transport)
         except WireError as error:
             self.source = f"file: {error}"
-        if self.opened is None:
-            return _read(path)
-        self.source = f"GPU {self.opened.gpu}" if self.opened.gpu else "shared memory"
-        return self.opened.tensors()
+        return _read(path) if self.opened is None else self.opened.tensors()
+
+    def _take(self, path: Path, device: Any, transport: str) -> Opened | Received | None:
+        """None: the file is what was chosen. Raises `WireError`."""
+        if transport == "broadcast":
+            from rhymed_workers.weights.broadcast.receiver import Member
+
+            self._member = self._member or Member()
+            received = self._member.receive(path, device)
+            self.source = "broadcast"
+            return received
+        if transport != "ipc":
+            return None
+        from rhymed_workers.weights.shared.reader import Opened
+
+        opened = Opened(path, device)
+        self.source = f"GPU {opened.gpu}" if opened.gpu else "shared memory"
+        return opened
 
     def release(self) -> None:
         if self.opened is not None:
@@ -111,7 +125,7 @@ def _register() -> None:
                 self.model.load_weights(Adapter(Path(update_info.path)).merged(Path(update_info.base)))
                 return
             device = next(self.model.parameters()).device
-            self.model.load_weights(self.taken.tensors(Path(update_info.path), device, shared=update_info.shared))
+            self.model.load_weights(self.taken.tensors(Path(update_info.path), device, update_info.transport))
 
         def finish_weight_update(self) -> None:
             from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
@@ -152,7 +166,8 @@ class Extension(Storage):
         return attached(self.model_runner)
 
     def weights_from(self) -> str:
-        """Of the last update: "file", with the reason if memory was asked for, "shared memory", or a GPU."""
+        """Of the last update: "file", with the reason if it is not what was chosen, "broadcast", "shared memory" or
+        a GPU."""
         backend: Any = getattr(self, "weight_transfer_engine")  # noqa: B009  # of vLLM's worker
         return str(backend.taken.source)
 

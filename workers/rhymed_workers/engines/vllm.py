@@ -50,7 +50,7 @@ class VllmEngine:
     def __init__(self, config: Config, folder: Path) -> None:
         self._config = config
         self._folder = folder
-        self._shared = choose(config).transport == "ipc"
+        self._transport = choose(config).transport
         self._llm: Any = None
         self._client: Client | None = None
         self._version = NO_VERSION
@@ -150,7 +150,7 @@ class VllmEngine:
 
         async with self._updating:
             adapter = await asyncio.to_thread(self._check, path)
-            file = {"path": str(path), "base": str(self._folder) if adapter else "", "shared": self._shared}
+            file = {"path": str(path), "base": str(self._folder) if adapter else "", "transport": self._transport}
             watch, patience_s = _SplitTimer(), LOAD_PATIENCE_S + os.stat(path).st_size / SLOWEST_LOAD
             try:
                 async with asyncio.timeout(patience_s):
@@ -162,7 +162,7 @@ class VllmEngine:
             except Exception as error:  # half-loaded weights: this engine must not continue
                 raise EngineError(f"version {version} could not be loaded from {path}: {error}") from error
             self._version = version
-            if self._shared:
+            if self._transport != "file":
                 log.info("version %d: weights from %s", version, await self._open.call("weights_from"))
             return watch.splits
 

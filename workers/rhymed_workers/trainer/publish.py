@@ -17,7 +17,7 @@ import os
 import secrets
 import shutil
 import threading
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import MappingProxyType
@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
     from torch import Tensor
-
-    from rhymed_workers.weights.shared.offer import Offers
 
     Tensors: TypeAlias = Iterable[tuple[str, Tensor | NDArray[Any]]]
 
@@ -64,12 +62,20 @@ class Source(Protocol):
     def metadata(self) -> dict[str, str]: ...
 
 
+class Offering(Protocol):
+    """A version in memory, next to its file."""
+
+    def offer(self, path: Path, tensors: Sequence[tuple[str, Tensor]], starts: Sequence[int], dtype: str) -> None: ...
+
+    def withdraw(self) -> None: ...
+
+
 class Publisher:
     """Writes versions, for one trainer at a time: files of an earlier trainer in the folder are removed."""
 
-    def __init__(self, folder: Path, dtype: str = "bfloat16", *, share: bool = False) -> None:
-        """`share`: offer the newest version in memory of the tensors' device, too."""
-        self._offers = _offers() if share else None
+    def __init__(self, folder: Path, dtype: str = "bfloat16", *, offers: Offering | None = None) -> None:
+        """`offers`: give the newest version from memory of the tensors' device, too."""
+        self._offers = offers
         self._fallback = folder
         self._dtype = dtype
         self._folder: Path | None = None
@@ -202,13 +208,20 @@ class Publisher:
 
 
 def publisher_for(config: Config, folder: Path, dtype: str) -> Publisher:
-    return Publisher(folder, dtype, share=choose(config).transport == "ipc")
+    return Publisher(folder, dtype, offers=_offers(config))
 
 
-def _offers() -> Offers:
-    from rhymed_workers.weights.shared.offer import Offers
+def _offers(config: Config) -> Offering | None:
+    transport = choose(config).transport
+    if transport == "ipc":
+        from rhymed_workers.weights.shared.offer import Offers
 
-    return Offers()
+        return Offers()
+    if transport == "broadcast":
+        from rhymed_workers.weights.broadcast.sender import Broadcasts
+
+        return Broadcasts(config.rollout.workers * config.rollout.engine_gpus)
+    return None
 
 
 def unique(tensors: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:

@@ -119,6 +119,7 @@ def test_our_backend_of_weights_can_be_made(release: str) -> None:
 def test_our_backend_takes_the_trainer_s_memory_or_the_file(release: str, tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     from rhymed_workers.trainer.publish import Publisher
+    from rhymed_workers.weights.shared.offer import Offers
 
     extension._register()
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory as Factory
@@ -127,7 +128,7 @@ def test_our_backend_takes_the_trainer_s_memory_or_the_file(release: str, tmp_pa
         def load_weights(self, weights: Any) -> None:
             self.load_state_dict(dict(weights))
 
-    backend, publisher = Factory._registry[extension.BACKEND]()(), Publisher(tmp_path, "float32", share=True)
+    backend, publisher = Factory._registry[extension.BACKEND]()(), Publisher(tmp_path, "float32", offers=Offers())
     worker = extension.Extension()
     worker.weight_transfer_engine, backend.model = backend, Model(3, 2)
     for version, source in enumerate(("shared memory", "file", "file: the trainer offers no memory of this version")):
@@ -135,9 +136,33 @@ def test_our_backend_takes_the_trainer_s_memory_or_the_file(release: str, tmp_pa
         path = publisher.publish(version, wanted.items()).path
         if "offers" in source:
             publisher.withdraw()
-        backend.receive_weights(extension.File(str(path), shared=source != "file"))
+        backend.receive_weights(extension.File(str(path), transport="file" if source == "file" else "ipc"))
         assert worker.weights_from() == source
         assert all(torch.equal(part, wanted[name]) for name, part in backend.model.state_dict().items())
         backend.shutdown()  # what is mapped is closed, as at the end of an update
+    publisher.close()
+
+
+def test_our_backend_takes_a_broadcast_of_the_trainer_or_the_file(release: str, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    from rhymed_workers.trainer.publish import Publisher
+    from rhymed_workers.weights.broadcast.sender import Broadcasts
+
+    extension._register()
+    from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory as Factory
+
+    backend, publisher = Factory._registry[extension.BACKEND]()(), Publisher(tmp_path, offers=Broadcasts(1))
+    loaded: dict[str, Any] = {}
+    backend.model = torch.nn.Linear(3, 2)
+    backend.model.load_weights = lambda weights: loaded.update({name: part.clone() for name, part in weights})
+    for version, source in enumerate(("broadcast", "broadcast", "file: the trainer broadcasts this version no more")):
+        wanted = {"weight": torch.randn(5, 7).bfloat16()}
+        path = publisher.publish(version, wanted.items()).path
+        if "no more" in source:
+            publisher.withdraw()
+        backend.receive_weights(extension.File(str(path), transport="broadcast"))
+        assert backend.taken.source.startswith(source)
+        assert torch.equal(loaded["weight"], wanted["weight"])
+        backend.shutdown()
     publisher.close()
     assert not list(tmp_path.iterdir())

@@ -63,7 +63,7 @@ class _Offer:
     ) -> None:
         self._path, device = path, tensors[0][1].device
         self._memory: Tensor | None = allocate(size, device)
-        _fill(self._memory, tensors, [start - starts[0] for start in starts], dtype)
+        fill(self._memory, tensors, [start - starts[0] for start in starts], dtype)
         path.with_suffix(READERS).touch(0o600)
         with atomic.new_file(path.with_suffix(HANDLE), 0o600) as part:
             self._lock = os.open(part, os.O_RDWR | os.O_CLOEXEC)
@@ -90,7 +90,7 @@ class _Offer:
         return True
 
 
-def _fill(memory: Tensor, tensors: Sequence[tuple[str, Tensor]], starts: Sequence[int], dtype: str) -> None:
+def fill(memory: Tensor, tensors: Sequence[tuple[str, Tensor]], starts: Sequence[int], dtype: str) -> None:
     """In the file's type. Waits for the device, because others read the memory without its queue."""
     import torch
 

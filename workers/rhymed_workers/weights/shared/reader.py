@@ -25,20 +25,35 @@ if TYPE_CHECKING:
 TYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 
 
+class Layout:
+    """Where the tensors of the safetensors file `path` are in its content behind the header. Raises `WireError`."""
+
+    def __init__(self, path: Path) -> None:
+        self._entries = _entries(path)
+        self._start = min((entry.start for entry in self._entries.values()), default=0)
+        self.size = max((entry.end for entry in self._entries.values()), default=0) - self._start
+
+    def tensors(self, memory: Tensor) -> Iterator[tuple[str, Tensor]]:
+        """Parts of `memory`, (size,) bytes that have this content."""
+        import torch
+
+        for name, entry in self._entries.items():
+            part = memory[entry.start - self._start : entry.end - self._start]
+            yield name, part.view(getattr(torch, TYPES[entry.dtype])).view(entry.shape)
+
+
 class Opened:
     """The offer next to the safetensors file `path`, opened on `device`. Raises `WireError` with the reason if there
     is none, or none that this process can map."""
 
     def __init__(self, path: Path, device: Any) -> None:
         self._device = device
-        self._entries = _entries(path)
-        self._start = min((entry.start for entry in self._entries.values()), default=0)
+        self._layout = Layout(path)
         self._claim: int | None = _claim(path)
         try:
             handle = _handle(path)
-            size = max((entry.end for entry in self._entries.values()), default=0) - self._start
-            if handle.size != size:
-                raise WireError(f"memory of {handle.size} bytes is offered for a file with {size}")
+            if handle.size != self._layout.size:
+                raise WireError(f"memory of {handle.size} bytes is offered for a file with {self._layout.size}")
             self._memory: Tensor | None = open_memory(handle, device)
         except BaseException:
             self.close()
@@ -47,12 +62,8 @@ class Opened:
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Parts of the memory: they must not be used after `close`."""
-        import torch
-
         assert self._memory is not None, "not after close"
-        for name, entry in self._entries.items():
-            part = self._memory[entry.start - self._start : entry.end - self._start]
-            yield name, part.view(getattr(torch, TYPES[entry.dtype])).view(entry.shape)
+        return self._layout.tensors(self._memory)
 
     def close(self) -> None:
         """When everything is copied. Waits for copies that the device has not made yet."""
