@@ -1,0 +1,83 @@
+"""Key files are removed in the middle of a locked run: it goes on, and a process that starts says what is missing.
+
+With real processes, which are killed as well: `tests.hostile.remove`.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rhymed import messages
+from rhymed.bench.actors import Reward
+from rhymed.errors import ConfigError
+from rhymed.wire import keys
+from rhymed.wire.keys import PUBLIC, ROLES, Keyring, KeyRole, make_keys, secret_name
+from rhymed.wire.sockets import DONE, Client, Server
+from tests.broker.cluster import until
+from tests.hostile.locked import Locked, a_run, answer, ends_whole, locked_run
+from tests.ports import free_ports
+
+SERVERS = {"broker": messages.ToBroker, "store": messages.ToStore, "trainer": messages.ToWeights}
+
+
+@pytest.fixture
+async def locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Locked]:
+    monkeypatch.setattr(keys, "REFRESH_S", 0.0)
+    async with locked_run(tmp_path) as run:
+        yield run
+
+
+@pytest.mark.parametrize("name", [PUBLIC, "rollout.secret", "broker.secret", "."])
+async def test_a_run_ends_whole_without_its_key_files(
+    locked: Locked, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer, _ = await a_run(locked)
+    viewer = locked.link("viewer")
+    assert isinstance(await answer(viewer, messages.GetQueues()), messages.Queues)
+    reward = await locked.actor(Reward, "reward-0", work_s=0.05)
+    await until(lambda: trainer.steps, "a step")
+    assert locked.where.keyfolder is not None, "it has keys"
+    _remove(locked.where.keyfolder / name)
+    assert isinstance(await answer(viewer, messages.GetQueues()), messages.Queues)
+    await ends_whole(locked, trainer)
+    assert reward.joined == 1
+    told = "changed public keys ignored" in caplog.text
+    assert told == (name in (PUBLIC, ".")), "who has lost the public keys says so"
+
+
+@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("name", ["its secret", PUBLIC, "."])
+async def test_a_process_that_starts_without_its_key_files_says_which(
+    tmp_path: Path, role: KeyRole, name: str
+) -> None:
+    make_keys(tmp_path / "keys", ROLES)
+    _remove(tmp_path / "keys" / (secret_name(role) if name == "its secret" else name))
+    cure = f"`rhymed keygen {tmp_path / 'keys'}` makes" if name == "." else "copy it from"
+    with pytest.raises(ConfigError, match=f"No such file or directory; {cure}") as error:
+        _start(Keyring(role, tmp_path / "keys"))
+    assert str(error.value).startswith(f"{tmp_path / 'keys'}/")
+
+
+def _start(keyring: Keyring) -> None:
+    """What a process of this role opens first."""
+
+    async def answer(peer: bytes, message: Any, frames: Sequence[bytes]) -> messages.Message:
+        return DONE
+
+    address = f"tcp://127.0.0.1:{free_ports(1)[0]}"
+    if keyring.role in SERVERS:
+        Server(address, SERVERS[keyring.role], answer, keys=keyring)
+    else:
+        Client(address, "late", peer="broker", keys=keyring.to("broker"))
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
