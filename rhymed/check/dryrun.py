@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from rhymed.check import algorithm, arithmetic, machine, memory, reward, rows, supervision
 from rhymed.check.devices import cluster, cost
 from rhymed.check.devices import describe as devices
+from rhymed.check.devices.needs import heads_problem
 from rhymed.check.devices.shape import shape_of
 from rhymed.check.inputs import Inputs, read
 from rhymed.check.report import Report, Section
@@ -48,6 +49,7 @@ def quick_check(config: Config, *, resume: bool = False) -> Report:
             measured = machine.measure(layout.folder)
             report.memory = memory.in_memory(rollout, need, measured)
             report.errors += memory.errors(rollout, trainer, need, measured)
+        report.errors += _check_division(config, inputs, report)
         if scorers and report.attempt(scorers.loaded):
             _check_reward(config, report, inputs, None, scorers)
     return report
@@ -60,6 +62,7 @@ def full_check(config: Config, *, generate: bool = True) -> Report:
         inputs = read(config, report)
         if inputs.training:
             _check_sizes(config, report, inputs, _check_supervision(config, report, inputs))
+            report.errors += _check_division(config, inputs, report)
             renderer = report.attempt(lambda: load_renderer(config)) if inputs.training.lengths else None
             if renderer:
                 report.add(rows.describe(config.data, config.rollout, inputs.training, renderer))
@@ -126,6 +129,19 @@ def _check_gpus(config: Config, inputs: Inputs, needs: Callable[[Config], memory
         return None
     found = found.alike(config.trainer.nodes)
     return devices.describe(config, found, shape_of(inputs.folder), needs, inputs.size.parameters)
+
+
+def _check_division(config: Config, inputs: Inputs, report: Report) -> list[str]:
+    """Sizes of an engine that do not divide the model, where no GPUs were found that the report already checks."""
+    if not placement.generates_on_gpus(config) or inputs.folder is None:
+        return []
+    try:
+        shape = shape_of(inputs.folder)
+    except ConfigError:  # a model without the usual names
+        return []
+    problem = heads_problem(config, shape, shape.heads)
+    setting = problem.partition(" = ")[0]
+    return [problem] if problem and not any(error.startswith(f"{setting} = ") for error in report.errors) else []
 
 
 def _cost(config: Config, inputs: Inputs, written: reward.Answer | None) -> Section | None:

@@ -194,3 +194,23 @@ def test_a_machine_with_gpus_is_checked_by_them(tiny_model: Path, tmp_path: Path
     monkeypatch.setattr(dryrun.inventory, "here", lambda: None)
     errors = dryrun.quick_check(Config.model_validate(tree)).errors
     assert [error for error in errors if error.startswith("memory")], errors
+
+
+@pytest.mark.parametrize(
+    ("rollout", "cure"),
+    [({"tensor_parallel": 3}, "attention heads"), ({"expert_parallel": True}, "no mixture of experts")],
+)
+def test_a_machine_without_gpus_divides_engines_too(
+    tiny_model: Path, tmp_path: Path, rollout: dict[str, Any], cure: str
+) -> None:
+    """An engine on processors has ranks, as well; and the run may be started elsewhere."""
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "a"}\n{"prompt": "b"}\n')
+    tree = {
+        "model": {"path": str(tiny_model)},
+        "data": {"path": str(tmp_path / "rows.jsonl")},
+        "run": {"folder": str(tmp_path)},
+        "rollout": {"max_prompt_length": 32, "max_response_length": 24, "prompts_per_step": 1, **rollout},
+        "reward": {"scorer": "exact", "workers": 0},
+    }
+    errors = dryrun.quick_check(Config.model_validate(tree)).errors
+    assert len([error for error in errors if cure in error]) == 1, errors
