@@ -50,7 +50,7 @@ from rhymed_broker.status.dashboard import Dashboard
 from rhymed_broker.status.latest import Latest
 from rhymed_broker.status.writers import MetricsWriter, TimelineWriter
 from rhymed_broker.telemetry.exports import Exports
-from rhymed_store.client import StoreClient
+from rhymed_store.shards.client import connect
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ class BrokerService(Service):
         keys, schedule = self.places.keys("broker"), self.config.schedule
         # workers may join while the dataset is read
         self.server = Server(self.places.listens(self.places.broker), messages.ToBroker, self._handle, keys=keys)
-        self.store = StoreClient(self.places.store, "broker", keys)
+        self.store = connect(self.places, "broker", keys)
         self._delivery = Delivery(
             self.server, self.ledger, self._turns, partial(self._outbox.flush, FLUSH_S), self._wake
         )

@@ -17,7 +17,7 @@ from rhymed.config import Config, Net, Trainer
 from rhymed.errors import ConfigError
 from rhymed.gpus.transport import choose
 from rhymed.run import folder as runs
-from rhymed.run.layout import RunLayout, layout_of
+from rhymed.run.layout import RunLayout, layout_of, store_name
 from rhymed.wire.addresses import REMEDY, is_local, is_lockable
 from rhymed.wire.keys import ROLES
 from rhymed_workers.trainer.gang.size import too_few
@@ -80,8 +80,10 @@ def describe(config: Config, *, resume: bool = False) -> Section:
     section.add("folder", f"{layout.folder}{name}")
     if config.net.transport != "auto":
         section.add("transport", ": ".join(choose(config)))
-    for key in ("broker", "store", "weights"):
-        section.add(key, str(getattr(layout, key)))
+    section.add("broker", layout.broker)
+    for one in layout.stores:
+        section.add(store_name(one.shard), one.store)
+    section.add("weights", layout.weights)
     section.errors += problems(config.net, layout, resume=resume)
     here = config.placement.engine == "local"
     section.errors += device_problems(config.trainer) if here else ()
@@ -114,8 +116,9 @@ def problems(net: Net, layout: RunLayout, *, resume: bool = False) -> Iterator[s
             yield str(error)
             return  # its addresses are in use as well
     yield from _key_problems(layout)
-    for key in ("broker", "store", "weights"):
-        address = layout.listens(str(getattr(layout, key)))
+    stores = [("store", one.store) for one in layout.stores]
+    for key, given in [("broker", layout.broker), *stores, ("weights", layout.weights)]:
+        address = layout.listens(given)
         if problem := address_problem(address, insecure=net.insecure, locked=bool(net.keys)):
             yield f"net.{key} = {address}: {problem}"
 

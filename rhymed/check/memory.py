@@ -232,13 +232,13 @@ def in_memory(rollout: Rollout, need: Needs, machine: Machine) -> float:
 
 
 def on_disk(trainer: Trainer, store: Store, need: Needs) -> float:
-    return (trainer.keep_checkpoints + 1) * need.checkpoint + min(need.store, store.map_gib * GIB)
+    return (trainer.keep_checkpoints + 1) * need.checkpoint + min(need.store, store.shards * store.map_gib * GIB)
 
 
 def token_statistics(store: Store, rollout: Rollout, load: Workload) -> float:
     """At most: bytes of what training computed of each token."""
     tokens = load.samples * load.steps * rollout.max_response_length
-    return min(float(store.token_stats_bytes), TOKEN_STATS_BYTES * tokens)
+    return min(float(store.shards * store.token_stats_bytes), TOKEN_STATS_BYTES * tokens)
 
 
 def errors(rollout: Rollout, trainer: Trainer, need: Needs, machine: Machine) -> Iterator[str]:
@@ -277,7 +277,7 @@ def _warnings(rollout: Rollout, trainer: Trainer, store: Store, need: Needs, mac
             f"/dev/shm has {size_of(machine.shared_free)} free, published weights need {size_of(need.published)}:"
             " they will go through the run's folder, which is slower"
         )
-    if need.store > store.map_gib * GIB:
+    if need.store > store.shards * store.map_gib * GIB:
         yield (
             f"store.map_gib = {store.map_gib:g}, but if all responses are long the store takes"
             f" {size_of(need.store)}: raise it; it takes disk only as needed"

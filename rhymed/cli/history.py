@@ -223,11 +223,11 @@ def _target(arguments: argparse.Namespace) -> Config:
     from rhymed.config.load import load_config
     from rhymed.run.folder import with_free_name
     from rhymed.run.layout import layout_of
-    from rhymed_store.database.transactions import is_open
+    from rhymed_store.shards.folders import any_open
 
     path = arguments.config / "config.json" if arguments.config.is_dir() else arguments.config
     config = load_config(path, arguments.override)
-    if path.name == "config.json" or is_open(layout_of(config).database):
+    if path.name == "config.json" or any_open(layout_of(config).database):
         return config
     return with_free_name(config)
 

@@ -9,7 +9,7 @@ from rhymed.config.generation import Drafts, Rollout
 from rhymed.config.inputs import Data, Eval
 from rhymed.config.parts.placement import Placement
 from rhymed.config.reward import Reward
-from rhymed.config.services import Net, Schedule
+from rhymed.config.services import Net, Schedule, Store
 from rhymed.config.trainer import Trainer
 
 QUEUED = 8  # samples in hand per scoring process, see rhymed_workers.reward.worker
@@ -193,7 +193,7 @@ def evaluation(settings: Eval) -> Iterator[str]:
         )
 
 
-def placement(rollout: Rollout, schedule: Schedule, placement: Placement) -> Iterator[str]:
+def placement(rollout: Rollout, schedule: Schedule, store: Store, placement: Placement) -> Iterator[str]:
     most = placement.max
     if most and not placement.min <= rollout.workers <= most:
         yield (
@@ -204,6 +204,11 @@ def placement(rollout: Rollout, schedule: Schedule, placement: Placement) -> Ite
         yield (
             "schedule.colocate shares GPUs between engines and trainer on one machine, and placement.engine = 'ray'"
             " gives each process its own: leave one of them out"
+        )
+    if placement.engine == "ray" and store.shards > 1:
+        yield (
+            f"store.shards = {store.shards}, and a run that placement.engine = 'ray' places has one store: leave one"
+            " of them out"
         )
 
 

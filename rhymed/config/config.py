@@ -86,7 +86,7 @@ class Config(Section):
             *checks.deadlines(self.schedule, self.reward),
             *checks.addresses(self.net),
             *checks.ranks(self.trainer, self.net, self.placement),
-            *checks.placement(self.rollout, self.schedule, self.placement),
+            *checks.placement(self.rollout, self.schedule, self.store, self.placement),
         ]
         if contradictions:
             raise ValueError("\n".join(contradictions))

@@ -66,7 +66,16 @@ class Schedule(Section):
 
 
 class Store(Section):
-    map_gib: float = Field(8.0, gt=0, description="maximum size of the database; disk space is used as needed")
+    shards: int = Field(
+        1,
+        ge=1,
+        le=16,
+        description="stores that share the prompts, each with a process, a folder (store, store-1, ...) and a file of"
+        " its own; more of them where one processor core is too little for the samples; fixed when a run begins",
+    )
+    map_gib: float = Field(
+        8.0, gt=0, description="maximum size of the database, of each store's; disk space is used as needed"
+    )
     durability: Literal["sync", "async"] = Field(
         "sync",
         description="sync: acknowledged means on disk; async: faster, but a power failure may damage the store",
@@ -80,7 +89,7 @@ class Store(Section):
         0.5,
         ge=0,
         description="space for what training computed of every token (log-prob, entropy, mismatch, advantage), to be"
-        " looked at; at most an eighth of map_gib; the oldest steps make room; 0: nothing is kept",
+        " looked at, in each store; at most an eighth of map_gib; the oldest steps make room; 0: nothing is kept",
     )
 
     @property

@@ -18,8 +18,9 @@ from rhymed.config.load import load_run
 from rhymed.errors import ConfigError, RhymedError
 from rhymed.inputs.tokenizer import Vocabulary, read_vocabulary
 from rhymed.run.folder import near
-from rhymed_store.database.tables import Reader, owner
+from rhymed_store.database.tables import owner
 from rhymed_store.inspect.browse import Browse
+from rhymed_store.shards.browse import StoreReader
 
 Decode = Callable[[Sequence[Any]], list[str]]
 
@@ -87,12 +88,12 @@ def open_folder(folder: Path) -> Iterator[RunFolder]:
         folder, store = find(folder)
     except PermissionError:
         raise ConfigError(f"{folder} belongs to {owner(folder)}, and you may not read it") from None
-    with Reader(store) as reader:
-        yield RunFolder(folder, Browse(reader))
+    with StoreReader(store) as reader:
+        yield RunFolder(folder, reader.browse)
 
 
 def find(folder: Path) -> tuple[Path, Path]:
-    """The run's folder and its store, from either of the two."""
+    """The run's folder and its (first) store, from either of the two. Another one of several stores: that one."""
     store = folder / "store"
     if not folder.exists():
         raise ConfigError(f"{folder} does not exist: name a run's folder, e.g. runs/quickstart{near(folder)}")

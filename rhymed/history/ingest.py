@@ -27,8 +27,9 @@ from rhymed.inputs.tokenizer import Vocabulary, read_vocabulary
 from rhymed.messages import EVAL, SampleId, SampleInfo, Score
 from rhymed.run.layout import layout_of
 from rhymed_store.client import NewSample, StoreClient
-from rhymed_store.database.transactions import is_open
 from rhymed_store.service import StoreService
+from rhymed_store.shards.client import connect
+from rhymed_store.shards.folders import any_open
 
 MESSAGE_SAMPLES = 256
 AT_ONCE = 32  # prompts written together: they share the store's commits
@@ -155,8 +156,8 @@ async def _put(client: StoreClient, samples: list[NewSample], report: ImportRepo
 async def _store(config: Config) -> AsyncIterator[StoreClient]:
     """The store of the run: the living one, or its folder opened here."""
     layout = layout_of(config)
-    if is_open(layout.database):
-        with contextlib.closing(StoreClient(layout.store, "import", layout.keys("broker"))) as client:
+    if any(any_open(one.database) for one in layout.stores):
+        with contextlib.closing(connect(layout, "import", layout.keys("broker"))) as client:
             try:
                 await client.stats(deadline_s=LIVING_S)
             except DeadlineExceeded:
@@ -170,9 +171,10 @@ async def _store(config: Config) -> AsyncIterator[StoreClient]:
     layout = layout_of(config)
     is_new = not layout.sockets.exists()
     try:
-        async with StoreService(config.store, layout).running():
-            with contextlib.closing(StoreClient(layout.store, "import")) as client:
-                yield client
+        async with contextlib.AsyncExitStack() as started:
+            for one in layout.stores:
+                await started.enter_async_context(StoreService(config.store, one).running())
+            yield started.enter_context(contextlib.closing(connect(layout, "import")))
     finally:
         if is_new:
             shutil.rmtree(layout.sockets, ignore_errors=True)

@@ -10,19 +10,22 @@ from rhymed import atomic
 from rhymed.errors import ConfigError, StoreError
 from rhymed.history.folder import find
 from rhymed.text import counted, size_of
-from rhymed_store.database.transactions import is_open
 from rhymed_store.integrity.findings import IntegrityReport
-from rhymed_store.integrity.repair import copy, repair
-from rhymed_store.integrity.verify import verify
+from rhymed_store.shards.folders import any_open, folders_of
+from rhymed_store.shards.integrity import copy_all, repair_all, verify_all
 
 SHOWN = 20  # findings on a terminal
 NOUNS = {"samples": "sample", "prompts": "prompt", "contexts": "tokenised prompt", "journal": "journal line"}
 
 
 def verify_run(run: Path) -> tuple[IntegrityReport, int]:
-    """The report, and the file's bytes. Works next to a living store. Raises `ConfigError`, `StoreError`."""
+    """The report, and the bytes of all files. Works next to a living store. Raises `ConfigError`, `StoreError`."""
     _, store = find(run)
-    return verify(store), (store / "data.mdb").stat().st_size
+    return verify_all(store), _bytes(store)
+
+
+def _bytes(store: Path) -> int:
+    return sum((folder / "data.mdb").stat().st_size for folder in folders_of(store))
 
 
 def render_verify(report: IntegrityReport, run: Path, file_bytes: int) -> str:
@@ -52,13 +55,14 @@ RUN_FILES = ("config.json", "metrics.jsonl")  # copied with the store: the model
 def backup_run(run: Path, target: Path) -> IntegrityReport:
     """Raises `ConfigError` where `target` exists, `StoreDamaged` where the copy would be damaged too."""
     folder, store = find(run)
+    if store.name.startswith("store-") and (folder / "store").is_dir():
+        raise ConfigError(f"{store} is one of several stores, which are copied together: name {folder}")
     if target.exists() or target.is_symlink():
         raise ConfigError(f"{target} exists already, and a backup replaces nothing: name another folder")
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         with atomic.new_folder(target) as part:
-            (part / "store").mkdir()
-            report = copy(store, part / "store")
+            report = copy_all(store, part)
             for name in RUN_FILES:
                 if (folder / name).is_file():
                     shutil.copy(folder / name, part / name)  # with its mode: a configuration may hold secrets
@@ -71,22 +75,22 @@ def backup_run(run: Path, target: Path) -> IntegrityReport:
 
 def render_backup(report: IntegrityReport, run: Path, target: Path) -> str:
     held = f"{counted(report.counts['samples'], 'sample')}, {counted(report.tokens, 'token')}"
-    written = size_of((target / "store" / "data.mdb").stat().st_size)
+    written = size_of(_bytes(target / "store"))
     return (
         f"{target}: {held} of {run}, {written}, verified; `rhymed history` and --resume accept it as a run's folder"
     )
 
 
-def repair_run(run: Path) -> tuple[IntegrityReport, Path | None]:
-    """The report, and where the old file is; None: nothing is damaged. Raises `ConfigError`, `StoreError`."""
+def repair_run(run: Path) -> tuple[IntegrityReport, list[Path]]:
+    """The report, and where the old files are; none: nothing is damaged. Raises `ConfigError`, `StoreError`."""
     folder, store = find(run)
-    if is_open(store):
+    if any_open(store):
         raise ConfigError(f"a store process has {store} open: end the run of {folder} first")
-    return repair(store)
+    return repair_all(store)
 
 
-def render_repair(report: IntegrityReport, kept: Path | None, run: Path) -> str:
-    if kept is None:
+def render_repair(report: IntegrityReport, kept: list[Path], run: Path) -> str:
+    if not kept:
         return f"{run}: nothing is damaged, and nothing was changed"
     lost = [f"  {table}: {name}: {why}" for table, name, why in report.findings[:SHOWN]]
     if len(report.findings) > SHOWN:
@@ -96,5 +100,6 @@ def render_repair(report: IntegrityReport, kept: Path | None, run: Path) -> str:
     saved = ", ".join(
         counted(report.counts[table], noun) for table, noun in (("samples", "sample"), ("prompts", "prompt"))
     )
-    end = f"saved {saved}, {counted(report.tokens, 'token')}; the damaged file is {kept}: delete it when all is well"
+    files = " and ".join(map(str, kept))
+    end = f"saved {saved}, {counted(report.tokens, 'token')}; the damaged file is {files}: delete it when all is well"
     return "\n".join([f"{run}: damaged, and left out or rebuilt:", *lost, end])

@@ -21,11 +21,12 @@ from rhymed.config import Config
 from rhymed.errors import ConfigError, RunMismatch
 from rhymed.run import checkpoint
 from rhymed.run import folder as runs
-from rhymed.run.layout import RunLayout
+from rhymed.run.layout import RunLayout, store_name
 from rhymed.run.state import has_worked
 from rhymed.text import counted
-from rhymed_store.database.transactions import is_open
 from rhymed_store.position import Position, begin_at, position_of
+from rhymed_store.shards import merge
+from rhymed_store.shards.folders import any_open
 
 
 class Halves(NamedTuple):
@@ -36,13 +37,24 @@ class Halves(NamedTuple):
     store: Position | None  # None: no file, or nothing in it
     steps: int = 0  # in the newest checkpoint; 0: there is none
     run: str = ""  # id of the run that wrote that checkpoint; empty: unknown
+    place: str = store_name(0)  # the folder that `store` is of; of several, all together if none is foreign
 
 
 def read(layout: RunLayout) -> Halves:
     """Blocking. Raises `ConfigError`, `StoreDamaged`, `StoreError`."""
     found = checkpoint.checkpoints_in(layout.checkpoints)
     steps, run = (found[-1].step, checkpoint.run_of(found[-1].folder)) if found else (0, "")
-    return Halves(runs.ids_of(layout.folder), has_worked(layout), position_of(layout.database), steps, run)
+    ids = runs.ids_of(layout.folder)
+    store, place = _of_stores([position_of(one.database) for one in layout.stores], ids)
+    return Halves(ids, has_worked(layout), store, steps, run, place)
+
+
+def _of_stores(positions: Sequence[Position | None], ids: Sequence[str]) -> tuple[Position | None, str]:
+    """The first of the stores that cannot be this run's, or all together; and its folder's name."""
+    for number, one in enumerate(positions):
+        if one is None or not (one.claimed or one.id) or (one.id and ids and one.id != ids[-1]):
+            return one, store_name(number)
+    return merge.positions(positions), store_name(0)
 
 
 def check(layout: RunLayout) -> None:
@@ -64,7 +76,7 @@ def disagreement(found: Halves, folder: Path) -> str:
 
 def _store(found: Halves, folder: Path) -> str:
     """What is wrong with the store."""
-    store, place = found.store, folder / "store"
+    store, place = found.store, folder / found.place
     why = ""
     if store is None or not (store.claimed or store.id):
         what = f"{place / 'data.mdb'} is missing or empty" if store is None else f"{place} is new, no run has used it"
@@ -81,8 +93,8 @@ def _store(found: Halves, folder: Path) -> str:
     if not why:
         return ""
     back = (
-        "put the run's own store/data.mdb back, from a copy of the folder or `rhymed history backup`, if it is not"
-        " older than the checkpoints"
+        f"put the run's own {found.place}/data.mdb back, from a copy of the folder or `rhymed history backup`, if it is"
+        " not older than the checkpoints"
     )
     return f"{why}. Either {back}{_without(found, folder)}"
 
@@ -130,16 +142,16 @@ def without_history(config: Config, layout: RunLayout) -> str:
             raise ConfigError(
                 f"--without-history: {layout.checkpoints} has no checkpoint to continue from: start a new run"
             )
-        store = layout.database
-        if store.exists() and is_open(store):
-            raise ConfigError(f"a store process has {store} open: end the run of {layout.folder} first")
-        old = _aside(store)
-        with atomic.new_folder(store) as part:
-            id = runs.new_id()
-            begin_at(part, int(config.store.map_gib * 2**30), newest.step, id)
-        atomic.sync(store.parent)
+        if any_open(layout.database):
+            raise ConfigError(f"a store process has {layout.database} open: end the run of {layout.folder} first")
+        id, aside = runs.new_id(), []
+        for store in (one.database for one in layout.stores):
+            aside.append(_aside(store))
+            with atomic.new_folder(store) as part:
+                begin_at(part, int(config.store.map_gib * 2**30), newest.step, id)
+        atomic.sync(layout.folder)
         runs.add_id(layout.folder, id)
-    kept = f"; the old store is {old}" if old else ""
+    kept = f"; the old store is {' and '.join(map(str, old))}" if (old := [one for one in aside if one]) else ""
     return f"continuing after {counted(newest.step, 'step')} with an empty history{kept}"
 
 

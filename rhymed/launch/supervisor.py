@@ -213,8 +213,9 @@ class Supervisor:
 def _stages(children: Sequence[Child]) -> list[list[Child]]:
     """Groups that are stopped one after another: workers return what they hold to the broker and the store."""
     last = ("broker", "store")
-    stages = [[child for child in children if child.command.name not in last]]
-    stages += [[child for child in children if child.command.name == name] for name in last]
+    role = {child.command.name: child.command.name.partition("-")[0] for child in children}
+    stages = [[child for child in children if role[child.command.name] not in last]]
+    stages += [[child for child in children if role[child.command.name] == name] for name in last]
     return [stage for stage in stages if stage]
 
 

@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from rhymed.config import Config
+from rhymed.errors import ConfigError
 from rhymed.gpus.placement import generates_on_gpus, trains_on_gpus
+from rhymed.run.layout import store_name
 from rhymed.wire.keys import PUBLIC, KeyRole, secret_name
 
 Name: TypeAlias = Literal["store", "broker", "trainer", "rollout", "reward"]
@@ -29,9 +31,9 @@ STORE_PORT, BROKER_PORT, WEIGHTS_PORT, RANKS_PORT = 5551, 5550, 5552, 5553
 class Seat:
     """Equal processes of a run. Requirements are those of one process.
 
-    `kind`: pinned, one process that stays beside its disk; gang, one process on each of `count` machines, which all
-    end with any of them and may start again on others; elastic, any number, each of which may end, move, or join at
-    any time.
+    `kind`: pinned, `count` processes that stay beside their disk, on one machine; gang, one process on each of `count`
+    machines, which all end with any of them and may start again on others; elastic, any number, each of which may end,
+    move, or join at any time.
     `files`: what it needs of the run's folder. disk: the folder, on a disk of its own machine; shared: the same
     folder, for checkpoints, which may be reached over the network; logs: a folder of its own is enough.
     """
@@ -58,7 +60,9 @@ class Seat:
         return (PUBLIC, secret_name(self.role))
 
     def process(self, number: int = 0) -> str:
-        """A process's name, unique in the run: `store`, `trainer`, `trainer-node-1`, `rollout-0`."""
+        """A process's name, unique in the run: `store`, `store-1`, `trainer`, `trainer-node-1`, `rollout-0`."""
+        if self.name == "store":
+            return store_name(number)
         if self.kind == "elastic":
             return f"{self.name}-{number}"
         return f"{self.name}-node-{number}" if number else self.name
@@ -72,6 +76,8 @@ class Seat:
         """One process's. `number`: its own, below `count`, for a name that stays; None: named by its host and process
         id, for engines that start as many copies as wanted. `options`: further ones, e.g. `--stay` of the broker."""
         argv = [*program, *self.arguments, *options.split()]
+        if self.name == "store" and self.count > 1:
+            argv += ["--shard", str(number or 0)]
         if number and self.kind == "gang":
             argv += ["--node", str(number)]
         if self.arguments[0] == "worker" and number is not None:
@@ -95,11 +101,11 @@ class Hosts:
 def seats(config: Config, *, gpus: bool = True) -> tuple[Seat, ...]:
     """In the order in which they start. `gpus`: whether the machines have any."""
     asked, memory = config.placement.cpus, config.placement.memory
-    trainer, rollout, reward = config.trainer, config.rollout, config.reward
+    trainer, rollout, reward, shards = config.trainer, config.rollout, config.reward, config.store.shards
     ports = {"weights": WEIGHTS_PORT} | ({"ranks": RANKS_PORT} if trainer.nodes > 1 else {})
     shares = gpus and config.schedule.colocate and generates_on_gpus(config)
     return (
-        Seat("store", "pinned", "disk", ("store",), 1, 0, asked.store, memory.store, {"store": STORE_PORT}),
+        Seat("store", "pinned", "disk", ("store",), shards, 0, asked.store, memory.store, {"store": STORE_PORT}),
         Seat("broker", "pinned", "disk", ("broker",), 1, 0, asked.broker, memory.broker, {"broker": BROKER_PORT}),
         Seat(
             "trainer",
@@ -133,6 +139,15 @@ def seats(config: Config, *, gpus: bool = True) -> tuple[Seat, ...]:
             memory_gib=memory.reward,
         ),
     )
+
+
+def check_one_store(config: Config, what: str) -> None:
+    """For placements in which each process has a host of its own. Raises `ConfigError`."""
+    if config.store.shards > 1:
+        raise ConfigError(
+            f"store.shards = {config.store.shards}: {what} have one store; set store.shards = 1, or start the run"
+            " with `rhymed run` on one machine, which workers of others may join"
+        )
 
 
 def addresses(config: Config, hosts: Hosts, first_port: int = BROKER_PORT) -> dict[str, str]:
@@ -175,7 +190,7 @@ def commands(
     started = [
         command_of(seat, number, config_file, (environments or {}).get(seat.process(number)))
         for seat in seats(config)
-        for number in range(seat.count if everywhere or seat.kind == "elastic" else 1)
+        for number in range(seat.count if everywhere or seat.kind != "gang" else 1)
     ]
     if copies := uploader(config, config_file, (sys.executable, "-m", "rhymed")):
         started.append(Command("uploader", copies))

@@ -15,11 +15,12 @@ import msgspec
 
 from rhymed.errors import StorageError, StoreError
 from rhymed.remote.chunks import Chunks
-from rhymed.remote.layout import BACKUPS, CHUNKS, RUN_FILES, STORE_FILE, Backup, File, fitting
+from rhymed.remote.layout import BACKUPS, CHUNKS, RUN_FILES, Backup, File, fitting
 from rhymed.remote.place import Place
 from rhymed.run.folder import ids_of
 from rhymed_store.integrity.stream import stream
-from rhymed_store.position import Position, position_of
+from rhymed_store.position import Position
+from rhymed_store.shards.folders import folders_of, position_of_all
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +50,8 @@ class Backups:
             if (folder / name).is_file():
                 with (folder / name).open("rb") as content:
                     files[name] = chunks.put(content)
-        files[STORE_FILE], before, after = _store(folder / "store", chunks)
+        stores, before, after = _stores(folder / "store", chunks)
+        files |= stores
         return Backup(
             number=max((backup.number for backup in earlier), default=0) + 1,
             ids=ids_of(folder),
@@ -86,14 +88,20 @@ class Backups:
                     self._chunks.child(folder).remove(digest)
 
 
-def _store(folder: Path, chunks: Chunks) -> tuple[File, Position, Position]:
-    """Also how far the store was just before and just after that moment."""
-    before = position_of(folder)
+def _stores(store: Path, chunks: Chunks) -> tuple[dict[str, File], Position, Position]:
+    """Also how far the stores were just before and just after they were read. Of several the first one is read last:
+    what steps drew is never older than their marks."""
+    before = position_of_all(store)
+    files = {f"{folder.name}/data.mdb": _content(folder, chunks) for folder in reversed(folders_of(store))}
+    after = position_of_all(store)
+    if before is None or after is None or before.id != after.id:
+        raise StoreError(f"{store} has no database, or got another one while it was read")
+    return files, before, after
+
+
+def _content(folder: Path, chunks: Chunks) -> File:
     with stream(folder) as content:
         file = chunks.put(content)
-    after = position_of(folder)
-    if before is None or after is None or before.id != after.id:
-        raise StoreError(f"{folder} has no database, or got another one while it was read")
     if not file.bytes:
         raise StorageError(f"{folder}: nothing could be read")
-    return file, before, after
+    return file

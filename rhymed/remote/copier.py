@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,6 +19,7 @@ from rhymed.remote.place import Place
 from rhymed.run.checkpoint import Checkpoint, checkpoints_in, damage
 from rhymed.run.layout import RunLayout
 from rhymed.text import counted, size_of
+from rhymed_store.shards.folders import stamps
 
 log = logging.getLogger(__name__)
 
@@ -138,8 +139,8 @@ class Copier:
                 self._run.upload(file, name)
                 self._published[name] = stamp
 
-    def _changes(self) -> tuple[int, int] | None:
-        return _stamp(self._layout.database / "data.mdb")
+    def _changes(self) -> Sequence[tuple[int, int, int] | None]:
+        return stamps(self._layout.database)
 
 
 def _name_of(local: Checkpoint) -> str:

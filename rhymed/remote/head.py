@@ -24,7 +24,7 @@ from rhymed.run.folder import ids_of
 from rhymed.run.layout import RunLayout, layout_of
 from rhymed.run.lease import lease as leases
 from rhymed.run.lease.lease import Lease
-from rhymed_store.position import position_of
+from rhymed_store.shards.folders import position_of_all
 
 OWNER = "owner"  # in the run's folder: a random word, which a restored folder does not inherit
 RENEW_S = 30.0
@@ -155,7 +155,7 @@ def _foreign(place: Place, layout: RunLayout) -> str:
             f"{place} has the copy of another run (id {newest.ids[-1]}; this one is {ids[-1]}): choose another"
             " run.remote"
         )
-    store = position_of(layout.database)
+    store = position_of_all(layout.database)
     if store is not None and store.end >= newest.end:
         return ""
     here = f"of {store.end} steps" if store else "no store"

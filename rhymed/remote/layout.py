@@ -11,6 +11,7 @@ Pure.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import msgspec
@@ -18,9 +19,14 @@ import msgspec
 LEASE = "lease.json"
 CHECKPOINTS, BACKUPS, CHUNKS = "checkpoints", "backups", "chunks"
 PUBLISHED = ("report.html", "metrics.jsonl")  # files of the run's folder for people, when it ends
-STORE_FILE = "store/data.mdb"
 RUN_FILES = ("config.json", "id.json", "metrics.jsonl", "timeline.jsonl", "starts.jsonl")
-"""Of a backup, besides the store."""
+"""Of a backup, besides the stores."""
+_STORE_FILE = re.compile(r"store(-[1-9][0-9]{0,2})?/data\.mdb")
+
+
+def is_kept(name: str) -> bool:
+    """Whether a backup may have a file of this name."""
+    return name in RUN_FILES or _STORE_FILE.fullmatch(name) is not None
 
 
 class File(msgspec.Struct, frozen=True):

@@ -18,11 +18,12 @@ from rhymed.remote.backups import Backups
 from rhymed.remote.checkpoints import Checkpoints, Uploaded
 from rhymed.remote.chunks import fetch
 from rhymed.remote.head import found_lease, refuse_head
-from rhymed.remote.layout import BACKUPS, CHUNKS, RUN_FILES, STORE_FILE, Backup, fitting
+from rhymed.remote.layout import BACKUPS, CHUNKS, Backup, fitting, is_kept
 from rhymed.remote.place import Place, place_at
 from rhymed.run.lease.lease import Lease
 from rhymed.text import age, counted, size_of
-from rhymed_store.integrity.verify import verify
+from rhymed_store.shards.folders import folders_of
+from rhymed_store.shards.integrity import verify_all
 
 log = logging.getLogger(__name__)
 
@@ -86,16 +87,17 @@ def _write(place: Place, backup: Backup, found: Uploaded | None, target: Path, r
     atomic.make_folder(target.parent)
     with atomic.new_folder(target) as part:
         for name, file in backup.files.items():
-            if name in (*RUN_FILES, STORE_FILE):
+            if is_kept(name):
                 fetch(place.child(CHUNKS), file, part / name)
-        report = verify(part / "store")
+        report = verify_all(part / "store")
         if not report.sound:
             raise StorageError(f"the store of {place}/{BACKUPS}/{backup.name} is damaged: {report.findings[0]}")
         if found:
             Checkpoints(place).download(found, part / "checkpoints")
         _adapt(part / "config.json", target, remote)
-        (part / "store" / "lock.mdb").unlink(missing_ok=True)
-        atomic.sync_folder(part / "store")
+        for folder in folders_of(part / "store"):
+            (folder / "lock.mdb").unlink(missing_ok=True)
+            atomic.sync_folder(folder)
         atomic.sync_folder(part)
     atomic.sync(target.parent)
 

@@ -25,9 +25,9 @@ from rhymed.run.timeline import Timeline
 from rhymed.run.totals import Row
 from rhymed.text import counted, step_phrase
 from rhymed_store.database.reads import SampleRecord
-from rhymed_store.database.tables import Reader
-from rhymed_store.inspect.browse import Browse, Totals
-from rhymed_store.inspect.columns import SampleColumns, read_columns
+from rhymed_store.inspect.browse import Totals
+from rhymed_store.inspect.columns import SampleColumns
+from rhymed_store.shards.browse import StoreReader
 
 MOST_SAMPLES = 1_000_000  # in the store; reading more would take many seconds
 INCIDENTS = ("lost", "rests", "left")
@@ -126,8 +126,8 @@ def worked_s(line: Timeline, since: float) -> float:
 def _look_into_store(facts: Facts) -> None:
     try:
         folder, store = find(facts.folder)
-        with Reader(store) as reader:
-            run = RunFolder(folder, Browse(reader))
+        with StoreReader(store) as reader:
+            run = RunFolder(folder, reader.browse)
             facts.store = run.browse.totals()
             if facts.store.samples > MOST_SAMPLES:
                 facts.missing.append(
@@ -135,7 +135,7 @@ def _look_into_store(facts: Facts) -> None:
                     f" `rhymed history show --run {facts.folder}` shows them prompt by prompt."
                 )
             elif facts.store.samples:
-                facts.samples = list(_samples(run, read_columns(reader), facts.missing))
+                facts.samples = list(_samples(run, run.browse.columns(), facts.missing))
             if facts.samples and run.missing:
                 facts.textless = run.missing
     except RhymedError as error:

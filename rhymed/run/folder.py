@@ -24,6 +24,7 @@ from rhymed.config.services import LATEST
 from rhymed.errors import ConfigError, FilesLost, RunMismatch
 from rhymed.run.layout import RunLayout, layout_of
 from rhymed.run.redact import write_config
+from rhymed.text import counted
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +57,12 @@ def save(config: Config) -> RunLayout:
     """Write the configuration into the run's folder and point `latest` to it. Raises `ConfigError`."""
     layout = layout_of(config)
     absolute = config.run.model_copy(update={"folder": str(layout.folder.parent)})
-    for place in (layout.database, layout.checkpoints, layout.tensorboard, layout.folder / "logs"):
+    for place in (
+        *(one.database for one in layout.stores),
+        layout.checkpoints,
+        layout.tensorboard,
+        layout.folder / "logs",
+    ):
         if place.exists() and not place.is_dir():
             raise ConfigError(f"{place} is a file, and the run needs a folder there: move it away")
     try:
@@ -107,6 +113,7 @@ def identity(config: Config) -> dict[str, Any]:
         "model.revision": config.model.revision,
         "model.chat_template": config.model.chat_template,
         **_data(config.data),
+        **({"store.shards": config.store.shards} if config.store.shards > 1 else {}),
         "rollout.max_prompt_length": config.rollout.max_prompt_length,  # longer prompts may be left out
         "run.seed": config.run.seed,
         "rollout.prompts_per_step": config.rollout.prompts_per_step,
@@ -132,6 +139,12 @@ def _models(trainer: Trainer) -> dict[str, Any]:
 
 def check_same(earlier: Config, config: Config, layout: RunLayout) -> None:
     """Raises `RunMismatch` when `config` cannot resume the run in that folder."""
+    if (shards := earlier.store.shards) != config.store.shards:
+        raise RunMismatch(
+            f"store.shards = {config.store.shards}, and the samples of {layout.folder} are in"
+            f" {counted(shards, 'store')}, by prompt: resume it with -o store.shards={shards}; a new run with another"
+            f" number takes its history over with `rhymed history import {layout.folder}`"
+        )
     before, now = (identity(one) | _models(one.trainer) for one in (earlier, config))
     keys = [key for key in {**before, **now} if now.get(key) != before.get(key)]
     changed = [f"{key} = {now.get(key)!r} (it was {before.get(key)!r})" for key in keys]

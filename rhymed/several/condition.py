@@ -11,7 +11,7 @@ from rhymed.run import folder as runs
 from rhymed.run import timeline
 from rhymed.run.state import end_of
 from rhymed.run.timeline import FAILED
-from rhymed_store.database.transactions import is_open
+from rhymed_store.shards.folders import any_open
 
 Condition: TypeAlias = Literal[
     "running", "paused", "held", "finished", "failed", "interrupted", "stopped", "new", "waiting"
@@ -28,7 +28,7 @@ def condition_of(folder: Path, last: float = 0.0, queues: Queues | None = None) 
     with contextlib.suppress(OSError):  # a folder of another user
         if runs.holder(folder) is not None:
             return "running", ""
-        if is_open(folder / "store"):
+        if any_open(folder / "store"):
             return "held", ""
     if (end := end_of(folder)) is not None and not _begun(folder, end.t):
         return ENDED.get(end.status, "failed"), end.why

@@ -21,7 +21,7 @@ from rhymed.several.find import Damaged, Found, find
 from rhymed.several.rows import Files, RunRow, read_files, row_of
 from rhymed.wire.addresses import is_removed
 from rhymed.wire.sockets import Client
-from rhymed_store.database.transactions import is_open
+from rhymed_store.shards.folders import any_open
 
 DEADLINE_S = 1.5
 
@@ -103,7 +103,7 @@ async def answers_of(runs: Sequence[Path]) -> dict[Path, Queues | None]:
 def _alive(folder: Path) -> RunLayout | None:
     """Where to ask; None: it is not alive, or its configuration is of another release or place."""
     with contextlib.suppress(ConfigError, OSError):
-        if folders.holder(folder) is not None or is_open(folder / "store"):
+        if folders.holder(folder) is not None or any_open(folder / "store"):
             where = layout_of(load_run(folder))
             return where if where.folder == folder.resolve() and not is_removed(where.broker) else None
     return None

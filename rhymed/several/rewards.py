@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from rhymed.errors import RhymedError
 from rhymed.history.folder import find
 from rhymed.messages import EVAL
-from rhymed_store.database.tables import Reader
-from rhymed_store.inspect.columns import SampleColumns, read_columns
+from rhymed_store.inspect.columns import SampleColumns
+from rhymed_store.shards.browse import StoreReader
 
 ERRORS = 2.0  # standard errors: a larger difference is more than noise, at about 95 %
 FEW = 8  # prompts: with fewer, the standard error itself is not known well enough
@@ -54,8 +54,8 @@ class Difference:
 def columns_of(folder: Path) -> SampleColumns | None:
     """None: there is no store on this machine, or it cannot be read."""
     try:
-        with Reader(find(folder)[1]) as reader:
-            return read_columns(reader)
+        with StoreReader(find(folder)[1]) as reader:
+            return reader.browse.columns()
     except RhymedError:
         return None
 

@@ -20,7 +20,7 @@ import msgspec
 from rhymed import messages
 from rhymed.config import Store
 from rhymed.errors import FilesLost, Overloaded, PeerGone, StoreFull, Unusable
-from rhymed.run.layout import RunLayout
+from rhymed.run.layout import RunLayout, store_name
 from rhymed.run.state import has_worked
 from rhymed.service.service import Service
 from rhymed.wire.sockets import DONE, Parcel, Server
@@ -30,6 +30,7 @@ from rhymed_store.database.reads import Reads
 from rhymed_store.database.tokenstats import TokenStatsWrites, ready
 from rhymed_store.database.transactions import FILE, Batch, Database
 from rhymed_store.database.writes import Writes
+from rhymed_store.shards.place import check_place
 
 Result = TypeVar("Result")
 
@@ -50,7 +51,7 @@ class StoreService(Service):
     """Serves `layout.store` from the database in `layout.database`."""
 
     def __init__(self, settings: Store, layout: RunLayout) -> None:
-        super().__init__("store")
+        super().__init__(store_name(layout.shard))
         self._settings, self._layout = settings, layout
         self._full: asyncio.Task[None] | None = None  # runs while new samples are refused
         self._why_full = ""
@@ -237,14 +238,20 @@ class StoreService(Service):
 
 
 def _database(layout: RunLayout, settings: Store, *, durable: bool) -> Database:
-    """Raises `FilesLost` rather than beginning an empty one for a run that had one."""
+    """Raises `FilesLost` rather than beginning an empty one for a run that had one, and `RunMismatch`."""
     file = layout.database / FILE
     if not (file.exists() and file.stat().st_size) and has_worked(layout):
         raise FilesLost(
             f"{file} is missing or empty, but this run has worked: put the file back, from a copy of the folder or of"
             " `rhymed history backup`, or resume the run with --without-history"
         )
-    return Database(layout.database, int(settings.map_gib * 2**30), durable=durable)
+    database = Database(layout.database, int(settings.map_gib * 2**30), durable=durable)
+    try:
+        check_place(database, layout)
+    except BaseException:
+        database.close()
+        raise
+    return database
 
 
 async def _end(error: Exception) -> None:

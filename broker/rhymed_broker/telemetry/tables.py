@@ -16,8 +16,8 @@ from rhymed.inputs.models import tokenizer_of_run
 from rhymed.inputs.rows import prompt_text
 from rhymed.text import parts_text, truncated
 from rhymed_broker.telemetry import SampleRow
-from rhymed_store.database.tables import Reader
-from rhymed_store.inspect.browse import Browse, Response
+from rhymed_store.inspect.browse import Response
+from rhymed_store.shards.browse import StoreReader
 
 CHARACTERS = 4000  # of a prompt or a response
 TRAINED = "reward/mean"
@@ -48,8 +48,8 @@ class SampleTables:
         if not store.is_dir():
             raise ConfigError(f"{self._folder} has no store in it")
         rows: list[SampleRow] = []
-        with Reader(store) as reader:
-            browse = Browse(reader)
+        with StoreReader(store) as reader:
+            browse = reader.browse
             for prompt in browse.prompts_of_step(step, most=self._most):
                 found = [one for one in browse.responses(prompt) if one.info.id.step == step]
                 text = prompt_text(browse.row(prompt))

@@ -7,6 +7,7 @@ broker has recently received a heartbeat from a worker of its role on this host.
 from __future__ import annotations
 
 import argparse
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 from rhymed.cli.options import add_config, add_examples, make_parser, read_config
@@ -15,7 +16,6 @@ from rhymed.output import show
 if TYPE_CHECKING:
     from rhymed.messages import Message
     from rhymed.run.layout import RunLayout
-    from rhymed.wire.keys import KeyRole
 
 SERVERS = ("broker", "store")
 WORKERS = ("rollout", "reward", "trainer")
@@ -64,17 +64,15 @@ def judge(queues: Any, role: str, host: str, lost_after_s: float) -> tuple[bool,
 
 
 async def _ask(where: RunLayout, role: Any) -> Message:
-    from rhymed.messages import GetStoreStats
     from rhymed.run.client import ask
     from rhymed.wire.sockets import Client
+    from rhymed_store.shards.client import connect
 
-    store = role == "store"
-    peer: KeyRole = "store" if store else "broker"
-    client = Client(where.store if store else where.broker, peer=peer, keys=where.keys(role).to(peer))
+    if role == "store":
+        with contextlib.closing(connect(where, "health", where.keys(role))) as store:
+            return await store.stats(deadline_s=DEADLINE_S)
+    client = Client(where.broker, peer="broker", keys=where.keys(role).to("broker"))
     try:
-        if store:
-            answer: Message = (await client.request(GetStoreStats(), deadline_s=DEADLINE_S)).message
-            return answer
         return await ask(client, deadline_s=DEADLINE_S)
     finally:
         client.close()

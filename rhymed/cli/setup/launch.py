@@ -83,8 +83,16 @@ def _add_out(parser: argparse.ArgumentParser, default: str) -> None:
     parser.add_argument("--cpu", action="store_true", help="engines and trainer compute on processors")
 
 
-def _slurm(arguments: argparse.Namespace) -> int:
+def _config(arguments: argparse.Namespace, what: str) -> Config:
+    from rhymed.placement.plan import check_one_store
+
     config = read_config(arguments)
+    check_one_store(config, what)
+    return config
+
+
+def _slurm(arguments: argparse.Namespace) -> int:
+    config = _config(arguments, "jobs of Slurm")
     from rhymed.manifests import folder, submit
     from rhymed.manifests.slurm import CONFIG, SUBMIT, job_name, jobs, scripts
     from rhymed.run.layout import layout_of
@@ -112,7 +120,7 @@ def _slurm(arguments: argparse.Namespace) -> int:
 
 
 def _kubernetes(arguments: argparse.Namespace) -> int:
-    config = read_config(arguments)
+    config = _config(arguments, "manifests of Kubernetes")
     from urllib.parse import urlsplit
 
     from rhymed.manifests import folder

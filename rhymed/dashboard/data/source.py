@@ -199,8 +199,9 @@ class Source:
 
     def store(self, queues: Queues | None) -> dict[str, Any]:
         """If the store is on another machine: what the run reported last."""
-        limit = _section(self.config, "store").get("map_gib")
-        limit_bytes = int(limit * (1 << 30)) if isinstance(limit, int | float) else None
+        settings = _section(self.config, "store")
+        limit, shards = settings.get("map_gib"), settings.get("shards", 1)
+        limit_bytes = int(limit * shards * (1 << 30)) if isinstance(limit, int | float) else None
         try:
             with self._stored.open() as folder:
                 totals = folder.browse.totals()

@@ -16,9 +16,9 @@ from rhymed.dashboard.data.catalog import Catalog
 from rhymed.dashboard.data.samples import text_of
 from rhymed.errors import ConfigError, StoreError
 from rhymed.history.folder import RunFolder
-from rhymed_store.database.tables import Reader
 from rhymed_store.inspect.browse import Browse
-from rhymed_store.inspect.columns import read_columns
+from rhymed_store.shards.browse import StoreReader
+from rhymed_store.shards.folders import folders_of
 
 FRESH_S = 2.0  # a catalog is kept at least this long
 FRESH_PER_COST = 20  # and at least this many times the time that it took
@@ -29,8 +29,8 @@ LONGEST_TEXT = 20_000  # characters of a prompt, for lists and searches
 class OpenStore:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._reader: Reader | None = None
-        self._inode = 0
+        self._reader: StoreReader | None = None
+        self._inodes: list[int] = []
         self._run: RunFolder | None = None
         self._catalog: Catalog | None = None
         self._changes = -1
@@ -48,19 +48,19 @@ class OpenStore:
             raise
 
     def _opened(self) -> RunFolder:
-        file = self.folder / "store" / "data.mdb"
+        store = self.folder / "store"
         try:
-            inode = file.stat().st_ino
+            inodes = [(folder / "data.mdb").stat().st_ino for folder in folders_of(store)]
         except OSError:
             self.close()
             raise ConfigError(
                 f"there is no store in {self.folder} on this machine: run `rhymed view` on the machine of the store"
                 " process to see samples"
             ) from None
-        if self._run is None or inode != self._inode:
+        if self._run is None or inodes != self._inodes:
             self.close()
-            self._reader, self._inode = Reader(file.parent), inode
-            self._run = RunFolder(self.folder, Browse(self._reader))
+            self._reader, self._inodes = StoreReader(store), inodes
+            self._run = RunFolder(self.folder, self._reader.browse)
         return self._run
 
     def close(self) -> None:
@@ -76,7 +76,7 @@ class OpenStore:
             changes, now = self._reader.changes, time.monotonic()
             kept_s = max(FRESH_S, FRESH_PER_COST * self._cost)
             if self._catalog is None or (changes != self._changes and now > self._surveyed_at + kept_s):
-                self._catalog, self._changes = Catalog(read_columns(self._reader)), changes
+                self._catalog, self._changes = Catalog(self._reader.browse.columns()), changes
                 self._surveyed_at = time.monotonic()
                 self._cost = self._surveyed_at - now
             return self._catalog

@@ -93,7 +93,7 @@ def death(status: int, folder: Path) -> str:
 
 
 def damaged(folder: Path, why: str) -> StoreDamaged:
-    run = folder.parent if folder.name == "store" else folder
+    run = folder.parent if folder.name.partition("-")[0] == "store" else folder
     return StoreDamaged(
         f"{folder} is damaged: {why}. `rhymed history verify {run}` names what is lost, `rhymed history repair {run}`"
         " saves the rest"

@@ -30,7 +30,8 @@ from rhymed.service.service import Service
 from rhymed.service.stopwatch import Stopwatch
 from rhymed.text import counted
 from rhymed.wire.sockets import DONE, Client
-from rhymed_store.client import StoreClient, StoredSample
+from rhymed_store.client import StoredSample
+from rhymed_store.shards.client import connect
 from rhymed_workers.membership import member
 from rhymed_workers.reward.health import ScorerHealth
 from rhymed_workers.reward.pool import Pool
@@ -77,7 +78,7 @@ class RewardWorker(Service):
     async def open(self) -> None:
         self._decode = await asyncio.to_thread(load_decoder, self._config)
         self._pool = await self._closing.enter_async_context(Pool(self._config))
-        self._store = StoreClient(self._layout.store, self.name, self._layout.keys("reward"))
+        self._store = connect(self._layout, self.name, self._layout.keys("reward"))
         self._closing.callback(self._store.close)
         keys = self._layout.keys("reward").to("broker")
         link = Client(

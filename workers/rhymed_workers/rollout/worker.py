@@ -29,7 +29,7 @@ from rhymed.service.retry import retry
 from rhymed.service.service import Service
 from rhymed.text import counted
 from rhymed.wire.sockets import DONE, Client
-from rhymed_store.client import StoreClient
+from rhymed_store.shards.client import connect
 from rhymed_workers.engines.base import Engine, sampling_for
 from rhymed_workers.engines.build import build_engine
 from rhymed_workers.membership import member
@@ -59,7 +59,7 @@ class RolloutWorker(Service):
         self._closing = contextlib.AsyncExitStack()
 
     async def open(self) -> None:
-        self._store = StoreClient(self._layout.store, self.name, self._layout.keys("rollout"))
+        self._store = connect(self._layout, self.name, self._layout.keys("rollout"))
         self._closing.callback(self._store.close)
         relay = RelayOptions(self._config.net.relay, self._layout.bind)
         self._fetcher = Fetcher(self.name, keys=self._layout.keys("rollout"), relay=relay)

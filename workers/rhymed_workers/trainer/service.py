@@ -33,7 +33,8 @@ from rhymed.service.service import Service
 from rhymed.service.stopwatch import Stopwatch
 from rhymed.text import trained_line
 from rhymed.wire.sockets import DONE, Client
-from rhymed_store.client import StoreClient, StoredSample
+from rhymed_store.client import StoredSample
+from rhymed_store.shards.client import connect
 from rhymed_workers.membership import member
 from rhymed_workers.trainer.base import Learner, restore
 from rhymed_workers.trainer.lineage import Lineage
@@ -87,7 +88,7 @@ class TrainerService(Service):
         self._weights = WeightsServer(self._layout.listens(address), self._publisher, keys=keys)
         self._announced = address if self._layout.bind else self._weights.address
         self._closing.callback(self._weights.close)
-        self._store = StoreClient(self._layout.store, self.name, keys)
+        self._store = connect(self._layout, self.name, keys)
         self._closing.callback(self._store.close)
         self._keeper = Keeper(self._store, lambda work: self.spawn(work, vital=False))
         keys = keys.to("broker")
