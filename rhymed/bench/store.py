@@ -5,6 +5,10 @@ same size are sent and stored with it but not counted. The disk's speed is that 
 with the same bytes per fdatasync, measured in turns with the store. Tokens follow Zipf's law (they compress a little
 worse than text: 1.43 against 1.34 bytes per token in responses of 300 tokens) or are uniform, which is the worst
 case.
+
+With `--shards N` the samples go to so many stores, by prompt, and only ingest is measured. The processor time per
+sample is that of the stores together; the sender's is this process's. On a machine with fewer cores than processes
+the rate says nothing of how stores scale, and the processor times still do.
 """
 
 from __future__ import annotations
@@ -30,6 +34,7 @@ from rhymed.config import Config
 from rhymed.messages import SampleId, SampleInfo
 from rhymed.run.layout import layout_of
 from rhymed_store.client import NewSample, StoreClient
+from rhymed_store.shards.client import connect
 
 VOCABULARY = 49_152
 CLIENTS = 8
@@ -45,38 +50,43 @@ from rhymed.run.layout import layout_of
 from rhymed.service.process import serve
 from rhymed_store.service import StoreService
 config = Config.model_validate_json(sys.argv[1])
-sys.exit(serve(lambda: StoreService(config.store, layout_of(config))))
+sys.exit(serve(lambda: StoreService(config.store, layout_of(config).stores[int(sys.argv[2])])))
 """
 
 
-def run(quick: bool) -> dict[str, float]:
-    """Measures and prints a table. Returns the numbers; units are in the names."""
-    results: dict[str, float] = uvloop.run(_run(quick))  # the event loop of every process of a run
+def run(quick: bool, shards: int = 0) -> dict[str, float]:
+    """Measures and prints a table. Returns the numbers; units are in the names. `shards`: only ingest, of so many
+    stores; 0: everything, of one store."""
+    results: dict[str, float] = uvloop.run(_run(quick, shards))  # the event loop of every process of a run
     return results
 
 
 class _Bench(NamedTuple):
     clients: list[StoreClient]
     folder: Path
-    process: psutil.Process
+    processes: list[psutil.Process]
 
     def cpu_s(self) -> float:
-        """CPU seconds that the store has used."""
-        times = self.process.cpu_times()
-        return float(times.user + times.system)
+        """CPU seconds that the stores have used."""
+        return sum(map(_cpu_s, self.processes))
 
 
-async def _run(quick: bool) -> dict[str, float]:
+def _cpu_s(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
+async def _run(quick: bool, shards: int) -> dict[str, float]:
     results: dict[str, float] = {}
     repetitions, megabytes = (2, 8) if quick else (7, 96)
     for kind in ("text", "random"):
         for length in (4096, 512):
-            async with _store() as bench:
+            async with _store(shards=shards or 1) as bench:
                 results |= await _ingest(bench, kind, length, repetitions, megabytes)
-    for kind in ("text", "random"):
+    for kind in () if shards else ("text", "random"):
         async with _store() as bench:
             results |= await _history(bench.clients[0], kind, 100 if quick else 500)
-    for length in (300, 32):
+    for length in () if shards else (300, 32):
         async with _store() as bench:
             results |= await _rest(bench.clients[0], length, 200 if quick else 1000)
     for name, value in results.items():
@@ -90,15 +100,18 @@ async def _ingest(bench: _Bench, kind: str, length: int, repetitions: int, megab
     disk_rates: list[float] = []
     syncs: list[float] = []
     cpu: list[float] = []
+    sender: list[float] = []
+    here = psutil.Process()
     make = _Samples(kind)
     rounds = max(1, megabytes * 1_000_000 // (4 * length * GROUP * CLIENTS * IN_FLIGHT))
     for repetition in range(-1, repetitions):  # the first one warms up
         loads = [[make.group(length, repetition + 1) for _ in range(rounds)] for _ in range(CLIENTS * IN_FLIGHT)]
         size = 4 * length * GROUP * rounds * CLIENTS * IN_FLIGHT
         before = await clients[0].stats()
-        cpu_before, began = bench.cpu_s(), time.perf_counter()
+        cpu_before, sender_before, began = bench.cpu_s(), _cpu_s(here), time.perf_counter()
         await asyncio.gather(*(_send(clients[i % CLIENTS], load) for i, load in enumerate(loads)))
         seconds, cpu_s = time.perf_counter() - began, bench.cpu_s() - cpu_before
+        sender_s = _cpu_s(here) - sender_before
         commits = (await clients[0].stats()).commits - before.commits
         disk_s = await asyncio.to_thread(_write_plainly, bench.folder / "plain", size, commits)
         if repetition >= 0:
@@ -106,6 +119,7 @@ async def _ingest(bench: _Bench, kind: str, length: int, repetitions: int, megab
             disk_rates.append(size / disk_s / 1e6)
             syncs.append(size / commits / 1e6)
             cpu.append(1000 * cpu_s / (size / 1e6))
+            sender.append(1000 * sender_s / (size / 1e6))
         await clients[0].forget_logprobs(repetition + 1)
     stats = await clients[0].stats()
     name = f"ingest_{kind}_{length}"
@@ -116,6 +130,8 @@ async def _ingest(bench: _Bench, kind: str, length: int, repetitions: int, megab
         f"{name}_disk_mb_per_s": statistics.median(disk_rates),
         f"{name}_over_disk": statistics.median(a / b for a, b in zip(rates, disk_rates, strict=True)),
         f"{name}_store_cpu_ms_per_mb": statistics.median(cpu),
+        f"{name}_store_cpu_us_per_sample": statistics.median(cpu) * 4 * length / 1000,
+        f"{name}_sender_cpu_us_per_sample": statistics.median(sender) * 4 * length / 1000,
         f"{name}_mb_a_commit": statistics.median(syncs),
         f"{name}_bytes_a_token_at_rest": stats.used_bytes / stats.tokens,
     }
@@ -207,24 +223,23 @@ def _write_plainly(path: Path, size: int, syncs: int) -> float:
 
 @contextlib.asynccontextmanager
 async def _store(**options: Any) -> AsyncIterator[_Bench]:
-    """A store in a process of its own, in a folder that is removed afterwards, and clients of it."""
+    """Stores in processes of their own, in a folder that is removed afterwards, and clients of them."""
     with tempfile.TemporaryDirectory(prefix="rhymed-bench-") as folder:
         net = {"store": f"ipc://{folder}/socket"}
         config = Config.model_validate({"run": {"folder": folder, "name": "bench"}, "store": options, "net": net})
         where = layout_of(config)
-        with _process(config) as process:
-            clients = [StoreClient(where.store, f"bench-{number}") for number in range(CLIENTS)]
-            try:
-                await clients[0].open_run("bench", "bench")
-                yield _Bench(clients, Path(folder), psutil.Process(process.pid))
-            finally:
-                for client in clients:
-                    client.close()
+        with contextlib.ExitStack() as started:
+            pids = [started.enter_context(_process(config, one.shard)).pid for one in where.stores]
+            clients = [connect(where, f"bench-{number}") for number in range(CLIENTS)]
+            for client in clients:
+                started.callback(client.close)
+            await clients[0].open_run("bench", "{}")
+            yield _Bench(clients, Path(folder), list(map(psutil.Process, pids)))
 
 
 @contextlib.contextmanager
-def _process(config: Config) -> Iterator[subprocess.Popen[bytes]]:
-    process = subprocess.Popen([sys.executable, "-c", _SERVE, config.model_dump_json()])
+def _process(config: Config, shard: int) -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen([sys.executable, "-c", _SERVE, config.model_dump_json(), str(shard)])
     try:
         yield process
     finally:

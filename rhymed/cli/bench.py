@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rhymed.bench.gpu.parts import PARTS
-from rhymed.cli.options import add_examples, make_parser
+from rhymed.cli.options import add_examples, count, make_parser
 from rhymed.output import show
 
 
@@ -19,7 +19,7 @@ class Benchmark(NamedTuple):
 
 
 BENCHMARKS = {
-    "store": Benchmark("rhymed.bench.store"),
+    "store": Benchmark("rhymed.bench.store", ("shards",)),
     "rewards": Benchmark("rhymed.bench.scale.rewards"),
     "broker": Benchmark("rhymed.bench.broker", ("workers", "samples")),
     "weights": Benchmark("rhymed.bench.weights", ("model",)),
@@ -112,6 +112,7 @@ def _add_runs(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
             f"--{name}", type=int, metavar="N", help=f"broker: only pauses of its event loop, with so many {what}"
         )
+    parser.add_argument("--shards", type=count, metavar="N", help="store: only ingest, of so many stores")
     parser.add_argument("--task", metavar="NAME", help="peers: quickstart (default) or long")
     parser.add_argument("--steps", type=int, metavar="N", help="peers, cluster: training steps of each run")
 

@@ -93,8 +93,8 @@ def _store(found: Halves, folder: Path) -> str:
     if not why:
         return ""
     back = (
-        f"put the run's own {found.place}/data.mdb back, from a copy of the folder or `rhymed history backup`, if it is"
-        " not older than the checkpoints"
+        f"put the run's own {found.place}/data.mdb back, from a copy of the folder or `rhymed history backup`, if it"
+        " is not older than the checkpoints"
     )
     return f"{why}. Either {back}{_without(found, folder)}"
 

@@ -31,9 +31,9 @@ STORE_PORT, BROKER_PORT, WEIGHTS_PORT, RANKS_PORT = 5551, 5550, 5552, 5553
 class Seat:
     """Equal processes of a run. Requirements are those of one process.
 
-    `kind`: pinned, `count` processes that stay beside their disk, on one machine; gang, one process on each of `count`
-    machines, which all end with any of them and may start again on others; elastic, any number, each of which may end,
-    move, or join at any time.
+    `kind`: pinned, `count` processes that stay beside their disk, on one machine; gang, one process on each of
+    `count` machines, which all end with any of them and may start again on others; elastic, any number, each of which
+    may end, move, or join at any time.
     `files`: what it needs of the run's folder. disk: the folder, on a disk of its own machine; shared: the same
     folder, for checkpoints, which may be reached over the network; logs: a folder of its own is enough.
     """

@@ -30,7 +30,7 @@ from rhymed_store.database.reads import Reads
 from rhymed_store.database.tokenstats import TokenStatsWrites, ready
 from rhymed_store.database.transactions import FILE, Batch, Database
 from rhymed_store.database.writes import Writes
-from rhymed_store.shards.place import check_place
+from rhymed_store.shards.place import check_place, check_prompts
 
 Result = TypeVar("Result")
 
@@ -118,6 +118,8 @@ class StoreService(Service):
     async def _answer(
         self, peer: bytes, message: messages.Message, frames: Sequence[bytes]
     ) -> messages.Message | Parcel:
+        if self._layout.shards > 1:
+            check_prompts(message, self._layout)
         try:
             answer = await self._handlers[type(message)](message, frames)
         except StoreFull as error:

@@ -212,6 +212,8 @@ def test_the_command_writes_a_kustomization_whose_files_are_there(
     assert main(["launch", "kubernetes", "my.json", "--namespace", "A_b"]) == 2
     assert main(["launch", "kubernetes", "my.json", "--rollout-max", "0"]) == 2
     assert "--rollout-max 0: a number of workers" in capsys.readouterr().err
+    assert main(["launch", "kubernetes", "my.json", "-o", "store.shards=2"]) == 2
+    assert "manifests of Kubernetes have one store; set store.shards = 1" in capsys.readouterr().err
 
 
 def test_yaml_reads_back_as_it_was() -> None:

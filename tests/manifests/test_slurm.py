@@ -159,6 +159,7 @@ def test_the_command_prints_and_writes_everything_that_jobs_need(
         (["--first-port", "80"], "a port from 1024 to 65532 is expected"),
         (["--sbatch", "gpu:--qos=x"], "write JOB:OPTION with one of head"),
         (["-o", "net.keys=none"], "`rhymed keygen"),
+        (["-o", "store.shards=2"], "store.shards = 2: jobs of Slurm have one store; set store.shards = 1"),
     ],
 )
 def test_mistakes_are_sentences(

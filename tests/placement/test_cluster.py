@@ -122,6 +122,10 @@ def test_a_check_lists_what_the_machines_have_and_what_is_asked_of_them(monkeypa
         ({"placement": {"min": 3, "max": 2}}, "min = 3 is more than max = 2"),
         ({"placement": {"max": 2}, "rollout": {"workers": 3}}, "is not between placement.min = 0 and placement.max"),
         ({"placement": {"engine": "ray"}, "schedule": {"colocate": True}}, "gives each process its own"),
+        (
+            {"placement": {"engine": "ray"}, "store": {"shards": 2}},
+            "'ray' places has one store: leave one of",
+        ),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(sections, why) -> None:

@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from rhymed.config import Config
+from rhymed.errors import ConfigError
 from rhymed.messages.names import wrong_name
 from rhymed.placement import plan
 from rhymed.placement.plan import Hosts, Seat
@@ -38,6 +39,19 @@ def test_every_process_has_a_name_of_its_role_and_needs_the_secret_of_no_other()
         assert one.secrets == ("public", f"{one.name}.secret")
         for name in one.processes():
             assert one.name in ("store", "broker") or not wrong_name(one.name, name)
+
+
+def test_stores_that_share_the_prompts_are_processes_of_one_machine() -> None:
+    config = Config(store={"shards": 3}, rollout={"workers": 1}, reward={"workers": 1})
+    commands = plan.commands(config, Path("c.json"))
+    assert [one.name for one in commands][:4] == ["store", "store-1", "store-2", "broker"]
+    assert [list(one.argv[3:]) for one in commands[:2]] == [
+        ["store", "--shard", "0", "c.json"],
+        ["store", "--shard", "1", "c.json"],
+    ]
+    with pytest.raises(ConfigError, match=r"manifests have one store; set store\.shards = 1, or start the run with"):
+        plan.check_one_store(config, "manifests")
+    plan.check_one_store(Config(), "manifests")
 
 
 def test_a_gang_has_one_process_on_each_of_its_machines() -> None:

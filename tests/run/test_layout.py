@@ -3,6 +3,7 @@ from pathlib import Path
 import pytest
 
 from rhymed.config import Config
+from rhymed.errors import ConfigError
 from rhymed.run.layout import layout_of
 
 
@@ -28,6 +29,27 @@ def test_addresses_of_the_configuration_are_kept() -> None:
     found = layout_of(Config.model_validate({"net": {"broker": "tcp://127.0.0.1:7000"}}))
     assert found.broker == "tcp://127.0.0.1:7000"
     assert found.store.startswith("ipc://")
+
+
+def test_several_stores_have_a_folder_and_an_address_each() -> None:
+    def stores(net: str, shards: int = 3) -> list[str]:
+        found = layout_of(Config.model_validate({"net": {"store": net}, "store": {"shards": shards}}))
+        return [one.store for one in found.stores]
+
+    assert stores("tcp://[::1]:5551") == ["tcp://[::1]:5551", "tcp://[::1]:5561", "tcp://[::1]:5571"]
+    assert stores("ipc:///tmp/s", 2) == ["ipc:///tmp/s", "ipc:///tmp/s-1"]
+    assert stores("tcp://h:65535", 1) == ["tcp://h:65535"]
+    with pytest.raises(ConfigError, match="no port for store-1: choose a lower one"):
+        stores("tcp://h:65530")
+    with pytest.raises(ConfigError, match="store-1 would listen at tcp://h:5562, as another server does"):
+        layout_of(
+            Config.model_validate(
+                {"net": {"store": "tcp://h:5552", "weights": "tcp://h:5562"}, "store": {"shards": 2}}
+            )
+        )
+    layout = layout_of(Config.model_validate({"store": {"shards": 2}}))
+    assert [one.database.name for one in layout.stores] == ["store", "store-1"]
+    assert layout.stores[0] == layout
 
 
 def test_everything_of_a_run_lies_in_its_folder(tmp_path: Path) -> None:

@@ -29,8 +29,8 @@ from rhymed.messages import Queues
 from rhymed.run.client import ask
 from rhymed.run.layout import RunLayout, layout_of
 from rhymed.wire.sockets import Client
-from rhymed_store.database.tables import Reader
 from rhymed_store.inspect.browse import Browse
+from rhymed_store.shards.browse import StoreReader
 
 REWARD = '''"""A reward that depends on every token."""
 
@@ -225,8 +225,8 @@ class LiveRun:
     @contextlib.contextmanager
     def browse(self) -> Iterator[Browse]:
         """Reads the store's files. Raises `StoreError` while there are none."""
-        with Reader(self.where.database) as reader:
-            yield Browse(reader)
+        with StoreReader(self.where.database) as reader:
+            yield reader.browse
 
     def tail(self, lines: int = 6) -> str:
         """The last lines of its output."""

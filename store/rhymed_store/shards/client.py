@@ -191,9 +191,12 @@ class ShardedClient(StoreClient):
     ) -> list[tuple[list[int], Answer]]:
         """The answers of the stores that have any of the items, each with the positions of its items."""
         places = positions_by_shard(prompts, len(self._clients))
-        calls = (ask(self._clients[number], [items[place] for place in places[number]]) for number in sorted(places))
-        answers = await _at_once(calls)
-        return [(places[number], answer) for number, answer in zip(sorted(places), answers, strict=True)]
+        if len(places) == 1:  # as a worker's samples usually are, of one prompt: without tasks
+            ((number, own),) = places.items()
+            return [(own, await ask(self._clients[number], list(items)))]
+        numbers = sorted(places)
+        calls = (ask(self._clients[number], [items[place] for place in places[number]]) for number in numbers)
+        return [(places[number], answer) for number, answer in zip(numbers, await _at_once(calls), strict=True)]
 
     async def _all(self, ask: Callable[[int, StoreClient], Awaitable[Answer]]) -> list[Answer]:
         return await _at_once(ask(number, store) for number, store in enumerate(self._clients))

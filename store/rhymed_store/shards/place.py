@@ -1,4 +1,4 @@
-"""Whether a database has the prompts of its place among a run's stores, and no others.
+"""Whether a database, and a request to it, are about the prompts of its place among a run's stores, and no others.
 
 A folder that was written with another number of stores, or as another one of them, would answer that it does not have
 samples which it has, or which its neighbours have.
@@ -6,12 +6,41 @@ samples which it has, or which its neighbours have.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from rhymed import messages
 from rhymed.errors import RunMismatch
-from rhymed.run.layout import RunLayout
+from rhymed.messages.base import Message
+from rhymed.run.layout import RunLayout, store_name
 from rhymed_store.database.tables import Tables
 from rhymed_store.shards.split import shard_of
 
 BY_PROMPT = ("samples", "prompts")
+
+
+def _of_samples(message: Any) -> Iterable[str]:
+    return (sample.prompt for sample in message.samples)
+
+
+def _none(message: Message) -> Iterable[str]:
+    return ()
+
+
+PROMPTS: dict[type[Message], Callable[[Any], Iterable[str]]] = {
+    messages.PutPrompts: lambda message: (row.prompt for row in message.rows),
+    messages.GetPrompts: lambda message: message.prompts,
+    messages.PutSamples: lambda message: (info.id.prompt for info in message.samples),
+    messages.PutPartials: _of_samples,
+    messages.GetPartials: _of_samples,
+    messages.GetSamples: _of_samples,
+    messages.PutScores: lambda message: (score.id.prompt for score in message.scores),
+    messages.PutTokenStats: _of_samples,
+    messages.MarkSamples: _of_samples,
+    messages.GetHistory: lambda message: (message.prompt,),
+    messages.GetLengths: lambda message: message.prompts,
+}
+"""Prompts that a request is about."""
 
 
 def check_place(database: Tables, layout: RunLayout) -> None:
@@ -35,3 +64,13 @@ def _ways_out(layout: RunLayout) -> str:
         ". Put back what was there, or start a new run, which takes the history of this one over with `rhymed history"
         f" import {layout.folder}`"
     )
+
+
+def check_prompts(message: Message, layout: RunLayout) -> None:
+    """Raises `RunMismatch` for a request of a process that counts other stores than this one does."""
+    for prompt in PROMPTS.get(type(message), _none)(message):
+        if shard_of(prompt, layout.shards) != layout.shard:
+            raise RunMismatch(
+                f"prompt {prompt} is not of {store_name(layout.shard)}, one of {layout.shards} stores: the process"
+                " that asked has another store.shards in its configuration than the run has"
+            )

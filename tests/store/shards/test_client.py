@@ -6,7 +6,7 @@ import contextlib
 import inspect
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -14,16 +14,29 @@ import pytest
 from rhymed.config import Config
 from rhymed.errors import MalformedMessage, RunMismatch, UnknownSample
 from rhymed.inputs.rows import prompt_id
-from rhymed.messages import Cursor, Drawn, SampleId, Score
+from rhymed.messages import (
+    Cursor,
+    Drawn,
+    ForgetLogprobs,
+    GetJournal,
+    GetStoreStats,
+    OpenRun,
+    SampleId,
+    Score,
+    ToStore,
+)
 from rhymed.run.layout import RunLayout, layout_of
 from rhymed_store.client import StoreClient, StoredSample
 from rhymed_store.service import StoreService
 from rhymed_store.shards.client import ShardedClient, connect
+from rhymed_store.shards.place import PROMPTS
 from rhymed_store.shards.split import shard_of
 from tests.store.stores import new_sample
 
 LOW, NEXT, HIGH = "00000000000000aa", "7fffffffffffffff", "c0000000000000ab"
-DRAWN = Drawn(step=0, start=Cursor(position=3), refill=Cursor(position=3), refilled=1, after=Cursor(position=3), reserved=[])
+DRAWN = Drawn(
+    step=0, start=Cursor(position=3), refill=Cursor(position=3), refilled=1, after=Cursor(position=3), reserved=[]
+)
 ROWS = [{"prompt": f"count to {number}"} for number in range(9)]
 
 
@@ -178,6 +191,20 @@ async def test_an_empty_folder_cannot_take_the_place_of_another(tmp_path: Path) 
             await client.open_run("run", "{}")
 
 
+async def test_a_process_that_counts_other_stores_is_refused(tmp_path: Path) -> None:
+    config = config_of(tmp_path, 2)
+    layout = layout_of(config)
+    async with running(layout, config):
+        alone = StoreClient(layout.store, "with store.shards = 1")
+        assert await alone.put_samples([new_sample(prompt=LOW)]) == []
+        for call in (alone.put_samples([new_sample(prompt=HIGH)]), alone.history(HIGH, 3), alone.lengths([HIGH], 3)):
+            with pytest.raises(RunMismatch, match="another store.shards in its configuration"):
+                await call
+        alone.close()
+
+
 def test_every_call_of_a_client_is_answered_by_all_stores() -> None:
     calls = {name for name, value in vars(StoreClient).items() if inspect.isfunction(value) and name[0] != "_"}
     assert calls - vars(ShardedClient).keys() == {"journal"}  # which asks `read_journal`
+    spanning = {OpenRun, ForgetLogprobs, GetJournal, GetStoreStats}
+    assert {*get_args(ToStore)} - PROMPTS.keys() == spanning
