@@ -143,7 +143,7 @@ def check_same(earlier: Config, config: Config, layout: RunLayout) -> None:
         raise RunMismatch(
             f"store.shards = {config.store.shards}, and the samples of {layout.folder} are in"
             f" {counted(shards, 'store')}, by prompt: resume it with -o store.shards={shards}; a new run with another"
-            f" number takes its history over with `rhymed history import {layout.folder}`"
+            f" number takes its history over with `rhymed history import CONFIG {layout.folder}`"
         )
     before, now = (identity(one) | _models(one.trainer) for one in (earlier, config))
     keys = [key for key in {**before, **now} if now.get(key) != before.get(key)]

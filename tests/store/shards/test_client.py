@@ -34,9 +34,7 @@ from rhymed_store.shards.split import shard_of
 from tests.store.stores import new_sample
 
 LOW, NEXT, HIGH = "00000000000000aa", "7fffffffffffffff", "c0000000000000ab"
-DRAWN = Drawn(
-    step=0, start=Cursor(position=3), refill=Cursor(position=3), refilled=1, after=Cursor(position=3), reserved=[]
-)
+DRAWN = Drawn(step=0, start=Cursor(), refill=Cursor(position=2), refilled=1, after=Cursor(position=3), reserved=[])
 ROWS = [{"prompt": f"count to {number}"} for number in range(9)]
 
 
@@ -174,7 +172,7 @@ async def test_folders_cannot_change_places_nor_number(tmp_path: Path) -> None:
     places[0].rename(tmp_path / "aside")
     places[1].rename(places[0])
     (tmp_path / "aside").rename(places[1])
-    with pytest.raises(RunMismatch, match="has prompts of other stores than number 0 of 2.*history import"):
+    with pytest.raises(RunMismatch, match=r"has prompts of other stores than number 0 of 2.*history import"):
         async with running(layout, config):
             pass
 
@@ -187,7 +185,7 @@ async def test_an_empty_folder_cannot_take_the_place_of_another(tmp_path: Path) 
     layout.stores[0].database.rename(tmp_path / "aside")
     layout.stores[1].database.rename(layout.stores[0].database)
     async with running(layout, config) as client:
-        with pytest.raises(RunMismatch, match="store.shard = '1 of 2'"):
+        with pytest.raises(RunMismatch, match=r"store\.shard = '1 of 2'"):
             await client.open_run("run", "{}")
 
 
@@ -198,7 +196,7 @@ async def test_a_process_that_counts_other_stores_is_refused(tmp_path: Path) -> 
         alone = StoreClient(layout.store, "with store.shards = 1")
         assert await alone.put_samples([new_sample(prompt=LOW)]) == []
         for call in (alone.put_samples([new_sample(prompt=HIGH)]), alone.history(HIGH, 3), alone.lengths([HIGH], 3)):
-            with pytest.raises(RunMismatch, match="another store.shards in its configuration"):
+            with pytest.raises(RunMismatch, match=r"another store\.shards in its configuration"):
                 await call
         alone.close()
 
