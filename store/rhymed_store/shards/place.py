@@ -61,8 +61,8 @@ def check_place(database: Tables, layout: RunLayout) -> None:
 
 def _ways_out(layout: RunLayout) -> str:
     return (
-        ". Put back what was there, or start a new run, which takes the history of this one over with `rhymed history import"
-        f" CONFIG {layout.folder}`"
+        ". Put back what was there, or start a new run, which takes the history of this one over with `rhymed"
+        f" history import CONFIG {layout.folder}`"
     )
 
 

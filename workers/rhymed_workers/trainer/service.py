@@ -83,8 +83,7 @@ class TrainerService(Service):
         self._closing.callback(self._publisher.close)
         await self._publish()
         self.spawn(self._publisher.replace_lost(self._learner, self._on_thread))
-        keys = self._layout.keys("trainer")
-        address = self._layout.weights
+        keys, address = self._layout.keys("trainer"), self._layout.weights
         self._weights = WeightsServer(self._layout.listens(address), self._publisher, keys=keys)
         self._announced = address if self._layout.bind else self._weights.address
         self._closing.callback(self._weights.close)
