@@ -223,3 +223,9 @@ def test_a_folder_that_is_gone(place: Path) -> None:
     said = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=120)
     assert said.returncode == 2
     assert "the current folder does not exist any more" in said.stderr
+
+
+def test_a_store_of_several_is_named_by_its_number(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for options in (["-o", "store.shards=2"], ["-o", "store.shards=2", "--shard", "2"], ["--shard", "1"]):
+        assert main(["store", "mine.toml", *options]) == 2
+        assert "start each of them, rhymed store --shard 0 to" in capsys.readouterr().err

@@ -61,6 +61,20 @@ def expected(prompt: str = APPLES) -> list[tuple[int, int, list[int], float | No
     )
 
 
+def test_a_run_of_another_number_of_stores_takes_the_history_over(
+    run: Path, config: Path, tmp_path: Path, rhymed
+) -> None:
+    first = ("-o", "store.shards=3", "-o", "run.name=three")
+    assert rhymed("import", config, run, *first)[0] == 0
+    assert [(tmp_path / "three" / name / "data.mdb").exists() for name in ("store", "store-1", "store-2")] == [
+        True
+    ] * 3
+    assert (found_in(tmp_path / "three"), found_in(tmp_path / "three", PEARS)) == (expected(), expected(PEARS))
+    status, _, err = rhymed("import", config, run, "-o", "store.shards=2", "-o", "run.name=three")
+    assert status != 0
+    assert "store-2/data.mdb is of one store more than store.shards = 2" in err
+
+
 @pytest.mark.parametrize("through", ["folder", "parquet", "parquet of before drafts were kept"])
 def test_epochs_become_history_of_the_next_run(run: Path, config: Path, tmp_path: Path, rhymed, through: str) -> None:
     source = run

@@ -45,9 +45,9 @@ PROMPTS: dict[type[Message], Callable[[Any], Iterable[str]]] = {
 
 def check_place(database: Tables, layout: RunLayout) -> None:
     """Raises `RunMismatch`. Two look-ups per table: a store has a range of prompts."""
-    beside = layout.folder / "store-1" / "data.mdb"
-    if layout.shards == 1 and beside.exists():
-        raise RunMismatch(f"{beside} belongs to a run of several stores, and store.shards = 1{_ways_out(layout)}")
+    more = layout.folder / store_name(layout.shards) / "data.mdb"
+    if more.exists():
+        raise RunMismatch(f"{more} is of one store more than store.shards = {layout.shards}{_ways_out(layout)}")
     with database.read() as txn:
         for table in BY_PROMPT:
             with txn.cursor(database.tables[table]) as cursor:

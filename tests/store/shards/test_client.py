@@ -163,7 +163,7 @@ async def test_folders_cannot_change_places_nor_number(tmp_path: Path) -> None:
     async with running(layout, config) as client:
         await client.open_run("run", "{}")
         await client.put_samples([new_sample(prompt=prompt) for prompt in (LOW, HIGH)])
-    for shards, words in ((3, "number 1 of 3"), (1, "store.shards = 1")):
+    for shards, words in ((3, "number 1 of 3"), (1, "of one store more than store.shards = 1")):
         other = config_of(tmp_path, shards)
         with pytest.raises(RunMismatch, match=words):
             async with running(layout_of(other), other):
