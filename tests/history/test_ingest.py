@@ -66,9 +66,8 @@ def test_a_run_of_another_number_of_stores_takes_the_history_over(
 ) -> None:
     first = ("-o", "store.shards=3", "-o", "run.name=three")
     assert rhymed("import", config, run, *first)[0] == 0
-    assert [(tmp_path / "three" / name / "data.mdb").exists() for name in ("store", "store-1", "store-2")] == [
-        True
-    ] * 3
+    files = [tmp_path / "three" / name / "data.mdb" for name in ("store", "store-1", "store-2")]
+    assert [file.exists() for file in files] == [True] * 3
     assert (found_in(tmp_path / "three"), found_in(tmp_path / "three", PEARS)) == (expected(), expected(PEARS))
     status, _, err = rhymed("import", config, run, "-o", "store.shards=2", "-o", "run.name=three")
     assert status != 0
