@@ -250,6 +250,9 @@ def _database(layout: RunLayout, settings: Store, *, durable: bool) -> Database:
     database = Database(layout.database, int(settings.map_gib * 2**30), durable=durable)
     try:
         check_place(database, layout)
+    except lmdb.Error as error:
+        database.close()
+        raise database.explain(error) from None
     except BaseException:
         database.close()
         raise

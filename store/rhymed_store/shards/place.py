@@ -48,6 +48,8 @@ def check_place(database: Tables, layout: RunLayout) -> None:
     more = layout.folder / store_name(layout.shards) / "data.mdb"
     if more.exists():
         raise RunMismatch(f"{more} is of one store more than store.shards = {layout.shards}{_ways_out(layout)}")
+    if layout.shards == 1:
+        return
     with database.read() as txn:
         for table in BY_PROMPT:
             with txn.cursor(database.tables[table]) as cursor:
