@@ -40,22 +40,22 @@ class Node:
 class Network(Machines):
     """The head is the first host; `rhymed run` runs there, too."""
 
-    def __enter__(self) -> Network:
-        self._hosts = Hosts(MOST, 0).__enter__()
-        self._started = 0
+    def _start_all(self) -> None:
+        self._head: Node | None = None
+        self._started, self._ends = 0, contextlib.ExitStack()
+        self._hosts = self._ends.enter_context(Hosts(MOST, 0))
         patience = f'{{"gcs_rpc_server_reconnect_timeout_s": {RAYLET_PATIENCE_S}}}'
         head = ["--head", f"--port={PORT}", "--include-dashboard=false", f"--system-config={patience}"]
-        self._head: Node | None = self._start("--num-cpus=0", *head)
+        self._head = self._start("--num-cpus=0", *head)
         for _ in range(self._count):
             self.add()
-        return self
 
-    def __exit__(self, *error: object) -> None:
+    def _stop_all(self) -> None:
         for number in range(self._started):
             _kill(self._hosts.processes(number))
         for node in [*self._nodes, *([self._head] if self._head else [])]:
             node.process.wait()
-        self._hosts.__exit__()
+        self._ends.close()
 
     @property
     def address(self) -> str:

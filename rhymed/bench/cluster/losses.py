@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
-from statistics import median
+from statistics import fmean, median
 from typing import NamedTuple
 
-from rhymed.bench.cluster.machines import Machines, watched
+from rhymed.bench.cluster.machines import Machines
 from rhymed.bench.cluster.trial import Trial
 
 WINDOW = 3  # steps, of which the mean is compared with the usual one
@@ -31,7 +31,7 @@ class Plan:
 
     def rollouts(self) -> None:
         """A machine with a rollout worker, and without the trainer."""
-        places = {one.name: one.raylet for one in watched()}
+        places = {one.name: one.raylet for one in self.machines.watched()}
         alone = [name for name in places if name.startswith("rollout") and places[name] != places.get("trainer")]
         self.machines.kill(alone[0] if alone else "rollout-0")
 
@@ -50,7 +50,7 @@ class Plan:
 
     def settled(self, names: set[str]) -> bool:
         """All these processes have a place."""
-        return names <= {one.name for one in watched() if one.raylet}
+        return names <= {one.name for one in self.machines.watched() if one.raylet}
 
 
 KINDS: dict[str, Callable[[Plan], None]] = {
@@ -86,3 +86,15 @@ def recovery_s(times: list[float], loss: Loss, usual: float) -> float | None:
         if times[first] >= loss.at and (times[first + WINDOW] - times[first]) / WINDOW <= FULL * usual:
             return times[first] - loss.at
     return None
+
+
+def useful_share(times: list[float], losses: list[Loss], usual: float) -> float:
+    """Useful time over total (ETTR): the steps at the mean speed that they had outside of the recoveries, divided by
+    the time that they took. Speeds are of the same run, so a machine that becomes slower changes nothing."""
+    spans = [(loss.at, loss.at + (recovery_s(times, loss, usual) or float("inf"))) for loss in losses]
+    calm = [
+        after - before
+        for before, after in pairwise(times)
+        if not any(before < end and after > start for start, end in spans)
+    ]
+    return fmean(calm) * (len(times) - 1) / (times[-1] - times[0]) if calm else 0.0

@@ -14,7 +14,7 @@ from statistics import median
 from typing import Any
 
 from rhymed import atomic
-from rhymed.bench.cluster.losses import KINDS, Plan, recovery_s, suffer, usual_s
+from rhymed.bench.cluster.losses import KINDS, Loss, Plan, recovery_s, suffer, useful_share, usual_s
 from rhymed.bench.cluster.machines import Machines
 from rhymed.bench.cluster.trial import Trial, config, on_ray
 from rhymed.output import show
@@ -75,28 +75,34 @@ def _losses(folder: Path, usual: float, every: int) -> list[dict[str, Any]]:
     return rows
 
 
-def _useful(folder: Path, usual: float, every_s: float, losses: int) -> dict[str, Any]:
+def _useful(folder: Path, usual: float, every_s: float, count: int) -> dict[str, Any]:
     """The share of useful time while a machine is lost every so often, rollouts' and the trainer's by turns."""
-    steps = _steps_in(every_s * (losses + 1), usual)
-    kinds = (Plan.rollouts, Plan.trainer)
+    steps = _steps_in(every_s * (count + 1), usual)
+    kinds = list(KINDS)[:2]
+    losses: list[Loss] = []
     with (
         Machines(NODES, CPUS) as machines,
         Trial(config(folder, "useful", steps, WORKERS, **on_ray(machines.address))) as trial,
     ):
         trial.until(1)
-        plan, begun, lost = Plan(trial, machines), time.time(), 0
-        while len(trial.done()) < steps and lost < losses:
-            time.sleep(every_s)
+        plan, begun = Plan(trial, machines), time.time()
+        while len(losses) < count:
+            time.sleep(max(0.0, begun + every_s * (len(losses) + 1) - time.time()))
             trial.wait_for(lambda: plan.settled(NAMES), "places")
-            kinds[lost % len(kinds)](plan)
+            if (done := len(trial.done())) >= steps:
+                break
+            losses.append(Loss(kinds[len(losses) % len(kinds)], done, time.time()))
+            KINDS[losses[-1].kind](plan)
             plan.added()
-            lost += 1
         trial.finish()
-        times = trial.done()
-    total = max(times) - begun
-    share = (len(times) - 1) * usual / total
-    show(f"useful   {share:.3f} of {total:.0f} s, with {lost} machines lost, one every {every_s:g} s", flush=True)
-    return {"share": share, "seconds": total, "lost": lost, "every_s": every_s}
+        end = losses[-1].at + every_s if losses else 0.0
+        times = [at for at in trial.done() if at <= end]  # later steps are disturbed by nothing
+    share, total = useful_share(times, losses, usual), times[-1] - times[0]
+    show(
+        f"useful   {share:.3f} of {total:.0f} s, with {len(losses)} machines lost, one every {every_s:g} s",
+        flush=True,
+    )
+    return {"share": share, "seconds": total, "lost": len(losses), "every_s": every_s, "steps": len(times)}
 
 
 def _steps_in(seconds: float, usual: float) -> int:

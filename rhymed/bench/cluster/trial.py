@@ -105,9 +105,10 @@ class Trial:
     def done(self) -> list[float]:
         """When each step was trained, by `time.time`; the newest time of a step that was trained again."""
         try:
-            rows = [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
-        except (OSError, ValueError):
+            lines = (self.folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+        except OSError:
             return []
+        rows = [json.loads(line) for line in lines if line.endswith("\n")]  # the last may be half written
         found = {int(row["step"]): float(row["time"]) for row in rows if "step" in row and "time" in row}
         return [found[step] for step in sorted(found)]
 
