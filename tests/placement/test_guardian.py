@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -10,7 +11,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+
+from rhymed.placement.ray import guardian
+from rhymed.placement.ray.guardian import Guardian, Order
+from rhymed.placement.ray.keeper import Keeper
+from rhymed.placement.ray.words import Start
 
 TEXT = """
 import os, sys, time
@@ -32,8 +39,7 @@ class Kept:
             "output": str(folder / "logs" / "rollout-0.out"),
             "head": head,
             "broker": "127.0.0.1:9",
-            **more,
-        }
+        } | more
         command = [sys.executable, "-m", "rhymed.placement.ray.guardian", "rollout-0", str(os.getpid())]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self.say(json.dumps(order))
@@ -120,6 +126,44 @@ def test_when_ray_is_lost_the_process_continues_and_starts_again_if_it_fails(tmp
     with socket.create_server((host, int(port))):  # Ray is back: it starts the process in a place of its own
         until(lambda: not alive(int(kept.starts()[-1].split()[0])))
         until(lambda: not alive(int(kept.starts()[-1].split()[1])))
+
+
+def test_without_rays_head_it_starts_what_fails_again_though_its_actor_lives(tmp_path: Path, no_head: str) -> None:
+    kept = Kept(tmp_path, seconds=0.2, status=1, head=no_head)
+    first, second = kept.hear(), kept.hear()
+    assert first["pid"] != second["pid"]
+    assert "status" not in second
+    host, _, port = no_head.rpartition(":")
+    with socket.create_server((host, int(port))):  # Ray hears of it again
+        while "status" not in (heard := kept.hear()):
+            pass
+        assert heard["status"] == 1
+    kept.leave()
+
+
+def test_when_ray_was_away_and_is_back_it_ends_what_ray_places_again(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(guardian, "answers", lambda address: here[0])
+    watching, here = Guardian(Order([], {}, {}, "", "head", "broker"), tmp_path), [True]
+    for answered, over in [(True, False), (False, False), (False, False), (True, False)] + 3 * [(False, False)]:
+        here[0], watching.look_at = answered, 0.0
+        assert watching._is_over() == over
+    here[0], watching.look_at = True, 0.0
+    assert watching._is_over()
+
+
+def test_a_file_that_cannot_be_written_there_is_a_sentence_and_no_lost_place(tmp_path: Path, head: str) -> None:
+    kept = Kept(tmp_path, seconds=1, head=head, files={"keys": "", "keys/rollout.secret": "a secret"})
+    assert f"{socket.gethostname()}: [Errno" in kept.hear()["error"]
+    kept.leave()
+
+
+def test_a_process_that_is_not_wanted_before_it_begins_is_not_started(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(Keeper, "where", lambda self: "127.0.0.1")
+    output, keeper = tmp_path / "rollout-0.out", Keeper()
+    start = Start(1, "rollout-0", ["--help"], {}, {}, str(output), "127.0.0.1:9")
+    keeper.say("kill")
+    assert keeper.run(msgspec.json.encode(start), "127.0.0.1:9", "") == (-signal.SIGTERM, "")
+    assert not output.exists()
 
 
 def test_a_folder_that_is_not_shared_is_a_sentence(tmp_path: Path, head: str) -> None:

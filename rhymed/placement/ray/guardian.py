@@ -7,6 +7,8 @@ Started by a keeper, an actor of Ray, through which it gets its order (`Order`, 
 * If not, Ray itself is gone, and the run continues: the process is kept alive, and started again if it fails, until
   Ray's head is back, the process ends without an error, or the run's broker, too, was silent for long.
 
+The same holds while the keeper is there and Ray's head is not: nobody hears the keeper.
+
 It is a grandchild of the keeper in a session of its own, because Ray kills the children of actors that end.
 """
 
@@ -15,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-import shutil
 import signal
 import socket
 import subprocess
@@ -28,7 +29,9 @@ import msgspec
 
 FOLDER = "{folder}"  # in arguments and environment: of `Order.files`
 LOOK_S = 0.5
-ASK_S = 2.0  # between looks at Ray's head, once the keeper is gone
+ASK_S = 2.0  # between looks at Ray's head, once it or the keeper is gone
+CALM_ASK_S = 10.0
+AWAY = 3  # looks in a row without an answer
 CONNECT_S = 2.0
 SILENT_S = 600.0  # without an answer of the broker either, the run is over
 STOP_S = 12.0
@@ -62,38 +65,43 @@ class Guardian:
     folder: Path
     process: subprocess.Popen[bytes] | None = None
     orphaned: bool = False
-    over: bool = False  # an orphan's process is needed no more
+    asked: bool = False  # to end its process
+    over: bool = False  # its process is needed no more
+    misses: int = 0  # looks in a row at which Ray's head did not answer
+    look_at: float = 0.0  # when to look again
     output_start: int = 0
-    heard: float = field(default_factory=time.monotonic)  # when the broker last answered
+    heard: float = field(default_factory=time.monotonic)  # when the head or the broker last answered
 
     def run(self) -> None:
         pause_s = LOOK_S
-        while True:
-            status = self._once()
-            if not self.orphaned or status in (0, HOPELESS) or self._is_over():
-                return
+        while self._again(event := self._once()):
             time.sleep(pause_s)
             pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
+        say(event)
 
-    def _once(self) -> int:
-        """One process from start to end; returns its status."""
+    def _again(self, event: Event) -> bool:
+        """It failed, and without Ray's head, which its keeper may outlive, nobody else would start it."""
+        if event.status in (0, HOPELESS) or self.asked or self.over:
+            return False
+        return (self.orphaned or not answers(self.order.head)) and not self._is_over()
+
+    def _once(self) -> Event:
+        """One process from start to end, and how it ended."""
         try:
             self._start()
         except OSError as error:
-            self._say(Event(error=str(error)))
-            return 1
+            return Event(error=str(error))
         assert self.process is not None
-        self._say(Event(pid=self.process.pid))
+        say(Event(pid=self.process.pid))
         while self.process.poll() is None:
             if self.orphaned:
-                time.sleep(ASK_S)
-                if self._is_over():
-                    self._stop()
-            elif self._words() and self.orphaned and self._is_over():
+                time.sleep(LOOK_S)
+            else:
+                self._words()
+            if self._is_over():
                 self._stop()
         self._kill()
-        self._say(Event(status=self.process.returncode, words=self._last_words()))
-        return self.process.returncode
+        return Event(status=self.process.returncode, words=self._last_words())
 
     def _start(self) -> None:
         if self.order.needs and not Path(self.order.needs).exists():
@@ -117,27 +125,33 @@ class Guardian:
                 env=environment | own,
             )
 
-    def _words(self) -> bool:
-        """What the keeper asks for; whether there was anything. An end of the input makes us an orphan."""
+    def _words(self) -> None:
+        """What the keeper asks for. An end of the input makes us an orphan."""
         if not select.select([0], [], [], LOOK_S)[0]:
-            return False
+            return
         words = os.read(0, 4096).decode()
         if not words:
-            self.orphaned, self.heard = True, time.monotonic()
+            self.orphaned, self.look_at = True, 0.0
         elif "kill" in words:
+            self.asked = True
             self._kill()
         elif "terminate" in words and self.process is not None:
+            self.asked = True
             self.process.terminate()
-        return True
 
     def _is_over(self) -> bool:
-        """An orphan's process is not needed any more."""
-        if self.over or answers(self.order.head):
-            self.over = True  # even if Ray is lost again now
-            return True
-        if answers(self.order.broker):
+        """Its process is not needed any more: Ray knows that its keeper is gone; Ray was away and is back, and places
+        all processes once more; or nobody has answered for long."""
+        if self.over or time.monotonic() < self.look_at:
+            return self.over
+        here = answers(self.order.head)
+        self.over = here and (self.orphaned or self.misses >= AWAY)
+        self.misses = 0 if here else self.misses + 1
+        if here or answers(self.order.broker):
             self.heard = time.monotonic()
-        return time.monotonic() - self.heard > SILENT_S
+        self.over = self.over or time.monotonic() - self.heard > SILENT_S
+        self.look_at = time.monotonic() + (ASK_S if self.orphaned or self.misses else CALM_ASK_S)
+        return self.over
 
     def _stop(self) -> None:
         assert self.process is not None
@@ -161,9 +175,10 @@ class Guardian:
             return lines[-1].removeprefix("rhymed: ") if lines else ""
         return ""
 
-    def _say(self, event: Event) -> None:
-        with contextlib.suppress(OSError):  # the keeper is gone
-            os.write(1, msgspec.json.encode(event) + b"\n")
+
+def say(event: Event) -> None:
+    with contextlib.suppress(OSError):  # the keeper is gone
+        os.write(1, msgspec.json.encode(event) + b"\n")
 
 
 def answers(address: str) -> bool:
@@ -190,12 +205,12 @@ def main() -> None:
         signal.signal(number, lambda *_: None)  # not SIG_IGN, which the process would inherit
     with os.fdopen(os.dup(0), "rb", buffering=0) as unbuffered:  # `select` sees what comes later
         order = msgspec.json.decode(unbuffered.readline(), type=Order)
-    folder = Path(tempfile.mkdtemp(prefix="rhymed-seat-"))
     try:
-        write_files(folder, order.files)
-        Guardian(order, folder).run()
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        with tempfile.TemporaryDirectory(prefix="rhymed-seat-", ignore_cleanup_errors=True) as folder:
+            write_files(Path(folder), order.files)
+            Guardian(order, Path(folder)).run()
+    except OSError as error:  # the disk of temporary files is full, or not writable
+        say(Event(error=f"{socket.gethostname()}: {error}"))
 
 
 if __name__ == "__main__":

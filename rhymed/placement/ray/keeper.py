@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
+import threading
 from typing import Any
 
 import msgspec
@@ -22,6 +24,8 @@ class Keeper:
 
     def __init__(self) -> None:
         self._guardian: subprocess.Popen[bytes] | None = None
+        self._unwanted = False  # it was asked to end before it began
+        self._lock = threading.Lock()
 
     def where(self) -> str:
         """This machine's address."""
@@ -33,16 +37,17 @@ class Keeper:
         """Exit status and last words of the process; None: why it could not be started, empty: it is lost."""
         wanted = msgspec.json.decode(start, type=Start)
         order = self._order(wanted, head, ranks)
-        guardian = self._guardian = subprocess.Popen(
-            [sys.executable, "-m", "rhymed.placement.ray.guardian", wanted.name, str(os.getpid())],  # for `ps`
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
-        assert guardian.stdin is not None
-        assert guardian.stdout is not None
-        guardian.stdin.write(msgspec.json.encode(order) + b"\n")
-        guardian.stdin.flush()
+        with self._lock:
+            if self._unwanted:
+                return -signal.SIGTERM, ""
+            guardian = self._guardian = subprocess.Popen(
+                [sys.executable, "-m", "rhymed.placement.ray.guardian", wanted.name, str(os.getpid())],  # for `ps`
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+            )
+            self._write(msgspec.json.encode(order))
         guardian.wait()  # it has left a child of its own
+        assert guardian.stdout is not None
         for line in guardian.stdout:
             event = msgspec.json.decode(line, type=Event)
             if event.error:
@@ -52,9 +57,17 @@ class Keeper:
         return None, ""
 
     def say(self, what: str) -> None:
-        if self._guardian is not None and self._guardian.stdin is not None:
-            self._guardian.stdin.write(f"{what}\n".encode())
-            self._guardian.stdin.flush()
+        with self._lock:
+            if self._guardian is None:
+                self._unwanted = True
+            else:
+                self._write(what.encode())
+
+    def _write(self, line: bytes) -> None:
+        assert self._guardian is not None
+        assert self._guardian.stdin is not None
+        self._guardian.stdin.write(line + b"\n")
+        self._guardian.stdin.flush()
 
     def _order(self, start: Start, head: str, ranks: str) -> Order:
         filled = {"{host}": self.where(), "{ranks}": ranks, "{port}": str(_free_port())}
