@@ -46,6 +46,7 @@ class Child:
     started: float = 0.0
     restarts: int = 0  # since the run last progressed
     quick_failures: int = 0  # in a row
+    quick_losses: int = 0  # of its place, in a row
     ended: float = 0.0  # when its last process ended
     left: bool = False  # its last process ended without an error
     not_started: str = ""  # why the last attempt to start a process failed
@@ -183,9 +184,10 @@ class Supervisor:
 
     async def _move(self, child: Child, lost: PlaceLost) -> None:
         """Its place is lost, which is no failure of the process: it starts in another one."""
+        child.quick_losses = child.quick_losses + 1 if time.monotonic() - child.started < QUICK_S else 1
         if not (self._closing or child.dismissed):
             self._report(f"{child.command.name}: {lost}; starting it in another place")
-            await asyncio.sleep(FIRST_PAUSE_S)
+            await asyncio.sleep(restart_pause_s(child.quick_losses, FIRST_PAUSE_S, LONGEST_PAUSE_S))
 
     def _count_failure(self, child: Child) -> None:
         """Earlier failures do not count if the run has progressed since the last one. Repeating steps after a

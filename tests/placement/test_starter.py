@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from rhymed.config import Config
+from rhymed.launch import supervisor
 from rhymed.launch.supervisor import Supervisor
 from rhymed.placement.plan import Command, commands
 from rhymed.placement.ray import cluster, starter
@@ -83,16 +84,19 @@ async def test_a_process_is_placed_asked_to_end_and_its_end_is_heard_of(fake: Fa
 
 async def test_a_place_that_is_lost_is_no_failure_and_another_one_is_looked_for(fake: Fake, monkeypatch) -> None:
     monkeypatch.setattr(starter, "LONG_S", 0.1)
+    losses: list[int] = []
+    monkeypatch.setattr(supervisor, "restart_pause_s", lambda row, *_: losses.append(row) or 0.02)
     async with fake.starter() as ray:
         process = await ray.start(fake.command("reward-0"), fake.layout.log("reward-0"))
         with pytest.raises(PlaceLost, match="the node died"):
             await process.ended()
         both = [fake.command("reward-0"), fake.command("rollout-1")]
-        async with Supervisor(both, fake.layout.log, fake.events.append, ray) as supervisor:
+        async with Supervisor(both, fake.layout.log, fake.events.append, ray) as run:
             await until(lambda: fake.heard('"name":"reward-0"') > 3)
             await until(lambda: any("waits for a place" in event for event in fake.events))
-            assert not supervisor.failed.is_set()
-            assert all(child.restarts == 0 for child in supervisor.children)
+            assert not run.failed.is_set()
+            assert all(child.restarts == 0 for child in run.children)
+    assert losses[:3] == [1, 2, 3], "a machine on which nothing stays is not asked without a pause"
     assert any("reward-0: its place is lost (the node died); starting it in another" in one for one in fake.events)
     assert "rollout-1 waits for a place in Ray's cluster (1 CPU)" in fake.events
 

@@ -10,7 +10,9 @@ import asyncio
 import contextlib
 import logging
 import os
+import signal
 import sys
+from collections.abc import Coroutine
 from typing import Any
 
 import msgspec
@@ -23,21 +25,33 @@ from rhymed.service.process import die_with_parent
 LINE_BYTES = 16 << 20
 EX_AWAY = 69  # EX_UNAVAILABLE: Ray cannot be reached
 SAY_S = 10.0
+CANCELLED = -signal.SIGTERM
 
 
 class Placer:
     def __init__(self, head: str, output: int) -> None:
         self._head, self._output = head, output
         self._keepers: dict[int, Any] = {}
+        self._waiting: dict[int, asyncio.Task[None]] = {}  # starts without a place yet
         self._gang: Any = None  # placement group of the trainer's machines
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self, words: asyncio.StreamReader) -> None:
         while line := await words.readline():
             word = msgspec.json.decode(line, type=ToPlacer)
-            task = asyncio.create_task(self._start(word) if isinstance(word, Start) else self._say_to(word))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            if isinstance(word, Start):
+                self._waiting[word.id] = self._begin(self._start(word))
+            elif waiting := self._waiting.pop(word.id, None):
+                waiting.cancel()  # Ray would give it a place later, and count it as demand until then
+                self.send(Ended(word.id, CANCELLED, ""))
+            else:
+                self._begin(self._say_to(word))
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
 
     def send(self, word: FromPlacer) -> None:
         os.write(self._output, msgspec.json.encode(word) + b"\n")
@@ -47,15 +61,21 @@ class Placer:
 
         try:
             self.send(await self._kept(start))
-        except (ray.exceptions.RayError, ValueError) as error:  # ValueError: a group that is gone
+        except ray.exceptions.RayActorError as error:
+            why = _why(error)
+            self.send(Failed(start.id, why) if error.actor_init_failed else Lost(start.id, why))
+        except Exception as error:  # of Ray in many kinds; a process of which nobody hears would wait for ever
             self.send(Lost(start.id, _why(error)))
         finally:
+            self._waiting.pop(start.id, None)
             if handle := self._keepers.pop(start.id, None):
-                ray.kill(handle)
+                with contextlib.suppress(ray.exceptions.RayError, ValueError):
+                    ray.kill(handle)
 
     async def _kept(self, start: Start) -> FromPlacer:
         handle = self._keepers[start.id] = keeper.actor(**await self._options(start))
         host = await handle.where.remote()
+        self._waiting.pop(start.id, None)
         self.send(Placed(start.id, host))
         status, words = await handle.run.remote(msgspec.json.encode(start), self._head, self._first_host() or host)
         if status is None:
@@ -111,6 +131,8 @@ def _why(error: BaseException) -> str:
     import ray
 
     if isinstance(error, ray.exceptions.RayActorError):
+        if error.actor_init_failed:
+            return f"{error.error_msg.strip().splitlines()[-1]}: every node needs the same rhymed"
         return "its machine, or Ray there, is gone"
     return str(error).strip().partition("\n")[0].rstrip(". ") or type(error).__name__
 
