@@ -14,7 +14,7 @@ PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n $(JOBS) --di
 PRETTIER := npx --yes prettier@3.10.1 --log-level warn
 PAGE := rhymed/dashboard/static
 
-.PHONY: help setup quickstart quickstart-gpu test test-gpu test-thorough test-fast test-compose wheels lint types format bench bench-model docs package sbom audit requirements stress-chaos stress-soak stress-watch stress-fuzz stress-protocol stress-strangers stress-inputs stress-crash stress-disk stress-remove stress-hosts stress-relays stress-slurm stress-move stress-machines site clean
+.PHONY: help setup quickstart quickstart-gpu test test-gpu test-thorough test-fast test-compose ray wheels lint types format bench bench-model docs package sbom audit requirements stress-chaos stress-soak stress-watch stress-fuzz stress-protocol stress-strangers stress-inputs stress-crash stress-disk stress-remove stress-hosts stress-relays stress-slurm stress-move stress-machines site clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
@@ -50,6 +50,12 @@ test-fast: setup ## run the tests that need no model
 
 test-compose: setup ## test a run in containers; skipped without a Docker engine
 	RHYMED_COMPOSE=1 $(BIN)/python -m pytest tests/system/test_compose.py -rs
+
+ray: setup $(VENV)/.ray ## install Ray, 80 MB, without which `make test-thorough` leaves out placement on its clusters
+
+$(VENV)/.ray: requirements/ray.$(LISTED) $(VENV)/.ready
+	$(BIN)/pip install --quiet --no-compile $(HASHES) --no-deps --only-binary :all: -r requirements/ray.$(LISTED)
+	touch $@
 
 wheels: setup ## download the images' packages to docker/wheels, for builds without a package index (PIP_NO_INDEX=1)
 	$(BIN)/pip download --quiet --no-deps --require-hashes --no-build-isolation --dest docker/wheels -r requirements/cpu.txt

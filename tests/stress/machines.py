@@ -1,8 +1,9 @@
 """`python -m tests.stress.machines`: a run on a Ray cluster that loses machines, against the same run calm.
 
 Ray's nodes are processes of this machine (`ray.cluster_utils`). Machines with rollout workers and with the trainer
-are killed with all that runs there, Ray alone is killed on one, and Ray's head; others are added. It passes when both
-runs trained the same samples, each once, to the same weights, bit for bit, and when nothing of the run is left.
+are killed with all that runs there, Ray alone is killed on one, and Ray's head, after which the trainer is killed;
+others are added. It passes when both runs trained the same samples, each once, to the same weights, bit for bit, and
+when nothing of the run is left.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rhymed.bench.cluster.losses import KINDS, Plan, suffer
-from rhymed.bench.cluster.machines import Machines, watched
+from rhymed.bench.cluster.machines import Machines
 from rhymed.bench.cluster.trial import Trial, config, on_ray
 from rhymed.errors import ConfigError
 from rhymed.history.compare.audit import audit
@@ -26,7 +27,8 @@ from tests.stress import command
 from tests.stress.network import Network
 
 NAMES = {"trainer", "rollout-0", "rollout-1", "reward-0"}
-AFTER = 8  # steps after the last loss
+AFTER = 40  # steps after the last loss, more than pass until it is noticed
+UNPLACED = "the connection to Ray is lost"
 
 
 def run(
@@ -44,7 +46,11 @@ def run(
     every, chosen = every or (3 if quick else 8), list(kinds or KINDS)
     folder = out or Path(tempfile.mkdtemp(prefix="rhymed-cluster-"))
     steps = 1 + (every + 2) * len(chosen) + AFTER
-    with Network(machines, cpus=2) if network else Machines(machines, cpus=2) as cluster:
+    early = False
+    with (
+        Trial(config(folder, "calm", steps, 2)) as calm,
+        Network(machines, cpus=2) if network else Machines(machines, cpus=2) as cluster,
+    ):
         sections = on_ray(cluster.address)
         if network:
             make_keys(folder / "keys", ROLES)
@@ -53,12 +59,21 @@ def run(
         with Trial(wanted, cluster.prefix if isinstance(cluster, Network) else ()) as trial:
             trial.until(1)
             losses = suffer(Plan(trial, cluster), chosen, NAMES, every)
+            if chosen[-1] == "Ray's head":
+                trial.wait_for(lambda: UNPLACED in trial.output.read_text(), UNPLACED)
+                early = len(trial.done()) == steps
+                cluster.kill_process("trainer")
             trial.finish()
-        left = watched()
-    with Trial(config(folder, "calm", steps, 2)) as calm:
+        left = cluster.watched()
         calm.finish()
     result = _judge(trial.folder, calm.folder, [f"{one.name} ({one.pid})" for one in left])
-    result |= {"losses": [loss.kind for loss in losses], "steps": steps, "folder": str(folder)}
+    result["wrong"] += ["the run ended before it noticed that Ray is lost"] if early else []
+    result |= {
+        "good": not result["wrong"],
+        "losses": [loss.kind for loss in losses],
+        "steps": steps,
+        "folder": str(folder),
+    }
     print(f"{', '.join(result['losses'])}: {result['audit']}")
     for wrong in result["wrong"]:
         print(f"wrong: {wrong}")
@@ -75,7 +90,7 @@ def _judge(lost: Path, calm: Path, left: list[str]) -> dict[str, Any]:
     wrong = [f"calm: {fault}" for fault in peace.wrong] + [f"lost: {fault}" for fault in war.wrong + both.wrong]
     wrong += [f"{war.dropped} samples were dropped"] if war.dropped else []
     wrong += [f"left behind: {', '.join(left)}"] if left else []
-    return {"audit": both.weights, "samples": war.trained, "wrong": wrong, "good": not wrong}
+    return {"audit": both.weights, "samples": war.trained, "wrong": wrong}
 
 
 def main() -> int:
