@@ -32,6 +32,7 @@ LONGEST = (
     "system/test_teacher",
     "system/test_vllm",
     "check/devices/test_ranks",
+    "stress/test_machines",
     "stress/test_refill",
     "stress/test_slurm",
     "histospec/sampling/test_kernels",

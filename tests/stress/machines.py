@@ -27,7 +27,7 @@ from tests.stress import command
 from tests.stress.network import Network
 
 NAMES = {"trainer", "rollout-0", "rollout-1", "reward-0"}
-AFTER = 40  # steps after the last loss, more than pass until it is noticed
+AFTER = 12  # steps after the last loss, more than pass until it is noticed
 UNPLACED = "the connection to Ray is lost"
 
 
