@@ -5,6 +5,7 @@ Over gloo on processors; members are threads, and a process where one is killed.
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import stat
 import subprocess
@@ -12,6 +13,8 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
@@ -226,3 +229,35 @@ def test_only_its_user_may_meet_the_trainer(trainer: Trainer) -> None:
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
     assert stat.S_IMODE(path.with_suffix(notice.SUFFIX).stat().st_mode) == 0o600
     assert stat.S_IMODE(Path(notice.read(path).store).stat().st_mode) == 0o600
+
+
+def test_a_group_of_gpus_is_nccl_s_with_a_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No GPU here: torch's class is replaced, with the arguments that its stub has."""
+    made: list[Any] = []
+
+    class Nccl:
+        class Options:
+            _timeout: Any = None
+
+        def __init__(self, store: Any, rank: int, size: int, options: Options) -> None:
+            made.append((store, rank, size, options._timeout.total_seconds()))
+
+        def broadcast(self, tensors: list[Tensor], options: Any) -> Any:
+            made.append((len(tensors[0]), options.rootRank))
+            return SimpleNamespace(wait=lambda limit: made.append(limit.total_seconds()))
+
+        def abort(self) -> None:
+            made.append("abort")
+
+    monkeypatch.setattr(torch.distributed, "ProcessGroupNCCL", Nccl, raising=False)
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+    gpu = torch.device("cuda", 1)
+    with pytest.raises(WireError, match="this torch has no NCCL"):
+        group.Group("keys", 2, 5, gpu)
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
+    found = group.Group("keys", 2, 5, gpu)
+    found.broadcast(torch.zeros(group.CHUNK_BYTES + 1, dtype=torch.uint8))
+    found.close()
+    chunks = [(group.CHUNK_BYTES, 0), group.CHUNK_S, (1, 0), group.CHUNK_S]
+    assert made == [("keys", 2, 5, group.FORM_S), *chunks, "abort"]

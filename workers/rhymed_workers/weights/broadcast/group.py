@@ -37,6 +37,7 @@ class Group:
     """`store`: with keys that only this group has; `rank`: 0 is the trainer. Raises `WireError`."""
 
     def __init__(self, store: Any, rank: int, size: int, device: Any) -> None:
+        self._on_cpu = device.type == "cpu"
         try:
             self._group = _form(store, rank, size, device)
         except RuntimeError as error:
@@ -55,6 +56,11 @@ class Group:
         except RuntimeError as error:
             raise WireError(f"the broadcast broke off: {_line(error)}") from error
 
+    def close(self) -> None:
+        """Ends what waits on a GPU for members that are gone."""
+        if not self._on_cpu:
+            self._group.abort()
+
 
 def _form(store: Any, rank: int, size: int, device: Any) -> Any:
     import torch
@@ -67,8 +73,10 @@ def _form(store: Any, rank: int, size: int, device: Any) -> Any:
         return dist.ProcessGroupGloo(store, rank, size, options)
     if not dist.is_nccl_available():
         raise RuntimeError("this torch has no NCCL")
+    options = dist.ProcessGroupNCCL.Options()
+    options._timeout = timedelta(seconds=FORM_S)  # more than CHUNK_S: torch's watchdog then ends the process
     with torch.cuda.device(device):
-        return dist.ProcessGroupNCCL(store, rank, size, timedelta(seconds=FORM_S))
+        return dist.ProcessGroupNCCL(store, rank, size, options)
 
 
 def _line(error: BaseException) -> str:

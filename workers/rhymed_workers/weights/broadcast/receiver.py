@@ -81,7 +81,8 @@ class Member:
         if not Path(about.store).exists():
             raise WireError("the trainer has removed its broadcast")
         if self._about is None or (self._about.store, self._about.generation) != (about.store, about.generation):
-            self._group, self._store = None, store(Path(about.store))
+            self._close()
+            self._store = store(Path(about.store))
             self._number = self._store.add(about.joined, 1)
         self._about = about
         if self._number > about.members:
@@ -108,4 +109,9 @@ class Member:
                 self._store.set(about.broken, "")
             except RuntimeError as error:
                 log.debug("the trainer is gone: %s", error)
-        self._group = None
+        self._close()
+
+    def _close(self) -> None:
+        if self._group is not None:
+            self._group.close()
+            self._group = None

@@ -67,7 +67,8 @@ class Broadcasts:
         if self._keys is None or not self._keys.exists():
             self._keys = folder / f"{STORE}{secrets.token_hex(4)}"
             self._keys.touch(0o600)
-            self._store, self._group = store(self._keys), None
+            self._close()
+            self._store = store(self._keys)
 
     def _next(self, memory: Tensor) -> Notice:
         self._turn += 1
@@ -119,7 +120,13 @@ class Broadcasts:
 
     def _end_generation(self, why: str) -> None:
         log.warning("a broadcast of weights to all engines begins again with the next version: %s", why)
-        self._group, self._generation = None, self._generation + 1
+        self._close()
+        self._generation += 1
+
+    def _close(self) -> None:
+        if self._group is not None:
+            self._group.close()
+            self._group = None
 
 
 class _Sending:
