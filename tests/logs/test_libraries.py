@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -36,6 +38,7 @@ def run(tmp_path: Path) -> Path:
     folder = tmp_path / "logs"
     folder.mkdir()
     (folder / "rollout-0.out").write_text(OUT)
+    os.utime(folder / "rollout-0.out", 2 * (datetime(2026, 11, 23, 6, 10, 7, tzinfo=UTC).timestamp(),))
     rows = [
         {
             "t": f"2026-11-23T06:10:0{second}.000Z",

@@ -113,7 +113,8 @@ async def test_the_next_worker_goes_on_where_a_dead_one_was(long: Config, scene:
         await until(lambda: asked in broker.generated)
     (whole,) = await client.get_samples([asked])
     np.testing.assert_array_equal(whole.tokens, TraceBook(quick.trace, quick.rollout).response(asked)[0])
-    assert broker.generated[asked].ahead == (len(saved), len(saved))
+    verified, kept = broker.generated[asked].ahead
+    assert verified == kept >= len(saved)  # more: a part was on its way to the store
 
 
 async def test_a_store_that_is_away_does_not_stop_the_engine(
