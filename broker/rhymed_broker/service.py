@@ -84,7 +84,7 @@ class BrokerService(Service):
         self._timeline = self._timeline_writer.timeline
 
     async def open(self) -> None:
-        gc.set_threshold(20_000, 20, 1000)  # the ledger has many objects and no cycles: collections only cost pauses
+        gc.set_threshold(5_000, 5, 8000)  # the ledger has many objects and no cycles: collections only cost pauses
         keys, schedule = self.places.keys("broker"), self.config.schedule
         # workers may join while the dataset is read
         self.server = Server(self.places.listens(self.places.broker), messages.ToBroker, self._handle, keys=keys)

@@ -25,7 +25,7 @@ from rhymed.wire.limits import LogThrottle
 
 log = logging.getLogger(__name__)
 
-BURST = 256  # messages read from a socket before other callbacks of the event loop run
+BURST = 64  # messages read from a socket before other callbacks of the event loop run
 
 UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 """Errors that msgspec raises for invalid bytes; not all are its own classes."""

@@ -268,12 +268,12 @@ class Dispatch:
         if any(now - sample.released < RELEASE_S for sample in running if sample.released):
             return []  # loads are about to change
         running = [sample for sample in running if not self._parked(sample)]
-        yield
+        yield from slices_of(self.forecast.settle, open_step.step)
         able = [worker for worker in self._workers.of_role("rollout") if not (worker.resting or worker.drained)]
         workers = {worker.name: worker for worker in able if self.may_have(worker, open_step.step, version)}
         releases: dict[str, list[SampleId]] = {}
         snapshot = Running(running, len(open_step.samples), workers, self._left, self._total)
-        for sample, target in self.policy.move(snapshot):
+        for sample, target in (yield from self.policy.move(snapshot)):
             assert target in workers, f"policy: {target} may not have {sample.id}"
             sample.released, sample.goal = now, target
             self._samples.moving[sample] = None

@@ -25,12 +25,14 @@ from rhymed_broker.pipe.policy import (
     load,
     take,
 )
+from rhymed_broker.slices import Slices, chunks
 from rhymed_broker.states import Sample
 
 PROBES = 2  # samples of a group without history that go first
 NEAR = 0.8  # of the longest forecast: as long as that, a sibling of what the worker has goes first
 WORTH = 256  # expected tokens; below, a move costs more than it saves
 CANDIDATES = 256  # samples considered, those with the most tokens
+FORECASTS = 16  # in one slice: several milliseconds
 LIGHTER = 0.5  # times the load of its worker, at most: the load of the target
 
 
@@ -91,7 +93,7 @@ def _probes_first(queue: StepQueue) -> Iterator[Sample]:
             yield from islice(group, PROBES, None)
 
 
-def split_off(running: Running) -> list[Move]:
+def split_off(running: Running) -> Slices[list[Move]]:
     """The samples with the most tokens left, from loaded workers to emptier ones."""
     loads = {name: load(worker) for name, worker in running.workers.items()}
     lightest = [(busy, name) for name, busy in loads.items()]
@@ -101,8 +103,11 @@ def split_off(running: Running) -> list[Move]:
         return []
     moves: list[Move] = []
     full = [sample for sample in running.samples if loads.get(sample.worker, 0) * LIGHTER >= lightest[0][0] + 1]
-    longest = heapq.nlargest(CANDIDATES, full, key=lambda sample: sample.tokens)
-    for left, _, sample in sorted(((running.left(sample), sample.id, sample) for sample in longest), reverse=True):
+    candidates = []
+    for samples in chunks(heapq.nlargest(CANDIDATES, full, key=lambda sample: sample.tokens), FORECASTS):
+        yield
+        candidates += [(running.left(sample), sample.id, sample) for sample in samples]
+    for left, _, sample in sorted(candidates, reverse=True):
         busy, target = lightest[0]
         if left < WORTH or busy + 1 > most:
             break

@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from rhymed.messages import Role, SampleId
+from rhymed_broker.slices import Slices
 from rhymed_broker.states import Sample
 
 Deal = Mapping[str, Sequence[str]]  # worker -> prompts, in the order in which it begins them
@@ -110,7 +111,7 @@ class Policy(NamedTuple):
     deal: Callable[[Sequence[str], Sequence[WorkerView], Expect], Deal] | None
     """Inside a step: each worker's own prompts; None: a worker with a free slot takes the next one."""
     place: Callable[[Snapshot], list[Placement]]
-    move: Callable[[Running], list[Move]]
+    move: Callable[[Running], Slices[list[Move]]]
 
 
 def load(worker: WorkerView) -> int:
@@ -123,7 +124,8 @@ def as_given(step: int, prompts: Sequence[str], expect: Expect) -> list[str]:
     return list(prompts)
 
 
-def stay(running: Running) -> list[Move]:
+def stay(running: Running) -> Slices[list[Move]]:
+    yield from ()
     return []
 
 

@@ -15,6 +15,7 @@ from itertools import pairwise
 
 from rhymed_broker.pipe.fair import deal_evenly, fair
 from rhymed_broker.pipe.policy import Deal, Expect, Move, Policy, Running, WorkerView, load
+from rhymed_broker.slices import Slices
 
 GROUPS_A_WORKER = 0.5
 LAST = 0.1  # of a step's samples: then outliers move
@@ -66,12 +67,13 @@ def workers_by_group(work: Sequence[float], workers: int) -> list[int]:
     return counts
 
 
-def outliers(running: Running) -> list[Move]:
+def outliers(running: Running) -> Slices[list[Move]]:
     """At the end of a step, samples that exceed their forecast move to the least loaded workers."""
     if len(running.samples) > LAST * running.size or len(running.workers) < 2:
         return []
     loads = {name: load(worker) for name, worker in running.workers.items()}
     moves: list[Move] = []
+    yield
     for sample in running.samples:
         target = min(loads, key=lambda name: loads[name])
         outgrown = sample.tokens > GROWTH * running.total(sample)
