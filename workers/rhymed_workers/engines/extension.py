@@ -45,6 +45,7 @@ class Taken:
 
     def __init__(self) -> None:
         self.source = ""
+        self.device: Any = None  # of the weights: while they are loaded, vLLM's reload shows them on "meta"
         self.opened: Opened | Received | None = None
         self._member: Member | None = None
 
@@ -118,13 +119,14 @@ def _register() -> None:
         def start_weight_update(self) -> None:
             from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
 
+            self.taken.device = next(self.model.parameters()).device
             initialize_layerwise_reload(self.model)
 
         def receive_weights(self, update_info: File) -> None:
             if update_info.base:
                 self.model.load_weights(Adapter(Path(update_info.path)).merged(Path(update_info.base)))
                 return
-            device = next(self.model.parameters()).device
+            device = self.taken.device or next(self.model.parameters()).device
             self.model.load_weights(self.taken.tensors(Path(update_info.path), device, update_info.transport))
 
         def finish_weight_update(self) -> None:
