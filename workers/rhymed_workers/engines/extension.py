@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -108,10 +109,9 @@ def _register() -> None:
         init_info_cls = NoInit
         update_info_cls = File
 
-        @property
+        @cached_property
         def taken(self) -> Taken:
-            taken: Taken = self.__dict__.setdefault("_taken", Taken())
-            return taken
+            return Taken()
 
         def init_transfer_engine(self, init_info: NoInit) -> None:
             pass
