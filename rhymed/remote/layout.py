@@ -35,8 +35,9 @@ class File(msgspec.Struct, frozen=True):
 
 
 class Backup(msgspec.Struct, frozen=True, kw_only=True):
-    """`end` and `forgotten` count training steps, as in `rhymed_store.position`: a run continues from this backup
-    with a checkpoint of at least `forgotten` and at most `end` steps."""
+    """`end` and `forgotten` count training steps, as in `rhymed_store.position`. A run continues from this backup
+    with a checkpoint of at least `forgotten` steps, whose samples are all here: the store may have only some of the
+    steps after `steps`."""
 
     number: int
     ids: list[str]  # of the run, the newest last
@@ -61,7 +62,7 @@ class Backup(msgspec.Struct, frozen=True, kw_only=True):
 
 def fitting(backup: Backup, steps: Sequence[int]) -> int | None:
     """With which checkpoint the run continues from a backup: its steps; 0: none is needed; None: none fits."""
-    usable = [step for step in steps if backup.forgotten <= step <= backup.end]
+    usable = [step for step in steps if backup.forgotten <= step <= min(backup.steps, backup.end)]
     return max(usable, default=None if backup.forgotten else 0)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from rhymed.remote.layout import Backup, File, fitting, needed
@@ -30,6 +31,12 @@ def test_a_backup_continues_with_a_checkpoint_that_its_samples_reach_and_its_log
     end: int, forgotten: int, steps: list[int], fits: int | None
 ) -> None:
     assert fitting(backup(end, forgotten), steps) == fits
+
+
+def test_a_checkpoint_of_a_step_that_was_generated_while_the_backup_was_made_does_not_fit() -> None:
+    made = msgspec.structs.replace(backup(3, 0), steps=2)  # the store has some samples of the third step
+    assert fitting(made, [3]) == 0, "three steps are trained again, on the same samples"
+    assert fitting(msgspec.structs.replace(made, forgotten=3), [3]) is None
 
 
 def test_what_a_backup_needs_is_kept_besides_the_newest() -> None:
