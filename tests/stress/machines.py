@@ -11,13 +11,14 @@ from __future__ import annotations
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from rhymed.bench.cluster.losses import KINDS, Plan, suffer
-from rhymed.bench.cluster.machines import Machines
-from rhymed.bench.cluster.trial import Trial, config, on_ray
+from rhymed.bench.cluster.machines import Machines, Watched
+from rhymed.bench.cluster.trial import END_S, LOOK_S, Trial, config, on_ray
 from rhymed.errors import ConfigError
 from rhymed.history.compare.audit import audit
 from rhymed.history.compare.runs import compare_runs
@@ -64,7 +65,7 @@ def run(
                 early = len(trial.done()) == steps
                 cluster.kill_process("trainer")
             trial.finish()
-        left = cluster.watched()
+        left = _left(cluster)
         calm.finish()
     result = _judge(trial.folder, calm.folder, [f"{one.name} ({one.pid})" for one in left])
     result["wrong"] += ["the run ended before it noticed that Ray is lost"] if early else []
@@ -81,6 +82,15 @@ def run(
     if out is None and result["good"]:
         shutil.rmtree(folder)
     return result
+
+
+def _left(cluster: Machines) -> list[Watched]:
+    """What outlives the run. Without Ray's head, its processes learn from the broker that it is over, and may end
+    after it."""
+    end = time.monotonic() + END_S
+    while (left := cluster.watched()) and time.monotonic() < end:
+        time.sleep(LOOK_S)
+    return left
 
 
 def _judge(lost: Path, calm: Path, left: list[str]) -> dict[str, Any]:
