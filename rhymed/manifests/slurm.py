@@ -18,6 +18,7 @@ from pathlib import Path
 
 from rhymed.config import Config
 from rhymed.errors import ConfigError
+from rhymed.manifests.shell import BESIDE, KEEP, WORK
 from rhymed.placement.plan import BROKER_PORT, Hosts, Name, Seat, environment, seats, uploader
 
 HEAD = "head"
@@ -112,33 +113,6 @@ def script(job: Job, config: Config, options: Options) -> str:
     return "\n".join([*lines, "", f"FOLDER={shlex.quote(str(options.folder))}", *KEEP, *body]) + "\n"
 
 
-KEEP = """
-keep() { # starts a process again when it fails, but not after status 2, which only a person can cure
-  local failures=0 begun status child
-  ending=
-  trap 'ending=yes; kill -TERM $child 2> /dev/null' TERM # Slurm ends this job: the process gives back what it holds
-  until [ -n "$ending" ] || [ -e "$FOLDER/ended" ]; do
-    begun=$SECONDS
-    "$@" &
-    child=$!
-    wait $child
-    status=$?
-    while [ -n "$ending" ] && kill -0 $child 2> /dev/null; do
-      wait $child
-      status=$?
-    done
-    if [ -n "$ending" ] || [ $status = 0 ] || [ $status = 2 ]; then return $status; fi
-    if [ $((SECONDS - begun)) -gt 60 ]; then failures=0; fi
-    failures=$((failures + 1))
-    if [ $failures -ge 10 ]; then return $status; fi
-    echo "$1 ended with status $status: starting it again in $((failures * 3)) s" >&2
-    sleep $((failures * 3)) &
-    wait $!
-  done
-}
-""".splitlines()
-
-
 def _requests(job: Job, config: Config, options: Options) -> list[str]:
     """Options of sbatch."""
     seat, partition = job.seats[0], options.partition_of(job.gpus)
@@ -194,6 +168,7 @@ def _head(job: Job, config: Config, options: Options) -> list[str]:
     file = f"$FOLDER/{CONFIG}"
     copies = uploader(config, file, options.program, "--take-over")
     last = uploader(config, file, options.program, "--once")
+    beside = ["store", "uploader"] if copies else ["store"]
     return [
         'rm -f "$FOLDER/ended"',
         'HEAD=$(hostname) && echo "$HEAD" > "$FOLDER/head.new" && mv "$FOLDER/head.new" "$FOLDER/head"',
@@ -201,30 +176,21 @@ def _head(job: Job, config: Config, options: Options) -> list[str]:
         *(line for one in job.seats for line in _process(one, options, _command(one, options))),
         *(_function("uploader", f"exec {_words(copies)}") if copies else []),
         *BESIDE,
-        "beside store &",
+        "watch &",
         "beside_broker=$!",
-        *(["beside uploader &", 'beside_broker="$beside_broker $!"'] if copies else []),
+        *(line for name in beside for line in (f"beside {name} &", 'beside_broker="$beside_broker $!"')),
         "keep broker",
         "status=$?",
         'if [ -z "$ending" ]; then touch "$FOLDER/ended"; fi # the run is over: what starts from now on ends at once',
         "kill -TERM $beside_broker 2> /dev/null",
         "wait $beside_broker",
         *([f'if [ -z "$ending" ]; then {_words(last)} || status=$?; fi'] if last else []),
-        'if [ -s "$FOLDER/ended" ]; then status=$(cat "$FOLDER/ended"); fi',
+        'if [ -s "$FOLDER/ended" ]; then',
+        '  read -r status name < "$FOLDER/ended"',
+        '  echo "the run ends because $name did, with status $status: its output in $FOLDER says why" >&2',
+        "fi",
         "exit $status",
     ]
-
-
-BESIDE = """
-beside() { # keeps a process, with which the run ends when only a person can cure what ended it
-  keep $1
-  local status=$?
-  if [ -n "$ending" ] || [ $status = 0 ]; then return 0; fi
-  if [ $status != 2 ] && [ $1 = uploader ]; then return 0; fi # the run continues without a copy
-  echo $status > "$FOLDER/ended"
-  kill -TERM $$
-}
-""".strip().splitlines()
 
 
 def _words(command: Sequence[str]) -> str:
@@ -241,21 +207,24 @@ def _worker(job: Job, config: Config, options: Options) -> list[str]:
         found = _connect(
             config, options, Hosts("$HEAD", "$HEAD", "$HEAD"), reads
         )  # the trainer names its own address
-        return [*found, *_process(seat, options, call), f"keep {seat.name}"]
+        kept = f"work {seat.name} {seat.name}-$SLURM_ARRAY_TASK_ID {seat.count}"
+        return [*WORK, *found, *_process(seat, options, call), kept]
     found = _connect(config, options, Hosts("$HEAD", "$HEAD", "$TRAINER"), reads)
     if job.nodes == 1:
         call = _command(seat, options, 0)
-        return ["TRAINER=$(hostname)", *found, *_process(seat, options, call), f"keep {seat.name}"]
+        return [*WORK, "TRAINER=$(hostname)", *found, *_process(seat, options, call), "work trainer trainer-0 1"]
     calls = [_command(seat, options, 0), _command(seat, options, 1, "$SLURM_NODEID")]
     call = f'if [ "$SLURM_NODEID" = 0 ]; then {calls[0]}; else {calls[1]}; fi'
     return [
+        *WORK,
         'export FOLDER TRAINER=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
         *found,
         *_process(seat, options, call),
-        f"export -f keep connect {seat.name}",
+        f"export -f keep work connect {seat.name}",
         "# --wait: the other nodes would wait for a next trainer when the first one's has left at the end of the run",
-        f'srun --kill-on-bad-exit=0 --wait=30 --cpus-per-task="$SLURM_CPUS_PER_TASK" bash -c "keep {seat.name}" ||',
-        '  [ -e "$FOLDER/ended" ] # then all is well, although Slurm ended the others',
+        'srun --kill-on-bad-exit=0 --wait=30 --cpus-per-task="$SLURM_CPUS_PER_TASK"'
+        " bash -c 'work trainer trainer-$SLURM_NODEID 1' ||",
+        '  [ -e "$FOLDER/ended" ] && [ ! -s "$FOLDER/ended" ] # then all is well, although Slurm ended the others',
     ]
 
 
@@ -268,7 +237,7 @@ def submission(planned: Sequence[Job], config: Config, options: Options) -> str:
         f"# Submits the run. To end it: scancel --name={names}",
         "set -e",
         f"cd {folder}",
-        "rm -f head ended # of an earlier start",
+        "rm -rf head ended failed # of an earlier start",
         f"job=$(sbatch --parsable {HEAD}.sbatch)",
         f'echo "$job {HEAD}"',
         "head=${job%%;*}",

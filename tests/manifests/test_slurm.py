@@ -14,7 +14,7 @@ import pytest
 from rhymed.cli import main
 from rhymed.config import Config
 from rhymed.errors import ConfigError
-from rhymed.manifests import folder, slurm, submit
+from rhymed.manifests import folder, shell, slurm, submit
 from rhymed.manifests.slurm import Options
 
 GPUS: dict[str, dict[str, Any]] = {
@@ -48,8 +48,8 @@ def test_scripts_are_valid_shell_and_start_the_commands_of_the_plan(nodes: int) 
     many = {"trainer": {"gpus": 4, "nodes": nodes}, "net": {"ranks": "tcp://trainer:5553"} if nodes > 1 else {}}
     texts = slurm.scripts(Config(**{**GPUS, **many}), OPTIONS)
     for name, text in texts.items():
-        shell = "sh" if name == slurm.SUBMIT else "bash"
-        done = subprocess.run([shell, "-n"], input=text, capture_output=True, text=True)
+        program = "sh" if name == slurm.SUBMIT else "bash"
+        done = subprocess.run([program, "-n"], input=text, capture_output=True, text=True)
         assert (done.returncode, done.stderr) == (0, ""), name
     assert 'exec rhymed store "$FOLDER/config.json"' in texts["head.sbatch"]
     assert 'exec rhymed broker "$FOLDER/config.json"' in texts["head.sbatch"]
@@ -87,7 +87,7 @@ def keep(folder: Path, process: str, *, end_after_s: float | None = None) -> tup
     """Status and output of a job that keeps `process`; `end_after_s`: it is ended like a job of Slurm."""
     folder.mkdir(exist_ok=True)
     script = "\n".join(
-        [f"FOLDER={folder}", *slurm.KEEP, f"process() {{ {process}; }}", "sleep() { :; }", "keep process"]
+        [f"FOLDER={folder}", *shell.KEEP, f"process() {{ {process}; }}", "sleep() { :; }", "keep process"]
     )
     job = subprocess.Popen(["bash", "-c", script], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if end_after_s is not None:
