@@ -2,7 +2,8 @@
 
 It only reads the run's folder and asks no other process for anything, so it delays nothing. Whatever the storage
 does, the run continues: what fails is tried again and shown as a line that begins with `waits`. It ends the run in
-one case, where the copy belongs to another head or another run. Nothing is written before the lease is taken.
+one case, where the copy belongs to another head or another run; or, where it cannot end the run (`stays`), it waits
+until the copy may be had. Nothing is written before the lease is taken.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ NOT_KEPT = "the copy of this run is not kept up, and the run continues"
 
 class Uploader(Service):
     """`take_over`: from another head, once it is certain that it does not renew its lease. `stays`: nobody calls
-    `finish`, so it completes the copy itself at the end of the run, and waits for the run to be continued."""
+    `finish`, so it completes the copy itself at the end of the run, and waits for the run to be continued; whatever
+    keeps it would only start it again, so it does not end because of another head, but says so once and waits."""
 
     def __init__(self, config: Config, layout: RunLayout, *, take_over: bool = False, stays: bool = False) -> None:
         super().__init__("uploader")
@@ -51,6 +53,7 @@ class Uploader(Service):
         self._other: Lease | None = None  # the first one that was in the way
         self._copier: Copier | None = None
         self._trouble, self._since = "", 0.0
+        self._lost = ""  # why the lease is not ours, while it waits for it
         self._ended = False  # everything is there, and the lease was given back
         self._threads = ThreadPoolExecutor(2, "upload")  # one copies, the other renews the lease
 
@@ -77,12 +80,12 @@ class Uploader(Service):
             taken = self._taken.is_set()
             try:
                 if not taken and await self._run(self._take):
-                    self._trouble = ""
+                    self._trouble = self._lost = ""
                     self._taken.set()
                 elif taken:
                     await self._run(self._renew)
-            except FilesLost:
-                raise
+            except FilesLost as error:
+                self._let_go(error)
             except (RhymedError, OSError) as error:
                 log.warning("the lease is not renewed: %s", error)
                 self._trouble = self._trouble if taken else f"{NOT_KEPT}: {error}"
@@ -101,20 +104,31 @@ class Uploader(Service):
             raise FilesLost(why)
         return True
 
+    def _let_go(self, error: FilesLost) -> None:
+        """The copy is another's: nothing more is written there. Raises the error where that ends the run."""
+        if not self._stays:
+            raise error
+        if not self._lost:
+            log.error("%s: %s; waiting until this copy may be had", NOT_KEPT, error)
+        self._lost = f"{NOT_KEPT}: {error}"
+        self._taken.clear()
+
     def _renew(self) -> None:
         if not self._ended:
             head.renew(head.place_of(self._config), self._layout.folder, trained(self._layout))
 
     async def _copy(self) -> None:
         pause_s = FIRST_PAUSE_S
-        await self._taken.wait()
         while True:
+            if not self._taken.is_set():
+                await self._taken.wait()
+                self._copier, self._ended = None, False  # another head may have changed what is there
             self._since = time.monotonic()
             try:
                 await self._run(self._look)
                 self._trouble, pause_s = "", FIRST_PAUSE_S
-            except FilesLost:
-                raise
+            except FilesLost as error:
+                self._let_go(error)
             except (RhymedError, OSError) as error:
                 pause_s = min(LONGEST_PAUSE_S, pause_s * 2)
                 self._trouble = f"{NOT_KEPT}: {error}"
@@ -135,7 +149,7 @@ class Uploader(Service):
         self._ended = over
 
     def _note(self) -> None:
-        trouble, done = self._trouble, self._copier
+        trouble, done = self._lost or self._trouble, self._copier
         if not trouble and self._since and (busy_s := time.monotonic() - self._since) > LONG_S:
             trouble = f"the copy of this run has been written for {busy_s / 60:.0f} min: is run.remote too slow?"
         checkpoint, backup = (max(0, done.checkpoint), done.backup) if done else (0, -1)

@@ -164,3 +164,33 @@ async def test_an_uploader_that_stays_gives_the_run_back_at_its_end_and_takes_it
         events.write([Event(t=3.0, event="begun", step=3)])
         await until(lambda: not there(place).released)
     events.close()
+
+
+async def test_an_uploader_that_stays_says_once_that_another_head_has_the_copy_and_waits_for_it(
+    tmp_path: Path, place: Place, quick: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    config, layout = begun(tmp_path / "first")
+
+    def trouble() -> str:
+        return seen.trouble if (seen := read(layout.folder)) else ""
+
+    def said() -> int:
+        return sum("waiting until this copy may be had" in record.getMessage() for record in caplog.records)
+
+    place.write(LEASE, leases.encode(other(time.time())))
+    save(layout.checkpoints, 1, "first")
+    async with Uploader(config, layout, stays=True).running():
+        await until(lambda: "another head has this run" in trouble())
+        place.write(LEASE, leases.encode(other(time.time() - 60)))
+        await until(lambda: "last seen 1m" in trouble())
+        assert (said(), Checkpoints(place).uploaded()) == (1, [])
+        place.write(LEASE, leases.encode(msgspec.structs.replace(other(time.time()), released=True)))
+        await until(lambda: Checkpoints(place).uploaded() and not trouble())
+        assert there(place).folder == str(layout.folder)
+        place.write(LEASE, leases.encode(other(time.time())))
+        await until(lambda: "the copy of this run is not kept up, and the run continues" in trouble())
+        save(layout.checkpoints, 2, "not written")
+        place.write(LEASE, leases.encode(other(time.time() - 120)))
+        await until(lambda: "last seen 2m" in trouble())
+        assert [one.step for one in Checkpoints(place).uploaded()] == [1]
+        assert said() == 2
