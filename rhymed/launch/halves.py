@@ -6,8 +6,8 @@ nothing; `disagreement` is pure.
 
 Ids and positions are compared, not samples. With `store.durability = "sync"` that is enough: what the run's own store
 acknowledged before a checkpoint was written is on the disk. With "async" a power failure may take the store's newest
-second, but no checkpoint. A store that ends before the newest checkpoint is refused; single samples before it that
-are missing or damaged are not noticed here.
+second, but no checkpoint. A store that ends before the newest checkpoint is refused, and one of several that is older
+than the others; single samples before it that are missing or damaged are not noticed here.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ class Halves(NamedTuple):
     store: Position | None  # None: no file, or nothing in it
     steps: int = 0  # in the newest checkpoint; 0: there is none
     run: str = ""  # id of the run that wrote that checkpoint; empty: unknown
-    place: str = store_name(0)  # the folder that `store` is of; of several, all together if none is foreign
+    place: str = store_name(0)  # the folder that `store` is of; of several, all together if none is foreign or older
+    others: int = 0  # where `store` is older than the run's others: steps of which these had everything
 
 
 def read(layout: RunLayout) -> Halves:
@@ -45,16 +46,21 @@ def read(layout: RunLayout) -> Halves:
     found = checkpoint.checkpoints_in(layout.checkpoints)
     steps, run = (found[-1].step, checkpoint.run_of(found[-1].folder)) if found else (0, "")
     ids = runs.ids_of(layout.folder)
-    store, place = _of_stores([position_of(one.database) for one in layout.stores], ids)
-    return Halves(ids, has_worked(layout), store, steps, run, place)
+    own = _of_stores([position_of(one.database) for one in layout.stores], ids)
+    return Halves(ids, has_worked(layout), own[0], steps, run, *own[1:])
 
 
-def _of_stores(positions: Sequence[Position | None], ids: Sequence[str]) -> tuple[Position | None, str]:
-    """The first of the stores that cannot be this run's, or all together; and its folder's name."""
+def _of_stores(positions: Sequence[Position | None], ids: Sequence[str]) -> tuple[Position | None, str, int]:
+    """The first of the stores that cannot be this run's, or is older than the others, or all together; its folder's
+    name; and `Halves.others`."""
+    found = []
     for number, one in enumerate(positions):
         if one is None or not (one.claimed or one.id) or (one.id and ids and one.id != ids[-1]):
-            return one, store_name(number)
-    return merge.positions(positions), store_name(0)
+            return one, store_name(number), 0
+        found.append(one)
+    if (old := merge.outdated(found)) is not None:
+        return found[old], store_name(old), max(one.forgotten for one in found)
+    return merge.positions(found), store_name(0), 0
 
 
 def check(layout: RunLayout) -> None:
@@ -85,6 +91,11 @@ def _store(found: Halves, folder: Path) -> str:
         left = store.id in found.ids
         whose = "what this run left behind with --without-history" if left else "the store of another run"
         why = f"{place} is {whose} (id {store.id}; this run is {found.ids[-1]})"
+    elif found.others:
+        why = (
+            f"{place} is older than the run's other stores: it has all samples of {counted(store.settled, 'step')},"
+            f" they of {found.others}"
+        )
     elif store.end < found.steps:
         why = (
             f"{place} is older than the checkpoints: {store}, the newest checkpoint is after"
@@ -94,7 +105,7 @@ def _store(found: Halves, folder: Path) -> str:
         return ""
     back = (
         f"put the run's own {found.place}/data.mdb back, from a copy of the folder or `rhymed history backup`, if it"
-        " is not older than the checkpoints"
+        f" is not older than the {'other stores' if found.others else 'checkpoints'}"
     )
     return f"{why}. Either {back}{_without(found, folder)}"
 

@@ -9,19 +9,20 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rhymed.messages import EVAL
-from rhymed_store.codec.records import step_prefix
+from rhymed_store.codec.records import journal_state, step_prefix
 from rhymed_store.database.probe import damaged
 from rhymed_store.database.transactions import Batch, Database
 from rhymed_store.integrity.isolated import Gap, IsolatedReader
 
 
 class Position(NamedTuple):
-    """`end` and `forgotten` count training steps."""
+    """`end`, `forgotten` and `settled` count training steps."""
 
     claimed: bool  # a run has opened the store
     id: str  # of that run; empty: unknown, as of earlier releases
     forgotten: int  # steps below this one can only be trained again from a checkpoint
     end: int  # the step after the newest one of which the store has a sample
+    settled: int  # the first step of which it has a sample without a reward, so in progress; else `end`
 
     def __str__(self) -> str:
         return f"its newest samples are of step {self.end}" if self.end else "it has no samples of training"
@@ -32,7 +33,7 @@ def position_of(folder: Path) -> Position | None:
     file = folder / "data.mdb"
     if not file.exists() or not file.stat().st_size:
         return None
-    meta, end = {}, 0
+    meta, end, settled = {}, 0, EVAL
     with IsolatedReader(folder) as reader:
         if not reader.count("meta"):
             return None
@@ -45,8 +46,11 @@ def position_of(folder: Path) -> Position | None:
                 raise damaged(folder, entry.why)
             if entry[0] < step_prefix(EVAL):
                 end = int.from_bytes(entry[0][:4], "big") - int.from_bytes(step_prefix(0), "big") + 1
+                if journal_state(entry[1]) == "generated":
+                    settled = min(settled, end - 1)
     forgotten = int(meta.get(b"forgotten", b"0"))
-    return Position(b"run" in meta, meta.get(b"id", b"").decode(), forgotten, max(end, forgotten))
+    end = max(end, forgotten)
+    return Position(b"run" in meta, meta.get(b"id", b"").decode(), forgotten, end, min(settled, end))
 
 
 def begin_at(folder: Path, map_bytes: int, step: int, id: str) -> None:

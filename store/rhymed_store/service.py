@@ -61,7 +61,8 @@ class StoreService(Service):
         durable = config.durability == "sync"
         self._pool = ThreadPoolExecutor(THREADS, "store")
         self._database = await self._in_pool(partial(_database, self._layout, config, durable=durable))
-        self._reads, self._writes = Reads(self._database), Writes(self._database, config.compression)
+        self._reads = Reads(self._database)
+        self._writes = Writes(self._database, config.compression, alone=self._layout.shards == 1)
         self._token_stats = TokenStatsWrites(self._database, config.token_stats_bytes)
         self._underway_bytes = 0
         self._writer = Writer(self._database.commit)

@@ -23,7 +23,7 @@ FOLDER = Path("/runs/one")
 
 
 def of(end: int, forgotten: int = 0, id: str = "a", *, claimed: bool = True) -> Position:
-    return Position(claimed, id, forgotten, end)
+    return Position(claimed, id, forgotten, end, end)
 
 
 @pytest.mark.parametrize(
@@ -40,6 +40,13 @@ def of(end: int, forgotten: int = 0, id: str = "a", *, claimed: bool = True) -> 
         (
             Halves(["a"], True, of(7, 5), 10, "a"),
             ["is older than the checkpoints", "of step 7,", "10 steps"],
+        ),
+        (
+            Halves(["a"], True, of(7, 5), 10, "a", "store-1", 10),
+            [
+                "store-1 is older than the run's other stores: it has all samples of 7 steps, they of 10",
+                "own store-1/",
+            ],
         ),
         (Halves([], True, of(0, id=""), 10), ["is older than the checkpoints: it has no samples of training"]),
         (
@@ -133,7 +140,7 @@ def test_without_history_the_old_store_is_kept_and_the_new_one_begins_at_the_che
     halves.check(worked)
     assert runs.ids_of(worked.folder)[:-1] == first
     position = position_of(worked.database)
-    assert position == Position(False, runs.ids_of(worked.folder)[-1], forgotten=2, end=2)
+    assert position == Position(False, runs.ids_of(worked.folder)[-1], forgotten=2, end=2, settled=2)
     old = position_of(worked.folder / "store.old-1")
     assert old is not None
     assert (old.end, old.id) == (3, first[-1])

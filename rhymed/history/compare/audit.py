@@ -8,7 +8,7 @@ of a step that no checkpoint covers may be in any state.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from rhymed.history.compare.planned import Planned, planned
 from rhymed.history.folder import RunFolder
 from rhymed.messages import EVAL, NO_SIGNAL, NOT_PLANNED, SampleId
 from rhymed.run import checkpoint
+from rhymed.run.layout import store_name
 from rhymed.staleness import window
 from rhymed.text import counted, step_name
 from rhymed_store.inspect.browse import Response
@@ -124,6 +125,7 @@ class _Check:
                 self._steps[prompt].add(step)
         self._later: dict[int, frozenset[str]] = {}  # prompts of later steps, few of which have begun
         self._kept, self._lost = Counter[str](), Counter[str]()  # samples and tokens: trained, dropped
+        self._missing: dict[int, list[int]] = {}  # number of a store -> steps of samples that are not in it
 
     def run(self, lines: Sequence[Line]) -> None:
         for prompt in sorted({*self._folder.browse.ids(), *self._plan.ids}):
@@ -133,6 +135,8 @@ class _Check:
                 self._wrong(f"prompt {prompt} cannot be read: {error}")
         self._lineage(lines)
         found = self._found
+        if why := older(self._missing, {self._folder.browse.store_of(prompt) for prompt in self._steps}):
+            found.wrong.insert(0, why)
         found.trained, found.tokens = self._kept["samples"], self._kept["tokens"]
         found.kept_length, found.dropped_length = _mean(self._kept), _mean(self._lost)
 
@@ -172,6 +176,7 @@ class _Check:
             for index in range(self._plan.group_size):
                 if (id := SampleId(step, prompt, index)) not in there:
                     self._wrong(f"sample {id} is not in the store: neither trained nor dropped")
+                    self._missing.setdefault(self._folder.browse.store_of(prompt), []).append(step)
         times = len({id.step for id in there if id.step < found.steps})
         apart = 1 if self._plan.drawn else 0  # steps that are refilled draw before and after others
         fewest, most = int(found.epochs) - apart, int(found.epochs) + 1 + apart
@@ -226,6 +231,18 @@ class _Check:
                 self._wrong(f"{step_name(line.step)} is in the lineage, which ends with step {self._found.steps}")
             elif why := differ(line, self._digests[line.step].line(line.step, line.weights)):
                 self._wrong(f"{step_name(line.step)} was not trained on the samples in the store: {why}")
+
+
+def older(missing: Mapping[int, Sequence[int]], stores: Collection[int]) -> str:
+    """What it looks like if some of several stores alone lack samples. `missing`: by store, their steps."""
+    if not missing or len(missing) == len(stores):
+        return ""
+    steps = [step for own in missing.values() for step in own]
+    names = " and ".join(map(store_name, sorted(missing)))
+    return (
+        f"{names} lacks {counted(len(steps), 'sample')} of {step_name(min(steps))} to {step_name(max(steps))}, and no"
+        " other store lacks any: an older copy seems to be in its place. Put the newest one back"
+    )
 
 
 def differ(first: Line, second: Line) -> str:

@@ -34,10 +34,11 @@ def _differing(first: str, second: str) -> tuple[str, str]:
 
 
 class Writes:
-    """The operations on one database. `level` is zstd's, for prompts and their tokens."""
+    """The operations on one database. `level` is zstd's, for prompts and their tokens. `alone`: it is the run's only
+    store, so it has a sample of each step."""
 
-    def __init__(self, database: Database, level: int) -> None:
-        self._database, self._tables, self._level = database, database.tables, level
+    def __init__(self, database: Database, level: int, *, alone: bool = True) -> None:
+        self._database, self._tables, self._level, self._alone = database, database.tables, level, alone
 
     def open_run(self, batch: Batch, message: messages.OpenRun) -> None:
         meta = self._tables["meta"]
@@ -201,8 +202,10 @@ class Writes:
                 txn.put(journal, line, db=self._tables["journal"])
 
     def forget_logprobs(self, batch: Batch, message: messages.ForgetLogprobs) -> None:
-        """Scored samples of these steps are in the checkpoint: trained, even if a broker died before it said so."""
-        below = max(min(message.below_step, self._next_step(batch.txn)), self._live_from(batch.txn))
+        """Scored samples of these steps are in the checkpoint: trained, even if a broker died before it said so. One
+        of several stores may have no sample of the last steps, and keeps all the same that they are over."""
+        newest = self._next_step(batch.txn) if self._alone else message.below_step
+        below = max(min(message.below_step, newest), self._live_from(batch.txn))
         self._settle(batch.txn, below)
         for table, first in (
             ("logprobs", 0),

@@ -48,6 +48,10 @@ class Response(NamedTuple):
 
 
 class Browse(Reads):
+    def store_of(self, prompt: str) -> int:
+        """The number of the store that has it, of those that are read as one."""
+        return 0
+
     def totals(self) -> Totals:
         with self._database.read() as txn:
             return Totals(

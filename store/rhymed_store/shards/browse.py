@@ -57,6 +57,9 @@ class ShardedBrowse(Browse):
     def __init__(self, parts: Sequence[Browse]) -> None:
         self._stores = tuple(parts)
 
+    def store_of(self, prompt: str) -> int:
+        return shard_of(prompt, len(self._stores))
+
     def totals(self) -> Totals:
         return Totals(*map(sum, zip(*(part.totals() for part in self._stores), strict=True)))
 
@@ -120,4 +123,4 @@ class ShardedBrowse(Browse):
         return self._stores[0].drawn_steps()
 
     def _of(self, prompt: str) -> Browse:
-        return self._stores[shard_of(prompt, len(self._stores))]
+        return self._stores[self.store_of(prompt)]

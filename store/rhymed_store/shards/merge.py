@@ -63,4 +63,12 @@ def positions(parts: Sequence[Position | None]) -> Position | None:
         id=found[0].id,
         forgotten=max(part.forgotten for part in found),
         end=max(part.end for part in found),
+        settled=min(part.settled for part in found),
     )
+
+
+def outdated(parts: Sequence[Position]) -> int | None:
+    """The first store that has not all of the steps below which another one has deleted log-probs. All of them are
+    told that a checkpoint covers these steps, when they have all samples; who missed it has the samples."""
+    forgotten = max(part.forgotten for part in parts)
+    return next((number for number, part in enumerate(parts) if part.settled < forgotten), None)

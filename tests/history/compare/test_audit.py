@@ -19,8 +19,10 @@ from rhymed.inputs.prepared import prepare
 from rhymed.inputs.rows import prompt_id
 from rhymed.messages import MarkSamples, PutScores, SampleId, SampleInfo, Score
 from rhymed.run import checkpoint
+from rhymed.run.layout import store_name
 from rhymed_broker.plan import Plan
 from rhymed_store.client import NewSample, StoredSample
+from rhymed_store.shards.split import shard_of
 from rhymed_workers.trainer import lineage
 from rhymed_workers.trainer.lineage import Lineage
 from rhymed_workers.trainer.trace import TraceLearner
@@ -44,6 +46,7 @@ class Run:
     twice: set[SampleId] = field(default_factory=set)
     more: list[SampleId] = field(default_factory=list)  # in the store, and nowhere in the plan
     bend: Callable[[list[str]], list[str]] = lambda lines: lines  # of lineage.jsonl
+    shards: int = 1
 
     def write(self) -> Path:
         self.folder.mkdir(parents=True)
@@ -51,15 +54,19 @@ class Run:
         (self.folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         config = self.config()
         (self.folder / "config.json").write_text(config.model_dump_json())
-        self.local = LocalStore(self.folder / "store")
+        self.stores = [LocalStore(self.folder / store_name(number)) for number in range(self.shards)]
         plan = Plan([prompt_id(row) for row in rows], PER_STEP, GROUP, 3, STEPS, 0)
         learner, kept = TraceLearner(config.trace, config.schedule), Lineage()
         for step in range(STEPS):
             self.step(step, plan.samples(step), learner, kept)
         for id in self.more:
             self.put(id)
-        self.local.database.close()
+        for store in self.stores:
+            store.database.close()
         return self.folder
+
+    def local(self, id: SampleId) -> LocalStore:
+        return self.stores[shard_of(id.prompt, self.shards)]
 
     def config(self) -> Config:
         return Config.model_validate(
@@ -69,6 +76,7 @@ class Run:
                 "rollout": {"engine": "trace", "prompts_per_step": PER_STEP, "group_size": GROUP},
                 "trainer": {"engine": "trace", "epochs": 3, "steps": STEPS},
                 "trace": {"train_s": 0.0},
+                "store": {"shards": self.shards},
             }
         )
 
@@ -112,13 +120,16 @@ class Run:
         return NewSample(info, np.arange(3, dtype=np.uint32), tokens, np.zeros(length, np.float32)), draw.random()
 
     def put(self, id: SampleId, sample: NewSample | None = None) -> None:
-        self.local.put(sample or self.sample(id)[0])
+        local = self.local(id)
+        local.put(sample or self.sample(id)[0])
         scores = PutScores(scores=[Score(id=id, reward=self.rewards.get(id, self.sample(id)[1]))])
-        self.local.do(lambda batch: self.local.writes.put_scores(batch, scores))
+        local.do(lambda batch: local.writes.put_scores(batch, scores))
 
     def mark(self, ids: Sequence[SampleId], state: Any, reason: str = "") -> None:
-        marks = MarkSamples(samples=list(ids), state=state, reason=reason)
-        self.local.do(lambda batch: self.local.writes.mark(batch, marks))
+        for local in self.stores:
+            own = [id for id in ids if self.local(id) is local]
+            marks = MarkSamples(samples=own, state=state, reason=reason)
+            local.do(lambda batch, local=local, marks=marks: local.writes.mark(batch, marks))
 
 
 FIELDS = ("id", "prompt_length", "length", "finish_reason", "versions")
@@ -234,6 +245,19 @@ def test_what_is_broken_is_named(tmp_path: Path, how: dict[str, Any], expected: 
     found = look(Run(tmp_path / "t", **how).write())
     for words in expected:
         assert any(words in fault for fault in found.wrong), found.wrong
+
+
+def test_a_store_of_several_that_alone_lacks_samples_is_named_first(tmp_path: Path) -> None:
+    assert look(Run(tmp_path / "calm", shards=2).write()).wrong == []
+    ids = [id for step in range(3, STEPS) for id in PLAN.samples(step)]
+    skip = {id for id in ids if shard_of(id.prompt, 2) == 1}
+    found = look(Run(tmp_path / "old", shards=2, skip=skip).write())
+    assert len(skip) > GROUP
+    assert found.wrong[0].startswith(
+        f"store-1 lacks {len(skip)} samples of step 4 to step 6, and no other store lacks"
+    )
+    both = look(Run(tmp_path / "both", shards=2, skip=set(ids)).write())
+    assert "no other store lacks" not in "".join(both.wrong)
 
 
 def test_two_runs_that_trained_the_same_are_equal_to_the_bit(calm: Path, tmp_path: Path) -> None:

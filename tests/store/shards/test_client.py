@@ -27,7 +27,9 @@ from rhymed.messages import (
 )
 from rhymed.run.layout import RunLayout, layout_of
 from rhymed_store.client import StoreClient, StoredSample
+from rhymed_store.position import position_of
 from rhymed_store.service import StoreService
+from rhymed_store.shards import merge
 from rhymed_store.shards.client import ShardedClient, connect
 from rhymed_store.shards.place import PROMPTS
 from rhymed_store.shards.split import shard_of
@@ -155,6 +157,18 @@ async def test_draws_are_written_before_the_marks_of_their_step(tmp_path: Path) 
         async with StoreService(config.store, first).running():
             assert [entry.state for entry in await client.journal(0)] == ["generated"]
     client.close()
+
+
+async def test_a_store_without_samples_of_the_last_steps_knows_that_a_checkpoint_covers_them(tmp_path: Path) -> None:
+    config = config_of(tmp_path, 2)
+    layout = layout_of(config)
+    async with running(layout, config) as client:
+        await client.put_samples([new_sample(step, prompt=LOW) for step in range(3)])
+        await client.put_samples([new_sample(0, prompt=HIGH)])
+        await client.forget_logprobs(3)
+    found = [position_of(one.database) for one in layout.stores]
+    assert [(one.forgotten, one.end) for one in found if one] == [(3, 3), (3, 3)]
+    assert merge.outdated([one for one in found if one]) is None
 
 
 async def test_folders_cannot_change_places_nor_number(tmp_path: Path) -> None:

@@ -60,6 +60,19 @@ def made(folder: Path, shards: int, *, name: str = "run", ids: Sequence[str] = (
     return layout
 
 
+def grow(one: RunLayout, steps: int, *, forget: bool = True) -> None:
+    """A store has trained further steps, and heard of a checkpoint after them."""
+    local = LocalStore(one.database)
+    own = [prompt for prompt in PROMPTS if shard_of(prompt, one.shards) == one.shard]
+    samples = [new_sample(step, index, prompt=prompt) for prompt in own for step in range(steps) for index in (0, 1)]
+    local.put(*samples)
+    marks = MarkSamples(samples=[sample.info.id for sample in samples], state="trained")
+    local.do(lambda batch: local.writes.mark(batch, marks))
+    if forget:
+        local.do(lambda batch: local.writes.forget_logprobs(batch, ForgetLogprobs(below_step=steps)))
+    local.database.close()
+
+
 @pytest.fixture
 def layout(tmp_path: Path) -> RunLayout:
     return made(tmp_path, 2)
@@ -154,6 +167,32 @@ def test_a_run_is_resumed_only_with_all_of_its_stores(layout: RunLayout) -> None
     shutil.copytree(other.folder / "store-1", layout.folder / "store-1")
     with pytest.raises(RunMismatch, match=r"store-1 is the store of another run \(id b; this run is a\)"):
         halves.check(layout)
+
+
+def test_a_run_is_not_resumed_with_an_older_copy_of_one_of_its_stores(layout: RunLayout) -> None:
+    first, second = layout.stores
+    shutil.copytree(second.database, layout.folder / "older")
+    shutil.copytree(first.database, layout.folder / "older first")
+    for one in layout.stores:
+        grow(one, 5)
+    checkpoint.save(layout.checkpoints, 5, lambda at: (at / "weights").write_text("w") and None, 2, "a")
+    halves.check(layout)
+    shutil.rmtree(second.database)
+    (layout.folder / "older").rename(second.database)
+    with pytest.raises(RunMismatch, match=r"store-1 is older than the run's other .* of 2 steps, they of 5\. Either"):
+        halves.check(layout)
+    shutil.rmtree(first.database)
+    (layout.folder / "older first").rename(first.database)
+    with pytest.raises(RunMismatch, match=r"store is older than the checkpoints"):
+        halves.check(layout)
+
+
+def test_a_store_that_missed_the_news_of_a_checkpoint_is_not_older(layout: RunLayout) -> None:
+    """It was away when the others heard of it, and the broker died then."""
+    grow(layout.stores[0], 5)
+    grow(layout.stores[1], 5, forget=False)
+    checkpoint.save(layout.checkpoints, 5, lambda at: (at / "weights").write_text("w") and None, 2, "a")
+    halves.check(layout)
 
 
 def test_without_history_all_stores_are_put_aside_and_begin_at_the_checkpoint(layout: RunLayout) -> None:
