@@ -34,11 +34,11 @@ def quick_check(config: Config, *, resume: bool = False) -> Report:
     """In seconds, without loading a model: model, data, prompts, scorers, addresses, memory and disk."""
     from rhymed_workers.reward.preview import Loading
 
-    report, layout = Report(errors=_missing_packages(config)), layout_of(config)
+    report, layout = Report(errors=missing_packages(config)), layout_of(config)
     with report.listening(), Loading(config) if config.reward.workers else nullcontext() as scorers:
         report.add(machine.describe(config, resume=resume))
         inputs = read(config, report)
-        taught = _check_supervision(config, report, inputs)
+        taught = check_supervision(config, report, inputs)
         if inputs.size and inputs.training and config.placement.engine == "local":
             rollout, trainer = config.rollout, config.trainer
             needs = partial(_needs, inputs=inputs, longest=rollout.max_prompt_length, taught=taught)
@@ -57,11 +57,11 @@ def quick_check(config: Config, *, resume: bool = False) -> Report:
 
 def full_check(config: Config, *, generate: bool = True) -> Report:
     """Everything that can be known before a run."""
-    report = Report(errors=_missing_packages(config))
+    report = Report(errors=missing_packages(config))
     with report.listening():
         inputs = read(config, report)
         if inputs.training:
-            _check_sizes(config, report, inputs, _check_supervision(config, report, inputs))
+            _check_sizes(config, report, inputs, check_supervision(config, report, inputs))
             report.errors += _check_division(config, inputs, report)
             renderer = report.attempt(lambda: load_renderer(config)) if inputs.training.lengths else None
             if renderer:
@@ -75,11 +75,11 @@ def full_check(config: Config, *, generate: bool = True) -> Report:
     return report
 
 
-def _missing_packages(config: Config) -> list[str]:
+def missing_packages(config: Config) -> list[str]:
     return telemetry.missing_packages(config.metrics) + packages.missing_packages(config.trainer)
 
 
-def _check_supervision(config: Config, report: Report, inputs: Inputs) -> Size | None:
+def check_supervision(config: Config, report: Report, inputs: Inputs) -> Size | None:
     """Right answers or a teacher, where the run has them. The size of a teacher that the trainer loads."""
     training = inputs.training
     if not training or not training.lengths:

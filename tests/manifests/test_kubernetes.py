@@ -193,7 +193,10 @@ def test_the_command_writes_a_kustomization_whose_files_are_there(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("rows.jsonl").write_text('{"prompt": "a"}\n')
-    config = Config(run={"name": "mine"}, data={"path": "rows.jsonl"})
+    engine = {"engine": "trace"}
+    config = Config(
+        run={"name": "mine"}, data={"path": "rows.jsonl"}, trainer=engine, rollout=engine | {"prompts_per_step": 1}
+    )
     Path("my.json").write_text(config.model_dump_json())
     assert main(["launch", "kubernetes", "my.json", "--rollout-max", "4"]) == 0
     assert "warning  data.path = 'rows.jsonl' is on this machine" in capsys.readouterr().out

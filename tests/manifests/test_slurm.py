@@ -24,6 +24,13 @@ GPUS: dict[str, dict[str, Any]] = {
     "reward": {"workers": 2},
 }
 TRACE: dict[str, dict[str, Any]] = {"rollout": {"engine": "trace"}, "trainer": {"engine": "trace"}}
+ROWS: dict[str, dict[str, Any]] = {
+    **TRACE,
+    "run": {"name": "mine"},
+    "rollout": {"engine": "trace", "prompts_per_step": 1},
+    "data": {"path": "rows.jsonl"},
+    "reward": {"scorer": "exact"},
+}
 OPTIONS = Options(Path("/shared/mine-slurm"), Path("/shared/work"), partition="gpu", cpu_partition="cpu", time="1:00")
 
 
@@ -134,7 +141,8 @@ def test_the_command_prints_and_writes_everything_that_jobs_need(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("my.json").write_text(Config(**TRACE, run={"name": "mine"}).model_dump_json())
+    Path("my.json").write_text(Config(**ROWS).model_dump_json())
+    Path("rows.jsonl").write_text('{"prompt": "a", "answer": "b"}\n')
     assert (
         main(["launch", "slurm", "my.json", "--sbatch", "all:--account=me", "--program", "apptainer exec a rhymed"])
         == 0
@@ -171,7 +179,8 @@ def test_mistakes_are_sentences(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))
-    Path("my.json").write_text(Config(**TRACE).model_dump_json())
+    Path("my.json").write_text(Config(**ROWS).model_dump_json())
+    Path("rows.jsonl").write_text('{"prompt": "a", "answer": "b"}\n')
     assert main(["launch", "slurm", "my.json", *options]) == 2
     assert sentence in capsys.readouterr().err
 

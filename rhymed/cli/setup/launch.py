@@ -91,6 +91,18 @@ def _config(arguments: argparse.Namespace, what: str) -> Config:
     return config
 
 
+def _check(config: Config, *, same_files: bool) -> None:
+    """Raises `ConfigError` with everything that would make the run fail, as far as this machine shows."""
+    from rhymed.check.elsewhere import elsewhere_check
+
+    show("check    data, model, rewards", flush=True)
+    report = elsewhere_check(config, same_files=same_files)
+    for warning in report.warnings:
+        show(f"warning  {warning}", flush=True)
+    if report.errors:
+        raise ConfigError("\n".join(report.errors))
+
+
 def _slurm(arguments: argparse.Namespace) -> int:
     config = _config(arguments, "jobs of Slurm")
     from rhymed.manifests import folder, submit
@@ -99,6 +111,7 @@ def _slurm(arguments: argparse.Namespace) -> int:
 
     options = _slurm_options(arguments, config.run.name)
     files, planned = scripts(config, options), jobs(config, gpus=options.gpus)
+    _check(config, same_files=not arguments.program)
     for name, text in files.items():
         show(f"\n{'# ' + name:-<100}\n{text}", end="")
     show("")
@@ -133,6 +146,7 @@ def _kubernetes(arguments: argparse.Namespace) -> int:
         (arguments.out or Path(f"{config.run.name}-kubernetes")).resolve(),
     )
     found = ray_objects(config, options) if arguments.ray else objects(config, options)
+    _check(config, same_files=False)
     about = f"Run {config.run.name}, written by rhymed launch kubernetes."
     files = {name: yaml_of(listed, about) for name, listed in found.items()}
     for warning in folder.named_files(config):

@@ -1,0 +1,80 @@
+"""What `rhymed launch` checks on this machine of a run that starts on others, and what it says that it did not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rhymed.check.elsewhere import ALWAYS, elsewhere_check
+from rhymed.cli import main
+from rhymed.config import Config
+
+ROWS = '{"prompt": "1 + 1 = ", "answer": "2"}\n'
+
+
+@pytest.fixture
+def given(tmp_path: Path) -> dict[str, dict[str, Any]]:
+    """A run that needs no model, with rows and a reward function."""
+    (tmp_path / "rows.jsonl").write_text(ROWS)
+    (tmp_path / "mine.py").write_text("def reward(completions, **columns):\n    return [1.0 for _ in completions]\n")
+    return {
+        "data": {"path": str(tmp_path / "rows.jsonl")},
+        "rollout": {"engine": "trace", "prompts_per_step": 1},
+        "trainer": {"engine": "trace"},
+        "reward": {"scorer": f"{tmp_path / 'mine.py'}:reward", "workers": 1},
+    }
+
+
+def test_what_is_here_is_checked_and_the_rest_is_named(given: dict[str, dict[str, Any]]) -> None:
+    report = elsewhere_check(Config(**given), same_files=True)
+    assert (report.errors, report.warnings) == ([], [f"not checked: {ALWAYS}"])
+    given |= {"rollout": {"prompts_per_step": 1}, "trainer": {}, "model": {"path": "nobody/has-this-model"}}
+    report = elsewhere_check(Config(**given), same_files=True)
+    assert report.errors == []
+    assert "not checked: model.path = 'nobody/has-this-model', " in report.warnings[-1]
+
+
+def test_mistakes_in_files_that_the_other_machines_have_too_are_errors(
+    given: dict[str, dict[str, Any]], tmp_path: Path
+) -> None:
+    (tmp_path / "mine.py").write_text("import nothing_of_this_name\n")
+    (error,) = elsewhere_check(Config(**given), same_files=True).errors
+    assert "nothing_of_this_name" in error
+    (tmp_path / "rows.jsonl").write_text(ROWS + '{"answer": "2"}\n')
+    assert "rows.jsonl, line 2" in elsewhere_check(Config(**given), same_files=True).errors[0]
+    (tmp_path / "rows.jsonl").unlink()
+    assert "rows.jsonl: No such file" in elsewhere_check(Config(**given), same_files=True).errors[0]
+
+
+def test_of_machines_with_other_files_only_what_is_here_is_checked(
+    given: dict[str, dict[str, Any]], tmp_path: Path
+) -> None:
+    (tmp_path / "mine.py").unlink()
+    report = elsewhere_check(Config(**given), same_files=False)
+    assert (report.errors, report.warnings) == ([], [f"not checked: packages and reward functions, {ALWAYS}"])
+    (tmp_path / "rows.jsonl").write_text("no JSON\n")
+    assert "rows.jsonl, line 1" in elsewhere_check(Config(**given), same_files=False).errors[0]
+    (tmp_path / "rows.jsonl").unlink()
+    report = elsewhere_check(Config(**given), same_files=False)
+    assert report.errors == []
+    assert f"not checked: {tmp_path / 'rows.jsonl'}, packages" in report.warnings[0]
+
+
+def test_launch_refuses_what_a_run_would_refuse_and_writes_nothing(
+    given: dict[str, dict[str, Any]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("my.json").write_text(Config(**given).model_dump_json())
+    for engine in ("slurm", "kubernetes"):
+        assert main(["launch", engine, "my.json", "--out", engine]) == 0
+        assert "warning  not checked: " in capsys.readouterr().out
+    Path("rows.jsonl").write_text("no JSON\n")
+    for engine in ("slurm", "kubernetes"):
+        assert main(["launch", engine, "my.json", "--out", f"other-{engine}"]) == 2
+        assert "rows.jsonl, line 1" in capsys.readouterr().err
+        assert not Path(f"other-{engine}").exists()
