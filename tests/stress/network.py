@@ -9,16 +9,18 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import psutil
 
-from rhymed.bench.cluster.machines import RAYLET_PATIENCE_S, STORE_BYTES, Machines
+from rhymed.bench.cluster.machines import RAYLET_PATIENCE_S, STARTS, STORE_BYTES, Machines
 from rhymed.bench.hosts.network import Hosts
 from rhymed.errors import ConfigError
 
 PORT = 6379
 START_S = 120.0
+KNOWN = "Ray runtime started."  # `ray start` prints this once the head has the node in its table
 MOST = 12  # hosts in all, those that are added included
 
 
@@ -85,24 +87,36 @@ class Network(Machines):
         node.process.wait()
 
     def _start(self, *options: str) -> Node:
+        """On the next host. Ray's head knows the node when this returns. `ray start` waits 30 s for that, too short
+        where other programs run.
+        """
         number, self._started = self._started, self._started + 1
         if number >= MOST:
             raise ConfigError(f"there are {MOST} hosts only")
+        output = Path(self._folder) / f"host-{number}.out"
+        for _ in range(STARTS):
+            process = self._ray_start(number, output, *options)
+            end = time.monotonic() + START_S
+            while process.poll() is None and time.monotonic() < end:
+                if KNOWN in output.read_text(errors="replace"):
+                    return Node(number, process)
+                time.sleep(0.2)
+            _kill([process.pid, *self._hosts.processes(number)])
+            status = process.wait()
+        said = output.read_text(errors="replace").strip().splitlines()[-1:]
+        raise ConfigError(f"Ray does not start on host {number} (status {status}): {''.join(said)}")
+
+    def _ray_start(self, number: int, output: Path, *options: str) -> subprocess.Popen[bytes]:
         ray = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats"]
         own = [f"--node-ip-address={self._hosts.address(number)}", f"--object-store-memory={STORE_BYTES}"]
-        process = subprocess.Popen(
-            [*self._hosts.command(number), *ray, *own, *options],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            env=self._hosts.environment(),
-        )
-        node, end = Node(number, process), time.monotonic() + START_S
-        while not node.raylet():
-            if process.poll() is not None or time.monotonic() > end:
-                raise ConfigError(f"Ray does not start on host {number} (status {process.poll()})")
-            time.sleep(0.2)
-        return node
+        with output.open("wb") as out:
+            return subprocess.Popen(
+                [*self._hosts.command(number), *ray, *own, *options],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                env=self._hosts.environment(),
+            )
 
 
 def _kill(pids: list[int]) -> None:
