@@ -57,11 +57,11 @@ class StoredSample:
 class StoreClient:
     """One link to the store. Calls may overlap: the store answers each when it is durable or read.
 
-    `name` must be unique among the store's clients.
+    `name` must be unique among the store's clients. `peer`: the store's name in errors.
     """
 
-    def __init__(self, address: str, name: str, keys: Keyring = OPEN) -> None:
-        self._link = sockets.Client(address, name, peer="store", keys=keys.to("store"))
+    def __init__(self, address: str, name: str, keys: Keyring = OPEN, peer: str = "store") -> None:
+        self._link = sockets.Client(address, name, peer=peer, keys=keys.to("store"))
 
     def close(self) -> None:
         self._link.close()

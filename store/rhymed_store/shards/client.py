@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from rhymed import messages
 from rhymed.inputs.rows import Row, prompt_id
-from rhymed.run.layout import RunLayout
+from rhymed.run.layout import RunLayout, store_name
 from rhymed.wire.keys import OPEN, Keyring
 from rhymed_store.client import DEADLINE_S, NewSample, StoreClient, StoredSample, Tokens
 from rhymed_store.shards import merge
@@ -32,7 +32,7 @@ def connect(layout: RunLayout, name: str, keys: Keyring = OPEN) -> StoreClient:
     with contextlib.ExitStack() as opened:
         clients = []
         for one in layout.stores:
-            clients.append(StoreClient(one.store, name, keys))
+            clients.append(StoreClient(one.store, name, keys, store_name(one.shard)))
             opened.callback(clients[-1].close)
         opened.pop_all()
     return clients[0] if len(clients) == 1 else ShardedClient(clients)

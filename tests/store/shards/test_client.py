@@ -137,7 +137,7 @@ async def test_a_store_that_is_away_holds_up_only_its_own_prompts(tmp_path: Path
     client = connect(layout_of(config), "test")
     async with StoreService(config.store, first).running():
         await client.put_samples([new_sample(prompt=LOW)])
-        with pytest.raises(Exception, match="store at"):
+        with pytest.raises(Exception, match="store-1 at"):
             await client.put_samples([new_sample(1, prompt=LOW), new_sample(1, prompt=HIGH)], deadline_s=0.3)
         assert len(await client.history(LOW, 5)) == 2  # of the failed write, too
         async with StoreService(config.store, second).running():
