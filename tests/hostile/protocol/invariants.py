@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from rhymed import messages
+from rhymed.errors import MalformedMessage, NotAllowed, Overloaded
 from rhymed.messages import SampleId
 from rhymed_broker.states import SETTLED, STATES
 from tests.hostile.protocol.fouls import Foul
@@ -184,8 +185,8 @@ def check_foul(world: World, peer: Peer, foul: Foul, outcome: Outcome, before: S
     """No role beyond its permissions. `own`: names that the peer's connection held before, or no connection."""
     kind, after = type(foul.message).__name__, world.look()
     if not foul.permitted(peer):
-        if outcome.error is None:
-            raise Fault(f"a {peer.role} key may not send {kind}, but was answered with {outcome.answer}")
+        if not isinstance(outcome.error, NotAllowed | MalformedMessage | Overloaded):  # before anything looks at it
+            raise Fault(f"a {peer.role} key may not send {kind}, but was answered with {outcome}")
         if after != before:
             raise Fault(f"{kind} of a {peer.role} key was refused ({outcome.error}), but changed the ledger")
     if after.version != before.version:
