@@ -3,7 +3,7 @@
 After each removal the run must heal, which means that it trains further steps, also after every process that may die
 was killed; or it must end cleanly: in seconds, with a sentence, a status and no traceback. Where the store itself was
 left alone, no sample that it acknowledged may be lost. The run is one of the trace engine, as real processes; where
-key files are removed, its links are TCP with keys. Prints what became of each place.
+key files are removed, its links are TCP with keys, and its dashboard has a token. Prints what became of each place.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from rhymed.dashboard.auth import TOKEN_FILE
 from rhymed.errors import RhymedError
 from rhymed.run.layout import ADDRESS_FILE
 from rhymed.wire.keys import PUBLIC, ROLES, make_keys, secret_name
@@ -31,6 +32,7 @@ from tests.stress.run import LiveRun, Shape
 NAME = "tests.hostile.remove"
 HEAL_S = 30.0  # on a machine that trains a step in `STEP_S`
 STEP_S = 0.5
+SLOW = 3  # times that: an end may need the start of a process first, while the machine does other things
 LONGEST_S = 300.0
 MORE_STEPS = 3  # after a removal, and again after a restart of every process
 STEPS = 100_000  # the run is ended from outside
@@ -38,8 +40,15 @@ MORTAL = (("rollout",), ("reward",), ("trainer",), ("broker",), ("store",))
 """Processes that are killed together, one group after another, once the run has healed."""
 QUICK_MORTAL = (("rollout", "reward", "trainer"),)
 EVENTS = "events.out.tfevents"  # then time, host and process id
-KEYS = tuple(f"keys/{name}" for name in (PUBLIC, *map(secret_name, ROLES)))
+KEYS = ("keys", *(f"keys/{name}" for name in (PUBLIC, *map(secret_name, ROLES))))
+LOCKED = (TOKEN_FILE, *KEYS)
+"""Places of a run with keys."""
+RETURN = ("config.json", "id.json", "lock", "lease.json", ADDRESS_FILE, TOKEN_FILE, "sockets", "sockets/broker")
+"""They are made again, and no later than a run has to heal."""
+TOLD = {"keys": "changed public keys ignored", f"keys/{PUBLIC}": "changed public keys ignored"}
+"""Place -> what a log says then, where the run goes on without it."""
 QUICK = ("logs", "logs/*.out", "sockets", "sockets/broker", "shm/*.safetensors", "shm", "store", "checkpoints", ".")
+QUICK_LOCKED = (TOKEN_FILE, f"keys/{PUBLIC}")
 
 
 @dataclass
@@ -47,13 +56,16 @@ class Outcome:
     place: str
     healed: bool  # else it ended
     seconds: float  # until it trained further steps, or ended
+    killed_s: float = 0.0  # from the last kill until the same
     status: int | None = None
     sentence: str = ""
     wrong: str = ""  # what must not be
 
     def __str__(self) -> str:
         what = "healed" if self.healed else f"ended ({self.status}): {self.sentence}"
-        return f"{self.place}: {what} after {self.seconds:.0f} s" + (f"   WRONG: {self.wrong}" if self.wrong else "")
+        killed = f", and {self.killed_s:.0f} s after a kill" if self.killed_s else ""
+        wrong = f"   WRONG: {self.wrong}" if self.wrong else ""
+        return f"{self.place}: {what} after {self.seconds:.0f} s{killed}{wrong}"
 
 
 class Places:
@@ -75,14 +87,18 @@ class Places:
                 found[(prefix + "/".join(parts)).removesuffix("/.")] = None
         return sorted(found)
 
-    def remove(self, place: str) -> bool:
-        """False: there is nothing of this name now."""
+    def paths(self, place: str) -> list[Path]:
+        """What there is of this name now."""
         first, _, rest = place.partition("/")
         root = {"sockets": self.sockets, "shm": self.shm, "keys": self.keys}.get(first)
         root, inside = (self.folder, place) if root is None else (root, rest)
         if inside in ("", "."):
-            return _remove(root)
-        return any([_remove(path) for path in sorted(root.glob(inside), reverse=True)])
+            return [root] if root is not None and root.exists() else []
+        return sorted(root.glob(inside), reverse=True)
+
+    def remove(self, place: str) -> bool:
+        """False: there is nothing of this name now."""
+        return any([_remove(path) for path in self.paths(place)])
 
 
 def _pattern(part: str) -> str:
@@ -129,7 +145,7 @@ class Walk:
                 "trainer": {"checkpoint_every": 2, "keep_checkpoints": 2},
                 "rollout": {"save_every_s": 0.5},
                 "trace": {"mean_length": 20},
-                "net": {"http": "127.0.0.1:0"} | (self._keys() if locked else {}),
+                "net": self._keys() if locked else {"http": "127.0.0.1:0"},
             }
             shape = Shape(steps=STEPS, rollout=2, reward=1, prompts=64, settings=settings)
             self.run = LiveRun(shape.write(self._folder, f"run-{self._count}"))
@@ -138,37 +154,55 @@ class Walk:
         return self.run
 
     def _keys(self) -> dict[str, str]:
-        """Settings of links with new keys."""
+        """Settings of links with new keys, and of a dashboard with a token."""
         keys = self._folder / f"keys-{self._count}"
         make_keys(keys, ROLES)
         names = ("broker", "store", "weights")
         ports = zip(names, free_ports(len(names)), strict=True)
-        return {"keys": str(keys)} | {name: f"tcp://127.0.0.1:{port}" for name, port in ports}
+        return {"keys": str(keys), "http": "0.0.0.0:0"} | {name: f"tcp://127.0.0.1:{port}" for name, port in ports}
 
     def places(self) -> list[str]:
         run = self.living()
         self._wait((run.where.folder / ADDRESS_FILE).exists, HEAL_S)  # the last file that appears
-        return [*Places(run).all(), *KEYS]
+        return [*Places(run).all(), *LOCKED]
 
     def remove(self, place: str) -> Outcome | None:
         """None: there is nothing of this name."""
-        run = self.living(locked=place.startswith("keys"))
+        run = self.living(locked=place in LOCKED)
+        if place == TOKEN_FILE:
+            self._wait((run.where.folder / TOKEN_FILE).exists, LONGEST_S)
         stored, limit_s, began = samples(run), self._limit_s(), time.monotonic()
         if not Places(run).remove(place):
             return None
         healed = self._wait(lambda: self._grows(run), limit_s) and run.status is None
-        seconds = round(time.monotonic() - began, 1)
-        for roles in self._mortal if healed else ():
+        found = Outcome(place, healed, round(time.monotonic() - began, 1))
+        if healed:
+            found.wrong = self._untold(run, place, limit_s)
+        for roles in self._mortal:
+            if not healed or found.wrong:
+                break
+            killed = time.monotonic()
             for part in [part for part in run.parts() if part.role in roles]:
                 kill(part.pid)
-            healed = healed and self._wait(lambda: self._grows(run), LONGEST_S) and run.status is None
-        found = Outcome(place, healed, seconds, run.status)
+            healed = self._wait(lambda: self._grows(run), LONGEST_S) and run.status is None
+            found.killed_s = round(time.monotonic() - killed, 1)
+        found.healed, found.status = healed, run.status
         if not healed:
             found.sentence = _sentence(run)
-            found.wrong = self._wrong_end(run, found)
+            found.wrong = found.wrong or self._wrong_end(run, found, SLOW * limit_s)
+            if not found.wrong and max(found.seconds, found.killed_s) > SLOW * limit_s:
+                found.wrong = f"it took more than {SLOW * limit_s:.0f} s to end"
         if not found.wrong and not place.startswith("store") and place != ".":
             found.wrong = self._lost(run, stored)
         return found
+
+    def _untold(self, run: LiveRun, place: str, limit_s: float) -> str:
+        """What was removed has to be there again, or a log has to tell that it is not."""
+        if place in RETURN and not self._wait(lambda: bool(Places(run).paths(place)), limit_s):
+            return "it was not made again"
+        if place in TOLD and not self._wait(lambda: TOLD[place] in logged(run), limit_s):
+            return "no log tells"
+        return ""
 
     def _limit_s(self) -> float:
         """`HEAL_S`, longer where the machine is slower."""
@@ -202,8 +236,8 @@ class Walk:
             time.sleep(0.1)
         return False
 
-    def _wrong_end(self, run: LiveRun, found: Outcome) -> str:
-        status = run.wait(HEAL_S)
+    def _wrong_end(self, run: LiveRun, found: Outcome, patience_s: float) -> str:
+        status = run.wait(patience_s)
         found.status = status
         output = run.output.read_text(errors="replace")
         if status is None:
@@ -236,6 +270,10 @@ def samples(run: LiveRun) -> int:
     return 0
 
 
+def logged(run: LiveRun) -> str:
+    return "".join(file.read_text(errors="replace") for file in run.where.folder.glob("logs/*.log"))
+
+
 def kill(pid: int) -> None:
     subprocess.run(["kill", "-9", str(pid)], check=False, stderr=subprocess.DEVNULL)
 
@@ -250,7 +288,7 @@ def run(quick: bool = False, only: str = "", keep: bool = False) -> dict[str, An
     folder = Path(tempfile.mkdtemp(prefix="rhymed-remove-"))
     walk, found = Walk(folder, QUICK_MORTAL if quick else MORTAL), list[Outcome]()
     try:
-        places = only.split(",") if only else list(QUICK) if quick else walk.places()
+        places = only.split(",") if only else [*QUICK, *QUICK_LOCKED] if quick else walk.places()
         print(f"{len(places)} places: {', '.join(places)}", flush=True)
         for place in places:
             outcome = walk.remove(place)
