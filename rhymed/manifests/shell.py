@@ -31,11 +31,26 @@ keep() { # starts a process again when it fails, but not after status 2, which o
 }
 """.splitlines()
 
+WATCH = """
+watch() { # ends this job when a process of the run has ended the run, and $1 seconds have passed
+  until [ -s "$FOLDER/ended" ]; do
+    sleep 2 &
+    wait $!
+  done
+  sleep $1 &
+  wait $!
+  kill -TERM $$
+}
+""".strip().splitlines()
+
 WORK = """
 work() { # keeps a worker, named $2; the run ends when $3 of its role have ended with status 2
   rm -f "$FOLDER/failed/$2"
+  watch 0 &
+  local watcher=$! status
   keep $1
-  local status=$?
+  status=$?
+  kill $watcher 2> /dev/null
   if [ $status = 2 ] && [ -z "$ending" ]; then
     mkdir -p "$FOLDER/failed" && touch "$FOLDER/failed/$2"
     local failed=$(ls "$FOLDER/failed" | grep -c "^$1-")
@@ -52,12 +67,5 @@ beside() { # keeps a process, with which the run ends when it cannot be kept
   if [ -n "$ending" ] || [ $status = 0 ]; then return 0; fi
   if [ $status != 2 ] && [ $1 = uploader ]; then return 0; fi # the run continues without a copy
   echo "$status $1" > "$FOLDER/ended"
-}
-watch() { # ends this job when one of its processes, or a worker elsewhere, has ended the run
-  until [ -s "$FOLDER/ended" ]; do
-    sleep 2 &
-    wait $!
-  done
-  kill -TERM $$
 }
 """.strip().splitlines()

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from rhymed.config import Config
 from rhymed.errors import ConfigError
-from rhymed.manifests.shell import BESIDE, KEEP, WORK
+from rhymed.manifests.shell import BESIDE, KEEP, WATCH, WORK
 from rhymed.placement.plan import BROKER_PORT, Hosts, Name, Seat, environment, seats, uploader
 
 HEAD = "head"
@@ -27,6 +27,7 @@ PINNED: tuple[Name, Name] = ("store", "broker")
 CONFIG = "config.json"
 SUBMIT = "submit.sh"
 KEYS = "RHYMED_NET__KEYS"
+LEAVE_S = 10  # for workers, before the head ends when a run has failed
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ def script(job: Job, config: Config, options: Options) -> str:
     lines = ["#!/bin/bash", f"# {job.about}", "# Written by rhymed launch slurm."]
     lines += [f"#SBATCH {option}" for option in _requests(job, config, options)]
     body = _head(job, config, options) if job.name == HEAD else _worker(job, config, options)
-    return "\n".join([*lines, "", f"FOLDER={shlex.quote(str(options.folder))}", *KEEP, *body]) + "\n"
+    return "\n".join([*lines, "", f"FOLDER={shlex.quote(str(options.folder))}", *KEEP, *WATCH, *body]) + "\n"
 
 
 def _requests(job: Job, config: Config, options: Options) -> list[str]:
@@ -176,7 +177,7 @@ def _head(job: Job, config: Config, options: Options) -> list[str]:
         *(line for one in job.seats for line in _process(one, options, _command(one, options))),
         *(_function("uploader", f"exec {_words(copies)}") if copies else []),
         *BESIDE,
-        "watch &",
+        f"watch {LEAVE_S} &",
         "beside_broker=$!",
         *(line for name in beside for line in (f"beside {name} &", 'beside_broker="$beside_broker $!"')),
         "keep broker",
@@ -220,7 +221,7 @@ def _worker(job: Job, config: Config, options: Options) -> list[str]:
         'export FOLDER TRAINER=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
         *found,
         *_process(seat, options, call),
-        f"export -f keep work connect {seat.name}",
+        f"export -f keep watch work connect {seat.name}",
         "# --wait: the other nodes would wait for a next trainer when the first one's has left at the end of the run",
         'srun --kill-on-bad-exit=0 --wait=30 --cpus-per-task="$SLURM_CPUS_PER_TASK"'
         " bash -c 'work trainer trainer-$SLURM_NODEID 1' ||",

@@ -83,6 +83,13 @@ def test_a_trainer_that_only_a_person_can_cure_ends_the_run(tmp_path: Path) -> N
     assert not (tmp_path / "started").exists()
 
 
+def test_workers_of_a_run_that_another_one_has_ended_leave(tmp_path: Path) -> None:
+    ends = f"trap 'touch {tmp_path}/left; exit 0' TERM; echo 2 trainer-0 > {tmp_path}/ended"
+    assert worker(tmp_path, "rollout", f"{ends}; while :; do sleep 0.02; done") == 0
+    assert (tmp_path / "left").exists()
+    assert not (tmp_path / "failed" / "rollout-0").exists()
+
+
 def test_elements_of_an_array_end_the_run_when_as_many_as_were_asked_for_cannot_be_cured(tmp_path: Path) -> None:
     assert worker(tmp_path, "reward", "exit 2", element=0) == 2
     assert worker(tmp_path, "reward", "exit 2", element=0) == 2
