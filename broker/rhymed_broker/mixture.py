@@ -61,6 +61,7 @@ class Mixture:
                     where = f"{owner} and {name}" if owner != name else name
                     raise DataError(f"the same prompt is in the dataset more than once ({where}): {prompt}")
                 owners[prompt] = name
+        self.prompts = owners.keys()
         self.size = len(owners)  # prompts of an epoch
         self.several = len(datasets) > 1
         self.shares = shares([weight for *_, weight in datasets], self.size)

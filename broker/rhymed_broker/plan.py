@@ -61,6 +61,10 @@ class Plan:
         """Group after group."""
         return [SampleId(step, prompt, index) for prompt in self.prompts(step) for index in range(self.group_size)]
 
+    def may_have(self, id: SampleId) -> bool:
+        """False: no step has such a sample, whichever prompts it was refilled with."""
+        return 0 <= id.index < self.group_size and id.prompt in self._mixture.prompts
+
     def cursor(self, step: int) -> Cursor:
         """Where the step's prompts begin if no step before it was refilled."""
         count = self.prompts_per_step

@@ -34,6 +34,7 @@ from rhymed_store.client import StoreClient
 
 RECALLED = 256  # prompts per request for their lengths
 NO_REWARD = "its step was trained without it: the store has no reward of it"  # why a sample was dropped
+NOT_PLANNED = "the run asks for no such sample"
 
 log = logging.getLogger(__name__)
 
@@ -99,7 +100,7 @@ class Recovery:
 
     async def _start(self, position: int, journal: list[JournalEntry], drawn: list[Drawn]) -> None:
         assert self.plan is not None, "the dataset is read first"
-        self._settle(position, journal)
+        self._settle(self.plan, position, journal)
         self.position = None
         now = time.monotonic()
         await self._turns.run(self._ledger.start.slices(self.plan, position, journal, now, self._evaluation, drawn))
@@ -107,13 +108,18 @@ class Recovery:
         self._timeline.event("begun", time.monotonic(), step=position, text=f"of {self.steps} steps")
         log.info("%d of %d steps trained, %d samples found in the journal", position, self.steps, len(found))
 
-    def _settle(self, position: int, journal: list[JournalEntry]) -> None:
+    def _settle(self, plan: Plan, position: int, journal: list[JournalEntry]) -> None:
         """Mark the samples of trained steps, where a broker died before it did."""
-        past = [entry for entry in journal if entry.id.step < position]
-        if done := [entry.id for entry in past if entry.state == "scored"]:
+        past = {entry.id: entry.state for entry in journal if entry.id.step < position}
+        open = {id: state for id, state in past.items() if state in ("generated", "scored")}
+        strange = [id for id in open if not plan.may_have(id)]  # whoever has keys of workers can write them
+        planned = {id: state for id, state in open.items() if plan.may_have(id)}
+        if done := [id for id, state in planned.items() if state == "scored"]:
             self._outbox.put("mark trained", partial(self._store.mark, done, "trained"))
-        if left := [entry.id for entry in past if entry.state == "generated"]:
+        if left := [id for id, state in planned.items() if state == "generated"]:
             self._outbox.put("mark dropped", partial(self._store.mark, left, "dropped", NO_REWARD))
+        if strange:
+            self._outbox.put("mark dropped", partial(self._store.mark, strange, "dropped", NOT_PLANNED))
 
     async def recall(self, step: int, prompts: list[str]) -> None:
         """Forecasts are better with the lengths of earlier epochs, but nothing waits for them."""
