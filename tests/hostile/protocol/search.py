@@ -12,6 +12,7 @@ import logging
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -88,9 +89,14 @@ _SETTINGS = settings(
 
 
 def run(
-    quick: bool = False, seconds: float | None = None, seed: int = 0, most: int = MOST, keep: Path | str = KEPT
+    quick: bool = False,
+    seconds: float | None = None,
+    seed: int = 0,
+    most: int = MOST,
+    keep: Path | str = KEPT,
+    rounds: int = 0,
 ) -> dict[str, Any]:
-    """Measures and prints. `good: False` if a history failed."""
+    """Measures and prints. `good: False` if a history failed. `rounds`: end after so many seeds; 0: any number."""
     began = time.monotonic()
     faults: list[str] = []
     logging.disable(logging.CRITICAL)  # what servers log of dishonest peers
@@ -99,7 +105,7 @@ def run(
             keys = Path(folder) / "keys"
             make_keys(keys, ROLES)
             search = _Search(keys, began, seconds or (QUICK_S if quick else SECONDS))
-            _rounds(search, seed, most, Path(keep), faults)
+            _rounds(search, itertools.islice(itertools.count(seed), rounds or None), most, Path(keep), faults)
     except KeyboardInterrupt:
         print("interrupted; until then:")
     finally:
@@ -119,8 +125,8 @@ def run(
     return result
 
 
-def _rounds(search: _Search, first: int, most: int, keep: Path, faults: list[str]) -> None:
-    for number in itertools.count(first):
+def _rounds(search: _Search, seeds: Iterable[int], most: int, keep: Path, faults: list[str]) -> None:
+    for number in seeds:
         if (failed := search.round(number)) is not None:
             actions.keep(failed, keep)
             faults.append(f"seed {number}: {failed.why}")
@@ -136,6 +142,7 @@ def main() -> int:
     parser = command.parser("tests.hostile.protocol.search", "play histories of honest and dishonest peers")
     parser.add_argument("--seconds", type=float, metavar="S", help=f"how long (default: {SECONDS:g})")
     parser.add_argument("--seed", type=int, metavar="N", help="of the first histories")
+    parser.add_argument("--rounds", type=int, metavar="N", help=f"end after so many seeds of {A_ROUND} histories")
     parser.add_argument("--most", type=int, metavar="N", help=f"end after so many faults (default: {MOST})")
     parser.add_argument("--keep", metavar="FILE", help=f"append histories that failed to it (default: {KEPT.name})")
     return command.call(run, parser)
