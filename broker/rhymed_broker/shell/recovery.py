@@ -111,9 +111,9 @@ class Recovery:
     def _settle(self, plan: Plan, position: int, journal: list[JournalEntry]) -> None:
         """Mark the samples of trained steps, where a broker died before it did."""
         past = {entry.id: entry.state for entry in journal if entry.id.step < position}
-        open = {id: state for id, state in past.items() if state in ("generated", "scored")}
-        strange = [id for id in open if not plan.may_have(id)]  # whoever has keys of workers can write them
-        planned = {id: state for id, state in open.items() if plan.may_have(id)}
+        unsettled = {id: state for id, state in past.items() if state in ("generated", "scored")}
+        strange = [id for id in unsettled if not plan.may_have(id)]  # anybody with a worker's key can write them
+        planned = {id: state for id, state in unsettled.items() if plan.may_have(id)}
         if done := [id for id, state in planned.items() if state == "scored"]:
             self._outbox.put("mark trained", partial(self._store.mark, done, "trained"))
         if left := [id for id, state in planned.items() if state == "generated"]:
